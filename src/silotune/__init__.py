@@ -1,0 +1,19 @@
+"""silotune: federated parameter-efficient fine-tuning of language models across data silos."""
+
+from silotune.errors import InputError, SilotuneError
+
+__all__ = ["InputError", "PersonalModel", "Run", "SilotuneError", "read_config", "run"]
+__version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> object:
+    """Load what trains only when it is asked for: importing torch takes seconds."""
+    if name in {"PersonalModel", "Run", "run"}:
+        from silotune import experiment
+
+        return getattr(experiment, name)
+    if name == "read_config":
+        from silotune.assembly import read_config
+
+        return read_config
+    raise AttributeError(f"module 'silotune' has no attribute {name!r}")

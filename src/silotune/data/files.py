@@ -1,0 +1,163 @@
+"""Rows from files: CSV, TSV, JSON lines and Parquet, read strictly.
+
+Every complaint names the file, the row and the column.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from silotune.data.tasks import Row
+from silotune.errors import InputError
+
+Record = dict[str, Any]
+FORMATS = (".csv", ".tsv", ".jsonl", ".parquet")
+
+
+def read_records(path: Path) -> list[Record]:
+    """All rows of a file as dictionaries.
+
+    Raises:
+        InputError: missing, empty, unreadable, or of an unknown format.
+    """
+    if not path.is_file():
+        raise InputError(f"data file {path}: not found")
+    if path.suffix not in FORMATS:
+        raise InputError(f"data file {path}: unknown format {path.suffix!r}; allowed: {', '.join(FORMATS)}")
+    try:
+        records = _parquet(path) if path.suffix == ".parquet" else _text(path)
+    except UnicodeDecodeError as error:
+        raise InputError(f"data file {path}: not UTF-8 (byte {error.start})") from error
+    if not records:
+        raise InputError(f"data file {path}: empty (no rows)")
+    return records
+
+
+def _text(path: Path) -> list[Record]:
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        if path.suffix == ".jsonl":
+            return _json_lines(path, file)
+        reader = csv.DictReader(file, delimiter="\t" if path.suffix == ".tsv" else ",", strict=True)
+        try:
+            records = list(reader)
+        except csv.Error as error:
+            raise InputError(f"data file {path}: line {reader.line_num}: {error}") from error
+    for number, record in enumerate(records, start=1):
+        if None in record or None in record.values():
+            raise InputError(f"data file {path}: row {number} has another number of columns than the header")
+    return records
+
+
+def _json_lines(path: Path, lines: Iterable[str]) -> list[Record]:
+    records = []
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise InputError(f"data file {path}: line {number} is not JSON ({error.msg})") from error
+        if not isinstance(record, dict):
+            raise InputError(f"data file {path}: line {number} is not a JSON object")
+        records.append(record)
+    return records
+
+
+def _parquet(path: Path) -> list[Record]:
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        return list(pyarrow.parquet.read_table(path).to_pylist())
+    except (pyarrow.ArrowInvalid, OSError) as error:
+        raise InputError(f"data file {path}: not a Parquet file ({str(error).splitlines()[0]})") from error
+
+
+def require_columns(path: Path, record: Record, columns: Sequence[str]) -> None:
+    """Refuse a record without these columns.
+
+    Raises:
+        InputError: naming the column and those there are.
+    """
+    for column in columns:
+        if column not in record:
+            there = ", ".join(sorted(map(str, record)))
+            raise InputError(f"data file {path}: no column {column!r}; columns: {there}")
+
+
+def text_of(path: Path, number: int, record: Record, column: str) -> str:
+    """The text of one cell.
+
+    Raises:
+        InputError: missing, empty or not a string.
+    """
+    value = record.get(column)
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        raise InputError(f"data file {path}: row {number}: {column!r} is missing or NaN")
+    if not isinstance(value, str):
+        raise InputError(f"data file {path}: row {number}: {column!r} is not text but {type(value).__name__}")
+    if not value.strip():
+        raise InputError(f"data file {path}: row {number}: {column!r} is empty")
+    return value
+
+
+def labels_of(path: Path, records: Sequence[Record], column: str) -> list[str | int]:
+    """The label column's cells.
+
+    Raises:
+        InputError: for a missing label or one that is neither text nor a whole number.
+    """
+    labels: list[str | int] = []
+    for number, record in enumerate(records, start=1):
+        value = record.get(column)
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        if isinstance(value, bool) or not isinstance(value, (str, int)) or value == "":
+            raise InputError(f"data file {path}: row {number}: {column!r} is not a label: {value!r}")
+        labels.append(value)
+    return labels
+
+
+def label_names(labels: Iterable[str | int]) -> tuple[str, ...]:
+    """The label names found in data: whole numbers in numeric order, else text in alphabetic order."""
+    found = {str(label) for label in labels}
+    numeric = all(name.lstrip("-").isdigit() for name in found)
+    return tuple(sorted(found, key=int if numeric else str))
+
+
+def rows_of(
+    path: Path, records: Sequence[Record], text: Sequence[str], label: str, names: Sequence[str], by_index: bool
+) -> list[Row]:
+    """Rows with label indices.
+
+    Args:
+        path: for messages.
+        records: as read.
+        text: the text column, or the two of a pair.
+        label: the label column.
+        names: the task's label names.
+        by_index: whether a whole-number label is an index into `names` (data sets with a `meta.json`).
+
+    Raises:
+        InputError: for a missing column, a bad cell, or a label that the task does not have.
+    """
+    index = {name: position for position, name in enumerate(names)}
+    rows = []
+    for number, (record, value) in enumerate(zip(records, _checked_labels(path, records, text, label), strict=True), 1):
+        position = value if by_index and isinstance(value, int) else index.get(str(value), -1)
+        if not 0 <= position < len(names):
+            raise InputError(
+                f"data file {path}: row {number}: unknown label {value!r}; allowed: {', '.join(map(str, names))}"
+            )
+        rows.append(Row(tuple(text_of(path, number, record, column) for column in text), position))
+    return rows
+
+
+def _checked_labels(path: Path, records: Sequence[Record], text: Sequence[str], label: str) -> list[str | int]:
+    require_columns(path, records[0], [*text, label])
+    return labels_of(path, records, label)

@@ -1,0 +1,68 @@
+"""From a labelled set to one silo's splits: cap, cut, shuffle, all derived from a seed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from silotune.data.tasks import Row, Splits
+from silotune.errors import InputError
+from silotune.randomness import sampler
+
+
+@dataclass(frozen=True)
+class SplitRule:
+    """How rows become splits.
+
+    `merge`: train and validation are put together, capped at `rows_per_silo` and split by `ratio` (FedMCP, section
+    V-A). Otherwise the ready splits are kept, each capped; a missing validation split is cut from the rest of train,
+    and without a test split the validation split serves as test.
+    """
+
+    merge: bool = False
+    ratio: tuple[float, float, float] = (0.6, 0.2, 0.2)
+    rows_per_silo: int | None = None
+    train_rows: int | None = None
+    validation_rows: int | None = None
+    test_rows: int | None = None
+
+
+def split(published: Splits, rule: SplitRule, seed: int, silo: str) -> Splits:
+    """A silo's splits.
+
+    Raises:
+        InputError: if too few rows are left for one of them.
+    """
+    return _merged(published, rule, seed, silo) if rule.merge else _ready(published, rule, seed, silo)
+
+
+def _merged(published: Splits, rule: SplitRule, seed: int, silo: str) -> Splits:
+    rows = published.train + published.validation
+    rows = _shuffled(rows, seed, silo, "merged")[: rule.rows_per_silo]
+    train, validation = (round(sum(rule.ratio[:end]) * len(rows)) for end in (1, 2))
+    if not 0 < train < validation < len(rows):
+        raise InputError(f"silo {silo!r}: {len(rows)} rows are too few to split into train, validation and test")
+    return Splits(rows[:train], rows[train:validation], rows[validation:])
+
+
+def _ready(published: Splits, rule: SplitRule, seed: int, silo: str) -> Splits:
+    train = _shuffled(published.train, seed, silo, "train")
+    validation = _shuffled(published.validation, seed, silo, "validation")
+    test = _shuffled(published.test, seed, silo, "test")
+    if not test:
+        validation, test = [], validation
+    if not test:
+        raise InputError(f"silo {silo!r}: the data set has neither a test nor a validation split")
+    kept = rule.train_rows if rule.train_rows is not None else len(train)
+    if not validation:
+        if rule.train_rows is None:
+            kept = len(train) - round(0.1 * len(train))
+        validation = train[kept:]
+    if rule.rows_per_silo is not None:
+        kept = min(kept, rule.rows_per_silo)
+    return Splits(train[:kept], validation[: rule.validation_rows], test[: rule.test_rows])
+
+
+def _shuffled(rows: list[Row], seed: int, silo: str, purpose: str) -> list[Row]:
+    shuffled = list(rows)
+    sampler(seed, "rows", purpose, silo).shuffle(shuffled)
+    return shuffled

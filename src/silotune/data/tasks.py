@@ -1,0 +1,78 @@
+"""Tasks, rows and silos' data: what is known of a silo's text before it is tokenised."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from silotune.errors import InputError
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a row means. Silos of one task share label names (and may share a head)."""
+
+    name: str
+    labels: tuple[str, ...]
+    metric: str = "accuracy"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One labelled text, or pair of texts; `label` indexes the task's label names."""
+
+    texts: tuple[str, ...]
+    label: int
+
+
+@dataclass
+class Splits:
+    """One data set's rows."""
+
+    train: list[Row] = field(default_factory=list)
+    validation: list[Row] = field(default_factory=list)
+    test: list[Row] = field(default_factory=list)
+
+    def counts(self) -> dict[str, int]:
+        """Rows per split."""
+        return {"train": len(self.train), "validation": len(self.validation), "test": len(self.test)}
+
+
+@dataclass
+class SiloData:
+    """A silo's name and its rows, all of one task."""
+
+    name: str
+    task: Task
+    splits: Splits
+
+
+def check_silo(data: SiloData) -> SiloData:
+    """Refuse data nothing can be learned from.
+
+    Raises:
+        InputError: no training rows, one class only, or no test rows.
+    """
+    rows = data.splits
+    if not rows.train:
+        raise InputError(f"silo {data.name!r}: no training rows")
+    classes = {row.label for row in rows.train}
+    if len(classes) < 2:
+        only = data.task.labels[next(iter(classes))]
+        raise InputError(f"silo {data.name!r}: only one class in its training rows ({only!r}); at least 2 are needed")
+    if not rows.test:
+        raise InputError(f"silo {data.name!r}: no test rows")
+    return data
+
+
+def unique_names(silos: Sequence[SiloData]) -> None:
+    """Refuse two silos of one name.
+
+    Raises:
+        InputError: naming the silo.
+    """
+    seen: set[str] = set()
+    for silo in silos:
+        if silo.name in seen:
+            raise InputError(f"silos: the name {silo.name!r} appears twice")
+        seen.add(silo.name)

@@ -1,0 +1,52 @@
+"""What a method consists of and what leaves a silo, as `silotune parts` prints it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from silotune.assembly import make_method, read_config
+from silotune.backbone import load_backbone
+from silotune.data.tasks import Task
+from silotune.messages import size
+from silotune.parts import Scope, count
+from silotune.randomness import generator
+
+EXAMPLE_TASK = Task("task", ("no", "yes"))
+
+
+def describe(method: str, overrides: list[str]) -> dict[str, Any]:
+    """A method's parts with their sizes, and a sentence on what leaves a silo.
+
+    Raises:
+        InputError: for an unknown method or a bad option.
+    """
+    config = read_config("demo", [f"method={method}", *overrides])
+    made = make_method(config)
+    backbone = load_backbone(config.backbone, keep_master=True, precision="fp32")
+    rows, sent = [], []
+    for name, part in made.parts().items():
+        tensors = part.module.init(backbone, [EXAMPLE_TASK], generator(config.seed, "init", name))
+        rows.append(
+            {
+                "part": name,
+                "module": part.module.name,
+                "scope": str(part.scope),
+                "tensors": len(tensors),
+                "parameters": count(tensors),
+                "bytes": size(tensors),
+            }
+        )
+        if part.scope is Scope.SHARED:
+            sent.append(rows[-1])
+    return {"method": method, "backbone": config.backbone, "parts": rows, "leaves": _sentence(sent)}
+
+
+def _sentence(sent: list[dict[str, Any]]) -> str:
+    if not sent:
+        return "What leaves a silo: nothing."
+    names = ", ".join(f"{part['part']!r}" for part in sent)
+    parameters, size_sent = (sum(part[key] for part in sent) for key in ("parameters", "bytes"))
+    return (
+        f"What leaves a silo: the tensors of {names} ({parameters:,} parameters, {size_sent:,} bytes a round), the round "
+        "number, the silo's name and its number of training rows. Texts, labels and all other parts stay."
+    )

@@ -1,0 +1,1 @@
+"""What runs silos. The method code is the same under every engine."""

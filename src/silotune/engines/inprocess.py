@@ -1,0 +1,194 @@
+"""The in-process engine: all silos in one process over one backbone. Messages are really serialised and checked."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from silotune.aggregation import Update
+from silotune.assembly import Federation
+from silotune.coordinator import update_message
+from silotune.evaluation.predict import score
+from silotune.messages import MessageRefused
+from silotune.parts import State, flatten, unflatten
+from silotune.runs import Checkpoint, RunFolder
+from silotune.silo import Silo, SiloState
+
+Progress = Callable[[int, str, int, int], None]
+"""(round, what is being done, silos done in this round, silos in this round) – called before every piece of work."""
+
+
+@dataclass
+class History:
+    """The run's numbers so far; stored in every checkpoint."""
+
+    best_round: int = 0
+    best_validation: float = float("-inf")
+    bytes_up: int = 0
+    bytes_down: int = 0
+    seconds: float = 0.0
+    training_seconds: float = 0.0
+    training_rows: int = 0
+    validation: dict[str, float | None] = field(default_factory=dict)
+    sampled: list[str] = field(default_factory=list)
+
+
+class InProcess:
+    """Runs a federation round by round and leaves a checkpoint after each."""
+
+    name = "inprocess"
+
+    def __init__(self, federation: Federation, folder: RunFolder, progress: Progress | None = None) -> None:
+        self._federation = federation
+        self._folder = folder
+        self._progress = progress or (lambda *_: None)
+        self._history = History()
+        self._best: Checkpoint | None = None
+        self._last: Checkpoint | None = None
+
+    def run(self) -> History:
+        """All rounds that are left, then the method's final phases, which count as part of the last round."""
+        self._restore()
+        rounds = self._federation.config.rounds
+        done = self._last.round if self._last else 0
+        for number in range(done + 1, rounds + 1):
+            self._round(number, final=number == rounds)
+        return self._history
+
+    def _restore(self) -> None:
+        self._last = self._folder.latest()
+        self._folder.forget_events_after(self._last.round if self._last else 0)
+        if self._last is None:
+            return
+        self._history = History(**self._last.history)
+        self.load(self._last)
+        if self._history.best_round not in (0, self._last.round):
+            self._best = self._folder.load(self._history.best_round)
+        else:
+            self._best = self._last
+
+    def load(self, checkpoint: Checkpoint) -> None:
+        """Set the federation to a checkpoint's state."""
+        federation = self._federation
+        federation.coordinator.shared = unflatten(self._folder.read(checkpoint.shared))
+        for name, silo in federation.silos.items():
+            file = checkpoint.silos.get(name)
+            silo.state = SiloState.from_flat(self._folder.read(file)) if file else None
+
+    def load_best(self) -> int:
+        """Set the federation to the best round's state, and return that round."""
+        assert self._best is not None, "no round was run"
+        self.load(self._best)
+        return self._best.round
+
+    def _round(self, number: int, final: bool) -> None:
+        federation, history = self._federation, self._history
+        started = time.perf_counter()
+        chosen = federation.coordinator.choose(number, list(federation.silos))
+        broadcast = federation.coordinator.broadcast(number)
+        updates: list[Update] = []
+        for position, name in enumerate(chosen):
+            self._progress(number, name, position, len(chosen))
+            update = self._train(federation.silos[name], number, broadcast)
+            if update is not None:
+                updates.append(update)
+        federation.coordinator.aggregate(updates)
+        history.sampled = sorted({*history.sampled, *chosen})
+        touched = set(chosen)
+        if final and any(phase.when == "end" for phase in federation.training.phases):
+            touched |= self._finish(number)
+        self._progress(number, "validation", len(chosen), len(chosen))
+        history.validation = self._validate()
+        scores = [value for value in history.validation.values() if value is not None]
+        mean = sum(scores) / len(scores) if scores else float(number)  # without validation rows the last round counts
+        better = mean > history.best_validation
+        if better:
+            history.best_round, history.best_validation = number, mean
+        history.seconds += time.perf_counter() - started
+        self._folder.event("round", round=number, silos=chosen, validation=history.validation, seconds=history.seconds)
+        self._checkpoint(number, touched, better)
+
+    def _train(self, silo: Silo, number: int, broadcast: bytes) -> Update | None:
+        """One silo's round, as over a wire: it sees the broadcast's bytes, the coordinator sees the update's."""
+        federation, history = self._federation, self._history
+        coordinator, training = federation.coordinator, federation.training
+        shared = coordinator.read_broadcast(broadcast)
+        result = training.round(silo, shared, number)
+        history.training_seconds += result.metrics["seconds"]
+        history.training_rows += int(result.metrics["rows"])
+        update: Update | None = None
+        sizes = {"bytes_down": 0, "bytes_up": 0}
+        if coordinator.communicates:
+            message = update_message(result.state, training.parts, number, silo.name, silo.rows)
+            sizes = {"bytes_down": len(broadcast), "bytes_up": len(message)}
+            history.bytes_down += sizes["bytes_down"]
+            history.bytes_up += sizes["bytes_up"]
+            try:
+                update = coordinator.receive(number, silo.name, message)
+            except MessageRefused as refusal:
+                self._folder.event("refused", round=number, silo=silo.name, reason=str(refusal))
+        training.keep(silo, result)
+        self._folder.event("silo", round=number, silo=silo.name, **sizes, **result.metrics)
+        return update
+
+    def _finish(self, number: int) -> set[str]:
+        """The method's final phases, local to every silo they concern."""
+        federation = self._federation
+        everyone = any(phase.when == "end" and phase.who == "all" for phase in federation.training.phases)
+        names = sorted(federation.silos) if everyone else self._history.sampled
+        for position, name in enumerate(names):
+            self._progress(number, f"final phase: {name}", position, len(names))
+            silo = federation.silos[name]
+            result = federation.training.round(silo, federation.coordinator.shared, number, when="end")
+            federation.training.keep(silo, result)
+            self._folder.event("final", round=number, silo=name, **result.metrics)
+        return set(names)
+
+    def _validate(self) -> dict[str, float | None]:
+        federation = self._federation
+        return {
+            name: score(federation.training, state_of(federation, silo), evaluation.validation)
+            for silo in federation.silos.values()
+            for name, evaluation in silo.evaluations.items()
+        }
+
+    def _checkpoint(self, number: int, touched: set[str], better: bool) -> None:
+        federation, folder = self._federation, self._folder
+        shared = folder.write(f"shared-{number:04d}", flatten(federation.coordinator.shared))
+        files = dict(self._last.silos) if self._last else {}
+        for name in sorted(touched):
+            state = federation.silos[name].state
+            assert state is not None, "a silo that trained has a state"
+            files[name] = folder.write(f"{name}/{number:04d}", state.flat())
+        checkpoint = Checkpoint(number, shared, files, self._history.__dict__)
+        if better:
+            self._best = checkpoint
+        folder.commit(checkpoint, self._best)
+        self._last = checkpoint
+
+
+def state_of(federation: Federation, silo: Silo) -> State:
+    """The silo's whole model after aggregation: the coordinator's shared parts and its own private ones."""
+    return federation.coordinator.shared | federation.training.state_of(silo).private
+
+
+def results(federation: Federation) -> dict[str, dict[str, Any]]:
+    """Per reported silo: metric, validation and test score at the federation's present state, and row counts."""
+    found: dict[str, dict[str, Any]] = {}
+    for silo in federation.silos.values():
+        state = state_of(federation, silo)
+        for name, evaluation in silo.evaluations.items():
+            task = evaluation.test.task
+            found[name] = {
+                "metric": task.metric,
+                "validation": score(federation.training, state, evaluation.validation),
+                "test": score(federation.training, state, evaluation.test),
+                "rows": {
+                    "train": len(silo.train[task.name]),
+                    "validation": len(evaluation.validation),
+                    "test": len(evaluation.test),
+                },
+            }
+    return found

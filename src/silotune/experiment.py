@@ -1,0 +1,173 @@
+"""One run from configuration to summary, and what a user holds afterwards."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from silotune.assembly import Federation, build, read_config
+from silotune.backbone import Backbone
+from silotune.config import Config, dump
+from silotune.data.batching import Tokeniser
+from silotune.data.tasks import Row, Task
+from silotune.engines.inprocess import History, InProcess, Progress, results, state_of
+from silotune.errors import InputError, unknown
+from silotune.evaluation.predict import logits
+from silotune.parts import Scope, State, count, digest, flatten
+from silotune.runs import RunFolder, write_text
+from silotune.silo import LocalTraining
+from silotune.tuners import Tuner
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """One text's label and the probability of every label."""
+
+    label: str
+    probabilities: dict[str, float]
+
+
+class PersonalModel:
+    """A silo's personalised model."""
+
+    def __init__(self, training: LocalTraining, state: State, task: Task, max_length: int) -> None:
+        self._training = training
+        self._state = state
+        self._max_length = max_length
+        self.task = task
+
+    def predict(self, texts: Sequence[str | tuple[str, str]]) -> list[Prediction]:
+        """Classify texts, or pairs of texts.
+
+        Raises:
+            InputError: if single texts and pairs are mixed.
+        """
+        rows = [Row((text,) if isinstance(text, str) else tuple(text), 0) for text in texts]
+        if len({len(row.texts) for row in rows}) > 1:
+            raise InputError("predict: give either single texts or pairs, not both")
+        encoded = Tokeniser(self._training.backbone.tokenizer, self._max_length)(self.task, rows)
+        probabilities = torch.softmax(logits(self._training, self._state, encoded), -1).tolist()
+        found = [dict(zip(self.task.labels, row, strict=True)) for row in probabilities]
+        return [Prediction(max(row, key=row.__getitem__), row) for row in found]
+
+
+@dataclass
+class Run:
+    """A finished run: its summary, and every silo's personalised model at the best round."""
+
+    folder: Path
+    summary: dict[str, Any]
+    federation: Federation
+
+    @property
+    def silos(self) -> dict[str, dict[str, Any]]:
+        """Per silo: metric, validation and test score (percent), row counts."""
+        return dict(self.summary["silos"])
+
+    def model(self, silo: str) -> PersonalModel:
+        """The silo's personalised model.
+
+        Raises:
+            InputError: if there is no such silo.
+        """
+        for owner in self.federation.silos.values():
+            if silo in owner.evaluations:
+                task = owner.evaluations[silo].test.task
+                max_length = self.federation.config.train.max_length
+                return PersonalModel(self.federation.training, state_of(self.federation, owner), task, max_length)
+        raise unknown("silo", silo, self.silos)
+
+
+def run(
+    source: str | Config,
+    *overrides: str,
+    out: str | Path,
+    resume: bool = False,
+    progress: Progress | None = None,
+    backbone: Backbone | None = None,
+) -> Run:
+    """Run a preset, a YAML file or a configuration.
+
+    Args:
+        source: preset name, path of a YAML file, or a `Config`.
+        overrides: `key=value` words.
+        out: the run folder; must be new or empty unless `resume`.
+        resume: continue an interrupted run (a finished one is only summarised again).
+        progress: called before every piece of work.
+        backbone: one already loaded, to run several configurations over it.
+
+    Raises:
+        InputError: for bad configuration or data, before any training.
+    """
+    config = source if isinstance(source, Config) else read_config(source, list(overrides))
+    path = Path(out)
+    if not resume and path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise InputError(f"--out {path}: already there and not empty; choose another folder or add --resume")
+    federation = build(config, backbone)
+    text, fingerprint = dump(config), federation.backbone.fingerprint
+    fresh = not (path / "config.yaml").exists()
+    make = RunFolder.create if fresh else RunFolder.open
+    folder = make(path, text, fingerprint)
+    engine = InProcess(federation, folder, progress)
+    history = engine.run()
+    final = {"shared_sha256": digest(flatten(federation.coordinator.shared)), "state_sha256": state_digest(federation)}
+    best = engine.load_best()
+    summary = summarise(federation, history, engine.name) | {"best_round": best} | final
+    write_text(path / "summary.json", json.dumps(summary, indent=1) + "\n")
+    return Run(path, summary, federation)
+
+
+def state_digest(federation: Federation) -> str:
+    """sha256 over the shared parts and every silo's private parts and memory."""
+    tensors = {f"shared/{name}": tensor for name, tensor in flatten(federation.coordinator.shared).items()}
+    for silo in federation.silos.values():
+        kept = federation.training.state_of(silo).flat()
+        tensors |= {f"silo/{silo.name}/{name}": tensor for name, tensor in kept.items()}
+    return digest(tensors)
+
+
+def summarise(federation: Federation, history: History, engine: str) -> dict[str, Any]:
+    """`summary.json` without digests, at the federation's present state."""
+    config = federation.config
+    silos = results(federation)
+    return {
+        "method": config.method.name,
+        "backbone": config.backbone,
+        "seed": config.seed,
+        "rounds": config.rounds,
+        "engine": engine,
+        "precision": federation.backbone.precision,
+        "threads": torch.get_num_threads(),
+        "seconds": round(history.seconds, 3),
+        "samples_per_second": round(history.training_rows / max(history.training_seconds, 1e-9), 2),
+        **parameters(federation),
+        "bytes_up": history.bytes_up,
+        "bytes_down": history.bytes_down,
+        "silos": silos,
+        "global": None,
+        "average": sum(silo["test"] for silo in silos.values()) / len(silos),
+    }
+
+
+def parameters(federation: Federation) -> dict[str, int]:
+    """Parameter counts of one silo, the largest where heads differ: trained, sent, and adapters and heads apart."""
+    shared = federation.coordinator.shared
+    largest = {"trainable_parameters": 0, "sent_parameters": 0, "adapter_parameters": 0, "head_parameters": 0}
+    for silo in federation.silos.values():
+        state = shared | federation.training.state_of(silo).private
+        sizes = {name: count(tensors) for name, tensors in state.items()}
+        parts = federation.training.parts
+        adapters = sum(size for name, size in sizes.items() if isinstance(parts[name].module, Tuner))
+        found = {
+            "trainable_parameters": sum(sizes.values()),
+            "sent_parameters": sum(size for name, size in sizes.items() if parts[name].scope is Scope.SHARED),
+            "adapter_parameters": adapters,
+            "head_parameters": sum(sizes.values()) - adapters,
+        }
+        largest = {key: max(largest[key], found[key]) for key in largest}
+    return largest

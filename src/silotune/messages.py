@@ -1,0 +1,107 @@
+"""What travels: safetensors bytes with shared tensors and a few fields, checked on arrival. Nothing is unpickled."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
+
+from silotune.errors import InputError
+from silotune.parts import Part, Scope, State, Tensors, flatten
+
+Fields = dict[str, str | int | float]
+_METADATA = "silotune"
+
+
+class MessageRefused(InputError):
+    """A malformed message; the round goes on without it."""
+
+
+@dataclass(frozen=True)
+class Expected:
+    """The shapes and dtypes a message must have, by "part/tensor" name."""
+
+    shapes: dict[str, tuple[int, ...]]
+    dtype: torch.dtype = torch.float32
+    max_norm: float | None = None
+
+    @classmethod
+    def like(cls, tensors: Tensors, max_norm: float | None = None) -> Expected:
+        """What these tensors look like."""
+        return cls({name: tuple(tensor.shape) for name, tensor in tensors.items()}, max_norm=max_norm)
+
+
+def shared_tensors(state: State, parts: Mapping[str, Part]) -> Tensors:
+    """The only way from a silo's state into a message: the tensors of the shared parts, by "part/tensor" name."""
+    return flatten({name: state[name] for name, part in parts.items() if part.scope is Scope.SHARED})
+
+
+def pack(tensors: Tensors, fields: Fields) -> bytes:
+    """Serialise tensors and fields."""
+    contiguous = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    return save(contiguous, metadata={_METADATA: json.dumps(fields, sort_keys=True)})
+
+
+def unpack(message: bytes, expected: Expected, fields: Mapping[str, type]) -> tuple[Tensors, Fields]:
+    """Read a message and check it.
+
+    Args:
+        message: the bytes as received.
+        expected: names, shapes and dtype of the tensors.
+        fields: the fields that must be there, with their types.
+
+    Raises:
+        MessageRefused: with the reason, for anything that is not exactly as expected.
+    """
+    try:
+        tensors = load(message)
+        header = json.loads(message[8 : 8 + int.from_bytes(message[:8], "little")])
+        found = json.loads(header["__metadata__"][_METADATA])
+    except (SafetensorError, ValueError, KeyError, TypeError) as error:
+        raise MessageRefused(f"not a silotune message ({str(error)[:80]})") from error
+    _check_fields(found, fields)
+    check_tensors(tensors, expected)
+    return tensors, found
+
+
+def _check_fields(found: object, fields: Mapping[str, type]) -> None:
+    if not isinstance(found, dict) or found.keys() != fields.keys():
+        raise MessageRefused(f"fields must be {sorted(fields)}")
+    for name, kind in fields.items():
+        if type(found[name]) is not kind:
+            raise MessageRefused(f"field {name!r} must be {kind.__name__}")
+
+
+def check_tensors(tensors: Tensors, expected: Expected) -> None:
+    """Refuse tensors that are not as expected.
+
+    Raises:
+        MessageRefused: missing, extra, wrong shape or dtype, not finite, or too large a norm.
+    """
+    missing = sorted(expected.shapes.keys() - tensors.keys())
+    extra = sorted(tensors.keys() - expected.shapes.keys())
+    if missing or extra:
+        raise MessageRefused(f"tensors missing {missing[:3]}, unexpected {extra[:3]}")
+    for name, shape in expected.shapes.items():
+        tensor = tensors[name]
+        if tuple(tensor.shape) != shape:
+            raise MessageRefused(f"tensor {name!r} has shape {tuple(tensor.shape)}, expected {shape}")
+        if tensor.dtype is not expected.dtype:
+            raise MessageRefused(f"tensor {name!r} has dtype {tensor.dtype}, expected {expected.dtype}")
+        if not torch.isfinite(tensor).all():
+            raise MessageRefused(f"tensor {name!r} holds NaN or infinity")
+    if expected.max_norm is not None:
+        norm = math.sqrt(sum(float(tensor.double().square().sum()) for tensor in tensors.values()))
+        if norm > expected.max_norm:
+            raise MessageRefused(f"norm {norm:.3g} is above the bound {expected.max_norm:.3g}")
+
+
+def size(tensors: Mapping[str, Tensor]) -> int:
+    """Bytes of the tensors themselves, without header."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())

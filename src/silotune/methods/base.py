@@ -1,0 +1,151 @@
+"""What a method is: parts, phases of local training, a loss over views, and the mix at prediction.
+
+A method file reads like its paper's algorithm box; everything else (sampling, messages, checkpoints, engines) is the
+same for all methods.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+import torch
+from pydantic import BaseModel, ConfigDict
+from torch import Tensor, nn
+
+from silotune.data.batching import Batch
+from silotune.heads import Head
+from silotune.parts import Part, Scope, State, Tensors
+from silotune.tuners.base import Tuner
+from silotune.views import Mix, View
+
+# The usual names of parts.
+GLOBAL = "global"
+PRIVATE = "private"
+HEAD = "head"
+
+
+def received(part: str) -> str:
+    """Anchor: the part as this round's message brought it (without gradient). Usable in mixes."""
+    return f"received:{part}"
+
+
+def previous(part: str) -> str:
+    """Anchor: the silo's own part at the end of its last participation (without gradient). Usable in mixes."""
+    return f"previous:{part}"
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What an experiment's setting fixes for any method: the tuner, the head and the head's scope."""
+
+    tuner: Tuner
+    head: Head
+    head_scope: Scope = Scope.PRIVATE
+
+
+@dataclass
+class Step:
+    """What a loss sees of one batch: its views, and the silo's parts, anchors and memory.
+
+    `terms` collects what the loss wants logged.
+    """
+
+    batch: Batch
+    views: dict[str, View]
+    state: State
+    received: State
+    memory: Tensors
+    generator: torch.Generator
+    modules: Mapping[str, Part]
+    terms: dict[str, Tensor] = field(default_factory=dict)
+
+    def logits(self, view: str, head: str = HEAD) -> Tensor:
+        """A head's logits over a view, shape (rows, classes)."""
+        module = self.modules[head].module
+        assert isinstance(module, Head), f"part {head!r} is no head"
+        return module.logits(self.state[head], self.views[view], self.batch.task)
+
+    def cross_entropy(self, view: str, head: str = HEAD) -> Tensor:
+        """Mean cross-entropy of a head over a view against the batch's labels (scalar)."""
+        logits = self.logits(view, head)
+        return nn.functional.cross_entropy(logits, self.batch.labels.to(logits.device))
+
+    def log(self, **terms: Tensor) -> None:
+        """Record terms of the loss for the event log."""
+        self.terms.update({name: term.detach() for name, term in terms.items()})
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One stretch of local training.
+
+    Args:
+        name: in logs and in the derivation of batches.
+        trains: the parts that take gradient steps; all others are constant.
+        views: name → mix, computed for every batch before the loss.
+        loss: the scalar to minimise.
+        when: in every round, or once at the end.
+        who: at the end: only silos that were ever sampled, or all.
+        epochs: passes over the silo's rows; None: the setting's `train.epochs` or `train.steps`.
+        start: part → part: before the phase, the first is set to a copy of the second.
+    """
+
+    name: str
+    trains: tuple[str, ...]
+    views: Mapping[str, Mix]
+    loss: Callable[[Step], Tensor]
+    when: Literal["round", "end"] = "round"
+    who: Literal["sampled", "all"] = "sampled"
+    epochs: int | None = None
+    start: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """How a silo's model predicts: the mix, and the head over it."""
+
+    mix: Mix
+    head: str = HEAD
+
+
+class MethodOptions(BaseModel):
+    """A method's own options (`method.*`); each method extends it."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Method(ABC):
+    """One paper's algorithm."""
+
+    name: ClassVar[str]
+    paper: ClassVar[str]
+    Options: ClassVar[type[MethodOptions]] = MethodOptions
+    defaults: ClassVar[Mapping[str, object]] = {}
+    """Settings the method brings along (`{"tuner": "lora"}`), below what a user says."""
+    centralised: ClassVar[bool] = False
+    """Whether all silos' rows are put into one training silo."""
+    remembers: ClassVar[tuple[str, ...]] = ()
+    """The parts kept as `previous(...)` anchors from one participation to the next."""
+
+    def __init__(self, setting: Setting, options: MethodOptions | None = None) -> None:
+        self.setting = setting
+        self.options = options or self.Options()
+
+    @abstractmethod
+    def parts(self) -> dict[str, Part]:
+        """The parts, in the order in which they are printed and drawn."""
+
+    @abstractmethod
+    def phases(self) -> list[Phase]:
+        """The phases of local training, in order."""
+
+    @abstractmethod
+    def prediction(self) -> Prediction:
+        """The personalised model of a silo."""
+
+    def head(self) -> Part:
+        """The setting's head as a part, with the setting's scope."""
+        return Part(self.setting.head, self.setting.head_scope)

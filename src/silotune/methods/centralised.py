@@ -1,0 +1,11 @@
+"""Centralised training: all rows in one place, the bound that federation is measured against."""
+
+from silotune.methods.local import Local
+
+
+class Centralised(Local):
+    """One training silo holds every silo's rows; one adapter for all, heads per task; evaluated per silo."""
+
+    name = "centralised"
+    paper = "upper baseline: all data in one place"
+    centralised = True

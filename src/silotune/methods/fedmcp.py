@@ -1,0 +1,91 @@
+"""FedMCP (Zhao et al. 2024): a shared and a private adapter, kept apart by a model-contrastive loss."""
+
+from __future__ import annotations
+
+from typing import Literal, cast
+
+from pydantic import Field
+from torch import Tensor
+
+from silotune.methods.base import GLOBAL, PRIVATE, Method, MethodOptions, Phase, Prediction, Step, received
+from silotune.methods.similarity import SIMILARITIES
+from silotune.parts import Part, private, shared
+from silotune.views import Mix
+
+FULL: Mix = {GLOBAL: 0.5, PRIVATE: 0.5}  # section IV-B
+
+
+class FedMCPOptions(MethodOptions):
+    """`gamma`, `mu`: the weights of eq. 8 (`gamma=0`: without backbone loss, `mu=0`: without contrastive loss).
+
+    `similarity` and `representation` are the ablations of Figures 4 and 5. `private_view` is what stands for the
+    private adapter in eq. 5: that adapter alone, or the full model.
+    """
+
+    gamma: float = Field(0.5, ge=0, le=1)
+    mu: float = Field(0.05, ge=0)
+    similarity: Literal["cka", "cosine"] = "cka"
+    representation: Literal["mean", "first"] = "mean"
+    private_view: Literal["alone", "full"] = "alone"
+
+
+class FedMCP(Method):
+    """Algorithm 1 and eqs. 3-9. Only the global adapter travels."""
+
+    name = "fedmcp"
+    paper = "Zhao et al. 2024, FedMCP: Parameter-Efficient Federated Learning with Model-Contrastive Personalization"
+    Options = FedMCPOptions
+
+    def parts(self) -> dict[str, Part]:
+        """Two adapters at the same sites; two heads, one over each of the two models (section IV-B)."""
+        adapter, head = self.setting.tuner, self.setting.head
+        return {
+            GLOBAL: shared(adapter),
+            PRIVATE: private(adapter),
+            "head_full": private(head),
+            "head_global": private(head),
+        }
+
+    def phases(self) -> list[Phase]:
+        """One phase: everything trains together (eq. 9). Views that the options switch off are not computed."""
+        options = self._options
+        views: dict[str, Mix] = {"full": FULL}
+        if options.gamma > 0 or options.mu > 0:
+            views["global"] = {GLOBAL: 1}
+        if options.mu > 0:
+            views["received"] = {received(GLOBAL): 1}
+            if options.private_view == "alone":
+                views["private"] = {PRIVATE: 1}
+        return [Phase("train", trains=tuple(self.parts()), views=views, loss=self.loss)]
+
+    def loss(self, step: Step) -> Tensor:
+        """`(1 − γ)·L_a + γ·L_b + μ·L_c` (eq. 8)."""
+        options = self._options
+        loss_a = step.cross_entropy("full", "head_full")  # eq. 3
+        step.log(full=loss_a)
+        total = (1 - options.gamma) * loss_a
+        if options.gamma > 0:
+            loss_b = step.cross_entropy("global", "head_global")  # eq. 4
+            step.log(backbone=loss_b)
+            total = total + options.gamma * loss_b
+        if options.mu > 0:
+            loss_c = self._contrast(step)
+            step.log(contrastive=loss_c)
+            total = total + options.mu * loss_c
+        return total
+
+    def _contrast(self, step: Step) -> Tensor:
+        """`Sim(X, Y) − Sim(X, Z)` (eq. 5): away from the private adapter, towards the averaged global one."""
+        options = self._options
+        alike = SIMILARITIES[options.similarity]
+        own_private = "private" if options.private_view == "alone" else "full"
+        x, y, z = (step.views[view][options.representation] for view in ("global", own_private, "received"))
+        return alike(x, y) - alike(x, z)
+
+    def prediction(self) -> Prediction:
+        """The full model and its head."""
+        return Prediction(FULL, "head_full")
+
+    @property
+    def _options(self) -> FedMCPOptions:
+        return cast(FedMCPOptions, self.options)

@@ -1,0 +1,40 @@
+"""FedProx (Li et al. 2020): FedAvg with a proximal term that holds local training near the received parts."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from silotune.methods.base import Step
+from silotune.methods.fedavg import FedAvg
+from silotune.methods.supervised import SupervisedOptions
+
+
+class FedProxOptions(SupervisedOptions):
+    """`mu`: the weight of the proximal term."""
+
+    mu: float = Field(0.01, ge=0)
+
+
+class FedProx(FedAvg):
+    """Loss: `CE + (mu / 2)·‖w − w_received‖²` over the shared adapters (Li et al. 2020, eq. 2)."""
+
+    name = "fedprox"
+    paper = "Li et al. 2020, Federated Optimization in Heterogeneous Networks"
+    Options = FedProxOptions
+
+    def loss(self, step: Step) -> Tensor:
+        """Cross-entropy plus the proximal term."""
+        distance = torch.stack(
+            [
+                (tensor - step.received[part][name]).square().sum()
+                for part in self.adapters
+                for name, tensor in step.state[part].items()
+            ]
+        ).sum()
+        cross_entropy = step.cross_entropy("full")
+        step.log(cross_entropy=cross_entropy, distance=distance)
+        return cross_entropy + cast(FedProxOptions, self.options).mu / 2 * distance

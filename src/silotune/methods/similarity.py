@@ -1,0 +1,46 @@
+"""How alike two sets of representations are: linear CKA over HSIC (FedMCP eqs. 6-7), and cosine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+MINIMUM_ROWS = 4
+"""Below this many rows CKA says nothing (two centred points are always aligned): it is then 0, without gradient."""
+
+
+def hsic(x: Tensor, y: Tensor) -> Tensor:
+    """`tr(K·H·L·H) / (n − 1)²` with K = x·xᵀ, L = y·yᵀ and H the centring matrix (FedMCP eq. 7).
+
+    Computed as `‖xᶜᵀ·yᶜ‖² / (n − 1)²` with columns centred, which is the same number.
+
+    Args:
+        x: shape (n, p).
+        y: shape (n, q).
+    """
+    x, y = x - x.mean(0), y - y.mean(0)
+    return (x.mT @ y).square().sum() / (len(x) - 1) ** 2
+
+
+def cka(x: Tensor, y: Tensor) -> Tensor:
+    """Linear centred kernel alignment in [0, 1] (FedMCP eq. 6), scalar. 0 for fewer than `MINIMUM_ROWS` rows."""
+    if len(x) < MINIMUM_ROWS:
+        return x.new_zeros(())
+    # Scaling changes nothing in exact arithmetic and keeps the fourth powers in range.
+    x, y = _unit(x - x.mean(0)), _unit(y - y.mean(0))
+    cross, own_x, own_y = hsic(x, y), hsic(x, x), hsic(y, y)
+    return cross / (own_x * own_y).sqrt().clamp_min(torch.finfo(x.dtype).tiny)
+
+
+def _unit(x: Tensor) -> Tensor:
+    return x / x.detach().norm().clamp_min(torch.finfo(x.dtype).tiny)
+
+
+def cosine(x: Tensor, y: Tensor) -> Tensor:
+    """Mean over rows of the cosine between the rows of x and y (FedMCP, Figure 4), scalar."""
+    return nn.functional.cosine_similarity(x, y, dim=-1).mean()
+
+
+SIMILARITIES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"cka": cka, "cosine": cosine}

@@ -1,0 +1,103 @@
+"""Parts: named sets of tensors, and their scope. This is the description of a federated state.
+
+A part's tensors are a flat `dict[str, Tensor]`; a state is `{part name: tensors}`. Engines, checkpoints, messages and
+exports all speak this form. The scope alone decides what leaves a silo.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from silotune.backbone import Backbone
+    from silotune.data.tasks import Task
+
+Tensors = dict[str, Tensor]
+State = dict[str, Tensors]
+
+
+class Scope(StrEnum):
+    """Where a part lives."""
+
+    SHARED = "shared"  # sent to the coordinator and aggregated
+    PRIVATE = "private"  # never leaves the silo
+
+
+class Module(Protocol):
+    """What fills a part: a tuner, a head, a projection."""
+
+    @property
+    def name(self) -> str:
+        """The module's kind, as `silotune parts` prints it."""
+
+    def init(self, backbone: Backbone, tasks: Iterable[Task], generator: torch.Generator) -> Tensors:
+        """The part's tensors before training, float32."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """One part of a method: what it is, its scope, and where its first values come from.
+
+    `start` names another part whose initial values this one copies (so that, say, a local adapter begins as the
+    global one). Shared parts start equal on all silos; private ones draw from their silo's own generator.
+    """
+
+    module: Module
+    scope: Scope
+    start: str | None = None
+
+
+def shared(module: Module) -> Part:
+    """A part that is sent to the coordinator and aggregated."""
+    return Part(module, Scope.SHARED)
+
+
+def private(module: Module) -> Part:
+    """A part that never leaves the silo."""
+    return Part(module, Scope.PRIVATE)
+
+
+def names_with(parts: Mapping[str, Part], scope: Scope) -> list[str]:
+    """The names of the parts that have this scope."""
+    return [name for name, part in parts.items() if part.scope is scope]
+
+
+def flatten(state: Mapping[str, Mapping[str, Tensor]]) -> Tensors:
+    """`{part: {tensor: …}}` as `{"part/tensor": …}`."""
+    return {f"{part}/{name}": tensor for part, tensors in state.items() for name, tensor in tensors.items()}
+
+
+def unflatten(tensors: Mapping[str, Tensor]) -> State:
+    """The inverse of `flatten`; part names hold no slash."""
+    state: State = {}
+    for key, tensor in tensors.items():
+        part, name = key.split("/", 1)
+        state.setdefault(part, {})[name] = tensor
+    return state
+
+
+def copy(tensors: Mapping[str, Tensor]) -> Tensors:
+    """An independent copy without gradient."""
+    return {name: tensor.detach().clone() for name, tensor in tensors.items()}
+
+
+def count(tensors: Mapping[str, Tensor]) -> int:
+    """The number of parameters."""
+    return sum(tensor.numel() for tensor in tensors.values())
+
+
+def digest(tensors: Mapping[str, Tensor]) -> str:
+    """sha256 over names, dtypes, shapes and bytes, in name order."""
+    sha = hashlib.sha256()
+    for name in sorted(tensors):
+        tensor = tensors[name].detach().cpu().contiguous()
+        sha.update(f"{name}|{tensor.dtype}|{tuple(tensor.shape)}|".encode())
+        sha.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return sha.hexdigest()

@@ -1,0 +1,196 @@
+"""The run folder: configuration, versions, events, checkpoints, summary. It is the truth about a run.
+
+A checkpoint is a manifest (`checkpoints/round-0007.json`) that names the file of the shared parts and, for every silo
+that ever took part, the file of its last state. Files are written first and the manifest is moved into place last, so
+that a run killed at any instant finds a whole checkpoint, old or new.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+
+from silotune.errors import InputError
+from silotune.parts import Tensors
+
+_LIBRARIES = ("silotune", "torch", "transformers", "tokenizers", "safetensors", "numpy", "pydantic")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """One round's manifest. `history` holds what the run's numbers so far are made of."""
+
+    round: int
+    shared: str
+    silos: dict[str, str]
+    history: dict[str, Any]
+
+    @property
+    def files(self) -> set[str]:
+        """The tensor files this checkpoint needs."""
+        return {self.shared, *self.silos.values()}
+
+
+class RunFolder:
+    """A run's folder. Make one by `create` or `open`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.checkpoints = path / "checkpoints"
+
+    @classmethod
+    def create(cls, path: Path, config: str, backbone: str) -> RunFolder:
+        """Start a run in an empty or new folder.
+
+        Raises:
+            InputError: if the folder holds anything already.
+        """
+        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+            raise InputError(f"--out {path}: already there and not empty; choose another folder or add --resume")
+        folder = cls(path)
+        folder.checkpoints.mkdir(parents=True)
+        write_text(path / "versions.json", json.dumps(versions() | {"backbone": backbone}, indent=1) + "\n")
+        write_text(path / "config.yaml", config)
+        return folder
+
+    @classmethod
+    def open(cls, path: Path, config: str, backbone: str) -> RunFolder:
+        """Open a run to resume it.
+
+        Raises:
+            InputError: not a run folder, or made with another configuration or backbone.
+        """
+        try:
+            before = (path / "config.yaml").read_text(encoding="utf-8")
+            made = json.loads((path / "versions.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise InputError(f"--resume: {path} is not a run folder") from error
+        if before != config:
+            raise InputError(f"--resume: {path} was made with another configuration ({_difference(before, config)})")
+        if made.get("backbone") != backbone:
+            raise InputError(f"--resume: {path} was made with another backbone (its weights differ)")
+        folder = cls(path)
+        folder.checkpoints.mkdir(exist_ok=True)
+        return folder
+
+    def event(self, kind: str, **fields: object) -> None:
+        """Append one line to `events.jsonl`."""
+        with (self.path / "events.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"event": kind, **fields}) + "\n")
+
+    def forget_events_after(self, number: int) -> None:
+        """Drop events of rounds that no checkpoint holds, and a last line cut off by a kill."""
+        path = self.path / "events.jsonl"
+        if path.exists():
+            kept = [event for event in events(self.path) if event.get("round", 0) <= number]
+            write_text(path, "".join(json.dumps(event) + "\n" for event in kept))
+
+    def write(self, name: str, tensors: Tensors) -> str:
+        """Write a tensor file and return its name."""
+        path = self.checkpoints / f"{name}.safetensors"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_suffix(".tmp")
+        temporary.write_bytes(save({key: tensor.contiguous() for key, tensor in tensors.items()}))
+        temporary.replace(path)
+        return f"{name}.safetensors"
+
+    def read(self, name: str) -> Tensors:
+        """Read a tensor file.
+
+        Raises:
+            InputError: if it is missing or damaged.
+        """
+        path = self.checkpoints / name
+        try:
+            return load(path.read_bytes())
+        except (OSError, SafetensorError) as error:
+            raise InputError(f"checkpoint file {path}: missing or damaged ({error})") from error
+
+    def commit(self, checkpoint: Checkpoint, keep: Checkpoint | None = None) -> None:
+        """Make a checkpoint the newest; drop files that neither it nor `keep` needs."""
+        text = json.dumps(checkpoint.__dict__, indent=1)
+        write_text(self.checkpoints / f"round-{checkpoint.round:04d}.json", text)
+        kept = checkpoint.files | (keep.files if keep else set())
+        rounds = {checkpoint.round} | ({keep.round} if keep else set())
+        for path in self.checkpoints.rglob("*"):
+            name = path.relative_to(self.checkpoints).as_posix()
+            if (path.suffix == ".safetensors" and name not in kept) or (path.suffix == ".json" and int(path.stem.removeprefix("round-")) not in rounds):
+                path.unlink()
+
+    def latest(self) -> Checkpoint | None:
+        """The newest checkpoint."""
+        manifests = sorted(self.checkpoints.glob("round-*.json"))
+        return self.load(int(manifests[-1].stem.removeprefix("round-"))) if manifests else None
+
+    def load(self, number: int) -> Checkpoint:
+        """A round's checkpoint.
+
+        Raises:
+            InputError: if it is missing or damaged.
+        """
+        path = self.checkpoints / f"round-{number:04d}.json"
+        try:
+            return Checkpoint(**json.loads(path.read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError) as error:
+            raise InputError(f"checkpoint {path}: missing or damaged ({error})") from error
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replace a file as a whole: readers see the old text or the new."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_text(text, encoding="utf-8")
+    temporary.replace(path)
+
+
+def events(run: Path) -> Iterator[dict[str, Any]]:
+    """The events of a run; a last line cut off by a kill is passed over."""
+    path = run / "events.jsonl"
+    if not path.is_file():
+        return
+    with path.open(encoding="utf-8") as file:
+        for line in file:
+            try:
+                yield json.loads(line)
+            except ValueError:
+                return
+
+
+def read_summary(run: Path) -> dict[str, Any]:
+    """A finished run's `summary.json`.
+
+    Raises:
+        InputError: if it is not there.
+    """
+    path = run / "summary.json"
+    try:
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError) as error:
+        raise InputError(f"{run}: no finished run there (no readable summary.json)") from error
+
+
+def versions() -> dict[str, str]:
+    """Versions of Python and of the libraries whose change may change a result."""
+    found = {"python": platform.python_version()}
+    for name in _LIBRARIES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = "not installed"
+    return found
+
+
+def _difference(before: str, after: str) -> str:
+    old, new = before.splitlines(), after.splitlines()
+    for one, other in zip(old, new, strict=False):
+        if one != other:
+            return f"{one.strip()} → {other.strip()}"
+    return f"{len(old)} → {len(new)} lines"

@@ -1,0 +1,243 @@
+"""A silo: its rows, its private state, and one local round."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from silotune import parts as part_tools
+from silotune.backbone import Backbone
+from silotune.data.batching import Batch, TokenisedRows, epoch
+from silotune.methods.base import Method, Phase, Step
+from silotune.parts import Part, Scope, State, Tensors
+from silotune.randomness import generator
+from silotune.tuners.base import Tuner
+from silotune.views import Ingredient, Mix, View, run_view
+
+if TYPE_CHECKING:
+    from silotune.config import TrainConfig
+
+_PREVIOUS = "previous"
+
+
+@dataclass
+class SiloState:
+    """What a silo keeps: its private parts, and other memory (previous parts; flat names)."""
+
+    private: State
+    memory: Tensors = field(default_factory=dict)
+
+    def flat(self) -> Tensors:
+        """`{"private/part/tensor": …, "memory/name": …}`, as in checkpoints and digests."""
+        private = {f"private/{name}": tensor for name, tensor in part_tools.flatten(self.private).items()}
+        return private | {f"memory/{name}": tensor for name, tensor in self.memory.items()}
+
+    @classmethod
+    def from_flat(cls, tensors: Tensors) -> SiloState:
+        """The inverse of `flat`."""
+        groups: dict[str, Tensors] = {"private": {}, "memory": {}}
+        for name, tensor in tensors.items():
+            group, rest = name.split("/", 1)
+            groups[group][rest] = tensor
+        return cls(part_tools.unflatten(groups["private"]), groups["memory"])
+
+
+@dataclass
+class Evaluation:
+    """The rows a silo is judged on."""
+
+    validation: TokenisedRows
+    test: TokenisedRows
+
+
+@dataclass
+class Silo:
+    """One client. `train` maps task name to rows; `evaluations` maps the reported name to rows."""
+
+    name: str
+    train: dict[str, TokenisedRows]
+    evaluations: dict[str, Evaluation]
+    state: SiloState | None = None
+
+    @property
+    def rows(self) -> int:
+        """Training rows, the silo's weight in sample-weighted aggregation."""
+        return sum(len(rows) for rows in self.train.values())
+
+
+@dataclass
+class LocalResult:
+    """A finished local round: all parts, what to keep, and numbers for the log."""
+
+    state: State
+    memory: Tensors
+    metrics: dict[str, float]
+
+
+class LocalTraining:
+    """Runs silos' local rounds over the one backbone. Holds nothing of any silo."""
+
+    def __init__(self, backbone: Backbone, method: Method, train: TrainConfig, seed: int) -> None:
+        self.backbone = backbone
+        self.method = method
+        self.parts: dict[str, Part] = method.parts()
+        self.phases = method.phases()
+        self.train = train
+        self.seed = seed
+
+    def initial_shared(self, silos: Iterable[Silo]) -> State:
+        """The shared parts before round 1, equal for all."""
+        tasks = {rows.task.name: rows.task for silo in silos for rows in silo.train.values()}
+        return {
+            name: self._init(name, part, tasks.values())
+            for name, part in self.parts.items()
+            if part.scope is Scope.SHARED
+        }
+
+    def state_of(self, silo: Silo) -> SiloState:
+        """The silo's state; before its first participation, derived from the seed."""
+        if silo.state is not None:
+            return silo.state
+        tasks = [rows.task for rows in silo.train.values()]
+        private = {
+            name: self._init(name, part, tasks, silo.name)
+            for name, part in self.parts.items()
+            if part.scope is Scope.PRIVATE
+        }
+        return SiloState(private)
+
+    def _init(self, name: str, part: Part, tasks: Iterable[object], silo: str = "") -> Tensors:
+        draws = generator(self.seed, "init", part.start or name, silo)
+        return part.module.init(self.backbone, tasks, draws)  # type: ignore[arg-type]
+
+    def round(self, silo: Silo, shared: State, number: int, when: str = "round") -> LocalResult:
+        """One local round: the method's phases in order, from the received shared parts.
+
+        A fresh optimiser per phase and round; the silo's own object is not changed.
+        """
+        started = time.perf_counter()
+        own = self.state_of(silo)
+        device = self.backbone.device
+        state: State = {
+            name: _to(shared[name] if part.scope is Scope.SHARED else own.private[name], device)
+            for name, part in self.parts.items()
+        }
+        received = {name: _to(shared[name], device) for name in shared}
+        memory = _to(own.memory, device)
+        sums: dict[str, float] = {}
+        steps = rows = real = padded = 0
+        for phase in self.phases:
+            if phase.when != when:
+                continue
+            for target, source in phase.start.items():
+                state[target] = part_tools.copy(state[source])
+            for name in phase.trains:
+                state[name] = {key: tensor.clone().requires_grad_() for key, tensor in state[name].items()}
+            optimiser = make_optimiser(self.train, [t for name in phase.trains for t in state[name].values()])
+            for batch in self._batches(silo, phase, number):
+                step = self._step(silo, phase, batch, state, received, memory, number, steps)
+                loss = phase.loss(step)
+                optimiser.zero_grad(set_to_none=True)
+                loss.backward()  # type: ignore[no-untyped-call]
+                optimiser.step()
+                steps, rows = steps + 1, rows + len(batch)
+                real += sum(int(inputs["attention_mask"].sum()) for inputs in batch.micro)
+                padded += sum(inputs["attention_mask"].numel() for inputs in batch.micro)
+                for term, value in {"loss": loss.detach(), **step.terms}.items():
+                    sums[term] = sums.get(term, 0.0) + float(value)
+            state = {name: part_tools.copy(tensors) for name, tensors in state.items()}
+        metrics = {term: value / max(steps, 1) for term, value in sums.items()}
+        metrics |= {"steps": steps, "rows": rows, "real_tokens": real, "padded_tokens": padded}
+        metrics["seconds"] = time.perf_counter() - started
+        remembered = {
+            f"{_PREVIOUS}/{name}/{key}": tensor
+            for name in self.method.remembers
+            for key, tensor in part_tools.copy(state[name]).items()
+        }
+        state = {name: _to(tensors, torch.device("cpu")) for name, tensors in state.items()}
+        return LocalResult(state, _to(memory | remembered, torch.device("cpu")), metrics)
+
+    def keep(self, silo: Silo, result: LocalResult) -> None:
+        """Store on the silo what stays there."""
+        private = {name: result.state[name] for name, part in self.parts.items() if part.scope is Scope.PRIVATE}
+        silo.state = SiloState(private, result.memory)
+
+    def _batches(self, silo: Silo, phase: Phase, number: int) -> Iterator[Batch]:
+        train = self.train
+        pad = int(self.backbone.tokenizer.pad_token_id or 0)
+
+        def passes() -> Iterator[Batch]:
+            count = 0
+            while True:
+                yield from epoch(silo.train, train.batch_size, pad, self.seed, silo.name, number, phase.name, count)
+                count += 1
+
+        if phase.epochs is None and train.steps is not None:
+            return islice(passes(), train.steps)
+        per_epoch = sum(-(-len(rows) // train.batch_size) for rows in silo.train.values())
+        return islice(passes(), per_epoch * (phase.epochs or train.epochs))
+
+    def _step(
+        self,
+        silo: Silo,
+        phase: Phase,
+        batch: Batch,
+        state: State,
+        received: State,
+        memory: Tensors,
+        number: int,
+        steps: int,
+    ) -> Step:
+        views = {
+            name: run_view(self.backbone, batch, self.resolve(mix, state, received, memory))
+            for name, mix in phase.views.items()
+        }
+        draws = generator(self.seed, "step", silo.name, number, phase.name, steps)
+        return Step(batch, views, state, received, memory, draws, self.parts)
+
+    def resolve(self, mix: Mix, state: State, received: State, memory: Tensors) -> list[Ingredient]:
+        """A mix's names as tensors. A silo's first participation has no previous parts: then the received ones."""
+        ingredients = []
+        for name, weight in mix.items():
+            anchor, _, part = name.rpartition(":")
+            if anchor == "received":
+                tensors = received[part]
+            elif anchor == "previous":
+                prefix = f"{_PREVIOUS}/{part}/"
+                kept = {key.removeprefix(prefix): t for key, t in memory.items() if key.startswith(prefix)}
+                tensors = kept or received[part]
+            else:
+                tensors = state[part]
+            module = self.parts[part].module
+            assert isinstance(module, Tuner), f"part {part!r} is in a mix but is no tuner"
+            ingredients.append(Ingredient(module, tensors, weight))
+        return ingredients
+
+    @torch.no_grad()
+    def logits(self, state: State, batch: Batch) -> Tensor:
+        """The personalised model's logits, shape (rows, classes), in the batch's order."""
+        prediction = self.method.prediction()
+        view: View = run_view(self.backbone, batch, self.resolve(prediction.mix, state, {}, {}))
+        step = Step(batch, {"prediction": view}, state, {}, {}, torch.Generator(), self.parts)
+        return step.logits("prediction", prediction.head)
+
+
+def make_optimiser(train: TrainConfig, tensors: list[Tensor]) -> torch.optim.Optimizer:
+    """A fresh optimiser with constant learning rate."""
+    if train.optimizer == "sgd":
+        return torch.optim.SGD(tensors, lr=train.lr)
+    if train.optimizer == "adafactor":
+        return torch.optim.Adafactor(tensors, lr=train.lr)
+    kind = torch.optim.Adam if train.optimizer == "adam" else torch.optim.AdamW
+    fused = all(tensor.dtype is torch.float32 for tensor in tensors)
+    return kind(tensors, lr=train.lr, fused=fused)
+
+
+def _to(tensors: Mapping[str, Tensor], device: torch.device) -> Tensors:
+    return {name: tensor.detach().to(device) for name, tensor in tensors.items()}

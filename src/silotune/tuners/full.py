@@ -1,0 +1,63 @@
+"""Full fine-tuning: the part holds every weight of the backbone, which it replaces (FedAvg's original form)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from silotune.backbone import Backbone, Plan
+from silotune.errors import InputError
+from silotune.parts import Tensors, copy
+from silotune.tuners.base import Tuner, TunerOptions, Weighted
+
+if TYPE_CHECKING:
+    from silotune.data.tasks import Task
+
+
+class FullOptions(TunerOptions):
+    """Nothing to choose."""
+
+
+class Full(Tuner):
+    """All weights of the base transformer. A mix of several parts interpolates them; weights must sum to 1.
+
+    The only tuner that trains with the backbone's dropout on.
+    """
+
+    name = "full"
+    Options = FullOptions
+    trains_backbone = True
+
+    def init(self, backbone: Backbone, tasks: Iterable[Task], generator: torch.Generator) -> Tensors:
+        """See `Tuner.init`: the pretrained weights."""
+        return {name: tensor.cpu() for name, tensor in copy(dict(backbone.base.named_parameters())).items()}
+
+    def act(self, backbone: Backbone, mix: Sequence[Weighted], plan: Plan) -> None:
+        """See `Tuner.act`."""
+        plan.weights.update(interpolate(mix))
+        plan.dropout = any(tensor.requires_grad for part in mix for tensor in part.tensors.values())
+
+
+def interpolate(mix: Sequence[Weighted]) -> Tensors:
+    """`Σ weight · tensors`, for tuners whose parts replace tensors.
+
+    Raises:
+        InputError: for weights that differ by row or do not sum to 1.
+    """
+    weights: list[float] = []
+    for part in mix:
+        if isinstance(part.weight, Tensor):
+            raise InputError("tuner: parts that replace the backbone's tensors cannot be mixed per row")
+        weights.append(part.weight)
+    if abs(sum(weights) - 1) > 1e-6:
+        raise InputError(f"tuner: the weights of parts that replace tensors must sum to 1 (got {weights})")
+    if len(mix) == 1:
+        return mix[0].tensors
+    names = mix[0].tensors
+    return {
+        name: torch.stack([weight * part.tensors[name] for weight, part in zip(weights, mix, strict=True)]).sum(0)
+        for name in names
+    }

@@ -1,0 +1,1 @@
+"""What an update passes before it leaves a silo."""
