@@ -1,0 +1,72 @@
+"""Fixtures of all suites: tiny backbones, tiny data, and federations over them. No network, one thread."""
+
+from __future__ import annotations
+
+import os
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["TRANSFORMERS_OFFLINE"] = "1"
+os.environ["MPLBACKEND"] = "Agg"
+os.environ["TOKENIZERS_PARALLELISM"] = "false"
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from silotune.assembly import Federation, build, read_config
+from silotune.backbone import Backbone
+from silotune.config import Config
+from tiny import save_backbone, tiny_overrides, write_data
+
+torch.set_num_threads(1)
+
+BackboneFolder = Callable[[str], Path]
+TinyConfig = Callable[..., Config]
+TinyFederation = Callable[..., Federation]
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    """A test that changed the number of threads must not change the bits of the next one."""
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def backbone_folder(tmp_path_factory: pytest.TempPathFactory) -> BackboneFolder:
+    """`backbone_folder("bert")` → the folder of a tiny backbone of that family (see `tiny.FAMILIES`)."""
+    made: dict[str, Path] = {}
+
+    def folder(family: str) -> Path:
+        if family not in made:
+            made[family] = save_backbone(family, tmp_path_factory.mktemp(f"backbone-{family}"))
+        return made[family]
+
+    return folder
+
+
+@pytest.fixture(scope="session")
+def data_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny tasks alpha, beta and gamma in the layout of `data.path`. Read only: copy it before changing it."""
+    return write_data(tmp_path_factory.mktemp("data"))
+
+
+@pytest.fixture(scope="session")
+def tiny_config(backbone_folder: BackboneFolder, data_folder: Path) -> TinyConfig:
+    """`tiny_config("fedmcp", "rounds=1", …)` → a resolved configuration over the tiny data and the BERT backbone."""
+
+    def make(method: str, *overrides: str) -> Config:
+        return read_config("demo", [*tiny_overrides(method, backbone_folder("bert"), data_folder), *overrides])
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def tiny_federation(tiny_config: TinyConfig) -> TinyFederation:
+    """`tiny_federation("fedmcp", "seed=2", …)` → a fresh federation; `backbone=` takes one already loaded."""
+
+    def make(method: str, *overrides: str, backbone: Backbone | None = None) -> Federation:
+        return build(tiny_config(method, *overrides), backbone)
+
+    return make
