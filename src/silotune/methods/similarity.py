@@ -29,13 +29,19 @@ def cka(x: Tensor, y: Tensor) -> Tensor:
     if len(x) < MINIMUM_ROWS:
         return x.new_zeros(())
     # Scaling changes nothing in exact arithmetic and keeps the fourth powers in range.
-    x, y = _unit(x - x.mean(0)), _unit(y - y.mean(0))
-    cross, own_x, own_y = hsic(x, y), hsic(x, x), hsic(y, y)
-    return cross / (own_x * own_y).sqrt().clamp_min(torch.finfo(x.dtype).tiny)
+    x, y = _unit(x), _unit(y)
+    cross, own = hsic(x, y), hsic(x, x) * hsic(y, y)
+    # The clamp comes before the root, whose gradient at 0 is not finite.
+    return cross / own.clamp_min(torch.finfo(x.dtype).tiny).sqrt()
 
 
 def _unit(x: Tensor) -> Tensor:
-    return x / x.detach().norm().clamp_min(torch.finfo(x.dtype).tiny)
+    """Columns centred, norm 1; exactly 0, without gradient, where the rows are equal up to rounding."""
+    centred = x - x.mean(0)
+    norm, whole = centred.detach().norm(), x.detach().norm()
+    limits = torch.finfo(x.dtype)
+    alike = norm <= 8 * limits.eps * whole
+    return torch.where(alike, 0.0, centred / norm.clamp_min(limits.tiny))
 
 
 def cosine(x: Tensor, y: Tensor) -> Tensor:
