@@ -123,7 +123,9 @@ class RunFolder:
         rounds = {checkpoint.round} | ({keep.round} if keep else set())
         for path in self.checkpoints.rglob("*"):
             name = path.relative_to(self.checkpoints).as_posix()
-            if (path.suffix == ".safetensors" and name not in kept) or (path.suffix == ".json" and int(path.stem.removeprefix("round-")) not in rounds):
+            if (path.suffix == ".safetensors" and name not in kept) or (
+                path.suffix == ".json" and int(path.stem.removeprefix("round-")) not in rounds
+            ):
                 path.unlink()
 
     def latest(self) -> Checkpoint | None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, cast
 
 import torch
@@ -19,8 +20,8 @@ from silotune.randomness import generator
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-MICRO_BATCH = 16
-"""Rows a micro-batch: measured optimum of padding against per-call cost on a CPU (docs/architecture.md)."""
+CALL_COST = 64
+"""What one more micro-batch costs besides its tokens, in tokens (between the optima measured with 1 and 2 threads)."""
 
 
 @dataclass(frozen=True)
@@ -81,12 +82,27 @@ class Tokeniser:
         return TokenisedRows(task, cast("list[list[int]]", encoded["input_ids"]), types, labels)
 
 
-def make_batch(rows: TokenisedRows, chosen: Sequence[int], pad_id: int, micro_batch: int = MICRO_BATCH) -> Batch:
-    """The batch of the chosen rows."""
+def make_batch(rows: TokenisedRows, chosen: Sequence[int], pad_id: int, call_cost: int = CALL_COST) -> Batch:
+    """The batch of the chosen rows, cut where padding plus the cost of calls is least."""
     order = sorted(chosen, key=lambda row: (len(rows.ids[row]), row))
-    micro = tuple(_pad(rows, order[start : start + micro_batch], pad_id) for start in range(0, len(order), micro_batch))
+    ends = cuts([len(rows.ids[row]) for row in order], call_cost)
+    micro = tuple(_pad(rows, order[start:end], pad_id) for start, end in pairwise([0, *ends]))
     index = torch.tensor(order)
     return Batch(rows.task, index, rows.labels[index], micro)
+
+
+def cuts(lengths: Sequence[int], call_cost: int) -> list[int]:
+    """Where to cut rows sorted by length so that `Σ (rows · longest + call_cost)` is least, as end positions."""
+    best, origin = [0.0], [0]
+    for end in range(1, len(lengths) + 1):
+        costs = [best[start] + (end - start) * lengths[end - 1] + call_cost for start in range(end)]
+        origin.append(min(range(end), key=costs.__getitem__))
+        best.append(costs[origin[-1]])
+    ends, end = [], len(lengths)
+    while end:
+        ends.append(end)
+        end = origin[end]
+    return ends[::-1]
 
 
 def _pad(rows: TokenisedRows, chosen: Sequence[int], pad_id: int) -> Inputs:
