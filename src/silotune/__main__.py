@@ -1,0 +1,5 @@
+"""`python -m silotune`."""
+
+from silotune.cli.main import main
+
+main()
