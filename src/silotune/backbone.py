@@ -66,8 +66,10 @@ class Backbone:
         name: str = "",
     ) -> None:
         self.name = name
-        self.model = model.requires_grad_(False).eval()
-        self.base = cast("PreTrainedModel", model.base_model)
+        self.model: Any = model  # transformers' own annotations do not hold under strict checking
+        self.base: Any = model.base_model
+        self.model.requires_grad_(False)
+        self.model.eval()
         self.tokenizer = tokenizer
         self.architecture: Architecture = architecture_of(model.config.model_type)
         self.precision = precision
@@ -91,7 +93,7 @@ class Backbone:
     @cached_property
     def blocks(self) -> int:
         """The number of transformer blocks."""
-        return len(cast("Any", self.base.get_submodule(self.architecture.blocks)))
+        return len(self.base.get_submodule(self.architecture.blocks))
 
     @property
     def fingerprint(self) -> str:
@@ -100,7 +102,7 @@ class Backbone:
 
     def site(self, name: str) -> nn.Module:
         """A module of the base transformer by name."""
-        return self.base.get_submodule(name)
+        return cast(nn.Module, self.base.get_submodule(name))
 
     def encode(self, inputs: Inputs, plan: Plan) -> Tensor:
         """The last layer's states, shape (rows, tokens, hidden), of one padded batch under a plan."""
@@ -154,8 +156,8 @@ def load_backbone(name: str, *, precision: str = "auto", keep_master: bool = Fal
     from transformers import AutoModel, AutoTokenizer
     from transformers.utils import logging as transformers_logging
 
-    transformers_logging.set_verbosity_error()
-    transformers_logging.disable_progress_bar()
+    transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     logging.getLogger("transformers").setLevel(logging.ERROR)
     source = default_backbone() if name == "default" else name
     try:
