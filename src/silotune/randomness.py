@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -26,3 +28,12 @@ def generator(seed: int, *purpose: str | int) -> torch.Generator:
 def sampler(seed: int, *purpose: str | int) -> random.Random:
     """Python's generator for one purpose (choosing rows and silos)."""
     return random.Random(derive(seed, *purpose))
+
+
+@contextmanager
+def seeded(seed: int, *purpose: str | int) -> Iterator[None]:
+    """PyTorch's own generators for one purpose, put back afterwards: dropout takes no generator as an argument."""
+    devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
+    with torch.random.fork_rng(devices=devices):
+        torch.manual_seed(derive(seed, *purpose))
+        yield

@@ -16,7 +16,7 @@ from silotune.backbone import Backbone
 from silotune.data.batching import Batch, TokenisedRows, epoch
 from silotune.methods.base import Method, Phase, Step
 from silotune.parts import Part, Scope, State, Tensors
-from silotune.randomness import generator
+from silotune.randomness import generator, seeded
 from silotune.tuners.base import Tuner
 from silotune.views import Ingredient, Mix, View, run_view
 
@@ -141,8 +141,9 @@ class LocalTraining:
                 state[name] = {key: tensor.clone().requires_grad_() for key, tensor in state[name].items()}
             optimiser = make_optimiser(self.train, [t for name in phase.trains for t in state[name].values()])
             for batch in self._batches(silo, phase, number):
-                step = self._step(silo, phase, batch, state, received, memory, number, steps)
-                loss = phase.loss(step)
+                with seeded(self.seed, "dropout", silo.name, number, phase.name, steps):
+                    step = self._step(silo, phase, batch, state, received, memory, number, steps)
+                    loss = phase.loss(step)
                 optimiser.zero_grad(set_to_none=True)
                 loss.backward()  # type: ignore[no-untyped-call]
                 optimiser.step()
