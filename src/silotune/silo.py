@@ -113,7 +113,9 @@ class LocalTraining:
         return SiloState(private)
 
     def _init(self, name: str, part: Part, tasks: Iterable[object], silo: str = "") -> Tensors:
-        draws = generator(self.seed, "init", part.start or name, silo)
+        if part.start is not None:  # draw as that part does; a shared one is the same on all silos
+            name, silo = part.start, "" if self.parts[part.start].scope is Scope.SHARED else silo
+        draws = generator(self.seed, "init", name, silo)
         return part.module.init(self.backbone, tasks, draws)  # type: ignore[arg-type]
 
     def round(self, silo: Silo, shared: State, number: int, when: str = "round") -> LocalResult:

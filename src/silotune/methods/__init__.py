@@ -2,14 +2,22 @@
 
 from silotune.methods.base import Method, MethodOptions, Phase, Prediction, Setting, Step, previous, received
 from silotune.methods.centralised import Centralised
+from silotune.methods.ditto import Ditto
+from silotune.methods.fedap import FedAP, FedLR
 from silotune.methods.fedavg import FedAvg, FedAvgFull
+from silotune.methods.fedmatch import FedMatch
 from silotune.methods.fedmcp import FedMCP
+from silotune.methods.fedper import FedPer
 from silotune.methods.fedprox import FedProx
+from silotune.methods.fedrep import FedRep
 from silotune.methods.local import Local
+from silotune.methods.moon import MOON
 
-METHODS: dict[str, type[Method]] = {
-    method.name: method for method in (Local, Centralised, FedAvg, FedAvgFull, FedProx, FedMCP)
-}
+_ALL: tuple[type[Method], ...] = (
+    *(Local, Centralised, FedAvg, FedAvgFull, FedProx),
+    *(FedAP, FedLR, MOON, FedRep, FedPer, FedMatch, Ditto, FedMCP),
+)
+METHODS: dict[str, type[Method]] = {method.name: method for method in _ALL}
 
 __all__ = [
     "METHODS",

@@ -37,6 +37,11 @@ def previous(part: str) -> str:
     return f"previous:{part}"
 
 
+def proximal(tensors: Tensors, anchor: Tensors) -> Tensor:
+    """`‖w − anchor‖²` over all tensors of a part (scalar)."""
+    return torch.stack([(tensor - anchor[name]).square().sum() for name, tensor in tensors.items()]).sum()
+
+
 @dataclass(frozen=True)
 class Setting:
     """What an experiment's setting fixes for any method: the tuner, the head and the head's scope."""
@@ -127,8 +132,6 @@ class Method(ABC):
     """Settings the method brings along (`{"tuner": "lora"}`), below what a user says."""
     centralised: ClassVar[bool] = False
     """Whether all silos' rows are put into one training silo."""
-    remembers: ClassVar[tuple[str, ...]] = ()
-    """The parts kept as `previous(...)` anchors from one participation to the next."""
 
     def __init__(self, setting: Setting, options: MethodOptions | None = None) -> None:
         self.setting = setting
@@ -145,6 +148,11 @@ class Method(ABC):
     @abstractmethod
     def prediction(self) -> Prediction:
         """The personalised model of a silo."""
+
+    @property
+    def remembers(self) -> tuple[str, ...]:
+        """The parts kept as `previous(...)` anchors from one participation to the next."""
+        return ()
 
     def head(self) -> Part:
         """The setting's head as a part, with the setting's scope."""

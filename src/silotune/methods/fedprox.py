@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import cast
 
-import torch
 from pydantic import Field
 from torch import Tensor
 
-from silotune.methods.base import Step
+from silotune.methods.base import Step, proximal
 from silotune.methods.fedavg import FedAvg
 from silotune.methods.supervised import SupervisedOptions
 
@@ -28,13 +27,8 @@ class FedProx(FedAvg):
 
     def loss(self, step: Step) -> Tensor:
         """Cross-entropy plus the proximal term."""
-        distance = torch.stack(
-            [
-                (tensor - step.received[part][name]).square().sum()
-                for part in self.adapters
-                for name, tensor in step.state[part].items()
-            ]
-        ).sum()
+        flat = {part: proximal(step.state[part], step.received[part]) for part in self.adapters}
+        distance = sum(flat.values(), start=next(iter(flat.values())).new_zeros(()))
         cross_entropy = step.cross_entropy("full")
         step.log(cross_entropy=cross_entropy, distance=distance)
         return cross_entropy + cast(FedProxOptions, self.options).mu / 2 * distance

@@ -1,44 +1,44 @@
-"""The table people compare: one row a method, one column a silo, best in bold, second underlined."""
+"""The table people compare: one row a silo, one column a method; best in bold, second underlined."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from rich.table import Table
+
+_FACTS: dict[str, Callable[[dict[str, Any]], str]] = {
+    "trained parameters": lambda summary: f"{summary['trainable_parameters']:,}",
+    "sent parameters": lambda summary: f"{summary['sent_parameters']:,}",
+    "sent by silos": lambda summary: mebibytes(summary["bytes_up"]),
+    "sent to silos": lambda summary: mebibytes(summary["bytes_down"]),
+}
 
 
 def result_table(summaries: Sequence[dict[str, Any]]) -> Table:
     """Test scores of runs over the same silos, with what each trains and sends."""
     silos = list(summaries[0]["silos"])
-    table = Table(title="test score in percent, at the best round by validation")
-    table.add_column("method")
-    for name in (*silos, "average"):
-        table.add_column(name, justify="right")
-    for name in ("trained", "sent", "up", "down"):
-        table.add_column(name, justify="right")
-    scores = [[summary["silos"][name]["test"] for name in silos] + [summary["average"]] for summary in summaries]
-    for row, summary in enumerate(summaries):
-        cells = [_marked([line[column] for line in scores], row) for column in range(len(silos) + 1)]
-        table.add_row(
-            summary["method"],
-            *cells,
-            f"{summary['trainable_parameters']:,}",
-            f"{summary['sent_parameters']:,}",
-            mebibytes(summary["bytes_up"]),
-            mebibytes(summary["bytes_down"]),
-        )
+    table = Table(title="test score (%) at the best round by validation")
+    table.add_column("silo")
+    for summary in summaries:
+        table.add_column(summary["method"], justify="right")
+    for name in silos:
+        table.add_row(name, *_marked([summary["silos"][name]["test"] for summary in summaries]))
+    table.add_section()
+    table.add_row("average", *_marked([summary["average"] for summary in summaries]))
+    table.add_section()
+    for fact, show in _FACTS.items():
+        table.add_row(fact, *(show(summary) for summary in summaries))
     return table
 
 
-def _marked(column: list[float], row: int) -> str:
-    text = f"{column[row]:.1f}"
-    ranks = sorted({round(value, 6) for value in column}, reverse=True)
-    if len(column) > 1 and round(column[row], 6) == ranks[0]:
-        return f"[bold]{text}[/bold]"
-    if len(ranks) > 1 and round(column[row], 6) == ranks[1]:
-        return f"[underline]{text}[/underline]"
-    return text
+def _marked(scores: Sequence[float]) -> list[str]:
+    ranks = sorted({round(score, 6) for score in scores}, reverse=True)
+    marks = {ranks[0]: "bold"} | ({ranks[1]: "underline"} if len(ranks) > 1 else {})
+    if len(scores) == 1:
+        return [f"{scores[0]:.1f}"]
+    styles = [marks.get(round(score, 6)) for score in scores]
+    return [f"[{s}]{v:.1f}[/{s}]" if s else f"{v:.1f}" for v, s in zip(scores, styles, strict=True)]
 
 
 def mebibytes(size: int) -> str:

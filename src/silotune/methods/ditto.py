@@ -1,0 +1,57 @@
+"""Ditto (Li et al. 2021): a personal model beside the global one, held near it."""
+
+from __future__ import annotations
+
+from typing import cast
+
+from pydantic import Field
+from torch import Tensor
+
+from silotune.methods.base import GLOBAL, PRIVATE, Method, MethodOptions, Phase, Prediction, Step, proximal
+from silotune.parts import Part, Scope, private, shared
+
+
+class DittoOptions(MethodOptions):
+    """`lam`: λ, how strongly the personal adapter is held near the received one."""
+
+    lam: float = Field(0.1, ge=0)
+
+
+class Ditto(Method):
+    """Algorithm 1: a step of the global objective, then of the personal one, `CE + (λ/2)·‖v − w‖²` (eq. 1)."""
+
+    name = "ditto"
+    paper = "Li et al. 2021, Ditto: Fair and Robust Federated Learning Through Personalization"
+    Options = DittoOptions
+
+    def parts(self) -> dict[str, Part]:
+        """The personal adapter starts as the global one."""
+        tuner, head = self.setting.tuner, self.setting.head
+        return {
+            GLOBAL: shared(tuner),
+            PRIVATE: Part(tuner, Scope.PRIVATE, start=GLOBAL),
+            "head_global": self.head(),
+            "head_private": private(head),
+        }
+
+    def phases(self) -> list[Phase]:
+        """Global, then personal."""
+        return [
+            Phase("global", trains=(GLOBAL, "head_global"), views={"global": {GLOBAL: 1}}, loss=self.global_loss),
+            Phase("personal", trains=(PRIVATE, "head_private"), views={"own": {PRIVATE: 1}}, loss=self.personal_loss),
+        ]
+
+    def global_loss(self, step: Step) -> Tensor:
+        """Cross-entropy of the global model."""
+        return step.cross_entropy("global", "head_global")
+
+    def personal_loss(self, step: Step) -> Tensor:
+        """Cross-entropy of the personal model plus the proximal term."""
+        cross_entropy = step.cross_entropy("own", "head_private")
+        distance = proximal(step.state[PRIVATE], step.received[GLOBAL])
+        step.log(personal_cross_entropy=cross_entropy, distance=distance)
+        return cross_entropy + cast(DittoOptions, self.options).lam / 2 * distance
+
+    def prediction(self) -> Prediction:
+        """The personal model."""
+        return Prediction({PRIVATE: 1}, "head_private")

@@ -1,0 +1,33 @@
+"""FedRep (Collins et al. 2021): each round the head is trained first, then the shared representation."""
+
+from __future__ import annotations
+
+from typing import cast
+
+from pydantic import Field
+
+from silotune.methods.base import HEAD, Phase
+from silotune.methods.fedper import FedPer
+from silotune.methods.supervised import SupervisedOptions
+
+
+class FedRepOptions(SupervisedOptions):
+    """`head_epochs`: passes over the silo's rows for the head, before those for the body (`train.epochs`)."""
+
+    head_epochs: int = Field(1, ge=1)
+
+
+class FedRep(FedPer):
+    """Algorithm 1: the personal head with the body fixed, then the body with the head fixed."""
+
+    name = "fedrep"
+    paper = "Collins et al. 2021, Exploiting Shared Representations for Personalized Federated Learning"
+    Options = FedRepOptions
+
+    def phases(self) -> list[Phase]:
+        """Head, then body."""
+        head_epochs = cast(FedRepOptions, self.options).head_epochs
+        return [
+            Phase("head", trains=(HEAD,), views={"full": self.mix}, loss=self.loss, epochs=head_epochs),
+            Phase("body", trains=tuple(self.adapters), views={"full": self.mix}, loss=self.loss),
+        ]

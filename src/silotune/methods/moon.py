@@ -1,0 +1,71 @@
+"""MOON (Li, He and Song 2021): pull the representation towards the received model's, away from the silo's last."""
+
+from __future__ import annotations
+
+from typing import Literal, cast
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from silotune.methods.base import HEAD, Phase, Step, previous, received
+from silotune.methods.fedavg import FedAvg
+from silotune.methods.supervised import SupervisedOptions
+from silotune.views import Mix
+
+
+class MOONOptions(SupervisedOptions):
+    """`mu`: the weight of the contrastive loss; `tau`: its temperature; `representation`: what is compared."""
+
+    mu: float = Field(1.0, ge=0)
+    tau: float = Field(0.5, gt=0)
+    representation: Literal["mean", "first"] = "mean"
+
+
+class MOON(FedAvg):
+    """Loss: `CE − mu·log( e^{sim(z, z_glob)/τ} / (e^{sim(z, z_glob)/τ} + e^{sim(z, z_prev)/τ}) )` (their eqs. 3, 4).
+
+    z_glob and z_prev come from the received adapters and from those of the silo's last participation; in its first
+    one they are the same model. No projection head is added: the pooled states are compared.
+    """
+
+    name = "moon"
+    paper = "Li et al. 2021, Model-Contrastive Federated Learning"
+    Options = MOONOptions
+
+    @property
+    def remembers(self) -> tuple[str, ...]:
+        """The adapters, as `previous` anchors."""
+        return tuple(self.adapters)
+
+    def phases(self) -> list[Phase]:
+        """One phase with two anchors."""
+        anchors: dict[str, Mix] = {
+            "received": {received(name): weight for name, weight in self.mix.items()},
+            "previous": {previous(name): weight for name, weight in self.mix.items()},
+        }
+        trains = (*self.adapters, HEAD)
+        return [Phase("train", trains=trains, views={"full": self.mix, **anchors}, loss=self.loss)]
+
+    def loss(self, step: Step) -> Tensor:
+        """Cross-entropy plus the contrastive loss."""
+        options = cast(MOONOptions, self.options)
+        z, z_glob, z_prev = (step.views[view][options.representation] for view in ("full", "received", "previous"))
+        cross_entropy = step.cross_entropy("full")
+        contrastive = model_contrast(z, z_glob, z_prev, options.tau)
+        step.log(cross_entropy=cross_entropy, contrastive=contrastive)
+        return cross_entropy + options.mu * contrastive
+
+
+def model_contrast(z: Tensor, positive: Tensor, negative: Tensor, tau: float) -> Tensor:
+    """`−log( e^{sim(z, z⁺)/τ} / (e^{sim(z, z⁺)/τ} + e^{sim(z, z⁻)/τ}) )`, mean over rows; sim is the cosine.
+
+    Args:
+        z: shape (rows, width), and so the other two.
+        positive: towards which z is pulled.
+        negative: from which it is pushed.
+        tau: the temperature.
+    """
+    similar = nn.functional.cosine_similarity(z, positive, dim=-1) / tau
+    unlike = nn.functional.cosine_similarity(z, negative, dim=-1) / tau
+    return (torch.logaddexp(similar, unlike) - similar).mean()
