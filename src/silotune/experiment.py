@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -150,7 +151,7 @@ def summarise(federation: Federation, history: History, engine: str) -> dict[str
         "bytes_down": history.bytes_down,
         "silos": silos,
         "global": None,
-        "average": sum(silo["test"] for silo in silos.values()) / len(silos),
+        "average": math.fsum(silo["test"] for silo in silos.values()) / len(silos),  # in any order
     }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -102,7 +103,7 @@ class InProcess:
         self._progress(number, "validation", len(chosen), len(chosen))
         history.validation = self._validate()
         scores = [value for value in history.validation.values() if value is not None]
-        mean = sum(scores) / len(scores) if scores else float(number)  # without validation rows the last round counts
+        mean = math.fsum(scores) / len(scores) if scores else float(number)  # without validation rows: the last round
         better = mean > history.best_validation
         if better:
             history.best_round, history.best_validation = number, mean
