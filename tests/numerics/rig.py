@@ -1,0 +1,91 @@
+"""What several numeric tests need of silotune: double-precision federations, random states, one `Step` by its parts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from silotune.assembly import Federation
+from silotune.backbone import Backbone, Inputs
+from silotune.data.batching import Batch, TokenisedRows
+from silotune.methods import Phase, Step
+from silotune.parts import State, Tensors
+from silotune.silo import LocalTraining, Silo
+from silotune.views import run_view
+
+
+def doubled(federation: Federation) -> Federation:
+    """The federation over a backbone in float64, without dropout."""
+    federation.backbone.model.double()
+    for module in federation.backbone.model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+    return federation
+
+
+def random_parts(federation: Federation, silo: Silo, seed: int = 5, spread: float = 0.2) -> State:
+    """All parts of a silo in float64, every tensor moved away from its initial value (adapters start at zero)."""
+    initial = federation.coordinator.shared | federation.training.state_of(silo).private
+    draws = torch.Generator().manual_seed(seed)
+
+    def moved(tensor: Tensor) -> Tensor:
+        noise = torch.randn(tensor.shape, generator=draws, dtype=torch.float64)
+        return (tensor.double() + spread * noise).to(federation.backbone.device)
+
+    return {part: {name: moved(tensor) for name, tensor in tensors.items()} for part, tensors in initial.items()}
+
+
+def trained(state: State, phase: Phase) -> Tensors:
+    """The phase's leaves with gradient switched on, by "part/tensor"; they are put into `state`."""
+    leaves: Tensors = {}
+    for part in phase.trains:
+        state[part] = {name: tensor.detach().clone().requires_grad_() for name, tensor in state[part].items()}
+        leaves |= {f"{part}/{name}": tensor for name, tensor in state[part].items()}
+    return leaves
+
+
+def padded(rows: TokenisedRows, chosen: Sequence[int], pad_id: int, extra: int = 0) -> Inputs:
+    """Rows as one rectangle, written out, with `extra` columns of nothing but padding."""
+    length = max(len(rows.ids[row]) for row in chosen) + extra
+    ids = torch.full((len(chosen), length), pad_id)
+    mask, types = torch.zeros_like(ids), torch.zeros_like(ids)
+    for position, row in enumerate(chosen):
+        own = len(rows.ids[row])
+        ids[position, :own], mask[position, :own] = torch.tensor(rows.ids[row]), 1
+        if rows.types is not None:
+            types[position, :own] = torch.tensor(rows.types[row])
+    return {"input_ids": ids, "attention_mask": mask} | ({} if rows.types is None else {"token_type_ids": types})
+
+
+def cut_batch(
+    backbone: Backbone, rows: TokenisedRows, chosen: Sequence[int], micro_batch: int, extra: int = 0
+) -> Batch:
+    """The batch of the chosen rows in their given order, in micro-batches of one size (the last may be smaller)."""
+    pad_id = int(backbone.tokenizer.pad_token_id or 0)
+    groups = [list(chosen[start : start + micro_batch]) for start in range(0, len(chosen), micro_batch)]
+    index = torch.tensor(list(chosen))
+    micro = tuple(padded(rows, group, pad_id, extra) for group in groups)
+    return Batch(rows.task, index, rows.labels[index], micro)
+
+
+def some_rows(federation: Federation, silo: Silo, count: int = 8, micro_batch: int = 3) -> Batch:
+    """A batch of the silo's first rows, in micro-batches of unequal length."""
+    (rows,) = silo.train.values()
+    return cut_batch(federation.backbone, rows, range(count), micro_batch)
+
+
+def make_step(training: LocalTraining, phase: Phase, batch: Batch, state: State, received: State) -> Step:
+    """What the phase's loss sees of one batch."""
+    views = {
+        name: run_view(training.backbone, batch, training.resolve(mix, state, received, {}))
+        for name, mix in phase.views.items()
+    }
+    return Step(batch, views, state, received, {}, torch.Generator(), training.parts)
+
+
+def arrays(tensors: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
+    """Tensors as NumPy arrays."""
+    return {name: tensor.detach().cpu().numpy() for name, tensor in tensors.items()}

@@ -1,0 +1,123 @@
+"""Uniform and sample-weighted aggregation by hand, and independence of arrival order, to the bit."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from silotune.aggregation import AGGREGATIONS, Update
+from silotune.coordinator import Coordinator, update_message
+from silotune.parts import digest, flatten, unflatten
+
+SHAPES = {"global/w": (7, 5), "global/b": (5,), "other/s": ()}
+ROWS = {"delta": 3, "alpha": 1000, "charlie": 17, "bravo": 250, "echo": 1}
+
+
+def updates(dtype=torch.float32):
+    draws = np.random.default_rng(0)
+    return [
+        Update(
+            silo, {name: torch.tensor(draws.normal(size=shape), dtype=dtype) for name, shape in SHAPES.items()}, rows
+        )
+        for silo, rows in ROWS.items()
+    ]
+
+
+def mean_by_hand(found, weights):
+    """`Σ w·θ / Σ w` in float64, silo by silo."""
+    total = float(sum(weights[update.silo] for update in found))
+    return {
+        name: sum(weights[update.silo] / total * update.tensors[name].double().numpy() for update in found)
+        for name in SHAPES
+    }
+
+
+WEIGHTS = {"uniform": dict.fromkeys(ROWS, 1), "samples": ROWS}
+
+
+@pytest.mark.parametrize("name", WEIGHTS)
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-7), (torch.float64, 1e-15)])
+def test_mean_by_hand(name, dtype, tolerance):
+    found = updates(dtype)
+    expected = mean_by_hand(found, WEIGHTS[name])
+    mean = AGGREGATIONS[name](found)
+    assert mean.keys() == SHAPES.keys()
+    for key, shape in SHAPES.items():
+        assert mean[key].dtype is dtype
+        assert tuple(mean[key].shape) == shape
+        np.testing.assert_allclose(mean[key].numpy(), expected[key], rtol=tolerance, atol=tolerance)
+
+
+def test_the_two_differ_and_agree_where_they_should():
+    found = updates()
+    uniform, samples = (AGGREGATIONS[name](found) for name in ("uniform", "samples"))
+    assert not torch.allclose(uniform["global/w"], samples["global/w"])
+    equal = [Update(update.silo, update.tensors, 12) for update in found]
+    assert torch.equal(AGGREGATIONS["samples"](equal)["global/w"], AGGREGATIONS["uniform"](equal)["global/w"])
+
+
+@pytest.mark.parametrize("name", WEIGHTS)
+def test_one_update_and_equal_updates_are_kept_exactly(name):
+    (first, *_) = updates()
+    assert digest(AGGREGATIONS[name]([first])) == digest(first.tensors)
+    four = [Update(silo, first.tensors, 2) for silo in "abcd"]
+    assert digest(AGGREGATIONS[name](four)) == digest(first.tensors)
+
+
+@pytest.mark.parametrize("name", WEIGHTS)
+def test_small_differences_survive_in_float32(name):
+    """Sums run in float64: a float32 sum of a hundred updates would lose what tells them apart."""
+    found = [Update(f"s{number:03d}", {"w": torch.tensor([1.0 + number * 2.0**-20])}, 1) for number in range(100)]
+    expected = np.float32(np.mean([1.0 + number * 2.0**-20 for number in range(100)]))
+    assert AGGREGATIONS[name](found)["w"].numpy()[0] == expected
+
+
+@pytest.mark.parametrize("name", WEIGHTS)
+def test_arrival_order_changes_no_bit(name):
+    found = updates()
+    shared = unflatten(found[0].tensors)
+    digests = set()
+    for order in itertools.permutations(found):
+        coordinator = Coordinator(shared, AGGREGATIONS[name], seed=1)
+        coordinator.aggregate(order)
+        digests.add(digest(flatten(coordinator.shared)))
+    assert len(digests) == 1
+
+
+def test_without_updates_the_shared_parts_stay():
+    shared = unflatten(updates()[0].tensors)
+    coordinator = Coordinator(shared, AGGREGATIONS["uniform"], seed=1)
+    coordinator.aggregate([])
+    assert digest(flatten(coordinator.shared)) == digest(flatten(shared))
+
+
+@pytest.mark.parametrize("name", WEIGHTS)
+def test_a_federations_round_ends_with_the_mean_of_what_silos_sent(name, tiny_federation):
+    """Through real messages: unequal silos, trained, packed, received in a random order, averaged by hand."""
+    federation = tiny_federation("fedmcp", f"aggregation={name}")
+    for number, silo in enumerate(federation.silos.values()):
+        (task,) = silo.train
+        rows = silo.train[task]
+        keep = 20 * (number + 1)
+        silo.train[task] = type(rows)(rows.task, rows.ids[:keep], rows.types and rows.types[:keep], rows.labels[:keep])
+    coordinator, training = federation.coordinator, federation.training
+    found = []
+    for silo in federation.silos.values():
+        result = training.round(silo, coordinator.shared, 1)
+        message = update_message(result.state, training.parts, 1, silo.name, silo.rows)
+        found.append(coordinator.receive(1, silo.name, message))
+        assert found[-1].tensors.keys() == {f"global/{key}" for key in result.state["global"]}
+    assert sorted(update.rows for update in found) == [20, 40, 60]
+    weights = {update.silo: update.rows if name == "samples" else 1 for update in found}
+    expected = {
+        key: sum(weights[u.silo] * u.tensors[key].double().numpy() for u in found) / sum(weights.values())
+        for key in found[0].tensors
+    }
+    random.Random(0).shuffle(found)
+    coordinator.aggregate(found)
+    for key, tensor in flatten(coordinator.shared).items():
+        np.testing.assert_allclose(tensor.numpy(), expected[key], rtol=1e-7, atol=1e-9)
