@@ -33,7 +33,10 @@ def sampler(seed: int, *purpose: str | int) -> random.Random:
 @contextmanager
 def seeded(seed: int, *purpose: str | int) -> Iterator[None]:
     """PyTorch's own generators for one purpose, put back afterwards: dropout takes no generator as an argument."""
-    devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
-    with torch.random.fork_rng(devices=devices):
-        torch.manual_seed(derive(seed, *purpose))
+    number = derive(seed, *purpose)
+    cuda = torch.cuda.is_available()
+    with torch.random.fork_rng(devices=[torch.cuda.current_device()] if cuda else []):
+        torch.default_generator.manual_seed(number)  # torch.manual_seed asks every kind of device, each time
+        if cuda:
+            torch.cuda.manual_seed(number)
         yield
