@@ -13,13 +13,14 @@ from silotune.aggregation import AGGREGATIONS
 from silotune.backbone import Backbone, load_backbone
 from silotune.config import Choice, Config, input_error, load_config
 from silotune.coordinator import Coordinator
-from silotune.data.batching import Tokeniser
+from silotune.data.batching import TokenisedRows, Tokeniser
 from silotune.data.loading import load_silos
 from silotune.data.tasks import SiloData
 from silotune.errors import InputError, unknown
 from silotune.heads import HEADS
 from silotune.methods import METHODS, Method, Setting
 from silotune.parts import Scope, names_with
+from silotune.server_optimizers import ServerOptimizer
 from silotune.silo import Evaluation, LocalTraining, Silo
 from silotune.tuners import TUNERS
 
@@ -99,6 +100,7 @@ def build(config: Config, backbone: Backbone | None = None) -> Federation:
         backbone = load_backbone(config.backbone, precision=config.precision, keep_master=keep_master)
     silos = _silos(data, Tokeniser(backbone.tokenizer, config.train.max_length), method.centralised)
     training = LocalTraining(backbone, method, config.train, config.seed)
+    server = config.server
     coordinator = Coordinator(
         training.initial_shared(silos.values()),
         AGGREGATIONS[config.aggregation.name],
@@ -106,6 +108,7 @@ def build(config: Config, backbone: Backbone | None = None) -> Federation:
         fraction=config.sampling.fraction,
         count=config.sampling.count,
         max_norm=config.aggregation.max_norm,
+        optimizer=ServerOptimizer(server.optimizer, server.lr, server.beta1, server.beta2, server.tau),
     )
     return Federation(config, backbone, method, silos, training, coordinator)
 
@@ -118,8 +121,8 @@ def _silos(data: list[SiloData], tokenise: Tokeniser, centralised: bool) -> dict
         silos[item.name] = Silo(item.name, {item.task.name: rows["train"]}, {item.name: evaluation})
     if not centralised:
         return silos
-    train = {}
-    for silo in silos.values():
+    train: dict[str, TokenisedRows] = {}
+    for silo in sorted(silos.values(), key=lambda silo: silo.name):  # the order in which they were named cannot matter
         for task, found in silo.train.items():
             train[task] = train[task].joined(found) if task in train else found
     evaluations = {name: evaluation for silo in silos.values() for name, evaluation in silo.evaluations.items()}

@@ -9,6 +9,7 @@ from silotune.aggregation import Aggregation, Update
 from silotune.messages import Expected, Fields, MessageRefused, pack, shared_tensors, unpack
 from silotune.parts import Part, State, Tensors, flatten, unflatten
 from silotune.randomness import sampler
+from silotune.server_optimizers import ServerOptimizer
 
 BROADCAST_FIELDS: Mapping[str, type] = {"round": int}
 UPDATE_FIELDS: Mapping[str, type] = {"round": int, "silo": str, "rows": int}
@@ -24,6 +25,7 @@ class Coordinator:
         fraction: share of the silos a round, or
         count: their number; neither: all.
         max_norm: the largest norm an update may have; None: any finite one.
+        optimizer: what is done with the aggregate; None: it is adopted.
     """
 
     def __init__(
@@ -35,8 +37,10 @@ class Coordinator:
         fraction: float | None = None,
         count: int | None = None,
         max_norm: float | None = None,
+        optimizer: ServerOptimizer | None = None,
     ) -> None:
         self.shared = shared
+        self.optimizer = optimizer or ServerOptimizer()
         self._aggregation = aggregation
         self._seed = seed
         self._fraction = fraction
@@ -86,7 +90,21 @@ class Coordinator:
         """Set the shared parts from a round's updates; without any they stay."""
         if updates:
             ordered = sorted(updates, key=lambda update: update.silo)
-            self.shared = unflatten(self._aggregation(ordered))
+            aggregate = self._aggregation(ordered)
+            self.shared = unflatten(self.optimizer.step(flatten(self.shared), aggregate))
+
+    def flat(self) -> Tensors:
+        """`{"shared/part/tensor": …, "server/…": …}`, as in checkpoints and digests."""
+        shared = {f"shared/{name}": tensor for name, tensor in flatten(self.shared).items()}
+        return shared | {f"server/{name}": tensor for name, tensor in self.optimizer.state.items()}
+
+    def load_flat(self, tensors: Tensors) -> None:
+        """Set the coordinator to a state that `flat` gave."""
+        groups: dict[str, Tensors] = {"shared": {}, "server": {}}
+        for name, tensor in tensors.items():
+            group, rest = name.split("/", 1)
+            groups[group][rest] = tensor
+        self.shared, self.optimizer.state = unflatten(groups["shared"]), groups["server"]
 
 
 def update_message(state: State, parts: Mapping[str, Part], number: int, silo: str, rows: int) -> bytes:

@@ -18,9 +18,13 @@ class InputError(SilotuneError):
     exit_code = 2
 
 
-def unknown(what: str, name: object, allowed: Iterable[str]) -> InputError:
-    """An `InputError` for a name that is not among `allowed`, with the nearest one as a suggestion."""
+def unknown(what: str, name: object, allowed: Iterable[str], or_else: str = "") -> InputError:
+    """An `InputError` for a name that is not among `allowed`, with the nearest one as a suggestion.
+
+    `or_else` says what is allowed beside the names.
+    """
     names = sorted(allowed)
     near = difflib.get_close_matches(str(name), names, n=1)
     hint = f" (did you mean {near[0]!r}?)" if near else ""
-    return InputError(f"unknown {what} {str(name)!r}{hint}; allowed: {', '.join(names)}")
+    choice = f"{', '.join(names) or 'none'}{', ' if or_else else ''}{or_else}"
+    return InputError(f"unknown {what} {str(name)!r}{hint}; allowed: {choice}")

@@ -58,7 +58,10 @@ def write_example(directory: Path) -> Path:
     """
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise InputError(f"{directory}: already there and not empty; choose another folder")
-    directory.mkdir(parents=True, exist_ok=True)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"{directory}: cannot be made ({error.strerror})") from error
     _csv("sentiment", directory / "reviews.csv", ["review", "opinion"])
     _csv("duplicate_question", directory / "support.csv", ["first_question", "second_question", "relation"])
     path = directory / "federation.yaml"

@@ -124,8 +124,8 @@ def run(
 
 
 def state_digest(federation: Federation) -> str:
-    """sha256 over the shared parts and every silo's private parts and memory."""
-    tensors = {f"shared/{name}": tensor for name, tensor in flatten(federation.coordinator.shared).items()}
+    """sha256 over the shared parts, the server optimiser's state and every silo's private parts and memory."""
+    tensors = federation.coordinator.flat()
     for silo in federation.silos.values():
         kept = federation.training.state_of(silo).flat()
         tensors |= {f"silo/{silo.name}/{name}": tensor for name, tensor in kept.items()}

@@ -8,35 +8,58 @@ from typing import Annotated
 import click
 import typer
 from rich.console import Console
+from typer.core import TyperGroup
 
-from silotune.errors import SilotuneError
+from silotune.errors import SilotuneError, unknown
+
+
+class _Commands(TyperGroup):
+    """An unknown command is answered with those there are."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and self.get_command(ctx, args[0]) is None:
+            raise unknown("command", args[0], self.list_commands(ctx))
+        return super().resolve_command(ctx, args)
+
 
 app = typer.Typer(
+    cls=_Commands,
     name="silotune",
     help="Federated parameter-efficient fine-tuning of language models across data silos.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-errors = Console(stderr=True, highlight=False, soft_wrap=True)
+errors = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
 
 
 def main() -> None:
     """Entry point of `silotune`."""
-    from silotune.cli import catalogue, running  # noqa: F401  (they register their commands)
-
     try:
+        from silotune.cli import catalogue, running  # noqa: F401  (they register their commands)
+
         code = app(standalone_mode=False)
     except SilotuneError as error:
-        errors.print(f"silotune: {error}", style="red", markup=False)
+        _complain(str(error))
         sys.exit(error.exit_code)
+    except click.exceptions.NoArgsIsHelpError:  # the help is printed by now
+        _complain("missing command")
+        sys.exit(2)
     except click.ClickException as error:
-        errors.print(f"silotune: {error.format_message()}", style="red", markup=False)
+        usage = error.ctx.get_usage() if isinstance(error, click.UsageError) and error.ctx else ""
+        _complain(f"{error.format_message()} {usage}")
         sys.exit(2)
     except (KeyboardInterrupt, click.Abort):
         errors.print("silotune: interrupted; what is finished is kept (run again with --resume)", style="yellow")
         sys.exit(130)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _complain(message: str) -> None:
+    """One line, whatever the message quotes."""
+    errors.print(f"silotune: {' '.join(message.split())}", style="red", markup=False)
 
 
 @app.callback(invoke_without_command=True)

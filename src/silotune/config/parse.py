@@ -1,11 +1,12 @@
 """From presets, YAML files and `key=value` words to one checked `Config`.
 
 Layers, each over the one before: the schema's defaults, the preset, what the method brings along, the preset's
-`per_method` entry, the user's file (with its own `per_method`), the command line.
+`per_method` entry, the user's file, its own `per_method` entry, the command line.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
@@ -14,18 +15,12 @@ from typing import Any, get_args
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from silotune.config.schema import Choice, Config, Section
+from silotune.config.schema import Config
+from silotune.config.trees import NAMED, Tree, absolute, merged, nested, parse_tree, parse_word, read_tree
 from silotune.errors import InputError, unknown
 
-Tree = dict[str, Any]
-NAMED = tuple(
-    name
-    for name, field in Config.model_fields.items()
-    if isinstance(field.annotation, type)
-    and issubclass(field.annotation, (Choice, Section))
-    and "name" in field.annotation.model_fields
-)
-"""The sections for which `x=name` is short for `x.name=name`."""
+MethodDefaults = Mapping[str, Mapping[str, object]]
+_SHOULD = re.compile(r"^\w+ should")
 
 
 def preset_names() -> list[str]:
@@ -41,13 +36,11 @@ def preset_text(name: str) -> str:
         InputError: for an unknown name.
     """
     if name not in preset_names():
-        raise unknown("preset", name, preset_names())
+        raise unknown("preset", name, preset_names(), or_else="or the path of a YAML file")
     return (resources.files("silotune") / "presets" / f"{name}.yaml").read_text(encoding="utf-8")
 
 
-def load_config(
-    source: str, overrides: Sequence[str] = (), method_defaults: Mapping[str, Mapping[str, object]] = {}
-) -> Config:
+def load_config(source: str, overrides: Sequence[str] = (), method_defaults: MethodDefaults = {}) -> Config:
     """The configuration of a run.
 
     Args:
@@ -58,19 +51,55 @@ def load_config(
     Raises:
         InputError: one line that names the key and what is allowed.
     """
-    base, user = _source(source)
-    words = [_word(text) for text in overrides]
-    command: Tree = {}
-    for key, value in words:
-        _set(command, key, value)
-    chosen = _merged([base, user, command]).get("method", {})
-    method = str(chosen.get("name", "")) if isinstance(chosen, dict) else ""
-    brought: Tree = {}
-    for key, value in method_defaults.get(method, {}).items():
-        _set(brought, key, value)
-    choice: Tree = {"method": {"name": method}} if method else {}
-    layers = [base, choice, brought, _per_method(base, method), user, _per_method(user, method), command]
-    return validated(_merged(layers))
+    try:
+        preset, file = _source(source)
+        words = absolute(nested(map(parse_word, overrides)), Path())
+        return validated(_layered(preset, file, words, method_defaults))
+    except RecursionError:
+        raise InputError(f"config {source}: nested too deeply") from None
+
+
+def _layered(preset: Tree, file: Tree, words: Tree, method_defaults: MethodDefaults) -> Tree:
+    entries = [_per_method(tree, method_defaults) for tree in (preset, file, words)]
+    for tree in (preset, file, words):
+        tree.pop("per_method", None)
+    layers = [_defaults(), preset, file, words]
+    method = _keep_one_method(layers)
+    own = [nested(found.get(str(method), {}).items()) for found in entries]
+    brought = nested(method_defaults.get(str(method), {}).items())
+    choice = {"method": {"name": method}}
+    return merged([layers[0], preset, choice, brought, own[0], file, own[1], own[2], words])
+
+
+def _defaults() -> Tree:
+    """The names that the schema gives to `method` and `tuner`: their options alone are then enough."""
+    config = {name: Config.model_fields[name].default for name in NAMED}
+    return {name: {"name": section.name} for name, section in config.items()}
+
+
+def _keep_one_method(layers: Sequence[Tree]) -> Any:
+    """The method in effect after all layers. Options meant for another one, by a layer below, are dropped."""
+    in_effect: list[Any] = []
+    for layer in layers:
+        in_effect.append(layer.get("method", {}).get("name", in_effect[-1] if in_effect else None))
+    for layer, method in zip(layers, in_effect, strict=True):
+        if method != in_effect[-1]:
+            layer.pop("method", None)
+    return in_effect[-1]
+
+
+def _per_method(tree: Tree, method_defaults: MethodDefaults) -> dict[str, dict[str, Any]]:
+    entries = tree.get("per_method") or {}
+    if not isinstance(entries, dict):
+        raise InputError("per_method: must map methods to groups of keys")
+    for name, entry in entries.items():
+        if method_defaults and name not in method_defaults:
+            raise unknown("key", f"per_method.{name}", [f"per_method.{method}" for method in method_defaults])
+        if not isinstance(entry, dict):
+            raise InputError(f"per_method.{name}: must be a group of keys (got {entry!r})")
+        if "name" in nested(entry.items()).get("method", {}):
+            raise InputError(f"per_method.{name}: cannot choose another method")
+    return entries
 
 
 def validated(tree: Tree) -> Config:
@@ -82,7 +111,17 @@ def validated(tree: Tree) -> Config:
     try:
         return Config.model_validate(tree)
     except ValidationError as error:
-        raise input_error(error, Config) from None
+        raise InputError(f"{input_error(error, Config)}{_silo_name(error, tree)}") from None
+
+
+def _silo_name(error: ValidationError, tree: Tree) -> str:
+    """Which silo `silos.3` is."""
+    match error.errors()[0]["loc"]:
+        case ("silos", int(position), *_):
+            silo = tree["silos"][position]
+            name = silo.get("name") if isinstance(silo, dict) else None
+            return f" (silo {name!r})" if name else ""
+    return ""
 
 
 def dump(config: Config) -> str:
@@ -93,19 +132,26 @@ def dump(config: Config) -> str:
 def input_error(error: ValidationError, model: type[BaseModel], prefix: str = "") -> InputError:
     """The first complaint of pydantic as one line: key, what is allowed, what was given."""
     first = error.errors()[0]
-    location = [str(word) for word in first["loc"] if not str(word).startswith(("tuple[", "str", "function"))]
-    key = ".".join([*([prefix] if prefix else []), *location])
+    location = [str(word) for word in first["loc"] if not str(word).endswith("]")]
+    words = [*([prefix] if prefix else []), *location]
+    key = ".".join(words)
     if first["type"] == "extra_forbidden":
         allowed = _fields_at(model, location[:-1])
-        return unknown(
-            "key", key, [".".join([*([prefix] if prefix else []), *location[:-1], name]) for name in allowed]
-        )
+        return unknown("key", key, [".".join([*words[:-1], name]) for name in allowed])
     message = first["msg"].removeprefix("Value error, ")
-    if first["type"] == "value_error" or not key:
-        return InputError(f"{key}: {message}" if key else message)
-    given = first.get("input")
-    shown = "" if isinstance(given, (dict, list)) else f" (got {given!r})"
-    return InputError(f"{key}: {message[0].lower()}{message[1:]}{shown}")
+    if first["type"] == "missing":
+        message = "is missing"
+    elif first["type"] in ("model_type", "model_attributes_type", "dict_type"):
+        allowed = _fields_at(model, location)
+        message = f"must be a group of keys{': ' if allowed else ''}{', '.join(allowed)} (got {_shown(first['input'])})"
+    elif first["type"] != "value_error":
+        message = f"{_SHOULD.sub('must', message)} (got {_shown(first['input'])})"
+    return InputError(f"{key}: {message}" if key else message)
+
+
+def _shown(given: object) -> str:
+    text = repr(given)
+    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def _fields_at(model: type[BaseModel], location: Sequence[str]) -> list[str]:
@@ -125,88 +171,7 @@ def _source(source: str) -> tuple[Tree, Tree]:
     if path.suffix in (".yaml", ".yml") or path.is_file():
         if not path.is_file():
             raise InputError(f"config file {source}: not found")
-        user = _tree(_read(path), source)
-        name = user.pop("preset", None)
-        return (_tree(preset_text(str(name)), str(name)) if name else {}), _absolute(user, path.parent)
-    return _tree(preset_text(source), source), {}
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise InputError(f"config file {path}: not UTF-8 (byte {error.start})") from error
-
-
-def _tree(text: str, source: str) -> Tree:
-    try:
-        loaded = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        line = f" line {mark.line + 1}" if mark else ""
-        raise InputError(f"config {source}:{line} is not YAML ({getattr(error, 'problem', error)})") from error
-    if loaded is None:
-        return {}
-    if not isinstance(loaded, dict):
-        raise InputError(f"config {source}: must be a mapping of keys")
-    tree: Tree = {}
-    for key, value in loaded.items():
-        _set(tree, str(key), value)
-    return tree
-
-
-def _absolute(tree: Tree, folder: Path) -> Tree:
-    """Paths in a file are relative to the file."""
-    data = tree.get("data")
-    if isinstance(data, dict) and isinstance(data.get("path"), str):
-        data["path"] = str((folder / data["path"]).resolve())
-    for silo in tree.get("silos") or []:
-        if isinstance(silo, dict) and isinstance(silo.get("path"), str):
-            silo["path"] = str((folder / silo["path"]).resolve())
-    return tree
-
-
-def _word(text: str) -> tuple[str, Any]:
-    key, equals, value = text.partition("=")
-    if not equals or not key:
-        raise InputError(f"expected key=value, got {text!r}")
-    try:
-        return key, yaml.safe_load(value) if value else None
-    except yaml.YAMLError:
-        return key, value
-
-
-def _set(tree: Tree, key: str, value: Any) -> None:
-    """Set a dotted key; `x=name` for a named section means `x.name=name`."""
-    *path, last = key.split(".")
-    if not path and last in NAMED and not isinstance(value, dict):
-        path, last = [last], "name"
-    if not path and isinstance(value, dict) and last not in ("per_method",):
-        for inner, item in value.items():
-            _set(tree, f"{last}.{inner}", item)
-        return
-    for word in path:
-        tree = tree.setdefault(word, {})
-        if not isinstance(tree, dict):
-            raise InputError(f"{key}: {word!r} already has a plain value")
-    tree[last] = value
-
-
-def _per_method(tree: Tree, method: str) -> Tree:
-    result: Tree = {}
-    for key, value in (tree.get("per_method", {}).get(method) or {}).items():
-        _set(result, str(key), value)
-    return result
-
-
-def _merged(layers: Sequence[Tree]) -> Tree:
-    result: Tree = {}
-    for layer in layers:
-        for key, value in layer.items():
-            if isinstance(value, dict) and isinstance(result.get(key), dict):
-                # Another name brings other options: the earlier ones would not fit it.
-                renamed = key in NAMED and "name" in value and value["name"] != result[key].get("name")
-                result[key] = _merged([{} if renamed else result[key], value])
-            else:
-                result[key] = _merged([value]) if isinstance(value, dict) else value
-    return result
+        file = read_tree(path)
+        name = file.pop("preset", None)
+        return (parse_tree(preset_text(str(name)), str(name)) if name else {}), file
+    return parse_tree(preset_text(source), source), {}

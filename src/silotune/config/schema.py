@@ -2,15 +2,47 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+import re
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+
+NAME_RULE = "letters, digits, spaces, '.', '_' and '-', beginning with a letter or digit"
+
+
+def is_name(name: str) -> bool:
+    """Whether this can be the name of a silo or task."""
+    return re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9 ._-]*", name) is not None
+
+
+def _plain_name(name: str) -> str:
+    if not is_name(name):
+        raise ValueError(f"{name!r} cannot be a name; allowed: {NAME_RULE}")
+    return name
+
+
+Name = Annotated[str, AfterValidator(_plain_name)]
+"""The name of a silo or task: it becomes part of paths in the run folder."""
+def _distinct(names: list[str]) -> list[str]:
+    for position, name in enumerate(names):
+        if name in names[:position]:
+            raise ValueError(f"{name!r} appears twice")
+    return names
 
 
 class Section(BaseModel):
-    """A group of keys. Unknown keys are errors."""
+    """A group of keys. Unknown keys are errors, and so are NaN, infinity, and yes/no where a number is asked for."""
 
-    model_config = ConfigDict(extra="forbid", validate_default=True)
+    model_config = ConfigDict(extra="forbid", validate_default=True, allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_switch_for_a_number(cls, value: object, info: ValidationInfo) -> object:
+        if isinstance(value, bool) and info.field_name is not None:
+            annotation = cls.model_fields[info.field_name].annotation
+            if {int, float} & {annotation, *get_args(annotation)}:
+                raise ValueError(f"must be a number (got {value})")
+        return value
 
 
 class Choice(BaseModel):
@@ -53,7 +85,7 @@ class SamplingConfig(Section):
     @model_validator(mode="after")
     def _one(self) -> SamplingConfig:
         if self.fraction is not None and self.count is not None:
-            raise ValueError("fraction and count exclude each other")
+            raise ValueError("fraction and count exclude each other; unset one (sampling.fraction= or sampling.count=)")
         return self
 
 
@@ -62,6 +94,16 @@ class AggregationConfig(Section):
 
     name: Literal["uniform", "samples"] = "samples"
     max_norm: float | None = Field(None, gt=0)
+
+
+class ServerConfig(Section):
+    """The server optimiser (`none` adopts the mean) and its learning rate; the other keys as in Reddi et al. 2021."""
+
+    optimizer: Literal["none", "avgm", "adam", "yogi", "adagrad"] = "none"
+    lr: float = Field(1.0, gt=0, allow_inf_nan=False)
+    beta1: float = Field(0.9, ge=0, lt=1)
+    beta2: float = Field(0.99, ge=0, lt=1)
+    tau: float = Field(1e-3, gt=0, allow_inf_nan=False)
 
 
 class DataConfig(Section):
@@ -74,8 +116,8 @@ class DataConfig(Section):
 
     set: Literal["glue", "mixed6", "sentiment5", "demo"] | None = None
     path: str | None = None
-    tasks: list[str] = []
-    task: str | None = None
+    tasks: list[Name] = []
+    task: Name | None = None
     merge: bool = False
     ratio: tuple[float, float, float] = (0.6, 0.2, 0.2)
     seed: int | None = Field(None, ge=0)
@@ -84,23 +126,63 @@ class DataConfig(Section):
     validation_rows: int | None = Field(None, ge=1)
     test_rows: int | None = Field(None, ge=1)
 
-    @model_validator(mode="after")
-    def _ratio(self) -> DataConfig:
-        if min(self.ratio) <= 0 or abs(sum(self.ratio) - 1) > 1e-6:
-            raise ValueError("ratio must be three positive shares that sum to 1")
-        return self
+    @field_validator("tasks", mode="before")
+    @classmethod
+    def _words(cls, tasks: object) -> object:
+        return tasks.split(",") if isinstance(tasks, str) else tasks
+
+    @field_validator("tasks")
+    @classmethod
+    def _once(cls, tasks: list[str]) -> list[str]:
+        return _distinct(tasks)
+
+    @field_validator("ratio")
+    @classmethod
+    def _shares(cls, ratio: tuple[float, float, float]) -> tuple[float, float, float]:
+        if min(ratio) <= 0 or abs(sum(ratio) - 1) > 1e-6:
+            raise ValueError(f"must be three positive shares that sum to 1 (got {list(ratio)})")
+        return ratio
 
 
 class SiloConfig(Section):
     """One's own silo: a file to be split, or a folder with train, validation and test files."""
 
-    name: str = Field(min_length=1, pattern=r"^[A-Za-z0-9][A-Za-z0-9 ._-]*$")
-    path: str
-    text: str | tuple[str] | tuple[str, str] = "text"
+    name: Name
+    path: str = Field(min_length=1)
+    text: str | list[str] = "text"
     label: str = "label"
-    task: str | None = None
+    task: Name | None = None
     labels: list[str] | None = Field(None, min_length=2)
     metric: Literal["accuracy", "f1"] = "accuracy"
+
+    @field_validator("text", mode="before")
+    @classmethod
+    def _one_or_two(cls, text: object) -> object:
+        columns = list(text) if isinstance(text, (list, tuple)) else [text]
+        if not 1 <= len(columns) <= 2 or not all(isinstance(column, str) for column in columns):
+            raise ValueError(f"must be a text column or a list of two (got {text!r})")
+        return text
+
+    @field_validator("labels", mode="before")
+    @classmethod
+    def _names(cls, labels: object) -> object:
+        """Whole numbers are names too; YAML's bare yes and no are not text."""
+        if not isinstance(labels, list):
+            return labels
+        if any(isinstance(label, bool) for label in labels):
+            raise ValueError("YAML reads a bare yes, no, on or off as a truth value; put the label in quotes")
+        return [str(label) if isinstance(label, int) else label for label in labels]
+
+    @field_validator("labels")
+    @classmethod
+    def _once(cls, labels: list[str] | None) -> list[str] | None:
+        return labels and _distinct(labels)
+
+    @model_validator(mode="after")
+    def _apart(self) -> SiloConfig:
+        if len({*self.columns, self.label}) <= len(self.columns):
+            raise ValueError(f"text and label must be different columns (got {[*self.columns, self.label]})")
+        return self
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -118,19 +200,28 @@ class Config(Section):
     head: HeadConfig = HeadConfig()
     rounds: int = Field(10, ge=1)
     seed: int = Field(1, ge=0, lt=2**31)
-    threads: int | None = Field(None, ge=1)
+    threads: int | None = Field(None, ge=1, le=1024)
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
     train: TrainConfig = TrainConfig()
     sampling: SamplingConfig = SamplingConfig()
     aggregation: AggregationConfig = AggregationConfig()
+    server: ServerConfig = ServerConfig()
     data: DataConfig = DataConfig()
     silos: list[SiloConfig] = []
     per_method: dict[str, dict[str, Any]] = {}
 
+    @field_validator("silos")
+    @classmethod
+    def _once(cls, silos: list[SiloConfig]) -> list[SiloConfig]:
+        _distinct([silo.name for silo in silos])
+        return silos
+
     @model_validator(mode="after")
     def _source(self) -> Config:
-        if self.silos and (self.data.set or self.data.path):
-            raise ValueError("'silos' and 'data.set'/'data.path' exclude each other")
+        if self.silos:
+            for key in ("set", "path", "tasks", "task"):
+                if getattr(self.data, key):
+                    raise ValueError(f"'silos' and 'data.{key}' exclude each other; give one of them")
         if not self.silos and not self.data.set and not self.data.path:
             raise ValueError("no data: give 'silos', 'data.path' or a preset")
         return self

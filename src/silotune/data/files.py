@@ -6,6 +6,7 @@ Every complaint names the file, the row and the column.
 from __future__ import annotations
 
 import csv
+import io
 import json
 import math
 from collections.abc import Iterable, Sequence
@@ -16,7 +17,8 @@ from silotune.data.tasks import Row
 from silotune.errors import InputError
 
 Record = dict[str, Any]
-FORMATS = (".csv", ".tsv", ".jsonl", ".parquet")
+_DELIMITERS = {".csv": ",", ".tsv": "\t"}
+FORMATS = (*_DELIMITERS, ".jsonl", ".parquet")
 
 
 def read_records(path: Path) -> list[Record]:
@@ -27,30 +29,47 @@ def read_records(path: Path) -> list[Record]:
     """
     if not path.is_file():
         raise InputError(f"data file {path}: not found")
-    if path.suffix not in FORMATS:
+    kind = path.suffix.lower()
+    if kind not in FORMATS:
         raise InputError(f"data file {path}: unknown format {path.suffix!r}; allowed: {', '.join(FORMATS)}")
     try:
-        records = _parquet(path) if path.suffix == ".parquet" else _text(path)
-    except UnicodeDecodeError as error:
-        raise InputError(f"data file {path}: not UTF-8 (byte {error.start})") from error
+        if kind == ".parquet":
+            records = _parquet(path)
+        else:
+            lines = io.StringIO(_text(path), newline="")
+            records = _json_lines(path, lines) if kind == ".jsonl" else _table(path, lines, _DELIMITERS[kind])
+    except OSError as error:
+        raise InputError(f"data file {path}: cannot be read ({error.strerror or error})") from error
     if not records:
-        raise InputError(f"data file {path}: empty (no rows)")
+        raise InputError(f"data file {path}: no rows")
     return records
 
 
-def _text(path: Path) -> list[Record]:
-    with path.open(encoding="utf-8-sig", newline="") as file:
-        if path.suffix == ".jsonl":
-            return _json_lines(path, file)
-        reader = csv.DictReader(file, delimiter="\t" if path.suffix == ".tsv" else ",", strict=True)
-        try:
-            records = list(reader)
-        except csv.Error as error:
-            raise InputError(f"data file {path}: line {reader.line_num}: {error}") from error
-    for number, record in enumerate(records, start=1):
-        if None in record or None in record.values():
-            raise InputError(f"data file {path}: row {number} has another number of columns than the header")
-    return records
+def _text(path: Path) -> str:
+    data = path.read_bytes()
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise InputError(f"data file {path}: line {line}: not UTF-8 (byte {error.start})") from error
+
+
+def _table(path: Path, lines: Iterable[str], delimiter: str) -> list[Record]:
+    reader = csv.reader(lines, delimiter=delimiter, strict=True)
+    try:
+        table = [cells for cells in reader if cells]
+    except csv.Error as error:
+        raise InputError(f"data file {path}: line {reader.line_num}: {error}") from error
+    if not table:
+        raise InputError(f"data file {path}: empty; a header and rows are needed")
+    header, *rows = table
+    for column in header:
+        if header.count(column) > 1:
+            raise InputError(f"data file {path}: column {column!r} appears twice in the header")
+    for number, cells in enumerate(rows, start=1):
+        if len(cells) != len(header):
+            raise InputError(f"data file {path}: row {number} has {len(cells)} columns, the header {len(header)}")
+    return [dict(zip(header, cells, strict=True)) for cells in rows]
 
 
 def _json_lines(path: Path, lines: Iterable[str]) -> list[Record]:
@@ -60,8 +79,9 @@ def _json_lines(path: Path, lines: Iterable[str]) -> list[Record]:
             continue
         try:
             record = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise InputError(f"data file {path}: line {number} is not JSON ({error.msg})") from error
+        except (ValueError, RecursionError) as error:
+            reason = getattr(error, "msg", error)
+            raise InputError(f"data file {path}: line {number} is not JSON ({reason})") from error
         if not isinstance(record, dict):
             raise InputError(f"data file {path}: line {number} is not a JSON object")
         records.append(record)
@@ -73,9 +93,11 @@ def _parquet(path: Path) -> list[Record]:
     import pyarrow.parquet
 
     try:
-        return list(pyarrow.parquet.read_table(path).to_pylist())
-    except (pyarrow.ArrowInvalid, OSError) as error:
-        raise InputError(f"data file {path}: not a Parquet file ({str(error).splitlines()[0]})") from error
+        # not `read_table`, which would add columns for folders named like `key=value`
+        return list(pyarrow.parquet.ParquetFile(path).read().to_pylist())
+    except (pyarrow.ArrowException, OSError, ValueError) as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise InputError(f"data file {path}: not a readable Parquet file ({reason})") from error
 
 
 def require_columns(path: Path, record: Record, columns: Sequence[str]) -> None:
@@ -103,11 +125,13 @@ def text_of(path: Path, number: int, record: Record, column: str) -> str:
         raise InputError(f"data file {path}: row {number}: {column!r} is not text but {type(value).__name__}")
     if not value.strip():
         raise InputError(f"data file {path}: row {number}: {column!r} is empty")
+    if not value.isascii() and any("\ud800" <= character <= "\udfff" for character in value):
+        raise InputError(f"data file {path}: row {number}: {column!r} holds half a character (a lone surrogate)")
     return value
 
 
 def labels_of(path: Path, records: Sequence[Record], column: str) -> list[str | int]:
-    """The label column's cells.
+    """The label column's cells, text without blanks around it.
 
     Raises:
         InputError: for a missing label or one that is neither text nor a whole number.
@@ -117,8 +141,12 @@ def labels_of(path: Path, records: Sequence[Record], column: str) -> list[str | 
         value = record.get(column)
         if isinstance(value, float) and value.is_integer():
             value = int(value)
+        if isinstance(value, str):
+            value = value.strip()
         if isinstance(value, bool) or not isinstance(value, (str, int)) or value == "":
-            raise InputError(f"data file {path}: row {number}: {column!r} is not a label: {value!r}")
+            raise InputError(
+                f"data file {path}: row {number}: {column!r} is no label: {value!r}; allowed: text or a whole number"
+            )
         labels.append(value)
     return labels
 

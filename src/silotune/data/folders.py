@@ -6,8 +6,9 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
+from silotune.config.schema import NAME_RULE, is_name
 from silotune.data.files import Record, read_records, rows_of
-from silotune.data.tasks import Row, Splits, Task
+from silotune.data.tasks import Row, Splits, Task, make_task
 from silotune.errors import InputError
 
 GLUE_HUB = "nyu-mll/glue"
@@ -42,6 +43,9 @@ def task_folders(path: Path) -> list[str]:
     names = sorted(entry.name for entry in path.iterdir() if (entry / "train.jsonl").is_file())
     if not names:
         raise InputError(f"data.path: no task folder with a train.jsonl in {path}")
+    for name in names:
+        if not is_name(name):
+            raise InputError(f"data.path: the task folder {path / name} has no usable name; allowed: {NAME_RULE}")
     return names
 
 
@@ -56,14 +60,15 @@ def read_folder(path: Path, name: str) -> LabelledSet:
         raise InputError(f"data.path: no task {name!r} in {path}; there: {', '.join(task_folders(path))}")
     meta = _meta(folder / "meta.json")
     labels = tuple(str(label) for label in meta["label_names"])
-    task = Task(name, labels, str(meta.get("metric", "accuracy")))
-    found: dict[str, list[Row]] = {}
-    for split in ("train", "validation", "test"):
-        file = folder / f"{split}.jsonl"
-        if split == "train" or file.exists():
-            records = read_records(file)
-            found[split] = rows_of(file, records, _text_columns(records[0]), "label", labels, by_index=True)
-    return LabelledSet(task, Splits(**found))
+    task = make_task(name, labels, str(meta.get("metric", "accuracy")), f"data file {folder / 'meta.json'}")
+    files = {split: folder / f"{split}.jsonl" for split in ("train", "validation", "test")}
+    records = {split: read_records(file) for split, file in files.items() if split == "train" or file.exists()}
+    pairs = any("sentence2" in record for record in records["train"])
+    text = ("sentence1", "sentence2") if pairs else ("sentence1",)
+    rows = {
+        split: rows_of(files[split], found, text, "label", labels, by_index=True) for split, found in records.items()
+    }
+    return LabelledSet(task, Splits(**rows))
 
 
 def _meta(path: Path) -> Record:
@@ -73,13 +78,10 @@ def _meta(path: Path) -> Record:
         meta = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise InputError(f"data file {path}: not JSON ({error})") from error
-    if not isinstance(meta, dict) or not isinstance(meta.get("label_names"), list):
-        raise InputError(f"data file {path}: needs a list 'label_names'")
-    return meta
-
-
-def _text_columns(record: Record) -> tuple[str, ...]:
-    return ("sentence1", "sentence2") if "sentence2" in record else ("sentence1",)
+    names = meta.get("label_names") if isinstance(meta, dict) else None
+    if not isinstance(names, list) or len(names) < 2 or len(set(map(str, names))) < len(names):
+        raise InputError(f"data file {path}: needs 'label_names', a list of at least 2 different names")
+    return dict(meta)
 
 
 def read_glue_hub(name: str) -> LabelledSet:
@@ -102,6 +104,7 @@ def read_glue_hub(name: str) -> LabelledSet:
     names = tuple(loaded["train"].features["label"].names)
 
     def rows(split: str) -> list[Row]:
-        return [Row(tuple(row[column] for column in GLUE_TEXT[name]), row["label"]) for row in loaded[split]]
+        texts = zip(*(loaded[split][column] for column in GLUE_TEXT[name]), strict=True)
+        return [Row(text, label) for text, label in zip(texts, loaded[split]["label"], strict=True)]
 
     return LabelledSet(Task(name, names), Splits(train=rows("train"), validation=rows(validation)))

@@ -6,10 +6,10 @@ from importlib import resources
 from pathlib import Path
 
 from silotune.config import Config, DataConfig, SiloConfig
-from silotune.data.files import Record, label_names, labels_of, read_records, require_columns, rows_of
+from silotune.data.files import FORMATS, Record, label_names, labels_of, read_records, require_columns, rows_of
 from silotune.data.folders import LabelledSet, read_folder, read_glue_hub, task_folders
 from silotune.data.splits import SplitRule, split
-from silotune.data.tasks import SiloData, Splits, Task, check_silo, unique_names
+from silotune.data.tasks import SiloData, Splits, Task, check_silo, make_task
 from silotune.errors import InputError
 
 
@@ -22,7 +22,6 @@ def load_silos(config: Config) -> list[SiloData]:
     seed = config.seed if config.data.seed is None else config.data.seed
     rule = _rule(config.data)
     silos = _own_silos(config.silos, rule, seed) if config.silos else _set_silos(config.data, rule, seed)
-    unique_names(silos)
     return [check_silo(silo) for silo in silos]
 
 
@@ -49,14 +48,17 @@ def _set_silos(data: DataConfig, rule: SplitRule, seed: int) -> list[SiloData]:
     names = data.tasks or (task_folders(path) if path else [])
     if not names:
         raise InputError("data.tasks: name the tasks to load")
-    silos = []
+    silos: list[SiloData] = []
     for name in names:
         found: LabelledSet = read_folder(path, name) if path else read_glue_hub(name)
         # `data.task` says that all silos hold one task, so that they may share a head.
         task = Task(data.task or name, found.task.labels, found.task.metric)
+        if silos and data.task is not None and task != silos[0].task:
+            raise InputError(
+                f"data.task: {name!r} has other labels or another metric than {silos[0].name!r}, "
+                f"so they cannot both be the task {data.task!r}"
+            )
         silos.append(SiloData(name, task, split(found.splits, rule, seed, name)))
-    if data.task is not None and len({silo.task for silo in silos}) > 1:
-        raise InputError(f"data.task: the silos' label names differ, so they cannot all be the task {data.task!r}")
     return silos
 
 
@@ -66,7 +68,7 @@ def _own_silos(silos: list[SiloConfig], rule: SplitRule, seed: int) -> list[Silo
     tasks: dict[str, Task] = {}
     for silo in silos:
         name = silo.task or silo.name
-        task = Task(name, _labels(silos, name, files, records), silo.metric)
+        task = make_task(name, _labels(silos, name, files, records), silo.metric, f"silo {silo.name!r}")
         if tasks.setdefault(name, task) != task:
             raise InputError(f"silo {silo.name!r}: metric differs from the other silos of task {name!r}")
     result = []
@@ -86,14 +88,15 @@ def _silo_files(path: Path) -> dict[str, Path]:
     """A single file is the whole; a folder holds train, validation and test files."""
     if not path.is_dir():
         return {"train": path}
-    found = {
-        part: file
-        for part in ("train", "validation", "test")
-        for file in sorted(path.glob(f"{part}.*"))
-        if file.is_file()
-    }
+    found: dict[str, Path] = {}
+    for part in ("train", "validation", "test"):
+        files = sorted(file for file in path.glob(f"{part}.*") if file.suffix.lower() in FORMATS)
+        if len(files) > 1:
+            raise InputError(f"silo folder {path}: {' and '.join(file.name for file in files)}; only one may be there")
+        if files:
+            found[part] = files[0]
     if "train" not in found:
-        raise InputError(f"silo folder {path}: no file train.csv, .tsv, .jsonl or .parquet")
+        raise InputError(f"silo folder {path}: no train file; allowed: {', '.join(f'train{kind}' for kind in FORMATS)}")
     return found
 
 

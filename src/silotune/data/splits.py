@@ -14,8 +14,9 @@ class SplitRule:
     """How rows become splits.
 
     `merge`: train and validation are put together, capped at `rows_per_silo` and split by `ratio` (FedMCP, section
-    V-A). Otherwise the ready splits are kept, each capped; a missing validation split is cut from the rest of train,
-    and without a test split the validation split serves as test.
+    V-A). Otherwise the ready splits are kept; a missing validation split is cut from the rest of train (a tenth of it
+    where nothing is left), and without a test split the validation split serves as test. Either way each split is then
+    capped by `train_rows`, `validation_rows` and `test_rows`.
     """
 
     merge: bool = False
@@ -38,10 +39,14 @@ def split(published: Splits, rule: SplitRule, seed: int, silo: str) -> Splits:
 def _merged(published: Splits, rule: SplitRule, seed: int, silo: str) -> Splits:
     rows = published.train + published.validation
     rows = _shuffled(rows, seed, silo, "merged")[: rule.rows_per_silo]
-    train, validation = (round(sum(rule.ratio[:end]) * len(rows)) for end in (1, 2))
-    if not 0 < train < validation < len(rows):
-        raise InputError(f"silo {silo!r}: {len(rows)} rows are too few to split into train, validation and test")
-    return Splits(rows[:train], rows[train:validation], rows[validation:])
+    train, validation = (round(share * len(rows)) for share in rule.ratio[:2])
+    end = train + validation
+    if not 0 < train < end < len(rows):
+        shares = ":".join(f"{share:g}" for share in rule.ratio)
+        raise InputError(
+            f"silo {silo!r}: {len(rows)} rows are too few to split {shares} into train, validation and test"
+        )
+    return _capped(Splits(rows[:train], rows[train:end], rows[end:]), rule)
 
 
 def _ready(published: Splits, rule: SplitRule, seed: int, silo: str) -> Splits:
@@ -52,14 +57,15 @@ def _ready(published: Splits, rule: SplitRule, seed: int, silo: str) -> Splits:
         validation, test = [], validation
     if not test:
         raise InputError(f"silo {silo!r}: the data set has neither a test nor a validation split")
-    kept = rule.train_rows if rule.train_rows is not None else len(train)
     if not validation:
-        if rule.train_rows is None:
-            kept = len(train) - round(0.1 * len(train))
-        validation = train[kept:]
-    if rule.rows_per_silo is not None:
-        kept = min(kept, rule.rows_per_silo)
-    return Splits(train[:kept], validation[: rule.validation_rows], test[: rule.test_rows])
+        most = len(train) - max(1, round(0.1 * len(train)))
+        kept = most if rule.train_rows is None else min(rule.train_rows, most)
+        train, validation = train[:kept], train[kept:]
+    return _capped(Splits(train[: rule.rows_per_silo], validation, test), rule)
+
+
+def _capped(rows: Splits, rule: SplitRule) -> Splits:
+    return Splits(rows.train[: rule.train_rows], rows.validation[: rule.validation_rows], rows.test[: rule.test_rows])
 
 
 def _shuffled(rows: list[Row], seed: int, silo: str, purpose: str) -> list[Row]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from silotune.errors import InputError
+from silotune.errors import InputError, unknown
+from silotune.evaluation.metrics import METRICS
 
 
 @dataclass(frozen=True)
@@ -15,6 +16,19 @@ class Task:
     name: str
     labels: tuple[str, ...]
     metric: str = "accuracy"
+
+
+def make_task(name: str, labels: Sequence[str], metric: str, culprit: str) -> Task:
+    """A task, checked; `culprit` says who asks for it.
+
+    Raises:
+        InputError: for an unknown metric, or F1 over other than two classes.
+    """
+    if metric not in METRICS:
+        raise unknown(f"metric of {culprit}", metric, METRICS)
+    if metric == "f1" and len(labels) != 2:
+        raise InputError(f"{culprit}: metric f1 needs 2 labels, found {', '.join(labels)}; allowed: accuracy")
+    return Task(name, tuple(labels), metric)
 
 
 @dataclass(frozen=True)
@@ -63,16 +77,3 @@ def check_silo(data: SiloData) -> SiloData:
     if not rows.test:
         raise InputError(f"silo {data.name!r}: no test rows")
     return data
-
-
-def unique_names(silos: Sequence[SiloData]) -> None:
-    """Refuse two silos of one name.
-
-    Raises:
-        InputError: naming the silo.
-    """
-    seen: set[str] = set()
-    for silo in silos:
-        if silo.name in seen:
-            raise InputError(f"silos: the name {silo.name!r} appears twice")
-        seen.add(silo.name)

@@ -13,7 +13,7 @@ from silotune.assembly import Federation
 from silotune.coordinator import update_message
 from silotune.evaluation.predict import score
 from silotune.messages import MessageRefused
-from silotune.parts import State, flatten, unflatten
+from silotune.parts import State
 from silotune.runs import Checkpoint, RunFolder
 from silotune.silo import Silo, SiloState
 
@@ -73,7 +73,7 @@ class InProcess:
     def load(self, checkpoint: Checkpoint) -> None:
         """Set the federation to a checkpoint's state."""
         federation = self._federation
-        federation.coordinator.shared = unflatten(self._folder.read(checkpoint.shared))
+        federation.coordinator.load_flat(self._folder.read(checkpoint.shared))
         for name, silo in federation.silos.items():
             file = checkpoint.silos.get(name)
             silo.state = SiloState.from_flat(self._folder.read(file)) if file else None
@@ -157,7 +157,7 @@ class InProcess:
 
     def _checkpoint(self, number: int, touched: set[str], better: bool) -> None:
         federation, folder = self._federation, self._folder
-        shared = folder.write(f"shared-{number:04d}", flatten(federation.coordinator.shared))
+        shared = folder.write(f"shared-{number:04d}", federation.coordinator.flat())
         files = dict(self._last.silos) if self._last else {}
         for name in sorted(touched):
             state = federation.silos[name].state

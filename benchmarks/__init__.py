@@ -1,0 +1,1 @@
+"""Measurements that compare within one run. `python -m benchmarks NAME [--json]`."""
