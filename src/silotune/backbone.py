@@ -17,16 +17,20 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
-from silotune.architectures import Architecture, architecture_of
+from silotune.architectures import ARCHITECTURES, Architecture, architecture_of
 from silotune.errors import InputError
+from silotune.forward import Inputs as Inputs
+from silotune.forward import Prefix, Prompt, Whole, arrange, encoder_decoder_forward, plain_forward
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-Inputs = dict[str, Tensor]
 OutputChange = Callable[[Tensor, Tensor], Tensor]
 """(a site's input, its output so far) → its output."""
+InputChange = Callable[[Tensor], Tensor]
+"""A site's input → what it gets instead."""
 
 DEFAULT_BACKBONE_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -36,11 +40,17 @@ _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 class Plan:
     """What one forward changes in the backbone.
 
-    `outputs` maps a module's name to changes of its output, applied in order. `weights` maps a parameter's name to
-    the tensor used instead. `dropout` runs the model in training mode.
+    `outputs` maps a module's name to changes of its output, applied in order, `inputs` to changes of its input.
+    `prompts` and `prefixes` are virtual tokens before the text, in order. `weights` maps a parameter's name to the
+    tensor used instead. `dropout` runs the model in training mode. `past` is filled by the backbone itself: the
+    prefixes of attention modules that are reached one by one.
     """
 
     outputs: defaultdict[str, list[OutputChange]] = field(default_factory=lambda: defaultdict(list))
+    inputs: defaultdict[str, list[InputChange]] = field(default_factory=lambda: defaultdict(list))
+    prompts: list[Prompt] = field(default_factory=list)
+    prefixes: list[Prefix] = field(default_factory=list)
+    past: dict[str, Any] = field(default_factory=dict)
     weights: dict[str, Tensor] = field(default_factory=dict)
     dropout: bool = False
 
@@ -49,11 +59,13 @@ class Backbone:
     """A frozen Hugging Face transformer and its tokenizer.
 
     Args:
-        model: any model of a family in `ARCHITECTURES`; its parameters are frozen here.
+        model: any transformer; its parameters are frozen here. Families in `ARCHITECTURES` have named sites.
         tokenizer: its tokenizer.
         precision: `fp32`, `bf16` or `fp16` (autocast).
         keep_master: keep the frozen linear weights in float32 (needed where a tuner trains the backbone's own
             tensors); otherwise they are cast once, so that no forward has to.
+        checkpointing: keep only the blocks' inputs for the backward pass and compute their insides again there: less
+            memory for about a third more time. Gradients are the same.
     """
 
     def __init__(
@@ -63,6 +75,7 @@ class Backbone:
         *,
         precision: str = "fp32",
         keep_master: bool = False,
+        checkpointing: bool = False,
         name: str = "",
     ) -> None:
         self.name = name
@@ -71,7 +84,7 @@ class Backbone:
         self.model.requires_grad_(False)
         self.model.eval()
         self.tokenizer = tokenizer
-        self.architecture: Architecture = architecture_of(model.config.model_type)
+        self.model_type = str(model.config.model_type)
         self.precision = precision
         if getattr(self.base, "pooler", None) is not None:
             self.base.pooler = None  # no head here reads it
@@ -84,6 +97,24 @@ class Backbone:
                     module.to(_DTYPES[precision])
         self._plan: Plan | None = None
         self._hooked: set[str] = set()
+        if checkpointing:
+            for stack in self.architecture.stacks:
+                for block in range(len(self.base.get_submodule(stack.blocks))):
+                    self._checkpoint(f"{stack.blocks}.{block}")
+
+    @property
+    def known(self) -> Architecture | None:
+        """The family's sites, None for a family without an entry."""
+        return ARCHITECTURES.get(self.model_type)
+
+    @property
+    def architecture(self) -> Architecture:
+        """The family's sites.
+
+        Raises:
+            InputError: for a family without an entry.
+        """
+        return architecture_of(self.model_type)
 
     @cached_property
     def hidden_size(self) -> int:
@@ -92,8 +123,13 @@ class Backbone:
 
     @cached_property
     def blocks(self) -> int:
-        """The number of transformer blocks."""
+        """The number of transformer blocks (of an encoder–decoder: of its encoder)."""
         return len(self.base.get_submodule(self.architecture.blocks))
+
+    @property
+    def word_embeddings(self) -> Tensor:
+        """The table of word embeddings, shape (vocabulary, width)."""
+        return cast(Tensor, self.base.get_input_embeddings().weight)
 
     @property
     def fingerprint(self) -> str:
@@ -105,8 +141,15 @@ class Backbone:
         return cast(nn.Module, self.base.get_submodule(name))
 
     def encode(self, inputs: Inputs, plan: Plan) -> Tensor:
-        """The last layer's states, shape (rows, tokens, hidden), of one padded batch under a plan."""
-        for name in plan.outputs:
+        """The last layer's states, shape (rows, tokens, hidden), of one padded batch under a plan.
+
+        Virtual tokens have no states here. An encoder–decoder returns its decoder's states where the inputs hold
+        `decoder_input_ids`, else its encoder's.
+
+        Raises:
+            InputError: where virtual tokens and text together are too long for the backbone.
+        """
+        for name in {*plan.outputs, *plan.inputs}:
             self._hook(name)
         self._plan = plan
         try:
@@ -114,14 +157,34 @@ class Backbone:
                 if plan.dropout:
                     self.base.train()
                 if plan.weights:
-                    output = torch.func.functional_call(self.base, plan.weights, kwargs=inputs)
+                    replaced = {f"base.{name}": tensor for name, tensor in plan.weights.items()}
+                    states = torch.func.functional_call(
+                        Whole(self.base), replaced, (lambda: self._forward(inputs, plan),)
+                    )
                 else:
-                    output = self.base(**inputs)
+                    states = self._forward(inputs, plan)
         finally:
             self._plan = None
             if plan.dropout:
                 self.base.eval()
-        return cast(Tensor, output.last_hidden_state)
+        return cast(Tensor, states)
+
+    def _forward(self, inputs: Inputs, plan: Plan) -> Tensor:
+        known = self.known
+        if not self.base.config.is_encoder_decoder:
+            return plain_forward(self.base, arrange(self.base, known, inputs, plan.prompts, plan.prefixes))
+        decoder = {name: tensor for name, tensor in inputs.items() if name.startswith("decoder_")}
+        inputs = {name: tensor for name, tensor in inputs.items() if name not in decoder}
+        before = [prefix for prefix in plan.prefixes if not prefix.decoder]
+        batch = arrange(self.base, known, inputs, plan.prompts, before)
+        if batch.prefix is not None:
+            for block in range(self.blocks):
+                name = self.architecture.modules("self_attention", block)[0]
+                self._hook(name)
+                plan.past[name] = batch.prefix
+        return encoder_decoder_forward(
+            self.base, batch, decoder, [prefix for prefix in plan.prefixes if prefix.decoder]
+        )
 
     @contextlib.contextmanager
     def autocast(self) -> Iterator[None]:
@@ -133,18 +196,59 @@ class Backbone:
             yield
 
     def _hook(self, name: str) -> None:
-        """Let plans reach this module's output. The hook stays, and does nothing where no plan names the module."""
+        """Let plans reach this module. The hooks stay, and do nothing where no plan names the module."""
         if name in self._hooked:
             return
 
-        def change(_: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
+        def before(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any] | None:
+            plan = self._plan
+            if plan is None or not (name in plan.inputs or name in plan.past):
+                return None
+            for function in plan.inputs.get(name, ()):
+                args = (function(args[0]), *args[1:])
+            if name in plan.past:
+                kwargs = {**kwargs, "past_key_values": plan.past[name]}
+            return args, kwargs
+
+        def after(_: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
             if self._plan is not None and name in self._plan.outputs:
                 for function in self._plan.outputs[name]:
                     output = function(args[0], output)
             return output
 
-        self.site(name).register_forward_hook(change)
+        self.site(name).register_forward_pre_hook(before, with_kwargs=True)
+        self.site(name).register_forward_hook(after)
         self._hooked.add(name)
+
+    def _checkpoint(self, name: str) -> None:
+        """Run this block under gradient checkpointing; it is computed again under the plan it first ran under."""
+        block = self.site(name)
+        forward = block.forward
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            plan = self._plan
+            if plan is None or not torch.is_grad_enabled():
+                return forward(*args, **kwargs)
+            own = {
+                f"base.{key.removeprefix(f'{name}.')}": tensor
+                for key, tensor in plan.weights.items()
+                if key.startswith(f"{name}.")
+            }
+
+            def again(*args: Any, **kwargs: Any) -> Any:
+                outer, training, self._plan = self._plan, block.training, plan
+                try:
+                    block.train(plan.dropout)
+                    if not own:
+                        return forward(*args, **kwargs)
+                    return torch.func.functional_call(Whole(block), own, (lambda: forward(*args, **kwargs),))
+                finally:
+                    self._plan = outer
+                    block.train(training)
+
+            return checkpoint(again, *args, use_reentrant=False, **kwargs)
+
+        block.forward = run
 
 
 def load_backbone(name: str, *, precision: str = "auto", keep_master: bool = False) -> Backbone:

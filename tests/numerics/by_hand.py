@@ -75,7 +75,7 @@ def cross_entropy(logits: np.ndarray, labels: Sequence[int]) -> float:
 Bottleneck = tuple[float, Mapping[str, Tensor]]
 """(weight, tensors named `<site>.down.weight` …)."""
 LoRA = tuple[float, Mapping[str, Tensor]]
-"""(weight · alpha / r, tensors named `<site>.A` and `<site>.B`)."""
+"""(weight · alpha / r, tensors named `<site>.lora_A.weight` and `<site>.lora_B.weight`)."""
 
 
 def _gelu(x: Tensor) -> Tensor:
@@ -108,8 +108,8 @@ def bert(
     def linear(x: Tensor, name: str) -> Tensor:
         y = x @ state[f"{name}.weight"].T + state[f"{name}.bias"]
         for weight, tensors in loras:
-            if f"{name}.A" in tensors:
-                y = y + weight * ((x @ tensors[f"{name}.A"].T) @ tensors[f"{name}.B"].T)
+            if f"{name}.lora_A.weight" in tensors:
+                y = y + weight * ((x @ tensors[f"{name}.lora_A.weight"].T) @ tensors[f"{name}.lora_B.weight"].T)
         return y
 
     def adapted(h: Tensor, site: str) -> Tensor:

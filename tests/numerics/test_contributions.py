@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import re
 
 import by_hand
 import numpy as np
@@ -146,8 +147,8 @@ class Adapted(nn.Module):
         for tensors, weight in self.parts:
             at = {key.removeprefix(f"{self.site}."): t for key, t in tensors.items() if key.startswith(f"{self.site}.")}
             weight = torch.as_tensor(weight, dtype=y.dtype, device=y.device).reshape(-1, 1, 1)
-            if "A" in at:
-                added = added + weight * self.factor * (x @ at["A"].T @ at["B"].T)
+            if "lora_A.weight" in at:
+                added = added + weight * self.factor * (x @ at["lora_A.weight"].T @ at["lora_B.weight"].T)
             else:
                 hidden = nn.functional.gelu(y @ at["down.weight"].T + at["down.bias"])
                 added = added + weight * (hidden @ at["up.weight"].T + at["up.bias"])
@@ -159,7 +160,7 @@ def exchanged(model, parts, factor):
     model = copy.deepcopy(model)
     for module in model.modules():
         module._forward_hooks.clear()
-    names = {key.split(".down.")[0].split(".up.")[0].removesuffix(".A").removesuffix(".B") for key in parts[0][0]}
+    names = {re.sub(r"\.(down|up|lora_A|lora_B)\..*", "", key) for key in parts[0][0]}
     for site in names:
         holder, _, attribute = site.rpartition(".")
         linear = model.get_submodule(site)
@@ -224,8 +225,9 @@ def test_lora_is_a_change_of_weights(family, backbone_folder):
     for module in model.modules():
         module._forward_hooks.clear()
     with torch.no_grad():
-        for site in {key[:-2] for key in part}:
-            model.get_submodule(site).weight += 0.7 * 6.0 / 4 * part[f"{site}.B"] @ part[f"{site}.A"]
+        for site in {key.split(".lora_")[0] for key in part}:
+            up, down = part[f"{site}.lora_B.weight"], part[f"{site}.lora_A.weight"]
+            model.get_submodule(site).weight += 0.7 * 6.0 / 4 * up @ down
         inputs = inputs_of(backbone)
         expected = everything(model(**inputs).last_hidden_state, inputs).cpu()
     torch.testing.assert_close(view["all"], expected, rtol=0, atol=1e-11)

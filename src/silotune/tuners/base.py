@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
 from silotune.backbone import Backbone, Plan
+from silotune.errors import InputError
 from silotune.parts import Tensors
 
 if TYPE_CHECKING:
@@ -41,30 +42,50 @@ class Tuner(ABC):
     name: ClassVar[str]
     Options: ClassVar[type[TunerOptions]]
     trains_backbone: ClassVar[bool] = False
-    """Whether a part holds tensors of the backbone itself (full fine-tuning, BitFit)."""
+    """Whether a part holds the backbone's own weights (full fine-tuning), which must then be kept in float32."""
 
     def __init__(self, options: TunerOptions | None = None) -> None:
         self.options = options or self.Options()
 
     @abstractmethod
     def init(self, backbone: Backbone, tasks: Iterable[Task], generator: torch.Generator) -> Tensors:
-        """A part's tensors before training: float32, on the CPU."""
+        """A part's tensors before training: float32, on the CPU.
+
+        Raises:
+            InputError: if the tuner cannot be put on this backbone.
+        """
 
     @abstractmethod
     def act(self, backbone: Backbone, mix: Sequence[Weighted], plan: Plan) -> None:
         """Write into `plan` what this mix of parts does. Parts of weight 0 are absent from `mix`."""
 
+    def fold(self, tensors: Tensors) -> Tensors:
+        """The tensors with any reparametrisation carried out, as an exported part has them.
 
-def scale(output: Tensor, weight: Weight) -> Tensor:
-    """`weight · output`, where a per-row weight of shape (rows,) meets an output of shape (rows, …)."""
-    if isinstance(weight, Tensor):
-        return output * weight.to(output.dtype).reshape(-1, *([1] * (output.dim() - 1)))
-    return output if weight == 1 else output * weight
+        `act` takes folded and unfolded tensors alike; folding once spares the work where a batch is run in pieces.
+        """
+        return tensors
+
+    def mixes_rows(self, backbone: Backbone) -> bool:
+        """Whether rows of one forward may have different weights on this backbone (else: one forward per mix)."""
+        return backbone.known is None or backbone.known.rows_apart
 
 
-def total(outputs: Sequence[Tensor]) -> Tensor:
-    """Their sum, taken before it meets the backbone's output: ½ + ½ of a part with itself is then exactly the part."""
-    result = outputs[0]
-    for output in outputs[1:]:
-        result = result + output
-    return result
+def per_row(weight: Tensor, like: Tensor) -> Tensor:
+    """A weight of shape (rows,), shaped and typed to be multiplied with `like` of shape (rows, tokens, …).
+
+    Raises:
+        InputError: where `like` has no such rows (a module that the backbone also uses on other things).
+    """
+    if like.dim() < 3 or len(like) != len(weight):
+        raise InputError(
+            f"mix: weights differ by row ({len(weight)} rows), but a site's output of shape {tuple(like.shape)} does "
+            "not; on this backbone every mix needs its own forward"
+        )
+    return weight.to(like.dtype).reshape(-1, *([1] * (like.dim() - 1)))
+
+
+def all_numbers(mix: Sequence[Weighted]) -> list[float] | None:
+    """The weights if none differs by row."""
+    numbers = [part.weight for part in mix if not isinstance(part.weight, Tensor)]
+    return numbers if len(numbers) == len(mix) else None

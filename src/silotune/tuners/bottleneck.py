@@ -7,34 +7,42 @@ FedMCP eq. 2: `h ← h + GeLU(h·W_down)·W_up`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
 from silotune.backbone import Backbone, OutputChange, Plan
+from silotune.errors import InputError
 from silotune.parts import Tensors
-from silotune.tuners.base import Tuner, TunerOptions, Weighted, scale, total
+from silotune.tuners.base import Tuner, Weighted, all_numbers, per_row
+from silotune.tuners.lora import add_product, scale_columns, times
+from silotune.tuners.sites import SiteOptions, find_sites, widths
 
 if TYPE_CHECKING:
     from silotune.data.tasks import Task
 
-_FIELDS = {"houlsby": ("attention_output", "feedforward_output"), "pfeiffer": ("feedforward_output",)}
+_PLACEMENTS = {"houlsby": ("attention_output", "feedforward_output"), "pfeiffer": ("feedforward_output",)}
 
 
-class BottleneckOptions(TunerOptions):
-    """`r`: the bottleneck's width. `sites`: `houlsby` (two a block) or `pfeiffer` (one a block)."""
+class BottleneckOptions(SiteOptions):
+    """`r`: the bottleneck's width. `reduction`: instead of r, hidden width / reduction.
+
+    `sites`: `houlsby` (two a block), `pfeiffer` (one a block), or linear layers of your choice.
+    """
 
     r: int = Field(16, ge=1)
-    sites: Literal["houlsby", "pfeiffer"] = "houlsby"
+    reduction: int | None = Field(None, ge=1)
+    sites: tuple[str, ...] = ("houlsby",)
 
 
 class Bottleneck(Tuner):
     """Adds `GeLU(h·W_down + b_down)·W_up + b_up` to a sublayer's output h, before the residual sum.
 
     Per site: `down.weight` (r, hidden), `down.bias` (r,), `up.weight` (hidden, r), `up.bias` (hidden,). `up` starts at
-    zero, so that an untrained adapter changes nothing.
+    zero, so that an untrained adapter changes nothing. A mix adds the weighted sum of the adapters' outputs (FedMCP,
+    section IV-B).
     """
 
     name = "bottleneck"
@@ -43,8 +51,13 @@ class Bottleneck(Tuner):
     def init(self, backbone: Backbone, tasks: Iterable[Task], generator: torch.Generator) -> Tensors:
         """See `Tuner.init`; `down` is drawn from N(0, 0.02²)."""
         tensors: Tensors = {}
-        for site in self._sites(backbone):
-            width, r = cast(nn.Linear, backbone.site(site)).out_features, self._options.r
+        options = cast(BottleneckOptions, self.options)
+        words = [word for site in options.sites for word in _PLACEMENTS.get(site, (site,))]
+        for site in find_sites(backbone, words, self.name):
+            width = widths(backbone.site(site))[1]
+            r = options.r if options.reduction is None else width // options.reduction
+            if r < 1:
+                raise InputError(f"tuner.reduction: {options.reduction} leaves nothing of a width of {width}")
             tensors[f"{site}.down.weight"] = torch.randn(r, width, generator=generator) * 0.02
             tensors[f"{site}.down.bias"] = torch.zeros(r)
             tensors[f"{site}.up.weight"] = torch.zeros(width, r)
@@ -52,33 +65,37 @@ class Bottleneck(Tuner):
         return tensors
 
     def act(self, backbone: Backbone, mix: Sequence[Weighted], plan: Plan) -> None:
-        """See `Tuner.act`: the weighted sum of the adapters' outputs is added (FedMCP, section IV-B)."""
-        for site in self._sites(backbone):
-            plan.outputs[site].append(_added([(_site(part.tensors, site), part.weight) for part in mix]))
-
-    @property
-    def _options(self) -> BottleneckOptions:
-        return cast(BottleneckOptions, self.options)
-
-    def _sites(self, backbone: Backbone) -> list[str]:
-        fields = _FIELDS[self._options.sites]
-        return [backbone.architecture.module(field, block) for block in range(backbone.blocks) for field in fields]
+        """See `Tuner.act`."""
+        for name in mix[0].tensors:
+            if name.endswith(".down.weight"):
+                site = name.removesuffix(".down.weight")
+                plan.outputs[site].append(_added(mix, site))
 
 
-_Weights = tuple[Tensor, Tensor, Tensor, Tensor]
+def _added(mix: Sequence[Weighted], site: str) -> OutputChange:
+    """Mixed adapters are one wider adapter: downs stacked, weighted ups side by side."""
+    numbers = all_numbers(mix)
 
+    def each(name: str) -> list[Tensor]:
+        return [part.tensors[f"{site}.{name}"] for part in mix]
 
-def _site(tensors: Tensors, site: str) -> _Weights:
-    down, up = f"{site}.down", f"{site}.up"
-    return tensors[f"{down}.weight"], tensors[f"{down}.bias"], tensors[f"{up}.weight"], tensors[f"{up}.bias"]
-
-
-def _added(adapters: list[tuple[_Weights, float | Tensor]]) -> OutputChange:
     def change(_: Tensor, h: Tensor) -> Tensor:
-        outputs = []
-        for (down, down_bias, up, up_bias), weight in adapters:
-            hidden = nn.functional.gelu(nn.functional.linear(h, down, down_bias))
-            outputs.append(scale(nn.functional.linear(hidden, up, up_bias), weight))
-        return h + total(outputs)
+        down, bias, up, shift = each("down.weight"), each("down.bias"), each("up.weight"), each("up.bias")
+        if len(mix) == 1 and numbers == [1]:
+            hidden = nn.functional.gelu(nn.functional.linear(h, down[0].to(h.dtype), bias[0].to(h.dtype)))
+            return h + nn.functional.linear(hidden, up[0].to(h.dtype), shift[0].to(h.dtype))
+        low = nn.functional.linear(h, torch.cat(down).to(h.dtype), torch.cat(bias).to(h.dtype))
+        hidden = nn.functional.gelu(low)
+        if numbers is None:
+            hidden = scale_columns(hidden, mix, len(bias[0]))
+            wide = torch.cat(up, 1)
+            moved = h
+            for part, one in zip(mix, shift, strict=True):
+                weight = per_row(part.weight, h) if isinstance(part.weight, Tensor) else part.weight
+                moved = moved + one.to(h.dtype) * weight
+            return add_product(moved, hidden, wide)
+        wide = torch.cat([times(one, number) for one, number in zip(up, numbers, strict=True)], 1)
+        moved = torch.stack([times(one, number) for one, number in zip(shift, numbers, strict=True)]).sum(0)
+        return h + nn.functional.linear(hidden, wide.to(h.dtype), moved.to(h.dtype))
 
     return change

@@ -40,6 +40,10 @@ class Full(Tuner):
         plan.weights.update(interpolate(mix))
         plan.dropout = any(tensor.requires_grad for part in mix for tensor in part.tensors.values())
 
+    def mixes_rows(self, backbone: Backbone) -> bool:
+        """See `Tuner.mixes_rows`: one forward has one set of weights."""
+        return False
+
 
 def interpolate(mix: Sequence[Weighted]) -> Tensors:
     """`Σ weight · tensors`, for tuners whose parts replace tensors.

@@ -7,37 +7,34 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, cast
 
 import torch
-from pydantic import Field, field_validator
+from pydantic import Field
 from torch import Tensor, nn
 
-from silotune.architectures import SITE_FIELDS
 from silotune.backbone import Backbone, OutputChange, Plan
 from silotune.parts import Tensors
-from silotune.tuners.base import Tuner, TunerOptions, Weighted, scale, total
+from silotune.tuners.base import Tuner, Weighted, all_numbers, per_row
+from silotune.tuners.sites import SiteOptions, find_sites, uniform, widths
 
 if TYPE_CHECKING:
     from silotune.data.tasks import Task
 
 
-class LoRAOptions(TunerOptions):
-    """`r`: the rank. `alpha`: the scale is alpha / r. `sites`: which linear layers of each block."""
+class LoRAOptions(SiteOptions):
+    """`r`: the rank. `alpha`: the scale is alpha / r. `sites`: which linear layers of each block, or patterns.
+
+    Where query, key and value are one fused layer (GPT-2, ModernBERT), any of them names that layer.
+    """
 
     r: int = Field(8, ge=1)
     alpha: float = Field(16, gt=0)
     sites: tuple[str, ...] = ("query", "value")
 
-    @field_validator("sites", mode="before")
-    @classmethod
-    def _known(cls, sites: object) -> object:
-        chosen = tuple(sites.split(",")) if isinstance(sites, str) else tuple(cast("Iterable[str]", sites))
-        for site in chosen:
-            if site not in SITE_FIELDS:
-                raise ValueError(f"unknown site {site!r}; allowed: {', '.join(SITE_FIELDS)}")
-        return chosen
-
 
 class LoRA(Tuner):
-    """Adds `(alpha / r)·B·A·x` to a linear layer's output; per site `A` (r, in) and `B` (out, r), B starts at zero."""
+    """Adds `(alpha / r)·B·A·x` to a linear layer's output. A mix adds the weighted sum of the parts' updates.
+
+    Per site, named and shaped as in peft: `lora_A.weight` (r, in) and `lora_B.weight` (out, r); B starts at zero.
+    """
 
     name = "lora"
     Options = LoRAOptions
@@ -46,36 +43,64 @@ class LoRA(Tuner):
         """See `Tuner.init`; A is uniform in ±1/√in, as in the authors' code and in peft."""
         tensors: Tensors = {}
         for site in self._sites(backbone):
-            linear = cast(nn.Linear, backbone.site(site))
-            bound = 1 / math.sqrt(linear.in_features)
-            uniform = torch.rand(self._options.r, linear.in_features, generator=generator)
-            tensors[f"{site}.A"] = (2 * uniform - 1) * bound
-            tensors[f"{site}.B"] = torch.zeros(linear.out_features, self._options.r)
+            inputs, outputs = widths(backbone.site(site))
+            tensors[f"{site}.lora_A.weight"] = uniform(generator, 1 / math.sqrt(inputs), self._options.r, inputs)
+            tensors[f"{site}.lora_B.weight"] = torch.zeros(outputs, self._options.r)
         return tensors
 
     def act(self, backbone: Backbone, mix: Sequence[Weighted], plan: Plan) -> None:
-        """See `Tuner.act`: the weighted sum of the parts' updates is added."""
+        """See `Tuner.act`."""
         factor = self._options.alpha / self._options.r
-        for site in self._sites(backbone):
-            plan.outputs[site].append(
-                _added([(part.tensors[f"{site}.A"], part.tensors[f"{site}.B"], part.weight) for part in mix], factor)
-            )
+        for site in mix[0].tensors:
+            if site.endswith(".lora_A.weight"):
+                module = site.removesuffix(".lora_A.weight")
+                plan.outputs[module].append(_added(mix, module, factor))
 
     @property
     def _options(self) -> LoRAOptions:
         return cast(LoRAOptions, self.options)
 
     def _sites(self, backbone: Backbone) -> list[str]:
-        fields = self._options.sites
-        return [backbone.architecture.module(field, block) for block in range(backbone.blocks) for field in fields]
+        return find_sites(backbone, self._options.sites, self.name)
 
 
-def _added(updates: list[tuple[Tensor, Tensor, float | Tensor]], factor: float) -> OutputChange:
+def _added(mix: Sequence[Weighted], site: str, factor: float) -> OutputChange:
+    """However many parts are mixed, one product with all A's stacked and one with all B's side by side."""
+    down = [part.tensors[f"{site}.lora_A.weight"] for part in mix]
+    up = [part.tensors[f"{site}.lora_B.weight"] for part in mix]
+    numbers = all_numbers(mix)
+
     def change(x: Tensor, y: Tensor) -> Tensor:
-        outputs = []
-        for a, b, weight in updates:
-            low = nn.functional.linear(x, a)
-            outputs.append(scale(nn.functional.linear(low, b), weight * factor))
-        return y + total(outputs)
+        low = nn.functional.linear(x, _joined(down, 0).to(x.dtype))
+        if numbers is None:
+            low = scale_columns(low, mix, down[0].shape[0], factor)
+            wide = _joined(up, 1)
+        else:
+            wide = _joined([times(b, number * factor) for b, number in zip(up, numbers, strict=True)], 1)
+        return add_product(y, low, wide)
 
     return change
+
+
+def add_product(y: Tensor, low: Tensor, wide: Tensor) -> Tensor:
+    """`y + low·wideᵀ` in one pass over y. Shapes: y (…, out), low (…, r), wide (out, r)."""
+    flat = torch.addmm(y.reshape(-1, y.shape[-1]), low.reshape(-1, low.shape[-1]).to(y.dtype), wide.to(y.dtype).t())
+    return flat.view(y.shape)
+
+
+def scale_columns(low: Tensor, mix: Sequence[Weighted], width: int, factor: float = 1.0) -> Tensor:
+    """Multiply each part's `width` columns of `low` (rows, tokens, parts·width) by the part's weight and `factor`."""
+    pieces = []
+    for part, piece in zip(mix, torch.split(low, width, -1), strict=True):
+        weight = part.weight
+        pieces.append(piece * (per_row(weight, piece) * factor if isinstance(weight, Tensor) else weight * factor))
+    return torch.cat(pieces, -1)
+
+
+def times(tensor: Tensor, number: float) -> Tensor:
+    """`number · tensor`, the tensor itself for 1."""
+    return tensor if number == 1 else tensor * number
+
+
+def _joined(tensors: list[Tensor], dimension: int) -> Tensor:
+    return tensors[0] if len(tensors) == 1 else torch.cat(tensors, dimension)

@@ -1,0 +1,40 @@
+"""Prefixes in the form in which transformers hands past keys and values to its attention."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import DynamicCache, EncoderDecoderCache
+
+Layers = Sequence[tuple[Tensor, Tensor]]
+"""A prefix's keys and values per layer, each of shape (rows or 1, heads, tokens, head width)."""
+
+
+class PrefixCache(DynamicCache):
+    """A cache that always holds the prefixes and nothing else: a block may run twice (gradient checkpointing)."""
+
+    def __init__(self, prefixes: Sequence[Layers], rows: int) -> None:
+        def joined(layer: int, which: int) -> Tensor:
+            pieces = [prefix[layer][which].expand(rows, -1, -1, -1) for prefix in prefixes]
+            return pieces[0] if len(pieces) == 1 else torch.cat(pieces, 2)
+
+        super().__init__([(joined(layer, 0), joined(layer, 1)) for layer in range(len(prefixes[0]))])
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """The prefix's keys and values before the given ones, shape (rows, heads, tokens, head width)."""
+        layer = cast(Any, self.layers[layer_idx])
+        keys, values = cast(Tensor, layer.keys), cast(Tensor, layer.values)
+        return (
+            torch.cat([keys.to(key_states.dtype), key_states], 2),
+            torch.cat([values.to(value_states.dtype), value_states], 2),
+        )
+
+
+def decoder_cache(prefixes: Sequence[Layers], rows: int) -> EncoderDecoderCache:
+    """For an encoder–decoder's decoder: prefixes in its self-attention, none in its cross-attention."""
+    return EncoderDecoderCache(PrefixCache(prefixes, rows), DynamicCache())

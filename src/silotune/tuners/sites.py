@@ -1,0 +1,99 @@
+"""From what a user names (`query,value`, `houlsby`, `*.c_attn`) to the backbone's linear layers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from fnmatch import fnmatchcase
+from typing import cast
+
+import torch
+from pydantic import field_validator
+from torch import Tensor, nn
+
+from silotune.architectures import SITE_FIELDS
+from silotune.backbone import Backbone
+from silotune.errors import InputError
+from silotune.tuners.base import TunerOptions
+
+
+def as_words(value: object) -> object:
+    """`"a, b"` or a list of words as a tuple of words."""
+    words = value.split(",") if isinstance(value, str) else cast("Iterable[str]", value)
+    return tuple(word.strip() for word in words)
+
+
+class SiteOptions(TunerOptions):
+    """`sites`: fields of the family's table (query, key, value, …) or patterns of module names, comma-separated."""
+
+    sites: tuple[str, ...]
+
+    @field_validator("sites", mode="before")
+    @classmethod
+    def _words(cls, sites: object) -> object:
+        return as_words(sites)
+
+    @field_validator("sites")
+    @classmethod
+    def _some(cls, sites: tuple[str, ...]) -> tuple[str, ...]:
+        if not all(sites) or not sites:
+            raise ValueError(f"name at least one of {', '.join(SITE_FIELDS)}, or a pattern of module names")
+        return sites
+
+
+def is_linear(module: nn.Module) -> bool:
+    """Whether a low-rank or scaling tuner can sit here: a linear layer, or GPT-2's transposed form of one."""
+    return isinstance(module, nn.Linear) or _is_transposed(module)
+
+
+def widths(module: nn.Module) -> tuple[int, int]:
+    """A linear layer's input and output width."""
+    weight = cast(Tensor, module.weight)
+    rows, columns = weight.shape
+    return (int(rows), int(columns)) if _is_transposed(module) else (int(columns), int(rows))
+
+
+def _is_transposed(module: nn.Module) -> bool:
+    return type(module).__name__ == "Conv1D" and not isinstance(module, nn.Conv1d)  # by name: no import of transformers
+
+
+def find_sites(backbone: Backbone, words: Sequence[str], tuner: str) -> list[str]:
+    """The full names of the linear layers that the words name, each once: block by block, then as patterns match.
+
+    A word is a field of the family's table, a full module name, the end of one (`c_attn`, `attn.c_attn`), or a
+    pattern with `*`.
+
+    Raises:
+        InputError: for a word that names no linear layer of this backbone.
+    """
+    modules = dict(backbone.base.named_modules())
+    linear = [name for name, module in modules.items() if is_linear(module)]
+    fields = [word for word in words if word in SITE_FIELDS]
+    found: list[str] = []
+    for stack in backbone.architecture.stacks if fields else ():
+        count = len(cast(nn.ModuleList, modules[stack.blocks]))
+        found += [
+            name
+            for block in range(count)
+            for field in fields
+            for name in stack.modules(field, block)
+            if name in modules
+        ]
+    for word in words:
+        if word in SITE_FIELDS:
+            matches = [name for stack in backbone.architecture.stacks for name in stack.modules(word, 0)]
+            matches = [name for name in matches if name in modules]
+        else:
+            matches = [name for name in linear if name == word or fnmatchcase(name, word) or name.endswith(f".{word}")]
+            found += matches
+        if not matches:
+            examples = ", ".join(linear[:3])
+            raise InputError(
+                f"tuner.sites: {tuner} finds no linear layer for {word!r} in {backbone.model_type}; allowed: "
+                f"{', '.join(SITE_FIELDS)} where the family has them, or patterns of module names (such as {examples})"
+            )
+    return list(dict.fromkeys(found))
+
+
+def uniform(generator: torch.Generator, bound: float, *shape: int) -> Tensor:
+    """A draw from ±bound."""
+    return (2 * torch.rand(*shape, generator=generator) - 1) * bound
