@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from silotune.backbone import Backbone, Inputs, Plan
-from silotune.data.batching import Batch
+from silotune.data.batching import READ_POSITIONS, READ_ROWS, READ_TARGETS, Batch
 from silotune.parts import Tensors
 from silotune.tuners.base import Tuner, Weight, Weighted
 
@@ -27,11 +27,28 @@ def first(states: Tensor, _: Inputs) -> Tensor:
 
 def mean(states: Tensor, inputs: Inputs) -> Tensor:
     """The mean over real tokens."""
-    mask = inputs["attention_mask"].unsqueeze(-1).to(states.dtype)
+    mask = _mask(inputs).unsqueeze(-1).to(states.dtype)
     return (states * mask).sum(1) / mask.sum(1)
 
 
-READINGS: dict[str, Reading] = {"first": first, "mean": mean}
+def last(states: Tensor, inputs: Inputs) -> Tensor:
+    """The last real token's state: all that a causal model knows of the text."""
+    mask = _mask(inputs)
+    positions = (mask * torch.arange(1, mask.shape[1] + 1, device=mask.device)).argmax(1)
+    return states[torch.arange(len(states), device=states.device), positions]
+
+
+def _mask(inputs: Inputs) -> Tensor:
+    """The mask that goes with the states: an encoder–decoder's are its decoder's, where it has decoder tokens."""
+    return inputs["decoder_attention_mask" if "decoder_input_ids" in inputs else "attention_mask"]
+
+
+READINGS: dict[str, Reading] = {"first": first, "mean": mean, "last": last}
+
+HeadReading = Callable[[Tensor, Inputs, Plan], Tensor]
+"""A reading that a head brings along; it also sees the plan under which the states came about."""
+
+HEAD_INPUTS = (READ_ROWS, READ_POSITIONS, READ_TARGETS)
 
 
 @dataclass(frozen=True)
@@ -43,8 +60,21 @@ class Ingredient:
     weight: Weight
 
 
-View = dict[str, Tensor]
-"""Reading name → tensor of shape (rows, …), rows in the batch's order, at least float32."""
+class View(dict[str, Tensor]):
+    """Reading name → tensor of shape (rows, …), rows in the batch's order, at least float32.
+
+    Heads' readings are made when they are first asked for: scoring words costs, and not every view is given to a head.
+    """
+
+    def __init__(self, ready: Mapping[str, Tensor], later: Mapping[str, Callable[[], Tensor]] = {}) -> None:
+        super().__init__(ready)
+        self._later = later
+
+    def __missing__(self, name: str) -> Tensor:
+        if name not in self._later:
+            raise KeyError(name)
+        self[name] = found = self._later[name]()
+        return found
 
 
 def run_view(
@@ -52,6 +82,7 @@ def run_view(
     batch: Batch,
     mix: Sequence[Ingredient],
     readings: Mapping[str, Reading] = READINGS,
+    head_readings: Mapping[str, HeadReading] = {},
 ) -> View:
     """Run the backbone over a batch under a mix.
 
@@ -59,16 +90,25 @@ def run_view(
     padding is paid. Gradients flow into the tensors of the mix that require them.
     """
     collected: dict[str, list[Tensor]] = {name: [] for name in readings}
+    kept: list[tuple[Tensor, Inputs, Plan]] = []
     start = 0
     for inputs in batch.micro:
         rows = len(inputs["input_ids"])
         moved = {name: tensor.to(backbone.device) for name, tensor in inputs.items()}
-        states = backbone.encode(moved, make_plan(backbone, mix, slice(start, start + rows)))
+        plan = make_plan(backbone, mix, slice(start, start + rows))
+        states = backbone.encode({name: moved[name] for name in moved if name not in HEAD_INPUTS}, plan)
         states = states.to(torch.promote_types(states.dtype, torch.float32))
         for name, read in readings.items():
             collected[name].append(read(states, moved))
+        if head_readings:
+            kept.append((states, moved, plan))
         start += rows
-    return {name: torch.cat(pieces) for name, pieces in collected.items()}
+
+    def later(read: HeadReading) -> Callable[[], Tensor]:
+        return lambda: torch.cat([read(*micro) for micro in kept])
+
+    ready = {name: torch.cat(pieces) for name, pieces in collected.items()}
+    return View(ready, {name: later(read) for name, read in head_readings.items()})
 
 
 def make_plan(backbone: Backbone, mix: Sequence[Ingredient], rows: slice) -> Plan:

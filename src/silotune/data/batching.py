@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
@@ -24,22 +24,43 @@ CALL_COST = 64
 """What one more micro-batch costs besides its tokens, in tokens (between the optima measured with 1 and 2 threads)."""
 
 
+READ_ROWS, READ_POSITIONS, READ_TARGETS = "read_rows", "read_positions", "read_targets"
+"""Beside the model's inputs, a micro-batch names the places that a language-model head reads, flat over its rows: the
+row in the micro-batch, the position among its tokens (its decoder's, where it has decoder tokens), and the token that
+should come there."""
+
+
 @dataclass(frozen=True)
 class TokenisedRows:
-    """Rows of one task as token ids; `types` are segment ids where the tokenizer gives them."""
+    """Rows of one task as token ids; `types` are segment ids where the tokenizer gives them.
+
+    For language-model heads: `decoder` are the decoder's token ids (encoder–decoders), `reads` the positions a head
+    reads in each row, `targets` the token that should come at each, `answers` what should be generated.
+    """
 
     task: Task
     ids: list[list[int]]
     types: list[list[int]] | None
     labels: Tensor  # (rows,), int64
+    decoder: list[list[int]] | None = None
+    reads: list[list[int]] | None = None
+    targets: list[list[int]] | None = None
+    answers: list[str] | None = None
 
     def __len__(self) -> int:
         return len(self.ids)
 
     def joined(self, other: TokenisedRows) -> TokenisedRows:
         """These rows, then the other's, of the same task."""
-        types = None if self.types is None or other.types is None else self.types + other.types
-        return TokenisedRows(self.task, self.ids + other.ids, types, torch.cat([self.labels, other.labels]))
+
+        def both(name: str) -> list[Any] | None:
+            mine, others = getattr(self, name), getattr(other, name)
+            return None if mine is None or others is None else mine + others
+
+        lists = {name: both(name) for name in ("types", "decoder", "reads", "targets", "answers")}
+        return TokenisedRows(
+            self.task, self.ids + other.ids, labels=torch.cat([self.labels, other.labels]), **cast(Any, lists)
+        )
 
 
 @dataclass(frozen=True)
@@ -106,18 +127,31 @@ def cuts(lengths: Sequence[int], call_cost: int) -> list[int]:
 
 
 def _pad(rows: TokenisedRows, chosen: Sequence[int], pad_id: int) -> Inputs:
-    longest = max(len(rows.ids[row]) for row in chosen)
-
-    def padded(lists: list[list[int]], filler: int) -> Tensor:
-        return torch.tensor([lists[row] + [filler] * (longest - len(lists[row])) for row in chosen])
-
-    inputs = {
-        "input_ids": padded(rows.ids, pad_id),
-        "attention_mask": torch.tensor([[1] * len(rows.ids[r]) + [0] * (longest - len(rows.ids[r])) for r in chosen]),
-    }
+    ids, mask = padded([rows.ids[row] for row in chosen], pad_id)
+    inputs = {"input_ids": ids, "attention_mask": mask}
     if rows.types is not None:
-        inputs["token_type_ids"] = padded(rows.types, 0)
+        inputs["token_type_ids"] = padded([rows.types[row] for row in chosen], 0)[0]
+    if rows.decoder is not None:
+        ids, mask = padded([rows.decoder[row] for row in chosen], pad_id)
+        inputs |= {"decoder_input_ids": ids, "decoder_attention_mask": mask}
+    if rows.reads is not None:
+        places = [(place, position) for place, row in enumerate(chosen) for position in rows.reads[row]]
+        inputs[READ_ROWS], inputs[READ_POSITIONS] = torch.tensor(places, dtype=torch.int64).reshape(-1, 2).unbind(1)
+    if rows.targets is not None:
+        inputs[READ_TARGETS] = torch.tensor([token for row in chosen for token in rows.targets[row]])
     return inputs
+
+
+def padded(lists: Sequence[Sequence[int]], filler: int, *, left: bool = False) -> tuple[Tensor, Tensor]:
+    """Lists of ids as one tensor, shape (rows, longest), and its attention mask; padded on the right unless `left`."""
+    longest = max(len(ids) for ids in lists)
+
+    def line(ids: Sequence[int], missing: Sequence[int]) -> list[int]:
+        return [*missing, *ids] if left else [*ids, *missing]
+
+    ids = torch.tensor([line(one, [filler] * (longest - len(one))) for one in lists])
+    mask = torch.tensor([line([1] * len(one), [0] * (longest - len(one))) for one in lists])
+    return ids, mask
 
 
 def in_order(rows: TokenisedRows, batch_size: int, pad_id: int) -> Iterator[Batch]:
