@@ -66,6 +66,7 @@ class Backbone:
             tensors); otherwise they are cast once, so that no forward has to.
         checkpointing: keep only the blocks' inputs for the backward pass and compute their insides again there: less
             memory for about a third more time. Gradients are the same.
+        shape_only: the model has shapes but no data (`silotune.cost`): it stays where it is, without fingerprint.
     """
 
     def __init__(
@@ -76,6 +77,7 @@ class Backbone:
         precision: str = "fp32",
         keep_master: bool = False,
         checkpointing: bool = False,
+        shape_only: bool = False,
         name: str = "",
     ) -> None:
         self.name = name
@@ -88,8 +90,8 @@ class Backbone:
         self.precision = precision
         if getattr(self.base, "pooler", None) is not None:
             self.base.pooler = None  # no head here reads it
-        self._fingerprint = _fingerprint(self.base)
-        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self._fingerprint = "" if shape_only else _fingerprint(self.base)
+        self.device = torch.device("cuda" if torch.cuda.is_available() and not shape_only else "cpu")
         self.model.to(self.device)
         if precision in _DTYPES and not keep_master:
             for module in self.base.modules():

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 
 from silotune.architectures import Architecture
 from silotune.errors import InputError
@@ -129,7 +130,7 @@ def arrange(
         )
     if architecture is not None and architecture.positions is not None:
         some_absent = any(tokens.present is not None for tokens in before)
-        if some_absent or bool((text[:, 0] == 0).any()):
+        if some_absent or _padded_left(text):
             counted = (mask.cumsum(1) - 1).clamp(min=0)[:, prefix_tokens:]
             inputs["position_ids"] = counted + (0 if table is None else _start(table))
     cache = None
@@ -190,6 +191,11 @@ def _present(virtual: Prompt | Prefix, rows: int, like: Tensor) -> Tensor:
     if virtual.present is None:
         return like.new_ones(rows, virtual.tokens)
     return virtual.present.to(like.dtype).unsqueeze(1).expand(-1, virtual.tokens)
+
+
+def _padded_left(text: Tensor) -> bool:
+    """Whether any row of a mask begins with padding; a mask without data (`silotune.cost`) has none."""
+    return not isinstance(text, FakeTensor) and bool((text[:, 0] == 0).any())
 
 
 def _positions(base: nn.Module, architecture: Architecture | None) -> nn.Embedding | None:
