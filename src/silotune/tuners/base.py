@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
-from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
 from silotune.backbone import Backbone, Plan
+from silotune.config.schema import Section
 from silotune.errors import InputError
 from silotune.parts import Tensors
 
@@ -22,10 +22,8 @@ Weight = float | Tensor
 """How much of a part is mixed in: one number, or a tensor of shape (rows,) for per-row mixes."""
 
 
-class TunerOptions(BaseModel):
+class TunerOptions(Section, frozen=True):
     """Options common to all tuners; each tuner extends it by its own."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,10 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, cast
 
 import torch
-from pydantic import Field
+from pydantic import Field, field_validator
 from torch import Tensor, nn
 
+from silotune.architectures import SITE_FIELDS
 from silotune.backbone import Backbone, OutputChange, Plan
 from silotune.errors import InputError
 from silotune.parts import Tensors
@@ -35,6 +36,17 @@ class BottleneckOptions(SiteOptions):
     r: int = Field(16, ge=1)
     reduction: int | None = Field(None, ge=1)
     sites: tuple[str, ...] = ("houlsby",)
+
+    @field_validator("sites")
+    @classmethod
+    def _behind_sublayers(cls, sites: tuple[str, ...]) -> tuple[str, ...]:
+        for site in sites:
+            if site in SITE_FIELDS and site not in _PLACEMENTS["houlsby"]:
+                raise ValueError(
+                    f"adapters sit behind sublayers, not at {site!r}; allowed: 'houlsby', 'pfeiffer', "
+                    "attention_output, feedforward_output, or patterns of module names"
+                )
+        return sites
 
 
 class Bottleneck(Tuner):

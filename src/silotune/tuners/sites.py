@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import difflib
+from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from typing import cast
 
@@ -17,9 +18,19 @@ from silotune.tuners.base import TunerOptions
 
 
 def as_words(value: object) -> object:
-    """`"a, b"` or a list of words as a tuple of words."""
-    words = value.split(",") if isinstance(value, str) else cast("Iterable[str]", value)
-    return tuple(word.strip() for word in words)
+    """`"a, b"` or a list of words as a tuple of words, each checked for a mistyped field."""
+    words = value.split(",") if isinstance(value, str) else value
+    if not isinstance(words, list | tuple) or not words or not all(isinstance(word, str) and word for word in words):
+        raise ValueError(f"a list of {', '.join(SITE_FIELDS)}, or of patterns of module names, is needed")
+    words = tuple(word.strip() for word in words)
+    for word in words:
+        near = [] if word in SITE_FIELDS else difflib.get_close_matches(word, SITE_FIELDS, n=1, cutoff=0.85)
+        if near:
+            raise ValueError(
+                f"unknown site {word!r} (did you mean {near[0]!r}?); allowed: {', '.join(SITE_FIELDS)}, or patterns of "
+                "module names"
+            )
+    return words
 
 
 class SiteOptions(TunerOptions):
@@ -31,13 +42,6 @@ class SiteOptions(TunerOptions):
     @classmethod
     def _words(cls, sites: object) -> object:
         return as_words(sites)
-
-    @field_validator("sites")
-    @classmethod
-    def _some(cls, sites: tuple[str, ...]) -> tuple[str, ...]:
-        if not all(sites) or not sites:
-            raise ValueError(f"name at least one of {', '.join(SITE_FIELDS)}, or a pattern of module names")
-        return sites
 
 
 def is_linear(module: nn.Module) -> bool:
