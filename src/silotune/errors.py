@@ -24,7 +24,10 @@ def unknown(what: str, name: object, allowed: Iterable[str], or_else: str = "") 
     `or_else` says what is allowed beside the names.
     """
     names = sorted(allowed)
-    near = difflib.get_close_matches(str(name), names, n=1)
-    hint = f" (did you mean {near[0]!r}?)" if near else ""
+    group, dot, last = str(name).rpartition(".")
+    # of dotted keys only the last word may be wrong: the rest would make all of them look alike
+    words = {key.removeprefix(group + dot): key for key in names if key.startswith(group + dot)}
+    near = difflib.get_close_matches(last, words, n=1)
+    hint = f" (did you mean {words[near[0]]!r}?)" if near else ""
     choice = f"{', '.join(names) or 'none'}{', ' if or_else else ''}{or_else}"
     return InputError(f"unknown {what} {str(name)!r}{hint}; allowed: {choice}")

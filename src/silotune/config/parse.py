@@ -91,12 +91,12 @@ def _keep_one_method(layers: Sequence[Tree]) -> Any:
 def _per_method(tree: Tree, method_defaults: MethodDefaults) -> dict[str, dict[str, Any]]:
     entries = tree.get("per_method") or {}
     if not isinstance(entries, dict):
-        raise InputError("per_method: must map methods to groups of keys")
+        raise InputError(f"per_method: must map methods to groups of keys (got {_shown(entries)})")
     for name, entry in entries.items():
         if method_defaults and name not in method_defaults:
             raise unknown("key", f"per_method.{name}", [f"per_method.{method}" for method in method_defaults])
         if not isinstance(entry, dict):
-            raise InputError(f"per_method.{name}: must be a group of keys (got {entry!r})")
+            raise InputError(f"per_method.{name}: must be a group of keys (got {_shown(entry)})")
         if "name" in nested(entry.items()).get("method", {}):
             raise InputError(f"per_method.{name}: cannot choose another method")
     return entries
@@ -170,7 +170,7 @@ def _source(source: str) -> tuple[Tree, Tree]:
     path = Path(source)
     if path.suffix in (".yaml", ".yml") or path.is_file():
         if not path.is_file():
-            raise InputError(f"config file {source}: not found")
+            raise InputError(f"config file {source}: no such file")
         file = read_tree(path)
         name = file.pop("preset", None)
         return (parse_tree(preset_text(str(name)), str(name)) if name else {}), file

@@ -23,6 +23,8 @@ def _plain_name(name: str) -> str:
 
 Name = Annotated[str, AfterValidator(_plain_name)]
 """The name of a silo or task: it becomes part of paths in the run folder."""
+
+
 def _distinct(names: list[str]) -> list[str]:
     for position, name in enumerate(names):
         if name in names[:position]:

@@ -127,6 +127,8 @@ def text_of(path: Path, number: int, record: Record, column: str) -> str:
         raise InputError(f"data file {path}: row {number}: {column!r} is empty")
     if not value.isascii() and any("\ud800" <= character <= "\udfff" for character in value):
         raise InputError(f"data file {path}: row {number}: {column!r} holds half a character (a lone surrogate)")
+    if "\0" in value:
+        raise InputError(f"data file {path}: row {number}: {column!r} holds a NUL character; only text is allowed")
     return value
 
 

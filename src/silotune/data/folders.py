@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from silotune.config.schema import NAME_RULE, is_name
 from silotune.data.files import Record, read_records, rows_of
 from silotune.data.tasks import Row, Splits, Task, make_task
-from silotune.errors import InputError
+from silotune.errors import InputError, unknown
 
 GLUE_HUB = "nyu-mll/glue"
 GLUE_TEXT = {
@@ -84,14 +85,23 @@ def _meta(path: Path) -> Record:
     return dict(meta)
 
 
-def read_glue_hub(name: str) -> LabelledSet:
-    """One GLUE task from the Hugging Face hub through `datasets`; validation is MNLI's matched one.
+def check_glue(names: Sequence[str]) -> None:
+    """Refuse names that are no GLUE tasks, before anything is downloaded.
 
     Raises:
-        InputError: for an unknown task, or if the hub cannot be reached.
+        InputError: naming the first.
     """
-    if name not in GLUE_TEXT:
-        raise InputError(f"data: no GLUE task {name!r}; allowed: {', '.join(GLUE_TEXT)}")
+    for name in names:
+        if name not in GLUE_TEXT:
+            raise unknown("GLUE task in data.tasks", name, GLUE_TEXT)
+
+
+def read_glue_hub(name: str) -> LabelledSet:
+    """One GLUE task (see `GLUE_TEXT`) from the Hugging Face hub through `datasets`; validation is MNLI's matched one.
+
+    Raises:
+        InputError: if the hub cannot be reached.
+    """
     from datasets import load_dataset
 
     configuration = name.lower().replace("-", "")

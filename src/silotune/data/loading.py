@@ -7,7 +7,7 @@ from pathlib import Path
 
 from silotune.config import Config, DataConfig, SiloConfig
 from silotune.data.files import FORMATS, Record, label_names, labels_of, read_records, require_columns, rows_of
-from silotune.data.folders import LabelledSet, read_folder, read_glue_hub, task_folders
+from silotune.data.folders import GLUE_TEXT, LabelledSet, check_glue, read_folder, read_glue_hub, task_folders
 from silotune.data.splits import SplitRule, split
 from silotune.data.tasks import SiloData, Splits, Task, check_silo, make_task
 from silotune.errors import InputError
@@ -47,7 +47,9 @@ def _set_silos(data: DataConfig, rule: SplitRule, seed: int) -> list[SiloData]:
         raise InputError(f"data.path: data set {data.set!r} needs a folder (data.path=FOLDER)")
     names = data.tasks or (task_folders(path) if path else [])
     if not names:
-        raise InputError("data.tasks: name the tasks to load")
+        raise InputError(f"data.tasks: name the tasks to load; allowed: {', '.join(GLUE_TEXT)}")
+    if path is None:
+        check_glue(names)
     silos: list[SiloData] = []
     for name in names:
         found: LabelledSet = read_folder(path, name) if path else read_glue_hub(name)

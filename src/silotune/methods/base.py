@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict
 from torch import Tensor, nn
 
+from silotune.config.schema import Section
 from silotune.data.batching import Batch
 from silotune.heads import Head
 from silotune.parts import Part, Scope, State, Tensors
@@ -116,10 +116,8 @@ class Prediction:
     head: str = HEAD
 
 
-class MethodOptions(BaseModel):
+class MethodOptions(Section, frozen=True):
     """A method's own options (`method.*`); each method extends it."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class Method(ABC):
