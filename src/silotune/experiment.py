@@ -111,9 +111,10 @@ def run(
         raise InputError(f"--out {path}: already there and not empty; choose another folder or add --resume")
     federation = build(config, backbone)
     text, fingerprint = dump(config), federation.backbone.fingerprint
-    fresh = not (path / "config.yaml").exists()
-    make = RunFolder.create if fresh else RunFolder.open
-    folder = make(path, text, fingerprint)
+    if (path / "config.yaml").exists():
+        folder = RunFolder.open(path, text, fingerprint)
+    else:
+        folder = RunFolder.create(path, text, fingerprint, resume)
     engine = InProcess(federation, folder, progress)
     history = engine.run()
     final = {"shared_sha256": digest(flatten(federation.coordinator.shared)), "state_sha256": state_digest(federation)}

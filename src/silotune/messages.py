@@ -60,7 +60,7 @@ def unpack(message: bytes, expected: Expected, fields: Mapping[str, type]) -> tu
         MessageRefused: with the reason, for anything that is not exactly as expected.
     """
     try:
-        tensors = load(message)
+        tensors = dict(sorted(load(message).items()))  # safetensors gives them in an order of chance
         header = json.loads(message[8 : 8 + int.from_bytes(message[:8], "little")])
         found = json.loads(header["__metadata__"][_METADATA])
     except (SafetensorError, ValueError, KeyError, TypeError) as error:
@@ -97,7 +97,7 @@ def check_tensors(tensors: Tensors, expected: Expected) -> None:
         if not torch.isfinite(tensor).all():
             raise MessageRefused(f"tensor {name!r} holds NaN or infinity")
     if expected.max_norm is not None:
-        norm = math.sqrt(sum(float(tensor.double().square().sum()) for tensor in tensors.values()))
+        norm = math.sqrt(math.fsum(float(tensor.double().square().sum()) for tensor in tensors.values()))
         if norm > expected.max_norm:
             raise MessageRefused(f"norm {norm:.3g} is above the bound {expected.max_norm:.3g}")
 

@@ -48,16 +48,19 @@ class RunFolder:
         self.checkpoints = path / "checkpoints"
 
     @classmethod
-    def create(cls, path: Path, config: str, backbone: str) -> RunFolder:
-        """Start a run in an empty or new folder.
+    def create(cls, path: Path, config: str, backbone: str, resume: bool = False) -> RunFolder:
+        """Start a run in an empty or new folder; to resume, also where `create` itself was killed.
 
         Raises:
-            InputError: if the folder holds anything already.
+            InputError: if the folder holds anything else.
         """
-        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        there = [] if not path.is_dir() else list(path.iterdir())
+        if resume and (path.is_file() or not all(_begun(entry) for entry in there)):
+            raise InputError(f"--resume: {path} is not a run folder")
+        if not resume and (path.is_file() or there):
             raise InputError(f"--out {path}: already there and not empty; choose another folder or add --resume")
         folder = cls(path)
-        folder.checkpoints.mkdir(parents=True)
+        folder.checkpoints.mkdir(parents=True, exist_ok=True)
         write_text(path / "versions.json", json.dumps(versions() | {"backbone": backbone}, indent=1) + "\n")
         write_text(path / "config.yaml", config)
         return folder
@@ -111,7 +114,7 @@ class RunFolder:
         """
         path = self.checkpoints / name
         try:
-            return load(path.read_bytes())
+            return dict(sorted(load(path.read_bytes()).items()))  # safetensors gives them in an order of chance
         except (OSError, SafetensorError) as error:
             raise InputError(f"checkpoint file {path}: missing or damaged ({error})") from error
 
@@ -144,6 +147,13 @@ class RunFolder:
             return Checkpoint(**json.loads(path.read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError) as error:
             raise InputError(f"checkpoint {path}: missing or damaged ({error})") from error
+
+
+def _begun(entry: Path) -> bool:
+    """Whether `create` may have left this, killed before its last step."""
+    if entry.name == "checkpoints":
+        return entry.is_dir() and not any(entry.iterdir())
+    return entry.name == "versions.json" or entry.name.startswith((".versions.json.", ".config.yaml."))
 
 
 def write_text(path: Path, text: str) -> None:

@@ -243,4 +243,5 @@ def make_optimiser(train: TrainConfig, tensors: list[Tensor]) -> torch.optim.Opt
 
 
 def _to(tensors: Mapping[str, Tensor], device: torch.device) -> Tensors:
-    return {name: tensor.detach().to(device) for name, tensor in tensors.items()}
+    """On the device and in name order: a loss that sums over a part's tensors gives the same bits after a resume."""
+    return {name: tensor.detach().to(device) for name, tensor in sorted(tensors.items())}
