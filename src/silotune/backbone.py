@@ -9,11 +9,11 @@ import contextlib
 import hashlib
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -21,8 +21,9 @@ from torch.utils.checkpoint import checkpoint
 
 from silotune.architectures import ARCHITECTURES, Architecture, architecture_of
 from silotune.errors import InputError
+from silotune.forward import Arranged, Prefix, Prompt, Whole, arrange, encoder_decoder_forward, plain_forward
 from silotune.forward import Inputs as Inputs
-from silotune.forward import Prefix, Prompt, Whole, arrange, encoder_decoder_forward, plain_forward
+from silotune.vocabulary import VocabularyHead
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -31,6 +32,10 @@ OutputChange = Callable[[Tensor, Tensor], Tensor]
 """(a site's input, its output so far) → its output."""
 InputChange = Callable[[Tensor], Tensor]
 """A site's input → what it gets instead."""
+ModelClass = Literal["AutoModel", "AutoModelForMaskedLM", "AutoModelForCausalLM"]
+"""What a head needs of a backbone: the transformer alone, or with its language-model head."""
+
+Result = TypeVar("Result")
 
 DEFAULT_BACKBONE_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -81,8 +86,8 @@ class Backbone:
         name: str = "",
     ) -> None:
         self.name = name
-        self.model: Any = model  # transformers' own annotations do not hold under strict checking
-        self.base: Any = model.base_model
+        self.model = cast(Any, model)  # transformers' own annotations do not hold under strict checking
+        self.base: Any = _transformer(model)
         self.model.requires_grad_(False)
         self.model.eval()
         self.tokenizer = tokenizer
@@ -90,9 +95,13 @@ class Backbone:
         self.precision = precision
         if getattr(self.base, "pooler", None) is not None:
             self.base.pooler = None  # no head here reads it
-        self._fingerprint = "" if shape_only else _fingerprint(self.base)
+        self.vocabulary = None if self.model.get_output_embeddings() is None else VocabularyHead(model, self.base)
+        """The language-model head, where the model was loaded with one (`load_backbone(…, model_class=…)`)."""
+        own = self.vocabulary.parameters if self.vocabulary else {}
+        self._fingerprint = "" if shape_only else _fingerprint(self.base, own)
         self.device = torch.device("cuda" if torch.cuda.is_available() and not shape_only else "cpu")
-        self.model.to(self.device)
+        if not shape_only:
+            self.model.to(self.device)
         if precision in _DTYPES and not keep_master:
             for module in self.base.modules():
                 if isinstance(module, nn.Linear):
@@ -151,6 +160,10 @@ class Backbone:
         Raises:
             InputError: where virtual tokens and text together are too long for the backbone.
         """
+        return self.under(plan, lambda: self._forward(inputs, plan))
+
+    def under(self, plan: Plan, run: Callable[[], Result]) -> Result:
+        """Run something that calls the base transformer or modules of it, under a plan and in the precision."""
         for name in {*plan.outputs, *plan.inputs}:
             self._hook(name)
         self._plan = plan
@@ -158,35 +171,34 @@ class Backbone:
             with self.autocast():
                 if plan.dropout:
                     self.base.train()
-                if plan.weights:
-                    replaced = {f"base.{name}": tensor for name, tensor in plan.weights.items()}
-                    states = torch.func.functional_call(
-                        Whole(self.base), replaced, (lambda: self._forward(inputs, plan),)
-                    )
-                else:
-                    states = self._forward(inputs, plan)
+                if not plan.weights:
+                    return run()
+                replaced = {f"base.{name}": tensor for name, tensor in plan.weights.items()}
+                return cast(Result, torch.func.functional_call(Whole(self.base), replaced, (run,)))
         finally:
             self._plan = None
             if plan.dropout:
                 self.base.eval()
-        return cast(Tensor, states)
 
-    def _forward(self, inputs: Inputs, plan: Plan) -> Tensor:
-        known = self.known
-        if not self.base.config.is_encoder_decoder:
-            return plain_forward(self.base, arrange(self.base, known, inputs, plan.prompts, plan.prefixes))
-        decoder = {name: tensor for name, tensor in inputs.items() if name.startswith("decoder_")}
-        inputs = {name: tensor for name, tensor in inputs.items() if name not in decoder}
-        before = [prefix for prefix in plan.prefixes if not prefix.decoder]
-        batch = arrange(self.base, known, inputs, plan.prompts, before)
-        if batch.prefix is not None:
+    def arrange(self, inputs: Inputs, plan: Plan) -> Arranged:
+        """A batch with the plan's virtual tokens in place, but those of a decoder behind an encoder."""
+        several = bool(self.base.config.is_encoder_decoder)
+        before = [prefix for prefix in plan.prefixes if not (several and prefix.decoder)]
+        batch = arrange(self.base, self.known, inputs, plan.prompts, before)
+        if several and batch.prefix is not None:
             for block in range(self.blocks):
                 name = self.architecture.modules("self_attention", block)[0]
                 self._hook(name)
                 plan.past[name] = batch.prefix
-        return encoder_decoder_forward(
-            self.base, batch, decoder, [prefix for prefix in plan.prefixes if prefix.decoder]
-        )
+        return batch
+
+    def _forward(self, inputs: Inputs, plan: Plan) -> Tensor:
+        decoder = {name: tensor for name, tensor in inputs.items() if name.startswith("decoder_")}
+        batch = self.arrange({name: tensor for name, tensor in inputs.items() if name not in decoder}, plan)
+        if not self.base.config.is_encoder_decoder:
+            return plain_forward(self.base, batch)
+        behind = [prefix for prefix in plan.prefixes if prefix.decoder]
+        return encoder_decoder_forward(self.base, batch, decoder, behind)
 
     @contextlib.contextmanager
     def autocast(self) -> Iterator[None]:
@@ -253,13 +265,25 @@ class Backbone:
         block.forward = run
 
 
-def load_backbone(name: str, *, precision: str = "auto", keep_master: bool = False) -> Backbone:
+def load_backbone(
+    name: str,
+    *,
+    precision: str = "auto",
+    keep_master: bool = False,
+    model_class: ModelClass = "AutoModel",
+) -> Backbone:
     """Load a backbone: `default` (offline MiniLM), a hub id or a local folder.
 
+    Args:
+        name: which.
+        precision: `auto`, `fp32`, `bf16` or `fp16`.
+        keep_master: see `Backbone`.
+        model_class: what the head needs of it; an encoder–decoder serves as either kind of language model.
+
     Raises:
-        InputError: if it cannot be loaded, or is of a family without known sites.
+        InputError: if it cannot be loaded, or has no language-model head where one is needed.
     """
-    from transformers import AutoModel, AutoTokenizer
+    import transformers
     from transformers.utils import logging as transformers_logging
 
     transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
@@ -267,14 +291,33 @@ def load_backbone(name: str, *, precision: str = "auto", keep_master: bool = Fal
     logging.getLogger("transformers").setLevel(logging.ERROR)
     source = default_backbone() if name == "default" else name
     try:
-        tokenizer = AutoTokenizer.from_pretrained(source)
-        model = AutoModel.from_pretrained(source, dtype=torch.float32, attn_implementation=_attention())
+        tokenizer = transformers.AutoTokenizer.from_pretrained(source)
+        config = transformers.AutoConfig.from_pretrained(source)
+        kind = _KINDS[model_class]
+        if model_class != "AutoModel" and config.is_encoder_decoder:
+            model_class = "AutoModelForSeq2SeqLM"  # type: ignore[assignment]
+        auto: Any = getattr(transformers, model_class)
+        if type(config) not in auto._model_mapping:
+            raise InputError(f"backbone: the head needs {kind}; {name!r} is of type {config.model_type!r}")
+        model, found = auto.from_pretrained(
+            source, dtype=torch.float32, attn_implementation=_attention(), output_loading_info=True
+        )
     except (OSError, ValueError, KeyError) as error:
         reason = str(error).strip().splitlines()[0]
         raise InputError(
             f"backbone: cannot load {name!r} ({reason}); allowed: default, a hub id, a local folder"
         ) from error
+    if model_class != "AutoModel" and found["missing_keys"]:
+        missing = sorted(found["missing_keys"])
+        raise InputError(f"backbone: the head needs {kind}; {name!r} was saved without {missing[0]!r}")
     return Backbone(model, tokenizer, precision=resolve_precision(precision), keep_master=keep_master, name=name)
+
+
+_KINDS: dict[str, str] = {
+    "AutoModel": "a transformer",
+    "AutoModelForMaskedLM": "a masked language model or an encoder–decoder, with its language-model head",
+    "AutoModelForCausalLM": "a causal language model or an encoder–decoder, with its language-model head",
+}
 
 
 def default_backbone() -> str:
@@ -307,9 +350,22 @@ def _attention() -> str | None:
     return None if torch.cuda.is_available() else "eager"
 
 
-def _fingerprint(model: nn.Module) -> str:
+def _transformer(model: Any) -> Any:
+    """The model without its language-model head. T5 has no module of its own for that: its parts, put together."""
+    if model.base_model is not model or model.get_output_embeddings() is None:
+        return model.base_model
+    from transformers import AutoModel
+
+    with torch.device("meta"):
+        bare: Any = AutoModel.from_config(model.config)  # type: ignore[no-untyped-call]
+    for name, _ in bare.named_children():
+        setattr(bare, name, getattr(model, name))
+    return bare.requires_grad_(False).eval()
+
+
+def _fingerprint(model: nn.Module, more: Mapping[str, Tensor]) -> str:
     sha = hashlib.sha256()
-    for name, tensor in sorted(model.named_parameters()):
+    for name, tensor in sorted([*model.named_parameters(), *more.items()]):
         sha.update(f"{name}|{tuple(tensor.shape)}|".encode())
         sha.update(tensor.detach().float().cpu().contiguous().reshape(-1).numpy().data)
     return sha.hexdigest()
