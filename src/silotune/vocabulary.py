@@ -28,11 +28,11 @@ class VocabularyHead:
 
     def __init__(self, model: PreTrainedModel, base: nn.Module) -> None:
         given = _Given(base)
-        projection = cast(nn.Linear, model.get_output_embeddings())
+        projection = cast(nn.Linear, cast(Any, model).get_output_embeddings())
         self._projection = _Projection(projection)
         self._given = given
         self._scores_decoder = bool(model.config.is_encoder_decoder)
-        inner = "decoder" if self._scores_decoder else model.base_model_prefix
+        inner = "decoder" if self._scores_decoder else str(cast(Any, model).base_model_prefix)
         top = _replaced(model, inner, given)
         self._top = _replaced(top, _name_of(model, projection), self._projection)
         tied = [name for name, tensor in base.named_parameters() if tensor is projection.weight]
@@ -105,7 +105,7 @@ class _Projection(nn.Module):
 
 
 def _name_of(model: nn.Module, wanted: nn.Module) -> str:
-    return next(name for name, module in model.named_modules() if module is wanted)
+    return str(next(name for name, module in model.named_modules() if module is wanted))
 
 
 def _replaced(module: nn.Module, path: str, new: nn.Module) -> nn.Module:
