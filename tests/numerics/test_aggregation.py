@@ -76,16 +76,29 @@ def test_small_differences_survive_in_float32(name):
     assert AGGREGATIONS[name](found)["w"].numpy()[0] == expected
 
 
+def cancelling_updates(weights):
+    """Two silos cancel each other under the weights, so that float64 sums depend on the order of summation."""
+    draws = np.random.default_rng(3)
+    large = 2.0**30 * draws.integers(1, 9, size=20)
+    values = {silo: draws.normal(size=20) for silo in ROWS}
+    values["delta"], values["charlie"] = large * weights["charlie"], -large * weights["delta"]
+    return [
+        Update(silo, {"global/w": torch.tensor(value, dtype=torch.float32)}, ROWS[silo])
+        for silo, value in values.items()
+    ]
+
+
 @pytest.mark.parametrize("name", WEIGHTS)
 def test_arrival_order_changes_no_bit(name):
-    found = updates()
-    shared = unflatten(found[0].tensors)
-    digests = set()
+    found = cancelling_updates(WEIGHTS[name])
+    digests, unsorted = set(), set()
     for order in itertools.permutations(found):
-        coordinator = Coordinator(shared, AGGREGATIONS[name], seed=1)
+        coordinator = Coordinator(unflatten(found[0].tensors), AGGREGATIONS[name], seed=1)
         coordinator.aggregate(order)
         digests.add(digest(flatten(coordinator.shared)))
+        unsorted.add(digest(AGGREGATIONS[name](list(order))))
     assert len(digests) == 1
+    assert len(unsorted) > 1  # these tensors would tell
 
 
 def test_without_updates_the_shared_parts_stay():
