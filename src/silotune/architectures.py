@@ -35,7 +35,7 @@ class Architecture:
 
     Args:
         positions: how a token's place enters: the name of the table of learned positions, `rotary`, or None where
-            only distances matter. Needed to place tokens behind virtual ones, and behind padding on the left.
+            only distances matter. Needed to place a row's text where other rows have virtual tokens before it.
         prefix: how a prefix reaches the attention: `cache` (the model takes past keys and values), `attention` (only
             its attention modules do), or None (it cannot).
         self_attention: the attention module inside a block, for `prefix="attention"`.

@@ -21,7 +21,17 @@ from torch.utils.checkpoint import checkpoint
 
 from silotune.architectures import ARCHITECTURES, Architecture, architecture_of
 from silotune.errors import InputError
-from silotune.forward import Arranged, Prefix, Prompt, Whole, arrange, encoder_decoder_forward, plain_forward
+from silotune.forward import (
+    Arranged,
+    Prefix,
+    Prompt,
+    Whole,
+    arrange,
+    columns_of,
+    encoder_decoder_forward,
+    plain_forward,
+    to_the_left,
+)
 from silotune.forward import Inputs as Inputs
 from silotune.vocabulary import VocabularyHead
 
@@ -151,6 +161,11 @@ class Backbone:
         """A module of the base transformer by name."""
         return cast(nn.Module, self.base.get_submodule(name))
 
+    @property
+    def longest(self) -> int | None:
+        """The most tokens a text may have; None where positions have no table that could end."""
+        return positions(self.base, self.known)
+
     def encode(self, inputs: Inputs, plan: Plan) -> Tensor:
         """The last layer's states, shape (rows, tokens, hidden), of one padded batch under a plan.
 
@@ -193,6 +208,11 @@ class Backbone:
         return batch
 
     def _forward(self, inputs: Inputs, plan: Plan) -> Tensor:
+        inputs, back = to_the_left(inputs)
+        states = self._padded_right(inputs, plan)
+        return states if back is None or "decoder_input_ids" in inputs else columns_of(states, back)
+
+    def _padded_right(self, inputs: Inputs, plan: Plan) -> Tensor:
         decoder = {name: tensor for name, tensor in inputs.items() if name.startswith("decoder_")}
         batch = self.arrange({name: tensor for name, tensor in inputs.items() if name not in decoder}, plan)
         if not self.base.config.is_encoder_decoder:
@@ -302,14 +322,18 @@ def load_backbone(
         model, found = auto.from_pretrained(
             source, dtype=torch.float32, attn_implementation=_attention(), output_loading_info=True
         )
-    except (OSError, ValueError, KeyError) as error:
-        reason = str(error).strip().splitlines()[0]
+    except InputError:
+        raise
+    except Exception as error:  # the library raises many kinds; all mean the same to a user
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise InputError(
             f"backbone: cannot load {name!r} ({reason}); allowed: default, a hub id, a local folder"
         ) from error
-    if model_class != "AutoModel" and found["missing_keys"]:
-        missing = sorted(found["missing_keys"])
+    missing = sorted(key for key in found["missing_keys"] if not key.startswith("pooler."))  # nothing reads a pooler
+    if missing and model_class != "AutoModel":
         raise InputError(f"backbone: the head needs {kind}; {name!r} was saved without {missing[0]!r}")
+    if missing:
+        raise InputError(f"backbone: {name!r} has no weights for {missing[0]!r}; they would be random")
     return Backbone(model, tokenizer, precision=resolve_precision(precision), keep_master=keep_master, name=name)
 
 

@@ -3,8 +3,8 @@
 Prompts are vectors before the text's embeddings; a prefix is keys and values that every attention layer sees before
 the text's own. Both are in the attention mask, neither is in the returned states. Conventions are those of peft
 (virtual tokens first, positions counted through, segment 0), so that an exported part means the same there. One thing
-differs on purpose: with padding on the left, positions count real tokens only, so that a row's states do not depend on
-the side it is padded on.
+differs on purpose: rows that are padded on the left are moved before the model sees them, so that virtual tokens stand
+right before the text and a row's states do not depend on the side it is padded on.
 """
 
 from __future__ import annotations
@@ -122,11 +122,11 @@ def arrange(
         if "token_type_ids" in inputs:
             segments = inputs["token_type_ids"]
             inputs["token_type_ids"] = torch.cat([segments.new_zeros(rows, virtual), segments], 1)
-    table = _positions(base, architecture)
-    if table is not None and before and mask.shape[1] > table.num_embeddings - _start(table):
+    table, longest = _positions(base, architecture), positions(base, architecture)
+    if longest is not None and before and mask.shape[1] > longest:
         raise InputError(
             f"tuner: {mask.shape[1] - text.shape[1]} virtual and {text.shape[1]} text tokens are more than the "
-            f"backbone's {table.num_embeddings - _start(table)} positions; lower tuner.tokens or train.max_length"
+            f"backbone's {longest} positions; lower tuner.tokens or train.max_length"
         )
     if architecture is not None and architecture.positions is not None:
         some_absent = any(tokens.present is not None for tokens in before)
@@ -139,6 +139,25 @@ def arrange(
 
         cache = PrefixCache([prefix.layers for prefix in prefixes], rows)
     return Arranged(inputs, mask, virtual, cache, prefix_tokens)
+
+
+def to_the_left(inputs: Inputs) -> tuple[Inputs, Tensor | None]:
+    """The batch with every row's padding on the right, and the way back: where each column's state is now."""
+    mask = inputs.get("attention_mask")
+    if mask is None or not _padded_left(mask):
+        return inputs, None
+    columns = torch.arange(mask.shape[1], device=mask.device)
+    first = mask.argmax(1, keepdim=True)
+    there, back = (columns + first) % len(columns), (columns - first) % len(columns)
+    moved = {
+        name: tensor if name.startswith("decoder_") else tensor.gather(1, there) for name, tensor in inputs.items()
+    }
+    return moved, back
+
+
+def columns_of(states: Tensor, back: Tensor) -> Tensor:
+    """States of shape (rows, tokens, hidden) in the columns they came from."""
+    return states.gather(1, back.unsqueeze(-1).expand(-1, -1, states.shape[-1]))
 
 
 def plain_forward(base: nn.Module, batch: Arranged) -> Tensor:
@@ -196,6 +215,12 @@ def _present(virtual: Prompt | Prefix, rows: int, like: Tensor) -> Tensor:
 def _padded_left(text: Tensor) -> bool:
     """Whether any row of a mask begins with padding; a mask without data (`silotune.cost`) has none."""
     return not isinstance(text, FakeTensor) and bool((text[:, 0] == 0).any())
+
+
+def positions(base: nn.Module, architecture: Architecture | None) -> int | None:
+    """How many tokens the model's table of learned positions has room for; None without such a table."""
+    table = _positions(base, architecture)
+    return None if table is None else table.num_embeddings - _start(table)
 
 
 def _positions(base: nn.Module, architecture: Architecture | None) -> nn.Embedding | None:
