@@ -98,6 +98,11 @@ def build(config: Config, backbone: Backbone | None = None) -> Federation:
     if backbone is None:
         keep_master = method.setting.tuner.trains_backbone
         backbone = load_backbone(config.backbone, precision=config.precision, keep_master=keep_master)
+    length = config.train.max_length
+    if backbone.longest is not None and length > backbone.longest:
+        raise InputError(
+            f"train.max_length: {length} is more than the backbone reads; allowed: up to {backbone.longest}"
+        )
     silos = _silos(data, Tokeniser(backbone.tokenizer, config.train.max_length), method.centralised)
     training = LocalTraining(backbone, method, config.train, config.seed)
     server = config.server

@@ -30,6 +30,7 @@ from silotune.forward import (
     columns_of,
     encoder_decoder_forward,
     plain_forward,
+    positions,
     to_the_left,
 )
 from silotune.forward import Inputs as Inputs

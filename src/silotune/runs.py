@@ -60,7 +60,10 @@ class RunFolder:
         if not resume and (path.is_file() or there):
             raise InputError(f"--out {path}: already there and not empty; choose another folder or add --resume")
         folder = cls(path)
-        folder.checkpoints.mkdir(parents=True, exist_ok=True)
+        try:
+            folder.checkpoints.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(f"--out {path}: cannot be made ({error.strerror})") from error
         write_text(path / "versions.json", json.dumps(versions() | {"backbone": backbone}, indent=1) + "\n")
         write_text(path / "config.yaml", config)
         return folder
@@ -75,11 +78,12 @@ class RunFolder:
         try:
             before = (path / "config.yaml").read_text(encoding="utf-8")
             made = json.loads((path / "versions.json").read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
+            fingerprint = made["backbone"]
+        except (OSError, ValueError, KeyError, TypeError) as error:
             raise InputError(f"--resume: {path} is not a run folder") from error
         if before != config:
             raise InputError(f"--resume: {path} was made with another configuration ({_difference(before, config)})")
-        if made.get("backbone") != backbone:
+        if fingerprint != backbone:
             raise InputError(f"--resume: {path} was made with another backbone (its weights differ)")
         folder = cls(path)
         folder.checkpoints.mkdir(exist_ok=True)
@@ -144,9 +148,13 @@ class RunFolder:
         """
         path = self.checkpoints / f"round-{number:04d}.json"
         try:
-            return Checkpoint(**json.loads(path.read_text(encoding="utf-8")))
-        except (OSError, ValueError, TypeError) as error:
+            checkpoint = Checkpoint(**json.loads(path.read_text(encoding="utf-8")))
+            outside = [name for name in checkpoint.files if Path(name).is_absolute() or ".." in Path(name).parts]
+        except (OSError, ValueError, TypeError, AttributeError) as error:
             raise InputError(f"checkpoint {path}: missing or damaged ({error})") from error
+        if outside:
+            raise InputError(f"checkpoint {path}: damaged (names a file outside the run folder: {outside[0]})")
+        return checkpoint
 
 
 def _begun(entry: Path) -> bool:

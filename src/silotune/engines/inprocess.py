@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from silotune.aggregation import Update
 from silotune.assembly import Federation
 from silotune.coordinator import update_message
+from silotune.errors import InputError
 from silotune.evaluation.predict import score
 from silotune.messages import MessageRefused
-from silotune.parts import State
+from silotune.parts import State, flatten
 from silotune.runs import Checkpoint, RunFolder
 from silotune.silo import Silo, SiloState
 
@@ -63,20 +65,30 @@ class InProcess:
         self._folder.forget_events_after(self._last.round if self._last else 0)
         if self._last is None:
             return
-        self._history = History(**self._last.history)
+        try:
+            self._history = History(**self._last.history)
+        except TypeError as error:
+            raise InputError(f"checkpoint round-{self._last.round:04d}.json: damaged ({error})") from error
         self.load(self._last)
         if self._history.best_round not in (0, self._last.round):
             self._best = self._folder.load(self._history.best_round)
+            for name in sorted(self._best.files):  # damage is found now, not after the last round
+                self._folder.read(name)
         else:
             self._best = self._last
 
     def load(self, checkpoint: Checkpoint) -> None:
         """Set the federation to a checkpoint's state."""
         federation = self._federation
-        federation.coordinator.load_flat(self._folder.read(checkpoint.shared))
+        with _whole(checkpoint.shared, federation.coordinator.shared) as check:
+            federation.coordinator.load_flat(self._folder.read(checkpoint.shared))
+            check(federation.coordinator.shared)
         for name, silo in federation.silos.items():
-            file = checkpoint.silos.get(name)
-            silo.state = SiloState.from_flat(self._folder.read(file)) if file else None
+            file, silo.state = checkpoint.silos.get(name), None
+            if file:
+                with _whole(file, federation.training.state_of(silo).private) as check:
+                    silo.state = SiloState.from_flat(self._folder.read(file))
+                    check(silo.state.private)
 
     def load_best(self) -> int:
         """Set the federation to the best round's state, and return that round."""
@@ -168,6 +180,22 @@ class InProcess:
             self._best = checkpoint
         folder.commit(checkpoint, self._best)
         self._last = checkpoint
+
+
+@contextmanager
+def _whole(file: str, expected: State) -> Iterator[Callable[[State], None]]:
+    """Refuse a checkpoint file whose tensors are not those of this run; yields the check of what was read."""
+
+    def check(found: State) -> None:
+        shapes, wanted = ({n: (t.shape, t.dtype) for n, t in flatten(state).items()} for state in (found, expected))
+        differing = sorted(name for name in {*shapes, *wanted} if shapes.get(name) != wanted.get(name))
+        if differing:
+            raise ValueError(f"tensor {differing[0]!r} is missing, unexpected or of another shape")
+
+    try:
+        yield check
+    except (KeyError, ValueError) as error:
+        raise InputError(f"checkpoint file {file}: damaged ({error})") from error
 
 
 def state_of(federation: Federation, silo: Silo) -> State:
