@@ -13,6 +13,7 @@ from silotune.server_optimizers import ServerOptimizer
 
 BROADCAST_FIELDS: Mapping[str, type] = {"round": int}
 UPDATE_FIELDS: Mapping[str, type] = {"round": int, "silo": str, "rows": int}
+_MOST_ROWS = 2**53  # beyond it a weight is not exact in float64, and sums of weights can overflow
 
 
 class Coordinator:
@@ -50,7 +51,7 @@ class Coordinator:
     @property
     def communicates(self) -> bool:
         """Whether anything is sent at all."""
-        return bool(self.shared)
+        return any(self.shared.values())
 
     def choose(self, number: int, silos: Sequence[str]) -> list[str]:
         """The silos of a round, in name order; at least one."""
@@ -82,8 +83,8 @@ class Coordinator:
         if fields["silo"] != silo:
             raise MessageRefused(f"update in the name of {fields['silo']!r}")
         rows = int(fields["rows"])
-        if rows < 1:
-            raise MessageRefused("field 'rows' must be at least 1")
+        if not 1 <= rows <= _MOST_ROWS:
+            raise MessageRefused(f"field 'rows' must be between 1 and {_MOST_ROWS}")
         return Update(silo, tensors, rows)
 
     def aggregate(self, updates: Sequence[Update]) -> None:

@@ -63,7 +63,7 @@ def unpack(message: bytes, expected: Expected, fields: Mapping[str, type]) -> tu
         tensors = dict(sorted(load(message).items()))  # safetensors gives them in an order of chance
         header = json.loads(message[8 : 8 + int.from_bytes(message[:8], "little")])
         found = json.loads(header["__metadata__"][_METADATA])
-    except (SafetensorError, ValueError, KeyError, TypeError) as error:
+    except (SafetensorError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise MessageRefused(f"not a silotune message ({str(error)[:80]})") from error
     _check_fields(found, fields)
     check_tensors(tensors, expected)
