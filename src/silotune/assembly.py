@@ -13,11 +13,12 @@ from silotune.aggregation import AGGREGATIONS
 from silotune.backbone import Backbone, load_backbone
 from silotune.config import Choice, Config, input_error, load_config
 from silotune.coordinator import Coordinator
-from silotune.data.batching import TokenisedRows, Tokeniser
+from silotune.data.batching import TokenisedRows
 from silotune.data.loading import load_silos
 from silotune.data.tasks import SiloData
 from silotune.errors import InputError, unknown
 from silotune.heads import HEADS
+from silotune.heads.base import Tokenise
 from silotune.methods import METHODS, Method, Setting
 from silotune.parts import Scope, names_with
 from silotune.server_optimizers import ServerOptimizer
@@ -71,7 +72,7 @@ def make_method(config: Config) -> Method:
     method, tuner = METHODS[config.method.name], TUNERS[config.tuner.name]
     setting = Setting(
         tuner=tuner(_options(tuner.Options, config.tuner, "tuner")),
-        head=HEADS[config.head.name](config.head.pooling),
+        head=HEADS[config.head.name].make(config.head),
         head_scope=Scope(config.head.scope),
     )
     return method(setting, _options(method.Options, config.method, "method"))
@@ -97,13 +98,17 @@ def build(config: Config, backbone: Backbone | None = None) -> Federation:
     _check(config, method, data)
     if backbone is None:
         keep_master = method.setting.tuner.trains_backbone
-        backbone = load_backbone(config.backbone, precision=config.precision, keep_master=keep_master)
+        model_class = method.setting.head.model_class
+        backbone = load_backbone(
+            config.backbone, precision=config.precision, keep_master=keep_master, model_class=model_class
+        )
     length = config.train.max_length
     if backbone.longest is not None and length > backbone.longest:
         raise InputError(
             f"train.max_length: {length} is more than the backbone reads; allowed: up to {backbone.longest}"
         )
-    silos = _silos(data, Tokeniser(backbone.tokenizer, config.train.max_length), method.centralised)
+    method.setting.head.check(backbone, {silo.task.name: silo.task for silo in data}.values())
+    silos = _silos(data, method.setting.head.tokeniser(backbone, config.train.max_length), method.centralised)
     training = LocalTraining(backbone, method, config.train, config.seed)
     server = config.server
     coordinator = Coordinator(
@@ -118,7 +123,7 @@ def build(config: Config, backbone: Backbone | None = None) -> Federation:
     return Federation(config, backbone, method, silos, training, coordinator)
 
 
-def _silos(data: list[SiloData], tokenise: Tokeniser, centralised: bool) -> dict[str, Silo]:
+def _silos(data: list[SiloData], tokenise: Tokenise, centralised: bool) -> dict[str, Silo]:
     silos = {}
     for item in data:
         rows = {part: tokenise(item.task, getattr(item.splits, part)) for part in ("train", "validation", "test")}
@@ -137,10 +142,16 @@ def _silos(data: list[SiloData], tokenise: Tokeniser, centralised: bool) -> dict
 def _check(config: Config, method: Method, data: list[SiloData]) -> None:
     if config.sampling.count is not None and config.sampling.count > len(data) and not method.centralised:
         raise InputError(f"sampling.count: {config.sampling.count} silos a round, but there are only {len(data)}")
+    head = method.setting.head
+    for silo in data:
+        if silo.task.kind != head.task_kind:
+            fitting = sorted(name for name, other in HEADS.items() if other.task_kind == silo.task.kind)
+            rows = "texts with labels" if silo.task.kind == "classification" else "instructions with outputs"
+            raise InputError(f"head={config.head.name}: silo {silo.name!r} holds {rows}; allowed: {', '.join(fitting)}")
     parts = method.parts()
     tasks = sorted({silo.task.name for silo in data})
-    shares_head = any(parts[name].module is method.setting.head for name in names_with(parts, Scope.SHARED))
-    if shares_head and len(tasks) > 1:
+    shares_head = any(parts[name].module is head for name in names_with(parts, Scope.SHARED))
+    if shares_head and head.has_tensors and len(tasks) > 1:
         raise InputError(
             f"head.scope: a shared head needs one task in all silos, found {', '.join(tasks)}; use head.scope=private"
         )

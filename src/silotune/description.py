@@ -22,7 +22,9 @@ def describe(method: str, overrides: list[str]) -> dict[str, Any]:
     """
     config = read_config("demo", [f"method={method}", *overrides])
     made = make_method(config)
-    backbone = load_backbone(config.backbone, keep_master=True, precision="fp32")
+    backbone = load_backbone(
+        config.backbone, keep_master=True, precision="fp32", model_class=made.setting.head.model_class
+    )
     rows, sent = [], []
     for name, part in made.parts().items():
         tensors = part.module.init(backbone, [EXAMPLE_TASK], generator(config.seed, "init", name))

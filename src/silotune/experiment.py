@@ -14,11 +14,10 @@ import torch
 from silotune.assembly import Federation, build, read_config
 from silotune.backbone import Backbone
 from silotune.config import Config, dump
-from silotune.data.batching import Tokeniser
 from silotune.data.tasks import Row, Task
 from silotune.engines.inprocess import History, InProcess, Progress, results, state_of
 from silotune.errors import InputError, unknown
-from silotune.evaluation.predict import logits
+from silotune.evaluation.predict import answers, logits
 from silotune.parts import Scope, State, count, digest, flatten
 from silotune.runs import RunFolder, write_text
 from silotune.silo import LocalTraining
@@ -48,13 +47,29 @@ class PersonalModel:
         Raises:
             InputError: if single texts and pairs are mixed.
         """
+        if self.task.kind != "classification":
+            raise InputError(f"predict: task {self.task.name!r} is one of generation; use write")
         rows = [Row((text,) if isinstance(text, str) else tuple(text), 0) for text in texts]
         if len({len(row.texts) for row in rows}) > 1:
             raise InputError("predict: give either single texts or pairs, not both")
-        encoded = Tokeniser(self._training.backbone.tokenizer, self._max_length)(self.task, rows)
-        probabilities = torch.softmax(logits(self._training, self._state, encoded), -1).tolist()
+        training = self._training
+        encoded = training.method.setting.head.tokeniser(training.backbone, self._max_length)(self.task, rows)
+        probabilities = torch.softmax(logits(training, self._state, encoded), -1).tolist()
         found = [dict(zip(self.task.labels, row, strict=True)) for row in probabilities]
         return [Prediction(max(row, key=row.__getitem__), row) for row in found]
+
+    def write(self, instructions: Sequence[str | tuple[str, str]]) -> list[str]:
+        """Answer instructions, or pairs of instruction and input.
+
+        Raises:
+            InputError: if the silo's task is one of classification.
+        """
+        if self.task.kind != "generation":
+            raise InputError(f"write: task {self.task.name!r} is one of classification; use predict")
+        rows = [Row((text, "") if isinstance(text, str) else tuple(text), 0) for text in instructions]
+        training = self._training
+        encoded = training.method.setting.head.tokeniser(training.backbone, self._max_length)(self.task, rows)
+        return answers(training, self._state, encoded)
 
 
 @dataclass

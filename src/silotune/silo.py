@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING
@@ -14,6 +14,7 @@ from torch import Tensor
 from silotune import parts as part_tools
 from silotune.backbone import Backbone
 from silotune.data.batching import Batch, TokenisedRows, epoch
+from silotune.heads import Head
 from silotune.methods.base import Method, Phase, Step
 from silotune.parts import Part, Scope, State, Tensors
 from silotune.randomness import generator, seeded
@@ -127,8 +128,8 @@ class LocalTraining:
         own = self.state_of(silo)
         device = self.backbone.device
         state: State = {
-            name: _to(shared[name] if part.scope is Scope.SHARED else own.private[name], device)
-            for name, part in self.parts.items()
+            name: _to((shared if part.scope is Scope.SHARED else own.private).get(name, {}), device)
+            for name, part in self.parts.items()  # a part without tensors leaves no trace in messages and files
         }
         received = {name: _to(shared[name], device) for name in shared}
         memory = _to(own.memory, device)
@@ -141,7 +142,10 @@ class LocalTraining:
                 state[target] = part_tools.copy(state[source])
             for name in phase.trains:
                 state[name] = {key: tensor.clone().requires_grad_() for key, tensor in state[name].items()}
-            optimiser = make_optimiser(self.train, [t for name in phase.trains for t in state[name].values()])
+            leaves = [tensor for name in phase.trains for tensor in state[name].values()]
+            if not leaves:  # a phase for a head that has nothing to train
+                continue
+            optimiser = make_optimiser(self.train, leaves)
             for batch in self._batches(silo, phase, number):
                 with seeded(self.seed, "dropout", silo.name, number, phase.name, steps):
                     step = self._step(silo, phase, batch, state, received, memory, number, steps)
@@ -198,11 +202,17 @@ class LocalTraining:
         steps: int,
     ) -> Step:
         views = {
-            name: run_view(self.backbone, batch, self.resolve(mix, state, received, memory))
-            for name, mix in phase.views.items()
+            name: self.view(batch, self.resolve(mix, state, received, memory)) for name, mix in phase.views.items()
         }
         draws = generator(self.seed, "step", silo.name, number, phase.name, steps)
         return Step(batch, views, state, received, memory, draws, self.parts)
+
+    def view(self, batch: Batch, mix: Sequence[Ingredient]) -> View:
+        """One forward under a mix, with what the method's heads read of it."""
+        heads = [part.module for part in self.parts.values() if isinstance(part.module, Head)]
+        readings = {head: head.reading(self.backbone, batch.task) for head in heads}
+        own = {head.name: reading for head, reading in readings.items() if reading is not None}
+        return run_view(self.backbone, batch, mix, head_readings=own)
 
     def resolve(self, mix: Mix, state: State, received: State, memory: Tensors) -> list[Ingredient]:
         """A mix's names as tensors. A silo's first participation has no previous parts: then the received ones."""
@@ -226,7 +236,7 @@ class LocalTraining:
     def logits(self, state: State, batch: Batch) -> Tensor:
         """The personalised model's logits, shape (rows, classes), in the batch's order."""
         prediction = self.method.prediction()
-        view: View = run_view(self.backbone, batch, self.resolve(prediction.mix, state, {}, {}))
+        view = self.view(batch, self.resolve(prediction.mix, state, {}, {}))
         step = Step(batch, {"prediction": view}, state, {}, {}, torch.Generator(), self.parts)
         return step.logits("prediction", prediction.head)
 

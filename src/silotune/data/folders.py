@@ -6,10 +6,12 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from silotune.config.schema import NAME_RULE, is_name
 from silotune.data.files import Record, read_records, rows_of
-from silotune.data.tasks import Row, Splits, Task, make_task
+from silotune.data.instructions import are_instructions, instruction_rows
+from silotune.data.tasks import Row, Splits, Task, generation_task, make_task
 from silotune.errors import InputError, unknown
 
 GLUE_HUB = "nyu-mll/glue"
@@ -59,11 +61,14 @@ def read_folder(path: Path, name: str) -> LabelledSet:
     folder = path / name
     if not folder.is_dir():
         raise InputError(f"data.path: no task {name!r} in {path}; there: {', '.join(task_folders(path))}")
+    files = {split: folder / f"{split}.jsonl" for split in ("train", "validation", "test")}
+    records = {split: read_records(file) for split, file in files.items() if split == "train" or file.exists()}
+    if are_instructions(records["train"]):
+        written = {split: instruction_rows(files[split], found) for split, found in records.items()}
+        return LabelledSet(_generation(name, folder / "meta.json"), Splits(**written))
     meta = _meta(folder / "meta.json")
     labels = tuple(str(label) for label in meta["label_names"])
     task = make_task(name, labels, str(meta.get("metric", "accuracy")), f"data file {folder / 'meta.json'}")
-    files = {split: folder / f"{split}.jsonl" for split in ("train", "validation", "test")}
-    records = {split: read_records(file) for split, file in files.items() if split == "train" or file.exists()}
     pairs = any("sentence2" in record for record in records["train"])
     text = ("sentence1", "sentence2") if pairs else ("sentence1",)
     rows = {
@@ -72,13 +77,24 @@ def read_folder(path: Path, name: str) -> LabelledSet:
     return LabelledSet(task, Splits(**rows))
 
 
+def _generation(name: str, path: Path) -> Task:
+    """A task of instruction rows; its `meta.json`, where there is one, may name the metric."""
+    meta = _json(path) if path.is_file() else None
+    metric = meta.get("metric", "rouge1") if isinstance(meta, dict) else "rouge1"
+    return generation_task(name, str(metric), f"data file {path}")
+
+
+def _json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise InputError(f"data file {path}: not JSON ({error})") from error
+
+
 def _meta(path: Path) -> Record:
     if not path.is_file():
         raise InputError(f"data file {path}: not found (a task folder needs label names)")
-    try:
-        meta = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise InputError(f"data file {path}: not JSON ({error})") from error
+    meta = _json(path)
     names = meta.get("label_names") if isinstance(meta, dict) else None
     if not isinstance(names, list) or len(names) < 2 or len(set(map(str, names))) < len(names):
         raise InputError(f"data file {path}: needs 'label_names', a list of at least 2 different names")

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 
 from silotune.config import Config, DataConfig, SiloConfig
 from silotune.data.files import FORMATS, Record, label_names, labels_of, read_records, require_columns, rows_of
 from silotune.data.folders import GLUE_TEXT, LabelledSet, check_glue, read_folder, read_glue_hub, task_folders
+from silotune.data.instructions import instruction_rows
 from silotune.data.splits import SplitRule, split
-from silotune.data.tasks import SiloData, Splits, Task, check_silo, make_task
+from silotune.data.tasks import SiloData, Splits, Task, check_silo, generation_task, make_task
 from silotune.errors import InputError
 
 
@@ -54,7 +56,7 @@ def _set_silos(data: DataConfig, rule: SplitRule, seed: int) -> list[SiloData]:
     for name in names:
         found: LabelledSet = read_folder(path, name) if path else read_glue_hub(name)
         # `data.task` says that all silos hold one task, so that they may share a head.
-        task = Task(data.task or name, found.task.labels, found.task.metric)
+        task = replace(found.task, name=data.task or name)
         if silos and data.task is not None and task != silos[0].task:
             raise InputError(
                 f"data.task: {name!r} has other labels or another metric than {silos[0].name!r}, "
@@ -70,14 +72,20 @@ def _own_silos(silos: list[SiloConfig], rule: SplitRule, seed: int) -> list[Silo
     tasks: dict[str, Task] = {}
     for silo in silos:
         name = silo.task or silo.name
-        task = make_task(name, _labels(silos, name, files, records), silo.metric, f"silo {silo.name!r}")
+        if silo.kind == "generation":
+            task = generation_task(name, silo.metric or "rouge1", f"silo {silo.name!r}")
+        else:
+            labels = _labels(silos, name, files, records)
+            task = make_task(name, labels, silo.metric or "accuracy", f"silo {silo.name!r}")
         if tasks.setdefault(name, task) != task:
-            raise InputError(f"silo {silo.name!r}: metric differs from the other silos of task {name!r}")
+            raise InputError(f"silo {silo.name!r}: metric or kind differs from the other silos of task {name!r}")
     result = []
     for silo in silos:
         task = tasks[silo.task or silo.name]
         rows = {
-            part: rows_of(files[silo.name][part], found, silo.columns, silo.label, task.labels, by_index=False)
+            part: instruction_rows(files[silo.name][part], found, silo.columns, silo.label)
+            if silo.kind == "generation"
+            else rows_of(files[silo.name][part], found, silo.columns, silo.label, task.labels, by_index=False)
             for part, found in records[silo.name].items()
         }
         whole = len(rows) == 1

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 from silotune.errors import InputError, unknown
-from silotune.evaluation.metrics import METRICS
+from silotune.evaluation.metrics import METRICS, TEXT_METRICS
+
+Kind = Literal["classification", "generation"]
 
 
 @dataclass(frozen=True)
 class Task:
-    """What a row means. Silos of one task share label names (and may share a head)."""
+    """What a row means. Silos of one task share label names (and may share a head). A generation task has no labels."""
 
     name: str
     labels: tuple[str, ...]
     metric: str = "accuracy"
+    kind: Kind = "classification"
 
 
 def make_task(name: str, labels: Sequence[str], metric: str, culprit: str) -> Task:
@@ -31,12 +35,27 @@ def make_task(name: str, labels: Sequence[str], metric: str, culprit: str) -> Ta
     return Task(name, tuple(labels), metric)
 
 
+def generation_task(name: str, metric: str, culprit: str) -> Task:
+    """A task whose answers are written; `culprit` says who asks for it.
+
+    Raises:
+        InputError: for an unknown metric.
+    """
+    if metric not in TEXT_METRICS:
+        raise unknown(f"metric of {culprit}", metric, TEXT_METRICS)
+    return Task(name, (), metric, "generation")
+
+
 @dataclass(frozen=True)
 class Row:
-    """One labelled text, or pair of texts; `label` indexes the task's label names."""
+    """One labelled text, or pair of texts; `label` indexes the task's label names.
+
+    In a generation task `texts` are instruction and input (which may be empty), and `answer` is what to write.
+    """
 
     texts: tuple[str, ...]
     label: int
+    answer: str = ""
 
 
 @dataclass
@@ -71,7 +90,7 @@ def check_silo(data: SiloData) -> SiloData:
     if not rows.train:
         raise InputError(f"silo {data.name!r}: no training rows")
     classes = {row.label for row in rows.train}
-    if len(classes) < 2:
+    if len(classes) < 2 and data.task.kind == "classification":
         only = data.task.labels[next(iter(classes))]
         raise InputError(f"silo {data.name!r}: only one class in its training rows ({only!r}); at least 2 are needed")
     if not rows.test:

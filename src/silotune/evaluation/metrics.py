@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -19,6 +19,23 @@ def f1(predicted: Tensor, labels: Tensor) -> float:
     found = float((predicted == 1).sum() + (labels == 1).sum())
     return 100.0 * 2 * hits / found if found else 0.0
 
+
+def rouge1(written: Sequence[str], answers: Sequence[str]) -> float:
+    """Mean ROUGE-1 F-measure in percent, by the package `rouge-score` (Google's), without stemming."""
+    from rouge_score.rouge_scorer import RougeScorer
+
+    scorer = RougeScorer(["rouge1"], use_stemmer=False)
+    scores = [scorer.score(answer, text)["rouge1"].fmeasure for text, answer in zip(written, answers, strict=True)]
+    return float(100.0 * sum(scores) / len(scores))
+
+
+def exact(written: Sequence[str], answers: Sequence[str]) -> float:
+    """Share of answers written exactly, in percent; white space around them does not count."""
+    hits = [text.strip() == answer.strip() for text, answer in zip(written, answers, strict=True)]
+    return 100.0 * sum(hits) / len(hits)
+
+
+TEXT_METRICS: dict[str, Callable[[Sequence[str], Sequence[str]], float]] = {"rouge1": rouge1, "accuracy": exact}
 
 METRICS: dict[str, Callable[[Tensor, Tensor], float]] = {"accuracy": accuracy, "f1": f1}
 

@@ -6,7 +6,9 @@ import torch
 from torch import Tensor
 
 from silotune.data.batching import TokenisedRows, in_order
-from silotune.evaluation.metrics import METRICS
+from silotune.evaluation.metrics import METRICS, TEXT_METRICS
+from silotune.generation import generate
+from silotune.heads.lm import LanguageModelHead, prompt_rows
 from silotune.parts import State
 from silotune.silo import LocalTraining
 
@@ -22,8 +24,19 @@ def logits(training: LocalTraining, state: State, rows: TokenisedRows) -> Tensor
     return result
 
 
+@torch.no_grad()
+def answers(training: LocalTraining, state: State, rows: TokenisedRows) -> list[str]:
+    """What the personalised model writes to each row's prompt."""
+    head = training.method.setting.head
+    assert isinstance(head, LanguageModelHead), "a generation task has a language-model head"
+    mix = training.resolve(training.method.prediction().mix, state, {}, {})
+    return generate(training.backbone, prompt_rows(rows), mix, head.generation)
+
+
 def score(training: LocalTraining, state: State, rows: TokenisedRows) -> float | None:
     """The task's metric over the rows, in percent; None without rows."""
     if not len(rows):
         return None
+    if rows.task.kind == "generation":
+        return TEXT_METRICS[rows.task.metric](answers(training, state, rows), rows.answers or [])
     return METRICS[rows.task.metric](logits(training, state, rows).argmax(-1), rows.labels)

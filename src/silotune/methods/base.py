@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from silotune.config.schema import Section
 from silotune.data.batching import Batch
@@ -69,14 +69,16 @@ class Step:
 
     def logits(self, view: str, head: str = HEAD) -> Tensor:
         """A head's logits over a view, shape (rows, classes)."""
-        module = self.modules[head].module
-        assert isinstance(module, Head), f"part {head!r} is no head"
-        return module.logits(self.state[head], self.views[view], self.batch.task)
+        return self._head(head).logits(self.state.get(head, {}), self.views[view], self.batch.task)
 
     def cross_entropy(self, view: str, head: str = HEAD) -> Tensor:
-        """Mean cross-entropy of a head over a view against the batch's labels (scalar)."""
-        logits = self.logits(view, head)
-        return nn.functional.cross_entropy(logits, self.batch.labels.to(logits.device))
+        """Mean cross-entropy of a head over a view (scalar): of the batch's labels, or of its responses' tokens."""
+        return self._head(head).cross_entropy(self.state.get(head, {}), self.views[view], self.batch)
+
+    def _head(self, name: str) -> Head:
+        module = self.modules[name].module
+        assert isinstance(module, Head), f"part {name!r} is no head"
+        return module
 
     def log(self, **terms: Tensor) -> None:
         """Record terms of the loss for the event log."""

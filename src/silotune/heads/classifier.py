@@ -1,43 +1,37 @@
-"""Heads: from a view's reading to a task's logits. Heads belong to tasks; a part may hold one per task."""
+"""Classifiers of their own on top of a pooled state."""
 
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Self
 
 import torch
 from torch import Tensor, nn
 
+from silotune.backbone import Backbone
+from silotune.data.tasks import Task
+from silotune.heads.base import Head, Pooling
 from silotune.parts import Tensors
 from silotune.views import View
 
 if TYPE_CHECKING:
-    from silotune.backbone import Backbone
-    from silotune.data.tasks import Task
-
-Pooling = Literal["first", "mean"]
+    from silotune.config.schema import HeadConfig
 
 
-class Head(ABC):
-    """A classifier over a pooled reading. Tensor names begin with the task's name."""
-
-    name: ClassVar[str]
+class Classifier(Head):
+    """A classifier over a pooled reading."""
 
     def __init__(self, pooling: Pooling = "first") -> None:
         self.pooling = pooling
 
-    @abstractmethod
-    def init(self, backbone: Backbone, tasks: Iterable[Task], generator: torch.Generator) -> Tensors:
-        """The tensors of one head per task, float32."""
-
-    @abstractmethod
-    def logits(self, tensors: Tensors, view: View, task: Task) -> Tensor:
-        """Shape (rows, classes)."""
+    @classmethod
+    def make(cls, config: HeadConfig) -> Self:
+        """See `Head.make`."""
+        return cls(config.pooling)
 
 
-class MLPHead(Head):
+class MLPHead(Classifier):
     """hidden → hidden → classes with tanh between, as RoBERTa's classifier (FedMCP, section IV-B)."""
 
     name = "mlp"
@@ -57,7 +51,7 @@ class MLPHead(Head):
         return _apply(tensors, f"{task.name}.out", hidden)
 
 
-class LinearHead(Head):
+class LinearHead(Classifier):
     """hidden → classes: one linear layer (the PEFT-in-FL setting)."""
 
     name = "linear"
@@ -72,9 +66,6 @@ class LinearHead(Head):
     def logits(self, tensors: Tensors, view: View, task: Task) -> Tensor:
         """See `Head.logits`."""
         return _apply(tensors, f"{task.name}.out", view[self.pooling])
-
-
-HEADS: dict[str, type[Head]] = {head.name: head for head in (MLPHead, LinearHead)}
 
 
 def _linear(name: str, rows: int, columns: int, generator: torch.Generator) -> Tensors:

@@ -1,0 +1,40 @@
+"""Instruction rows: an instruction, an input that may be empty or missing, and the output to write."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from silotune.data.files import Record, require_columns, text_of
+from silotune.data.tasks import Row
+
+INSTRUCTION, INPUT, OUTPUT = "instruction", "input", "output"
+
+
+def are_instructions(records: Sequence[Record]) -> bool:
+    """Whether rows of a task folder are instructions rather than labelled texts."""
+    return INSTRUCTION in records[0] and OUTPUT in records[0] and "label" not in records[0]
+
+
+def instruction_rows(
+    path: Path, records: Sequence[Record], text: Sequence[str] = (INSTRUCTION, INPUT), output: str = OUTPUT
+) -> list[Row]:
+    """Rows of a generation task.
+
+    Args:
+        path: for messages.
+        records: as read.
+        text: the instruction's column and, where there is one, the input's.
+        output: the column of what is to be written.
+
+    Raises:
+        InputError: for a missing column, or an instruction or output that is missing, empty or no text.
+    """
+    instruction, *more = text
+    require_columns(path, records[0], [instruction, output])
+    rows = []
+    for number, record in enumerate(records, start=1):
+        given = [text_of(path, number, record, column) for column in more if record.get(column) not in (None, "")]
+        texts = (text_of(path, number, record, instruction), *(given or [""]))
+        rows.append(Row(texts, 0, text_of(path, number, record, output)))
+    return rows
