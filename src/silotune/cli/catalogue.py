@@ -10,7 +10,7 @@ import typer
 from rich.table import Table
 
 from silotune.cli.main import app
-from silotune.cli.running import Overrides, console
+from silotune.cli.running import Overrides, console, say
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
@@ -61,7 +61,7 @@ def parts(
     for part in described["parts"]:
         table.add_row(*(f"{value:,}" if isinstance(value, int) else str(value) for value in part.values()))
     console.print(table)
-    console.print(described["leaves"])
+    say(described["leaves"])
 
 
 @app.command()
@@ -70,7 +70,7 @@ def init(directory: Annotated[Path, typer.Argument(metavar="DIR")]) -> None:
     from silotune.example import write_example
 
     written = write_example(directory)
-    console.print(f"wrote {written}; run it with: silotune run {written}")
+    say(f"wrote {written}; run it with: silotune run {written}")
 
 
 def _options(fields: dict[str, Any]) -> dict[str, Any]:

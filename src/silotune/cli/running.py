@@ -23,6 +23,11 @@ Overrides = Annotated[list[str] | None, typer.Argument(help="key=value …", met
 DEMO_METHODS = ("local", "fedavg", "fedmcp")
 
 
+def say(text: str) -> None:
+    """Print a line as it is: no wrapping (a path must stay in one piece), nothing in it is markup."""
+    console.print(text, markup=False, emoji=False, soft_wrap=True)
+
+
 @app.command("run")
 def run_command(
     source: Annotated[str, typer.Argument(help="A preset or a YAML file.", metavar="PRESET_OR_YAML")],
@@ -43,8 +48,8 @@ def run_command(
     with progress_bars() as bars:
         finished = run(config, out=folder, resume=resume, progress=bars(config.method.name, config.rounds))
     console.print(result_table([finished.summary]))
-    console.print(_leaves(finished))
-    console.print(f"run folder: {folder}")
+    say(_leaves(finished))
+    say(f"run folder: {folder}")
 
 
 @app.command()
@@ -70,8 +75,8 @@ def demo(
             runs.append(run(config, out=folder, resume=resume, progress=report, backbone=backbone))
     console.print(result_table([finished.summary for finished in runs]))
     figure = rounds_figure([finished.folder for finished in runs], out / "accuracy.png")
-    console.print(f"run folders: {', '.join(str(finished.folder) for finished in runs)}")
-    console.print(f"accuracy per round and silo: {figure}")
+    say(f"run folders: {', '.join(str(finished.folder) for finished in runs)}")
+    say(f"accuracy per round and silo: {figure}")
 
 
 @contextmanager
