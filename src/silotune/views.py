@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -59,6 +59,11 @@ class Ingredient:
     tensors: Tensors
     weight: Weight
 
+    @property
+    def present(self) -> bool:
+        """Whether it acts at all."""
+        return isinstance(self.weight, Tensor) or self.weight != 0
+
 
 class View(dict[str, Tensor]):
     """Reading name → tensor of shape (rows, …), rows in the batch's order, at least float32.
@@ -89,6 +94,7 @@ def run_view(
     Micro-batches are run one by one and their readings concatenated, so that losses see the whole batch while little
     padding is paid. Gradients flow into the tensors of the mix that require them.
     """
+    mix = [replace(part, tensors=part.tuner.fold(part.tensors)) for part in mix if part.present]
     collected: dict[str, list[Tensor]] = {name: [] for name in readings}
     kept: list[tuple[Tensor, Inputs, Plan]] = []
     start = 0
@@ -117,7 +123,7 @@ def make_plan(backbone: Backbone, mix: Sequence[Ingredient], rows: slice) -> Pla
     by_tuner: dict[int, tuple[Tuner, list[Weighted]]] = {}
     for part in mix:
         weight = part.weight[rows] if isinstance(part.weight, Tensor) else part.weight
-        if isinstance(weight, Tensor) or weight != 0:
+        if part.present:
             by_tuner.setdefault(id(part.tuner), (part.tuner, []))[1].append(Weighted(part.tensors, weight))
     for tuner, weighted in by_tuner.values():
         tuner.act(backbone, weighted, plan)

@@ -87,15 +87,12 @@ def first_vectors(backbone: Backbone, tokens: int, start: Start, words: str, gen
     """
     table = backbone.word_embeddings.detach()
     if start == "random":
-        spread = 0.02 if table.is_meta else float(table.float().std())
-        return torch.randn(tokens, table.shape[1], generator=generator) * spread
+        return torch.randn(tokens, table.shape[1], generator=generator) * table.float().std().cpu()
     if start == "vocabulary":
         chosen = torch.randint(len(table), (tokens,), generator=generator)
     else:
         ids = _ids(backbone.tokenizer, words)
         chosen = torch.tensor([ids[position % len(ids)] for position in range(tokens)])
-    if table.is_meta:
-        return torch.zeros(tokens, table.shape[1])
     return table[chosen.to(table.device)].float().cpu().clone()
 
 
