@@ -128,11 +128,16 @@ def arrange(
             f"tuner: {mask.shape[1] - text.shape[1]} virtual and {text.shape[1]} text tokens are more than the "
             f"backbone's {longest} positions; lower tuner.tokens or train.max_length"
         )
-    if architecture is not None and architecture.positions is not None:
-        some_absent = any(tokens.present is not None for tokens in before)
-        if some_absent or _padded_left(text):
-            counted = (mask.cumsum(1) - 1).clamp(min=0)[:, prefix_tokens:]
-            inputs["position_ids"] = counted + (0 if table is None else _start(table))
+    some_absent = any(tokens.present is not None for tokens in before)
+    if some_absent and architecture is None:
+        raise InputError(
+            "mix: some rows have virtual tokens and some have none, but it is not known how this backbone places text "
+            "(it has no entry in silotune/architectures.py); every mix needs its own forward"
+        )
+    placed = architecture is not None and architecture.positions is not None
+    if placed and (some_absent or _padded_left(text)):
+        counted = (mask.cumsum(1) - 1).clamp(min=0)[:, prefix_tokens:]
+        inputs["position_ids"] = counted + (0 if table is None else _start(table))
     cache = None
     if prefixes:
         from silotune.prefix_cache import PrefixCache  # transformers takes its time to load

@@ -32,8 +32,8 @@ class VirtualTokens(Tuner):
     """A tuner whose folded part is one tensor `prompt_embeddings`."""
 
     def mixes_rows(self, backbone: Backbone) -> bool:
-        """See `Tuner.mixes_rows`: virtual tokens belong to a row."""
-        return True
+        """See `Tuner.mixes_rows`: virtual tokens belong to a row, if it is known where its text then begins."""
+        return backbone.known is not None
 
 
 def blend(vectors: Sequence[Tensor], mix: Sequence[Weighted]) -> tuple[Tensor, Tensor | None] | None:
