@@ -62,20 +62,23 @@ class InProcess:
 
     def _restore(self) -> None:
         self._last = self._folder.latest()
+        if self._last is not None:
+            self._restore_from(self._last)
+        # Last: what cannot be resumed stays as it is.
         self._folder.forget_events_after(self._last.round if self._last else 0)
-        if self._last is None:
-            return
+
+    def _restore_from(self, last: Checkpoint) -> None:
         try:
-            self._history = History(**self._last.history)
+            self._history = History(**last.history)
         except TypeError as error:
-            raise InputError(f"checkpoint round-{self._last.round:04d}.json: damaged ({error})") from error
-        self.load(self._last)
-        if self._history.best_round not in (0, self._last.round):
+            raise InputError(f"checkpoint round-{last.round:04d}.json: damaged ({error})") from error
+        self.load(last)
+        if self._history.best_round not in (0, last.round):
             self._best = self._folder.load(self._history.best_round)
             for name in sorted(self._best.files):  # damage is found now, not after the last round
                 self._folder.read(name)
         else:
-            self._best = self._last
+            self._best = last
 
     def load(self, checkpoint: Checkpoint) -> None:
         """Set the federation to a checkpoint's state."""
