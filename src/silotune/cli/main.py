@@ -32,6 +32,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+_INTERRUPTED = 130
 errors = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
 
 
@@ -40,7 +41,7 @@ def main() -> None:
     try:
         from silotune.cli import catalogue, running  # noqa: F401  (they register their commands)
 
-        code = app(standalone_mode=False)
+        code = app(standalone_mode=False, prog_name="silotune")
     except SilotuneError as error:
         _complain(str(error))
         sys.exit(error.exit_code)
@@ -52,8 +53,9 @@ def main() -> None:
         _complain(f"{error.format_message()} {usage}")
         sys.exit(2)
     except (KeyboardInterrupt, click.Abort):
+        code = _INTERRUPTED
+    if code == _INTERRUPTED:  # typer returns this code for Ctrl-C inside a command
         errors.print("silotune: interrupted; what is finished is kept (run again with --resume)", style="yellow")
-        sys.exit(130)
     sys.exit(code if isinstance(code, int) else 0)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
@@ -66,6 +66,9 @@ class HeadConfig(Section):
     `template` (for all tasks, or by task), `words` (label: its words), `multi_token` (words of several tokens),
     `average` (of several words). `lm` writes answers: `template` (or `chat`), `beams`, `max_new_tokens`.
     """
+
+    common: ClassVar = ("scope", "pooling")
+    """The keys that stay when another name is chosen."""
 
     name: Literal["mlp", "linear", "verbalizer", "lm"] = "mlp"
     scope: Literal["private", "shared"] = "private"
@@ -133,6 +136,8 @@ class SamplingConfig(Section):
 
 class AggregationConfig(Section):
     """How updates are combined; `max_norm` refuses larger updates."""
+
+    common: ClassVar = ("max_norm",)
 
     name: Literal["uniform", "samples"] = "samples"
     max_norm: float | None = Field(None, gt=0)

@@ -140,9 +140,12 @@ def merged(layers: Sequence[Mapping[str, Any]]) -> Tree:
     for layer in layers:
         for key, value in layer.items():
             if isinstance(value, dict) and isinstance(result.get(key), dict):
-                # Another name brings other options: the earlier ones would not fit it.
-                renamed = key in NAMED and "name" in value and value["name"] != result[key].get("name")
-                result[key] = merged([{} if renamed else result[key], value])
+                before = result[key]
+                if key in NAMED and "name" in value and value["name"] != before.get("name"):
+                    # Another name brings other options: the earlier ones would not fit it.
+                    common = getattr(SECTIONS[key], "common", ())
+                    before = {option: before[option] for option in common if option in before}
+                result[key] = merged([before, value])
             else:
                 result[key] = merged([value]) if isinstance(value, dict) else value
     return result

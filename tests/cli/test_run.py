@@ -1,0 +1,135 @@
+"""`silotune run`: what it prints and leaves, its `config.yaml` run again, and `Ctrl-C`."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from commandline import Silotune, tree
+
+RUN = ("run", "federation.yaml")
+MAIN = [sys.executable, "-c", "from silotune.cli.main import main; main()"]
+
+
+def summary(folder: Path) -> dict[str, object]:
+    return json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+
+
+def test_what_a_run_prints_and_leaves(silotune: Silotune, place: Path) -> None:
+    outcome = silotune(*RUN, "rounds=2", "--out", "out")
+    assert (outcome.code, outcome.err) == (0, "")
+    assert "run folder: out" in outcome.out.splitlines()
+    for word in ("fedmcp", "north", "south", "average"):
+        assert word in outcome.out
+    left = {path.name for path in (place / "out").iterdir()}
+    assert left == {"config.yaml", "versions.json", "events.jsonl", "checkpoints", "summary.json"}
+    kinds = [json.loads(line)["event"] for line in (place / "out" / "events.jsonl").read_text().splitlines()]
+    assert kinds == ["silo", "silo", "round"] * 2
+
+
+def test_a_run_without_a_folder_gets_one_that_says_what_it_is(silotune: Silotune, place: Path) -> None:
+    assert silotune(*RUN, "method=local", "seed=4").code == 0
+    assert summary(place / "runs" / "federation-local-seed4")["seed"] == 4
+
+
+def test_a_second_run_into_the_same_folder_changes_nothing(silotune: Silotune, place: Path) -> None:
+    assert silotune(*RUN, "--out", "out").code == 0
+    before = tree(place)
+    outcome = silotune(*RUN, "--out", "out")
+    assert outcome.code == 2
+    assert "--out out" in outcome.err
+    assert tree(place) == before
+
+
+def test_an_empty_folder_is_as_good_as_none(silotune: Silotune, place: Path) -> None:
+    (place / "out").mkdir()
+    assert silotune(*RUN, "--out", "out").code == 0
+
+
+def test_the_resolved_configuration_can_itself_be_run(
+    silotune: Silotune, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert silotune(*RUN, "train.lr=2e-3", "seed=5", "--out", "first").code == 0
+    monkeypatch.chdir(place.parent)
+    outcome = silotune("run", place / "first" / "config.yaml", "--out", place / "second")
+    assert (outcome.code, outcome.err) == (0, "")
+    first, second = summary(place / "first"), summary(place / "second")
+    assert first["state_sha256"] == second["state_sha256"]
+    texts = [(place / name / "config.yaml").read_text(encoding="utf-8") for name in ("first", "second")]
+    assert texts[0] == texts[1]
+    assert yaml.safe_load(texts[0])["train"]["lr"] == 0.002
+
+
+def test_a_run_is_resumed_from_another_folder(silotune: Silotune, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Relative paths of the file mean the same wherever the command is given."""
+    assert silotune(*RUN, "--out", "out").code == 0
+    monkeypatch.chdir(place.parent)
+    outcome = silotune("run", place / "federation.yaml", "--out", place / "out", "--resume")
+    assert (outcome.code, outcome.err) == (0, "")
+
+
+def interrupted(place: Path, rounds: int, wanted: str) -> subprocess.CompletedProcess[str]:
+    """A run that gets SIGINT as soon as a file of its folder is there."""
+    process = subprocess.Popen(
+        [*MAIN, *RUN, f"rounds={rounds}", "--out", "out"],
+        cwd=place,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    deadline = time.monotonic() + 60
+    while not (place / "out" / wanted).exists() and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.005)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+
+def test_ctrl_c_ends_with_130_and_resume_finishes(silotune: Silotune, place: Path) -> None:
+    ended = interrupted(place, 40, "checkpoints/round-0002.json")
+    assert ended.returncode == 130, ended.stderr
+    assert ended.stderr.splitlines() == ["silotune: interrupted; what is finished is kept (run again with --resume)"]
+    done = [path.stem for path in (place / "out" / "checkpoints").glob("round-*.json")]
+    assert 2 <= max(int(name.removeprefix("round-")) for name in done) < 40
+    assert not (place / "out" / "summary.json").exists()
+    assert silotune(*RUN, "rounds=40", "--out", "out", "--resume").code == 0
+    assert silotune(*RUN, "rounds=40", "--out", "whole").code == 0
+    resumed, whole = summary(place / "out"), summary(place / "whole")
+    for key in ("state_sha256", "shared_sha256", "best_round", "silos", "bytes_up", "bytes_down"):
+        assert resumed[key] == whole[key]
+    numbers = [event["round"] for event in map(json.loads, (place / "out" / "events.jsonl").open()) if "round" in event]
+    assert numbers == sorted(numbers)
+    assert len(numbers) == 3 * 40
+
+
+@pytest.mark.long
+def test_ctrl_c_at_any_moment_ends_with_130(place: Path, silotune: Silotune) -> None:
+    """From the first instants of the process on: never a traceback, never a folder that cannot be resumed."""
+    for delay in (0.05, 0.2, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0):
+        process = subprocess.Popen(
+            [*MAIN, *RUN, "rounds=500", "--out", "out", "--resume"], cwd=place, stderr=subprocess.PIPE, text=True
+        )
+        time.sleep(delay)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+        if delay >= 1:  # before, Python itself may still be starting
+            assert process.returncode == 130, err
+            assert len(err.splitlines()) == 1
+        assert "Error" not in err
+
+
+def test_a_subprocess_refuses_in_one_line_too(place: Path) -> None:
+    """Everything else here runs in this process; the installed command behaves the same, warnings included."""
+    ended = subprocess.run([*MAIN, *RUN, "rounds=0"], cwd=place, capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 2
+    assert ended.stderr == "silotune: rounds: must be greater than or equal to 1 (got 0)\n"
+    assert ended.stdout == ""
