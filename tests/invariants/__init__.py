@@ -1,0 +1,1 @@
+"""What must hold for every method: one suite, parametrised over `METHODS`."""
