@@ -10,6 +10,7 @@ from torch import Tensor
 
 from silotune.backbone import Backbone, Inputs, Plan
 from silotune.data.batching import READ_POSITIONS, READ_ROWS, READ_TARGETS, Batch
+from silotune.errors import InputError
 from silotune.parts import Tensors
 from silotune.tuners.base import Tuner, Weight, Weighted
 
@@ -101,13 +102,15 @@ def run_view(
     for inputs in batch.micro:
         rows = len(inputs["input_ids"])
         moved = {name: tensor.to(backbone.device) for name, tensor in inputs.items()}
-        plan = make_plan(backbone, mix, slice(start, start + rows))
-        states = backbone.encode({name: moved[name] for name in moved if name not in HEAD_INPUTS}, plan)
+        here = [replace(part, weight=_of_rows(part.weight, slice(start, start + rows))) for part in mix]
+        states, plan = encode_mix(backbone, {name: moved[name] for name in moved if name not in HEAD_INPUTS}, here)
+        if head_readings and plan is None:
+            raise InputError("mix: a head over the vocabulary needs one mix for all rows where weights are replaced")
         states = states.to(torch.promote_types(states.dtype, torch.float32))
         for name, read in readings.items():
             collected[name].append(read(states, moved))
         if head_readings:
-            kept.append((states, moved, plan))
+            kept.append((states, moved, plan or Plan()))
         start += rows
 
     def later(read: HeadReading) -> Callable[[], Tensor]:
@@ -117,14 +120,45 @@ def run_view(
     return View(ready, {name: later(read) for name, read in head_readings.items()})
 
 
-def make_plan(backbone: Backbone, mix: Sequence[Ingredient], rows: slice) -> Plan:
+def encode_mix(backbone: Backbone, inputs: Inputs, mix: Sequence[Ingredient]) -> tuple[Tensor, Plan | None]:
+    """The last layer's states under a mix whose weights may differ by row, and the plan they came about under.
+
+    Rows go through in one forward where the tuners can tell them apart, else in one forward per distinct mix; the
+    plan is then None.
+    """
+    by_row = [part for part in mix if isinstance(part.weight, Tensor) and not part.tuner.mixes_rows(backbone)]
+    if not by_row:
+        plan = make_plan(backbone, mix)
+        return backbone.encode(inputs, plan), plan
+    columns = [torch.as_tensor(part.weight, dtype=torch.float64).cpu() for part in by_row]
+    distinct, group = torch.unique(torch.stack(columns, 1), dim=0, return_inverse=True)
+    pieces, order = [], []
+    for number, weights in enumerate(distinct.tolist()):
+        rows = (group == number).nonzero().flatten()
+        fixed = dict(zip(map(id, by_row), weights, strict=True))
+        chosen = [replace(part, weight=fixed.get(id(part), _of_rows(part.weight, rows))) for part in mix]
+        some = {name: tensor[rows.to(tensor.device)] for name, tensor in inputs.items()}
+        pieces.append(backbone.encode(some, make_plan(backbone, chosen)))
+        order.append(rows)
+    back = torch.cat(order).argsort()
+    return torch.cat(pieces)[back.to(pieces[0].device)], None
+
+
+def _of_rows(weight: Weight, rows: slice | Tensor) -> Weight:
+    if not isinstance(weight, Tensor):
+        return weight
+    return weight[rows if isinstance(rows, slice) else rows.to(weight.device)]
+
+
+def make_plan(backbone: Backbone, mix: Sequence[Ingredient], rows: slice = slice(None)) -> Plan:
     """The plan of a mix for some rows of a batch. A part of weight 0 is absent, exactly."""
     plan = Plan()
     by_tuner: dict[int, tuple[Tuner, list[Weighted]]] = {}
     for part in mix:
-        weight = part.weight[rows] if isinstance(part.weight, Tensor) else part.weight
         if part.present:
-            by_tuner.setdefault(id(part.tuner), (part.tuner, []))[1].append(Weighted(part.tensors, weight))
+            by_tuner.setdefault(id(part.tuner), (part.tuner, []))[1].append(
+                Weighted(part.tensors, _of_rows(part.weight, rows))
+            )
     for tuner, weighted in by_tuner.values():
         tuner.act(backbone, weighted, plan)
     return plan

@@ -260,7 +260,7 @@ def test_full_part_of_the_pretrained_weights_changes_nothing(backbone_folder):
     torch.testing.assert_close(view["all"], plain["all"], rtol=0, atol=1e-13)
 
 
-@pytest.mark.parametrize("weights", [(0.5, 0.4), (1.0, 1.0), (0.5, torch.full((4,), 0.5))])
+@pytest.mark.parametrize("weights", [(0.5, 0.4), (1.0, 1.0), (0.5, torch.full((4,), 0.4))])
 def test_full_refuses_weights_that_are_no_interpolation(weights, backbone_folder):
     backbone = double_backbone(backbone_folder("bert"))
     tuner = make_tuner("full")

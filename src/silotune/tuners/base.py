@@ -80,7 +80,7 @@ def per_row(weight: Tensor, like: Tensor) -> Tensor:
             f"mix: weights differ by row ({len(weight)} rows), but a site's output of shape {tuple(like.shape)} does "
             "not; on this backbone every mix needs its own forward"
         )
-    return weight.to(like.dtype).reshape(-1, *([1] * (like.dim() - 1)))
+    return weight.to(like.device, like.dtype).reshape(-1, *([1] * (like.dim() - 1)))
 
 
 def all_numbers(mix: Sequence[Weighted]) -> list[float] | None:

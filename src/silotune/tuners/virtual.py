@@ -49,11 +49,12 @@ def blend(vectors: Sequence[Tensor], mix: Sequence[Weighted]) -> tuple[Tensor, T
     total: float | Tensor = 0.0
     result: Tensor | None = None
     for vector, part in zip(vectors, mix, strict=True):
-        total = total + part.weight
         if isinstance(part.weight, Tensor):
-            term = part.weight.to(vector.dtype).reshape(-1, *([1] * vector.dim())) * vector
+            weight = part.weight.to(vector.device, vector.dtype)
+            term, total = weight.reshape(-1, *([1] * vector.dim())) * vector, total + weight
         else:
             term = (vector if part.weight == 1 else part.weight * vector).unsqueeze(0)
+            total = total + part.weight
         result = term if result is None else result + term
     assert result is not None, "an empty mix"
     if not isinstance(total, Tensor):
