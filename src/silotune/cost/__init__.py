@@ -1,0 +1,6 @@
+"""What a method costs on a backbone's shape: parameters, messages, floating-point operations, memory. No weights."""
+
+from silotune.cost.estimate import Cost, estimate
+from silotune.cost.papers import papers_table
+
+__all__ = ["Cost", "estimate", "papers_table"]

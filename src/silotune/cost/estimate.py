@@ -1,0 +1,192 @@
+"""`silotune cost`: one method over one tuner, head and backbone shape."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from silotune.assembly import make_method, read_config
+from silotune.config import Config
+from silotune.cost.heads import LANGUAGE_MODEL_HEADS, FrozenVocabulary
+from silotune.cost.message import message_sizes
+from silotune.cost.shapes import Shape, load_shape
+from silotune.cost.work import Work, count_work, shape_batch
+from silotune.data.tasks import Task
+from silotune.errors import InputError
+from silotune.heads import Head
+from silotune.methods import METHODS, Method
+from silotune.parts import Scope, State, count
+from silotune.randomness import generator
+from silotune.tuners import Tuner
+
+OPTIONS = {"silos": 10, "tokens": 128, "labels": 2}
+"""Options of the cost command alone, with their defaults: silos a round, tokens of a text, labels of the task."""
+
+
+@dataclass(frozen=True)
+class PartCost:
+    """One part of a silo's state."""
+
+    part: str
+    module: str
+    scope: str
+    parameters: int
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What one silo trains, sends and computes. Percentages are of full fine-tuning of the bare model with its head.
+
+    Args:
+        full_parameters: the bare model with its head and all that the parts add to it, as the papers count.
+        bare_parameters: the bare model with its head.
+        trainable_parameters: all parts, heads included.
+        sent_parameters: the shared parts.
+        adapter_parameters: the tuners' parts.
+        head_parameters: heads and other parts.
+        assembled_percent: trainable parameters, of `full_parameters` (how some papers count).
+        message_bytes: one silo's update, serialised; `message_mib` in 2²⁰ bytes.
+        bytes_up, bytes_down: all silos' updates, and the broadcasts to them, in one round.
+        flops_per_sample_train: one pass over a text through a round's phases; see `silotune.cost.work`.
+        flops_per_sample_predict: one forward of the personalised model.
+        peak_memory_mib: estimate for one training step of `train.batch_size` texts in float32: backbone, parts,
+            received copies, gradients, optimiser state and the activations kept for the backward pass.
+    """
+
+    method: str
+    tuner: str
+    head: str
+    backbone: str
+    silos: int
+    tokens: int
+    full_parameters: int
+    bare_parameters: int
+    trainable_parameters: int
+    sent_parameters: int
+    adapter_parameters: int
+    head_parameters: int
+    trainable_percent: float
+    sent_percent: float
+    assembled_percent: float
+    message_bytes: int
+    message_mib: float
+    bytes_up: int
+    bytes_down: int
+    flops_per_sample_train: int
+    flops_per_sample_predict: int
+    peak_memory_mib: float
+    parts: tuple[PartCost, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """As JSON has it."""
+        return dataclasses.asdict(self)
+
+
+def estimate(method: str, words: Sequence[str] = (), *, work: bool = True) -> Cost:
+    """The cost of a method.
+
+    Args:
+        method: its id.
+        words: `key=value`, as for `silotune run` over the demo's setting, and those of `OPTIONS`.
+        work: also count operations and memory (else 0), which takes a second or more.
+
+    Raises:
+        InputError: for a bad key or value, or a tuner that cannot be put on the backbone.
+    """
+    options, rest = _split(words)
+    config = read_config("demo", [f"method={method}", *rest])
+    shape = load_shape(config.backbone)
+    made = _method(config, shape)
+    task = Task("task", tuple(f"label {number}" for number in range(options["labels"])))
+    with shape.mode:
+        state: State = {
+            name: part.module.init(shape.backbone, [task], generator(config.seed, "init", name))
+            for name, part in made.parts().items()
+        }
+        done = _work(config, shape, made, state, task, options["tokens"]) if work else Work(0, 0, 0, 0)
+    return _cost(config, shape, made, state, done, options)
+
+
+def _split(words: Sequence[str]) -> tuple[dict[str, int], list[str]]:
+    """The cost command's own options, and the rest."""
+    options, rest = dict(OPTIONS), []
+    for word in words:
+        key, _, value = word.partition("=")
+        if key not in OPTIONS:
+            rest.append(word)
+            continue
+        least = 2 if key == "labels" else 1
+        if not (value.isascii() and value.isdecimal()) or int(value) < least:
+            raise InputError(f"{key}: must be a whole number of at least {least} (got {value!r})")
+        options[key] = int(value)
+    return options, rest
+
+
+def _method(config: Config, shape: Shape) -> Method:
+    """The configured method; heads over the vocabulary are stood for by one that needs no tokenizer."""
+    made = make_method(config)
+    name = config.head.name
+    if name not in LANGUAGE_MODEL_HEADS:
+        return made
+    if not shape.language_model:
+        raise InputError(f"head: {config.backbone} has no language model; allowed: mlp, linear")
+    setting = dataclasses.replace(made.setting, head=FrozenVocabulary(shape.backbone, name))
+    return METHODS[made.name](setting, made.options)
+
+
+def _work(config: Config, shape: Shape, method: Method, state: State, task: Task, tokens: int) -> Work:
+    decode = isinstance(method.setting.head, FrozenVocabulary)
+    batch = shape_batch(shape.backbone, task, config.train.batch_size, tokens, decode)
+    return count_work(shape.backbone, method, state, batch, config.train)
+
+
+def _cost(config: Config, shape: Shape, method: Method, state: State, work: Work, options: dict[str, int]) -> Cost:
+    parts = method.parts()
+    sizes = {name: count(tensors) for name, tensors in state.items()}
+    adapters = [name for name, part in parts.items() if isinstance(part.module, Tuner)]
+    heads = [name for name, part in parts.items() if isinstance(part.module, Head)]
+    first_head = sizes[heads[0]] if heads else 0
+    head = method.setting.head
+    kind = head.stands_for if isinstance(head, FrozenVocabulary) else head.name
+    bare = shape.bare(kind, first_head)
+    own = {name for name, _ in shape.backbone.base.named_parameters()}
+    # A part that trains the backbone's own tensors (full, BitFit) adds none to the model.
+    added = sum(sizes[name] for name in adapters if not own.issuperset(state[name]))
+    trainable = sum(sizes.values())
+    sent = sum(sizes[name] for name, part in parts.items() if part.scope is Scope.SHARED)
+    others = trainable - sum(sizes[name] for name in adapters)
+    full = bare + added + others - first_head
+    shapes = {name: {key: tuple(tensor.shape) for key, tensor in tensors.items()} for name, tensors in state.items()}
+    up, down = message_sizes(shapes, parts)
+    weights = 4 * sum(parameter.numel() for parameter in shape.backbone.base.parameters())
+    peak = weights + work.training_state + work.saved if work.train else 0
+    return Cost(
+        method=method.name,
+        tuner=method.setting.tuner.name,
+        head=kind,
+        backbone=config.backbone,
+        silos=options["silos"],
+        tokens=options["tokens"],
+        full_parameters=full,
+        bare_parameters=bare,
+        trainable_parameters=trainable,
+        sent_parameters=sent,
+        adapter_parameters=trainable - others,
+        head_parameters=others,
+        trainable_percent=100 * trainable / bare,
+        sent_percent=100 * sent / bare,
+        assembled_percent=100 * trainable / full,
+        message_bytes=up,
+        message_mib=up / 2**20,
+        bytes_up=options["silos"] * up,
+        bytes_down=options["silos"] * down,
+        flops_per_sample_train=work.train,
+        flops_per_sample_predict=work.predict,
+        peak_memory_mib=peak / 2**20,
+        parts=tuple(
+            PartCost(name, kind if name in heads else part.module.name, str(part.scope), sizes[name])
+            for name, part in parts.items()
+        ),
+    )

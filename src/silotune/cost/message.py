@@ -1,0 +1,55 @@
+"""The exact size of what travels, from the shapes of the shared parts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from math import prod
+
+import torch
+
+from silotune.aggregation import AGGREGATIONS
+from silotune.coordinator import Coordinator, update_message
+from silotune.parts import Part, Scope, count, flatten
+
+Shapes = Mapping[str, Mapping[str, tuple[int, ...]]]
+"""Part → tensor → shape."""
+
+SILO, ROWS = "silo", 1000
+"""The name and row count in the counted message; a longer name makes it longer by as much."""
+_LARGEST = 2**28
+"""Messages above this many bytes are counted from their header instead of being built."""
+
+
+def message_sizes(shapes: Shapes, parts: Mapping[str, Part]) -> tuple[int, int]:
+    """Bytes of one silo's update and of the coordinator's broadcast; 0 where nothing is shared.
+
+    They are the real messages with tensors of zeros; where these would fill the memory, the same number is computed
+    from the header of the safetensors format.
+    """
+    shared = {name: shapes[name] for name, part in parts.items() if part.scope is Scope.SHARED}
+    numbers = sum(prod(shape) for tensors in shared.values() for shape in tensors.values())
+    if not numbers:
+        return 0, 0
+    if 4 * numbers > _LARGEST:
+        return (
+            computed_size(shared, {"round": 1, "silo": SILO, "rows": ROWS}),
+            computed_size(shared, {"round": 1}),
+        )
+    zeros = {part: {name: torch.zeros(shape) for name, shape in tensors.items()} for part, tensors in shared.items()}
+    assert count(flatten(zeros)) == numbers
+    sent = {name: parts[name] for name in shared}
+    update = update_message(zeros, sent, 1, SILO, ROWS)
+    return len(update), len(Coordinator(zeros, AGGREGATIONS["uniform"], 0).broadcast(1))
+
+
+def computed_size(shapes: Shapes, fields: Mapping[str, str | int]) -> int:
+    """Bytes of a safetensors file of float32 tensors: header length, header padded to 8 bytes, tensors by name."""
+    header: dict[str, object] = {"__metadata__": {"silotune": json.dumps(dict(fields), sort_keys=True)}}
+    end = 0
+    flat = {f"{part}/{name}": shape for part, tensors in shapes.items() for name, shape in tensors.items()}
+    for name in sorted(flat):
+        start, end = end, end + 4 * prod(flat[name])
+        header[name] = {"dtype": "F32", "shape": list(flat[name]), "data_offsets": [start, end]}
+    length = len(json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode())
+    return 8 + -(-length // 8) * 8 + end

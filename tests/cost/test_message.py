@@ -1,0 +1,55 @@
+"""The counted message against real ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from silotune.assembly import Federation
+from silotune.coordinator import update_message
+from silotune.cost import estimate
+from silotune.cost.message import ROWS, SILO, computed_size, message_sizes
+from silotune.heads import LinearHead
+from silotune.messages import shared_tensors
+from silotune.parts import shared
+
+SHAPES = {
+    "global": {"encoder.layer.10.é.weight": (3, 5), "encoder.layer.2.bias": (7,), "b": ()},
+    "head": {"task.out.weight": (2, 129)},
+}
+
+ADAPTERS = {"fedmcp": (), "fedavg": ("method.adapters=2",), "fedavg-full": ()}
+
+
+@pytest.mark.parametrize("method", list(ADAPTERS))
+def test_it_is_as_long_as_a_silos_real_update(
+    method: str, tiny_federation: Callable[..., Federation], backbone_folder: Callable[[str], Path]
+) -> None:
+    federation = tiny_federation(method)
+    training, silo = federation.training, federation.silos["alpha"]
+    state = training.initial_shared(federation.silos.values()) | training.state_of(silo).private
+    sent = update_message(state, training.parts, 1, SILO, ROWS)
+    broadcast = federation.coordinator.broadcast(1)
+    found = estimate(method, [f"backbone={backbone_folder('bert')}", "silos=3", *ADAPTERS[method]], work=False)
+    assert found.sent_parameters == sum(t.numel() for t in shared_tensors(state, training.parts).values())
+    assert found.message_bytes == len(sent)
+    assert (found.bytes_up, found.bytes_down) == (3 * len(sent), 3 * len(broadcast))
+
+
+def test_computed_sizes_are_those_of_built_messages() -> None:
+    parts = {name: shared(LinearHead("first")) for name in SHAPES}
+    for shapes in (SHAPES, {"global": SHAPES["global"]}, {"head": {"x" * n: (n,) for n in range(1, 40)}}):
+        built = message_sizes(shapes, {name: parts[name] for name in shapes})
+        fields = ({"round": 1, "silo": SILO, "rows": ROWS}, {"round": 1})
+        assert built == tuple(computed_size(shapes, dict(field)) for field in fields)
+
+
+def test_messages_that_would_fill_the_memory_are_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ["backbone=shape:bert-base", "method.adapters=1", "tuner=lora"]
+    built = estimate("fedavg", words, work=False)
+    monkeypatch.setattr("silotune.cost.message._LARGEST", 0)
+    assert estimate("fedavg", words, work=False).message_bytes == built.message_bytes
+    llama = estimate("fedavg-full", ["backbone=shape:llama-7b"], work=False)
+    assert llama.message_bytes > 4 * 6_600_000_000

@@ -1,0 +1,174 @@
+"""Operations and memory: against formulas by hand, and against PyTorch's counter around real training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils.flop_counter import FlopCounterMode
+
+from silotune.assembly import Federation
+from silotune.cost import estimate
+from silotune.data.batching import TokenisedRows
+from silotune.data.tasks import Task
+from silotune.silo import Silo
+
+L, D, F, T, C, B = 3, 48, 80, 20, 2, 8  # blocks, width, feed-forward width, tokens, classes, rows of a batch
+VOCABULARY, POSITIONS = 100, 64
+FORWARD = L * (8 * T * D * D + 4 * T * D * F + 4 * T * T * D)
+MLP = 2 * D * D + 2 * D * C
+
+
+@pytest.fixture
+def bert(config_file: Callable[..., Path]) -> str:
+    path = config_file(
+        model_type="bert",
+        vocab_size=VOCABULARY,
+        hidden_size=D,
+        num_hidden_layers=L,
+        num_attention_heads=4,
+        intermediate_size=F,
+        max_position_embeddings=POSITIONS,
+    )
+    return f"backbone={path}"
+
+
+def counted(method: str, bert: str, *words: str) -> tuple[int, int]:
+    found = estimate(method, [bert, f"tokens={T}", f"train.batch_size={B}", *words])
+    return found.flops_per_sample_train, found.flops_per_sample_predict
+
+
+def bottleneck_views(r: int, adapters: int) -> tuple[int, int]:
+    """One view's forward, and its way back: everything behind the first adapter, where nothing lies below."""
+    one = 4 * T * D * r
+    forward = FORWARD + L * 2 * adapters * one
+    above = (L - 1) * (8 * T * D * D + 8 * T * T * D) + L * 4 * T * D * F
+    first = adapters * (one + one // 2)  # the first block's first adapters: no gradient to their input
+    return forward, above + first + (2 * L - 1) * adapters * 2 * one
+
+
+def test_full_fine_tuning_goes_back_at_twice_the_cost(bert: str) -> None:
+    forward = FORWARD + MLP
+    assert counted("fedavg-full", bert) == (3 * forward, forward)
+
+
+def test_lora_goes_back_through_activations_and_its_own_matrices(bert: str) -> None:
+    r = 3
+    site = 4 * T * D * r
+    forward = FORWARD + L * 2 * site + 2 * D * C
+    blocks = (L - 1) * (8 * T * D * D + 4 * T * D * F + 8 * T * T * D + 2 * 2 * site)
+    # in the first block nothing trainable lies below query, key and value, and the keys themselves are constant
+    first = 2 * T * D * D + 4 * T * D * F + 6 * T * T * D + 2 * (site + site // 2)
+    back = blocks + first + 2 * 2 * D * C
+    words = ("tuner=lora", f"tuner.r={r}", "head=linear", "method.adapters=1")
+    assert counted("fedavg", bert, *words) == (forward + back, forward)
+
+
+@pytest.mark.parametrize("adapters", [1, 2])
+def test_bottleneck_adapters(bert: str, adapters: int) -> None:
+    forward, back = bottleneck_views(5, adapters)
+    words = ("tuner.r=5", f"method.adapters={adapters}")
+    assert counted("fedavg", bert, *words) == (forward + back + 3 * MLP, forward + MLP)
+
+
+def test_fedmcp_is_three_trained_views_a_constant_one_two_heads_and_cka(bert: str) -> None:
+    r = 5
+    (both, both_back), (alone, alone_back) = bottleneck_views(r, 2), bottleneck_views(r, 1)
+    # each HSIC is one product xᵀy (2·D²·n); of CKA(X, Y) all three go back to both sides, of CKA(X, Z) Z is constant
+    cka = (6 + 2 + 2 + 2 + 1 + 2) * 2 * D * D
+    views = both + both_back + 2 * (alone + alone_back) + alone
+    assert counted("fedmcp", bert, f"tuner.r={r}") == (views + 2 * 3 * MLP + cka, both + MLP)
+    without = counted("fedmcp", bert, f"tuner.r={r}", "method.mu=0", "method.gamma=0")
+    assert without == (both + both_back + 3 * MLP, both + MLP)
+
+
+def test_a_prompt_makes_the_text_longer(bert: str) -> None:
+    tokens = T + 7
+    forward = L * (8 * tokens * D * D + 4 * tokens * D * F + 4 * tokens * tokens * D) + 2 * D * C
+    back = L * (8 * tokens * D * D + 4 * tokens * D * F + 8 * tokens * tokens * D) + 2 * 2 * D * C
+    words = ("tuner=prompt", "tuner.tokens=7", "head=linear", "method.adapters=1")
+    assert counted("fedavg", bert, *words) == (forward + back, forward)
+
+
+def test_llama_shape_forward_by_hand() -> None:
+    d, f, blocks, t, words, r = 4096, 11008, 32, 16, 32000, 8
+    setting = ("tuner=lora", f"tuner.r={r}", "head=lm", "method.adapters=1", f"tokens={t}")
+    found = estimate("fedavg", ["backbone=shape:llama-7b", *setting])
+    forward = blocks * (8 * t * d * d + 6 * t * d * f + 4 * t * t * d + 8 * t * d * r) + 2 * t * d * words
+    assert found.flops_per_sample_predict == forward
+
+
+def silo_of(tokens: int, rows: int) -> Silo:
+    """A silo whose texts are all equally long, so that nothing is padded."""
+    task = Task("task", ("no", "yes"))
+    ids = torch.randint(5, 60, (rows, tokens), generator=torch.Generator().manual_seed(1)).tolist()
+    return Silo("s", {"task": TokenisedRows(task, ids, None, torch.arange(rows) % 2)}, {})
+
+
+@pytest.mark.parametrize(
+    ("method", "words"),
+    [
+        ("fedavg", ("tuner=lora", "method.adapters=2")),
+        ("fedmcp", ("tuner=bottleneck",)),
+        ("moon", ("tuner=bottleneck", "method.adapters=1")),
+        ("fedrep", ("tuner=lora", "method.adapters=1")),  # two phases, each with constant parts
+        ("ditto", ("tuner=bottleneck",)),
+        ("fedprox", ("tuner=prefix", "tuner.tokens=3", "tuner.reparametrise=8", "method.adapters=1")),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_real_round_does_the_counted_operations(
+    method: str,
+    words: tuple[str, ...],
+    tiny_federation: Callable[..., Federation],
+    backbone_folder: Callable[[str], Path],
+) -> None:
+    training = tiny_federation(method, *words).training
+    silo = silo_of(tokens=24, rows=16)  # two batches
+    shared = training.initial_shared([silo])
+    with FlopCounterMode(display=False) as counter:
+        training.round(silo, shared, 1)
+    expected = [f"backbone={backbone_folder('bert')}", "tokens=24", "train.batch_size=8", *words]
+    assert estimate(method, expected).flops_per_sample_train * 16 == counter.get_total_flops()
+
+
+def test_peak_memory_is_the_sum_of_what_a_real_step_holds(
+    tiny_federation: Callable[..., Federation], backbone_folder: Callable[[str], Path]
+) -> None:
+    words = ("tuner=lora", "method.adapters=1", "head=linear", "head.pooling=first")
+    training = tiny_federation("fedavg", *words).training
+    silo = silo_of(tokens=24, rows=8)
+    shared = training.initial_shared([silo])
+    private = training.state_of(silo).private
+    saved: dict[int, torch.Tensor] = {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        saved[tensor.untyped_storage().data_ptr()] = tensor
+        return tensor
+
+    with saved_tensors_hooks(pack, lambda tensor: tensor):
+        training.round(silo, shared, 1)
+    weights = {tensor.untyped_storage().data_ptr() for tensor in training.backbone.base.state_dict().values()}
+    adapter = sum(tensor.numel() for tensor in shared["global"].values())
+    head = sum(tensor.numel() for tensor in private["head"].values())
+    leaves = {shape for part in (shared, private) for group in part.values() for shape in map(_shape, group.values())}
+    activations = sum(
+        tensor.untyped_storage().nbytes()
+        for pointer, tensor in saved.items()
+        if pointer not in weights and not (tensor.is_leaf and tensor.requires_grad and _shape(tensor) in leaves)
+    )
+    backbone = sum(parameter.numel() for parameter in training.backbone.base.parameters())
+    # values, gradients and Adam's two moments of what is trained, the received copy of what is shared
+    by_hand = 4 * backbone + 4 * (5 * adapter + 4 * head) + activations
+    setting = [f"backbone={backbone_folder('bert')}", "tokens=24", "train.batch_size=8", *words]
+    found = estimate("fedavg", setting)
+    assert found.peak_memory_mib * 2**20 == pytest.approx(by_hand, rel=0.01)
+    plain = estimate("fedavg", [*setting, "train.optimizer=sgd"])
+    assert (found.peak_memory_mib - plain.peak_memory_mib) * 2**20 == pytest.approx(4 * 2 * (adapter + head))
+
+
+def _shape(tensor: torch.Tensor) -> tuple[int, ...]:
+    return tuple(tensor.shape)
