@@ -102,10 +102,12 @@ def build(config: Config, backbone: Backbone | None = None) -> Federation:
         backbone = load_backbone(
             config.backbone, precision=config.precision, keep_master=keep_master, model_class=model_class
         )
-    length = config.train.max_length
-    if backbone.longest is not None and length > backbone.longest:
+    length, virtual = config.train.max_length, method.setting.tuner.virtual_tokens
+    if backbone.longest is not None and length + virtual > backbone.longest:
+        beside = f" beside {virtual} virtual tokens (tuner.tokens)" if virtual else ""
         raise InputError(
-            f"train.max_length: {length} is more than the backbone reads; allowed: up to {backbone.longest}"
+            f"train.max_length: {length} is more than the backbone reads{beside}; allowed: up to "
+            f"{backbone.longest - virtual}"
         )
     method.setting.head.check(backbone, {silo.task.name: silo.task for silo in data}.values())
     silos = _silos(data, method.setting.head.tokeniser(backbone, config.train.max_length), method.centralised)

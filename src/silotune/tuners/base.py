@@ -64,6 +64,11 @@ class Tuner(ABC):
         """
         return tensors
 
+    @property
+    def virtual_tokens(self) -> int:
+        """How many positions before the text it takes."""
+        return 0
+
     def mixes_rows(self, backbone: Backbone) -> bool:
         """Whether rows of one forward may have different weights on this backbone (else: one forward per mix)."""
         return backbone.known is None or backbone.known.rows_apart

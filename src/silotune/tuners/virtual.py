@@ -31,6 +31,11 @@ Start = Literal["vocabulary", "words", "random"]
 class VirtualTokens(Tuner):
     """A tuner whose folded part is one tensor `prompt_embeddings`."""
 
+    @property
+    def virtual_tokens(self) -> int:
+        """See `Tuner.virtual_tokens`."""
+        return int(self.options.model_dump()["tokens"])
+
     def mixes_rows(self, backbone: Backbone) -> bool:
         """See `Tuner.mixes_rows`: virtual tokens belong to a row, if it is known where its text then begins."""
         return backbone.known is not None
