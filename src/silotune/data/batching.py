@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, cast
 
@@ -49,6 +50,11 @@ class TokenisedRows:
 
     def __len__(self) -> int:
         return len(self.ids)
+
+    @cached_property
+    def longest(self) -> int:
+        """Tokens of the longest row."""
+        return max(map(len, self.ids))
 
     def joined(self, other: TokenisedRows) -> TokenisedRows:
         """These rows, then the other's, of the same task."""
@@ -106,20 +112,20 @@ class Tokeniser:
 def make_batch(rows: TokenisedRows, chosen: Sequence[int], pad_id: int, call_cost: int = CALL_COST) -> Batch:
     """The batch of the chosen rows, cut where padding plus the cost of calls is least."""
     order = sorted(chosen, key=lambda row: (len(rows.ids[row]), row))
-    ends = cuts([len(rows.ids[row]) for row in order], call_cost)
+    ends = cuts([_width(rows, [row]) for row in order], call_cost)
     micro = tuple(_pad(rows, order[start:end], pad_id) for start, end in pairwise([0, *ends]))
     index = torch.tensor(order)
     return Batch(rows.task, index, rows.labels[index], micro)
 
 
-def cuts(lengths: Sequence[int], call_cost: int) -> list[int]:
-    """Where to cut rows sorted by length so that `Σ (rows · longest + call_cost)` is least, as end positions."""
+def cuts(widths: Sequence[int], call_cost: int) -> list[int]:
+    """Where to cut rows sorted by width so that `Σ (rows · widest + call_cost)` is least, as end positions."""
     best, origin = [0.0], [0]
-    for end in range(1, len(lengths) + 1):
-        costs = [best[start] + (end - start) * lengths[end - 1] + call_cost for start in range(end)]
+    for end in range(1, len(widths) + 1):
+        costs = [best[start] + (end - start) * widths[end - 1] + call_cost for start in range(end)]
         origin.append(min(range(end), key=costs.__getitem__))
         best.append(costs[origin[-1]])
-    ends, end = [], len(lengths)
+    ends, end = [], len(widths)
     while end:
         ends.append(end)
         end = origin[end]
@@ -127,10 +133,11 @@ def cuts(lengths: Sequence[int], call_cost: int) -> list[int]:
 
 
 def _pad(rows: TokenisedRows, chosen: Sequence[int], pad_id: int) -> Inputs:
-    ids, mask = padded([rows.ids[row] for row in chosen], pad_id)
+    width = _width(rows, chosen)
+    ids, mask = padded([rows.ids[row] for row in chosen], pad_id, width=width)
     inputs = {"input_ids": ids, "attention_mask": mask}
     if rows.types is not None:
-        inputs["token_type_ids"] = padded([rows.types[row] for row in chosen], 0)[0]
+        inputs["token_type_ids"] = padded([rows.types[row] for row in chosen], 0, width=width)[0]
     if rows.decoder is not None:
         ids, mask = padded([rows.decoder[row] for row in chosen], pad_id)
         inputs |= {"decoder_input_ids": ids, "decoder_attention_mask": mask}
@@ -142,9 +149,21 @@ def _pad(rows: TokenisedRows, chosen: Sequence[int], pad_id: int) -> Inputs:
     return inputs
 
 
-def padded(lists: Sequence[Sequence[int]], filler: int, *, left: bool = False) -> tuple[Tensor, Tensor]:
-    """Lists of ids as one tensor, shape (rows, longest), and its attention mask; padded on the right unless `left`."""
-    longest = max(len(ids) for ids in lists)
+def _width(rows: TokenisedRows, chosen: Sequence[int]) -> int:
+    """The longest row, rounded up to a multiple of 8 where the data has rows as long as that.
+
+    Kernels are prepared and kept per shape: fewer shapes are faster and take far less memory.
+    """
+    longest = max(len(rows.ids[row]) for row in chosen)
+    return min(-(-longest // 8) * 8, rows.longest)
+
+
+def padded(lists: Sequence[Sequence[int]], filler: int, *, left: bool = False, width: int = 0) -> tuple[Tensor, Tensor]:
+    """Lists of ids as one tensor, shape (rows, longest or `width`), and its attention mask.
+
+    Padded on the right unless `left`.
+    """
+    longest = max(width, *(len(ids) for ids in lists))
 
     def line(ids: Sequence[int], missing: Sequence[int]) -> list[int]:
         return [*missing, *ids] if left else [*ids, *missing]
