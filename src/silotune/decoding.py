@@ -29,7 +29,7 @@ class Decoding(ABC):
     def __init__(self, backbone: Backbone, prompts: Sequence[Sequence[int]], mix: Sequence[Ingredient]) -> None:
         self._backbone = backbone
         self._mix = list(mix)
-        self._plan = make_plan(backbone, mix, slice(None))
+        self._plan = make_plan(backbone, mix)
         pad = int(cast("int | None", backbone.tokenizer.pad_token_id) or 0)
         ids, mask = padded(prompts, pad, left=not backbone.base.config.is_encoder_decoder)
         self._inputs = {"input_ids": ids.to(backbone.device), "attention_mask": mask.to(backbone.device)}
@@ -70,7 +70,7 @@ class Decoding(ABC):
             for part in self._mix
         ]
         if any(isinstance(part.weight, Tensor) for part in self._mix):
-            self._plan = make_plan(self._backbone, self._mix, slice(None))
+            self._plan = make_plan(self._backbone, self._mix)
         self.rows = len(index)
 
     def _scores(self, states: Callable[[], Tensor]) -> Tensor:

@@ -50,16 +50,31 @@ def generate_ids(
         options: beams and length.
         rows_at_once: rows in one batch; prompts of like length go together. It does not change what is written.
     """
-    order = sorted(range(len(prompts)), key=lambda row: len(prompts[row]))
+    mix = [replace(part, tensors=part.tuner.fold(part.tensors)) for part in mix if part.present]
+    end = int(cast(int, backbone.tokenizer.eos_token_id))
+    search = greedy if options.beams == 1 else beam_search
     written: list[list[int]] = [[] for _ in prompts]
-    for begin in range(0, len(order), rows_at_once):
-        chosen = order[begin : begin + rows_at_once]
-        decoding = start(backbone, [prompts[row] for row in chosen], _of_rows(mix, chosen))
-        end = int(cast(int, backbone.tokenizer.eos_token_id))
-        search = greedy if options.beams == 1 else beam_search
-        for row, ids in zip(chosen, search(decoding, end, options), strict=True):
-            written[row] = ids
+    for rows, own in _distinct(backbone, mix, len(prompts)):
+        order = sorted(rows, key=lambda row: len(prompts[row]))
+        for begin in range(0, len(order), rows_at_once):
+            chosen = order[begin : begin + rows_at_once]
+            decoding = start(backbone, [prompts[row] for row in chosen], _of_rows(own, chosen))
+            for row, ids in zip(chosen, search(decoding, end, options), strict=True):
+                written[row] = ids
     return written
+
+
+def _distinct(
+    backbone: Backbone, mix: Sequence[Ingredient], number: int
+) -> Iterator[tuple[list[int], list[Ingredient]]]:
+    """Rows that may go together, and their mix: all, but where a tuner cannot tell rows apart, those of one weight."""
+    apart = [part for part in mix if isinstance(part.weight, Tensor) and not part.tuner.mixes_rows(backbone)]
+    groups: dict[tuple[float, ...], list[int]] = {}
+    for row in range(number):
+        groups.setdefault(tuple(float(cast(Tensor, part.weight)[row]) for part in apart), []).append(row)
+    for weights, rows in groups.items():
+        fixed = dict(zip(map(id, apart), weights, strict=True))
+        yield rows, [replace(part, weight=fixed.get(id(part), part.weight)) for part in mix]
 
 
 def _of_rows(mix: Sequence[Ingredient], rows: Sequence[int]) -> list[Ingredient]:
