@@ -101,6 +101,32 @@ def test_llama_shape_forward_by_hand() -> None:
     assert found.flops_per_sample_predict == forward
 
 
+@pytest.mark.parametrize(("head", "decoded"), [("linear", 0), ("verbalizer", 2), ("lm", T)])
+def test_t5s_decoder_runs_for_heads_over_the_vocabulary(
+    config_file: Callable[..., Path], head: str, decoded: int
+) -> None:
+    path = config_file(
+        model_type="t5",
+        vocab_size=VOCABULARY,
+        d_model=D,
+        d_kv=12,
+        d_ff=F,
+        num_layers=L,
+        num_decoder_layers=L,
+        num_heads=4,
+    )
+    words = ("tuner=prompt", "tuner.tokens=3", "method.adapters=1", f"head={head}")
+    encoded = T + 3
+    encoder = L * (8 * encoded * D * D + 4 * encoded * D * F + 4 * encoded * encoded * D)
+    own = 8 * decoded * D * D + 4 * decoded * decoded * D
+    cross = (
+        4 * decoded * D * D + 4 * encoded * D * D + 4 * decoded * encoded * D
+    )  # keys and values of the encoder's states
+    decoder = L * (own + cross + 4 * decoded * D * F) if decoded else 0
+    scores = {"linear": 2 * D * C, "verbalizer": 2 * D * C, "lm": 2 * T * D * VOCABULARY}[head]
+    assert counted("fedavg", f"backbone={path}", *words)[1] == encoder + decoder + scores
+
+
 def silo_of(tokens: int, rows: int) -> Silo:
     """A silo whose texts are all equally long, so that nothing is padded."""
     task = Task("task", ("no", "yes"))

@@ -12,7 +12,7 @@ from silotune.config import Config
 from silotune.cost.heads import LANGUAGE_MODEL_HEADS, FrozenVocabulary
 from silotune.cost.message import message_sizes
 from silotune.cost.shapes import Shape, load_shape
-from silotune.cost.work import Work, count_work, shape_batch
+from silotune.cost.work import DECODER_TOKENS, Work, count_work, shape_batch
 from silotune.data.tasks import Task
 from silotune.errors import InputError
 from silotune.heads import Head
@@ -137,7 +137,7 @@ def _method(config: Config, shape: Shape) -> Method:
 
 
 def _work(config: Config, shape: Shape, method: Method, state: State, task: Task, tokens: int) -> Work:
-    decode = isinstance(method.setting.head, FrozenVocabulary)
+    decode = {"verbalizer": DECODER_TOKENS, "lm": tokens}.get(config.head.name, 0)
     batch = shape_batch(shape.backbone, task, config.train.batch_size, tokens, decode)
     return count_work(shape.backbone, method, state, batch, config.train)
 

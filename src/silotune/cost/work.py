@@ -54,7 +54,7 @@ class Work:
     training_state: int
 
 
-def shape_batch(backbone: Backbone, task: Task, rows: int, tokens: int, decode: bool) -> Batch:
+def shape_batch(backbone: Backbone, task: Task, rows: int, tokens: int, decode: int) -> Batch:
     """A batch without content: `rows` texts of `tokens` tokens, no padding.
 
     Args:
@@ -62,12 +62,12 @@ def shape_batch(backbone: Backbone, task: Task, rows: int, tokens: int, decode: 
         task: of the rows.
         rows: how many.
         tokens: of each.
-        decode: in an encoder–decoder, whether the decoder runs too.
+        decode: tokens of the decoder, in an encoder–decoder; 0: it does not run.
     """
     ones = torch.ones(rows, tokens, dtype=torch.int64)
     inputs: Inputs = {"input_ids": ones, "attention_mask": ones}
     if decode and backbone.base.config.is_encoder_decoder:
-        decoder = torch.ones(rows, DECODER_TOKENS, dtype=torch.int64)
+        decoder = torch.ones(rows, decode, dtype=torch.int64)
         inputs |= {"decoder_input_ids": decoder, "decoder_attention_mask": decoder}
     labels = torch.zeros(rows, dtype=torch.int64)
     return Batch(task, torch.arange(rows), labels, (inputs,))
