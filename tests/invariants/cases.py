@@ -190,3 +190,20 @@ def logged(folder: Path, kind: str) -> list[dict[str, Any]]:
     """The events of one kind, read as plain JSON lines."""
     lines = (folder / "events.jsonl").read_text(encoding="utf-8").splitlines()
     return [event for event in map(json.loads, lines) if event["event"] == kind]
+
+
+def assert_as_if_never_interrupted(resumed: Run, whole: Run) -> None:
+    assert same(resumed.summary) == same(whole.summary)
+    assert json.loads((resumed.folder / "summary.json").read_text()) == resumed.summary
+    for kind in ("round", "silo", "final"):  # each piece of work is logged once, with the same numbers
+        timeless = [
+            [{key: value for key, value in event.items() if key != "seconds"} for event in logged(run.folder, kind)]
+            for run in (resumed, whole)
+        ]
+        assert timeless[0] == timeless[1]
+    files = [
+        {name: value[1] for name, value in snapshot(run.folder / "checkpoints").items()} for run in (resumed, whole)
+    ]
+    assert files[0].keys() == files[1].keys()
+    tensors = [{name: value for name, value in found.items() if name.endswith(".safetensors")} for found in files]
+    assert tensors[0] == tensors[1]

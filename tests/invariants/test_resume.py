@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from pathlib import Path
 
 import pytest
 
-from invariants.cases import every_case, logged, same, snapshot
-from silotune.experiment import Run
+from invariants.cases import assert_as_if_never_interrupted, every_case, snapshot
 
 
 class Interruption:
@@ -32,23 +29,6 @@ def interrupted_at(federate, case, out: Path, at: int, resume: bool = False) -> 
         federate.run(case, out, progress=progress, resume=resume)
     assert not (out / "summary.json").exists()
     return progress.calls
-
-
-def assert_as_if_never_interrupted(resumed: Run, whole: Run) -> None:
-    assert same(resumed.summary) == same(whole.summary)
-    assert json.loads((resumed.folder / "summary.json").read_text()) == resumed.summary
-    for kind in ("round", "silo", "final"):  # each piece of work is logged once, with the same numbers
-        timeless = [
-            [{key: value for key, value in event.items() if key != "seconds"} for event in logged(run.folder, kind)]
-            for run in (resumed, whole)
-        ]
-        assert timeless[0] == timeless[1]
-    files = [
-        {name: value[1] for name, value in snapshot(run.folder / "checkpoints").items()} for run in (resumed, whole)
-    ]
-    assert files[0].keys() == files[1].keys()
-    tensors = [{name: value for name, value in found.items() if name.endswith(".safetensors")} for found in files]
-    assert tensors[0] == tensors[1]
 
 
 @every_case
@@ -117,78 +97,3 @@ def test_a_last_event_cut_off_by_a_kill(federate, reference, kept, tmp_path):
     start = text[:-1].rindex("\n") + 1
     (out / "events.jsonl").write_text(text[: start + int(kept * (len(text) - start))])
     assert_as_if_never_interrupted(federate.run("fedavg", out, resume=True), whole)
-
-
-class CrashPoints:
-    """Stops the process's next step at the n-th change of a file below a folder, before it is made.
-
-    Opening for writing, renaming, removing and making folders are seen through Python's audit events, whatever code
-    does them: as a kill would, nothing after the n-th change happens.
-    """
-
-    def __init__(self) -> None:
-        self.below: str | None = None
-        self.at: int | None = None
-        self.seen: list[str] = []
-        sys.addaudithook(self._hook)
-
-    def _hook(self, event: str, args: tuple[object, ...]) -> None:
-        if self.below is None or event not in ("open", "os.rename", "os.remove", "os.mkdir", "os.rmdir"):
-            return
-        if event == "open" and not (isinstance(args[2], int) and args[2] & 3):  # O_WRONLY, O_RDWR
-            return
-        paths = [
-            str(path)
-            for path in args[: 2 if event == "os.rename" else 1]
-            if isinstance(path, str) or hasattr(path, "__fspath__")
-        ]
-        if any(path.startswith(self.below) for path in paths):
-            self.seen.append(f"{event} {paths[-1].removeprefix(self.below)}")
-            if self.at is not None and len(self.seen) > self.at:
-                raise KeyboardInterrupt  # from here on every further change as well
-
-
-@pytest.fixture(scope="module")
-def crash_points() -> CrashPoints:
-    return CrashPoints()  # an audit hook stays for the process's life; it is idle while `below` is None
-
-
-STEPS = ("train.steps=1", "sampling.count=2", "data.validation_rows=2", "data.test_rows=2")
-
-
-def crash(federate, points: CrashPoints, case: str, out: Path, at: int | None, resume: bool = False) -> Run | None:
-    points.below, points.at, points.seen = str(out), at, []
-    try:
-        return federate.run(case, out, *STEPS, resume=resume)
-    except KeyboardInterrupt:
-        return None
-    finally:
-        points.below = None
-
-
-def crash_everywhere(federate, points: CrashPoints, case: str, folder: Path, share: slice, twice: bool = False) -> None:
-    whole = crash(federate, points, case, folder / "whole", None)
-    changes = list(points.seen)
-    assert len(changes) > 25
-    for at in range(len(changes))[share]:
-        out = folder / f"run{at}"
-        assert crash(federate, points, case, out, at) is None, changes[at]
-        if twice:
-            crash(federate, points, case, out, at % 7, resume=True)
-        resumed = crash(federate, points, case, out, None, resume=True)
-        try:
-            assert_as_if_never_interrupted(resumed, whole)
-        except AssertionError as error:
-            raise AssertionError(f"after a crash before {changes[at]!r}") from error
-
-
-@pytest.mark.parametrize("third", range(3))
-def test_a_crash_before_a_change_of_a_file(federate, crash_points, third, tmp_path):
-    """Every third change of a run of Local; all changes of more methods in the long test."""
-    crash_everywhere(federate, crash_points, "local", tmp_path, slice(third, None, 3))
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("case", ["fedmcp", "moon", "fedavg-full", "centralised"])
-def test_a_crash_before_any_change_of_a_file_and_another_while_resuming(federate, crash_points, case, tmp_path):
-    crash_everywhere(federate, crash_points, case, tmp_path, slice(None), twice=True)
