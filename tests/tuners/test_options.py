@@ -6,7 +6,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 from transformers import OPTConfig, OPTModel
-from tuner_families import batch, make_backbone, make_tuner, random_part, run, shared_backbone
+from tuner_families import batch, make_backbone, make_tuner, random_part, run, shared_backbone, trainable
 
 from silotune.backbone import Backbone
 from silotune.errors import InputError
@@ -260,3 +260,26 @@ def test_the_long_way_of_a_prefix_on_one_attention_layer():
         values = torch.cat([flat[:, heads * width : 2 * heads * width][:, columns], v[:, columns]])
         context = torch.softmax(q[:, columns] @ keys.T / width**0.5, -1) @ values
         torch.testing.assert_close(seen["context"][row, :length, columns], context, rtol=0, atol=1e-12)
+
+
+# -- checkpointing with dropout ---------------------------------------------------------------------------------------
+
+
+def test_checkpointing_draws_the_same_dropout_again():
+    """The one tuner that trains with dropout; a block that is computed again must lose the same units."""
+    gradients = []
+    for checkpointing in (False, True):
+        backbone = make_backbone("bert", checkpointing=checkpointing)
+        for module in backbone.base.modules():
+            if isinstance(module, torch.nn.Dropout):
+                module.p = 0.4
+        tuner, inputs = make_tuner("full"), batch("bert")
+        part = trainable(random_part(tuner, backbone))
+        torch.manual_seed(6)
+        run(backbone, inputs, (tuner, [(part, 1.0)])).square().sum().backward()
+        assert not any(module.training for module in backbone.base.modules())
+        gradients.append({name: tensor.grad for name, tensor in part.items()})
+    bare = run(backbone, inputs, (tuner, [({name: tensor.detach() for name, tensor in part.items()}, 1.0)]))
+    assert torch.isfinite(bare).all()
+    for name, gradient in gradients[0].items():
+        torch.testing.assert_close(gradients[1][name], gradient, rtol=1e-5, atol=1e-5)
