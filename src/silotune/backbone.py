@@ -291,6 +291,7 @@ def load_backbone(
     *,
     precision: str = "auto",
     keep_master: bool = False,
+    checkpointing: bool = False,
     model_class: ModelClass = "AutoModel",
 ) -> Backbone:
     """Load a backbone: `default` (offline MiniLM), a hub id or a local folder.
@@ -299,6 +300,7 @@ def load_backbone(
         name: which.
         precision: `auto`, `fp32`, `bf16` or `fp16`.
         keep_master: see `Backbone`.
+        checkpointing: see `Backbone`.
         model_class: what the head needs of it; an encoder–decoder serves as either kind of language model.
 
     Raises:
@@ -335,7 +337,14 @@ def load_backbone(
         raise InputError(f"backbone: the head needs {kind}; {name!r} was saved without {missing[0]!r}")
     if missing:
         raise InputError(f"backbone: {name!r} has no weights for {missing[0]!r}; they would be random")
-    return Backbone(model, tokenizer, precision=resolve_precision(precision), keep_master=keep_master, name=name)
+    return Backbone(
+        model,
+        tokenizer,
+        precision=resolve_precision(precision),
+        keep_master=keep_master,
+        checkpointing=checkpointing,
+        name=name,
+    )
 
 
 _KINDS: dict[str, str] = {
