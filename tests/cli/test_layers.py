@@ -9,7 +9,8 @@ import pytest
 import yaml
 
 from silotune import InputError, read_config
-from silotune.config import Config, dump
+from silotune.assembly import METHOD_DEFAULTS
+from silotune.config import Config, dump, load_config
 from tiny import METHODS
 
 
@@ -74,6 +75,13 @@ class TestLayers:
     def test_per_method_of_the_preset_over_the_method(self) -> None:
         assert config("method=fedprox").method.options["adapters"] == 2
         assert read_config("demo", ["method=fedavg-full"]).method.options["adapters"] == 1
+
+    def test_each_of_the_two_over_the_layer_below(self) -> None:
+        """A method that would bring one adapter and nine rounds along: the demo gives it two, and says 6 or so."""
+        brought = {"local": {"method.adapters": 1, "rounds": 9}}
+        found = load_config("demo", ["method=local"], {**METHOD_DEFAULTS, **brought})
+        assert (found.method.options["adapters"], found.rounds) == (2, 9)
+        assert load_config("demo", ["method=local"]).rounds not in (2, 9)
 
     def test_the_file_over_per_method_of_the_preset(self) -> None:
         assert config(method={"name": "fedprox", "adapters": 1}).method.options["adapters"] == 1

@@ -264,7 +264,14 @@ class TestDataFolder:
         refused(*RUN, names=["alpha", *names])
 
     def test_one_task_for_unlike_labels(self, refused: Refused, data: Path) -> None:
-        refused(*RUN, "data.task=all", names=["data.task", "'beta'", "'alpha'", "labels"])
+        refused(
+            *RUN, "data.task=all", names=["data.task", "'beta'", "other, same", "'alpha'", "bad, good", "data.labels"]
+        )
+        words = ("data.task=all", "data.labels=[down,up]")
+        refused(*RUN, "data.tasks=alpha,gamma", *words, names=["data.labels", "2 names", "'gamma'", "yes, maybe, no"])
+
+    def test_labels_without_a_task(self, refused: Refused, data: Path) -> None:
+        refused(*RUN, "data.labels=[down,up]", names=["labels", "data.task"])
 
     def test_too_few_rows_to_split(self, refused: Refused, data: Path) -> None:
         for split in ("train", "validation"):

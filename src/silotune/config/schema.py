@@ -32,6 +32,15 @@ def _distinct(names: list[str]) -> list[str]:
     return names
 
 
+def _label_names(labels: object) -> object:
+    """Whole numbers are names too; YAML's bare yes and no are not text."""
+    if not isinstance(labels, list):
+        return labels
+    if any(isinstance(label, bool) for label in labels):
+        raise ValueError("YAML reads a bare yes, no, on or off as a truth value; put the label in quotes")
+    return [str(label) if isinstance(label, int) else label for label in labels]
+
+
 class Section(BaseModel):
     """A group of keys. Unknown keys are errors, and so are NaN, infinity, and yes/no where a number is asked for."""
 
@@ -157,14 +166,16 @@ class DataConfig(Section):
     """Where rows come from and how they become splits.
 
     `set` names a data set the project knows, `path` a folder of task folders, `tasks` the tasks used (all where
-    empty). `merge` puts train and validation together and splits by `ratio`. `seed`: of the choice of rows; the run's
-    seed where it is not set. `rows_per_silo` caps a silo before its split; the other three cap ready splits.
+    empty). `task` makes them all one task, whose label names are `labels` where their own differ. `merge` puts train
+    and validation together and splits by `ratio`. `seed`: of the choice of rows; the run's seed where it is not set.
+    `rows_per_silo` caps a silo before its split; the other three cap each split.
     """
 
     set: Literal["glue", "mixed6", "sentiment5", "demo"] | None = None
     path: str | None = None
     tasks: list[Name] = []
     task: Name | None = None
+    labels: list[str] | None = Field(None, min_length=2)
     merge: bool = False
     ratio: tuple[float, float, float] = (0.6, 0.2, 0.2)
     seed: int | None = Field(None, ge=0)
@@ -178,10 +189,18 @@ class DataConfig(Section):
     def _words(cls, tasks: object) -> object:
         return tasks.split(",") if isinstance(tasks, str) else tasks
 
-    @field_validator("tasks")
+    _names = field_validator("labels", mode="before")(_label_names)
+
+    @field_validator("tasks", "labels")
     @classmethod
-    def _once(cls, tasks: list[str]) -> list[str]:
-        return _distinct(tasks)
+    def _once(cls, names: list[str] | None) -> list[str] | None:
+        return names and _distinct(names)
+
+    @model_validator(mode="after")
+    def _of_one_task(self) -> DataConfig:
+        if self.labels is not None and self.task is None:
+            raise ValueError("labels are those of one task for all silos; give data.task too")
+        return self
 
     @field_validator("ratio")
     @classmethod
@@ -215,15 +234,7 @@ class SiloConfig(Section):
             raise ValueError(f"must be a text column or a list of two (got {text!r})")
         return text
 
-    @field_validator("labels", mode="before")
-    @classmethod
-    def _names(cls, labels: object) -> object:
-        """Whole numbers are names too; YAML's bare yes and no are not text."""
-        if not isinstance(labels, list):
-            return labels
-        if any(isinstance(label, bool) for label in labels):
-            raise ValueError("YAML reads a bare yes, no, on or off as a truth value; put the label in quotes")
-        return [str(label) if isinstance(label, int) else label for label in labels]
+    _names = field_validator("labels", mode="before")(_label_names)
 
     @field_validator("labels")
     @classmethod
@@ -271,7 +282,7 @@ class Config(Section):
     @model_validator(mode="after")
     def _source(self) -> Config:
         if self.silos:
-            for key in ("set", "path", "tasks", "task"):
+            for key in ("set", "path", "tasks", "task", "labels"):
                 if getattr(self.data, key):
                     raise ValueError(f"'silos' and 'data.{key}' exclude each other; give one of them")
         if not self.silos and not self.data.set and not self.data.path:

@@ -20,7 +20,6 @@ SECTIONS: dict[str, type[Section] | type[Choice]] = {
 """The groups of keys of a configuration."""
 NAMED = tuple(name for name, section in SECTIONS.items() if "name" in section.model_fields)
 """The sections for which `x=name` is short for `x.name=name`."""
-_PATHS = ("data.path", "backbone")
 
 
 class _Loader(yaml.SafeLoader):

@@ -55,15 +55,23 @@ def _set_silos(data: DataConfig, rule: SplitRule, seed: int) -> list[SiloData]:
     silos: list[SiloData] = []
     for name in names:
         found: LabelledSet = read_folder(path, name) if path else read_glue_hub(name)
-        # `data.task` says that all silos hold one task, so that they may share a head.
-        task = replace(found.task, name=data.task or name)
+        task = found.task
+        if data.task is not None:  # all silos hold one task, so that they may share a head
+            task = replace(task, name=data.task, labels=_renamed(name, task.labels, data.labels))
         if silos and data.task is not None and task != silos[0].task:
             raise InputError(
-                f"data.task: {name!r} has other labels or another metric than {silos[0].name!r}, "
-                f"so they cannot both be the task {data.task!r}"
+                f"data.task: {name!r} has other labels ({', '.join(task.labels)}) or another metric than "
+                f"{silos[0].name!r} ({', '.join(silos[0].task.labels)}); data.labels can give them the same names"
             )
         silos.append(SiloData(name, task, split(found.splits, rule, seed, name)))
     return silos
+
+
+def _renamed(name: str, labels: tuple[str, ...], wanted: list[str] | None) -> tuple[str, ...]:
+    """A set's label names, or the wanted ones in their place."""
+    if wanted is not None and len(wanted) != len(labels):
+        raise InputError(f"data.labels: {len(wanted)} names, but {name!r} has {len(labels)}: {', '.join(labels)}")
+    return labels if wanted is None else tuple(wanted)
 
 
 def _own_silos(silos: list[SiloConfig], rule: SplitRule, seed: int) -> list[SiloData]:
