@@ -2,7 +2,7 @@
 
 from silotune.errors import InputError, SilotuneError
 
-__all__ = ["InputError", "PersonalModel", "Run", "SilotuneError", "read_config", "run"]
+__all__ = ["InputError", "PersonalModel", "Run", "SilotuneError", "load_run", "read_config", "run"]
 __version__ = "0.1.0"
 
 
@@ -12,6 +12,10 @@ def __getattr__(name: str) -> object:
         from silotune import experiment
 
         return getattr(experiment, name)
+    if name == "load_run":
+        from silotune.finished import load_run
+
+        return load_run
     if name == "read_config":
         from silotune.assembly import read_config
 

@@ -15,10 +15,11 @@ from silotune.config import Choice, Config, input_error, load_config
 from silotune.coordinator import Coordinator
 from silotune.data.batching import TokenisedRows
 from silotune.data.loading import load_silos
-from silotune.data.tasks import SiloData
+from silotune.data.tasks import SiloData, Task
 from silotune.errors import InputError, unknown
 from silotune.heads import HEADS
 from silotune.heads.base import Tokenise
+from silotune.interop.start import read_start
 from silotune.methods import METHODS, Method, Setting
 from silotune.parts import Scope, names_with
 from silotune.server_optimizers import ServerOptimizer
@@ -40,6 +41,8 @@ class Federation:
     silos: dict[str, Silo]
     training: LocalTraining
     coordinator: Coordinator
+    tasks: Mapping[str, Task]
+    """Silo name → its task, before a centralised method puts silos together."""
 
 
 def read_config(source: str, overrides: list[str] | None = None) -> Config:
@@ -85,8 +88,8 @@ def _options(model: type[Options], choice: Choice, prefix: str) -> Options:
         raise input_error(error, model, prefix) from None
 
 
-def build(config: Config, backbone: Backbone | None = None) -> Federation:
-    """Load the backbone (unless given) and the data, and make silos and coordinator.
+def build(config: Config, backbone: Backbone | None = None, data: list[SiloData] | None = None) -> Federation:
+    """Load the backbone and the data (unless given), and make silos and coordinator.
 
     Raises:
         InputError: for anything that cannot work, before any training.
@@ -94,7 +97,8 @@ def build(config: Config, backbone: Backbone | None = None) -> Federation:
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     method = make_method(config)
-    data = load_silos(config)
+    if data is None:
+        data = load_silos(config)
     _check(config, method, data)
     if backbone is None:
         keep_master = method.setting.tuner.trains_backbone
@@ -111,7 +115,8 @@ def build(config: Config, backbone: Backbone | None = None) -> Federation:
         )
     method.setting.head.check(backbone, {silo.task.name: silo.task for silo in data}.values())
     silos = _silos(data, method.setting.head.tokeniser(backbone, config.train.max_length), method.centralised)
-    training = LocalTraining(backbone, method, config.train, config.seed)
+    start = None if config.start is None else read_start(config.start, backbone, method.setting.tuner)
+    training = LocalTraining(backbone, method, config.train, config.seed, start)
     server = config.server
     coordinator = Coordinator(
         training.initial_shared(silos.values()),
@@ -122,7 +127,8 @@ def build(config: Config, backbone: Backbone | None = None) -> Federation:
         max_norm=config.aggregation.max_norm,
         optimizer=ServerOptimizer(server.optimizer, server.lr, server.beta1, server.beta2, server.tau),
     )
-    return Federation(config, backbone, method, silos, training, coordinator)
+    tasks = {silo.name: silo.task for silo in data}
+    return Federation(config, backbone, method, silos, training, coordinator, tasks)
 
 
 def _silos(data: list[SiloData], tokenise: Tokenise, centralised: bool) -> dict[str, Silo]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from silotune.data.tasks import Row, Task
 from silotune.engines.inprocess import History, InProcess, Progress, results, state_of
 from silotune.errors import InputError, unknown
 from silotune.evaluation.predict import answers, logits
+from silotune.interop.start import keep_start
 from silotune.parts import Scope, State, count, digest, flatten
 from silotune.runs import RunFolder, write_text
 from silotune.silo import LocalTraining
@@ -130,6 +131,7 @@ def run(
         folder = RunFolder.open(path, text, fingerprint)
     else:
         folder = RunFolder.create(path, text, fingerprint, resume)
+    keep_start(path, federation.training)
     engine = InProcess(federation, folder, progress)
     history = engine.run()
     final = {"shared_sha256": digest(flatten(federation.coordinator.shared)), "state_sha256": state_digest(federation)}
@@ -166,6 +168,7 @@ def summarise(federation: Federation, history: History, engine: str) -> dict[str
         "bytes_up": history.bytes_up,
         "bytes_down": history.bytes_down,
         "silos": silos,
+        "tasks": {name: asdict(task) | {"labels": list(task.labels)} for name, task in federation.tasks.items()},
         "global": None,
         "average": math.fsum(silo["test"] for silo in silos.values()) / len(silos),  # in any order
     }

@@ -82,15 +82,21 @@ class LocalResult:
 
 
 class LocalTraining:
-    """Runs silos' local rounds over the one backbone. Holds nothing of any silo."""
+    """Runs silos' local rounds over the one backbone. Holds nothing of any silo.
 
-    def __init__(self, backbone: Backbone, method: Method, train: TrainConfig, seed: int) -> None:
+    `start`, where it is given, is what every adapter begins as, instead of a draw.
+    """
+
+    def __init__(
+        self, backbone: Backbone, method: Method, train: TrainConfig, seed: int, start: Tensors | None = None
+    ) -> None:
         self.backbone = backbone
         self.method = method
         self.parts: dict[str, Part] = method.parts()
         self.phases = method.phases()
         self.train = train
         self.seed = seed
+        self.start = start
 
     def initial_shared(self, silos: Iterable[Silo]) -> State:
         """The shared parts before round 1, equal for all."""
@@ -114,6 +120,8 @@ class LocalTraining:
         return SiloState(private)
 
     def _init(self, name: str, part: Part, tasks: Iterable[object], silo: str = "") -> Tensors:
+        if self.start is not None and isinstance(part.module, Tuner):
+            return part_tools.copy(self.start)
         if part.start is not None:  # draw as that part does; a shared one is the same on all silos
             name, silo = part.start, "" if self.parts[part.start].scope is Scope.SHARED else silo
         draws = generator(self.seed, "init", name, silo)

@@ -254,10 +254,11 @@ class SiloConfig(Section):
 
 
 class Config(Section):
-    """One run."""
+    """One run. `start`: a LoRA that the adapters begin as (a folder in peft's layout, or what `import` wrote)."""
 
     description: str = ""
     backbone: str = "default"
+    start: str | None = Field(None, min_length=1)
     method: Choice = Choice(name="fedmcp")
     tuner: Choice = Choice(name="bottleneck")
     head: HeadConfig = HeadConfig()

@@ -121,6 +121,7 @@ def absolute(tree: Tree, folder: Path) -> Tree:
     for silo in silos if isinstance(silos, list) else []:
         if isinstance(silo, dict):
             _resolve(silo, "path", folder)
+    _resolve(tree, "start", folder)
     backbone = tree.get("backbone")
     if isinstance(backbone, str) and backbone not in ("", "default") and (folder / backbone).expanduser().exists():
         _resolve(tree, "backbone", folder)

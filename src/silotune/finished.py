@@ -1,0 +1,69 @@
+"""Finished runs opened again: from the run folder and the backbone alone, without data and without training."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from silotune.assembly import build, read_config
+from silotune.backbone import Backbone
+from silotune.config import Config
+from silotune.data.tasks import SiloData, Splits, Task
+from silotune.engines.inprocess import InProcess
+from silotune.errors import InputError
+from silotune.experiment import Run
+from silotune.interop.start import FILE
+from silotune.runs import RunFolder, read_summary
+
+
+def load_run(folder: str | Path, backbone: Backbone | None = None, precision: str | None = None) -> Run:
+    """A finished run at its best round: its summary, and every silo's personalised model.
+
+    Args:
+        folder: the run folder.
+        backbone: the run's backbone, where it is loaded already.
+        precision: another one than the run's to load the backbone in.
+
+    Raises:
+        InputError: no finished run there, a damaged folder, or a backbone whose weights have changed.
+    """
+    path = Path(folder)
+    summary = read_summary(path)
+    config = read_config(str(path / "config.yaml"))
+    if precision is not None:
+        config = config.model_copy(update={"precision": precision})
+    data = [SiloData(name, task, Splits()) for name, task in _tasks(path, summary).items()]
+    federation = build(_self_contained(config, path), backbone, data)
+    if federation.backbone.fingerprint != _fingerprint(path):
+        raise InputError(f"{path}: was made with another backbone than {config.backbone!r} is now (its weights differ)")
+    federation.config = config
+    run_folder = RunFolder(path)
+    try:
+        best = run_folder.load(int(summary["best_round"]))
+    except (KeyError, TypeError, ValueError) as error:
+        raise InputError(f"{path}/summary.json: damaged (no best_round)") from error
+    InProcess(federation, run_folder).load(best)
+    return Run(path, summary, federation)
+
+
+def _fingerprint(path: Path) -> str:
+    try:
+        return str(json.loads((path / "versions.json").read_text(encoding="utf-8"))["backbone"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{path}/versions.json: missing or damaged") from error
+
+
+def _tasks(path: Path, summary: dict[str, Any]) -> dict[str, Task]:
+    try:
+        return {name: Task(**(task | {"labels": tuple(task["labels"])})) for name, task in summary["tasks"].items()}
+    except (KeyError, TypeError, AttributeError) as error:
+        raise InputError(
+            f"{path}/summary.json: does not say the silos' tasks; `silotune run {path}/config.yaml --out {path} "
+            "--resume` writes it anew"
+        ) from error
+
+
+def _self_contained(config: Config, path: Path) -> Config:
+    """The run's own copy of what it began as: what `start` names may be gone by now."""
+    return config if config.start is None else config.model_copy(update={"start": str(path / FILE)})

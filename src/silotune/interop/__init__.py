@@ -1,0 +1,1 @@
+"""To and from other libraries: exports of finished runs, and LoRAs of peft to begin with."""
