@@ -115,7 +115,7 @@ def made(family: str):
                 if parameter.dim() == 1:  # biases 0 and layer norms 1 would hide mistakes
                     parameter.add_(0.1 * torch.randn_like(parameter))
                 elif family == "t5" and "shared" not in name and "relative" not in name:
-                    parameter.copy_(0.4 * torch.randn_like(parameter))
+                    parameter.copy_(0.2 * torch.randn_like(parameter))
     return model, tokenizer
 
 

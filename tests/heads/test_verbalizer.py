@@ -19,8 +19,17 @@ from silotune.views import run_view
 
 TASK = Task("mood", ("bad", "good"))
 WORDS = {"bad": ["awful"], "good": ["great"]}
-TEXTS = ["the garden was lovely", "the soup felt cold again today", "a song", "the winter became dull at last"]
-PAIRS = [("the garden was lovely", "and kind"), ("a song", "the soup felt cold again"), ("soup", "warm")]
+TEXTS = [
+    "the garden was lovely",
+    "the soup felt cold again today",
+    "a song",
+    "the winter became dull at last without a word and all the same the river was warm and sweet again",
+]
+PAIRS = [
+    ("the garden was lovely", "and kind"),
+    ("a song", "the soup felt cold again"),
+    ("soup", "warm and kind and sweet and great and lovely and bright in the end for us all the same"),
+]
 
 
 def rows_of(texts):

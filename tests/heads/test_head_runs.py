@@ -1,0 +1,168 @@
+"""Whole runs with the heads over the vocabulary: learn something, resume to the same bits, refuse what cannot be."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+from language_models import folder_of
+
+from silotune.assembly import read_config
+from silotune.errors import InputError
+from silotune.evaluation.metrics import exact, rouge1
+from silotune.experiment import run
+from silotune.messages import unpack
+from silotune.runs import events
+
+WORDS = 'head.words={bad: awful, good: [great, warm], "yes": surely, maybe: perhaps, "no": never}'
+COLOURS = ("bright", "kind", "grim", "rude")
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    parent = tmp_path_factory.mktemp("language-models")
+    return lambda family: folder_of(family, parent)
+
+
+@pytest.fixture(scope="module")
+def instructions(tmp_path_factory):
+    """Two silos of instruction rows: a word is to be said again, or the same word whatever is asked."""
+    path = tmp_path_factory.mktemp("instructions")
+    for task, answer in (("echo", lambda word: word), ("always", lambda _: "sweet")):
+        (path / task).mkdir()
+        for split, count in (("train", 24), ("test", 6)):
+            rows = [
+                {
+                    "instruction": f"say {COLOURS[n % 4]}",
+                    "input": "" if n % 2 else "now",
+                    "output": answer(COLOURS[n % 4]),
+                }
+                for n in range(count)
+            ]
+            text = "".join(json.dumps(row) + "\n" for row in rows)
+            (path / task / f"{split}.jsonl").write_text(text, encoding="utf-8")
+    return path
+
+
+def words_of(*more):
+    return ["precision=fp32", "threads=1", "data.merge=false", "train.batch_size=8", "train.max_length=64", *more]
+
+
+def verbalizer(backbone, data, *more):
+    own = [f"backbone={backbone}", f"data.path={data}", "data.tasks=alpha,gamma", "head=verbalizer", WORDS]
+    return read_config("demo", words_of(*own, "method=fedavg", "method.adapters=1", "train.max_length=32", *more))
+
+
+def language_model(backbone, data, *more):
+    own = [f"backbone={backbone}", f"data.path={data}", "data.tasks=echo,always", "head=lm", "head.max_new_tokens=4"]
+    return read_config("demo", words_of(*own, "method=fedavg", "method.adapters=1", "tuner=lora", *more))
+
+
+def test_a_shared_verbalizer_serves_silos_of_different_tasks(folders, data_folder, tmp_path):
+    """It has no tensors: only the tuner is counted and sent, and silos need not hold one task."""
+    config = verbalizer(folders("bert"), data_folder, "tuner=lora", "head.scope=shared", "rounds=4", "train.lr=0.01")
+    done = run(config, out=tmp_path / "run")
+    assert done.summary["head_parameters"] == 0
+    assert done.summary["sent_parameters"] == done.summary["adapter_parameters"] > 0
+    losses = [event["loss"] for event in events(tmp_path / "run") if event.get("silo") == "alpha"]
+    assert losses[-1] < 0.5 * losses[0]
+    assert done.silos["alpha"]["test"] > 90
+    predicted = done.model("gamma").predict([("the garden was cold", "surely the garden was bright")])
+    assert list(predicted[0].probabilities) == ["yes", "maybe", "no"]
+    assert sum(predicted[0].probabilities.values()) == pytest.approx(1, abs=1e-6)
+
+
+@pytest.mark.parametrize("scope", ["private", "shared"])
+def test_a_verbalizer_run_resumes_to_the_same_bits(scope, folders, data_folder, tmp_path):
+    more = ("tuner=prompt", "tuner.tokens=3", f"head.scope={scope}", "rounds=2")
+    config = verbalizer(folders("bert"), data_folder, *more)
+    whole = run(config, out=tmp_path / "whole")
+    shutil.copytree(tmp_path / "whole", tmp_path / "again")
+    (tmp_path / "again" / "summary.json").unlink()
+    again = run(config, out=tmp_path / "again", resume=True)
+    assert again.summary["state_sha256"] == whole.summary["state_sha256"]
+    assert again.summary["silos"] == whole.summary["silos"]
+
+
+def test_messages_of_a_tensorless_head_hold_the_tuner_alone(folders, data_folder):
+    from silotune.assembly import build
+    from silotune.coordinator import UPDATE_FIELDS, update_message
+    from silotune.messages import Expected
+    from silotune.parts import flatten
+
+    federation = build(verbalizer(folders("bert"), data_folder, "tuner=prompt", "tuner.tokens=3", "head.scope=shared"))
+    silo = federation.silos["alpha"]
+    result = federation.training.round(silo, federation.coordinator.shared, 1)
+    message = update_message(result.state, federation.training.parts, 1, silo.name, silo.rows)
+    tensors, _ = unpack(message, Expected.like(flatten(federation.coordinator.shared)), UPDATE_FIELDS)
+    assert {name.split("/")[0] for name in tensors} == {"global"}
+
+
+@pytest.mark.parametrize("family", ["llama", "t5"])
+def test_instruction_silos_learn_to_write(family, folders, instructions, tmp_path):
+    """Locally trained on one answer, a silo's model writes it; the metric is ROUGE-1 of what is written."""
+    more = (
+        "method=local",
+        "tuner.r=8",
+        "tuner.alpha=32",
+        "train.lr=0.01",
+        "train.epochs=6",
+        "rounds=2",
+        "data.tasks=always",
+    )
+    done = run(language_model(folders(family), instructions, *more), out=tmp_path / "run")
+    assert done.silos["always"]["metric"] == "rouge1"
+    assert done.silos["always"]["test"] > 90
+    written = done.model("always").write(["say bright", ("say rude", "now")])
+    assert [text.strip() for text in written] == ["sweet", "sweet"]
+    with pytest.raises(InputError, match="use write"):
+        done.model("always").predict(["say bright"])
+
+
+def test_the_metric_of_a_task_folder_and_of_own_silos(folders, instructions, tmp_path):
+    copied = shutil.copytree(instructions, tmp_path / "data")
+    (copied / "echo" / "meta.json").write_text(json.dumps({"label_names": None, "metric": "accuracy"}))
+    done = run(language_model(folders("llama"), copied, "rounds=1"), out=tmp_path / "run")
+    assert [done.silos[name]["metric"] for name in ("echo", "always")] == ["accuracy", "rouge1"]
+    (tmp_path / "own.yaml").write_text(
+        f"method: fedavg\nbackbone: {folders('llama')}\ntuner: lora\nrounds: 1\nthreads: 1\nprecision: fp32\n"
+        "head: {name: lm, max_new_tokens: 3}\ntrain: {max_length: 64}\nsilos:\n"
+        "  - {name: one, path: data/echo/train.jsonl, kind: generation, text: [instruction, input], label: output}\n"
+        "  - {name: two, path: data/always, kind: generation, text: instruction, label: output, metric: accuracy}\n"
+    )
+    own = run(str(tmp_path / "own.yaml"), out=tmp_path / "own")
+    assert [own.silos[name]["metric"] for name in ("one", "two")] == ["rouge1", "accuracy"]
+    assert own.silos["one"]["rows"] == {"train": 14, "validation": 5, "test": 5}
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["head=lm"], "silo 'alpha' holds texts with labels; allowed: linear, mlp, verbalizer"),
+        (["head=verbalizer", "head.beams=2"], "beams belongs to head=lm, not to head=verbalizer"),
+        (["head=mlp", "head.words={bad: awful}"], "words belongs to head=verbalizer, not to head=mlp"),
+        (["head=verbalizer", "head.words={yes: awful}"], "truth value"),
+        (["head=verbalizer", "head.words={bad: []}"], "needs a word"),
+        (["head=verbalizer", "head.template={text} {mask} {mask}"], "{mask} exactly once"),
+        (["head=verbalizer", "head.multi_token=drop"], "head.multi_token"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_is_loaded(words, said, data_folder, tmp_path):
+    with pytest.raises(InputError) as error:
+        run(read_config("demo", words_of(f"data.path={data_folder}", "data.tasks=alpha", "backbone=/nowhere", *words)),
+            out=tmp_path / "run")  # fmt: skip
+    assert said in str(error.value)
+    assert "\n" not in str(error.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_instruction_rows_need_a_head_that_writes(instructions, tmp_path):
+    with pytest.raises(InputError, match="silo 'echo' holds instructions with outputs; allowed: lm"):
+        run(read_config("demo", words_of(f"data.path={instructions}", "data.tasks=echo")), out=tmp_path / "run")
+
+
+def test_metrics_of_texts_by_hand():
+    # "the cat sat" against "the cat": precision 2/3, recall 1, F 0.8; nothing in common: 0
+    assert rouge1(["the cat sat", "dog"], ["The cat!", "cat"]) == pytest.approx(40)
+    assert exact([" yes", "no\n", "Yes", ""], ["yes", "no", "yes", "no"]) == 50
