@@ -157,6 +157,21 @@ class TestPaths:
         assert read_config("demo", ["backbone=default"]).backbone == "default"
 
 
+class TestOwnSilosOverAPreset:
+    SILOS = [{"name": "a", "path": "a.csv"}]
+
+    def test_its_setting_stays_and_its_data_set_goes(self) -> None:
+        found = config(silos=self.SILOS)
+        assert [silo.name for silo in found.silos] == ["a"]
+        assert (found.data.set, found.data.tasks) == (None, [])
+        assert (found.head.pooling, found.data.merge) == ("mean", True)
+        assert config("silos=[{name: a, path: a.csv}]") == found
+
+    def test_both_from_the_user_are_still_one_too_many(self) -> None:
+        with pytest.raises(InputError, match=r"'silos' and 'data\.set' exclude each other"):
+            config("data.set=glue", silos=self.SILOS)
+
+
 class TestRoundTrip:
     @pytest.mark.parametrize("method", METHODS)
     def test_the_resolved_configuration_reads_back_the_same(self, method: str) -> None:

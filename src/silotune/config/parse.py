@@ -15,7 +15,7 @@ from typing import Any, get_args
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from silotune.config.schema import Config
+from silotune.config.schema import DATA_SOURCES, Config
 from silotune.config.trees import NAMED, Tree, absolute, merged, nested, parse_tree, parse_word, read_tree
 from silotune.errors import InputError, unknown
 
@@ -63,6 +63,8 @@ def _layered(preset: Tree, file: Tree, words: Tree, method_defaults: MethodDefau
     entries = [_per_method(tree, method_defaults) for tree in (preset, file, words)]
     for tree in (preset, file, words):
         tree.pop("per_method", None)
+    if (file | words).get("silos"):  # own silos over a preset: its setting stays, its data set goes
+        preset = preset | {"data": {k: v for k, v in preset.get("data", {}).items() if k not in DATA_SOURCES}}
     layers = [_defaults(), preset, file, words]
     method = _keep_one_method(layers)
     own = [nested(found.get(str(method), {}).items()) for found in entries]

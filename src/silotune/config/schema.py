@@ -162,6 +162,10 @@ class ServerConfig(Section):
     tau: float = Field(1e-3, gt=0, allow_inf_nan=False)
 
 
+DATA_SOURCES = ("set", "path", "tasks", "task", "labels")
+"""The keys of `data` that say which rows; one's own silos say it themselves."""
+
+
 class DataConfig(Section):
     """Where rows come from and how they become splits.
 
@@ -283,7 +287,7 @@ class Config(Section):
     @model_validator(mode="after")
     def _source(self) -> Config:
         if self.silos:
-            for key in ("set", "path", "tasks", "task", "labels"):
+            for key in DATA_SOURCES:
                 if getattr(self.data, key):
                     raise ValueError(f"'silos' and 'data.{key}' exclude each other; give one of them")
         if not self.silos and not self.data.set and not self.data.path:
