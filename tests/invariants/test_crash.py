@@ -69,7 +69,7 @@ def crash(federate, points: CrashPoints, case: str, out: Path, at: int | None, r
 def crash_everywhere(federate, points: CrashPoints, case: str, folder: Path, share: slice, twice: bool = False) -> None:
     whole = crash(federate, points, case, folder / "whole", None)
     changes = list(points.seen)
-    assert len(changes) > 40
+    assert len(changes) > 30
     for at in range(len(changes))[share]:
         out = folder / f"run{at}"
         assert crash(federate, points, case, out, at) is None, changes[at]
