@@ -128,7 +128,8 @@ class RunFolder:
         write_text(self.checkpoints / f"round-{checkpoint.round:04d}.json", text)
         kept = checkpoint.files | (keep.files if keep else set())
         rounds = {checkpoint.round} | ({keep.round} if keep else set())
-        for path in self.checkpoints.rglob("*"):
+        files = [path for path in self.checkpoints.rglob("*") if path.is_file()]  # a silo's folder may end in .json
+        for path in files:
             name = path.relative_to(self.checkpoints).as_posix()
             if (path.suffix == ".safetensors" and name not in kept) or (
                 path.suffix == ".json" and int(path.stem.removeprefix("round-")) not in rounds

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import sys
 
@@ -120,3 +121,14 @@ def test_bad_input_makes_no_folder(silotune, run_words, tmp_path):
     code, lines = silotune(*run_words("fedmcp", "train.lr=-1"), "--out", str(tmp_path / "out"))
     assert (code, len(lines)) == (2, 1)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("name", ["reviews.json", "a.safetensors", "shared-0001", "two words", "x.tmp"])
+def test_a_silo_may_be_named_like_a_file_of_a_checkpoint(silotune, run_words, silos_folder, name, tmp_path):
+    data, out = shutil.copytree(silos_folder / "unlike", tmp_path / "data"), tmp_path / "out"
+    (data / "beta").rename(data / name)
+    words = run_words("fedmcp", f"data.path={data}", f'data.tasks=["alpha","{name}"]', "rounds=3")
+    assert silotune(*words, "--out", str(out)) == (0, [])
+    (out / "summary.json").unlink()
+    assert silotune(*words, "--out", str(out), "--resume") == (0, [])
+    assert json.loads((out / "summary.json").read_text())["silos"].keys() == {"alpha", name}
