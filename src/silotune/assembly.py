@@ -43,6 +43,8 @@ class Federation:
     coordinator: Coordinator
     tasks: Mapping[str, Task]
     """Silo name → its task, before a centralised method puts silos together."""
+    texts: Mapping[str, int]
+    """Silo name → how many texts a row has."""
 
 
 def read_config(source: str, overrides: list[str] | None = None) -> Config:
@@ -128,7 +130,8 @@ def build(config: Config, backbone: Backbone | None = None, data: list[SiloData]
         optimizer=ServerOptimizer(server.optimizer, server.lr, server.beta1, server.beta2, server.tau),
     )
     tasks = {silo.name: silo.task for silo in data}
-    return Federation(config, backbone, method, silos, training, coordinator, tasks)
+    texts = {silo.name: len(silo.splits.train[0].texts) for silo in data if silo.splits.train}
+    return Federation(config, backbone, method, silos, training, coordinator, tasks, texts)
 
 
 def _silos(data: list[SiloData], tokenise: Tokenise, centralised: bool) -> dict[str, Silo]:

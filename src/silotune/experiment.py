@@ -168,7 +168,10 @@ def summarise(federation: Federation, history: History, engine: str) -> dict[str
         "bytes_up": history.bytes_up,
         "bytes_down": history.bytes_down,
         "silos": silos,
-        "tasks": {name: asdict(task) | {"labels": list(task.labels)} for name, task in federation.tasks.items()},
+        "tasks": {
+            name: asdict(task) | {"labels": list(task.labels), "texts": federation.texts[name]}
+            for name, task in federation.tasks.items()
+        },
         "global": None,
         "average": math.fsum(silo["test"] for silo in silos.values()) / len(silos),  # in any order
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -33,11 +34,12 @@ def load_run(folder: str | Path, backbone: Backbone | None = None, precision: st
     config = read_config(str(path / "config.yaml"))
     if precision is not None:
         config = config.model_copy(update={"precision": precision})
-    data = [SiloData(name, task, Splits()) for name, task in _tasks(path, summary).items()]
+    tasks, texts = _tasks(path, summary)
+    data = [SiloData(name, task, Splits()) for name, task in tasks.items()]
     federation = build(_self_contained(config, path), backbone, data)
     if federation.backbone.fingerprint != _fingerprint(path):
         raise InputError(f"{path}: was made with another backbone than {config.backbone!r} is now (its weights differ)")
-    federation.config = config
+    federation.config, federation.texts = config, texts
     run_folder = RunFolder(path)
     try:
         best = run_folder.load(int(summary["best_round"]))
@@ -54,9 +56,12 @@ def _fingerprint(path: Path) -> str:
         raise InputError(f"{path}/versions.json: missing or damaged") from error
 
 
-def _tasks(path: Path, summary: dict[str, Any]) -> dict[str, Task]:
+def _tasks(path: Path, summary: dict[str, Any]) -> tuple[dict[str, Task], dict[str, int]]:
+    """Per silo: its task, and how many texts a row has."""
     try:
-        return {name: Task(**(task | {"labels": tuple(task["labels"])})) for name, task in summary["tasks"].items()}
+        found = deepcopy(summary["tasks"])
+        texts = {name: int(task.pop("texts")) for name, task in found.items()}
+        return {name: Task(**(task | {"labels": tuple(task["labels"])})) for name, task in found.items()}, texts
     except (KeyError, TypeError, AttributeError) as error:
         raise InputError(
             f"{path}/summary.json: does not say the silos' tasks; `silotune run {path}/config.yaml --out {path} "

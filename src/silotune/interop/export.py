@@ -1,0 +1,167 @@
+"""`silotune export`: a silo's adapters or whole model from a finished run, for other libraries."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save_file
+
+from silotune.errors import InputError
+from silotune.experiment import Run
+from silotune.interop import own_layout, peft_layout
+from silotune.interop.card import card
+from silotune.interop.chosen import Chosen, choose
+from silotune.interop.merge import fold_in, load_plain
+from silotune.parts import Tensors
+
+DEFAULT_BASE = "sentence-transformers/all-MiniLM-L6-v2"
+"""Under which name others find the backbone `default`."""
+
+
+def export(run: Run, silo: str, part: str, to: str | Path, base: str | None = None) -> dict[str, Any]:
+    """Write one export folder.
+
+    Args:
+        run: a finished run, from `load_run(folder, precision="fp32")`.
+        silo: whose model.
+        part: `global`, `private`, `mixed` or `merged`.
+        to: a new or empty folder.
+        base: the base model's name in the export; the run's by default.
+
+    Returns:
+        The content of its `export.json`.
+
+    Raises:
+        InputError: where the run has no such part, it cannot be expressed, or the folder is not empty. Nothing is
+            written then.
+    """
+    target = Path(to)
+    check_target(target)
+    chosen = choose(run, silo, part)
+    backbone = run.federation.backbone
+    base_class = _base_class(chosen)
+    name = base or (DEFAULT_BASE if run.federation.config.backbone == "default" else run.federation.config.backbone)
+    kind, layout = chosen.tuner.name, None
+    if kind in own_layout.KINDS and part != "merged":
+        layout = own_layout.own_layout(kind, chosen.adapter, name, base_class, backbone.fingerprint)
+    elif kind in peft_layout.KINDS and part != "merged":
+        layout = peft_layout.peft_layout(backbone, kind, chosen.adapter, name, base_class)
+    about, head = _about(chosen, name, base_class, kind if layout else "weights"), _head(chosen)
+    temporary = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        temporary.mkdir(parents=True)
+        if layout is None:
+            model = load_plain(run.federation.config.backbone, base_class)
+            fold_in(model, kind, chosen.adapter)
+            model.save_pretrained(temporary)
+        else:
+            stem = {"peft": ("adapter_config", "adapter_model")}.get(about["layout"], ("silotune_adapter",) * 2)
+            _json(temporary / f"{stem[0]}.json", layout[0])
+            _tensors(temporary / f"{stem[1]}.safetensors", layout[1])
+        backbone.tokenizer.save_pretrained(temporary)
+        _json(temporary / "head.json", head)
+        if chosen.head_tensors:
+            _tensors(temporary / "head.safetensors", chosen.head_tensors)
+        _json(temporary / "export.json", about)
+        (temporary / "README.md").write_text(card(about, head), encoding="utf-8")
+        script = resources.files("silotune.interop") / "standalone.py"
+        (temporary / "standalone.py").write_text(script.read_text(encoding="utf-8"), encoding="utf-8")
+        if target.exists():
+            target.rmdir()
+        temporary.replace(target)
+    except OSError as error:
+        raise InputError(f"--to {target}: cannot be written ({error.strerror or error})") from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return about
+
+
+def check_target(target: Path) -> None:
+    """Refuse to write over anything.
+
+    Raises:
+        InputError: where the folder is there and not empty.
+    """
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise InputError(f"--to {target}: already there and not empty; choose another folder")
+
+
+def _base_class(chosen: Chosen) -> str:
+    """The class of transformers that the base model is loaded with."""
+    wanted = chosen.head.model_class
+    several = chosen.run.federation.backbone.base.config.is_encoder_decoder
+    return "AutoModelForSeq2SeqLM" if several and wanted != "AutoModel" else wanted
+
+
+def _about(chosen: Chosen, base: str, base_class: str, kind: str) -> dict[str, Any]:
+    run = chosen.run
+    federation, summary, scores = run.federation, run.summary, run.silos[chosen.silo]
+    layout = "weights" if kind == "weights" else "peft" if kind in peft_layout.KINDS else "silotune"
+    return {
+        "layout": layout,
+        "base_model": base,
+        "base_class": base_class,
+        "base_sha256": federation.backbone.fingerprint,
+        "part": chosen.word,
+        "mix": chosen.mix,
+        "whole": chosen.whole,
+        "prediction": {name: float(weight) for name, weight in federation.method.prediction().mix.items()},
+        "private": list(chosen.private),
+        "tuner": {"name": chosen.tuner.name, **chosen.adapter.options},
+        "virtual_tokens": chosen.tuner.virtual_tokens,
+        "segments": "token_type_ids" in federation.backbone.tokenizer.model_input_names,
+        "method": {"name": federation.method.name, "paper": federation.method.paper},
+        "silo": chosen.silo,
+        "silos": len(run.silos),
+        "rows": scores["rows"],
+        "rows_of_all_silos": sum(silo["rows"]["train"] for silo in run.silos.values()),
+        "metric": scores["metric"],
+        "validation": scores["validation"],
+        "test": scores["test"],
+        "rounds": summary["rounds"],
+        "best_round": summary["best_round"],
+        "seed": summary["seed"],
+        "precision": summary["precision"],
+        "privacy": summary.get("privacy"),
+    }
+
+
+def _head(chosen: Chosen) -> dict[str, Any]:
+    """What `head.json` says: how states become answers."""
+    config = chosen.run.federation.config
+    options = config.head.model_dump(mode="json", exclude={"name", "scope"}, exclude_defaults=True)
+    kind = chosen.head.name
+    found = {
+        "kind": kind,
+        "part": chosen.head_part,
+        "task": chosen.task.name,
+        "task_kind": chosen.task.kind,
+        "labels": list(chosen.task.labels),
+        "max_length": config.train.max_length,
+    }
+    if kind in ("mlp", "linear"):
+        dense = "out.weight · tanh(dense.weight · x + dense.bias) + out.bias"
+        computes = dense if kind == "mlp" else "out.weight · x + out.bias"
+        x = "mean over the text's tokens" if chosen.head.pooling == "mean" else "the text's first token"
+        return found | {
+            "pooling": chosen.head.pooling,
+            "computes": f"logits = {computes}, where x is the last layer's state: {x}, virtual tokens left out",
+        }
+    if kind == "verbalizer":
+        words = config.head.words or {}
+        options["words"] = {label: words.get(label, [label]) for label in chosen.task.labels}
+    return found | {"options": options}
+
+
+def _json(path: Path, content: dict[str, Any]) -> None:
+    path.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _tensors(path: Path, tensors: Tensors) -> None:
+    plain = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+    save_file(plain, path, metadata={"format": "pt"})

@@ -1,0 +1,180 @@
+"""Loads a model that `silotune export` wrote; this file is copied into every export.
+
+Needs torch, transformers and safetensors, and peft for a folder with `adapter_config.json`; nothing of silotune.
+
+    python standalone.py "a text" ["another text" …]        # one JSON line each; pairs: a tab between the two
+
+    from standalone import load
+    model = load(".", base="the base model's name or folder")
+    model.predict(["a text"])                  # [{"label": …, "probabilities": {…}}]
+    states, mask = model.states(["a text"])    # last layer's states of the text's tokens (rows, tokens, hidden)
+
+or, with an adapter of silotune's own layout and any way of loading the base model: `attach(model, folder)`.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+Text = str | tuple[str, str]
+Hook = Callable[[nn.Module, Any, Tensor], Tensor]
+_PROMPTS = ("PROMPT_TUNING", "P_TUNING")
+
+
+def load(folder: str | Path, base: str | Path | None = None) -> Model:
+    """An export folder as a `Model`. `base`: where the base model is, if not under the name in export.json."""
+    import transformers
+
+    folder = Path(folder)
+    about = json.loads((folder / "export.json").read_text(encoding="utf-8"))
+    source = folder if about["layout"] == "weights" else base or about["base_model"]
+    model = getattr(transformers, about["base_class"]).from_pretrained(source, dtype=torch.float32)
+    peft_config = None
+    if about["layout"] == "silotune":
+        attach(model, folder)
+    elif about["layout"] == "peft":
+        peft_config = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
+        if peft_config["peft_type"] not in _PROMPTS:
+            from peft import PeftModel
+
+            model = PeftModel.from_pretrained(model, str(folder))
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    head = json.loads((folder / "head.json").read_text(encoding="utf-8"))
+    tensors = load_file(folder / "head.safetensors") if (folder / "head.safetensors").exists() else {}
+    prompt = None
+    if peft_config is not None and peft_config["peft_type"] in _PROMPTS:
+        prompt = load_file(folder / "adapter_model.safetensors")["prompt_embeddings"]
+        prompt = prompt[: peft_config["num_virtual_tokens"]]
+    return Model(model.eval(), tokenizer, head, tensors, peft_config, prompt)
+
+
+def attach(model: Any, folder: str | Path) -> list[Any]:
+    """Let an adapter in silotune's own layout act on a model (in place, by forward hooks). Returns the hooks' handles.
+
+    Raises ValueError where the files do not belong together or to this model.
+    """
+    config = json.loads((Path(folder) / "silotune_adapter.json").read_text(encoding="utf-8"))
+    if (config.get("format"), config.get("version")) != ("silotune-adapter", 1):
+        raise ValueError(f"not a silotune adapter of version 1: {config.get('format')} {config.get('version')}")
+    names = {"bottleneck": ("down.weight", "down.bias", "up.weight", "up.bias"), "bitfit": ("bias",)}[config["kind"]]
+    tensors = load_file(Path(folder) / "silotune_adapter.safetensors")
+    wanted = {f"{module}.{name}" for module in config["modules"] for name in names}
+    if wanted != set(tensors):
+        raise ValueError(f"tensors and modules differ: {sorted(wanted ^ set(tensors))[:3]}")
+    base, handles = model.base_model, []
+    for site in config["modules"]:
+        module = base.get_submodule(site)
+        device = next(module.parameters()).device
+        own = [tensors[f"{site}.{name}"].to(device) for name in names]
+        width = len(module.bias) if config["kind"] == "bitfit" else own[0].shape[1]
+        if len(own[-1]) != width:
+            raise ValueError(f"{site}: the adapter's shapes do not fit together")
+        handles.append(module.register_forward_hook(_bottleneck(*own) if len(own) == 4 else _offset(*own)))
+    return handles
+
+
+def _bottleneck(down: Tensor, down_bias: Tensor, up: Tensor, up_bias: Tensor) -> Hook:
+    def hook(_: nn.Module, __: Any, y: Tensor) -> Tensor:
+        hidden = nn.functional.gelu(nn.functional.linear(y, down.to(y.dtype), down_bias.to(y.dtype)))
+        return y + nn.functional.linear(hidden, up.to(y.dtype), up_bias.to(y.dtype))
+
+    return hook
+
+
+def _offset(bias: Tensor) -> Hook:
+    def hook(_: nn.Module, __: Any, y: Tensor) -> Tensor:
+        return y + bias.to(y.dtype)
+
+    return hook
+
+
+class Model:
+    """A loaded export: `model` (transformers' or peft's), `tokenizer`, `head` (a description) and `head_tensors`."""
+
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any,
+        head: dict[str, Any],
+        head_tensors: dict[str, Tensor],
+        peft_config: dict[str, Any] | None = None,
+        prompt: Tensor | None = None,
+    ) -> None:
+        self.model, self.tokenizer, self.head, self.head_tensors = model, tokenizer, head, head_tensors
+        self._peft, self._prompt = peft_config, prompt
+
+    def encode(self, texts: Sequence[Text]) -> dict[str, Any]:
+        """Token ids, mask and, where the tokenizer has them, segments, padded on the right."""
+        columns = [list(one) for one in zip(*((t,) if isinstance(t, str) else t for t in texts), strict=True)]
+        encoded = self.tokenizer(*columns, truncation=True, max_length=self.head["max_length"])
+        width = max(map(len, encoded["input_ids"]))
+        fill = {"input_ids": self.tokenizer.pad_token_id or 0}
+
+        def padded(name: str, rows: list[list[int]]) -> Tensor:
+            return torch.tensor([[*row, *[fill.get(name, 0)] * (width - len(row))] for row in rows])
+
+        names = [name for name in ("input_ids", "attention_mask", "token_type_ids") if name in encoded]
+        return {name: padded(name, encoded[name]) for name in names}
+
+    @torch.no_grad()
+    def states(self, texts: Sequence[Text]) -> tuple[Tensor, Tensor]:
+        """The last layer's states of the texts' own tokens, shape (rows, tokens, hidden), and their mask."""
+        inputs = self.encode(texts)
+        mask = inputs["attention_mask"]
+        whole = self.model
+        if self._peft is not None and self._prompt is None:
+            whole = self.model.get_base_model()  # LoRA and (IA)³ sit inside it
+        base = whole.base_model
+        body = base.encoder if base.config.is_encoder_decoder else base
+        if base.config.is_encoder_decoder:
+            inputs.pop("token_type_ids", None)
+        virtual = 0
+        if self._prompt is not None:
+            virtual = len(self._prompt)
+            embedded = body.get_input_embeddings()(inputs.pop("input_ids"))
+            inputs["inputs_embeds"] = torch.cat([self._prompt.expand(len(mask), -1, -1), embedded], 1)
+            inputs["attention_mask"] = torch.cat([mask.new_ones(len(mask), virtual), mask], 1)
+            if "token_type_ids" in inputs:  # peft's own forward drops them
+                types = inputs["token_type_ids"]
+                inputs["token_type_ids"] = torch.cat([types.new_zeros(len(mask), virtual), types], 1)
+        elif self._peft is not None and self._peft["peft_type"] == "PREFIX_TUNING":
+            inputs["past_key_values"] = self.model.get_prompt(len(mask))
+            ones = mask.new_ones(len(mask), self._peft["num_virtual_tokens"])
+            inputs["attention_mask"] = torch.cat([ones, mask], 1)
+        return body(**inputs).last_hidden_state[:, virtual:], mask
+
+    @torch.no_grad()
+    def logits(self, texts: Sequence[Text]) -> Tensor:
+        """Class logits, shape (rows, classes)."""
+        if self.head["kind"] not in ("mlp", "linear"):
+            raise NotImplementedError(f"a head of kind {self.head['kind']!r} is described in head.json")
+        states, mask = self.states(texts)
+        if self.head["pooling"] == "mean":
+            weights = mask.unsqueeze(-1).to(states.dtype)
+            pooled = (states * weights).sum(1) / weights.sum(1)
+        else:
+            pooled = states[:, 0]
+        t = self.head_tensors
+        if self.head["kind"] == "mlp":
+            pooled = torch.tanh(nn.functional.linear(pooled, t["dense.weight"], t["dense.bias"]))
+        return nn.functional.linear(pooled, t["out.weight"], t["out.bias"])
+
+    def predict(self, texts: Sequence[Text]) -> list[dict[str, Any]]:
+        """A label and the probability of every label, per text (or pair of texts)."""
+        rows = torch.softmax(self.logits(texts), -1).tolist()
+        found = [dict(zip(self.head["labels"], row, strict=True)) for row in rows]
+        return [{"label": max(row, key=row.__getitem__), "probabilities": row} for row in found]
+
+
+if __name__ == "__main__":
+    given: list[Any] = [tuple(text.split("\t")) if "\t" in text else text for text in sys.argv[1:]]
+    for text, found in zip(given, load(Path(__file__).parent).predict(given) if given else [], strict=True):
+        print(json.dumps({"text": text, **found}, ensure_ascii=False))
