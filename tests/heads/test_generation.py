@@ -10,6 +10,7 @@ from language_models import CAUSAL, backbone_of, ingredients, made
 
 from silotune.data.batching import TokenisedRows, make_batch
 from silotune.data.tasks import Task
+from silotune.decoding import start
 from silotune.generation import generate_ids
 from silotune.heads.lm import GenerationOptions
 from silotune.views import Ingredient, make_plan
@@ -91,22 +92,34 @@ def test_batched_with_a_cache_is_row_by_row_without(family, mix):
     assert len(compared) > 1, "all rows write the same: the test would not see rows being confused"
 
 
-def test_a_decoder_prefix_in_an_encoder_decoder():
-    backbone = backbone_of("t5")
-    mix = ingredients(
-        backbone,
-        torch.tensor([0.0, 1.0, 1.0, 0.0, 1.0, 1.0]),
-        tuner="prefix",
-        tokens=2,
-        reparametrise=0,
-        stack="decoder",
-    )
-    found = generate_ids(backbone, prompts("t5"), mix, GenerationOptions(1, 8))
-    without = generate_ids(backbone, prompts("t5"), [], GenerationOptions(1, 8))
-    expected = [by_full_forwards("t5", prompt, of_row(mix, row), 8)[0] for row, prompt in enumerate(prompts("t5"))]
-    assert found == expected
-    assert found != without
-    assert [found[0], found[3]] == [without[0], without[3]]
+STACKS = [("llama", {}), ("gpt2", {}), ("t5", {}), ("t5", {"stack": "decoder"})]
+
+
+@pytest.mark.parametrize(("family", "options"), STACKS, ids=["llama", "gpt2", "t5", "t5-decoder"])
+@torch.no_grad()
+def test_scores_of_every_step_are_those_of_whole_forwards(family, options):
+    """Prefixes that only some rows have, and rows that change places on the way: scores, not just words."""
+    backbone, ids = backbone_of(family), prompts(family)
+    weights = torch.tensor([0.0, 1.0, 1.0, 0.0, 0.5, 1.0])
+    mix = ingredients(backbone, weights, tuner="prefix", tokens=2, reparametrise=0, **options)
+    mix += ingredients(backbone, 1 - weights, weights)
+    decoding, rows = start(backbone, ids, mix), list(range(len(ids)))
+    written = [[] for _ in ids]
+    scores = decoding.first()
+    for turn in ([0, 1, 2, 3, 4, 5], [5, 3, 3, 0, 1], [4, 2, 0]):
+        for place, row in enumerate(rows):
+            begin = [0] if family == "t5" else []
+            own = {"input_ids": torch.tensor([ids[row] if family == "t5" else [*ids[row], *written[place]]])}
+            own["attention_mask"] = torch.ones_like(own["input_ids"])
+            if family == "t5":
+                own["decoder_input_ids"] = torch.tensor([[*begin, *written[place]]])
+            states = backbone.encode(own, make_plan(backbone, of_row(mix, row)))
+            torch.testing.assert_close(scores[place], backbone.vocabulary(states[0, -1]), atol=5e-5, rtol=1e-5)
+        decoding.select(torch.tensor(turn))
+        rows, written = [rows[place] for place in turn], [written[place] for place in turn]
+        tokens = [5 + place for place in range(len(turn))]
+        written = [[*one, token] for one, token in zip(written, tokens, strict=True)]
+        scores = decoding.next(torch.tensor(tokens))
 
 
 def theirs(family, prompt, beams, length, end):
@@ -159,8 +172,6 @@ def test_beams_do_not_depend_on_the_batch(family):
 
 def test_states_of_generation_and_of_training_agree_with_padding_on_the_left():
     """The first token's scores from a batch padded on the left equal those at the end of one padded on the right."""
-    from silotune.decoding import start
-
     for family in CAUSAL:
         backbone, ids = backbone_of(family), prompts(family)
         mix = MIXES["two loras by row"](backbone)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from language_models import CHAT_TEMPLATE, backbone_of, made
+from transformers import AddedToken
 
 from silotune.data.tasks import Row, Task
 from silotune.data.templates import ClozeTemplate, InstructionTemplate, encode_fitting
@@ -83,7 +86,7 @@ PROPERTY = settings(max_examples=80, deadline=None, suppress_health_check=[Healt
 @PROPERTY
 @given(text=TEXT, length=st.integers(16, 40))
 def test_truncation_never_takes_the_mask_or_what_follows_it(family, text, length):
-    """What is left is the whole template around a beginning of the text, and it is as long as it may be."""
+    """What is left is the whole template around a beginning of the text; what fits is not touched."""
     backbone, (_, tokenizer) = backbone_of(family), made(family)
     rows = VerbalizerHead("so {text} is {mask}.").tokeniser(backbone, length)(TASK, [Row((text,), 0)])
     (ids,), mask = rows.ids, "<extra_id_0>" if family == "t5" else tokenizer.mask_token
@@ -177,3 +180,16 @@ def test_many_rows_are_encoded_as_each_alone():
     together = encode_fitting(tokenizer, fill, texts, 24)
     assert [one.ids for one in together] == [encode_fitting(tokenizer, fill, [text], 24)[0].ids for text in texts]
     assert [len(one.ids) for one in together].count(24) == 2
+
+
+def test_a_mask_that_takes_the_blank_before_it():
+    """RoBERTa's own mask token does: it then covers more characters than its name."""
+    backbone, tokenizer = copy.copy(backbone_of("roberta")), copy.deepcopy(made("roberta")[1])
+    tokenizer.add_special_tokens({"mask_token": AddedToken("<mask>", lstrip=True, special=True)})
+    backbone.tokenizer = tokenizer
+    rows = VerbalizerHead().tokeniser(backbone, 24)(TASK, [Row(("a <mask> was",), 0), Row(("so" * 30,), 0)])
+    for ids, (place,) in zip(rows.ids, rows.reads, strict=True):
+        assert tokenizer.convert_ids_to_tokens(ids[place : place + 1]) == ["<mask>"]
+        assert place == max(at for at, token in enumerate(ids) if token == tokenizer.mask_token_id)
+    assert rows.ids[0].count(tokenizer.mask_token_id) == 2
+    assert tokenizer.convert_ids_to_tokens(rows.ids[0][rows.reads[0][0] - 1]) == "s"  # no blank of its own left
