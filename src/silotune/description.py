@@ -49,6 +49,6 @@ def _sentence(sent: list[dict[str, Any]]) -> str:
     names = ", ".join(f"{part['part']!r}" for part in sent)
     parameters, size_sent = (sum(part[key] for part in sent) for key in ("parameters", "bytes"))
     return (
-        f"What leaves a silo: the tensors of {names} ({parameters:,} parameters, {size_sent:,} bytes a round), the round "
-        "number, the silo's name and its number of training rows. Texts, labels and all other parts stay."
+        f"What leaves a silo: the tensors of {names} ({parameters:,} parameters, {size_sent:,} bytes a round), the "
+        "round number, the silo's name and its number of training rows. Texts, labels and all other parts stay."
     )

@@ -1,4 +1,4 @@
-"""What a head is: from a view's readings to a task's logits and loss. Heads belong to tasks; a part may hold several."""
+"""What a head is: from a view's readings to a task's logits and loss. Heads belong to tasks; a part may hold many."""
 
 from __future__ import annotations
 
