@@ -34,7 +34,7 @@ def read_lines(lines: Iterable[str], where: str, texts: tuple[int, ...]) -> Iter
             found = line.split("\t") if max(texts) > 1 else [line]
         if len(found) not in texts or not all(isinstance(text, str) for text in found):
             wanted = " or ".join("one text" if count == 1 else "two texts, with a tab between" for count in texts)
-            raise InputError(f"{where} line {number}: {wanted} needed, or as JSON (got {line[:60]!r})")
+            raise InputError(f"{where} line {number}: needs {wanted}, or JSON (got {line[:60]!r})")
         yield found[0] if len(found) == 1 else (found[0], found[1])
 
 
