@@ -54,6 +54,18 @@ class Part:
     start: str | None = None
 
 
+@dataclass(frozen=True)
+class Scalar:
+    """A part that is one number (`value`, shape ()): a learned weight of a mix."""
+
+    start: float
+    name: str = "scalar"
+
+    def init(self, backbone: Backbone, tasks: Iterable[Task], generator: torch.Generator) -> Tensors:
+        """See `Module.init`."""
+        return {"value": torch.tensor(self.start)}
+
+
 def shared(module: Module) -> Part:
     """A part that is sent to the coordinator and aggregated."""
     return Part(module, Scope.SHARED)

@@ -19,7 +19,7 @@ from silotune.methods.base import Method, Phase, Step
 from silotune.parts import Part, Scope, State, Tensors
 from silotune.randomness import generator, seeded
 from silotune.tuners.base import Tuner
-from silotune.views import Ingredient, Mix, View, run_view
+from silotune.views import Ingredient, Mix, View, run_view, settled
 
 if TYPE_CHECKING:
     from silotune.config import TrainConfig
@@ -225,7 +225,7 @@ class LocalTraining:
     def resolve(self, mix: Mix, state: State, received: State, memory: Tensors) -> list[Ingredient]:
         """A mix's names as tensors. A silo's first participation has no previous parts: then the received ones."""
         ingredients = []
-        for name, weight in mix.items():
+        for name, weight in settled(mix, state).items():
             anchor, _, part = name.rpartition(":")
             if anchor == "received":
                 tensors = received[part]
@@ -233,6 +233,8 @@ class LocalTraining:
                 prefix = f"{_PREVIOUS}/{part}/"
                 kept = {key.removeprefix(prefix): t for key, t in memory.items() if key.startswith(prefix)}
                 tensors = kept or received[part]
+            elif anchor == "frozen":
+                tensors = {key: tensor.detach() for key, tensor in state[part].items()}
             else:
                 tensors = state[part]
             module = self.parts[part].module

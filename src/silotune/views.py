@@ -11,11 +11,25 @@ from torch import Tensor
 from silotune.backbone import Backbone, Inputs, Plan
 from silotune.data.batching import READ_POSITIONS, READ_ROWS, READ_TARGETS, Batch
 from silotune.errors import InputError
-from silotune.parts import Tensors
+from silotune.parts import State, Tensors
 from silotune.tuners.base import Tuner, Weight, Weighted
 
-Mix = Mapping[str, Weight]
+Learned = Callable[[State], Weight]
+"""A weight that is itself learned: read from the silo's state in every step."""
+Mix = Mapping[str, Weight | Learned]
 """Part (or anchor) name → weight."""
+
+
+def settled(mix: Mix, state: State) -> dict[str, Weight]:
+    """A mix with its learned weights read from a state; without gradient they are plain numbers."""
+    weights: dict[str, Weight] = {}
+    for name, weight in mix.items():
+        if callable(weight) and not isinstance(weight, Tensor):
+            weight = weight(state)
+            weight = weight if isinstance(weight, Tensor) and weight.requires_grad else float(weight)
+        weights[name] = weight
+    return weights
+
 
 Reading = Callable[[Tensor, Inputs], Tensor]
 """(last layer's states (rows, tokens, hidden), inputs) → one tensor whose first dimension is rows."""
@@ -147,6 +161,8 @@ def encode_mix(backbone: Backbone, inputs: Inputs, mix: Sequence[Ingredient]) ->
 def _of_rows(weight: Weight, rows: slice | Tensor) -> Weight:
     if not isinstance(weight, Tensor):
         return weight
+    if weight.dim() == 0:  # a learned number, the same for all rows
+        return weight.expand(rows.stop - rows.start if isinstance(rows, slice) else len(rows))
     return weight[rows if isinstance(rows, slice) else rows.to(weight.device)]
 
 

@@ -15,7 +15,8 @@ from silotune.heads import Head
 from silotune.interop.joined import Joined, Linear, join
 from silotune.methods.base import HEAD
 from silotune.parts import Scope, Tensors
-from silotune.tuners import Tuner
+from silotune.tuners import Tuner, Weight
+from silotune.views import settled
 
 WORDS = {"global": Scope.SHARED, "private": Scope.PRIVATE, "mixed": None, "merged": None}
 """What `--part` takes: one adapter by scope; or the silo's whole model, as one adapter or inside the weights."""
@@ -34,6 +35,7 @@ class Chosen:
         head: kind, the part's name, and its tensors without the task's name before them.
         task: the silo's task.
         private: the parts in it that never left the silo.
+        prediction: what the silo predicts with, as `mix`.
     """
 
     run: Run
@@ -46,6 +48,7 @@ class Chosen:
     head_tensors: Tensors
     task: Task
     private: tuple[str, ...]
+    prediction: dict[str, Weight]
 
     @property
     def tuner(self) -> Tuner:
@@ -55,8 +58,7 @@ class Chosen:
     @property
     def whole(self) -> bool:
         """Whether this is what the silo predicts with."""
-        prediction = self.run.federation.method.prediction()
-        return dict(prediction.mix) == self.mix and prediction.head == self.head_part
+        return self.prediction == self.mix and self.run.federation.method.prediction().head == self.head_part
 
 
 def choose(run: Run, silo: str, word: str) -> Chosen:
@@ -73,7 +75,8 @@ def choose(run: Run, silo: str, word: str) -> Chosen:
         raise unknown("part", word, WORDS)
     task = owner.evaluations[silo].test.task
     state, parts = state_of(federation, owner), federation.training.parts
-    mix, tuner = _mix(run, word), federation.method.setting.tuner
+    prediction = settled(federation.method.prediction().mix, state)
+    mix, tuner = _mix(run, word, prediction), federation.method.setting.tuner
     head_part = _head_of(run, word, mix)
     head = parts[head_part].module
     assert isinstance(head, Head), "found among the heads"
@@ -89,10 +92,11 @@ def choose(run: Run, silo: str, word: str) -> Chosen:
         _of_task(run, head, state.get(head_part, {}), task),
         task,
         tuple(name for name in names if parts[name].scope is Scope.PRIVATE and state.get(name)),
+        prediction,
     )
 
 
-def _mix(run: Run, word: str) -> dict[str, float]:
+def _mix(run: Run, word: str, prediction: dict[str, Weight]) -> dict[str, float]:
     """Part name → weight.
 
     Raises:
@@ -123,13 +127,12 @@ def _mix(run: Run, word: str) -> dict[str, float]:
         raise InputError(f"--part {word}: {why}; allowed: {', '.join(allowed)}")
     if word in by_scope:
         return dict.fromkeys(by_scope[word], 1.0)
-    mix = federation.method.prediction().mix
-    weights = {name: weight for name, weight in mix.items() if not isinstance(weight, torch.Tensor)}
-    if len(weights) < len(mix):
+    weights = {name: weight for name, weight in prediction.items() if not isinstance(weight, torch.Tensor)}
+    if len(weights) < len(prediction):
         raise InputError(
             f"--part {word}: method {method} weights its adapters per text; allowed: {', '.join(by_scope)}"
         )
-    return {name: float(weight) for name, weight in weights.items() if weight != 0}
+    return {name: weight for name, weight in weights.items() if weight != 0}
 
 
 def _head_of(run: Run, word: str, mix: dict[str, float]) -> str:

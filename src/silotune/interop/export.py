@@ -110,7 +110,7 @@ def _about(chosen: Chosen, base: str, base_class: str, kind: str) -> dict[str, A
         "part": chosen.word,
         "mix": chosen.mix,
         "whole": chosen.whole,
-        "prediction": {name: float(weight) for name, weight in federation.method.prediction().mix.items()},
+        "prediction": chosen.prediction,
         "private": list(chosen.private),
         "tuner": {"name": chosen.tuner.name, **chosen.adapter.options},
         "virtual_tokens": chosen.tuner.virtual_tokens,

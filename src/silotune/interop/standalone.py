@@ -74,9 +74,9 @@ def attach(model: Any, folder: str | Path) -> list[Any]:
         module = base.get_submodule(site)
         device = next(module.parameters()).device
         own = [tensors[f"{site}.{name}"].to(device) for name in names]
-        width = len(module.bias) if config["kind"] == "bitfit" else own[0].shape[1]
-        if len(own[-1]) != width:
-            raise ValueError(f"{site}: the adapter's shapes do not fit together")
+        width = getattr(module, "out_features", None) or getattr(module, "nf", None) or len(module.bias)
+        if {own[-1].shape[0], own[0].shape[-1]} != {width}:
+            raise ValueError(f"{site}: the adapter's width is not the {width} of this model")
         handles.append(module.register_forward_hook(_bottleneck(*own) if len(own) == 4 else _offset(*own)))
     return handles
 

@@ -37,6 +37,11 @@ def previous(part: str) -> str:
     return f"previous:{part}"
 
 
+def frozen(part: str) -> str:
+    """Anchor: the part as it is now, as a constant: the view sees it, its gradient stops there."""
+    return f"frozen:{part}"
+
+
 def proximal(tensors: Tensors, anchor: Tensors) -> Tensor:
     """`‖w − anchor‖²` over all tensors of a part (scalar)."""
     return torch.stack([(tensor - anchor[name]).square().sum() for name, tensor in tensors.items()]).sum()
