@@ -39,7 +39,8 @@ errors = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
 def main() -> None:
     """Entry point of `silotune`."""
     try:
-        from silotune.cli import catalogue, costs, interop, running  # noqa: F401  (they register their commands)
+        # they register their commands
+        from silotune.cli import catalogue, comparing, costs, interop, partition, reporting, running  # noqa: F401
 
         code = app(standalone_mode=False, prog_name="silotune")
     except SilotuneError as error:

@@ -162,7 +162,36 @@ class ServerConfig(Section):
     tau: float = Field(1e-3, gt=0, allow_inf_nan=False)
 
 
-DATA_SOURCES = ("set", "path", "tasks", "task", "labels")
+class PartitionConfig(Section):
+    """How one labelled data set is divided among silos; `none`: silos are as they come.
+
+    `dirichlet` skews labels (`balanced`: at equal sizes), `quantity` sizes, both by `alpha`; `shards` deals
+    `shards` pieces of one label (or two) to each silo; `column` makes one silo per value of a column of the data.
+    `seed`: where it is not set, that of the data. `min_rows`: what every silo has at least.
+    """
+
+    common: ClassVar = ("silos", "alpha", "seed", "min_rows")
+
+    name: Literal["none", "iid", "dirichlet", "quantity", "shards", "column"] = "none"
+    silos: int = Field(10, ge=1, le=100_000)
+    alpha: float = Field(1.0, gt=0, le=1e6)
+    seed: int | None = Field(None, ge=0)
+    min_rows: int = Field(1, ge=1)
+    balanced: bool = False
+    shards: int = Field(2, ge=1, le=1000)
+    column: str | None = Field(None, min_length=1)
+
+    @model_validator(mode="after")
+    def _fitting(self) -> PartitionConfig:
+        for key, owner in (("balanced", "dirichlet"), ("shards", "shards"), ("column", "column")):
+            if self.name != owner and getattr(self, key) != PartitionConfig.model_fields[key].default:
+                raise ValueError(f"{key} belongs to partition={owner}, not to partition={self.name}")
+        if self.name == "column" and self.column is None:
+            raise ValueError("which column makes the silos? give partition.column=NAME")
+        return self
+
+
+DATA_SOURCES = ("set", "path", "tasks", "task", "labels", "metric")
 """The keys of `data` that say which rows; one's own silos say it themselves."""
 
 
@@ -170,9 +199,10 @@ class DataConfig(Section):
     """Where rows come from and how they become splits.
 
     `set` names a data set the project knows, `path` a folder of task folders, `tasks` the tasks used (all where
-    empty). `task` makes them all one task, whose label names are `labels` where their own differ. `merge` puts train
-    and validation together and splits by `ratio`. `seed`: of the choice of rows; the run's seed where it is not set.
-    `rows_per_silo` caps a silo before its split; the other three cap each split.
+    empty). `task` makes them all one task, whose label names are `labels` where their own differ; `metric` replaces
+    their own. `merge` puts train and validation together and splits by `ratio`. `seed`: of the choice of rows; the
+    run's seed where it is not set. `rows_per_silo` caps a silo before its split, `rows` a data set that is
+    partitioned; the other three cap each split.
     """
 
     set: Literal["glue", "mixed6", "sentiment5", "demo"] | None = None
@@ -180,10 +210,12 @@ class DataConfig(Section):
     tasks: list[Name] = []
     task: Name | None = None
     labels: list[str] | None = Field(None, min_length=2)
+    metric: Literal["accuracy", "f1", "rouge1"] | None = None
     merge: bool = False
     ratio: tuple[float, float, float] = (0.6, 0.2, 0.2)
     seed: int | None = Field(None, ge=0)
     rows_per_silo: int | None = Field(None, ge=10)
+    rows: int | None = Field(None, ge=2)
     train_rows: int | None = Field(None, ge=2)
     validation_rows: int | None = Field(None, ge=1)
     test_rows: int | None = Field(None, ge=1)
@@ -275,6 +307,7 @@ class Config(Section):
     aggregation: AggregationConfig = AggregationConfig()
     server: ServerConfig = ServerConfig()
     data: DataConfig = DataConfig()
+    partition: PartitionConfig = PartitionConfig()
     silos: list[SiloConfig] = []
     per_method: dict[str, dict[str, Any]] = {}
 
@@ -292,4 +325,13 @@ class Config(Section):
                     raise ValueError(f"'silos' and 'data.{key}' exclude each other; give one of them")
         if not self.silos and not self.data.set and not self.data.path:
             raise ValueError("no data: give 'silos', 'data.path' or a preset")
+        return self
+
+    @model_validator(mode="after")
+    def _rows(self) -> Config:
+        partitioned = self.partition.name != "none"
+        if partitioned and self.data.rows_per_silo is not None:
+            raise ValueError("data.rows_per_silo: not of a data set that is partitioned; use data.rows")
+        if not partitioned and self.data.rows is not None:
+            raise ValueError("data.rows: of a data set that is partitioned (partition=…); else use data.rows_per_silo")
         return self

@@ -10,6 +10,7 @@ import io
 import json
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -186,6 +187,24 @@ def rows_of(
             )
         rows.append(Row(tuple(text_of(path, number, record, column) for column in text), position))
     return rows
+
+
+def grouped(path: Path, records: Sequence[Record], rows: Sequence[Row], column: str | None) -> list[Row]:
+    """The rows with their value of a column; those without one have an empty value.
+
+    Raises:
+        InputError: for a column that is not there.
+    """
+    if column is None:
+        return list(rows)
+    require_columns(path, records[0], [column])
+    return [replace(row, group=_value(record.get(column))) for row, record in zip(rows, records, strict=True)]
+
+
+def _value(cell: object) -> str:
+    if cell is None or (isinstance(cell, float) and math.isnan(cell)):
+        return ""
+    return str(int(cell) if isinstance(cell, float) and cell.is_integer() else cell).strip()
 
 
 def _checked_labels(path: Path, records: Sequence[Record], text: Sequence[str], label: str) -> list[str | int]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from silotune.config.schema import NAME_RULE, is_name
-from silotune.data.files import Record, read_records, rows_of
+from silotune.data.files import Record, grouped, read_records, rows_of
 from silotune.data.instructions import are_instructions, instruction_rows
 from silotune.data.tasks import Row, Splits, Task, generation_task, make_task
 from silotune.errors import InputError, unknown
@@ -29,10 +29,11 @@ GLUE_TEXT = {
 
 @dataclass(frozen=True)
 class LabelledSet:
-    """A task and its splits as published."""
+    """A task and its splits as published; `whole`: one file, still to be split."""
 
     task: Task
     splits: Splits
+    whole: bool = False
 
 
 def task_folders(path: Path) -> list[str]:
@@ -52,8 +53,8 @@ def task_folders(path: Path) -> list[str]:
     return names
 
 
-def read_folder(path: Path, name: str) -> LabelledSet:
-    """One task of a data folder.
+def read_folder(path: Path, name: str, column: str | None = None) -> LabelledSet:
+    """One task of a data folder; rows with their value of a column, where one is named.
 
     Raises:
         InputError: if the task is not there or its files are malformed.
@@ -65,7 +66,8 @@ def read_folder(path: Path, name: str) -> LabelledSet:
     records = {split: read_records(file) for split, file in files.items() if split == "train" or file.exists()}
     if are_instructions(records["train"]):
         written = {split: instruction_rows(files[split], found) for split, found in records.items()}
-        return LabelledSet(_generation(name, folder / "meta.json"), Splits(**written))
+        task = _generation(name, folder / "meta.json")
+        return LabelledSet(task, _grouped(files, records, written, column))
     meta = _meta(folder / "meta.json")
     labels = tuple(str(label) for label in meta["label_names"])
     task = make_task(name, labels, str(meta.get("metric", "accuracy")), f"data file {folder / 'meta.json'}")
@@ -74,7 +76,21 @@ def read_folder(path: Path, name: str) -> LabelledSet:
     rows = {
         split: rows_of(files[split], found, text, "label", labels, by_index=True) for split, found in records.items()
     }
-    return LabelledSet(task, Splits(**rows))
+    return LabelledSet(task, _grouped(files, records, rows, column))
+
+
+def _grouped(
+    files: dict[str, Path], records: dict[str, list[Record]], rows: dict[str, list[Row]], column: str | None
+) -> Splits:
+    """Only the training rows need the column that makes natural silos."""
+    return Splits(
+        **{
+            split: grouped(files[split], records[split], found, column)
+            if split == "train" or column in records[split][0]
+            else found
+            for split, found in rows.items()
+        }
+    )
 
 
 def _generation(name: str, path: Path) -> Task:

@@ -7,24 +7,59 @@ from importlib import resources
 from pathlib import Path
 
 from silotune.config import Config, DataConfig, SiloConfig
-from silotune.data.files import FORMATS, Record, label_names, labels_of, read_records, require_columns, rows_of
+from silotune.data.files import FORMATS, Record, grouped, label_names, labels_of, read_records, require_columns, rows_of
 from silotune.data.folders import GLUE_TEXT, LabelledSet, check_glue, read_folder, read_glue_hub, task_folders
 from silotune.data.instructions import instruction_rows
+from silotune.data.partition import by_value, divide, silo_names
 from silotune.data.splits import SplitRule, split
 from silotune.data.tasks import SiloData, Splits, Task, check_silo, generation_task, make_task
 from silotune.errors import InputError
 
 
 def load_silos(config: Config) -> list[SiloData]:
-    """All silos of a run, checked.
+    """All silos of a run, checked. Where one data set is partitioned they share its validation and test rows.
 
     Raises:
         InputError: for anything missing or malformed in the data.
     """
     seed = config.seed if config.data.seed is None else config.data.seed
+    partition = config.partition
+    sets = _own_sets(config.silos, partition.column) if config.silos else _named_sets(config.data, partition.column)
+    if partition.name != "none":
+        return _partitioned(sets, config, seed)
     rule = _rule(config.data)
-    silos = _own_silos(config.silos, rule, seed) if config.silos else _set_silos(config.data, rule, seed)
-    return [check_silo(silo) for silo in silos]
+    return [check_silo(SiloData(name, found.task, _split(found, rule, seed, name))) for name, found in sets.items()]
+
+
+def _partitioned(sets: dict[str, LabelledSet], config: Config, seed: int) -> list[SiloData]:
+    """One data set's training rows divided among silos; its other rows stay together, for one central judgement."""
+    partition = config.partition
+    if len(sets) != 1:
+        only = "data.tasks=NAME" if not config.silos else "one entry of silos"
+        raise InputError(
+            f"partition: divides one labelled data set, found {len(sets)} ({', '.join(sets)}); give {only}, or "
+            "partition=none"
+        )
+    ((name, found),) = sets.items()
+    if found.task.kind != "classification" and partition.name in ("dirichlet", "shards"):
+        raise InputError(f"partition={partition.name}: {name!r} has no labels; allowed: iid, quantity, column")
+    rule = replace(_rule(config.data), halve=True, rows_per_silo=config.data.rows)
+    whole = check_silo(SiloData(name, found.task, _split(found, rule, seed, name))).splits
+    if partition.name == "column":
+        groups = by_value([row.group for row in whole.train], partition.min_rows)
+    else:
+        drawn = divide(
+            [row.label for row in whole.train], partition, seed if partition.seed is None else partition.seed
+        )
+        groups = dict(zip(silo_names(partition.silos), drawn, strict=True))
+    return [
+        SiloData(silo, found.task, Splits([whole.train[row] for row in rows], whole.validation, whole.test))
+        for silo, rows in groups.items()
+    ]
+
+
+def _split(found: LabelledSet, rule: SplitRule, seed: int, name: str) -> Splits:
+    return split(found.splits, replace(rule, merge=rule.merge or found.whole), seed, name)
 
 
 def _rule(data: DataConfig) -> SplitRule:
@@ -43,7 +78,7 @@ def demo_folder() -> Path:
     return Path(str(resources.files("silotune") / "data" / "demo"))
 
 
-def _set_silos(data: DataConfig, rule: SplitRule, seed: int) -> list[SiloData]:
+def _named_sets(data: DataConfig, column: str | None) -> dict[str, LabelledSet]:
     path = demo_folder() if data.set == "demo" and data.path is None else None if data.path is None else Path(data.path)
     if path is None and data.set != "glue":
         raise InputError(f"data.path: data set {data.set!r} needs a folder (data.path=FOLDER)")
@@ -52,19 +87,32 @@ def _set_silos(data: DataConfig, rule: SplitRule, seed: int) -> list[SiloData]:
         raise InputError(f"data.tasks: name the tasks to load; allowed: {', '.join(GLUE_TEXT)}")
     if path is None:
         check_glue(names)
-    silos: list[SiloData] = []
+        if column is not None:
+            raise InputError("partition.column: GLUE from the hub has no such column; give data.path=FOLDER")
+    sets: dict[str, LabelledSet] = {}
     for name in names:
-        found: LabelledSet = read_folder(path, name) if path else read_glue_hub(name)
+        found = read_folder(path, name, column) if path else read_glue_hub(name)
         task = found.task
+        if data.metric is not None:
+            task = _measured(task, data.metric)
         if data.task is not None:  # all silos hold one task, so that they may share a head
             task = replace(task, name=data.task, labels=_renamed(name, task.labels, data.labels))
-        if silos and data.task is not None and task != silos[0].task:
+        first = next(iter(sets.items()), None)
+        if first is not None and data.task is not None and task != first[1].task:
             raise InputError(
                 f"data.task: {name!r} has other labels ({', '.join(task.labels)}) or another metric than "
-                f"{silos[0].name!r} ({', '.join(silos[0].task.labels)}); data.labels can give them the same names"
+                f"{first[0]!r} ({', '.join(first[1].task.labels)}); data.labels can give them the same names"
             )
-        silos.append(SiloData(name, task, split(found.splits, rule, seed, name)))
-    return silos
+        sets[name] = replace(found, task=task)
+    return sets
+
+
+def _measured(task: Task, metric: str) -> Task:
+    """The task under another metric."""
+    culprit = f"data.metric ({task.name!r})"
+    if task.kind == "generation":
+        return generation_task(task.name, metric, culprit)
+    return make_task(task.name, task.labels, metric, culprit)
 
 
 def _renamed(name: str, labels: tuple[str, ...], wanted: list[str] | None) -> tuple[str, ...]:
@@ -74,7 +122,7 @@ def _renamed(name: str, labels: tuple[str, ...], wanted: list[str] | None) -> tu
     return labels if wanted is None else tuple(wanted)
 
 
-def _own_silos(silos: list[SiloConfig], rule: SplitRule, seed: int) -> list[SiloData]:
+def _own_sets(silos: list[SiloConfig], column: str | None) -> dict[str, LabelledSet]:
     files = {silo.name: _silo_files(Path(silo.path)) for silo in silos}
     records = {name: {part: read_records(path) for part, path in found.items()} for name, found in files.items()}
     tasks: dict[str, Task] = {}
@@ -87,19 +135,19 @@ def _own_silos(silos: list[SiloConfig], rule: SplitRule, seed: int) -> list[Silo
             task = make_task(name, labels, silo.metric or "accuracy", f"silo {silo.name!r}")
         if tasks.setdefault(name, task) != task:
             raise InputError(f"silo {silo.name!r}: metric or kind differs from the other silos of task {name!r}")
-    result = []
+    sets: dict[str, LabelledSet] = {}
     for silo in silos:
         task = tasks[silo.task or silo.name]
+        paths = files[silo.name]
         rows = {
-            part: instruction_rows(files[silo.name][part], found, silo.columns, silo.label)
+            part: instruction_rows(paths[part], found, silo.columns, silo.label)
             if silo.kind == "generation"
-            else rows_of(files[silo.name][part], found, silo.columns, silo.label, task.labels, by_index=False)
+            else rows_of(paths[part], found, silo.columns, silo.label, task.labels, by_index=False)
             for part, found in records[silo.name].items()
         }
-        whole = len(rows) == 1
-        own_rule = SplitRule(**{**rule.__dict__, "merge": whole or rule.merge})
-        result.append(SiloData(silo.name, task, split(Splits(**rows), own_rule, seed, silo.name)))
-    return result
+        rows["train"] = grouped(paths["train"], records[silo.name]["train"], rows["train"], column)
+        sets[silo.name] = LabelledSet(task, Splits(**rows), whole=len(rows) == 1)
+    return sets
 
 
 def _silo_files(path: Path) -> dict[str, Path]:

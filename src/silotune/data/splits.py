@@ -15,11 +15,13 @@ class SplitRule:
 
     `merge`: train and validation are put together, capped at `rows_per_silo` and split by `ratio` (FedMCP, section
     V-A). Otherwise the ready splits are kept; a missing validation split is cut from the rest of train (a tenth of it
-    where nothing is left), and without a test split the validation split serves as test. Either way each split is then
-    capped by `train_rows`, `validation_rows` and `test_rows`.
+    where nothing is left), and without a test split the validation split serves as test. `halve`: where only one of the
+    two is there, it is halved into both instead. Either way each split is then capped by `train_rows`,
+    `validation_rows` and `test_rows`.
     """
 
     merge: bool = False
+    halve: bool = False
     ratio: tuple[float, float, float] = (0.6, 0.2, 0.2)
     rows_per_silo: int | None = None
     train_rows: int | None = None
@@ -53,6 +55,9 @@ def _ready(published: Splits, rule: SplitRule, seed: int, silo: str) -> Splits:
     train = _shuffled(published.train, seed, silo, "train")
     validation = _shuffled(published.validation, seed, silo, "validation")
     test = _shuffled(published.test, seed, silo, "test")
+    if rule.halve and bool(validation) != bool(test):
+        held_out = validation or test
+        validation, test = held_out[: len(held_out) // 2], held_out[len(held_out) // 2 :]
     if not test:
         validation, test = [], validation
     if not test:

@@ -50,12 +50,14 @@ def generation_task(name: str, metric: str, culprit: str) -> Task:
 class Row:
     """One labelled text, or pair of texts; `label` indexes the task's label names.
 
-    In a generation task `texts` are instruction and input (which may be empty), and `answer` is what to write.
+    In a generation task `texts` are instruction and input (which may be empty), and `answer` is what to write. `group`
+    is the value of the column that makes natural silos, where one does.
     """
 
     texts: tuple[str, ...]
     label: int
     answer: str = ""
+    group: str = ""
 
 
 @dataclass

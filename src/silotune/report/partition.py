@@ -1,0 +1,50 @@
+"""A partition counted and drawn: silo × label."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from silotune.data.tasks import SiloData
+
+_MOST_NUMBERS = 30
+"""Silos up to which every cell says its number."""
+
+
+def label_counts(silos: Sequence[SiloData]) -> dict[str, list[int]]:
+    """Training rows per silo and label; of rows without labels, their number."""
+    counts = {}
+    for silo in silos:
+        counts[silo.name] = [0] * max(1, len(silo.task.labels))
+        for row in silo.splits.train:
+            counts[silo.name][row.label] += 1
+    return counts
+
+
+def partition_figure(counts: Mapping[str, Sequence[int]], labels: Sequence[str], path: Path) -> Path:
+    """Rows per silo and label as a heatmap, silos from left to right; written as PNG."""
+    from matplotlib.colors import PowerNorm
+    from matplotlib.figure import Figure
+
+    names = list(counts)
+    table = [[counts[name][label] for name in names] for label in range(len(labels))]
+    most = max(max(row) for row in table)
+    few = len(names) <= _MOST_NUMBERS
+    width = min(16.0, max(5.0, 1.8 + (0.55 if few else 0.13) * len(names)))
+    figure = Figure(figsize=(width, 1.6 + 0.5 * len(labels)), layout="constrained")
+    panel = figure.subplots()
+    # square root: with a linear scale one large silo makes all others look empty
+    image = panel.imshow(table, aspect="auto", cmap="Blues", norm=PowerNorm(0.5, vmin=0, vmax=max(most, 1)))
+    if few:
+        for row, numbers in enumerate(table):
+            for column, number in enumerate(numbers):
+                colour = "white" if number > 0.4 * most else "black"
+                panel.text(column, row, f"{number}", ha="center", va="center", fontsize=7, color=colour)
+    step = max(1, -(-len(names) // _MOST_NUMBERS))
+    panel.set_xticks(range(0, len(names), step), names[::step], rotation=90, fontsize=8)
+    panel.set_yticks(range(len(labels)), labels, fontsize=9)
+    panel.set_xlabel("silo")
+    panel.set_ylabel("label")
+    figure.colorbar(image, ax=panel, label="training rows")
+    figure.savefig(path, dpi=150)
+    return path
