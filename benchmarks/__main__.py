@@ -7,7 +7,7 @@ import importlib
 import json
 import sys
 
-NAMES = ("throughput",)
+NAMES = ("throughput", "lora")
 
 
 def main() -> int:
