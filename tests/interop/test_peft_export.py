@@ -8,12 +8,22 @@ import peft
 import pytest
 import torch
 from small_runs import PAIRS, SINGLE, close, encoded, head_logits, own_states, rows_of, tokenised
-from transformers import AutoModel, AutoModelForCausalLM, AutoModelForMaskedLM, AutoModelForSeq2SeqLM
+from transformers import (
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    AutoModelForSeq2SeqLM,
+    T5Config,
+    T5ForConditionalGeneration,
+)
 
+from silotune.backbone import Backbone
 from silotune.engines.inprocess import state_of
 from silotune.errors import InputError
 from silotune.evaluation.predict import logits
 from silotune.interop.export import export
+from silotune.interop.joined import Joined
+from silotune.interop.peft_layout import peft_layout
 
 FAMILIES = ("bert", "roberta", "gpt2", "llama", "t5")
 VIRTUAL = ("prompt", "p-tuning", "prefix")
@@ -158,3 +168,20 @@ def test_what_peft_cannot_express_is_refused(runs, tmp_path):
     with pytest.raises(InputError, match="peft has no prefix in an encoder's attention"):
         export(runs.run("t5", "prefix"), "beta", "global", tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_a_decoders_prefix_is_refused_where_peft_has_too_few_of_them(runs):
+    """With an even number of layers, peft gives layers i and i + n/2 of the decoder the same prefix."""
+    shape = {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4, "vocab_size": 50}
+    model = T5ForConditionalGeneration(T5Config(**shape, pad_token_id=1, decoder_start_token_id=1))
+    backbone = Backbone(model, runs.run("roberta", "lora").federation.backbone.tokenizer)
+    layer = torch.randn(3, 64)
+    same, different = torch.cat([layer, layer], 1), torch.cat([layer, 2 * layer], 1)
+
+    def layout(vectors):
+        adapter = Joined({"prompt_embeddings": vectors}, {"stack": "decoder"})
+        return peft_layout(backbone, "prefix", adapter, "t5", "AutoModelForSeq2SeqLM")
+
+    assert layout(same)[0]["num_virtual_tokens"] == 3
+    with pytest.raises(InputError, match=r"2 layers \(an even number\) only 1 different prefixes"):
+        layout(different)

@@ -1,0 +1,189 @@
+"""Adapters folded into the weights, silotune's own layout, and the loader that an export carries along."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from small_runs import PAIRS, SINGLE, close, encoded, head_logits, own_states, rows_of, tokenised
+from transformers import AutoModel, AutoModelForCausalLM
+
+from silotune.engines.inprocess import state_of
+from silotune.evaluation.predict import logits
+from silotune.interop.export import export
+
+MIX = {"global": 0.5, "private": 0.5}
+
+
+@torch.no_grad()
+def states_of(model, family, folder):
+    inputs = encoded(folder, PAIRS)
+    body = model.encoder if family == "t5" else model
+    if family == "t5":
+        inputs.pop("token_type_ids", None)
+    return rows_of(body(**inputs).last_hidden_state, inputs["attention_mask"])
+
+
+def carried_along(folder: Path):
+    """The module `standalone.py` of an export folder."""
+    spec = importlib.util.spec_from_file_location("carried_along", folder / "standalone.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("family", "tuner"),
+    [
+        *((family, "lora") for family in ("bert", "roberta", "gpt2", "llama", "t5")),
+        *((family, "ia3") for family in ("bert", "gpt2", "t5")),
+        *((family, "bitfit") for family in ("bert", "gpt2")),
+        *((family, "full") for family in ("bert", "t5")),
+    ],
+)
+def test_transformers_alone_loads_the_silos_model(runs, family, tuner, tmp_path):
+    """The weighted sum of two adapters is in the weights, the head beside them."""
+    run = runs.run(family, tuner, "method=fedmatch")
+    export(run, "beta", "merged", tmp_path / "out")
+    model, report = AutoModel.from_pretrained(tmp_path / "out", output_loading_info=True)
+    assert not report["missing_keys"]
+    assert not report["unexpected_keys"]
+    found = states_of(model.eval(), family, tmp_path / "out")
+    expected = own_states(run, "beta", MIX, PAIRS)
+    close(found, expected)
+    state = state_of(run.federation, run.federation.silos["beta"])
+    close(
+        [head_logits(tmp_path / "out", found)], [logits(run.federation.training, state, tokenised(run, "beta", PAIRS))]
+    )
+    plain = states_of(AutoModel.from_pretrained(runs.model(family)).eval(), family, tmp_path / "out")
+    assert max((one - other).abs().max() for one, other in zip(found, plain, strict=True)) > 0.01
+    assert not (tmp_path / "out" / "adapter_config.json").exists()
+
+
+def test_a_merged_language_model_keeps_its_head(runs, tmp_path):
+    run = runs.generation("gpt2", "causal", "lora")
+    export(run, "east", "merged", tmp_path / "out")
+    model, report = AutoModelForCausalLM.from_pretrained(tmp_path / "out", output_loading_info=True)
+    assert not report["missing_keys"]
+    rows = tokenised(run, "east", SINGLE)
+    for ids, states in zip(rows.ids, own_states(run, "east", {"global": 1}, SINGLE), strict=True):
+        with torch.no_grad():
+            close([model.eval()(torch.tensor([ids])).logits[0]], [run.federation.backbone.vocabulary(states)])
+
+
+def test_one_part_of_full_fine_tuning_is_a_plain_model(runs, tmp_path):
+    run = runs.run("bert", "full", "method=fedmatch")
+    for part in ("global", "private"):
+        about = export(run, "beta", part, tmp_path / part)
+        assert about["layout"] == "weights"
+        found = states_of(AutoModel.from_pretrained(tmp_path / part).eval(), "bert", tmp_path / part)
+        close(found, own_states(run, "beta", {part: 1}, PAIRS))
+
+
+def test_a_pooler_stays_as_it_was(runs, tmp_path):
+    """Nothing here reads it, but a model loaded by transformers alone has it."""
+    export(runs.run("bert", "lora"), "beta", "merged", tmp_path / "out")
+    before, after = (AutoModel.from_pretrained(folder) for folder in (runs.model("bert"), tmp_path / "out"))
+    assert torch.equal(before.pooler.dense.weight, after.pooler.dense.weight)
+
+
+@pytest.mark.parametrize(
+    ("family", "tuner"),
+    [*((family, "bottleneck") for family in ("bert", "gpt2", "llama", "t5")), ("bert", "bitfit"), ("gpt2", "bitfit")],
+)
+def test_own_layout(runs, family, tuner, tmp_path):
+    run = runs.run(family, tuner, "method=fedmatch")
+    for part, mix in {"global": {"global": 1}, "private": {"private": 1}, "mixed": MIX}.items():
+        export(run, "beta", part, tmp_path / part)
+        model = AutoModel.from_pretrained(runs.model(family)).eval()
+        plain = states_of(model, family, tmp_path / part)
+        handles = carried_along(tmp_path / part).attach(model, tmp_path / part)
+        close(states_of(model, family, tmp_path / part), own_states(run, "beta", mix, PAIRS))
+        for handle in handles:
+            handle.remove()
+        close(states_of(model, family, tmp_path / part), plain)
+
+
+def test_own_layout_is_what_its_description_says(runs, tmp_path):
+    """The bottleneck of the last block, recomputed from the files alone."""
+    run = runs.run("bert", "bottleneck")
+    export(run, "beta", "global", tmp_path)
+    config = json.loads((tmp_path / "silotune_adapter.json").read_text())
+    tensors = load_file(tmp_path / "silotune_adapter.safetensors")
+    assert (config["format"], config["version"], config["kind"], config["r"]) == (
+        "silotune-adapter",
+        1,
+        "bottleneck",
+        3,
+    )
+    assert config["base_sha256"] == run.federation.backbone.fingerprint
+    names = ("down.weight", "down.bias", "up.weight", "up.bias")
+    assert set(tensors) == {f"{module}.{name}" for module in config["modules"] for name in names}
+    site = config["modules"][-1]
+    down, down_bias, up, up_bias = (tensors[f"{site}.{name}"] for name in names)
+    model = AutoModel.from_pretrained(runs.model("bert"))
+    module = model.get_submodule(site)
+    x = torch.randn(2, 5, module.in_features)
+    with torch.no_grad():
+        plain = module(x)
+        carried_along(tmp_path).attach(model, tmp_path)
+        moved = module(x)
+        low = plain @ down.T + down_bias
+        expected = plain + (0.5 * low * (1 + torch.erf(low / 2**0.5))) @ up.T + up_bias
+    close([moved], [expected])
+
+
+def test_own_layout_refuses_what_does_not_belong_together(runs, tmp_path):
+    export(runs.run("bert", "bottleneck"), "beta", "global", tmp_path)
+    module, model = carried_along(tmp_path), AutoModel.from_pretrained(runs.model("bert"))
+    path = tmp_path / "silotune_adapter.safetensors"
+    tensors = load_file(path)
+    name = next(name for name in tensors if name.endswith(".up.bias"))
+    save_file(tensors | {name: torch.zeros(7)}, path)
+    with pytest.raises(ValueError, match="not the 32 of this model"):
+        module.attach(model, tmp_path)
+    tensors.popitem()
+    save_file(tensors, path)
+    with pytest.raises(ValueError, match="differ"):
+        module.attach(model, tmp_path)
+
+
+@pytest.mark.parametrize("tuner", ["lora", "ia3", "prompt", "p-tuning", "prefix", "bottleneck", "bitfit"])
+def test_the_loader_predicts_as_the_silo_does(runs, tuner, tmp_path):
+    """Pairs on BERT: segments are kept under virtual tokens too, which peft's own forward drops."""
+    run = runs.run("bert", tuner, "method=fedmcp", "head.pooling=first")
+    export(run, "beta", "mixed", tmp_path / "out")
+    found = carried_along(tmp_path / "out").load(tmp_path / "out").predict(PAIRS)
+    expected = run.model("beta").predict(PAIRS)
+    assert [one["label"] for one in found] == [one.label for one in expected]
+    for one, other in zip(found, expected, strict=True):
+        assert one["probabilities"] == pytest.approx(other.probabilities, abs=1e-5)
+
+
+@pytest.mark.parametrize("part", ["mixed", "merged"])
+def test_the_loader_of_an_encoder_decoder(runs, part, tmp_path):
+    run = runs.run("t5", "lora", "method=fedmatch")
+    export(run, "beta", part, tmp_path / "out")
+    found = carried_along(tmp_path / "out").load(tmp_path / "out").predict(PAIRS)
+    for one, other in zip(found, run.model("beta").predict(PAIRS), strict=True):
+        assert one["probabilities"] == pytest.approx(other.probabilities, abs=1e-5)
+
+
+def test_the_loader_needs_nothing_of_silotune(runs, tmp_path):
+    run = runs.run("bert", "bottleneck")
+    export(run, "alpha", "global", tmp_path / "out")
+    code = "import sys; sys.modules['silotune'] = None; sys.modules['peft'] = None; sys.argv[0] = 'x'; import runpy; "
+    code += "runpy.run_path(sys.argv.pop(1), run_name='__main__')"
+    words = [sys.executable, "-W", "ignore", "-c", code, tmp_path / "out" / "standalone.py", *SINGLE]
+    ended = subprocess.run(list(map(str, words)), capture_output=True, text=True, timeout=120, cwd=tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    lines = [json.loads(line) for line in ended.stdout.splitlines()]
+    assert [line["text"] for line in lines] == SINGLE
+    for line, expected in zip(lines, run.model("alpha").predict(SINGLE), strict=True):
+        assert line["probabilities"] == pytest.approx(expected.probabilities, abs=1e-5)
