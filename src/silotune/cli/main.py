@@ -40,7 +40,7 @@ def main() -> None:
     """Entry point of `silotune`."""
     try:
         # they register their commands
-        from silotune.cli import catalogue, costs, interop, partition, running  # noqa: F401
+        from silotune.cli import catalogue, comparing, costs, interop, partition, reporting, running  # noqa: F401
 
         code = app(standalone_mode=False, prog_name="silotune")
     except SilotuneError as error:

@@ -1,0 +1,43 @@
+"""`silotune report` and `silotune watch`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from silotune.cli.main import app
+from silotune.cli.running import console, say
+
+
+@app.command()
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="Run folders, or folders of compare.", metavar="RUN…")],
+    out: Annotated[Path, typer.Option(help="The HTML file.")] = Path("report.html"),
+    ddof: Annotated[int, typer.Option(min=0, max=1, help="Of the standard deviation over seeds.")] = 1,
+    title: Annotated[str, typer.Option(help="Of the page.")] = "",
+) -> None:
+    """One self-contained HTML page about finished runs; figures also as PNG and SVG beside it."""
+    from silotune.errors import InputError
+    from silotune.report.collect import read_entries
+    from silotune.report.grids import score_grid, terminal
+    from silotune.report.page import write_report
+
+    if out.is_dir():
+        raise InputError(f"--out {out}: is a folder; give the HTML file's path")
+    entries = read_entries(runs)
+    console.print(terminal(score_grid(entries, ddof)))
+    say(f"wrote {write_report(entries, out, ddof=ddof, title=title)}")
+
+
+@app.command()
+def watch(
+    run: Annotated[Path, typer.Argument(help="The run folder.", metavar="RUN")],
+    once: Annotated[bool, typer.Option("--once", help="Show it once and end.")] = False,
+    every: Annotated[float, typer.Option(min=0.1, help="Seconds between looks.")] = 1.0,
+) -> None:
+    """A running run, live; ends with it."""
+    from silotune.report.watch import follow
+
+    follow(run, console, once=once, every=every)

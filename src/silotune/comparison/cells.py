@@ -1,0 +1,129 @@
+"""Runs the cells of a comparison that are not finished yet: one after another over one backbone, or in processes."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
+from typing import Any
+
+from silotune.assembly import make_method
+from silotune.backbone import Backbone
+from silotune.comparison.plan import Cell
+from silotune.config import Config, dump
+from silotune.engines.inprocess import Progress
+from silotune.errors import InputError, SilotuneError
+from silotune.experiment import run
+from silotune.runs import read_summary
+
+Summary = dict[str, Any]
+Bars = Callable[[str, int], Progress]
+"""(title, rounds) → where one run's progress goes."""
+Done = Callable[[Cell, Summary], None]
+
+
+def run_cells(
+    cells: Sequence[Cell], out: Path, *, workers: int = 1, bars: Bars | None = None, done: Done | None = None
+) -> dict[str, Summary]:
+    """Run what is left, and return every cell's summary by folder name.
+
+    A cell is finished once its `summary.json` is there; it is then never run again. One that was interrupted goes on
+    from its last checkpoint.
+
+    Args:
+        cells: of one comparison.
+        out: where the run folders are.
+        workers: processes; each loads the backbone once.
+        bars: progress of each run (only with one worker).
+        done: called after every cell that was run now.
+
+    Raises:
+        InputError: a run folder was made with another configuration, or a configuration cannot work.
+    """
+    left = [cell for cell in cells if not _finished(cell, out)]
+    done = done or (lambda *_: None)
+    if workers > 1 and len(left) > 1:
+        for cell, summary in _in_processes(left, out, min(workers, len(left))):
+            done(cell, summary)
+    else:
+        backbones = _Backbones()
+        for cell in left:
+            progress = bars(cell.folder, cell.config.rounds) if bars else None
+            done(cell, backbones.run(cell.config, out / cell.folder, progress))
+    return {cell.folder: read_summary(out / cell.folder) for cell in cells}
+
+
+def _finished(cell: Cell, out: Path) -> bool:
+    folder = out / cell.folder
+    if not (folder / "config.yaml").is_file():
+        return False
+    before, now = (folder / "config.yaml").read_text(encoding="utf-8").splitlines(), dump(cell.config).splitlines()
+    if before != now:
+        pairs = [f"{old.strip()} → {new.strip()}" for old, new in zip(before, now, strict=False) if old != new]
+        differing = pairs[0] if pairs else f"{len(before)} → {len(now)} lines"
+        raise InputError(f"{folder}: was made with another configuration ({differing}); choose another --out")
+    return (folder / "summary.json").exists()
+
+
+class _Backbones:
+    """Keeps the backbone of the last run for the next, where it fits."""
+
+    def __init__(self) -> None:
+        self._key: tuple[object, ...] = ()
+        self._backbone: Backbone | None = None
+
+    def run(self, config: Config, folder: Path, progress: Progress | None = None) -> Summary:
+        """One cell."""
+        setting = make_method(config).setting
+        key = (config.backbone, config.precision, setting.tuner.trains_backbone, setting.head.model_class)
+        if key != self._key:
+            self._backbone = None  # before another is loaded
+        finished = run(config, out=folder, resume=True, progress=progress, backbone=self._backbone)
+        self._key, self._backbone = key, finished.federation.backbone
+        return finished.summary
+
+
+_OWN = _Backbones()  # of a worker process
+
+
+def _in_processes(cells: Sequence[Cell], out: Path, workers: int) -> Iterable[tuple[Cell, Summary]]:
+    others = set(multiprocessing.active_children())
+    pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _begin)
+    try:
+        waiting = {pool.submit(_work, cell.config, out / cell.folder): cell for cell in cells}
+        for future in as_completed(waiting):
+            yield waiting[future], future.result()
+    except BrokenProcessPool as error:
+        raise SilotuneError("a worker process ended abruptly (out of memory?); run again with --resume") from error
+    except BaseException:  # Ctrl-C, or a cell that cannot run: the others end at once, their checkpoints stay
+        for child in multiprocessing.active_children():
+            if child not in others:
+                child.kill()
+        raise
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _begin() -> None:
+    """In a worker: `Ctrl-C` is the parent's, and it ends with the parent, whatever ended that.
+
+    A worker that outlived a killed comparison would write into the folders of the next one.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = multiprocessing.parent_process()
+    assert parent is not None, "this is a worker"
+
+    def wait() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
+def _work(config: Config, folder: Path) -> Summary:
+    return _OWN.run(config, folder)

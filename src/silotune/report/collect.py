@@ -1,0 +1,165 @@
+"""Finished run folders, read and put together: runs that differ in nothing but the seed are one row."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from silotune.comparison.plan import FILE
+from silotune.errors import InputError
+from silotune.runs import events, read_summary
+
+_OF_A_REPETITION = ("seed", "description", "threads")
+"""Keys in which runs of one row may differ."""
+
+
+@dataclass(frozen=True)
+class FinishedRun:
+    """A run folder's contents."""
+
+    folder: Path
+    summary: dict[str, Any]
+    config: dict[str, Any]
+
+    @cached_property
+    def events(self) -> list[dict[str, Any]]:
+        """The event log."""
+        return list(events(self.folder))
+
+    @property
+    def seed(self) -> int:
+        """The run's seed."""
+        return int(self.summary["seed"])
+
+    def of(self, kind: str) -> list[dict[str, Any]]:
+        """The events of one kind."""
+        return [event for event in self.events if event.get("event") == kind]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A row of the table: a method (or a variant of one) over several seeds."""
+
+    label: str
+    runs: tuple[FinishedRun, ...]
+
+    def mean_of(self, key: str) -> float:
+        """The mean of a number of the summaries."""
+        return sum(float(run.summary[key]) for run in self.runs) / len(self.runs)
+
+    @property
+    def best(self) -> FinishedRun:
+        """The first run; what does not depend on the seed is read from it."""
+        return self.runs[0]
+
+
+def read_run(folder: Path) -> FinishedRun:
+    """A finished run.
+
+    Raises:
+        InputError: if there is none, or it is damaged.
+    """
+    summary = read_summary(folder)
+    for key in ("method", "seed", "silos", "average", "bytes_up", "bytes_down", "seconds", "best_round"):
+        if key not in summary:
+            raise InputError(f"{folder}/summary.json: damaged (no {key!r})")
+    try:
+        config = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise InputError(f"{folder}/config.yaml: missing or damaged") from error
+    if not isinstance(config, dict):
+        raise InputError(f"{folder}/config.yaml: damaged (no mapping of keys)")
+    return FinishedRun(folder, summary, config)
+
+
+def read_entries(folders: Sequence[Path]) -> list[Entry]:
+    """The rows of a table, from run folders and folders of comparisons (all finished runs in them).
+
+    Raises:
+        InputError: for a folder without a finished run.
+    """
+    labelled: dict[str, list[FinishedRun]] = {}
+    free: list[FinishedRun] = []
+    seen: set[Path] = set()
+    for folder in folders:
+        rows = _rows_of(folder)
+        for row, path in [(None, folder)] if rows is None else rows:
+            if path.resolve() in seen:
+                continue
+            seen.add(path.resolve())
+            if row is None:
+                free.append(read_run(path))
+            else:
+                labelled.setdefault(row, []).append(read_run(path))
+    entries = [Entry(row, tuple(runs)) for row, runs in labelled.items()]
+    for entry in grouped(free):
+        taken = [other.label for other in entries]
+        entries.append(Entry(_distinct(entry.label, taken), entry.runs))
+    return entries
+
+
+def _rows_of(folder: Path) -> list[tuple[str | None, Path]] | None:
+    """(row, run folder) of a comparison or of a folder of runs; None if it is a run itself."""
+    if (folder / "summary.json").exists() or not folder.is_dir():
+        return None
+    below = sorted(path.parent for path in folder.glob("*/summary.json"))
+    if not below:
+        if (folder / "config.yaml").exists():
+            raise InputError(f"{folder}: that run is not finished; `silotune watch {folder}` shows it")
+        return None
+    try:
+        plan = json.loads((folder / FILE).read_text(encoding="utf-8"))
+        rows, seeds = list(plan["rows"]), list(plan["seeds"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return [(None, path) for path in below]
+    planned = {f"{row}-{seed}": row for row in rows for seed in seeds}
+    inside = [(row, folder / name) for name, row in planned.items() if folder / name in below]
+    return [*inside, *((None, path) for path in below if path.name not in planned)]
+
+
+def grouped(runs: Sequence[FinishedRun]) -> list[Entry]:
+    """Runs by configuration; rows of one method are told apart by the keys in which they differ."""
+    groups: dict[str, list[FinishedRun]] = {}
+    for run in runs:
+        compared = {key: value for key, value in run.config.items() if key not in _OF_A_REPETITION}
+        groups.setdefault(json.dumps(compared, sort_keys=True, default=str), []).append(run)
+    flat = {key: flattened(group[0].config) for key, group in groups.items()}
+    labels: list[str] = []
+    for key, group in groups.items():
+        method = str(group[0].summary["method"])
+        alike = [flat[other] for other, runs_ in groups.items() if str(runs_[0].summary["method"]) == method]
+        names = sorted({name for config in alike for name in config} - set(_OF_A_REPETITION))
+        differing = [name for name in names if len({str(config.get(name)) for config in alike}) > 1]
+        what = ", ".join(f"{name.removeprefix('method.')}={flat[key].get(name)}" for name in differing[:3])
+        labels.append(_distinct(f"{method} ({what})" if what else method, labels))
+    pairs = zip(labels, groups.values(), strict=True)
+    return [Entry(label, tuple(sorted(group, key=lambda run: run.seed))) for label, group in pairs]
+
+
+def _distinct(label: str, taken: Sequence[str]) -> str:
+    number, found = 2, label
+    while found in taken:
+        found, number = f"{label} #{number}", number + 1
+    return found
+
+
+def flattened(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested keys as dotted ones."""
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            flat |= flattened(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
+
+
+def silo_names(entries: Sequence[Entry]) -> list[str]:
+    """All silos of all rows, in the order in which they come."""
+    return list(dict.fromkeys(name for entry in entries for run in entry.runs for name in run.summary["silos"]))

@@ -1,0 +1,73 @@
+"""Whether a difference between two methods is more than chance: paired over seeds and silos."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from silotune.report.collect import Entry
+
+NOTE = (
+    "Two-sided Wilcoxon signed-rank test on the differences of test scores, paired by seed and silo (zeros dropped), "
+    "p-values adjusted after Holm. Pairs of one silo share its test rows, so they are not fully independent; with "
+    "fewer than 6 pairs no p-value can fall below 0.05."
+)
+
+
+@dataclass(frozen=True)
+class Paired:
+    """`best` against `other`: mean difference in percentage points over `pairs` pairs, and the adjusted p-value."""
+
+    best: str
+    other: str
+    difference: float
+    pairs: int
+    p: float
+
+
+def paired(entries: Sequence[Entry]) -> list[Paired]:
+    """The row with the best average against every other one with which it has pairs."""
+    if len(entries) < 2:
+        return []
+    best = max(entries, key=lambda entry: entry.mean_of("average"))
+    found = []
+    for other in entries:
+        differences = _differences(best, other) if other is not best else []
+        if differences:
+            mean = statistics.fmean(differences)
+            found.append(Paired(best.label, other.label, mean, len(differences), _wilcoxon(differences)))
+    adjusted = holm([pair.p for pair in found])
+    return [
+        Paired(pair.best, pair.other, pair.difference, pair.pairs, p) for pair, p in zip(found, adjusted, strict=True)
+    ]
+
+
+def _differences(one: Entry, other: Entry) -> list[float]:
+    mine, theirs = _by_pair(one), _by_pair(other)
+    return [mine[key] - theirs[key] for key in sorted(mine.keys() & theirs.keys())]
+
+
+def _by_pair(entry: Entry) -> dict[tuple[int, str], float]:
+    return {
+        (run.seed, name): float(silo["test"])
+        for run in entry.runs
+        for name, silo in run.summary["silos"].items()
+        if silo.get("test") is not None
+    }
+
+
+def _wilcoxon(differences: Sequence[float]) -> float:
+    from scipy.stats import wilcoxon
+
+    rounded = [round(value, 9) for value in differences]  # equal up to rounding is equal: ties and zeros are found
+    return float(wilcoxon(rounded).pvalue) if any(rounded) else 1.0
+
+
+def holm(values: Sequence[float]) -> list[float]:
+    """Holm's step-down adjustment (1979): the k-th smallest of m times m − k + 1, never decreasing, at most 1."""
+    adjusted, largest = list(values), 0.0
+    for rank, position in enumerate(sorted(range(len(values)), key=lambda index: values[index])):
+        largest = max(largest, min(1.0, (len(values) - rank) * values[position]))
+        adjusted[position] = largest
+    return adjusted
