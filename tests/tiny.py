@@ -33,6 +33,9 @@ from silotune.methods import METHODS as _METHODS
 METHODS: list[str] = list(_METHODS)
 """Every method's id, for parametrisation."""
 
+ONE_TASK = {"fedfame"}
+"""Those that share a head, and so cannot have tasks of different kinds."""
+
 TASKS = ("alpha", "beta", "gamma")
 LABELS = {"alpha": ("bad", "good"), "beta": ("other", "same"), "gamma": ("yes", "maybe", "no")}
 ROWS = {"train": 60, "validation": 20, "test": 20}
@@ -248,7 +251,11 @@ def write_data(folder: Path, tasks: Sequence[str] = TASKS, rows: dict[str, int] 
 
 
 def tiny_overrides(method: str, backbone: Path, data: Path) -> list[str]:
-    """The words that turn the preset `demo` into a run of seconds over tiny data and a tiny backbone."""
+    """The words that turn the preset `demo` into a run of seconds over tiny data and a tiny backbone.
+
+    Methods that share a head need one task: the first one's rows, in three silos.
+    """
+    one_task = ["data.tasks=[alpha]", "partition=iid", "partition.silos=3", "server.labels_per_class=5"]
     return [
         f"method={method}",
         f"backbone={backbone}",
@@ -260,4 +267,5 @@ def tiny_overrides(method: str, backbone: Path, data: Path) -> list[str]:
         "rounds=2",
         "train.max_length=32",
         "train.batch_size=8",
+        *(one_task if method in ONE_TASK else []),
     ]

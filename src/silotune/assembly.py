@@ -10,14 +10,15 @@ import torch
 from pydantic import BaseModel, ValidationError
 
 from silotune.aggregation import AGGREGATIONS
-from silotune.backbone import Backbone, load_backbone
+from silotune.backbone import Backbone, load_backbone, resolve_precision
 from silotune.config import Choice, Config, input_error, load_config
 from silotune.coordinator import Coordinator
 from silotune.data.batching import TokenisedRows
+from silotune.data.labelled import labelled_rows, without_labels
 from silotune.data.loading import load_silos
 from silotune.data.tasks import SiloData, Task
 from silotune.errors import InputError, unknown
-from silotune.heads import HEADS
+from silotune.heads import HEADS, Head
 from silotune.heads.base import Tokenise
 from silotune.interop.start import read_start
 from silotune.methods import METHODS, Method, Setting
@@ -45,6 +46,10 @@ class Federation:
     """Silo name → its task, before a centralised method puts silos together."""
     texts: Mapping[str, int]
     """Silo name → how many texts a row has."""
+    server: Silo | None = None
+    """The coordinator's own labelled rows, where the method trains there."""
+    central: Evaluation | None = None
+    """The rows on which all silos are judged together, where one data set is partitioned."""
 
 
 def read_config(source: str, overrides: list[str] | None = None) -> Config:
@@ -98,15 +103,23 @@ def build(config: Config, backbone: Backbone | None = None, data: list[SiloData]
     """
     if config.threads is not None:
         torch.set_num_threads(config.threads)
+    config = config.model_copy(
+        update={"precision": resolve_precision(config.precision), "threads": torch.get_num_threads()}
+    )
     method = make_method(config)
     if data is None:
         data = load_silos(config)
     _check(config, method, data)
+    keep_master = method.setting.tuner.trains_backbone
     if backbone is None:
-        keep_master = method.setting.tuner.trains_backbone
         model_class = method.setting.head.model_class
         backbone = load_backbone(
             config.backbone, precision=config.precision, keep_master=keep_master, model_class=model_class
+        )
+    if backbone.precision != config.precision or (keep_master and not backbone.keep_master):
+        raise InputError(
+            f"backbone: the one given runs in {backbone.precision}, the configuration wants {config.precision}"
+            + (" with float32 weights (tuner trains them)" if keep_master else "")
         )
     length, virtual = config.train.max_length, method.setting.tuner.virtual_tokens
     if backbone.longest is not None and length + virtual > backbone.longest:
@@ -116,7 +129,11 @@ def build(config: Config, backbone: Backbone | None = None, data: list[SiloData]
             f"{backbone.longest - virtual}"
         )
     method.setting.head.check(backbone, {silo.task.name: silo.task for silo in data}.values())
-    silos = _silos(data, method.setting.head.tokeniser(backbone, config.train.max_length), method.centralised)
+    tokenise = method.setting.head.tokeniser(backbone, config.train.max_length)
+    labelled = None
+    if method.server_phases() and any(silo.splits.train for silo in data):  # a finished run is opened without rows
+        labelled = labelled_rows(data, config.server, config.seed if config.data.seed is None else config.data.seed)
+    silos = _silos(data, tokenise, method)
     start = None if config.start is None else read_start(config.start, backbone, method.setting.tuner)
     training = LocalTraining(backbone, method, config.train, config.seed, start)
     server = config.server
@@ -131,17 +148,32 @@ def build(config: Config, backbone: Backbone | None = None, data: list[SiloData]
     )
     tasks = {silo.name: silo.task for silo in data}
     texts = {silo.name: len(silo.splits.train[0].texts) for silo in data if silo.splits.train}
-    return Federation(config, backbone, method, silos, training, coordinator, tasks, texts)
+    at_coordinator = None
+    if labelled is not None:  # no silo can have this name
+        at_coordinator = Silo(":coordinator", {labelled.task.name: tokenise(labelled.task, labelled.splits.train)}, {})
+    central = None
+    if config.partition.name != "none":
+        central = next(found for silo in silos.values() for found in silo.evaluations.values())
+    return Federation(config, backbone, method, silos, training, coordinator, tasks, texts, at_coordinator, central)
 
 
-def _silos(data: list[SiloData], tokenise: Tokenise, centralised: bool) -> dict[str, Silo]:
-    silos = {}
+def _silos(data: list[SiloData], tokenise: Tokenise, method: Method) -> dict[str, Silo]:
+    silos: dict[str, Silo] = {}
+    evaluations: dict[tuple[int, int], Evaluation] = {}  # silos that are judged on the same rows share them
     for item in data:
-        rows = {part: tokenise(item.task, getattr(item.splits, part)) for part in ("train", "validation", "test")}
-        evaluation = Evaluation(rows["validation"], rows["test"])
-        silos[item.name] = Silo(item.name, {item.task.name: rows["train"]}, {item.name: evaluation})
-    if not centralised:
+        held_out = (item.splits.validation, item.splits.test)
+        key = (id(held_out[0]), id(held_out[1]))
+        if key not in evaluations:
+            evaluations[key] = Evaluation(*(tokenise(item.task, rows) for rows in held_out))
+        train = without_labels(item.splits.train) if method.unlabelled else item.splits.train
+        silos[item.name] = Silo(item.name, {item.task.name: tokenise(item.task, train)}, {item.name: evaluations[key]})
+    if not method.centralised:
         return silos
+    return _put_together(silos)
+
+
+def _put_together(silos: dict[str, Silo]) -> dict[str, Silo]:
+    """One training silo of all silos' rows, judged on each silo's rows."""
     train: dict[str, TokenisedRows] = {}
     for silo in sorted(silos.values(), key=lambda silo: silo.name):  # the order in which they were named cannot matter
         for task, found in silo.train.items():
@@ -161,8 +193,14 @@ def _check(config: Config, method: Method, data: list[SiloData]) -> None:
             raise InputError(f"head={config.head.name}: silo {silo.name!r} holds {rows}; allowed: {', '.join(fitting)}")
     parts = method.parts()
     tasks = sorted({silo.task.name for silo in data})
+    shared_parts = names_with(parts, Scope.SHARED)
+    if (
+        config.head.scope == "shared"
+        and shared_parts
+        and not any(isinstance(parts[n].module, Head) for n in shared_parts)
+    ):
+        raise InputError(f"head.scope=shared: method {method.name} keeps its heads in the silos; allowed: private")
     shares_head = any(parts[name].module is head for name in names_with(parts, Scope.SHARED))
     if shares_head and head.has_tensors and len(tasks) > 1:
-        raise InputError(
-            f"head.scope: a shared head needs one task in all silos, found {', '.join(tasks)}; use head.scope=private"
-        )
+        remedy = "use head.scope=private" if config.head.scope == "shared" else f"method={method.name} shares its head"
+        raise InputError(f"head.scope: a shared head needs one task in all silos, found {', '.join(tasks)}; {remedy}")

@@ -104,6 +104,7 @@ class Backbone:
         self.tokenizer = tokenizer
         self.model_type = str(model.config.model_type)
         self.precision = precision
+        self.keep_master = keep_master or precision not in _DTYPES
         if getattr(self.base, "pooler", None) is not None:
             self.base.pooler = None  # no head here reads it
         self.vocabulary = None if self.model.get_output_embeddings() is None else VocabularyHead(model, self.base)
@@ -113,7 +114,7 @@ class Backbone:
         self.device = torch.device("cuda" if torch.cuda.is_available() and not shape_only else "cpu")
         if not shape_only:
             self.model.to(self.device)
-        if precision in _DTYPES and not keep_master:
+        if not self.keep_master:
             for module in self.base.modules():
                 if isinstance(module, nn.Linear):
                     module.to(_DTYPES[precision])
@@ -323,7 +324,11 @@ def load_backbone(
         if type(config) not in auto._model_mapping:
             raise InputError(f"backbone: the head needs {kind}; {name!r} is of type {config.model_type!r}")
         model, found = auto.from_pretrained(
-            source, dtype=torch.float32, attn_implementation=_attention(), output_loading_info=True
+            source,
+            dtype=torch.float32,
+            use_safetensors=True,  # nothing is unpickled
+            attn_implementation=_attention(),
+            output_loading_info=True,
         )
     except InputError:
         raise

@@ -46,7 +46,8 @@ class Coordinator:
         self._seed = seed
         self._fraction = fraction
         self._count = count
-        self._expected = Expected.like(flatten(shared), max_norm)
+        self._max_norm = max_norm
+        self._expected = Expected.like(flatten(shared))
 
     @property
     def communicates(self) -> bool:
@@ -85,7 +86,17 @@ class Coordinator:
         rows = int(fields["rows"])
         if not 1 <= rows <= _MOST_ROWS:
             raise MessageRefused(f"field 'rows' must be between 1 and {_MOST_ROWS}")
+        self._check_norm(tensors)
         return Update(silo, tensors, rows)
+
+    def _check_norm(self, tensors: Tensors) -> None:
+        """Refuse an update that moves the shared parts too far (the norm of the change, not of the weights)."""
+        if self._max_norm is None:
+            return
+        before = flatten(self.shared)
+        norm = math.sqrt(sum(float((t.double() - before[name].double()).square().sum()) for name, t in tensors.items()))
+        if norm > self._max_norm:
+            raise MessageRefused(f"norm of the update {norm:.3g} is above aggregation.max_norm={self._max_norm:g}")
 
     def aggregate(self, updates: Sequence[Update]) -> None:
         """Set the shared parts from a round's updates; without any they stay."""
@@ -93,6 +104,10 @@ class Coordinator:
             ordered = sorted(updates, key=lambda update: update.silo)
             aggregate = self._aggregation(ordered)
             self.shared = unflatten(self.optimizer.step(flatten(self.shared), aggregate))
+
+    def adopt(self, state: State) -> None:
+        """Set the shared parts to those of a state: what the server step made of them."""
+        self.shared = {name: state[name] for name in self.shared}
 
     def flat(self) -> Tensors:
         """`{"shared/part/tensor": …, "server/…": …}`, as in checkpoints and digests."""

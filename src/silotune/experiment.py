@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,9 @@ from silotune.assembly import Federation, build, read_config
 from silotune.backbone import Backbone
 from silotune.config import Config, dump
 from silotune.data.tasks import Row, Task
-from silotune.engines.inprocess import History, InProcess, Progress, results, state_of
+from silotune.engines.inprocess import History, InProcess, Progress, mean, results, state_of
 from silotune.errors import InputError, unknown
+from silotune.evaluation.metrics import majority_score
 from silotune.evaluation.predict import answers, logits
 from silotune.interop.start import keep_start
 from silotune.parts import Scope, State, count, digest, flatten
@@ -126,6 +127,7 @@ def run(
     if not resume and path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise InputError(f"--out {path}: already there and not empty; choose another folder or add --resume")
     federation = build(config, backbone)
+    config = federation.config
     text, fingerprint = dump(config), federation.backbone.fingerprint
     if (path / "config.yaml").exists():
         folder = RunFolder.open(path, text, fingerprint)
@@ -154,6 +156,7 @@ def summarise(federation: Federation, history: History, engine: str) -> dict[str
     """`summary.json` without digests, at the federation's present state."""
     config = federation.config
     silos = results(federation)
+    central = central_result(federation, silos)
     return {
         "method": config.method.name,
         "backbone": config.backbone,
@@ -172,8 +175,26 @@ def summarise(federation: Federation, history: History, engine: str) -> dict[str
             name: asdict(task) | {"labels": list(task.labels), "texts": federation.texts[name]}
             for name, task in federation.tasks.items()
         },
-        "global": None,
-        "average": math.fsum(silo["test"] for silo in silos.values()) / len(silos),  # in any order
+        "global": central,
+        "average": central["test"] if central else math.fsum(silo["test"] for silo in silos.values()) / len(silos),
+    }
+
+
+def central_result(federation: Federation, silos: Mapping[str, Mapping[str, Any]]) -> dict[str, Any] | None:
+    """The score on the central rows, where one data set is partitioned; with private parts, the mean over silos.
+
+    `majority`: what always answering the test rows' most frequent label scores; None for generation.
+    """
+    if federation.central is None:
+        return None
+    test = federation.central.test
+    task = test.task
+    known = task.kind == "classification" and len(test)
+    return {
+        "metric": task.metric,
+        "validation": mean({name: silo["validation"] for name, silo in silos.items()}),
+        "test": mean({name: silo["test"] for name, silo in silos.items()}),
+        "majority": majority_score(task.metric, test.labels) if known else None,
     }
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -29,12 +28,11 @@ class Expected:
 
     shapes: dict[str, tuple[int, ...]]
     dtype: torch.dtype = torch.float32
-    max_norm: float | None = None
 
     @classmethod
-    def like(cls, tensors: Tensors, max_norm: float | None = None) -> Expected:
+    def like(cls, tensors: Tensors) -> Expected:
         """What these tensors look like."""
-        return cls({name: tuple(tensor.shape) for name, tensor in tensors.items()}, max_norm=max_norm)
+        return cls({name: tuple(tensor.shape) for name, tensor in tensors.items()})
 
 
 def shared_tensors(state: State, parts: Mapping[str, Part]) -> Tensors:
@@ -82,7 +80,7 @@ def check_tensors(tensors: Tensors, expected: Expected) -> None:
     """Refuse tensors that are not as expected.
 
     Raises:
-        MessageRefused: missing, extra, wrong shape or dtype, not finite, or too large a norm.
+        MessageRefused: missing, extra, wrong shape or dtype, or not finite.
     """
     missing = sorted(expected.shapes.keys() - tensors.keys())
     extra = sorted(tensors.keys() - expected.shapes.keys())
@@ -96,10 +94,6 @@ def check_tensors(tensors: Tensors, expected: Expected) -> None:
             raise MessageRefused(f"tensor {name!r} has dtype {tensor.dtype}, expected {expected.dtype}")
         if not torch.isfinite(tensor).all():
             raise MessageRefused(f"tensor {name!r} holds NaN or infinity")
-    if expected.max_norm is not None:
-        norm = math.sqrt(math.fsum(float(tensor.double().square().sum()) for tensor in tensors.values()))
-        if norm > expected.max_norm:
-            raise MessageRefused(f"norm {norm:.3g} is above the bound {expected.max_norm:.3g}")
 
 
 def size(tensors: Mapping[str, Tensor]) -> int:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -125,21 +126,29 @@ class RunFolder:
     def commit(self, checkpoint: Checkpoint, keep: Checkpoint | None = None) -> None:
         """Make a checkpoint the newest; drop files that neither it nor `keep` needs."""
         text = json.dumps(checkpoint.__dict__, indent=1)
-        write_text(self.checkpoints / f"round-{checkpoint.round:04d}.json", text)
+        write_text(self._manifest(checkpoint.round), text)
         kept = checkpoint.files | (keep.files if keep else set())
-        rounds = {checkpoint.round} | ({keep.round} if keep else set())
+        manifests = {checkpoint.round} | ({keep.round} if keep else set())
         files = [path for path in self.checkpoints.rglob("*") if path.is_file()]  # a silo's folder may end in .json
         for path in files:
             name = path.relative_to(self.checkpoints).as_posix()
-            if (path.suffix == ".safetensors" and name not in kept) or (
-                path.suffix == ".json" and int(path.stem.removeprefix("round-")) not in rounds
-            ):
+            if path.suffix == ".safetensors" and name not in kept:
                 path.unlink()
+        for number in self._rounds() - manifests:
+            self._manifest(number).unlink()
 
     def latest(self) -> Checkpoint | None:
         """The newest checkpoint."""
-        manifests = sorted(self.checkpoints.glob("round-*.json"))
-        return self.load(int(manifests[-1].stem.removeprefix("round-"))) if manifests else None
+        rounds = self._rounds()
+        return self.load(max(rounds)) if rounds else None
+
+    def _rounds(self) -> set[int]:
+        """The rounds that have a manifest."""
+        found = (re.fullmatch(r"round-(\d+)\.json", path.name) for path in self.checkpoints.iterdir() if path.is_file())
+        return {int(match[1]) for match in found if match}
+
+    def _manifest(self, number: int) -> Path:
+        return self.checkpoints / f"round-{number:04d}.json"
 
     def load(self, number: int) -> Checkpoint:
         """A round's checkpoint.
@@ -147,7 +156,7 @@ class RunFolder:
         Raises:
             InputError: if it is missing or damaged.
         """
-        path = self.checkpoints / f"round-{number:04d}.json"
+        path = self._manifest(number)
         try:
             checkpoint = Checkpoint(**json.loads(path.read_text(encoding="utf-8")))
             outside = [name for name in checkpoint.files if Path(name).is_absolute() or ".." in Path(name).parts]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,8 +15,10 @@ from torch import Tensor
 from silotune import parts as part_tools
 from silotune.backbone import Backbone
 from silotune.data.batching import Batch, TokenisedRows, epoch
+from silotune.errors import SilotuneError
 from silotune.heads import Head
-from silotune.methods.base import Method, Phase, Step
+from silotune.methods.base import PREVIOUS, Method, Phase, Step, previous_tensors
+from silotune.methods.check import check_method
 from silotune.parts import Part, Scope, State, Tensors
 from silotune.randomness import generator, seeded
 from silotune.tuners.base import Tuner
@@ -23,8 +26,6 @@ from silotune.views import Ingredient, Mix, View, run_view, settled
 
 if TYPE_CHECKING:
     from silotune.config import TrainConfig
-
-_PREVIOUS = "previous"
 
 
 @dataclass
@@ -74,11 +75,12 @@ class Silo:
 
 @dataclass
 class LocalResult:
-    """A finished local round: all parts, what to keep, and numbers for the log."""
+    """A finished local round: all parts, what to keep, and numbers and a remark for the log."""
 
     state: State
     memory: Tensors
     metrics: dict[str, float]
+    note: str = ""
 
 
 class LocalTraining:
@@ -94,6 +96,8 @@ class LocalTraining:
         self.method = method
         self.parts: dict[str, Part] = method.parts()
         self.phases = method.phases()
+        self.server_phases = method.server_phases()
+        check_method(method)
         self.train = train
         self.seed = seed
         self.start = start
@@ -132,8 +136,15 @@ class LocalTraining:
 
         A fresh optimiser per phase and round; the silo's own object is not changed.
         """
+        phases = [phase for phase in self.phases if phase.when == when]
+        return self._train(silo, self.state_of(silo), shared, number, phases)
+
+    def server_step(self, server: Silo, shared: State, number: int) -> LocalResult:
+        """The method's server phases, from the aggregated shared parts, on the coordinator's labelled rows."""
+        return self._train(server, SiloState({}), shared, number, self.server_phases)
+
+    def _train(self, silo: Silo, own: SiloState, shared: State, number: int, phases: Sequence[Phase]) -> LocalResult:
         started = time.perf_counter()
-        own = self.state_of(silo)
         device = self.backbone.device
         state: State = {
             name: _to((shared if part.scope is Scope.SHARED else own.private).get(name, {}), device)
@@ -142,9 +153,12 @@ class LocalTraining:
         received = {name: _to(shared[name], device) for name in shared}
         memory = _to(own.memory, device)
         sums: dict[str, float] = {}
+        first = not any(key.startswith(f"{PREVIOUS}/") for key in memory)
+        note = ""
         steps = rows = real = padded = 0
-        for phase in self.phases:
-            if phase.when != when:
+        for phase in phases:
+            if phase.skips_first and first:
+                note = f"first participation: no {phase.name!r} phase, received parts are kept"
                 continue
             for target, source in phase.start.items():
                 state[target] = part_tools.copy(state[source])
@@ -158,6 +172,11 @@ class LocalTraining:
                 with seeded(self.seed, "dropout", silo.name, number, phase.name, steps):
                     step = self._step(silo, phase, batch, state, received, memory, number, steps)
                     loss = phase.loss(step)
+                if not math.isfinite(float(loss.detach())):
+                    raise SilotuneError(
+                        f"silo {silo.name!r}, round {number}, phase {phase.name!r}: training diverged, the loss is "
+                        f"{float(loss.detach())} (train.lr is {self.train.lr:g})"
+                    )
                 optimiser.zero_grad(set_to_none=True)
                 loss.backward()  # type: ignore[no-untyped-call]
                 optimiser.step()
@@ -171,12 +190,12 @@ class LocalTraining:
         metrics |= {"steps": steps, "rows": rows, "real_tokens": real, "padded_tokens": padded}
         metrics["seconds"] = time.perf_counter() - started
         remembered = {
-            f"{_PREVIOUS}/{name}/{key}": tensor
+            f"{PREVIOUS}/{name}/{key}": tensor
             for name in self.method.remembers
             for key, tensor in part_tools.copy(state[name]).items()
         }
         state = {name: _to(tensors, torch.device("cpu")) for name, tensors in state.items()}
-        return LocalResult(state, _to(memory | remembered, torch.device("cpu")), metrics)
+        return LocalResult(state, _to(memory | remembered, torch.device("cpu")), metrics, note)
 
     def keep(self, silo: Silo, result: LocalResult) -> None:
         """Store on the silo what stays there."""
@@ -230,9 +249,7 @@ class LocalTraining:
             if anchor == "received":
                 tensors = received[part]
             elif anchor == "previous":
-                prefix = f"{_PREVIOUS}/{part}/"
-                kept = {key.removeprefix(prefix): t for key, t in memory.items() if key.startswith(prefix)}
-                tensors = kept or received[part]
+                tensors = previous_tensors(memory, part) or received[part]
             elif anchor == "frozen":
                 tensors = {key: tensor.detach() for key, tensor in state[part].items()}
             else:

@@ -140,7 +140,11 @@ def encode_mix(backbone: Backbone, inputs: Inputs, mix: Sequence[Ingredient]) ->
     Rows go through in one forward where the tuners can tell them apart, else in one forward per distinct mix; the
     plan is then None.
     """
-    by_row = [part for part in mix if isinstance(part.weight, Tensor) and not part.tuner.mixes_rows(backbone)]
+    by_row = [
+        part
+        for part in mix
+        if isinstance(part.weight, Tensor) and part.weight.dim() and not part.tuner.mixes_rows(backbone)
+    ]
     if not by_row:
         plan = make_plan(backbone, mix)
         return backbone.encode(inputs, plan), plan
@@ -162,7 +166,7 @@ def _of_rows(weight: Weight, rows: slice | Tensor) -> Weight:
     if not isinstance(weight, Tensor):
         return weight
     if weight.dim() == 0:  # a learned number, the same for all rows
-        return weight.expand(rows.stop - rows.start if isinstance(rows, slice) else len(rows))
+        return weight
     return weight[rows if isinstance(rows, slice) else rows.to(weight.device)]
 
 

@@ -37,7 +37,7 @@ def test_every_folder_is_a_silo_in_alphabetic_order(data_folder: Path) -> None:
 
 
 def test_tasks_are_taken_in_the_order_given(data_folder: Path) -> None:
-    assert list(loaded(f"data.path={data_folder}", "data.tasks=gamma,alpha")) == ["gamma", "alpha"]
+    assert list(loaded(f"data.path={data_folder}", "data.tasks=gamma,alpha", "data.merge=false")) == ["gamma", "alpha"]
 
 
 def test_labels_are_indices_into_the_names_of_meta(data_folder: Path) -> None:

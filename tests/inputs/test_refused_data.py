@@ -277,7 +277,12 @@ class TestDataFolder:
         for split in ("train", "validation"):
             path = data / "alpha" / f"{split}.jsonl"
             path.write_text(path.read_text(encoding="utf-8").splitlines()[0] + "\n", encoding="utf-8")
+        for task in data.iterdir():
+            (task / "test.jsonl").unlink()
         refused(*RUN, "data.merge=true", names=["'alpha'", "2 rows", "too few"])
+
+    def test_a_test_split_that_merging_would_drop(self, refused: Refused, data: Path) -> None:
+        refused(*RUN, "data.merge=true", names=["'alpha'", "test split", "data.merge=false"])
 
 
 @pytest.mark.parametrize("preset", ["mixed6", "sentiment5"])

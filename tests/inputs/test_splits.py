@@ -57,10 +57,9 @@ class TestMerged:
         capped = split(published(100), SplitRule(merge=True, rows_per_silo=5000), 1, "a")
         assert capped == split(published(100), MERGE, 1, "a")
 
-    def test_the_published_test_rows_stay_out(self) -> None:
-        found = split(published(50, 50, 50), MERGE, 1, "a")
-        everything = texts(found.train + found.validation + found.test)
-        assert sorted(everything) == sorted(texts(rows("train", 50) + rows("validation", 50)))
+    def test_a_published_test_split_is_not_thrown_away_in_silence(self) -> None:
+        with pytest.raises(InputError, match=r"'a': data.merge=true would throw its test split away.*data.merge=false"):
+            split(published(50, 50, 50), MERGE, 1, "a")
 
     def test_rows_of_both_splits_are_mixed(self) -> None:
         """Each part has about as many of train as all of it together: 1:1, within four standard deviations."""

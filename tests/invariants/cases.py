@@ -22,7 +22,7 @@ from silotune.backbone import Backbone, load_backbone
 from silotune.config import Config
 from silotune.coordinator import Coordinator
 from silotune.experiment import Run, run
-from silotune.methods import METHODS
+from silotune.methods import METHODS, Method
 from silotune.silo import LocalResult, LocalTraining
 from tiny import tiny_overrides, write_data
 
@@ -45,13 +45,18 @@ class Case:
     @property
     def adopts_the_mean(self) -> bool:
         """Whether the coordinator's shared parts are the mean of the updates."""
-        return not any(word.startswith("server.optimizer") for word in self.overrides)
+        trains = METHODS[self.method].server_phases is not Method.server_phases
+        return not trains and not any(word.startswith("server.optimizer") for word in self.overrides)
+
+
+_SEMI_SUPERVISED = ("partition=none", "server.labels_per_class=4", "head=linear")
 
 
 CASES: dict[str, Case] = {name: Case(name) for name in METHODS} | {
     "fedavg, shared head": Case("fedavg", ("head.scope=shared", "tuner=lora", "method.adapters=1"), one_task=True),
     "fedprox, one adapter": Case("fedprox", ("method.adapters=1", "method.mu=0.5")),
     "fedmcp, full": Case("fedmcp", ("tuner=full",)),
+    "fedfame": Case("fedfame", _SEMI_SUPERVISED, one_task=True),
     "fedavg, server adam": Case("fedavg", ("server.optimizer=adam", "server.lr=0.01")),
 }
 

@@ -24,6 +24,7 @@ SENT = {
     "fedprox, one adapter": {"global"},
     "fedmcp, full": {"global"},
     "fedavg, server adam": {"global", "global_2"},
+    "fedfame": {"global", "head", "head_projection"},
 }
 """By the papers; heads are private unless the case shares them, the demo's baselines have two adapters."""
 

@@ -29,9 +29,10 @@ def terms_by_hand(federation, silo, state, received, batch, options, pooling):
     how = options.get("representation", "mean")
     other = full if options.get("private_view") == "full" else only_private
     x, y, z = (pooled(states, how).numpy() for states in (only_global, other, averaged))
-    loss_c = alike(x, y) - alike(x, z)
+    similarities = alike(x, y), alike(x, z)
     gamma, mu = options.get("gamma", GAMMA), options.get("mu", MU)
-    return loss_a, loss_b, loss_c, (1 - gamma) * loss_a + gamma * loss_b + mu * loss_c
+    loss_c = similarities[0] - similarities[1]
+    return loss_a, loss_b, similarities, (1 - gamma) * loss_a + gamma * loss_b + mu * loss_c
 
 
 @pytest.mark.parametrize("name", OPTIONS)
@@ -43,13 +44,15 @@ def test_loss_and_its_terms_by_hand(name, task, pooling, tiny_federation):
     (phase,) = federation.training.phases
     step = make_step(federation.training, phase, batch, state, received)
     loss = phase.loss(step)
-    loss_a, loss_b, loss_c, total = terms_by_hand(federation, silo, state, received, batch, options, pooling)
+    loss_a, loss_b, similarities, total = terms_by_hand(federation, silo, state, received, batch, options, pooling)
+    loss_c = similarities[0] - similarities[1]
     assert float(loss) == pytest.approx(total, abs=1e-10)
     expected = {"full": loss_a}
     if options.get("gamma", GAMMA) > 0:
         expected["backbone"] = loss_b
     if options.get("mu", MU) > 0:
         expected["contrastive"] = loss_c
+        expected["similarity_private"], expected["similarity_received"] = similarities
     assert {name: float(term) for name, term in step.terms.items()} == pytest.approx(expected, abs=1e-10)
     assert abs(loss_c) > 1e-3  # the parts differ enough for the comparison to mean something
 

@@ -65,8 +65,8 @@ def _show(found: Comparison, out: Path) -> None:
     cells = {row: [cell for cell in found.cells if cell.row == row] for row in found.rows}
     entries = [Entry(row, tuple(read_run(out / cell.folder) for cell in own)) for row, own in cells.items()]
     ddof = found.ddof
-    console.print(terminal(score_grid(entries, ddof)))
-    console.print(terminal(cost_grid(entries)))
+    console.print(terminal(score_grid(entries, ddof), console.width))
+    console.print(terminal(cost_grid(entries), console.width))
     for pair in (pairs := paired(entries)):
         say(f"{pair.best} − {pair.other}: {pair.difference:+.2f} points, p = {pair.p:.3g} ({pair.pairs} pairs)")
     if pairs:

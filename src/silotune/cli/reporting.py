@@ -27,7 +27,7 @@ def report(
     if out.is_dir():
         raise InputError(f"--out {out}: is a folder; give the HTML file's path")
     entries = read_entries(runs)
-    console.print(terminal(score_grid(entries, ddof)))
+    console.print(terminal(score_grid(entries, ddof), console.width))
     say(f"wrote {write_report(entries, out, ddof=ddof, title=title)}")
 
 

@@ -28,6 +28,8 @@ def load_silos(config: Config) -> list[SiloData]:
     if partition.name != "none":
         return _partitioned(sets, config, seed)
     rule = _rule(config.data)
+    if config.silos:  # a file is split, a folder is taken as it is split: `_split` tells them apart
+        rule = replace(rule, merge=False)
     return [check_silo(SiloData(name, found.task, _split(found, rule, seed, name))) for name, found in sets.items()]
 
 

@@ -33,8 +33,10 @@ def split(published: Splits, rule: SplitRule, seed: int, silo: str) -> Splits:
     """A silo's splits.
 
     Raises:
-        InputError: if too few rows are left for one of them.
+        InputError: if too few rows are left for one of them, or a test split would be lost.
     """
+    if rule.merge and published.test:
+        raise InputError(f"silo {silo!r}: data.merge=true would throw its test split away; set data.merge=false")
     return _merged(published, rule, seed, silo) if rule.merge else _ready(published, rule, seed, silo)
 
 

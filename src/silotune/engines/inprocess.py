@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from silotune.aggregation import Update
 from silotune.assembly import Federation
@@ -15,7 +15,7 @@ from silotune.coordinator import update_message
 from silotune.errors import InputError
 from silotune.evaluation.predict import score
 from silotune.messages import MessageRefused
-from silotune.parts import State, flatten
+from silotune.parts import Scope, State, flatten, names_with
 from silotune.runs import Checkpoint, RunFolder
 from silotune.silo import Silo, SiloState
 
@@ -111,6 +111,7 @@ class InProcess:
             if update is not None:
                 updates.append(update)
         federation.coordinator.aggregate(updates)
+        self._server_step(number)
         history.sampled = sorted({*history.sampled, *chosen})
         touched = set(chosen)
         if final and any(phase.when == "end" for phase in federation.training.phases):
@@ -146,8 +147,20 @@ class InProcess:
             except MessageRefused as refusal:
                 self._folder.event("refused", round=number, silo=silo.name, reason=str(refusal))
         training.keep(silo, result)
-        self._folder.event("silo", round=number, silo=silo.name, **sizes, **result.metrics)
+        note = {"note": result.note} if result.note else {}
+        self._folder.event("silo", round=number, silo=silo.name, **sizes, **result.metrics, **note)
         return update
+
+    def _server_step(self, number: int) -> None:
+        """The coordinator trains the aggregated parts on its own labelled rows, where the method says so."""
+        federation, history = self._federation, self._history
+        if federation.server is None:
+            return
+        result = federation.training.server_step(federation.server, federation.coordinator.shared, number)
+        federation.coordinator.adopt(result.state)
+        history.training_seconds += result.metrics["seconds"]
+        history.training_rows += int(result.metrics["rows"])
+        self._folder.event("server", round=number, **result.metrics)
 
     def _finish(self, number: int) -> set[str]:
         """The method's final phases, local to every silo they concern."""
@@ -164,11 +177,8 @@ class InProcess:
 
     def _validate(self) -> dict[str, float | None]:
         federation = self._federation
-        return {
-            name: score(federation.training, state_of(federation, silo), evaluation.validation)
-            for silo in federation.silos.values()
-            for name, evaluation in silo.evaluations.items()
-        }
+        found = scores(federation, "validation")
+        return found if federation.central is None else {"global": mean(found)}
 
     def _checkpoint(self, number: int, touched: set[str], better: bool) -> None:
         federation, folder = self._federation, self._folder
@@ -206,17 +216,49 @@ def state_of(federation: Federation, silo: Silo) -> State:
     return federation.coordinator.shared | federation.training.state_of(silo).private
 
 
+def scores(federation: Federation, split: Literal["validation", "test"]) -> dict[str, float | None]:
+    """Per reported silo, the score of its model (percent; None without rows).
+
+    Where one data set is partitioned all silos are judged on the same central rows. Predictions with shared parts
+    alone are then one model's, and made once; with private parts, every silo's model is judged on them.
+    """
+    training = federation.training
+    prediction = training.method.prediction()
+    shared = names_with(training.parts, Scope.SHARED)
+    learned = any(callable(weight) for weight in prediction.mix.values())  # from a silo's own state
+    head = training.parts[prediction.head].module
+    heads = {prediction.head} if getattr(head, "has_tensors", True) else set()
+    alike = not learned and {*prediction.mix, *heads} <= {*shared}
+    made: dict[tuple[str, int], float | None] = {}
+    found = {}
+    for silo in federation.silos.values():
+        for name, evaluation in silo.evaluations.items():
+            key = ("" if alike else silo.name, id(evaluation))
+            if key not in made:
+                made[key] = score(training, state_of(federation, silo), getattr(evaluation, split))
+            found[name] = made[key]
+    return found
+
+
+def mean(found: Mapping[str, float | None]) -> float | None:
+    """The mean over silos, in any order; None without rows. Equal scores are their own mean, to the bit."""
+    values = [value for value in found.values() if value is not None]
+    if len(set(values)) <= 1:
+        return values[0] if values else None
+    return math.fsum(values) / len(values)
+
+
 def results(federation: Federation) -> dict[str, dict[str, Any]]:
     """Per reported silo: metric, validation and test score at the federation's present state, and row counts."""
     found: dict[str, dict[str, Any]] = {}
+    validation, test = scores(federation, "validation"), scores(federation, "test")
     for silo in federation.silos.values():
-        state = state_of(federation, silo)
         for name, evaluation in silo.evaluations.items():
             task = evaluation.test.task
             found[name] = {
                 "metric": task.metric,
-                "validation": score(federation.training, state, evaluation.validation),
-                "test": score(federation.training, state, evaluation.test),
+                "validation": validation[name],
+                "test": test[name],
                 "rows": {
                     "train": len(silo.train[task.name]),
                     "validation": len(evaluation.validation),

@@ -41,14 +41,14 @@ class MLPHead(Classifier):
         width = backbone.hidden_size
         tensors: Tensors = {}
         for task in tasks:
-            tensors |= _linear(f"{task.name}.dense", width, width, generator)
-            tensors |= _linear(f"{task.name}.out", len(task.labels), width, generator)
+            tensors |= draw_linear(f"{task.name}.dense", width, width, generator)
+            tensors |= draw_linear(f"{task.name}.out", len(task.labels), width, generator)
         return tensors
 
     def logits(self, tensors: Tensors, view: View, task: Task) -> Tensor:
         """See `Head.logits`."""
-        hidden = torch.tanh(_apply(tensors, f"{task.name}.dense", view[self.pooling]))
-        return _apply(tensors, f"{task.name}.out", hidden)
+        hidden = torch.tanh(apply_linear(tensors, f"{task.name}.dense", view[self.pooling]))
+        return apply_linear(tensors, f"{task.name}.out", hidden)
 
 
 class LinearHead(Classifier):
@@ -60,15 +60,15 @@ class LinearHead(Classifier):
         """See `Head.init`."""
         tensors: Tensors = {}
         for task in tasks:
-            tensors |= _linear(f"{task.name}.out", len(task.labels), backbone.hidden_size, generator)
+            tensors |= draw_linear(f"{task.name}.out", len(task.labels), backbone.hidden_size, generator)
         return tensors
 
     def logits(self, tensors: Tensors, view: View, task: Task) -> Tensor:
         """See `Head.logits`."""
-        return _apply(tensors, f"{task.name}.out", view[self.pooling])
+        return apply_linear(tensors, f"{task.name}.out", view[self.pooling])
 
 
-def _linear(name: str, rows: int, columns: int, generator: torch.Generator) -> Tensors:
+def draw_linear(name: str, rows: int, columns: int, generator: torch.Generator) -> Tensors:
     """A linear layer drawn as PyTorch draws one: uniform in ±1/√columns."""
     bound = 1 / math.sqrt(columns)
 
@@ -78,5 +78,6 @@ def _linear(name: str, rows: int, columns: int, generator: torch.Generator) -> T
     return {f"{name}.weight": uniform(rows, columns), f"{name}.bias": uniform(rows)}
 
 
-def _apply(tensors: Tensors, name: str, x: Tensor) -> Tensor:
+def apply_linear(tensors: Tensors, name: str, x: Tensor) -> Tensor:
+    """The linear layer `name` on x of shape (rows, columns)."""
     return nn.functional.linear(x, tensors[f"{name}.weight"], tensors[f"{name}.bias"])

@@ -5,6 +5,7 @@ from silotune.methods.centralised import Centralised
 from silotune.methods.ditto import Ditto
 from silotune.methods.fedap import FedAP, FedLR
 from silotune.methods.fedavg import FedAvg, FedAvgFull
+from silotune.methods.fedfame import FedFAME
 from silotune.methods.fedmatch import FedMatch
 from silotune.methods.fedmcp import FedMCP
 from silotune.methods.fedper import FedPer
@@ -15,7 +16,7 @@ from silotune.methods.moon import MOON
 
 _ALL: tuple[type[Method], ...] = (
     *(Local, Centralised, FedAvg, FedAvgFull, FedProx),
-    *(FedAP, FedLR, MOON, FedRep, FedPer, FedMatch, Ditto, FedMCP),
+    *(FedAP, FedLR, MOON, FedRep, FedPer, FedMatch, Ditto, FedMCP, FedFAME),
 )
 METHODS: dict[str, type[Method]] = {method.name: method for method in _ALL}
 

@@ -42,6 +42,16 @@ def frozen(part: str) -> str:
     return f"frozen:{part}"
 
 
+PREVIOUS = "previous"
+"""Where a silo's memory keeps the parts that its method remembers."""
+
+
+def previous_tensors(memory: Tensors, part: str) -> Tensors:
+    """A remembered part in a silo's memory; empty before its first participation."""
+    prefix = f"{PREVIOUS}/{part}/"
+    return {key.removeprefix(prefix): tensor for key, tensor in memory.items() if key.startswith(prefix)}
+
+
 def proximal(tensors: Tensors, anchor: Tensors) -> Tensor:
     """`‖w − anchor‖²` over all tensors of a part (scalar)."""
     return torch.stack([(tensor - anchor[name]).square().sum() for name, tensor in tensors.items()]).sum()
@@ -80,6 +90,10 @@ class Step:
         """Mean cross-entropy of a head over a view (scalar): of the batch's labels, or of its responses' tokens."""
         return self._head(head).cross_entropy(self.state.get(head, {}), self.views[view], self.batch)
 
+    def previous(self, part: str) -> Tensors:
+        """A part at the end of the silo's last participation; in its first one, as received."""
+        return previous_tensors(self.memory, part) or self.received[part]
+
     def _head(self, name: str) -> Head:
         module = self.modules[name].module
         assert isinstance(module, Head), f"part {name!r} is no head"
@@ -103,6 +117,7 @@ class Phase:
         who: at the end: only silos that were ever sampled, or all.
         epochs: passes over the silo's rows; None: the setting's `train.epochs` or `train.steps`.
         start: part → part: before the phase, the first is set to a copy of the second.
+        skips_first: a silo's first participation passes it over (there is no `previous` yet).
     """
 
     name: str
@@ -113,6 +128,7 @@ class Phase:
     who: Literal["sampled", "all"] = "sampled"
     epochs: int | None = None
     start: Mapping[str, str] = field(default_factory=dict)
+    skips_first: bool = False
 
 
 @dataclass(frozen=True)
@@ -137,6 +153,8 @@ class Method(ABC):
     """Settings the method brings along (`{"tuner": "lora"}`), below what a user says."""
     centralised: ClassVar[bool] = False
     """Whether all silos' rows are put into one training silo."""
+    unlabelled: ClassVar[bool] = False
+    """Whether silos' training rows come without labels."""
 
     def __init__(self, setting: Setting, options: MethodOptions | None = None) -> None:
         self.setting = setting
@@ -149,6 +167,10 @@ class Method(ABC):
     @abstractmethod
     def phases(self) -> list[Phase]:
         """The phases of local training, in order."""
+
+    def server_phases(self) -> list[Phase]:
+        """What the coordinator trains after aggregation, on its own labelled rows; shared parts only."""
+        return []
 
     @abstractmethod
     def prediction(self) -> Prediction:

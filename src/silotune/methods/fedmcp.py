@@ -35,6 +35,7 @@ class FedMCP(Method):
     name = "fedmcp"
     paper = "Zhao et al. 2024, FedMCP: Parameter-Efficient Federated Learning with Model-Contrastive Personalization"
     Options = FedMCPOptions
+    defaults = {"aggregation": "uniform"}  # Algorithm 1, line 6
 
     def parts(self) -> dict[str, Part]:
         """Two adapters at the same sites; two heads, one over each of the two models (section IV-B)."""
@@ -80,7 +81,9 @@ class FedMCP(Method):
         alike = SIMILARITIES[options.similarity]
         own_private = "private" if options.private_view == "alone" else "full"
         x, y, z = (step.views[view][options.representation] for view in ("global", own_private, "received"))
-        return alike(x, y) - alike(x, z)
+        to_private, to_received = alike(x, y), alike(x, z)
+        step.log(similarity_private=to_private, similarity_received=to_received)
+        return to_private - to_received
 
     def prediction(self) -> Prediction:
         """The full model and its head."""

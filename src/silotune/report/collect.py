@@ -136,7 +136,8 @@ def grouped(runs: Sequence[FinishedRun]) -> list[Entry]:
         alike = [flat[other] for other, runs_ in groups.items() if str(runs_[0].summary["method"]) == method]
         names = sorted({name for config in alike for name in config} - set(_OF_A_REPETITION))
         differing = [name for name in names if len({str(config.get(name)) for config in alike}) > 1]
-        what = ", ".join(f"{name.removeprefix('method.')}={flat[key].get(name)}" for name in differing[:3])
+        given = [(name.removeprefix("method."), flat[key].get(name)) for name in differing]
+        what = ", ".join(f"{name}={value}" for name, value in given[:3] if value is not None)
         labels.append(_distinct(f"{method} ({what})" if what else method, labels))
     pairs = zip(labels, groups.values(), strict=True)
     return [Entry(label, tuple(sorted(group, key=lambda run: run.seed))) for label, group in pairs]

@@ -10,6 +10,7 @@ from silotune.report.collect import Entry, FinishedRun
 from silotune.report.scores import spread
 
 _NOT_TERMS = {"event", "round", "silo", "bytes_up", "bytes_down", "steps", "rows", "seconds"}
+_SIMILARITY = "similarity_"
 MIB = 2**20
 
 
@@ -78,7 +79,8 @@ def loss_terms(entries: Sequence[Entry]) -> list[str]:
             names |= {
                 key: None
                 for key, value in event.items()
-                if key not in _NOT_TERMS and not key.endswith("_tokens") and isinstance(value, (int, float))
+                if not (key in _NOT_TERMS or key.endswith("_tokens") or key.startswith(_SIMILARITY))
+                and isinstance(value, (int, float))
             }
     return sorted(names, key=lambda name: (name != "loss", name))
 
@@ -94,6 +96,16 @@ def term(name: str) -> Callable[[FinishedRun], Series]:
         return {number: statistics.fmean(values) for number, values in by_round.items()}
 
     return series
+
+
+def by_silo(entry: Entry, name: str) -> dict[str, Series]:
+    """Silo → round → a logged number, mean over seeds."""
+    values: dict[str, dict[float, list[float]]] = {}
+    for run in entry.runs:
+        for event in run.of("silo"):
+            if isinstance(event.get(name), (int, float)):
+                values.setdefault(event["silo"], {}).setdefault(event["round"], []).append(float(event[name]))
+    return {silo: {number: statistics.fmean(v) for number, v in found.items()} for silo, found in values.items()}
 
 
 def sent_by_silo(entry: Entry) -> dict[str, float]:

@@ -6,8 +6,10 @@ import html
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from rich.console import Group
 from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from silotune.report.collect import Entry, silo_names
 from silotune.report.scores import AVERAGE, score, shares
@@ -81,15 +83,38 @@ def joined(one: Grid, other: Grid) -> Grid:
     return Grid(one.title, [*one.header, *other.header], rows)
 
 
-def terminal(grid: Grid) -> Table:
-    """For rich; the best in bold, the second underlined."""
-    table = Table(title=grid.title)
+def terminal(grid: Grid, width: int) -> Group:
+    """For rich; the best in bold, the second underlined. Columns that do not fit the width go into further tables."""
+    first = max(len(label) for label, _ in grid.rows) + 5
+    texts = [[name, *(_compact(values[n]) for _, values in grid.rows)] for n, name in enumerate(grid.header)]
+    chunks: list[list[int]] = [[]]
+    room = width - first
+    for number, column in enumerate(texts):
+        needed = max(map(len, column)) + 3
+        if chunks[-1] and needed > room:
+            chunks.append([])
+            room = width - first
+        chunks[-1].append(number)
+        room -= needed
+    parts = [
+        Grid(grid.title, [grid.header[n] for n in chunk], [(label, [v[n] for n in chunk]) for label, v in grid.rows])
+        for chunk in chunks
+    ]
+    return Group(Text(grid.title), *map(_table, parts))
+
+
+def _compact(value: Value) -> str:
+    return value.text.replace(" ± ", "±")
+
+
+def _table(grid: Grid) -> Table:
+    table = Table()
     table.add_column("method")
     for name in grid.header:
         table.add_column(name, justify="right")
     styles = {1: "bold", 2: "underline"}
     for label, values in grid.rows:
-        cells = [escape(value.text.replace(" ± ", "±")) for value in values]
+        cells = [escape(_compact(value)) for value in values]
         marked = [
             f"[{styles[value.rank]}]{cell}[/]" if value.rank else cell
             for cell, value in zip(cells, values, strict=True)

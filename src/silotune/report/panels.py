@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from silotune.report.collect import Entry, silo_names
 from silotune.report.curves import (
     Curve,
+    by_silo,
     curve,
     loss_terms,
     mean_validation,
@@ -17,7 +18,7 @@ from silotune.report.curves import (
     traffic,
     validation,
 )
-from silotune.report.drawing import GRID, FigureSpec, Panel, bars, style
+from silotune.report.drawing import GRID, INK, FigureSpec, Panel, bars, style
 from silotune.report.scores import AVERAGE, Score, score
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ def figures(entries: Sequence[Entry], ddof: int = 1) -> list[FigureSpec]:
         _traffic(entries, ddof),
         _rounds(entries, ddof),
         _losses(entries, ddof),
+        _similarity(entries),
         _sent(entries),
         _seconds(entries),
     ]
@@ -51,14 +53,16 @@ def _legend(entries: Sequence[Entry]) -> tuple[str, ...]:
 
 
 def _lines(curves: Sequence[tuple[int, Curve]]) -> Draw:
+    strength = 0.15 if len(curves) <= 5 else 0.06  # many bands over one another hide the lines
+
     def draw(axes: Axes) -> None:
         for position, found in curves:
-            size = 3.5 if len(found.x) <= 30 else 0
-            axes.plot(found.x, found.mean, markersize=size, linewidth=1.5, **style(position))
+            every = max(1, len(found.x) // 8)
+            axes.plot(found.x, found.mean, markersize=3.5, markevery=every, linewidth=1.4, **style(position))
             if all(std is not None for std in found.std):
                 low = [mean - (std or 0) for mean, std in zip(found.mean, found.std, strict=True)]
                 high = [mean + (std or 0) for mean, std in zip(found.mean, found.std, strict=True)]
-                axes.fill_between(found.x, low, high, color=style(position)["color"], alpha=0.15, linewidth=0)
+                axes.fill_between(found.x, low, high, color=style(position)["color"], alpha=strength, linewidth=0)
         axes.grid(color=GRID, linewidth=0.6)
         axes.margins(x=0.03)
 
@@ -96,11 +100,12 @@ def _rounds(entries: Sequence[Entry], ddof: int) -> FigureSpec | None:
 
 
 def _logarithmic(axes: Axes) -> None:
-    """A logarithmic x axis with plain numbers at 1, 2 and 5."""
+    """A logarithmic x axis with plain numbers: at 1, 2 and 5, or at powers of ten where it spans many."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
     axes.set_xscale("log")
-    axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0), numticks=8))
+    low, high = axes.get_xlim()
+    axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if high < 60 * low else (1.0,), numticks=9))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
 
@@ -151,6 +156,40 @@ def _losses(entries: Sequence[Entry], ddof: int) -> FigureSpec | None:
         return None
     caption = f"Training loss and its terms as each method logs them, mean over silos{_band(entries)}."
     return FigureSpec("losses", "Loss terms over rounds", caption, tuple(panels), _legend(entries))
+
+
+def _similarity(entries: Sequence[Entry]) -> FigureSpec | None:
+    found = [(entry.label, values) for entry in entries if (values := by_silo(entry, "similarity_private"))]
+    numbers = [value for _, values in found for series in values.values() for value in series.values()]
+    if not numbers:
+        return None
+    low, high = min(numbers), max(max(numbers), min(numbers) + 1e-6)
+    panels = [Panel(label, "round", "silo", _heatmap(values, low, high)) for label, values in found]
+    caption = (
+        "Similarity of a silo's global and private adapter as the method's loss measures it on training batches (CKA "
+        "unless method.similarity says otherwise), mean over steps and seeds; one colour scale for all."
+    )
+    return FigureSpec("similarity", "Private against global adapters", caption, tuple(panels))
+
+
+def _heatmap(values: Mapping[str, Mapping[float, float]], low: float, high: float) -> Draw:
+    silos, rounds = sorted(values), sorted({number for series in values.values() for number in series})
+    table = [[values[silo].get(number, float("nan")) for number in rounds] for silo in silos]
+
+    def draw(axes: Axes) -> None:
+        from matplotlib.ticker import MaxNLocator
+
+        edges = [*(number - 0.5 for number in rounds), rounds[-1] + 0.5]
+        mesh = axes.pcolormesh(edges, range(len(silos) + 1), table, cmap="viridis", vmin=low, vmax=high)
+        axes.set_yticks([n + 0.5 for n in range(len(silos))], labels=silos)
+        axes.invert_yaxis()
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8, min_n_ticks=1))
+        scale = axes.figure.colorbar(mesh, ax=axes)
+        scale.set_label("similarity (no unit)", color=INK, fontsize=8)
+        scale.ax.tick_params(labelsize=8, colors=INK)
+        scale.outline.set_visible(False)
+
+    return draw
 
 
 def _sent(entries: Sequence[Entry]) -> FigureSpec | None:
@@ -216,7 +255,7 @@ def _tests(entries: Sequence[Entry], ddof: int) -> FigureSpec | None:
         axes.grid(axis="x", color=GRID, linewidth=0.6)
         axes.set_axisbelow(True)
 
-    height = max(2.2, 0.9 + len(silos) * (0.2 + 0.08 * len(rows)))
+    height = max(2.2, 0.9 + len(silos) * (0.25 + 0.05 * len(rows)))
     panel = Panel("at the best round by validation", "test score (%)", "silo", draw, height, 4.8)
     bars_ = " Bars are ± one standard deviation over seeds." if _band(entries) else ""
     caption = f"The table as a picture.{bars_}"

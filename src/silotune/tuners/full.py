@@ -11,7 +11,7 @@ from torch import Tensor
 from silotune.backbone import Backbone, Plan
 from silotune.errors import InputError
 from silotune.parts import Tensors, copy
-from silotune.tuners.base import Tuner, TunerOptions, Weighted
+from silotune.tuners.base import Tuner, TunerOptions, Weight, Weighted
 
 if TYPE_CHECKING:
     from silotune.data.tasks import Task
@@ -51,12 +51,12 @@ def interpolate(mix: Sequence[Weighted]) -> Tensors:
     Raises:
         InputError: for weights that differ by row or do not sum to 1.
     """
-    weights: list[float] = []
+    weights: list[Weight] = []
     for part in mix:
-        if isinstance(part.weight, Tensor):
+        if isinstance(part.weight, Tensor) and part.weight.dim():
             raise InputError("tuner: parts that replace the backbone's tensors cannot be mixed per row")
         weights.append(part.weight)
-    if abs(sum(weights) - 1) > 1e-6:
+    if abs(float(sum(weights)) - 1) > 1e-6:
         raise InputError(f"tuner: the weights of parts that replace tensors must sum to 1 (got {weights})")
     if len(mix) == 1:
         return mix[0].tensors

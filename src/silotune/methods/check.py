@@ -1,0 +1,71 @@
+"""What a method declares must fit together; a slip is found before anything runs, not as a silent other algorithm."""
+
+from __future__ import annotations
+
+from silotune.methods.base import Method, Phase
+from silotune.parts import Part, Scope
+
+ANCHORS = ("", "received", "previous", "frozen")
+
+
+def check_method(method: Method) -> None:
+    """Check parts, phases and prediction against each other.
+
+    Raises:
+        ValueError: a part that does not exist, an unknown anchor, an anchor of a part that has none, a private part
+            copied into a shared one, or one in a phase of the coordinator.
+    """
+    parts = method.parts()
+    for name in parts:
+        if "/" in name or ":" in name:
+            raise ValueError(f"method {method.name}: part name {name!r} holds a slash or colon")
+    for phase in (*method.phases(), *method.server_phases()):
+        _check_phase(method, parts, phase)
+    for phase in method.server_phases():
+        used = {
+            *phase.trains,
+            *phase.start.values(),
+            *(key.rpartition(":")[2] for mix in phase.views.values() for key in mix),
+        }
+        private = sorted(name for name in used if parts[name].scope is Scope.PRIVATE)
+        if private:
+            raise ValueError(
+                f"method {method.name}: the server phase {phase.name!r} uses the private part {private[0]!r}"
+            )
+    for key in method.prediction().mix:
+        _check_key(method, parts, "the prediction", key)
+
+
+def _check_phase(method: Method, parts: dict[str, Part], phase: Phase) -> None:
+    where = f"phase {phase.name!r}"
+    for name in (*phase.trains, *phase.start, *phase.start.values(), *method.remembers):
+        if name not in parts:
+            raise ValueError(
+                f"method {method.name}: {where} names an unknown part {name!r}; there are: {', '.join(parts)}"
+            )
+    for target, source in phase.start.items():
+        if parts[target].scope is Scope.SHARED and parts[source].scope is Scope.PRIVATE:
+            raise ValueError(
+                f"method {method.name}: {where} copies the private part {source!r} into the shared {target!r}"
+            )
+    for mix in phase.views.values():
+        for key in mix:
+            _check_key(method, parts, where, key)
+
+
+def _check_key(method: Method, parts: dict[str, Part], where: str, key: str) -> None:
+    anchor, _, name = key.rpartition(":")
+    if anchor not in ANCHORS:
+        raise ValueError(
+            f"method {method.name}: {where} names an unknown anchor {anchor!r}; allowed: {', '.join(ANCHORS[1:])}"
+        )
+    if name not in parts:
+        raise ValueError(f"method {method.name}: {where} mixes an unknown part {name!r}; there are: {', '.join(parts)}")
+    if anchor == "received" and parts[name].scope is Scope.PRIVATE:
+        raise ValueError(
+            f"method {method.name}: {where} asks for the private part {name!r} as received; it never travels"
+        )
+    if anchor == "previous" and name not in method.remembers:
+        raise ValueError(f"method {method.name}: {where} asks for previous {name!r}, which 'remembers' does not name")
+    if anchor == "previous" and parts[name].scope is Scope.PRIVATE:
+        raise ValueError(f"method {method.name}: {where} asks for previous {name!r}; a private part is that already")

@@ -1,0 +1,66 @@
+"""A method whose declarations do not fit together is refused before anything runs."""
+
+from __future__ import annotations
+
+import pytest
+
+from silotune.heads import HEADS
+from silotune.methods import METHODS, Setting
+from silotune.methods.base import GLOBAL, PRIVATE, Phase, Prediction, frozen, previous, received
+from silotune.methods.check import check_method
+from silotune.methods.fedmatch import FedMatch
+from silotune.tuners import TUNERS
+
+
+def setting() -> Setting:
+    return Setting(TUNERS["bottleneck"](), HEADS["mlp"]())
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_fits_together(name: str) -> None:
+    check_method(METHODS[name](setting()))
+
+
+def variant(**changes: object) -> FedMatch:
+    """FedMatch with one phase changed."""
+
+    class Variant(FedMatch):
+        name = "variant"
+
+        def phases(self) -> list[Phase]:
+            fields = {"trains": (GLOBAL,), "views": {"full": {GLOBAL: 1.0}}, "loss": self.loss, **changes}
+            return [Phase("train", **fields)]
+
+    return Variant(setting())
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"trains": ("globl",)}, "unknown part 'globl'"),
+        ({"views": {"full": {"recieved:global": 1}}}, "unknown anchor 'recieved'"),
+        ({"views": {"full": {received("globl"): 1}}}, "unknown part 'globl'"),
+        ({"views": {"full": {received(PRIVATE): 1}}}, "it never travels"),
+        ({"views": {"full": {previous(GLOBAL): 1}}}, "'remembers' does not name"),
+        ({"start": {GLOBAL: PRIVATE}}, "copies the private part 'private' into the shared 'global'"),
+        ({"start": {PRIVATE: "head_2"}}, "unknown part 'head_2'"),
+    ],
+)
+def test_a_slip_is_refused_by_name(changes: dict, complaint: str) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        check_method(variant(**changes))
+
+
+def test_what_is_allowed_passes() -> None:
+    check_method(variant(views={"full": {received(GLOBAL): 1, frozen(PRIVATE): 1}}, start={PRIVATE: GLOBAL}))
+
+
+def test_a_prediction_of_an_unknown_part_is_refused() -> None:
+    class Lost(FedMatch):
+        name = "lost"
+
+        def prediction(self) -> Prediction:
+            return Prediction({"globl": 1})
+
+    with pytest.raises(ValueError, match="unknown part 'globl'"):
+        check_method(Lost(setting()))

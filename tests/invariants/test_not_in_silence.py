@@ -1,0 +1,82 @@
+"""What goes wrong is said: divergence, updates too large, options that a method could not honour."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from silotune import InputError, SilotuneError
+from silotune.experiment import run
+
+
+@pytest.mark.parametrize("method", ["local", "fedavg", "fedmcp"])
+def test_a_run_that_diverges_ends_with_the_silo_and_the_rate(method: str, tiny_config, tmp_path: Path) -> None:
+    with pytest.raises(SilotuneError, match=r"silo '\w+', round 1, phase 'train': training diverged.*1e\+30") as raised:
+        run(tiny_config(method, "train.lr=1e30"), out=tmp_path / "run")
+    assert raised.value.exit_code == 1
+    for line in (
+        (tmp_path / "run" / "events.jsonl").read_text().splitlines() if (tmp_path / "run/events.jsonl").exists() else []
+    ):
+        json.loads(line, parse_constant=lambda word: pytest.fail(f"{word} in the event log"))
+
+
+def test_max_norm_bounds_the_change_and_not_the_weights(tiny_config, tmp_path: Path) -> None:
+    """Adapters of norm above 1 that move by less pass; those that move by more are refused by name."""
+    passed = run(tiny_config("fedavg", "aggregation.max_norm=1", "train.lr=1e-6", "rounds=1"), out=tmp_path / "small")
+    refused = run(tiny_config("fedavg", "aggregation.max_norm=1e-3", "rounds=1"), out=tmp_path / "large")
+    weights = sum(
+        float(t.square().sum()) for part in passed.federation.coordinator.shared.values() for t in part.values()
+    )
+    assert weights > 1
+    assert reasons(passed.folder) == []
+    assert len(reasons(refused.folder)) == 3
+    assert all("aggregation.max_norm=0.001" in reason for reason in reasons(refused.folder))
+
+
+def reasons(folder: Path) -> list[str]:
+    events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+    return [event["reason"] for event in events if event["event"] == "refused"]
+
+
+@pytest.mark.parametrize("method", ["fedmcp", "fedmatch", "fedper", "fedrep"])
+def test_a_shared_head_is_refused_where_the_method_keeps_it(method: str, tiny_config, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=rf"head.scope=shared: method {method} keeps its heads in the silos"):
+        run(tiny_config(method, "head.scope=shared", "data.tasks=[alpha]"), out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_backbone_of_another_precision_is_refused(tiny_federation, tiny_config, tmp_path: Path) -> None:
+    backbone = tiny_federation("fedavg").backbone
+    with pytest.raises(InputError, match="the one given runs in fp32, the configuration wants bf16"):
+        run(tiny_config("fedavg", "precision=bf16"), out=tmp_path / "run", backbone=backbone)
+
+
+def test_the_resolved_configuration_names_precision_and_threads(tiny_config, tmp_path: Path) -> None:
+    finished = run(tiny_config("local", "precision=auto", "rounds=1"), out=tmp_path / "run")
+    text = (finished.folder / "config.yaml").read_text()
+    assert f"precision: {finished.summary['precision']}\n" in text
+    assert "precision: auto" not in text
+    assert f"threads: {finished.summary['threads']}\n" in text
+
+
+def test_a_mixing_weight_can_be_learned_under_full_fine_tuning(tiny_federation) -> None:
+    """Its gradient arrives, though parts that replace weights cannot be mixed per row."""
+    import torch
+
+    from silotune.backbone import Plan
+    from silotune.tuners import TUNERS, Weighted
+
+    federation = tiny_federation("fedavg")
+    tuner = TUNERS["full"]()
+    part = tuner.init(federation.backbone, [], torch.Generator())
+    moved = {name: tensor + 0.1 for name, tensor in part.items()}
+    alpha = torch.tensor(0.25, requires_grad=True)
+    plan = Plan()
+    tuner.act(federation.backbone, [Weighted(part, 1 - alpha), Weighted(moved, alpha)], plan)
+    name, tensor = next(iter(plan.weights.items()))
+    torch.testing.assert_close(tensor, part[name] + 0.025)
+    tensor.sum().backward()
+    assert alpha.grad is not None
+    assert alpha.grad.item() == pytest.approx(0.1 * part[name].numel(), rel=1e-4)
