@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 
-from silotune.backbone import Backbone, load_backbone
+from silotune.backbone import Backbone
+from silotune.pretrained import load_backbone
 from silotune.randomness import generator
 from silotune.tuners.lora import LoRA, LoRAOptions
 from silotune.views import Ingredient, make_plan

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from silotune.assembly import Federation, build, read_config
-from silotune.backbone import default_backbone
 from silotune.data.batching import TokenisedRows, epoch
+from silotune.pretrained import default_backbone
 
 REPEATS = 5
 BATCH = 64

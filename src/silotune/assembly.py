@@ -10,7 +10,7 @@ import torch
 from pydantic import BaseModel, ValidationError
 
 from silotune.aggregation import AGGREGATIONS
-from silotune.backbone import Backbone, load_backbone, resolve_precision
+from silotune.backbone import Backbone
 from silotune.config import Choice, Config, input_error, load_config
 from silotune.coordinator import Coordinator
 from silotune.data.batching import TokenisedRows
@@ -23,6 +23,7 @@ from silotune.heads.base import Tokenise
 from silotune.interop.start import read_start
 from silotune.methods import METHODS, Method, Setting
 from silotune.parts import Scope, names_with
+from silotune.pretrained import load_backbone, resolve_precision
 from silotune.server_optimizers import ServerOptimizer
 from silotune.silo import Evaluation, LocalTraining, Silo
 from silotune.tuners import TUNERS

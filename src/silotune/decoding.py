@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
 
-from silotune.backbone import Backbone, Plan
+from silotune.backbone import Backbone
 from silotune.data.batching import padded
 from silotune.forward import Prefix
+from silotune.plan import Plan
 from silotune.views import Ingredient, make_plan
 
 

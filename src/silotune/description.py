@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from silotune.assembly import make_method, read_config
-from silotune.backbone import load_backbone
 from silotune.data.tasks import Task
 from silotune.messages import size
 from silotune.parts import Scope, count
+from silotune.pretrained import load_backbone
 from silotune.randomness import generator
 
 EXAMPLE_TASK = Task("task", ("no", "yes"))

@@ -8,10 +8,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from silotune.backbone import Backbone, Inputs, Plan
+from silotune.backbone import Backbone, Inputs
 from silotune.data.batching import READ_POSITIONS, READ_ROWS, READ_TARGETS, Batch
 from silotune.errors import InputError
 from silotune.parts import State, Tensors
+from silotune.plan import Plan
 from silotune.tuners.base import Tuner, Weight, Weighted
 
 Learned = Callable[[State], Weight]

@@ -8,13 +8,13 @@ import pytest
 import torch
 from language_models import MASKED, backbone_of, folder_of, ingredients, made
 
-from silotune.backbone import load_backbone
 from silotune.data.batching import make_batch
 from silotune.data.tasks import Row, Task
 from silotune.data.templates import PAIR, SINGLE
 from silotune.errors import InputError
 from silotune.heads import VerbalizerHead
 from silotune.parts import copy
+from silotune.pretrained import load_backbone
 from silotune.views import run_view
 
 TASK = Task("mood", ("bad", "good"))

@@ -18,11 +18,12 @@ from safetensors.torch import load
 from torch import Tensor
 
 from silotune.assembly import read_config
-from silotune.backbone import Backbone, load_backbone
+from silotune.backbone import Backbone
 from silotune.config import Config
 from silotune.coordinator import Coordinator
 from silotune.experiment import Run, run
 from silotune.methods import METHODS, Method
+from silotune.pretrained import load_backbone
 from silotune.silo import LocalResult, LocalTraining
 from tiny import tiny_overrides, write_data
 

@@ -65,7 +65,7 @@ def test_a_mixing_weight_can_be_learned_under_full_fine_tuning(tiny_federation) 
     """Its gradient arrives, though parts that replace weights cannot be mixed per row."""
     import torch
 
-    from silotune.backbone import Plan
+    from silotune.plan import Plan
     from silotune.tuners import TUNERS, Weighted
 
     federation = tiny_federation("fedavg")

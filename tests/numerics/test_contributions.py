@@ -11,10 +11,10 @@ import torch
 from rig import cut_batch, padded
 from torch import nn
 
-from silotune.backbone import load_backbone
 from silotune.data.batching import Tokeniser
 from silotune.data.tasks import Row, Task
 from silotune.errors import InputError
+from silotune.pretrained import load_backbone
 from silotune.tuners import TUNERS, Weighted
 from silotune.views import Ingredient, run_view
 from tiny import FAMILIES

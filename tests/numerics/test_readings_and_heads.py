@@ -10,9 +10,9 @@ import pytest
 import torch
 from rig import arrays, doubled, random_parts, some_rows
 
-from silotune.backbone import load_backbone
 from silotune.data.tasks import Task
 from silotune.heads import LinearHead, MLPHead
+from silotune.pretrained import load_backbone
 from silotune.views import run_view
 
 

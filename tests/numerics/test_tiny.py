@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from silotune.backbone import Plan, load_backbone
 from silotune.methods import METHODS as REGISTERED
+from silotune.plan import Plan
+from silotune.pretrained import load_backbone
 from tiny import FAMILIES, HIDDEN, LAYERS, METHODS, ONE_TASK, ROWS, TASKS
 
 

@@ -28,7 +28,8 @@ from transformers import (
 )
 from transformers.models.modernbert import modeling_modernbert
 
-from silotune.backbone import Backbone, Plan
+from silotune.backbone import Backbone
+from silotune.plan import Plan
 from silotune.tuners import TUNERS, Weighted
 from tiny import FAMILIES as TOKENIZERS
 

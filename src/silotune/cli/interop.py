@@ -54,8 +54,8 @@ def import_command(
     backbone: Annotated[str | None, typer.Option(help="The base model; the one the LoRA names by default.")] = None,
 ) -> None:
     """Check a LoRA of peft against its base model and write it as a run's starting point (`start=FILE`)."""
-    from silotune.backbone import load_backbone
     from silotune.interop.peft_lora import read_config, read_peft_lora
+    from silotune.pretrained import load_backbone
 
     if to.exists():
         raise InputError(f"--to {to}: already there; choose another file")

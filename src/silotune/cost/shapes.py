@@ -17,9 +17,10 @@ from typing import Any, cast
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from silotune.backbone import Backbone, default_backbone
+from silotune.backbone import Backbone
 from silotune.cost.heads import LANGUAGE_MODEL_HEADS
 from silotune.errors import InputError, unknown
+from silotune.pretrained import default_backbone
 
 PREFIX = "shape:"
 

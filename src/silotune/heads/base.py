@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from silotune.backbone import Backbone, ModelClass
+from silotune.backbone import Backbone
 from silotune.data.batching import Batch, TokenisedRows, Tokeniser
 from silotune.data.tasks import Kind, Row, Task
 from silotune.parts import Tensors
+from silotune.pretrained import ModelClass
 from silotune.views import HeadReading, View
 
 if TYPE_CHECKING:

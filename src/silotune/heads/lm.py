@@ -14,13 +14,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from silotune.backbone import Backbone, Inputs, Plan
+from silotune.backbone import Backbone, Inputs
 from silotune.data.batching import READ_POSITIONS, READ_ROWS, READ_TARGETS, Batch, TokenisedRows
 from silotune.data.tasks import Row, Task
 from silotune.data.templates import CHAT, INSTRUCTION, Fill, InstructionTemplate, chat_template, encode_fitting
 from silotune.errors import InputError
 from silotune.heads.base import Head, Tokenise
 from silotune.parts import Tensors
+from silotune.plan import Plan
 from silotune.views import HeadReading, View
 
 if TYPE_CHECKING:

@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Any, Literal, Self, cast
 import torch
 from torch import Tensor
 
-from silotune.backbone import Backbone, Inputs, Plan
+from silotune.backbone import Backbone, Inputs
 from silotune.data.batching import READ_POSITIONS, READ_ROWS, TokenisedRows
 from silotune.data.tasks import Row, Task
 from silotune.data.templates import PAIR, SINGLE, ClozeTemplate, encode_fitting
 from silotune.errors import InputError, unknown
 from silotune.heads.base import Head, Tokenise
 from silotune.parts import Tensors
+from silotune.plan import Plan
 from silotune.views import HeadReading, View
 
 if TYPE_CHECKING:

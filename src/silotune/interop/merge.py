@@ -7,8 +7,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from silotune.backbone import default_backbone
 from silotune.interop.joined import Joined
+from silotune.pretrained import default_backbone
 
 
 def load_plain(source: str, base_class: str) -> Any:

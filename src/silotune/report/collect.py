@@ -136,11 +136,18 @@ def grouped(runs: Sequence[FinishedRun]) -> list[Entry]:
         alike = [flat[other] for other, runs_ in groups.items() if str(runs_[0].summary["method"]) == method]
         names = sorted({name for config in alike for name in config} - set(_OF_A_REPETITION))
         differing = [name for name in names if len({str(config.get(name)) for config in alike}) > 1]
+        differing.sort(key=lambda name: not name.startswith("method."))  # a method's own options say most
         given = [(name.removeprefix("method."), flat[key].get(name)) for name in differing]
-        what = ", ".join(f"{name}={value}" for name, value in given[:3] if value is not None)
+        what = ", ".join(f"{name}={_brief(value)}" for name, value in given[:3] if value is not None)
         labels.append(_distinct(f"{method} ({what})" if what else method, labels))
     pairs = zip(labels, groups.values(), strict=True)
     return [Entry(label, tuple(sorted(group, key=lambda run: run.seed))) for label, group in pairs]
+
+
+def _brief(value: object) -> str:
+    """The end of a long value, which tells paths apart."""
+    text = str(value)
+    return text if len(text) <= 20 else f"…{text[-19:]}"
 
 
 def _distinct(label: str, taken: Sequence[str]) -> str:

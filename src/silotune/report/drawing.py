@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -123,13 +124,19 @@ def save(spec: FigureSpec, folder: Path) -> list[Path]:
     return paths
 
 
+def short(name: str) -> str:
+    """A name as a tick label: at most two lines of 18 letters."""
+    lines = textwrap.wrap(name, 18, max_lines=2, placeholder=" …")
+    return "\n".join(lines) or name
+
+
 def bars(axes: Axes, names: Sequence[str], groups: Sequence[tuple[int, Sequence[float]]]) -> None:
     """Horizontal bars: for every name one bar a group, (position in the legend, values)."""
     thickness = 0.8 / len(groups)
     for number, (position, values) in enumerate(groups):
         places = [index - 0.4 + (number + 0.5) * thickness for index in range(len(names))]
         axes.barh(places, list(values), height=thickness * 0.92, color=style(position)["color"])
-    axes.set_yticks(range(len(names)), labels=list(names))
+    axes.set_yticks(range(len(names)), labels=[short(name) for name in names])
     axes.invert_yaxis()
     axes.grid(axis="x", color=GRID, linewidth=0.6)
     axes.set_axisbelow(True)

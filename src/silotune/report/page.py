@@ -69,6 +69,8 @@ def page(entries: Sequence[Entry], specs: Sequence[FigureSpec], ddof: int = 1, t
 
 def _title(entries: Sequence[Entry]) -> str:
     labels = [entry.label for entry in entries]
+    if len(labels) > 5:
+        return f"{len(labels)} methods over {len(silo_names(entries))} silos"
     return labels[0] if len(labels) == 1 else f"{', '.join(labels[:-1])} and {labels[-1]}"
 
 

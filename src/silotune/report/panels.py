@@ -18,7 +18,7 @@ from silotune.report.curves import (
     traffic,
     validation,
 )
-from silotune.report.drawing import GRID, INK, FigureSpec, Panel, bars, style
+from silotune.report.drawing import GRID, INK, FigureSpec, Panel, bars, short, style
 from silotune.report.scores import AVERAGE, Score, score
 
 if TYPE_CHECKING:
@@ -181,7 +181,7 @@ def _heatmap(values: Mapping[str, Mapping[float, float]], low: float, high: floa
 
         edges = [*(number - 0.5 for number in rounds), rounds[-1] + 0.5]
         mesh = axes.pcolormesh(edges, range(len(silos) + 1), table, cmap="viridis", vmin=low, vmax=high)
-        axes.set_yticks([n + 0.5 for n in range(len(silos))], labels=silos)
+        axes.set_yticks([n + 0.5 for n in range(len(silos))], labels=[short(name) for name in silos])
         axes.invert_yaxis()
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8, min_n_ticks=1))
         scale = axes.figure.colorbar(mesh, ax=axes)
@@ -221,7 +221,7 @@ def _seconds(entries: Sequence[Entry]) -> FigureSpec | None:
         training, rest = [pair[0] for pair in spent], [pair[1] for pair in spent]
         axes.barh(places, training, height=0.6, color=colours)
         axes.barh(places, rest, left=training, height=0.6, color=colours, alpha=0.4)
-        axes.set_yticks(places, labels=[entry.label for entry in entries])
+        axes.set_yticks(places, labels=[short(entry.label) for entry in entries])
         axes.invert_yaxis()
         axes.grid(axis="x", color=GRID, linewidth=0.6)
         axes.set_axisbelow(True)
@@ -250,7 +250,7 @@ def _tests(entries: Sequence[Entry], ddof: int) -> FigureSpec | None:
             axes.errorbar(x, y, xerr=[value or 0 for value in std], markersize=4, elinewidth=1, **look)
         for line in range(1, len(silos)):
             axes.axhline(line - 0.5, color=GRID, linewidth=0.6)
-        axes.set_yticks(range(len(silos)), labels=silos)
+        axes.set_yticks(range(len(silos)), labels=[short(name) for name in silos])
         axes.set_ylim(len(silos) - 0.5, -0.5)
         axes.grid(axis="x", color=GRID, linewidth=0.6)
         axes.set_axisbelow(True)

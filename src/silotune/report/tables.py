@@ -22,10 +22,16 @@ def result_table(summaries: Sequence[dict[str, Any]]) -> Table:
     table.add_column("silo")
     for summary in summaries:
         table.add_column(summary["method"], justify="right")
-    for name in silos:
-        table.add_row(name, *_marked([summary["silos"][name]["test"] for summary in summaries]))
-    table.add_section()
-    table.add_row("average", *_marked([summary["average"] for summary in summaries]))
+    if any(summary["global"] for summary in summaries):  # one test set for all silos: a line each would say little
+        table.add_row(f"{len(silos)} silos, one test set", *_marked([summary["average"] for summary in summaries]))
+        majority = [(summary["global"] or {}).get("majority") for summary in summaries]
+        if all(score is not None for score in majority):
+            table.add_row("always the most frequent label", *(f"{score:.1f}" for score in majority))
+    else:
+        for name in silos:
+            table.add_row(name, *_marked([summary["silos"][name]["test"] for summary in summaries]))
+        table.add_section()
+        table.add_row("average", *_marked([summary["average"] for summary in summaries]))
     table.add_section()
     for fact, show in _FACTS.items():
         table.add_row(fact, *(show(summary) for summary in summaries))

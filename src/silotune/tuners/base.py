@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import Tensor
 
-from silotune.backbone import Backbone, Plan
+from silotune.backbone import Backbone
 from silotune.config.schema import Section
 from silotune.errors import InputError
 from silotune.parts import Tensors
+from silotune.plan import Plan
 
 if TYPE_CHECKING:
     from silotune.data.tasks import Task

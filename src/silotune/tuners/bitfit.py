@@ -10,9 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from silotune.architectures import ARCHITECTURES
-from silotune.backbone import Backbone, OutputChange, Plan
+from silotune.backbone import Backbone
 from silotune.errors import InputError
 from silotune.parts import Tensors
+from silotune.plan import OutputChange, Plan
 from silotune.tuners.base import Tuner, Weighted, per_row
 from silotune.tuners.sites import SiteOptions, is_linear
 

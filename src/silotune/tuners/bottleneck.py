@@ -14,9 +14,10 @@ from pydantic import Field, field_validator
 from torch import Tensor, nn
 
 from silotune.architectures import SITE_FIELDS
-from silotune.backbone import Backbone, OutputChange, Plan
+from silotune.backbone import Backbone
 from silotune.errors import InputError
 from silotune.parts import Tensors
+from silotune.plan import OutputChange, Plan
 from silotune.tuners.base import Tuner, Weighted, all_numbers, per_row
 from silotune.tuners.lora import add_product, scale_columns, times
 from silotune.tuners.sites import SiteOptions, find_sites, widths

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from silotune.backbone import Backbone, Plan
+from silotune.backbone import Backbone
 from silotune.errors import InputError
 from silotune.parts import Tensors, copy
+from silotune.plan import Plan
 from silotune.tuners.base import Tuner, TunerOptions, Weight, Weighted
 
 if TYPE_CHECKING:

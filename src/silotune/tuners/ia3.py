@@ -10,8 +10,9 @@ import torch
 from pydantic import field_validator
 from torch import Tensor
 
-from silotune.backbone import Backbone, Plan
+from silotune.backbone import Backbone
 from silotune.parts import Tensors
+from silotune.plan import Plan
 from silotune.tuners.base import Tuner, Weighted, per_row
 from silotune.tuners.sites import SiteOptions, as_words, find_sites, widths
 

@@ -10,8 +10,9 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from silotune.backbone import Backbone, OutputChange, Plan
+from silotune.backbone import Backbone
 from silotune.parts import Tensors
+from silotune.plan import OutputChange, Plan
 from silotune.tuners.base import Tuner, Weighted, all_numbers, per_row
 from silotune.tuners.sites import SiteOptions, find_sites, uniform, widths
 

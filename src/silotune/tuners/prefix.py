@@ -11,10 +11,11 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from silotune.architectures import families_with_prefix
-from silotune.backbone import Backbone, Plan
+from silotune.backbone import Backbone
 from silotune.errors import InputError
 from silotune.forward import Prefix
 from silotune.parts import Tensors
+from silotune.plan import Plan
 from silotune.tuners.base import TunerOptions, Weighted
 from silotune.tuners.sites import uniform
 from silotune.tuners.virtual import PROMPT, VirtualTokens, blend, folded

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, cast
 import torch
 from pydantic import Field
 
-from silotune.backbone import Backbone, Plan
+from silotune.backbone import Backbone
 from silotune.parts import Tensors
+from silotune.plan import Plan
 from silotune.tuners.base import TunerOptions, Weighted
 from silotune.tuners.virtual import PROMPT, Start, VirtualTokens, act_as_prompt, first_vectors
 

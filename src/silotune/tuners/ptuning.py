@@ -11,8 +11,9 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from silotune.backbone import Backbone, Plan
+from silotune.backbone import Backbone
 from silotune.parts import Tensors
+from silotune.plan import Plan
 from silotune.tuners.base import TunerOptions, Weighted
 from silotune.tuners.sites import uniform
 from silotune.tuners.virtual import PROMPT, Start, VirtualTokens, act_as_prompt, first_vectors, folded

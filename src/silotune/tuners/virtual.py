@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor
 
-from silotune.backbone import Backbone, Plan
+from silotune.backbone import Backbone
 from silotune.errors import InputError
 from silotune.forward import Prompt
 from silotune.parts import Tensors
+from silotune.plan import Plan
 from silotune.tuners.base import Tuner, Weighted
 
 if TYPE_CHECKING:

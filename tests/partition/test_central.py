@@ -1,0 +1,202 @@
+"""Partitioned federations: one validation and one test set for all silos, and what the summary makes of them."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+
+import pytest
+import yaml
+
+from silotune import load_run
+from silotune.assembly import read_config
+from silotune.config import preset_names
+from silotune.engines import inprocess
+from silotune.experiment import run
+from silotune.methods import METHODS
+from silotune.report.tables import result_table
+
+WORDS = (
+    "data.tasks=[alpha]",
+    "partition=dirichlet",
+    "partition.alpha=5",
+    "partition.silos=4",
+    "rounds=2",
+    "train.lr=0.01",
+)
+SHARED = ("head=linear", "head.scope=shared")
+
+
+@pytest.fixture(scope="module")
+def runs(tiny_config, tmp_path_factory):
+    """`runs(method, word, …)` → (the finished run, how often rows were scored)."""
+    made = {}
+
+    def make(method: str, *words: str):
+        if (method, *words) not in made:
+            calls: Counter = Counter()
+            score = inprocess.score
+
+            def counted(training, state, rows):
+                calls[id(rows)] += 1
+                return score(training, state, rows)
+
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(inprocess, "score", counted)
+                config = tiny_config(method, *WORDS, "server.labels_per_class=5", *words)
+                made[method, *words] = run(config, out=tmp_path_factory.mktemp("run") / "out"), calls
+        return made[method, *words]
+
+    return make
+
+
+def by_hand(found, silo: str, split: str) -> float:
+    """The share of right answers of the silo's public model, over texts read back from token ids."""
+    rows = getattr(found.federation.silos[silo].evaluations[silo], split)
+    tokenizer = found.federation.backbone.tokenizer
+    texts = [tokenizer.decode(ids, skip_special_tokens=True) for ids in rows.ids]
+    names = rows.task.labels
+    right = [p.label == names[y] for p, y in zip(found.model(silo).predict(texts), rows.labels.tolist(), strict=True)]
+    return 100 * sum(right) / len(right)
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedfame"])
+def test_a_shared_model_is_judged_once(runs, method):
+    found, calls = runs(method, *SHARED)
+    summary = found.summary
+    silos = [f"silo-{number}" for number in range(1, 5)]
+    assert list(summary["silos"]) == silos
+    assert summary["global"]["metric"] == "accuracy"
+    assert summary["global"]["majority"] == 50.0  # tiny labels go round
+    assert summary["average"] == summary["global"]["test"] == pytest.approx(by_hand(found, "silo-2", "test"))
+    assert summary["global"]["validation"] == pytest.approx(by_hand(found, "silo-1", "validation"))
+    for silo in summary["silos"].values():
+        assert (silo["validation"], silo["test"]) == (summary["global"]["validation"], summary["global"]["test"])
+        assert (silo["rows"]["validation"], silo["rows"]["test"]) == (20, 20)
+    assert sum(silo["rows"]["train"] for silo in summary["silos"].values()) == 60
+    assert sorted(calls.values()) == [1, 3]  # test once; validation after two rounds and for the summary
+
+
+def test_private_heads_are_judged_each_and_averaged(runs):
+    found, calls = runs("fedavg", "head.scope=private", "sampling.count=2")
+    summary = found.summary
+    scores = {name: silo["test"] for name, silo in summary["silos"].items()}
+    assert len(set(scores.values())) > 1
+    for name, score in scores.items():
+        assert score == pytest.approx(by_hand(found, name, "test"))
+    assert summary["average"] == summary["global"]["test"] == pytest.approx(sum(scores.values()) / 4)
+    validation = [silo["validation"] for silo in summary["silos"].values()]
+    assert summary["global"]["validation"] == pytest.approx(sum(validation) / 4)
+    assert sorted(calls.values()) == [4, 12]
+
+
+def test_centralised_training_is_judged_on_the_same_rows_once(runs):
+    found, calls = runs("centralised", *SHARED[:1])
+    assert found.summary["average"] == found.summary["global"]["test"]
+    assert sorted(calls.values()) == [1, 3]
+    assert {silo["rows"]["train"] for silo in found.summary["silos"].values()} == {60}
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedfame"])
+def test_the_best_round_is_that_of_the_central_validation_rows(runs, method):
+    found, _ = runs(method, *SHARED)
+    lines = (found.folder / "events.jsonl").read_text().splitlines()
+    rounds = [event for event in map(json.loads, lines) if event["event"] == "round"]
+    scores = [event["validation"] for event in rounds]
+    assert all(score.keys() == {"global"} for score in scores)
+    values = [score["global"] for score in scores]
+    assert found.summary["best_round"] == 1 + values.index(max(values))
+    assert max(values) == found.summary["global"]["validation"]
+
+
+def test_a_finished_partitioned_run_opens_again(runs):
+    found, _ = runs("fedfame", *SHARED)
+    again = load_run(found.folder)
+    texts = ["the soup was warm", "the train felt awful again"]
+    assert again.model("silo-3").predict(texts) == found.model("silo-3").predict(texts)
+    assert again.summary["global"] == found.summary["global"]
+
+
+def test_an_unpartitioned_run_has_no_global_score(tiny_config, tmp_path):
+    summary = run(tiny_config("fedavg", "rounds=1", "train.steps=1"), out=tmp_path / "run").summary
+    assert summary["global"] is None
+    assert summary["average"] == pytest.approx(math.fsum(silo["test"] for silo in summary["silos"].values()) / 3)
+
+
+def test_f1_beside_the_majority(tiny_config, tmp_path):
+    """All-positive F1 on half positive rows: 2·½·1 / (½ + 1) = ⅔."""
+    config = tiny_config("fedavg", *WORDS, *SHARED, "rounds=1", "data.metric=f1", "data.test_rows=19")
+    found = run(config, out=tmp_path / "run")
+    labels = found.federation.central.test.labels.tolist()
+    assert found.summary["global"]["metric"] == "f1"
+    positive = sum(labels)
+    expected = 100 * 2 * positive / (positive + 19) if positive > 19 - positive else 0.0
+    assert found.summary["global"]["majority"] == pytest.approx(expected)
+
+
+def test_the_table_has_one_line_for_the_one_test_set(runs):
+    table = result_table([runs(method, *SHARED)[0].summary for method in ("fedavg", "fedfame")])
+    first = list(table.columns[0].cells)
+    assert first[:2] == ["4 silos, one test set", "always the most frequent label"]
+    assert "silo-1" not in first
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedfame"])
+def test_silos_rows_are_tokenised_and_kept_once(tiny_federation, method):
+    federation = tiny_federation(method, *WORDS, *SHARED, "server.labels_per_class=5", "partition.silos=30")
+    (one,) = {id(found) for silo in federation.silos.values() for found in silo.evaluations.values()}
+    assert id(federation.central) == one
+
+
+def test_interrupted_with_sampling_and_a_server_step_same_bits(tiny_config, tmp_path):
+    config = tiny_config("fedfame", *WORDS, "server.labels_per_class=5", "sampling.fraction=0.5", "rounds=4")
+    whole = run(config, out=tmp_path / "whole")
+    for at in (1, 5, 7, 10):
+        seen = []
+
+        def stop(*report, seen=seen, at=at):
+            seen.append(report)
+            if len(seen) > at:
+                raise KeyboardInterrupt
+
+        out = tmp_path / f"run{at}"
+        with pytest.raises(KeyboardInterrupt):
+            run(config, out=out, progress=stop)
+        resumed = run(config, out=out, resume=True)
+        for key in ("state_sha256", "shared_sha256", "global", "silos", "best_round", "bytes_up"):
+            assert resumed.summary[key] == whole.summary[key]
+
+
+# -- presets ----------------------------------------------------------------------------------------------------------
+
+SMALL = {"rte": 120, "mrpc": 175}
+
+
+@pytest.mark.parametrize("task", ["sst2", "rte", "qnli", "mnli", "mrpc", "qqp"])
+def test_presets_are_the_papers_settings(task):
+    fedfame, fedavg = read_config(f"fedfame-{task}"), read_config(f"fedavg-peft-{task}")
+    assert {f"fedfame-{task}", f"fedavg-peft-{task}"} <= set(preset_names())
+    assert (fedfame.method.name, fedavg.method.name) == ("fedfame", "fedavg")
+    assert fedavg.server.labels_per_class is None
+    assert fedfame.server.labels_per_class == SMALL.get(task, 300)
+    for config in (fedfame, fedavg):
+        assert config.partition.silos == (10 if task in SMALL else 100)
+        assert config.sampling.fraction == (0.3 if task in SMALL else 0.05)
+        assert (config.partition.seed, config.data.seed, config.rounds) == (10, 10, 100)
+        assert config.data.metric == ("f1" if task == "mrpc" else None)
+        assert (config.head.name, config.head.scope) == ("linear", "shared")
+        assert [name.lower().replace("-", "") for name in config.data.tasks] == [task]
+    same = read_config(f"fedfame-{task}", ["method=fedavg", "server.labels_per_class="])
+    plain = {key: value for key, value in same.model_dump().items() if key != "description"}
+    assert plain == {key: value for key, value in fedavg.model_dump().items() if key != "description"}
+
+
+def test_the_contracts_example_is_understood():
+    words = ["partition.alpha=0.1", "partition.silos=10", "sampling.fraction=0.3"]
+    for method in ("fedavg", "fedfame"):
+        config = read_config("fedfame-sst2", [*words, f"method={method}"])
+        assert (config.partition.alpha, config.partition.silos, config.sampling.fraction) == (0.1, 10, 0.3)
+        assert config.partition.balanced
+        assert method in METHODS
+    assert yaml.safe_dump(config.model_dump(mode="json"))

@@ -1,0 +1,154 @@
+"""From run folders to rows, and their numbers by hand."""
+
+from __future__ import annotations
+
+import csv
+import io
+from pathlib import Path
+
+import numpy as np
+import pytest
+from report_runs import write_run
+
+from silotune.errors import InputError
+from silotune.report.collect import read_entries
+from silotune.report.curves import curve, mean_validation, sent_by_silo, traffic, validation
+from silotune.report.grids import latex, markdown, score_grid
+from silotune.report.notes import warnings
+from silotune.report.scores import COLUMNS, table_csv
+from silotune.report.significance import holm, paired
+
+
+def entries(runs: Path, *methods: str):
+    found = {entry.label: entry for entry in read_entries([runs])}
+    return [found[method] for method in methods]
+
+
+def test_runs_that_differ_in_the_seed_alone_are_one_row(runs: Path, tmp_path: Path) -> None:
+    found = {entry.label: [run.seed for run in entry.runs] for entry in read_entries([runs])}
+    assert found == {"local": [1, 2, 3], "fedmcp": [1, 2, 3], "fedavg-full": [1, 2, 3]}
+    more = [write_run(tmp_path / f"m{mu}", "moon", 1, {"east": 1.0}, more={"method": {"name": "moon", "mu": mu}})
+            for mu in (1, 5)]  # fmt: skip
+    assert {entry.label for entry in read_entries(more)} == {"moon (mu=1)", "moon (mu=5)"}
+    # a folder given twice, and once with its neighbours, counts once
+    assert len(read_entries([runs / "alone-1", runs, runs / "alone-1"])[0].runs) == 3
+
+
+def test_the_csv_by_hand(runs: Path) -> None:
+    text = table_csv(entries(runs, "local", "fedmcp"), 1)
+    rows = {(row["method"], row["silo"]): row for row in csv.DictReader(io.StringIO(text))}
+    assert text.splitlines()[0] == "method,silo,metric,mean,std,n,trainable_percent,sent_percent,bytes_up"
+    assert tuple(text.splitlines()[0].split(",")) == COLUMNS
+    # east: 72, 74, 76; west: 70, 69, 68; averages: 71, 71.5, 72
+    expected = {"east": (74, 2), "west": (69, 1), "average": (71.5, 0.5)}
+    for silo, (mean, std) in expected.items():
+        row = rows["fedmcp", silo]
+        assert (float(row["mean"]), float(row["std"]), row["n"]) == (mean, std, "3")
+        assert row["bytes_up"] == str(3 * 2 * 2**20)
+        assert row["sent_percent"] == ""  # that backbone is nowhere: no share of it
+    population = table_csv(entries(runs, "fedmcp"), 0)
+    found = [float(row["std"]) for row in csv.DictReader(io.StringIO(population))]
+    assert found == pytest.approx([np.std([72, 74, 76]), np.std([70, 69, 68]), np.std([71, 71.5, 72])], abs=1e-6)
+
+
+def test_one_seed_has_no_standard_deviation(runs: Path) -> None:
+    text = table_csv(read_entries([runs / "alone-1"]), 1)
+    assert {row["std"] for row in csv.DictReader(io.StringIO(text))} == {""}
+    text = table_csv(read_entries([runs / "alone-1"]), 0)
+    assert {row["std"] for row in csv.DictReader(io.StringIO(text))} == {"0"}
+
+
+def test_best_and_second_are_marked(runs: Path) -> None:
+    grid = score_grid(entries(runs, "local", "fedmcp", "fedavg-full"), 1)
+    assert grid.header == ["east", "west", "average"]
+    assert {label: [value.rank for value in values] for label, values in grid.rows} == {
+        "local": [0, 0, 0],
+        "fedmcp": [1, 1, 1],
+        "fedavg-full": [2, 2, 2],
+    }
+    lines = markdown(grid).splitlines()
+    assert lines[3] == "| fedmcp | **74.00 ± 2.00** | **69.00 ± 1.00** | **71.50 ± 0.50** |"
+    assert "<u>70.50 ± 0.00</u>" in lines[4]
+    tex = latex(grid)
+    assert r"fedmcp & \textbf{74.00 $\pm$ 2.00} & " in tex
+    assert r"\underline{70.50 $\pm$ 0.00}" in tex
+
+
+def test_latex_special_characters_are_escaped(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "r", "fedavg", 1, {"a_b": 1.0})
+    assert r"a\_b" in latex(score_grid(read_entries([run]), 1))
+
+
+def exact_wilcoxon(differences: list[float]) -> float:
+    """Two-sided, by all signs of the ranks; for differences without ties and zeros."""
+    sizes = np.abs(differences)
+    ranks = sizes.argsort().argsort() + 1
+    signs = np.array(np.meshgrid(*[[0, 1]] * len(ranks))).reshape(len(ranks), -1).T
+    sums = signs @ ranks
+    seen = ranks[np.array(differences) > 0].sum()
+    tail = min((sums <= seen).mean(), (sums >= seen).mean())
+    return min(1.0, 2 * tail)
+
+
+def test_the_paired_test_by_enumeration(tmp_path: Path) -> None:
+    one = {seed: {"a": 80 + 1.1 * seed, "b": 70 + 0.3 * seed, "c": 60 - 0.7 * seed} for seed in (1, 2, 3)}
+    other = {seed: {"a": 78.0, "b": 70.55 - 0.1 * seed, "c": 58.9 + 0.02 * seed} for seed in (1, 2, 3, 4)}
+    for seed, tests in one.items():
+        write_run(tmp_path / f"one-{seed}", "fedmcp", seed, tests)
+    for seed, tests in other.items():
+        write_run(tmp_path / f"other-{seed}", "fedavg", seed, tests)
+    (pair,) = paired(read_entries([tmp_path]))
+    differences = [one[seed][silo] - other[seed][silo] for seed in one for silo in "abc"]  # seed 4 has no partner
+    assert (pair.best, pair.other, pair.pairs) == ("fedmcp", "fedavg", 9)
+    assert pair.difference == pytest.approx(np.mean(differences))
+    assert 0.01 < pair.p < 0.9
+    assert pair.p == pytest.approx(exact_wilcoxon(differences))
+
+
+def test_equal_scores_are_no_difference(runs: Path, tmp_path: Path) -> None:
+    same = [write_run(tmp_path / name, name, 1, {"a": 50.0, "b": 60.0}) for name in ("fedavg", "fedap")]
+    (pair,) = paired(read_entries(same))
+    assert (pair.difference, pair.p) == (0, 1)
+
+
+def test_holm_by_hand() -> None:
+    assert holm([0.01, 0.04, 0.03, 0.2]) == pytest.approx([0.04, 0.09, 0.09, 0.2])
+    assert holm([0.6, 0.7]) == [1.0, 1.0]
+    assert holm([]) == []
+
+
+def test_curves_by_hand(runs: Path) -> None:
+    (entry,) = entries(runs, "fedmcp")
+    east = curve(entry, validation("east"))
+    assert east.x == [1, 2, 3]
+    assert east.mean == pytest.approx([74 - 10, 74 - 5, 74 - 10 / 3])
+    assert east.std == pytest.approx([2, 2, 2])
+    assert curve(entry, mean_validation).mean == pytest.approx([71.5 - 10, 71.5 - 5, 71.5 - 10 / 3])
+    assert curve(entry, traffic).mean == [4, 8, 12]  # 1 MiB both ways for two silos
+    assert sent_by_silo(entry) == {"east": pytest.approx(3), "west": pytest.approx(3)}
+    assert curve(entry, validation("nobody")) is None
+
+
+def test_what_a_reader_is_warned_of(tmp_path: Path, runs: Path) -> None:
+    refused = {"event": "refused", "round": 2, "silo": "east", "reason": "tensor 'x' holds NaN or infinity"}
+    run = write_run(tmp_path / "r", "fedavg", 7, {"east": 50.0, "west": 1.0}, extra=[refused, refused])
+    found = "\n".join(warnings(read_entries([run, runs])))
+    assert "r (seed 7): 2 updates were refused; the first in round 2 from east: tensor 'x' holds NaN" in found
+    assert "One seed only, so no standard deviation: fedavg" in found
+    assert "different seeds" in found
+    assert not any("refused" in text for text in warnings(read_entries([runs])))
+
+
+@pytest.mark.parametrize("damage", ["summary.json", "config.yaml"])
+def test_a_damaged_folder_is_named(tmp_path: Path, damage: str) -> None:
+    run = write_run(tmp_path / "r", "fedavg", 1, {"a": 1.0})
+    (run / damage).write_text("{ [")
+    with pytest.raises(InputError, match=str(run)):
+        read_entries([run])
+
+
+def test_an_unfinished_run_is_named(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "r", "fedavg", 1, {"a": 1.0})
+    (run / "summary.json").unlink()
+    with pytest.raises(InputError, match="not finished"):
+        read_entries([run])
