@@ -23,7 +23,8 @@ WORDS = (
     "partition.alpha=5",
     "partition.silos=4",
     "rounds=2",
-    "train.lr=0.01",
+    "train.lr=0.005",
+    "train.epochs=10",
 )
 SHARED = ("head=linear", "head.scope=shared")
 

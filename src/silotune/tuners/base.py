@@ -78,9 +78,13 @@ class Tuner(ABC):
 def per_row(weight: Tensor, like: Tensor) -> Tensor:
     """A weight of shape (rows,), shaped and typed to be multiplied with `like` of shape (rows, tokens, …).
 
+    A weight of shape () is the same for all rows: a number that is learned.
+
     Raises:
         InputError: where `like` has no such rows (a module that the backbone also uses on other things).
     """
+    if weight.dim() == 0:
+        return weight.to(like.device, like.dtype)
     if like.dim() < 3 or len(like) != len(weight):
         raise InputError(
             f"mix: weights differ by row ({len(weight)} rows), but a site's output of shape {tuple(like.shape)} does "
