@@ -151,7 +151,9 @@ def test_silos_rows_are_tokenised_and_kept_once(tiny_federation, method):
 
 
 def test_interrupted_with_sampling_and_a_server_step_same_bits(tiny_config, tmp_path):
-    config = tiny_config("fedfame", *WORDS, "server.labels_per_class=5", "sampling.fraction=0.5", "rounds=4")
+    config = tiny_config(
+        "fedfame", *WORDS, "server.labels_per_class=5", "sampling.fraction=0.5", "rounds=4", "train.epochs=1"
+    )
     whole = run(config, out=tmp_path / "whole")
     for at in (1, 5, 7, 10):
         seen = []
