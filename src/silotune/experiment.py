@@ -14,10 +14,10 @@ import torch
 from silotune.assembly import Federation, build, read_config
 from silotune.backbone import Backbone
 from silotune.config import Config, dump
+from silotune.data.metrics import majority_score
 from silotune.data.tasks import Row, Task
 from silotune.engines.inprocess import History, InProcess, Progress, mean, results, state_of
 from silotune.errors import InputError, unknown
-from silotune.evaluation.metrics import majority_score
 from silotune.evaluation.predict import answers, logits
 from silotune.interop.start import keep_start
 from silotune.parts import Scope, State, count, digest, flatten

@@ -9,8 +9,8 @@ import pytest
 from language_models import folder_of
 
 from silotune.assembly import read_config
+from silotune.data.metrics import exact, rouge1
 from silotune.errors import InputError
-from silotune.evaluation.metrics import exact, rouge1
 from silotune.experiment import run
 from silotune.messages import unpack
 from silotune.runs import events

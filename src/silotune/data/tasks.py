@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from silotune.data.metrics import METRICS, TEXT_METRICS
 from silotune.errors import InputError, unknown
-from silotune.evaluation.metrics import METRICS, TEXT_METRICS
 
 Kind = Literal["classification", "generation"]
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from silotune.data.batching import TokenisedRows, in_order
-from silotune.evaluation.metrics import METRICS, TEXT_METRICS
+from silotune.data.metrics import METRICS, TEXT_METRICS
 from silotune.generation import generate
 from silotune.heads.lm import LanguageModelHead, prompt_rows
 from silotune.parts import State

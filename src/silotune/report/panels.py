@@ -138,7 +138,7 @@ def _traffic(entries: Sequence[Entry], ddof: int) -> FigureSpec | None:
         if largest > _WIDE * smallest:
             _logarithmic(axes)
 
-    panel = Panel("mean over silos", "sent and received so far (MiB)", "validation score (%)", draw, 3.6, 4.8)
+    panel = Panel("mean over silos", "sent and received so far (MiB)", "validation score (%)", draw, 3.6, 4.3)
     caption = f"Bytes are those of the serialised messages, all silos together, both ways{_band(entries)}."
     if silent:
         caption += " Dashed: the best score of a method that sends nothing."
@@ -205,7 +205,7 @@ def _sent(entries: Sequence[Entry]) -> FigureSpec | None:
             _logarithmic(axes)
 
     height = max(2.2, 0.9 + len(silos) * (0.18 + 0.13 * len(sent)))
-    panel = Panel("updates of all rounds", "left the silo (MiB)", "silo", draw, height, 4.8)
+    panel = Panel("updates of all rounds", "left the silo (MiB)", "silo", draw, height, 4.3)
     caption = "What each silo sent in a whole run: size of its serialised messages, mean over seeds."
     return FigureSpec("sent", "What left each silo", caption, (panel,), tuple(entry.label for entry in entries))
 
@@ -226,7 +226,7 @@ def _seconds(entries: Sequence[Entry]) -> FigureSpec | None:
         axes.grid(axis="x", color=GRID, linewidth=0.6)
         axes.set_axisbelow(True)
 
-    panel = Panel("all rounds", "seconds", "method", draw, max(1.8, 0.9 + 0.34 * len(entries)), 4.8)
+    panel = Panel("all rounds", "seconds", "method", draw, max(1.8, 0.9 + 0.34 * len(entries)), 4.3)
     caption = "Solid: local training; pale: messages, aggregation and validation. Mean over seeds; without start-up."
     return FigureSpec("seconds", "Time", caption, (panel,))
 
@@ -256,7 +256,7 @@ def _tests(entries: Sequence[Entry], ddof: int) -> FigureSpec | None:
         axes.set_axisbelow(True)
 
     height = max(2.2, 0.9 + len(silos) * (0.25 + 0.05 * len(rows)))
-    panel = Panel("at the best round by validation", "test score (%)", "silo", draw, height, 4.8)
+    panel = Panel("at the best round by validation", "test score (%)", "silo", draw, height, 4.3)
     bars_ = " Bars are ± one standard deviation over seeds." if _band(entries) else ""
     caption = f"The table as a picture.{bars_}"
     return FigureSpec("tests", "Test score per silo", caption, (panel,), _legend(entries))

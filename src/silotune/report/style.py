@@ -13,7 +13,7 @@ h2 { font-size: 1.15rem; margin: 0 0 .6rem; }
 section { margin-top: 2rem; min-width: 0; }
 .figures { display: grid; grid-template-columns: repeat(2, minmax(0, 1fr)); column-gap: 1.2rem; }
 .figures > .wide { grid-column: 1 / -1; }
-@media (max-width: 760px) { .figures { grid-template-columns: minmax(0, 1fr); } }
+
 dl { display: grid; grid-template-columns: max-content 1fr; gap: .15rem .9rem; margin: 0; }
 dt { color: var(--soft); } dd { margin: 0; overflow-wrap: anywhere; }
 #left dt { color: var(--ink); font-weight: 600; }
@@ -25,6 +25,8 @@ table { border-collapse: separate; border-spacing: 0; font-size: .9rem; font-var
 th, td { padding: .28rem .6rem; text-align: right; white-space: nowrap; border-bottom: 1px solid var(--grid); }
 th { font-weight: 600; }
 th:first-child { text-align: left; position: sticky; left: 0; background: var(--ground); }
+@media (max-width: 760px) { .figures { grid-template-columns: minmax(0, 1fr); }
+  th:first-child { white-space: normal; max-width: 9.5rem; min-width: 8.5rem; overflow-wrap: break-word; } }
 .best { font-weight: 700; color: var(--mark); }
 .second { text-decoration: underline; text-underline-offset: .2em; }
 .note, figcaption { color: var(--soft); font-size: .88rem; margin: .4rem 0 0; max-width: 75ch; }

@@ -1,1 +1,0 @@
-"""What an update passes before it leaves a silo."""
