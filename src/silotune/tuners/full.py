@@ -57,7 +57,8 @@ def interpolate(mix: Sequence[Weighted]) -> Tensors:
         if isinstance(part.weight, Tensor) and part.weight.dim():
             raise InputError("tuner: parts that replace the backbone's tensors cannot be mixed per row")
         weights.append(part.weight)
-    if abs(float(sum(weights)) - 1) > 1e-6:
+    total = sum(float(weight.detach()) if isinstance(weight, Tensor) else weight for weight in weights)
+    if abs(total - 1) > 1e-6:
         raise InputError(f"tuner: the weights of parts that replace tensors must sum to 1 (got {weights})")
     if len(mix) == 1:
         return mix[0].tensors
