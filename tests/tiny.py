@@ -253,8 +253,10 @@ def write_data(folder: Path, tasks: Sequence[str] = TASKS, rows: dict[str, int] 
 def tiny_overrides(method: str, backbone: Path, data: Path) -> list[str]:
     """The words that turn the preset `demo` into a run of seconds over tiny data and a tiny backbone.
 
-    Methods that share a head need one task: the first one's rows, in three silos.
+    Methods that share a head need one task: the first one's rows, in three silos. Those that bring a language model's
+    head get a classifier instead: the tiny backbones have none.
     """
+    classifier = ["head=mlp"] if _METHODS[method].defaults.get("head") in ("verbalizer", "lm") else []
     one_task = ["data.tasks=[alpha]", "partition=iid", "partition.silos=3", "server.labels_per_class=5"]
     return [
         f"method={method}",
@@ -262,10 +264,12 @@ def tiny_overrides(method: str, backbone: Path, data: Path) -> list[str]:
         f"data.path={data}",
         f"data.tasks=[{','.join(TASKS)}]",
         "data.merge=false",
+        "aggregation=uniform",
         "precision=fp32",
         "threads=1",
         "rounds=2",
         "train.max_length=32",
         "train.batch_size=8",
+        *classifier,
         *(one_task if method in ONE_TASK else []),
     ]

@@ -9,6 +9,7 @@ from silotune.methods.fedfame import FedFAME
 from silotune.methods.fedmatch import FedMatch
 from silotune.methods.fedmcp import FedMCP
 from silotune.methods.fedper import FedPer
+from silotune.methods.fedprompt import FedPrompt
 from silotune.methods.fedprox import FedProx
 from silotune.methods.fedrep import FedRep
 from silotune.methods.local import Local
@@ -16,7 +17,7 @@ from silotune.methods.moon import MOON
 
 _ALL: tuple[type[Method], ...] = (
     *(Local, Centralised, FedAvg, FedAvgFull, FedProx),
-    *(FedAP, FedLR, MOON, FedRep, FedPer, FedMatch, Ditto, FedMCP, FedFAME),
+    *(FedAP, FedLR, MOON, FedRep, FedPer, FedMatch, Ditto, FedMCP, FedFAME, FedPrompt),
 )
 METHODS: dict[str, type[Method]] = {method.name: method for method in _ALL}
 
