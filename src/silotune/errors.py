@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from pathlib import Path
 
 
 class SilotuneError(Exception):
@@ -31,3 +32,18 @@ def unknown(what: str, name: object, allowed: Iterable[str], or_else: str = "") 
     hint = f" (did you mean {words[near[0]]!r}?)" if near else ""
     choice = f"{', '.join(names) or 'none'}{', ' if or_else else ''}{or_else}"
     return InputError(f"unknown {what} {str(name)!r}{hint}; allowed: {choice}")
+
+
+def require_unused(path: Path, option: str = "", remedy: str = "choose another folder") -> None:
+    """Refuse to write into a folder that holds anything, or where a file is.
+
+    Raises:
+        InputError: naming the option (if any), the path and what to do.
+    """
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        culprit = f"{option} {path}" if option else str(path)
+        raise InputError(f"{culprit}: already there and not empty; {remedy}")
+
+
+OR_RESUME = "choose another folder or add --resume"
+"""The remedy where work can be continued."""

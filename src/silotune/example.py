@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 from silotune.data.loading import demo_folder
-from silotune.errors import InputError
+from silotune.errors import InputError, require_unused
 
 CONFIG = """\
 # A federation of your own silos. Run it with: silotune run {name}
@@ -56,8 +56,7 @@ def write_example(directory: Path) -> Path:
     Raises:
         InputError: if the directory holds anything already.
     """
-    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
-        raise InputError(f"{directory}: already there and not empty; choose another folder")
+    require_unused(directory)
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:

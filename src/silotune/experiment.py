@@ -17,7 +17,7 @@ from silotune.config import Config, dump
 from silotune.data.metrics import majority_score
 from silotune.data.tasks import Row, Task
 from silotune.engines.inprocess import History, InProcess, Progress, mean, results, state_of
-from silotune.errors import InputError, unknown
+from silotune.errors import OR_RESUME, InputError, require_unused, unknown
 from silotune.evaluation.predict import answers, logits
 from silotune.interop.start import keep_start
 from silotune.parts import Scope, State, count, digest, flatten
@@ -124,8 +124,8 @@ def run(
     """
     config = source if isinstance(source, Config) else read_config(source, list(overrides))
     path = Path(out)
-    if not resume and path.exists() and (not path.is_dir() or any(path.iterdir())):
-        raise InputError(f"--out {path}: already there and not empty; choose another folder or add --resume")
+    if not resume:
+        require_unused(path, "--out", OR_RESUME)
     federation = build(config, backbone)
     config = federation.config
     text, fingerprint = dump(config), federation.backbone.fingerprint

@@ -172,10 +172,11 @@ class LocalTraining:
                 with seeded(self.seed, "dropout", silo.name, number, phase.name, steps):
                     step = self._step(silo, phase, batch, state, received, memory, number, steps)
                     loss = phase.loss(step)
-                if not math.isfinite(float(loss.detach())):
+                found = float(loss.detach())
+                if not math.isfinite(found):
                     raise SilotuneError(
                         f"silo {silo.name!r}, round {number}, phase {phase.name!r}: training diverged, the loss is "
-                        f"{float(loss.detach())} (train.lr is {self.train.lr:g})"
+                        f"{found} (train.lr is {self.train.lr:g})"
                     )
                 optimiser.zero_grad(set_to_none=True)
                 loss.backward()  # type: ignore[no-untyped-call]
@@ -183,8 +184,8 @@ class LocalTraining:
                 steps, rows = steps + 1, rows + len(batch)
                 real += sum(int(inputs["attention_mask"].sum()) for inputs in batch.micro)
                 padded += sum(inputs["attention_mask"].numel() for inputs in batch.micro)
-                for term, value in {"loss": loss.detach(), **step.terms}.items():
-                    sums[term] = sums.get(term, 0.0) + float(value)
+                for term, value in {"loss": found, **{name: float(term) for name, term in step.terms.items()}}.items():
+                    sums[term] = sums.get(term, 0.0) + value
             state = {name: part_tools.copy(tensors) for name, tensors in state.items()}
         metrics = {term: value / max(steps, 1) for term, value in sums.items()}
         metrics |= {"steps": steps, "rows": rows, "real_tokens": real, "padded_tokens": padded}

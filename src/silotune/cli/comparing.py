@@ -9,7 +9,7 @@ import typer
 
 from silotune.cli.main import app
 from silotune.cli.running import console, progress_bars, say
-from silotune.errors import InputError
+from silotune.errors import OR_RESUME, InputError, require_unused
 
 if TYPE_CHECKING:
     from silotune.comparison import Comparison
@@ -35,8 +35,8 @@ def compare(
 
     if out is None:
         raise InputError("--out: is missing; compare needs a folder for its runs")
-    if not resume and out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise InputError(f"--out {out}: already there and not empty; choose another folder or add --resume")
+    if not resume:
+        require_unused(out, "--out", OR_RESUME)
     found = read_comparison(source, words or [], variant or [], ablation)
     try:
         out.mkdir(parents=True, exist_ok=True)

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from silotune.cli.main import app
-from silotune.errors import InputError, unknown
+from silotune.errors import OR_RESUME, require_unused, unknown
 
 if TYPE_CHECKING:
     from silotune.engines.inprocess import Progress as Report
@@ -63,8 +63,8 @@ def demo(
     from silotune.report.figures import rounds_figure
     from silotune.report.tables import result_table
 
-    if not resume and out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise InputError(f"--out {out}: already there and not empty; choose another folder or add --resume")
+    if not resume:
+        require_unused(out, "--out", OR_RESUME)
     runs: list[Run] = []
     with progress_bars() as bars:
         for method in DEMO_METHODS:

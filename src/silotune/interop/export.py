@@ -11,7 +11,7 @@ from typing import Any
 
 from safetensors.torch import save_file
 
-from silotune.errors import InputError
+from silotune.errors import InputError, require_unused
 from silotune.experiment import Run
 from silotune.interop import own_layout, peft_layout
 from silotune.interop.card import card
@@ -87,8 +87,7 @@ def check_target(target: Path) -> None:
     Raises:
         InputError: where the folder is there and not empty.
     """
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise InputError(f"--to {target}: already there and not empty; choose another folder")
+    require_unused(target, "--to")
 
 
 def _base_class(chosen: Chosen) -> str:
