@@ -9,10 +9,10 @@ from typing import TypeVar
 import torch
 from pydantic import BaseModel, ValidationError
 
-from silotune.aggregation import AGGREGATIONS
+from silotune.aggregation import AGGREGATIONS, Aggregation, make_aggregation
 from silotune.backbone import Backbone
 from silotune.config import Choice, Config, input_error, load_config
-from silotune.coordinator import Coordinator
+from silotune.coordinator import Coordinator, silos_a_round
 from silotune.data.batching import TokenisedRows
 from silotune.data.labelled import labelled_rows, without_labels
 from silotune.data.loading import load_silos
@@ -25,7 +25,8 @@ from silotune.methods import METHODS, Method, Setting
 from silotune.parts import Scope, names_with
 from silotune.pretrained import load_backbone, resolve_precision
 from silotune.server_optimizers import ServerOptimizer
-from silotune.silo import Evaluation, LocalTraining, Silo
+from silotune.silo import Evaluation, Silo
+from silotune.training import LocalTraining
 from silotune.tuners import TUNERS
 
 Options = TypeVar("Options", bound=BaseModel)
@@ -137,14 +138,15 @@ def build(config: Config, backbone: Backbone | None = None, data: list[SiloData]
     silos = _silos(data, tokenise, method)
     start = None if config.start is None else read_start(config.start, backbone, method.setting.tuner)
     training = LocalTraining(backbone, method, config.train, config.seed, start)
-    server = config.server
+    server, shared = config.server, training.initial_shared(silos.values())
     coordinator = Coordinator(
-        training.initial_shared(silos.values()),
-        AGGREGATIONS[config.aggregation.name],
+        shared,
+        _aggregation(config, len(silos), any(shared.values())),
         config.seed,
         fraction=config.sampling.fraction,
         count=config.sampling.count,
         max_norm=config.aggregation.max_norm,
+        clip=config.aggregation.clip,
         optimizer=ServerOptimizer(server.optimizer, server.lr, server.beta1, server.beta2, server.tau),
     )
     tasks = {silo.name: silo.task for silo in data}
@@ -156,6 +158,12 @@ def build(config: Config, backbone: Backbone | None = None, data: list[SiloData]
     if config.partition.name != "none":
         central = next(found for silo in silos.values() for found in silo.evaluations.values())
     return Federation(config, backbone, method, silos, training, coordinator, tasks, texts, at_coordinator, central)
+
+
+def _aggregation(config: Config, silos: int, communicates: bool) -> Aggregation:
+    if not communicates:  # nothing is combined, so no number of silos is too small
+        return AGGREGATIONS["uniform"]
+    return make_aggregation(config.aggregation, silos_a_round(silos, config.sampling.fraction, config.sampling.count))
 
 
 def _silos(data: list[SiloData], tokenise: Tokenise, method: Method) -> dict[str, Silo]:

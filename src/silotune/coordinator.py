@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-from silotune.aggregation import Aggregation, Update
-from silotune.messages import Expected, Fields, MessageRefused, pack, shared_tensors, unpack
-from silotune.parts import Part, State, Tensors, flatten, unflatten
+from silotune.aggregation import Aggregation, Update, change_norm, clipped
+from silotune.messages import UPDATE_FIELDS, Expected, MessageRefused, broadcast_message, unpack
+from silotune.parts import State, Tensors, flatten, unflatten
 from silotune.randomness import sampler
 from silotune.server_optimizers import ServerOptimizer
 
-BROADCAST_FIELDS: Mapping[str, type] = {"round": int}
-UPDATE_FIELDS: Mapping[str, type] = {"round": int, "silo": str, "rows": int}
 _MOST_ROWS = 2**53  # beyond it a weight is not exact in float64, and sums of weights can overflow
+
+
+def silos_a_round(silos: int, fraction: float | None, count: int | None) -> int:
+    """How many of so many silos take part in a round: a share of them, rounded up, or a number; neither: all."""
+    if count is None:
+        count = silos if fraction is None else max(1, math.ceil(fraction * silos - 1e-9))
+    return min(count, silos)
 
 
 class Coordinator:
@@ -26,6 +31,7 @@ class Coordinator:
         fraction: share of the silos a round, or
         count: their number; neither: all.
         max_norm: the largest norm an update may have; None: any finite one.
+        clip: the norm that the change in an update is scaled down to; None: it is taken as it is.
         optimizer: what is done with the aggregate; None: it is adopted.
     """
 
@@ -38,6 +44,7 @@ class Coordinator:
         fraction: float | None = None,
         count: int | None = None,
         max_norm: float | None = None,
+        clip: float | None = None,
         optimizer: ServerOptimizer | None = None,
     ) -> None:
         self.shared = shared
@@ -47,7 +54,9 @@ class Coordinator:
         self._fraction = fraction
         self._count = count
         self._max_norm = max_norm
-        self._expected = Expected.like(flatten(shared))
+        self._clip = clip
+        self.expected = Expected.like(flatten(shared))
+        """What broadcasts and updates hold."""
 
     @property
     def communicates(self) -> bool:
@@ -57,20 +66,14 @@ class Coordinator:
     def choose(self, number: int, silos: Sequence[str]) -> list[str]:
         """The silos of a round, in name order; at least one."""
         names = sorted(silos)
-        count = self._count
-        if count is None:
-            count = len(names) if self._fraction is None else max(1, math.ceil(self._fraction * len(names) - 1e-9))
+        count = silos_a_round(len(names), self._fraction, self._count)
         if count >= len(names):
             return names
         return sorted(sampler(self._seed, "choose", number).sample(names, count))
 
     def broadcast(self, number: int) -> bytes:
         """The message that opens a round."""
-        return pack(flatten(self.shared), {"round": number})
-
-    def read_broadcast(self, message: bytes) -> State:
-        """The silo's side of `broadcast`."""
-        return unflatten(unpack(message, self._expected, BROADCAST_FIELDS)[0])
+        return broadcast_message(self.shared, number)
 
     def receive(self, number: int, silo: str, message: bytes) -> Update:
         """Check one silo's update.
@@ -78,7 +81,7 @@ class Coordinator:
         Raises:
             MessageRefused: malformed, of another round, or sent in another silo's name.
         """
-        tensors, fields = unpack(message, self._expected, UPDATE_FIELDS)
+        tensors, fields = unpack(message, self.expected, UPDATE_FIELDS)
         if fields["round"] != number:
             raise MessageRefused(f"update of round {fields['round']}, expected {number}")
         if fields["silo"] != silo:
@@ -93,17 +96,18 @@ class Coordinator:
         """Refuse an update that moves the shared parts too far (the norm of the change, not of the weights)."""
         if self._max_norm is None:
             return
-        before = flatten(self.shared)
-        norm = math.sqrt(sum(float((t.double() - before[name].double()).square().sum()) for name, t in tensors.items()))
+        norm = change_norm(tensors, flatten(self.shared))
         if norm > self._max_norm:
             raise MessageRefused(f"norm of the update {norm:.3g} is above aggregation.max_norm={self._max_norm:g}")
 
     def aggregate(self, updates: Sequence[Update]) -> None:
         """Set the shared parts from a round's updates; without any they stay."""
         if updates:
+            before = flatten(self.shared)
             ordered = sorted(updates, key=lambda update: update.silo)
-            aggregate = self._aggregation(ordered)
-            self.shared = unflatten(self.optimizer.step(flatten(self.shared), aggregate))
+            if self._clip is not None:
+                ordered = [clipped(update, before, self._clip) for update in ordered]
+            self.shared = unflatten(self.optimizer.step(before, self._aggregation(ordered)))
 
     def adopt(self, state: State) -> None:
         """Set the shared parts to those of a state: what the server step made of them."""
@@ -121,10 +125,3 @@ class Coordinator:
             group, rest = name.split("/", 1)
             groups[group][rest] = tensor
         self.shared, self.optimizer.state = unflatten(groups["shared"]), groups["server"]
-
-
-def update_message(state: State, parts: Mapping[str, Part], number: int, silo: str, rows: int) -> bytes:
-    """What leaves a silo: exactly the shared parts, the round, its name and its row count."""
-    tensors: Tensors = shared_tensors(state, parts)
-    fields: Fields = {"round": number, "silo": silo, "rows": rows}
-    return pack(tensors, fields)

@@ -16,13 +16,15 @@ from silotune.backbone import Backbone
 from silotune.config import Config, dump
 from silotune.data.metrics import majority_score
 from silotune.data.tasks import Row, Task
-from silotune.engines.inprocess import History, InProcess, Progress, mean, results, state_of
+from silotune.engines.base import Engine, Progress
+from silotune.engines.inprocess import InProcess
 from silotune.errors import OR_RESUME, InputError, require_unused, unknown
 from silotune.evaluation.predict import answers, logits
+from silotune.evaluation.scores import mean, state_of
 from silotune.interop.start import keep_start
 from silotune.parts import Scope, State, count, digest, flatten
 from silotune.runs import RunFolder, write_text
-from silotune.silo import LocalTraining
+from silotune.training import LocalTraining
 from silotune.tuners import Tuner
 
 
@@ -135,10 +137,10 @@ def run(
         folder = RunFolder.create(path, text, fingerprint, resume)
     keep_start(path, federation.training)
     engine = InProcess(federation, folder, progress)
-    history = engine.run()
+    engine.run()
     final = {"shared_sha256": digest(flatten(federation.coordinator.shared)), "state_sha256": state_digest(federation)}
     best = engine.load_best()
-    summary = summarise(federation, history, engine.name) | {"best_round": best} | final
+    summary = summarise(engine) | {"best_round": best} | final
     write_text(path / "summary.json", json.dumps(summary, indent=1) + "\n")
     return Run(path, summary, federation)
 
@@ -152,17 +154,18 @@ def state_digest(federation: Federation) -> str:
     return digest(tensors)
 
 
-def summarise(federation: Federation, history: History, engine: str) -> dict[str, Any]:
+def summarise(engine: Engine) -> dict[str, Any]:
     """`summary.json` without digests, at the federation's present state."""
+    federation, history = engine.federation, engine.history
     config = federation.config
-    silos = results(federation)
+    silos = engine.results()
     central = central_result(federation, silos)
     return {
         "method": config.method.name,
         "backbone": config.backbone,
         "seed": config.seed,
         "rounds": config.rounds,
-        "engine": engine,
+        "engine": engine.name,
         "precision": federation.backbone.precision,
         "threads": torch.get_num_threads(),
         "seconds": round(history.seconds, 3),

@@ -12,10 +12,13 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from silotune.errors import InputError
-from silotune.parts import Part, Scope, State, Tensors, flatten
+from silotune.parts import Part, Scope, State, Tensors, flatten, unflatten
 
 Fields = dict[str, str | int | float]
 _METADATA = "silotune"
+
+BROADCAST_FIELDS: Mapping[str, type] = {"round": int}
+UPDATE_FIELDS: Mapping[str, type] = {"round": int, "silo": str, "rows": int}
 
 
 class MessageRefused(InputError):
@@ -38,6 +41,26 @@ class Expected:
 def shared_tensors(state: State, parts: Mapping[str, Part]) -> Tensors:
     """The only way from a silo's state into a message: the tensors of the shared parts, by "part/tensor" name."""
     return flatten({name: state[name] for name, part in parts.items() if part.scope is Scope.SHARED})
+
+
+def broadcast_message(shared: State, number: int) -> bytes:
+    """What opens a round: the shared parts and the round's number."""
+    return pack(flatten(shared), {"round": number})
+
+
+def read_broadcast(message: bytes, expected: Expected) -> tuple[State, int]:
+    """The shared parts and the round's number.
+
+    Raises:
+        MessageRefused: for anything that is not exactly as expected.
+    """
+    tensors, fields = unpack(message, expected, BROADCAST_FIELDS)
+    return unflatten(tensors), int(fields["round"])
+
+
+def update_message(state: State, parts: Mapping[str, Part], number: int, silo: str, rows: int) -> bytes:
+    """What leaves a silo: exactly the shared parts, the round, its name and its row count."""
+    return pack(shared_tensors(state, parts), {"round": number, "silo": silo, "rows": rows})
 
 
 def pack(tensors: Tensors, fields: Fields) -> bytes:

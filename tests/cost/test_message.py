@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 
 from silotune.assembly import Federation
-from silotune.coordinator import update_message
 from silotune.cost import estimate
 from silotune.cost.message import ROWS, SILO, computed_size, message_sizes
 from silotune.heads import LinearHead
-from silotune.messages import shared_tensors
+from silotune.messages import shared_tensors, update_message
 from silotune.parts import shared
 
 SHAPES = {

@@ -88,8 +88,7 @@ def test_a_verbalizer_run_resumes_to_the_same_bits(scope, folders, data_folder, 
 
 def test_messages_of_a_tensorless_head_hold_the_tuner_alone(folders, data_folder):
     from silotune.assembly import build
-    from silotune.coordinator import UPDATE_FIELDS, update_message
-    from silotune.messages import Expected
+    from silotune.messages import UPDATE_FIELDS, Expected, update_message
     from silotune.parts import flatten
 
     federation = build(verbalizer(folders("bert"), data_folder, "tuner=prompt", "tuner.tokens=3", "head.scope=shared"))

@@ -23,7 +23,7 @@ from transformers import (
 import silotune
 from silotune.data.batching import make_batch
 from silotune.data.tasks import Row
-from silotune.engines.inprocess import state_of
+from silotune.evaluation.scores import state_of
 from silotune.finished import load_run
 from silotune.views import make_plan
 from tiny import FAMILIES, tiny_overrides, write_data

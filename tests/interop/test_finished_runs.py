@@ -16,7 +16,7 @@ from commandline import Silotune
 from silotune.errors import InputError
 from silotune.finished import load_run
 from silotune.methods import METHODS
-from silotune.silo import LocalTraining
+from silotune.training import LocalTraining
 from tiny import ONE_TASK, save_backbone, tiny_overrides
 
 

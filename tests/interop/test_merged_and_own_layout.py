@@ -14,8 +14,8 @@ from safetensors.torch import load_file, save_file
 from small_runs import PAIRS, SINGLE, close, encoded, head_logits, own_states, rows_of, tokenised
 from transformers import AutoModel, AutoModelForCausalLM
 
-from silotune.engines.inprocess import state_of
 from silotune.evaluation.predict import logits
+from silotune.evaluation.scores import state_of
 from silotune.interop.export import export
 
 MIX = {"global": 0.5, "private": 0.5}

@@ -152,7 +152,7 @@ def test_a_centralised_run_gives_each_silo_its_tasks_head(runs, tmp_path):
 
 def test_the_best_round_is_exported_not_the_last(runs, tmp_path, monkeypatch):
     falling = iter((90.0, 50.0))
-    monkeypatch.setattr(InProcess, "_validate", lambda self: {"alpha": next(falling)})
+    monkeypatch.setattr(InProcess, "validate", lambda self, number: {"alpha": next(falling)})
     run = load_run(runs.folder("bert", "lora", "rounds=2"))
     assert run.summary["best_round"] == 1
     export(run, "beta", "global", tmp_path / "out")

@@ -18,9 +18,9 @@ from transformers import (
 )
 
 from silotune.backbone import Backbone
-from silotune.engines.inprocess import state_of
 from silotune.errors import InputError
 from silotune.evaluation.predict import logits
+from silotune.evaluation.scores import state_of
 from silotune.interop.export import export
 from silotune.interop.joined import Joined
 from silotune.interop.peft_layout import peft_layout

@@ -17,14 +17,16 @@ import pytest
 from safetensors.torch import load
 from torch import Tensor
 
+from silotune import participant
 from silotune.assembly import read_config
 from silotune.backbone import Backbone
 from silotune.config import Config
 from silotune.coordinator import Coordinator
 from silotune.experiment import Run, run
+from silotune.messages import Expected
 from silotune.methods import METHODS, Method
 from silotune.pretrained import load_backbone
-from silotune.silo import LocalResult, LocalTraining
+from silotune.training import LocalResult, LocalTraining
 from tiny import tiny_overrides, write_data
 
 TRAIN_ROWS = {"alpha": 10, "beta": 18, "gamma": 14}
@@ -102,7 +104,7 @@ def tapped(tamper: Tamper | None = None, spoil: Spoil | None = None) -> Iterator
         spoil: what happens to a local round's result before a message is made of it.
     """
     wire = Wire()
-    receive, read, local_round = Coordinator.receive, Coordinator.read_broadcast, LocalTraining.round
+    receive, read, local_round = Coordinator.receive, participant.read_broadcast, LocalTraining.round
 
     def tapped_receive(self: Coordinator, number: int, silo: str, message: bytes) -> object:
         if tamper is not None:
@@ -110,9 +112,9 @@ def tapped(tamper: Tamper | None = None, spoil: Spoil | None = None) -> Iterator
         wire.up.append((number, silo, bytes(message)))
         return receive(self, number, silo, message)
 
-    def tapped_read(self: Coordinator, message: bytes) -> object:
+    def tapped_read(message: bytes, expected: Expected) -> object:
         wire.down.append(bytes(message))
-        return read(self, message)
+        return read(message, expected)
 
     def tapped_round(self: LocalTraining, silo: Any, shared: Any, number: int, *args: Any, **more: Any) -> LocalResult:
         result = local_round(self, silo, shared, number, *args, **more)
@@ -123,7 +125,7 @@ def tapped(tamper: Tamper | None = None, spoil: Spoil | None = None) -> Iterator
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Coordinator, "receive", tapped_receive)
-        patch.setattr(Coordinator, "read_broadcast", tapped_read)
+        patch.setattr(participant, "read_broadcast", tapped_read)
         patch.setattr(LocalTraining, "round", tapped_round)
         yield wire
 

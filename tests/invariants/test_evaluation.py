@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from invariants.cases import CASES, every_case
-from silotune.engines.inprocess import state_of
 from silotune.evaluation import predict
+from silotune.evaluation.scores import state_of
 
 
 @every_case

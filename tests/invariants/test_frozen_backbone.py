@@ -13,7 +13,7 @@ from silotune.assembly import make_method
 from silotune.backbone import Backbone
 from silotune.parts import digest, unflatten
 from silotune.pretrained import load_backbone
-from silotune.silo import LocalTraining
+from silotune.training import LocalTraining
 
 
 def bits(backbone: Backbone) -> dict[str, str]:

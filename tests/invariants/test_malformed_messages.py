@@ -15,7 +15,7 @@ from safetensors.torch import load, save
 from invariants.cases import read_message
 from invariants.messages import GOOD, ROUND, ROWS, SHARED, SILO, coordinator, good_fields, good_tensors, packed, refused
 from silotune.aggregation import Update
-from silotune.messages import MessageRefused
+from silotune.messages import MessageRefused, read_broadcast
 
 
 def with_header(change: Callable[[dict[str, Any]], object]) -> bytes:
@@ -173,13 +173,14 @@ def test_what_is_refused_leaves_the_coordinator_as_it_was():
 def test_a_broadcast_is_checked_by_the_silo_as_well():
     receiver = coordinator()
     broadcast = receiver.broadcast(2)
-    found = receiver.read_broadcast(broadcast)
+    found, number = read_broadcast(broadcast, receiver.expected)
+    assert number == 2
     assert {part: sorted(tensors) for part, tensors in found.items()} == {part: sorted(t) for part, t in SHARED.items()}
     tensors, _ = read_message(broadcast)
     for message in (broadcast[:-1], GOOD, save(tensors), packed(tensors | {"x/y": torch.ones(1)}, {"round": 2})):
         with pytest.raises(MessageRefused):
-            receiver.read_broadcast(message)
+            read_broadcast(message, receiver.expected)
     tensors["head/out.weight"][0] = math.nan
     with pytest.raises(MessageRefused, match="NaN"):
-        receiver.read_broadcast(packed(tensors, {"round": 2}))
+        read_broadcast(packed(tensors, {"round": 2}), receiver.expected)
     assert load(broadcast).keys() == tensors.keys()

@@ -16,7 +16,7 @@ from silotune.config import Config
 from silotune.engines.inprocess import InProcess
 from silotune.experiment import state_digest
 from silotune.runs import RunFolder
-from silotune.silo import LocalTraining
+from silotune.training import LocalTraining
 
 PARAMETERS = {"trainable_parameters", "sent_parameters", "adapter_parameters", "head_parameters"}
 SCORES = {"silos", "global", "average", "best_round"}

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from invariants.cases import CASES, ONE_TASK_ROWS, TRAIN_ROWS, every_case, read_message, tapped
-from silotune.coordinator import update_message
+from silotune.messages import update_message
 from silotune.parts import Scope
-from silotune.silo import LocalResult, LocalTraining
+from silotune.training import LocalResult, LocalTraining
 
 SENT = {
     "local": set(),

@@ -13,7 +13,8 @@ from silotune.backbone import Backbone, Inputs
 from silotune.data.batching import Batch, TokenisedRows
 from silotune.methods import Phase, Step
 from silotune.parts import State, Tensors
-from silotune.silo import LocalTraining, Silo
+from silotune.silo import Silo
+from silotune.training import LocalTraining
 from silotune.views import run_view
 
 

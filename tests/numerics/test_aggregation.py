@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from silotune.aggregation import AGGREGATIONS, Update
-from silotune.coordinator import Coordinator, update_message
+from silotune.coordinator import Coordinator
+from silotune.messages import update_message
 from silotune.parts import digest, flatten, unflatten
 
 SHAPES = {"global/w": (7, 5), "global/b": (5,), "other/s": ()}

@@ -21,7 +21,7 @@ from silotune.methods.fedavg import FedAvg
 from silotune.methods.fedfame import PROJECTION
 from silotune.methods.moon import model_contrast
 from silotune.parts import digest, flatten
-from silotune.silo import LocalTraining
+from silotune.training import LocalTraining
 from silotune.tuners import TUNERS
 from silotune.views import Ingredient, run_view
 

@@ -15,7 +15,7 @@ from silotune.cli.main import app
 from silotune.errors import OR_RESUME, require_unused, unknown
 
 if TYPE_CHECKING:
-    from silotune.engines.inprocess import Progress as Report
+    from silotune.engines.base import Progress as Report
     from silotune.experiment import Run
 
 console = Console(highlight=False)

@@ -16,7 +16,7 @@ from silotune.assembly import make_method
 from silotune.backbone import Backbone
 from silotune.comparison.plan import Cell
 from silotune.config import Config, dump
-from silotune.engines.inprocess import Progress
+from silotune.engines.base import Progress
 from silotune.errors import InputError, SilotuneError
 from silotune.experiment import run
 from silotune.runs import read_summary

@@ -8,8 +8,7 @@ from math import prod
 
 import torch
 
-from silotune.aggregation import AGGREGATIONS
-from silotune.coordinator import Coordinator, update_message
+from silotune.messages import broadcast_message, update_message
 from silotune.parts import Part, Scope, count, flatten
 
 Shapes = Mapping[str, Mapping[str, tuple[int, ...]]]
@@ -40,7 +39,7 @@ def message_sizes(shapes: Shapes, parts: Mapping[str, Part]) -> tuple[int, int]:
     assert count(flatten(zeros)) == numbers
     sent = {name: parts[name] for name in shared}
     update = update_message(zeros, sent, 1, SILO, ROWS)
-    return len(update), len(Coordinator(zeros, AGGREGATIONS["uniform"], 0).broadcast(1))
+    return len(update), len(broadcast_message(zeros, 1))
 
 
 def computed_size(shapes: Shapes, fields: Mapping[str, str | int]) -> int:

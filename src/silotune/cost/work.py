@@ -29,7 +29,7 @@ from silotune.data.batching import Batch
 from silotune.data.tasks import Task
 from silotune.methods import Method, Step
 from silotune.parts import Scope, State, copy
-from silotune.silo import LocalTraining
+from silotune.training import LocalTraining
 from silotune.views import READINGS, run_view
 
 _READINGS = READINGS | {STATES: states}

@@ -10,7 +10,7 @@ from silotune.data.metrics import METRICS, TEXT_METRICS
 from silotune.generation import generate
 from silotune.heads.lm import LanguageModelHead, prompt_rows
 from silotune.parts import State
-from silotune.silo import LocalTraining
+from silotune.training import LocalTraining
 
 BATCH = 64
 

@@ -8,8 +8,8 @@ from typing import get_args
 import torch
 
 from silotune.data.tasks import Task
-from silotune.engines.inprocess import state_of
 from silotune.errors import InputError, unknown
+from silotune.evaluation.scores import state_of
 from silotune.experiment import Run
 from silotune.heads import Head
 from silotune.interop.joined import Joined, Linear, join

@@ -21,7 +21,7 @@ from silotune.errors import InputError
 from silotune.parts import Tensors, digest
 
 if TYPE_CHECKING:
-    from silotune.silo import LocalTraining
+    from silotune.training import LocalTraining
     from silotune.tuners import Tuner
 
 FILE = "start.safetensors"

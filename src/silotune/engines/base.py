@@ -1,0 +1,214 @@
+"""What all engines have in common: rounds, the best round, events, checkpoints and resume.
+
+An engine only adds how silos are reached. Everything that passes between coordinator and silo passes as bytes.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from silotune.aggregation import Update
+from silotune.assembly import Federation
+from silotune.errors import InputError
+from silotune.messages import MessageRefused
+from silotune.participant import Answer
+from silotune.parts import State, flatten
+from silotune.runs import Checkpoint, RunFolder
+
+Progress = Callable[[int, str, int, int], None]
+"""(round, what is being done, silos done in this round, silos in this round) – called before every piece of work."""
+
+Scores = dict[str, float | None]
+"""Reported silo (or `global`, where all are judged on the same rows) → score in percent; None without rows."""
+
+
+@dataclass
+class History:
+    """The run's numbers so far; stored in every checkpoint."""
+
+    best_round: int = 0
+    best_validation: float = float("-inf")
+    bytes_up: int = 0
+    bytes_down: int = 0
+    seconds: float = 0.0
+    training_seconds: float = 0.0
+    training_rows: int = 0
+    validation: Scores = field(default_factory=dict)
+    sampled: list[str] = field(default_factory=list)
+
+
+class Engine(ABC):
+    """Runs a federation round by round and leaves a checkpoint after each."""
+
+    name: ClassVar[str]
+
+    def __init__(self, federation: Federation, folder: RunFolder, progress: Progress | None = None) -> None:
+        self.federation = federation
+        self.folder = folder
+        self.progress = progress or (lambda *_: None)
+        self.history = History()
+        self._best: Checkpoint | None = None
+        self._last: Checkpoint | None = None
+
+    @abstractmethod
+    def rounds(self, number: int, silos: Sequence[str], broadcast: bytes) -> Iterator[Answer]:
+        """These silos' local rounds; answers in any order, one a silo at most."""
+
+    @abstractmethod
+    def finals(self, number: int, silos: Sequence[str], broadcast: bytes) -> Iterator[Answer]:
+        """These silos' final phases."""
+
+    @abstractmethod
+    def validate(self, number: int) -> Scores:
+        """The silos' scores on validation rows, with the coordinator's present shared parts."""
+
+    @abstractmethod
+    def results(self) -> dict[str, dict[str, Any]]:
+        """Per reported silo, `summary.json`'s entry at the present state."""
+
+    @abstractmethod
+    def store(self, number: int, silos: Sequence[str], better: bool) -> Mapping[str, str]:
+        """Make what these silos keep safe; silo → checkpoint file, for those whose state is in the run folder."""
+
+    @abstractmethod
+    def recall(self, checkpoint: Checkpoint) -> None:
+        """Set the silos to a checkpoint's state."""
+
+    def run(self) -> None:
+        """All rounds that are left, then the method's final phases, which count as part of the last round."""
+        self._restore()
+        rounds = self.federation.config.rounds
+        done = self._last.round if self._last else 0
+        for number in range(done + 1, rounds + 1):
+            self._round(number, final=number == rounds)
+
+    def load(self, checkpoint: Checkpoint) -> None:
+        """Set the federation to a checkpoint's state."""
+        coordinator = self.federation.coordinator
+        with whole(checkpoint.shared, coordinator.shared) as check:
+            coordinator.load_flat(self.folder.read(checkpoint.shared))
+            check(coordinator.shared)
+        self.recall(checkpoint)
+
+    def load_best(self) -> int:
+        """Set the federation to the best round's state, and return that round."""
+        assert self._best is not None, "no round was run"
+        self.load(self._best)
+        return self._best.round
+
+    def _restore(self) -> None:
+        self._last = self.folder.latest()
+        if self._last is not None:
+            self._restore_from(self._last)
+        # Last: what cannot be resumed stays as it is.
+        self.folder.forget_events_after(self._last.round if self._last else 0)
+
+    def _restore_from(self, last: Checkpoint) -> None:
+        try:
+            self.history = History(**last.history)
+        except TypeError as error:
+            raise InputError(f"checkpoint round-{last.round:04d}.json: damaged ({error})") from error
+        self.load(last)
+        if self.history.best_round not in (0, last.round):
+            self._best = self.folder.load(self.history.best_round)
+            for name in sorted(self._best.files):  # damage is found now, not after the last round
+                self.folder.read(name)
+        else:
+            self._best = last
+
+    def _round(self, number: int, final: bool) -> None:
+        coordinator, history = self.federation.coordinator, self.history
+        started = time.perf_counter()
+        chosen = coordinator.choose(number, list(self.federation.silos))
+        updates = self._updates(number, chosen, coordinator.broadcast(number))
+        coordinator.aggregate(updates)
+        self._server_step(number)
+        history.sampled = sorted({*history.sampled, *chosen})
+        touched = set(chosen)
+        if final and any(phase.when == "end" for phase in self.federation.training.phases):
+            touched |= self._finish(number)
+        self.progress(number, "validation", len(chosen), len(chosen))
+        history.validation = self.validate(number)
+        scores = [value for value in history.validation.values() if value is not None]
+        mean = math.fsum(scores) / len(scores) if scores else float(number)  # without validation rows: the last round
+        better = mean > history.best_validation
+        if better:
+            history.best_round, history.best_validation = number, mean
+        history.seconds += time.perf_counter() - started
+        self.folder.event("round", round=number, silos=chosen, validation=history.validation, seconds=history.seconds)
+        self._checkpoint(number, touched, better)
+
+    def _updates(self, number: int, chosen: Sequence[str], broadcast: bytes) -> list[Update]:
+        """The round's updates, checked; what is refused is named in the events and left out."""
+        coordinator, history = self.federation.coordinator, self.history
+        updates: list[Update] = []
+        for answer in self.rounds(number, chosen, broadcast):
+            history.training_seconds += answer.metrics["seconds"]
+            history.training_rows += int(answer.metrics["rows"])
+            sizes = {"bytes_down": 0, "bytes_up": 0}
+            if coordinator.communicates:
+                sizes = {"bytes_down": len(broadcast), "bytes_up": len(answer.message)}
+                history.bytes_down += sizes["bytes_down"]
+                history.bytes_up += sizes["bytes_up"]
+                try:
+                    updates.append(coordinator.receive(number, answer.silo, answer.message))
+                except MessageRefused as refusal:
+                    self.folder.event("refused", round=number, silo=answer.silo, reason=str(refusal))
+            note = {"note": answer.note} if answer.note else {}
+            self.folder.event("silo", round=number, silo=answer.silo, **sizes, **answer.metrics, **note)
+        return updates
+
+    def _server_step(self, number: int) -> None:
+        """The coordinator trains the aggregated parts on its own labelled rows, where the method says so."""
+        federation, history = self.federation, self.history
+        if federation.server is None:
+            return
+        result = federation.training.server_step(federation.server, federation.coordinator.shared, number)
+        federation.coordinator.adopt(result.state)
+        history.training_seconds += result.metrics["seconds"]
+        history.training_rows += int(result.metrics["rows"])
+        self.folder.event("server", round=number, **result.metrics)
+
+    def _finish(self, number: int) -> set[str]:
+        """The method's final phases, local to every silo they concern."""
+        everyone = any(phase.when == "end" and phase.who == "all" for phase in self.federation.training.phases)
+        names = sorted(self.federation.silos) if everyone else self.history.sampled
+        for answer in self.finals(number, names, self.federation.coordinator.broadcast(number)):
+            self.folder.event("final", round=number, silo=answer.silo, **answer.metrics)
+        return set(names)
+
+    def _checkpoint(self, number: int, touched: set[str], better: bool) -> None:
+        shared = self.folder.write(f"shared-{number:04d}", self.federation.coordinator.flat())
+        files = dict(self._last.silos) if self._last else {}
+        files |= self.store(number, sorted(touched), better)
+        checkpoint = Checkpoint(number, shared, files, self.history.__dict__)
+        if better:
+            self._best = checkpoint
+        self.folder.commit(checkpoint, self._best)
+        self._last = checkpoint
+
+
+@contextmanager
+def whole(file: str, expected: State) -> Iterator[Callable[[State], None]]:
+    """Refuse a checkpoint file whose tensors are not those of this run; yields the check of what was read.
+
+    Raises:
+        InputError: naming the file.
+    """
+
+    def check(found: State) -> None:
+        shapes, wanted = ({n: (t.shape, t.dtype) for n, t in flatten(state).items()} for state in (found, expected))
+        differing = sorted(name for name in {*shapes, *wanted} if shapes.get(name) != wanted.get(name))
+        if differing:
+            raise ValueError(f"tensor {differing[0]!r} is missing, unexpected or of another shape")
+
+    try:
+        yield check
+    except (KeyError, ValueError) as error:
+        raise InputError(f"checkpoint file {file}: damaged ({error})") from error

@@ -1,0 +1,69 @@
+"""Scores of a federation's models: per silo, per split, at its present state."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from silotune.assembly import Federation
+from silotune.evaluation.predict import score
+from silotune.parts import Scope, State, names_with
+from silotune.silo import Silo
+
+
+def state_of(federation: Federation, silo: Silo) -> State:
+    """The silo's whole model after aggregation: the coordinator's shared parts and its own private ones."""
+    return federation.coordinator.shared | federation.training.state_of(silo).private
+
+
+def scores(federation: Federation, split: Literal["validation", "test"]) -> dict[str, float | None]:
+    """Per reported silo, the score of its model (percent; None without rows).
+
+    Where one data set is partitioned all silos are judged on the same central rows. Predictions with shared parts
+    alone are then one model's, and made once; with private parts, every silo's model is judged on them.
+    """
+    training = federation.training
+    prediction = training.method.prediction()
+    shared = names_with(training.parts, Scope.SHARED)
+    learned = any(callable(weight) for weight in prediction.mix.values())  # from a silo's own state
+    head = training.parts[prediction.head].module
+    heads = {prediction.head} if getattr(head, "has_tensors", True) else set()
+    alike = not learned and {*prediction.mix, *heads} <= {*shared}
+    made: dict[tuple[str, int], float | None] = {}
+    found = {}
+    for silo in federation.silos.values():
+        for name, evaluation in silo.evaluations.items():
+            key = ("" if alike else silo.name, id(evaluation))
+            if key not in made:
+                made[key] = score(training, state_of(federation, silo), getattr(evaluation, split))
+            found[name] = made[key]
+    return found
+
+
+def mean(found: Mapping[str, float | None]) -> float | None:
+    """The mean over silos, in any order; None without rows. Equal scores are their own mean, to the bit."""
+    values = [value for value in found.values() if value is not None]
+    if len(set(values)) <= 1:
+        return values[0] if values else None
+    return math.fsum(values) / len(values)
+
+
+def results(federation: Federation) -> dict[str, dict[str, Any]]:
+    """Per reported silo: metric, validation and test score at the federation's present state, and row counts."""
+    found: dict[str, dict[str, Any]] = {}
+    validation, test = scores(federation, "validation"), scores(federation, "test")
+    for silo in federation.silos.values():
+        for name, evaluation in silo.evaluations.items():
+            task = evaluation.test.task
+            found[name] = {
+                "metric": task.metric,
+                "validation": validation[name],
+                "test": test[name],
+                "rows": {
+                    "train": len(silo.train[task.name]),
+                    "validation": len(evaluation.validation),
+                    "test": len(evaluation.test),
+                },
+            }
+    return found
