@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any, cast
 
 import torch
@@ -14,8 +13,8 @@ from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
 from silotune.backbone import Backbone
 from silotune.data.batching import padded
 from silotune.forward import Prefix
+from silotune.mixing import Ingredient, make_plan, of_rows
 from silotune.plan import Plan
-from silotune.views import Ingredient, make_plan
 
 
 def start(backbone: Backbone, prompts: Sequence[Sequence[int]], mix: Sequence[Ingredient]) -> Decoding:
@@ -66,11 +65,8 @@ class Decoding(ABC):
         if torch.equal(index, torch.arange(self.rows, device=index.device)):
             return
         self._reorder(index)
-        self._mix = [
-            replace(part, weight=part.weight[index.to(part.weight.device)]) if isinstance(part.weight, Tensor) else part
-            for part in self._mix
-        ]
-        if any(isinstance(part.weight, Tensor) for part in self._mix):
+        self._mix = of_rows(self._mix, index)
+        if any(part.by_row for part in self._mix):
             self._plan = make_plan(self._backbone, self._mix)
         self.rows = len(index)
 

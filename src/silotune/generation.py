@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 from silotune.backbone import Backbone
 from silotune.data.batching import TokenisedRows
 from silotune.decoding import Decoding, start
-from silotune.views import Ingredient
+from silotune.mixing import Ingredient, of_rows, prepared, together
 
 if TYPE_CHECKING:
     from silotune.heads.lm import GenerationOptions
@@ -50,39 +50,19 @@ def generate_ids(
         options: beams and length.
         rows_at_once: rows in one batch; prompts of like length go together. It does not change what is written.
     """
-    mix = [replace(part, tensors=part.tuner.fold(part.tensors)) for part in mix if part.present]
+    mix = prepared(mix)
     end = int(cast(int, backbone.tokenizer.eos_token_id))
     search = greedy if options.beams == 1 else beam_search
     written: list[list[int]] = [[] for _ in prompts]
-    for rows, own in _distinct(backbone, mix, len(prompts)):
-        order = sorted(rows, key=lambda row: len(prompts[row]))
+    for group, own in together(backbone, mix, len(prompts)):
+        rows = group.tolist()
+        order = sorted(range(len(rows)), key=lambda place: len(prompts[rows[place]]))
         for begin in range(0, len(order), rows_at_once):
-            chosen = order[begin : begin + rows_at_once]
-            decoding = start(backbone, [prompts[row] for row in chosen], _of_rows(own, chosen))
-            for row, ids in zip(chosen, search(decoding, end, options), strict=True):
-                written[row] = ids
+            places = order[begin : begin + rows_at_once]
+            decoding = start(backbone, [prompts[rows[place]] for place in places], of_rows(own, places))
+            for place, ids in zip(places, search(decoding, end, options), strict=True):
+                written[rows[place]] = ids
     return written
-
-
-def _distinct(
-    backbone: Backbone, mix: Sequence[Ingredient], number: int
-) -> Iterator[tuple[list[int], list[Ingredient]]]:
-    """Rows that may go together, and their mix: all, but where a tuner cannot tell rows apart, those of one weight."""
-    apart = [part for part in mix if isinstance(part.weight, Tensor) and not part.tuner.mixes_rows(backbone)]
-    groups: dict[tuple[float, ...], list[int]] = {}
-    for row in range(number):
-        groups.setdefault(tuple(float(cast(Tensor, part.weight)[row]) for part in apart), []).append(row)
-    for weights, rows in groups.items():
-        fixed = dict(zip(map(id, apart), weights, strict=True))
-        yield rows, [replace(part, weight=fixed.get(id(part), part.weight)) for part in mix]
-
-
-def _of_rows(mix: Sequence[Ingredient], rows: Sequence[int]) -> list[Ingredient]:
-    index = torch.tensor(rows)
-    return [
-        replace(part, weight=part.weight[index.to(part.weight.device)]) if isinstance(part.weight, Tensor) else part
-        for part in mix
-    ]
 
 
 def greedy(decoding: Decoding, end: int, options: GenerationOptions) -> list[list[int]]:

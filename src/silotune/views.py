@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -11,26 +10,10 @@ from torch import Tensor
 from silotune.backbone import Backbone, Inputs
 from silotune.data.batching import READ_POSITIONS, READ_ROWS, READ_TARGETS, Batch
 from silotune.errors import InputError
-from silotune.parts import State, Tensors
+from silotune.mixing import Ingredient, Mix, make_plan, of_rows, prepared, settled, together
 from silotune.plan import Plan
-from silotune.tuners.base import Tuner, Weight, Weighted
 
-Learned = Callable[[State], Weight]
-"""A weight that is itself learned: read from the silo's state in every step."""
-Mix = Mapping[str, Weight | Learned]
-"""Part (or anchor) name → weight."""
-
-
-def settled(mix: Mix, state: State) -> dict[str, Weight]:
-    """A mix with its learned weights read from a state; without gradient they are plain numbers."""
-    weights: dict[str, Weight] = {}
-    for name, weight in mix.items():
-        if callable(weight) and not isinstance(weight, Tensor):
-            weight = weight(state)
-            weight = weight if isinstance(weight, Tensor) and weight.requires_grad else float(weight)
-        weights[name] = weight
-    return weights
-
+__all__ = ["Ingredient", "Mix", "Reading", "View", "encode_mix", "make_plan", "run_view", "settled"]
 
 Reading = Callable[[Tensor, Inputs], Tensor]
 """(last layer's states (rows, tokens, hidden), inputs) → one tensor whose first dimension is rows."""
@@ -67,20 +50,6 @@ HeadReading = Callable[[Tensor, Inputs, Plan], Tensor]
 HEAD_INPUTS = (READ_ROWS, READ_POSITIONS, READ_TARGETS)
 
 
-@dataclass(frozen=True)
-class Ingredient:
-    """One resolved entry of a mix: how the part acts, its tensors, its weight (a number, or one per row)."""
-
-    tuner: Tuner
-    tensors: Tensors
-    weight: Weight
-
-    @property
-    def present(self) -> bool:
-        """Whether it acts at all."""
-        return isinstance(self.weight, Tensor) or self.weight != 0
-
-
 class View(dict[str, Tensor]):
     """Reading name → tensor of shape (rows, …), rows in the batch's order, at least float32.
 
@@ -110,14 +79,14 @@ def run_view(
     Micro-batches are run one by one and their readings concatenated, so that losses see the whole batch while little
     padding is paid. Gradients flow into the tensors of the mix that require them.
     """
-    mix = [replace(part, tensors=part.tuner.fold(part.tensors)) for part in mix if part.present]
+    mix = prepared(mix)
     collected: dict[str, list[Tensor]] = {name: [] for name in readings}
     kept: list[tuple[Tensor, Inputs, Plan]] = []
     start = 0
     for inputs in batch.micro:
         rows = len(inputs["input_ids"])
         moved = {name: tensor.to(backbone.device) for name, tensor in inputs.items()}
-        here = [replace(part, weight=_of_rows(part.weight, slice(start, start + rows))) for part in mix]
+        here = of_rows(mix, slice(start, start + rows))
         states, plan = encode_mix(backbone, {name: moved[name] for name in moved if name not in HEAD_INPUTS}, here)
         if head_readings and plan is None:
             raise InputError("mix: a head over the vocabulary needs one mix for all rows where weights are replaced")
@@ -141,45 +110,13 @@ def encode_mix(backbone: Backbone, inputs: Inputs, mix: Sequence[Ingredient]) ->
     Rows go through in one forward where the tuners can tell them apart, else in one forward per distinct mix; the
     plan is then None.
     """
-    by_row = [
-        part
-        for part in mix
-        if isinstance(part.weight, Tensor) and part.weight.dim() and not part.tuner.mixes_rows(backbone)
-    ]
-    if not by_row:
-        plan = make_plan(backbone, mix)
+    groups = together(backbone, mix, len(inputs["input_ids"]))
+    if len(groups) == 1:
+        plan = make_plan(backbone, groups[0][1])
         return backbone.encode(inputs, plan), plan
-    columns = [torch.as_tensor(part.weight, dtype=torch.float64).cpu() for part in by_row]
-    distinct, group = torch.unique(torch.stack(columns, 1), dim=0, return_inverse=True)
-    pieces, order = [], []
-    for number, weights in enumerate(distinct.tolist()):
-        rows = (group == number).nonzero().flatten()
-        fixed = dict(zip(map(id, by_row), weights, strict=True))
-        chosen = [replace(part, weight=fixed.get(id(part), _of_rows(part.weight, rows))) for part in mix]
+    pieces = []
+    for rows, own in groups:
         some = {name: tensor[rows.to(tensor.device)] for name, tensor in inputs.items()}
-        pieces.append(backbone.encode(some, make_plan(backbone, chosen)))
-        order.append(rows)
-    back = torch.cat(order).argsort()
+        pieces.append(backbone.encode(some, make_plan(backbone, own)))
+    back = torch.cat([rows for rows, _ in groups]).argsort()
     return torch.cat(pieces)[back.to(pieces[0].device)], None
-
-
-def _of_rows(weight: Weight, rows: slice | Tensor) -> Weight:
-    if not isinstance(weight, Tensor):
-        return weight
-    if weight.dim() == 0:  # a learned number, the same for all rows
-        return weight
-    return weight[rows if isinstance(rows, slice) else rows.to(weight.device)]
-
-
-def make_plan(backbone: Backbone, mix: Sequence[Ingredient], rows: slice = slice(None)) -> Plan:
-    """The plan of a mix for some rows of a batch. A part of weight 0 is absent, exactly."""
-    plan = Plan()
-    by_tuner: dict[int, tuple[Tuner, list[Weighted]]] = {}
-    for part in mix:
-        if part.present:
-            by_tuner.setdefault(id(part.tuner), (part.tuner, []))[1].append(
-                Weighted(part.tensors, _of_rows(part.weight, rows))
-            )
-    for tuner, weighted in by_tuner.values():
-        tuner.act(backbone, weighted, plan)
-    return plan
