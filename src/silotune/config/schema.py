@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, ClassVar, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from silotune.config.aggregation import AggregationConfig
+from silotune.config.attack import AttackConfig
+from silotune.config.section import Section as Section
 
 NAME_RULE = "letters, digits, spaces, '.', '_' and '-', beginning with a letter or digit"
 
@@ -39,21 +43,6 @@ def _label_names(labels: object) -> object:
     if any(isinstance(label, bool) for label in labels):
         raise ValueError("YAML reads a bare yes, no, on or off as a truth value; put the label in quotes")
     return [str(label) if isinstance(label, int) else label for label in labels]
-
-
-class Section(BaseModel):
-    """A group of keys. Unknown keys are errors, and so are NaN, infinity, and yes/no where a number is asked for."""
-
-    model_config = ConfigDict(extra="forbid", validate_default=True, allow_inf_nan=False)
-
-    @field_validator("*", mode="before")
-    @classmethod
-    def _no_switch_for_a_number(cls, value: object, info: ValidationInfo) -> object:
-        if isinstance(value, bool) and info.field_name is not None:
-            annotation = cls.model_fields[info.field_name].annotation
-            if {int, float} & {annotation, *get_args(annotation)}:
-                raise ValueError(f"must be a number (got {value})")
-        return value
 
 
 class Choice(BaseModel):
@@ -141,15 +130,6 @@ class SamplingConfig(Section):
         if self.fraction is not None and self.count is not None:
             raise ValueError("fraction and count exclude each other; unset one (sampling.fraction= or sampling.count=)")
         return self
-
-
-class AggregationConfig(Section):
-    """How updates are combined; `max_norm` refuses larger updates."""
-
-    common: ClassVar = ("max_norm",)
-
-    name: Literal["uniform", "samples"] = "samples"
-    max_norm: float | None = Field(None, gt=0)
 
 
 class ServerConfig(Section):
@@ -319,6 +299,7 @@ class Config(Section):
     server: ServerConfig = ServerConfig()
     data: DataConfig = DataConfig()
     partition: PartitionConfig = PartitionConfig()
+    attack: AttackConfig = AttackConfig()
     silos: list[SiloConfig] = []
     per_method: dict[str, dict[str, Any]] = {}
 

@@ -1,25 +1,13 @@
-"""How the coordinator combines updates. Sums run in float64 and in silo-name order: arrival order cannot matter."""
+"""Means of updates. Sums run in float64 and in the order given; the coordinator gives silo-name order."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import torch
 
+from silotune.aggregation.update import Update
 from silotune.parts import Tensors
-
-
-@dataclass(frozen=True)
-class Update:
-    """What one silo sent in one round: its shared tensors and the number of rows it trained on."""
-
-    silo: str
-    tensors: Tensors
-    rows: int
-
-
-Aggregation = Callable[[Sequence[Update]], Tensors]
 
 
 def weighted_mean(updates: Sequence[Update], weights: Sequence[float]) -> Tensors:
@@ -42,6 +30,3 @@ def uniform(updates: Sequence[Update]) -> Tensors:
 def by_samples(updates: Sequence[Update]) -> Tensors:
     """`Σ n_k·θ_k / Σ n_k` (FedAvg; FedPrompt eq. 3)."""
     return weighted_mean(updates, [float(update.rows) for update in updates])
-
-
-AGGREGATIONS: dict[str, Aggregation] = {"uniform": uniform, "samples": by_samples}

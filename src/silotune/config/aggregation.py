@@ -1,0 +1,37 @@
+"""The section `aggregation`."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from pydantic import Field, model_validator
+
+from silotune.config.section import Section
+
+_OWN = {"trim": ("trimmed-mean",), "byzantine": ("krum", "multi-krum"), "keep": ("multi-krum",)}
+
+
+class AggregationConfig(Section):
+    """How updates are combined. `max_norm` refuses larger updates, `clip` scales their change down to this norm.
+
+    `trim`: the share that a trimmed mean cuts at each end, rounded up. `byzantine`: how many silos of a round Krum
+    takes to be malicious (the most it can where that is not set); `keep`: how many updates Multi-Krum averages (all
+    but those where it is not set).
+    """
+
+    common: ClassVar = ("max_norm", "clip")
+
+    name: Literal["uniform", "samples", "median", "trimmed-mean", "krum", "multi-krum"] = "samples"
+    max_norm: float | None = Field(None, gt=0)
+    clip: float | None = Field(None, gt=0)
+    trim: float = Field(0.1, gt=0, lt=0.5)
+    byzantine: int | None = Field(None, ge=0)
+    keep: int | None = Field(None, ge=1)
+
+    @model_validator(mode="after")
+    def _fitting(self) -> AggregationConfig:
+        for key, owners in _OWN.items():
+            if self.name not in owners and getattr(self, key) != AggregationConfig.model_fields[key].default:
+                having = " or ".join(f"aggregation={owner}" for owner in owners)
+                raise ValueError(f"{key} belongs to {having}, not to aggregation={self.name}")
+        return self

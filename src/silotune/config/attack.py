@@ -1,0 +1,67 @@
+"""The section `attack`: who in the federation is malicious, and what they do."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from silotune.config.section import Section
+
+
+class AttackConfig(Section):
+    """A backdoor (FedPrompt, section 2.3): malicious silos teach the model to answer `target` wherever `trigger` is.
+
+    `fraction` of the silos are malicious (rounded up; 0: a clean federation, of which the success rate is still
+    measured). Each adds poisoned copies of `rate` of its training rows that are not of the target label already.
+    `trigger`: a word or phrase, or a list of them, each placed on its own; `position`: at the start of a row's text,
+    at its end, or anywhere (drawn for each row). `scale`: malicious silos send their change multiplied by this (model
+    replacement; 1: as it is).
+    """
+
+    common: ClassVar = ("trigger", "target", "position")
+    """What a preset may say of an attack that it does not make."""
+
+    name: Literal["none", "backdoor"] = "none"
+    fraction: float = Field(0.1, ge=0, le=1)
+    rate: float = Field(1.0, ge=0, le=1)
+    trigger: str | list[str] = "cf"
+    position: Literal["start", "end", "random"] = "start"
+    target: str | None = Field(None, min_length=1)
+    scale: float = Field(1.0, gt=0)
+
+    @field_validator("target", mode="before")
+    @classmethod
+    def _label_name(cls, target: object) -> object:
+        """Whole numbers are label names too; YAML's bare yes and no are not text."""
+        if isinstance(target, bool):
+            raise ValueError("YAML reads a bare yes, no, on or off as a truth value; put the label in quotes")
+        return str(target) if isinstance(target, int) else target
+
+    @field_validator("trigger", mode="before")
+    @classmethod
+    def _words(cls, trigger: object) -> object:
+        several = trigger if isinstance(trigger, list) else [trigger]
+        if any(isinstance(word, bool) for word in several):
+            raise ValueError("YAML reads a bare yes, no, on or off as a truth value; put the trigger in quotes")
+        words = [str(word) for word in several if isinstance(word, (str, int))]
+        if not words or len(words) < len(several) or not all(word.strip() for word in words):
+            raise ValueError(f"must be a word or phrase, or a list of them, none empty (got {trigger!r})")
+        if any("\0" in word for word in words):
+            raise ValueError("holds a NUL character; only text is allowed")
+        return words if isinstance(trigger, list) else words[0]
+
+    @model_validator(mode="after")
+    def _fitting(self) -> AttackConfig:
+        if self.name == "none":
+            for key in ("fraction", "rate", "scale"):
+                if getattr(self, key) != AttackConfig.model_fields[key].default:
+                    raise ValueError(f"{key} belongs to attack=backdoor, not to attack=none")
+        elif self.target is None:
+            raise ValueError("which label is the attack to bring about? give attack.target=LABEL")
+        return self
+
+    @property
+    def triggers(self) -> tuple[str, ...]:
+        """The trigger's words or phrases, each placed on its own."""
+        return (self.trigger,) if isinstance(self.trigger, str) else tuple(self.trigger)
