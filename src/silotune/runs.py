@@ -74,7 +74,8 @@ class RunFolder:
         """Open a run to resume it.
 
         Raises:
-            InputError: not a run folder, or made with another configuration or backbone.
+            InputError: not a run folder, or made with another configuration or backbone. Other versions of a library are
+            only put into the events.
         """
         try:
             before = (path / "config.yaml").read_text(encoding="utf-8")
@@ -88,6 +89,9 @@ class RunFolder:
             raise InputError(f"--resume: {path} was made with another backbone (its weights differ)")
         folder = cls(path)
         folder.checkpoints.mkdir(exist_ok=True)
+        changed = [f"{name} {made.get(name)} → {now}" for name, now in versions().items() if made.get(name) != now]
+        if changed:  # it can go on, but not to the bits that an undisturbed run would have
+            folder.event("versions", changed=changed)
         return folder
 
     def event(self, kind: str, **fields: object) -> None:

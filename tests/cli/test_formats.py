@@ -207,6 +207,6 @@ def test_heads_are_sized_from_the_data_and_answer_with_its_names(
     (zero,) = run.model("two").predict(["text 0"])
     assert set(zero.probabilities) == {"0", "1"}
     for silo, classes in (("three", 3), ("two", 2)):
-        tensors = load_file(place / "out" / "checkpoints" / silo / "0001.safetensors")
+        tensors = load_file(place / "out" / "checkpoints" / "silos" / silo / "0001.safetensors")
         heads = [tensor.shape for name, tensor in tensors.items() if name.endswith(".out.weight")]
         assert heads == [(classes, 32)]

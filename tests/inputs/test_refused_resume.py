@@ -112,3 +112,13 @@ def test_damaged_versions(refused: Refused, half: Path, text: str | None) -> Non
     path = half / "versions.json"
     path.unlink() if text is None else path.write_text(text, encoding="utf-8")
     refused(*RUN, "rounds=2", "--resume", names=["--resume", "out", "not a run folder"])
+
+
+def test_another_version_of_a_library_is_told_not_refused(half: Path, silotune: Silotune) -> None:
+    path = half / "versions.json"
+    made = json.loads(path.read_text(encoding="utf-8"))
+    path.write_text(json.dumps(made | {"torch": "1.0"}), encoding="utf-8")
+    outcome = silotune(*RUN, "rounds=2", "--resume")
+    assert outcome.code == 0, outcome.err
+    events = [json.loads(line) for line in (half / "events.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert [event["changed"] for event in events if event["event"] == "versions"] == [[f"torch 1.0 → {made['torch']}"]]

@@ -126,7 +126,7 @@ def test_the_head_is_the_one_trained_on_what_is_exported(runs, part, head, mix, 
     run = runs.run("roberta", "lora", "method=fedmcp")
     export(run, "beta", part, tmp_path / "out")
     assert json.loads((tmp_path / "out" / "head.json").read_text())["part"] == head
-    kept = load_file(next((run.folder / "checkpoints" / "beta").glob("*.safetensors")))
+    kept = load_file(next((run.folder / "checkpoints" / "silos" / "beta").glob("*.safetensors")))
     saved = load_file(tmp_path / "out" / "head.safetensors")
     assert set(saved) == {"dense.weight", "dense.bias", "out.weight", "out.bias"}
     for name, tensor in saved.items():

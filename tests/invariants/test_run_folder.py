@@ -108,7 +108,7 @@ def test_resume_from_a_damaged_checkpoint_is_refused_and_changes_nothing(silotun
     out = tmp_path / "out"
     with pytest.raises(KeyboardInterrupt):
         federate.run("fedmcp", out, "train.steps=1", progress=interrupt_in(2, 2))
-    path = out / "checkpoints" / "beta" / "0001.safetensors"
+    path = out / "checkpoints" / "silos" / "beta" / "0001.safetensors"
     path.write_bytes(path.read_bytes()[:-8])
     before = snapshot(out)
     code, lines = silotune(*run_words("fedmcp", "rounds=2"), "--out", str(out), "--resume")

@@ -49,7 +49,7 @@ class InProcess(Engine):
         for name in silos:
             state = self.federation.silos[name].state
             assert state is not None, "a silo that trained has a state"
-            files[name] = self.folder.write(f"{name}/{number:04d}", state.flat())
+            files[name] = self.folder.write(f"silos/{name}/{number:04d}", state.flat())
         return files
 
     def recall(self, checkpoint: Checkpoint) -> None:
