@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
+import yaml
 
+from silotune.assembly import read_config
 from silotune.comparison import read_comparison
+from silotune.config import dump
 from silotune.errors import InputError
 
 NINE = ("fedavg-full", "local", "fedavg", "fedlr", "fedap", "moon", "fedrep", "fedmatch", "fedmcp")
@@ -44,6 +48,92 @@ def test_table_2_has_the_ablations_of_the_paper() -> None:
         "fedmcp-cosine": {"similarity": "cosine"},
         "fedmcp-first-token": {"representation": "first"},
     }
+
+
+@pytest.mark.parametrize("preset", ["mixed6", "sentiment5"])
+def test_small_settings_bring_the_nine_rows_and_five_seeds(preset: str) -> None:
+    found = read_comparison(preset, ["data.path=nowhere"])
+    assert (found.rows, found.seeds) == (NINE, (1, 2, 3, 4, 5))
+
+
+COMPARE = {
+    "methods": ["local", "moon"],
+    "seeds": [4, 5],
+    "std": {"ddof": 0},
+    "variants": {"slow": {"train.lr": 1e-5, "sampling": {"count": 2}}},
+}
+
+
+def written(folder: Path, **keys: object) -> str:
+    path = folder / "mine.yaml"
+    path.write_text(yaml.safe_dump({"preset": "demo", "per_method": {"moon": {"method.mu": 5}}} | keys))
+    return str(path)
+
+
+def test_a_users_file_says_it_all(tmp_path: Path) -> None:
+    found = read_comparison(written(tmp_path, compare=COMPARE), [])
+    assert found.rows == ("local", "local-slow", "moon", "moon-slow")
+    assert (found.seeds, found.ddof) == ((4, 5), 0)
+    assert {c.row: (c.config.train.lr, c.config.sampling.count) for c in found.cells} == {
+        "local": (1e-3, None),
+        "local-slow": (1e-5, 2),
+        "moon": (1e-3, None),
+        "moon-slow": (1e-5, 2),
+    }
+    assert {c.config.method.options["mu"] for c in found.cells if c.row.startswith("moon")} == {5}
+    # the command line is over the file; variants of its own replace those of the file
+    found = read_comparison(str(tmp_path / "mine.yaml"), ["methods=ditto", "seeds=7", "std.ddof=1"], ["two: rounds=2"])
+    assert ([cell.folder for cell in found.cells], found.ddof) == (["ditto-7", "ditto-two-7"], 1)
+    found = read_comparison(written(tmp_path, compare={"methods": "fedmcp", "ablation": True}, seed=3), [])
+    assert (len(found.rows), found.seeds) == (5, (3,))
+
+
+def test_a_run_of_that_file_is_the_same_as_without(tmp_path: Path) -> None:
+    alone = dump(read_config(written(tmp_path)))
+    assert dump(read_config(written(tmp_path, compare=COMPARE))) == alone
+
+
+def test_the_best_of_a_sweep_stands_between_the_file_and_the_words(tmp_path: Path) -> None:
+    for name, entries in {
+        "one": {"local": {"train.lr": 1e-5}, "moon": {}},
+        "two": {"moon": {"method.mu": 0.1}},
+    }.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "best.yaml").write_text(yaml.safe_dump({"per_method": entries}))
+    asked = {"methods": ["local", "moon"], "best": ["one", "two"]}  # beside the file
+    source = written(tmp_path, compare=asked, train={"lr": 0.5})
+    configs = {cell.row: cell.config for cell in read_comparison(source, []).cells}
+    assert (configs["local"].train.lr, configs["moon"].train.lr) == (1e-5, 0.5)
+    assert configs["moon"].method.options["mu"] == 0.1  # the file's own per_method says 5
+    configs = {cell.row: cell.config for cell in read_comparison(source, ["train.lr=0.25"]).cells}
+    assert {config.train.lr for config in configs.values()} == {0.25}
+    with pytest.raises(InputError, match="has nothing for method 'ditto', only for local, moon"):
+        read_comparison(source, ["methods=local,ditto"])
+    with pytest.raises(InputError, match="no finished sweep there"):
+        read_comparison(source, [f"best={tmp_path / 'three'}"])
+
+
+@pytest.mark.parametrize(
+    ("compare", "named"),
+    [
+        ({"methods": ["local", "moan"]}, "did you mean 'moon'"),
+        ({"methods": [""]}, "compare.methods"),
+        ({"methods": None}, "compare.methods"),
+        ({"seeds": [1, 2.5]}, "compare.seeds"),
+        ({"seeds": [True]}, "compare.seeds"),
+        ({"seed": [1]}, "compare.seed"),
+        ({"std": {"ddof": 2}}, "compare.std.ddof"),
+        ({"variants": {"a b": {"rounds": 1}}}, "'a b'"),
+        ({"variants": {"slow": {"rounds": 0}}}, "rounds"),
+        ({"variants": ["slow"]}, "compare.variants"),
+        ({"best": ["nowhere"]}, "no finished sweep there"),
+        ([1], "compare"),
+    ],
+)
+def test_a_bad_section_is_refused(tmp_path: Path, compare: object, named: str) -> None:
+    with pytest.raises(InputError, match=re.escape(named)) as refused:
+        read_comparison(written(tmp_path, compare=compare), [])
+    assert "\n" not in str(refused.value)
 
 
 def test_own_variants_stand_behind_every_method() -> None:

@@ -1,4 +1,4 @@
-"""What a comparison runs: rows (methods, or variants of a method) × seeds, each cell one resolved configuration."""
+"""What a comparison runs: rows (methods, or variants of one) × seeds, each cell one resolved configuration."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from silotune.assembly import read_config
-from silotune.config import Config
+from silotune.assembly import METHOD_DEFAULTS, read_config
+from silotune.comparison.best import read_best, words_of
+from silotune.config import Config, load_config
 from silotune.config.schema import NAME_RULE, is_name
 from silotune.errors import InputError, unknown
 from silotune.methods import METHODS
@@ -27,14 +28,8 @@ ABLATIONS: Mapping[str, Variants] = {
 }
 """Method → the variants of its paper's ablations: name → `key=value` words."""
 
-_TABLE_1 = ("fedavg-full", "local", "fedavg", "fedlr", "fedap", "moon", "fedrep", "fedmatch", "fedmcp")
-_PRESETS: Mapping[str, Mapping[str, str]] = {
-    "table1-glue": {"methods": ",".join(_TABLE_1), "seeds": "1,2,3"},
-    "table2-glue": {"methods": "fedmcp", "seeds": "1,2,3"},
-}
-"""What some presets bring along for a comparison. Those of `_ABLATED` also run the ablations."""
-_ABLATED = ("table2-glue",)
-_SEEDS = range(2**31)
+_OWN = ("methods", "seeds", "best", "std.ddof")
+"""Words of a comparison that are short for keys of `compare`."""
 
 
 @dataclass(frozen=True)
@@ -70,39 +65,39 @@ class Comparison:
 def read_comparison(
     source: str, words: Sequence[str], variants: Sequence[str] = (), ablation: bool = False
 ) -> Comparison:
-    """The comparison that a command asks for.
+    """The comparison that a command asks for, over what the source's `compare` section says.
 
     Args:
         source: a preset or a YAML file.
-        words: `key=value`; `methods=a,b`, `seeds=1,2` and `std.ddof=0|1` are the comparison's own, the others go to
-            every cell (over the preset's `per_method`).
-        variants: own ones, each "name: key=value key=value".
+        words: `key=value`; `methods=a,b`, `seeds=1,2`, `best=FOLDER` (of a sweep) and `std.ddof=0|1` are the
+            comparison's own, the others go to every cell (over `per_method` and the best values of a sweep).
+        variants: own ones, each "name: key=value key=value"; they replace those of the source, ablations included.
         ablation: run the variants of the method's paper beside it.
 
     Raises:
         InputError: for any cell whose configuration cannot work; nothing has run by then.
     """
-    own, rest = _split(words)
-    brought = _PRESETS.get(source, {})
-    methods = _methods(own.get("methods", brought.get("methods")), source, rest)
-    seeds = _seeds(own.get("seeds", brought.get("seeds", "1")))
-    ddof = own.get("std.ddof", "1")
-    if ddof not in ("0", "1"):
-        raise InputError(f"std.ddof: must be 0 or 1 (got {ddof!r})")
+    own, rest = split_words(words)
+    base = load_config(source, [*own, *rest], METHOD_DEFAULTS)
+    asked = base.compare
+    methods = methods_of(base)
+    seeds = tuple(asked.seeds or [base.seed])
+    best = read_best(asked.best, methods)
+    chosen = _variants(variants) or _named(asked.variants)
     cells = []
-    for row, method, more in _rows(methods, _variants(variants), ablation or (source in _ABLATED and not variants)):
+    for row, method, more in _rows(methods, chosen, ablation or (asked.ablation and not variants)):
         for seed in seeds:
-            config = read_config(source, [*rest, f"method={method}", f"seed={seed}", *more])
+            config = read_config(source, [*best.get(method, ()), *rest, f"method={method}", f"seed={seed}", *more])
             cells.append(Cell(row, seed, config))
     rows = tuple(dict.fromkeys(cell.row for cell in cells))
     if len(cells) != len({cell.folder for cell in cells}):
         raise InputError("variants: two of them would have the same folder; choose other names")
-    return Comparison(source, rows, seeds, int(ddof), tuple(cells))
+    return Comparison(source, rows, seeds, asked.std.ddof, tuple(cells))
 
 
-def _split(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    own: dict[str, str] = {}
-    rest = []
+def split_words(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The comparison's own words, as keys of `compare`, and those of every cell."""
+    own, rest = [], []
     for word in words:
         key, equals, value = word.partition("=")
         key = key.strip()
@@ -110,37 +105,24 @@ def _split(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
             raise InputError(f"{key}: a comparison has several; use methods={value or 'a,b'}")
         if key == "seed":
             raise InputError(f"seed: a comparison has several; use seeds={value or '1,2'}")
-        if key in ("methods", "seeds", "std.ddof") and equals:
-            own[key] = value.strip()
+        if key in _OWN and equals:
+            own.append(f"compare.{key}={value}")
         else:
             rest.append(word)
     return own, rest
 
 
-def _methods(text: str | None, source: str, words: Sequence[str]) -> tuple[str, ...]:
-    names = [read_config(source, list(words)).method.name] if text is None else _listed("methods", text)
+def methods_of(config: Config) -> tuple[str, ...]:
+    """The methods that a configuration compares: its own one where it does not say.
+
+    Raises:
+        InputError: for an unknown one.
+    """
+    names = config.compare.methods or [config.method.name]
     for name in names:
         if name not in METHODS:
             raise unknown("method", name, METHODS)
     return tuple(names)
-
-
-def _seeds(text: str) -> tuple[int, ...]:
-    found = _listed("seeds", text)
-    for seed in found:
-        if not (seed.isascii() and seed.isdecimal()) or int(seed) not in _SEEDS:
-            raise InputError(f"seeds: must be whole numbers from 0 to {_SEEDS[-1]} with commas between (got {text!r})")
-    return tuple(int(seed) for seed in found)
-
-
-def _listed(key: str, text: str) -> list[str]:
-    words = [word.strip() for word in text.strip("[]").split(",")]
-    if not all(words):
-        raise InputError(f"{key}: must be names with commas between (got {text!r})")
-    for position, word in enumerate(words):
-        if word in words[:position]:
-            raise InputError(f"{key}: {word!r} appears twice")
-    return words
 
 
 def _variants(texts: Sequence[str]) -> dict[str, tuple[str, ...]]:
@@ -156,6 +138,13 @@ def _variants(texts: Sequence[str]) -> dict[str, tuple[str, ...]]:
             raise InputError(f"--variant {name!r} appears twice")
         found[name] = tuple(words.split())
     return found
+
+
+def _named(variants: Mapping[str, Mapping[str, object]]) -> dict[str, tuple[str, ...]]:
+    for name in variants:
+        if not is_name(name) or " " in name:
+            raise InputError(f"compare.variants: {name!r} cannot be a name; allowed: {NAME_RULE} (no spaces)")
+    return {name: words_of(keys) for name, keys in variants.items()}
 
 
 def _rows(methods: Iterable[str], own: Variants, ablation: bool) -> Iterable[tuple[str, str, tuple[str, ...]]]:

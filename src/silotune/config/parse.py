@@ -127,8 +127,9 @@ def _silo_name(error: ValidationError, tree: Tree) -> str:
 
 
 def dump(config: Config) -> str:
-    """The resolved configuration as YAML; reading it back gives the same configuration."""
-    return yaml.safe_dump(config.model_dump(mode="json", exclude={"per_method"}), sort_keys=False, allow_unicode=True)
+    """The resolved configuration of one run as YAML; reading it back gives the same run."""
+    tree = config.model_dump(mode="json", exclude={"per_method", "compare"})
+    return yaml.safe_dump(tree, sort_keys=False, allow_unicode=True)
 
 
 def input_error(error: ValidationError, model: type[BaseModel], prefix: str = "") -> InputError:

@@ -9,6 +9,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validat
 
 from silotune.config.aggregation import AggregationConfig
 from silotune.config.attack import AttackConfig
+from silotune.config.comparison import CompareConfig
 from silotune.config.section import Section as Section
 
 NAME_RULE = "letters, digits, spaces, '.', '_' and '-', beginning with a letter or digit"
@@ -302,6 +303,7 @@ class Config(Section):
     attack: AttackConfig = AttackConfig()
     silos: list[SiloConfig] = []
     per_method: dict[str, dict[str, Any]] = {}
+    compare: CompareConfig = CompareConfig()
 
     @field_validator("silos")
     @classmethod

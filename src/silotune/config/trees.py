@@ -121,6 +121,12 @@ def absolute(tree: Tree, folder: Path) -> Tree:
     for silo in silos if isinstance(silos, list) else []:
         if isinstance(silo, dict):
             _resolve(silo, "path", folder)
+    compare = tree.get("compare")
+    if isinstance(compare, dict) and compare.get("best"):
+        best = compare["best"]
+        folders = best.split(",") if isinstance(best, str) else best
+        if isinstance(folders, list):
+            compare["best"] = [_resolved(path.strip() if isinstance(path, str) else path, folder) for path in folders]
     _resolve(tree, "start", folder)
     backbone = tree.get("backbone")
     if isinstance(backbone, str) and backbone not in ("", "default") and (folder / backbone).expanduser().exists():
@@ -129,9 +135,14 @@ def absolute(tree: Tree, folder: Path) -> Tree:
 
 
 def _resolve(tree: Tree, key: str, folder: Path) -> None:
-    value = tree.get(key)
+    if key in tree:
+        tree[key] = _resolved(tree[key], folder)
+
+
+def _resolved(value: Any, folder: Path) -> Any:
     if isinstance(value, str) and value and "\0" not in value:
-        tree[key] = str((folder / Path(value).expanduser()).resolve())
+        return str((folder / Path(value).expanduser()).resolve())
+    return value
 
 
 def merged(layers: Sequence[Mapping[str, Any]]) -> Tree:
