@@ -37,7 +37,7 @@ def load_run(folder: str | Path, backbone: Backbone | None = None, precision: st
     tasks, texts = _tasks(path, summary)
     data = [SiloData(name, task, Splits()) for name, task in tasks.items()]
     federation = build(_self_contained(config, path), backbone, data)
-    if federation.backbone.fingerprint != _fingerprint(path):
+    if federation.backbone.fingerprint != fingerprint(path):
         raise InputError(f"{path}: was made with another backbone than {config.backbone!r} is now (its weights differ)")
     federation.config, federation.texts = config, texts
     run_folder = RunFolder(path)
@@ -49,7 +49,12 @@ def load_run(folder: str | Path, backbone: Backbone | None = None, precision: st
     return Run(path, summary, federation)
 
 
-def _fingerprint(path: Path) -> str:
+def fingerprint(path: Path) -> str:
+    """The fingerprint of the backbone that a run was made with.
+
+    Raises:
+        InputError: if the folder does not say it.
+    """
     try:
         return str(json.loads((path / "versions.json").read_text(encoding="utf-8"))["backbone"])
     except (OSError, ValueError, KeyError, TypeError) as error:

@@ -40,7 +40,16 @@ def main() -> None:
     """Entry point of `silotune`."""
     try:
         # they register their commands
-        from silotune.cli import catalogue, comparing, costs, interop, partition, reporting, running  # noqa: F401
+        from silotune.cli import (  # noqa: F401
+            catalogue,
+            comparing,
+            costs,
+            interop,
+            partition,
+            reporting,
+            running,
+            transferring,
+        )
 
         code = app(standalone_mode=False, prog_name="silotune")
     except SilotuneError as error:

@@ -1,0 +1,218 @@
+"""Transfer between tasks: one run's tuned parts in another run's model (Malaviya et al. 2023, section 5.4.2).
+
+"The delta parameters of PLM trained on one dataset are transferred to all other datasets": every part that a source's
+prediction mixes takes the place of the target's; nothing is trained. The head is the target's own, so that tasks with
+other labels can be compared, or the source's, where label counts agree. Relative performance is the transferred score
+over the target's own, in percent; a row of the matrix is a source, a column a target.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from silotune.data.batching import TokenisedRows
+from silotune.data.metrics import majority_score
+from silotune.data.tasks import Task
+from silotune.errors import InputError
+from silotune.evaluation.predict import score
+from silotune.parts import State
+
+if TYPE_CHECKING:
+    from silotune.assembly import Federation
+
+WhoseHead = Literal["target", "source"]
+
+SENTIMENT, INFERENCE, PARAPHRASE = "sentiment analysis", "natural language inference", "paraphrase identification"
+TASK_TYPES: Mapping[str, str] = {
+    "SST-2": SENTIMENT,
+    "RTE": INFERENCE,
+    "QNLI": INFERENCE,
+    "MNLI": INFERENCE,
+    "MRPC": PARAPHRASE,
+    "QQP": PARAPHRASE,
+    "CoLA": "acceptability",
+}
+"""The types of GLUE's tasks, as in the paper's Table 1 (CoLA is not among its six)."""
+OTHER = "other"
+
+
+@dataclass(frozen=True)
+class Model:
+    """A finished run that has one model for one task.
+
+    Args:
+        name: what messages call it.
+        federation: whose method, backbone and head predict.
+        state: its parts at its best round.
+        tests: its sets of test rows; a score is the mean over them.
+        reported: the test score in its summary.
+    """
+
+    name: str
+    federation: Federation
+    task: Task
+    seed: int
+    state: State
+    tests: tuple[TokenisedRows, ...]
+    reported: float
+
+    @property
+    def tuned(self) -> tuple[str, ...]:
+        """The parts that its prediction mixes."""
+        return tuple(self.federation.training.method.prediction().mix)
+
+    @property
+    def head(self) -> str:
+        """The part that its prediction reads labels with."""
+        return self.federation.training.method.prediction().head
+
+    def judge(self, state: State) -> float:
+        """The score of a state on its test rows, in percent."""
+        found = [score(self.federation.training, state, rows) for rows in self.tests]
+        values = [value for value in found if value is not None]
+        return math.fsum(values) / len(values)
+
+    def majority(self) -> float | None:
+        """What always answering the most frequent label of its test rows scores; None for generation."""
+        if self.task.kind != "classification":
+            return None
+        found = [majority_score(self.task.metric, rows.labels) for rows in self.tests]
+        return math.fsum(found) / len(found)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One source on one target, of one seed, in percent. `relative` is None where the target's own score is 0."""
+
+    source: str
+    target: str
+    seed: int
+    metric: str
+    absolute: float
+    relative: float | None
+
+
+def exchange(models: Sequence[Model], head: WhoseHead = "target") -> Iterator[Cell]:
+    """Every model's tuned parts on every task, by seed, its own included; one cell at a time.
+
+    Args:
+        models: one per task and seed, of one method and tuner.
+        head: whose head reads the labels. With the source's, pairs of different label counts have no cell.
+    """
+    own: dict[str, float] = {}
+    for target in models:
+        sources = [source for source in models if source.seed == target.seed]
+        for source in sorted(sources, key=lambda model: model is not target):  # its own comes first
+            if head == "source" and len(source.task.labels) != len(target.task.labels):
+                continue
+            absolute = target.judge(transferred(source, target, head))
+            if source is target:
+                own[target.name] = absolute
+            reference = own[target.name]
+            relative = 100 * absolute / reference if reference else None
+            yield Cell(source.task.name, target.task.name, target.seed, target.task.metric, absolute, relative)
+
+
+def transferred(source: Model, target: Model, head: WhoseHead = "target") -> State:
+    """The target's parts, with the source's tuned parts in their place, and the source's head where that is wanted.
+
+    Raises:
+        InputError: the parts do not fit, or the head has nothing to take along.
+    """
+    check_alike(source, target)
+    state = target.state | {name: source.state[name] for name in source.tuned}
+    if head == "target":
+        return state
+    tensors = source.state.get(source.head, {})
+    if not tensors:
+        raise InputError(
+            f"transfer.head=source: {source.name} reads labels with the backbone's own vocabulary; allowed: target"
+        )
+    before, after = f"{source.task.name}.", f"{target.task.name}."  # a head's tensors begin with its task's name
+    renamed = {after + name.removeprefix(before): tensor for name, tensor in tensors.items() if name.startswith(before)}
+    return state | {target.head: renamed}
+
+
+def check_alike(one: Model, other: Model) -> None:
+    """Refuse two runs whose tuned parts cannot take each other's place.
+
+    Raises:
+        InputError: with the first tensor that differs.
+    """
+    shapes = [
+        {
+            f"{part}/{name}": tuple(tensor.shape)
+            for part in model.tuned
+            for name, tensor in model.state.get(part, {}).items()
+        }
+        for model in (one, other)
+    ]
+    differing = sorted(name for name in {*shapes[0], *shapes[1]} if shapes[0].get(name) != shapes[1].get(name))
+    if differing:
+        first, second = (found.get(differing[0], "absent") for found in shapes)
+        raise InputError(
+            f"{other.name}: its tuned parts are not those of {one.name} ({differing[0]}: {second} instead of {first}); "
+            "transfer takes runs with the same tuner and options"
+        )
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """The cells of one method, as means over seeds.
+
+    Args:
+        label: what it is of.
+        tasks: rows (sources) and columns (targets), grouped by type.
+        types: each task's type.
+        absolute, relative: (source, target) → percent; pairs that could not be judged are absent.
+        seeds: how many.
+    """
+
+    label: str
+    tasks: tuple[str, ...]
+    types: tuple[str, ...]
+    absolute: Mapping[tuple[str, str], float]
+    relative: Mapping[tuple[str, str], float]
+    seeds: int
+
+    def mean(self, alike: bool | None = None) -> float | None:
+        """The mean relative score between two tasks: of the same type, of different types, or (None) of any."""
+        types = dict(zip(self.tasks, self.types, strict=True))
+        values = [
+            value
+            for (source, target), value in self.relative.items()
+            if source != target and alike in (None, types[source] == types[target])
+        ]
+        return math.fsum(values) / len(values) if values else None
+
+    def asymmetry(self) -> float | None:
+        """The mean of |A on B − B on A| over pairs of tasks, in points of relative score."""
+        found = self.relative
+        gaps = [abs(value - found[t, s]) for (s, t), value in found.items() if s < t and (t, s) in found]
+        return math.fsum(gaps) / len(gaps) if gaps else None
+
+
+def matrix(label: str, cells: Sequence[Cell], types: Mapping[str, str] = TASK_TYPES) -> Matrix:
+    """Cells of one method as a matrix; tasks and their types stand in the order of `types`, others behind them."""
+    names = list(dict.fromkeys(cell.target for cell in cells))
+    kinds = {name: types.get(name, OTHER) for name in names}
+    order = list(dict.fromkeys([*types.values(), OTHER]))
+    known = list(types)
+    tasks = sorted(names, key=lambda name: (order.index(kinds[name]), known.index(name) if name in known else 0))
+    absolute: dict[tuple[str, str], list[float]] = {}
+    relative: dict[tuple[str, str], list[float]] = {}
+    for cell in cells:
+        absolute.setdefault((cell.source, cell.target), []).append(cell.absolute)
+        if cell.relative is not None:
+            relative.setdefault((cell.source, cell.target), []).append(cell.relative)
+    return Matrix(
+        label,
+        tuple(tasks),
+        tuple(kinds[name] for name in tasks),
+        {pair: math.fsum(values) / len(values) for pair, values in absolute.items()},
+        {pair: math.fsum(values) / len(values) for pair, values in relative.items()},
+        len({cell.seed for cell in cells}),
+    )
