@@ -14,11 +14,14 @@ import torch
 from silotune.assembly import Federation, build, read_config
 from silotune.backbone import Backbone
 from silotune.config import Config, dump
+from silotune.data.batching import TokenisedRows
 from silotune.data.metrics import majority_score
 from silotune.data.tasks import Row, Task
 from silotune.engines.base import Engine, Progress
 from silotune.engines.inprocess import InProcess
 from silotune.errors import OR_RESUME, InputError, require_unused, unknown
+from silotune.evaluation.backdoor import overall
+from silotune.evaluation.instances import keep_instances, weigh
 from silotune.evaluation.predict import answers, logits
 from silotune.evaluation.scores import mean, state_of
 from silotune.interop.start import keep_start
@@ -26,6 +29,7 @@ from silotune.parts import Scope, State, count, digest, flatten
 from silotune.runs import RunFolder, write_text
 from silotune.training import LocalTraining
 from silotune.tuners import Tuner
+from silotune.views import settled
 
 
 @dataclass(frozen=True)
@@ -34,6 +38,18 @@ class Prediction:
 
     label: str
     probabilities: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What one text is answered with: each part's weight.
+
+    Where weights are found anew for each text: `alpha`, and `similarities` to the silo's rows that were drawn for it.
+    """
+
+    mix: dict[str, float]
+    alpha: float | None = None
+    similarities: list[float] | None = None
 
 
 class PersonalModel:
@@ -53,12 +69,7 @@ class PersonalModel:
         """
         if self.task.kind != "classification":
             raise InputError(f"predict: task {self.task.name!r} is one of generation; use write")
-        rows = [Row((text,) if isinstance(text, str) else tuple(text), 0) for text in texts]
-        if len({len(row.texts) for row in rows}) > 1:
-            raise InputError("predict: give either single texts or pairs, not both")
-        training = self._training
-        encoded = training.method.setting.head.tokeniser(training.backbone, self._max_length)(self.task, rows)
-        probabilities = torch.softmax(logits(training, self._state, encoded), -1).tolist()
+        probabilities = torch.softmax(logits(self._training, self._state, self._encoded(texts)), -1).tolist()
         found = [dict(zip(self.task.labels, row, strict=True)) for row in probabilities]
         return [Prediction(max(row, key=row.__getitem__), row) for row in found]
 
@@ -70,10 +81,35 @@ class PersonalModel:
         """
         if self.task.kind != "generation":
             raise InputError(f"write: task {self.task.name!r} is one of classification; use predict")
-        rows = [Row((text, "") if isinstance(text, str) else tuple(text), 0) for text in instructions]
+        return answers(self._training, self._state, self._encoded(instructions))
+
+    def explain(self, texts: Sequence[str | tuple[str, str]]) -> list[Explanation]:
+        """With which weights the model's parts answer each text.
+
+        Raises:
+            InputError: as `predict` and `write`.
+        """
+        prediction = self._training.method.prediction()
+        found = weigh(self._training, self._state, self._encoded(texts))
+        if found is None:
+            fixed = {name: float(weight) for name, weight in settled(prediction.mix, self._state).items()}
+            return [Explanation(fixed) for _ in texts]
+        mix = {name: torch.as_tensor(weights).tolist() for name, weights in prediction.mixed(found.alpha).items()}
+        return [
+            Explanation({name: weights[row] for name, weights in mix.items()}, alpha, similarities)
+            for row, (alpha, similarities) in enumerate(
+                zip(found.alpha.tolist(), found.similarities.tolist(), strict=True)
+            )
+        ]
+
+    def _encoded(self, texts: Sequence[str | tuple[str, str]]) -> TokenisedRows:
+        """Texts as token ids; a missing input of an instruction is an empty one."""
+        single = ("",) if self.task.kind == "generation" else ()
+        rows = [Row((text, *single) if isinstance(text, str) else tuple(text), 0) for text in texts]
+        if len({len(row.texts) for row in rows}) > 1:
+            raise InputError("predict: give either single texts or pairs, not both")
         training = self._training
-        encoded = training.method.setting.head.tokeniser(training.backbone, self._max_length)(self.task, rows)
-        return answers(training, self._state, encoded)
+        return training.method.setting.head.tokeniser(training.backbone, self._max_length)(self.task, rows)
 
 
 @dataclass
@@ -141,6 +177,7 @@ def run(
     final = {"shared_sha256": digest(flatten(federation.coordinator.shared)), "state_sha256": state_digest(federation)}
     best = engine.load_best()
     summary = summarise(engine) | {"best_round": best} | final
+    keep_instances(path, federation.silos.values())
     write_text(path / "summary.json", json.dumps(summary, indent=1) + "\n")
     return Run(path, summary, federation)
 
@@ -160,6 +197,7 @@ def summarise(engine: Engine) -> dict[str, Any]:
     config = federation.config
     silos = engine.results()
     central = central_result(federation, silos)
+    attack = overall(silos, federation.malicious)
     return {
         "method": config.method.name,
         "backbone": config.backbone,
@@ -180,6 +218,7 @@ def summarise(engine: Engine) -> dict[str, Any]:
         },
         "global": central,
         "average": central["test"] if central else math.fsum(silo["test"] for silo in silos.values()) / len(silos),
+        **({"attack": attack} if attack else {}),
     }
 
 

@@ -13,6 +13,7 @@ from silotune.config import Config
 from silotune.data.tasks import SiloData, Splits, Task
 from silotune.engines.inprocess import InProcess
 from silotune.errors import InputError
+from silotune.evaluation.instances import read_instances
 from silotune.experiment import Run
 from silotune.interop.start import FILE
 from silotune.runs import RunFolder, read_summary
@@ -46,6 +47,7 @@ def load_run(folder: str | Path, backbone: Backbone | None = None, precision: st
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(f"{path}/summary.json: damaged (no best_round)") from error
     InProcess(federation, run_folder).load(best)
+    read_instances(path, federation.training, federation.silos.values())
     return Run(path, summary, federation)
 
 

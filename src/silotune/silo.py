@@ -31,24 +31,41 @@ class SiloState:
         return cls(part_tools.unflatten(groups["private"]), groups["memory"])
 
 
+@dataclass(frozen=True)
+class AttackedRows:
+    """Test rows whose class is not the target, with the trigger put in; labels are their true classes."""
+
+    rows: TokenisedRows
+    target: int
+
+
 @dataclass
 class Evaluation:
-    """The rows a silo is judged on."""
+    """The rows a silo is judged on; `attack`: those that tell how well a backdoor works, where one is looked for."""
 
     validation: TokenisedRows
     test: TokenisedRows
+    attack: AttackedRows | None = None
 
 
 @dataclass
 class Silo:
-    """One client. `train` maps task name to rows; `evaluations` maps the reported name to rows."""
+    """One client. `train` maps task name to rows; `evaluations` maps the reported name to rows.
+
+    `attack_scale`: what a malicious silo multiplies its change by before it leaves.
+
+    `instances`: what its rows are known by and the digest of what that was made with (`evaluation/instances.py`); it
+    follows from rows and parts, so it is no state.
+    """
 
     name: str
     train: dict[str, TokenisedRows]
     evaluations: dict[str, Evaluation]
     state: SiloState | None = None
+    attack_scale: float = 1.0
+    instances: tuple[str, Tensors] | None = None
 
     @property
     def rows(self) -> int:
-        """Training rows, the silo's weight in sample-weighted aggregation."""
-        return sum(len(rows) for rows in self.train.values())
+        """Training rows of its own, the silo's weight in sample-weighted aggregation."""
+        return sum(rows.own for rows in self.train.values())

@@ -15,7 +15,7 @@ from torch import Tensor
 from silotune import parts as part_tools
 from silotune.backbone import Backbone
 from silotune.data.batching import Batch, epoch
-from silotune.errors import SilotuneError
+from silotune.errors import Diverged
 from silotune.heads import Head
 from silotune.methods.base import PREVIOUS, Method, Phase, Step, previous_tensors
 from silotune.methods.check import check_method
@@ -138,7 +138,7 @@ class LocalTraining:
                     loss = phase.loss(step)
                 found = float(loss.detach())
                 if not math.isfinite(found):
-                    raise SilotuneError(
+                    raise Diverged(
                         f"silo {silo.name!r}, round {number}, phase {phase.name!r}: training diverged, the loss is "
                         f"{found} (train.lr is {self.train.lr:g})"
                     )
@@ -220,10 +220,13 @@ class LocalTraining:
         return ingredients
 
     @torch.no_grad()
-    def logits(self, state: State, batch: Batch) -> Tensor:
-        """The personalised model's logits, shape (rows, classes), in the batch's order."""
+    def logits(self, state: State, batch: Batch, alpha: Tensor | None = None) -> Tensor:
+        """The personalised model's logits, shape (rows, classes), in the batch's order.
+
+        `alpha`, shape (rows,), is each text's weight, where the method finds them anew for each text.
+        """
         prediction = self.method.prediction()
-        view = self.view(batch, self.resolve(prediction.mix, state, {}, {}))
+        view = self.view(batch, self.resolve(prediction.mixed(alpha), state, {}, {}))
         step = Step(batch, {"prediction": view}, state, {}, {}, torch.Generator(), self.parts)
         return step.logits("prediction", prediction.head)
 

@@ -24,9 +24,11 @@ from silotune.config import Config
 from silotune.coordinator import Coordinator
 from silotune.experiment import Run, run
 from silotune.messages import Expected
-from silotune.methods import METHODS, Method
+from silotune.heads import HEADS
+from silotune.methods import METHODS, Method, Setting
 from silotune.pretrained import load_backbone
 from silotune.training import LocalResult, LocalTraining
+from silotune.tuners import TUNERS
 from tiny import tiny_overrides, write_data
 
 TRAIN_ROWS = {"alpha": 10, "beta": 18, "gamma": 14}
@@ -44,6 +46,12 @@ class Case:
     method: str
     overrides: tuple[str, ...] = ()
     one_task: bool = False
+
+    @property
+    def ends(self) -> bool:
+        """Whether training ends with a phase of its own, before which silos' models are not finished."""
+        phases = METHODS[self.method](Setting(TUNERS["lora"](), HEADS["mlp"]())).phases()
+        return any(phase.when == "end" for phase in phases)
 
     @property
     def adopts_the_mean(self) -> bool:
@@ -85,6 +93,9 @@ class Wire:
     up: list[tuple[int, str, bytes]] = field(default_factory=list)
     down: list[bytes] = field(default_factory=list)
     results: dict[tuple[int, str], LocalResult] = field(default_factory=dict)
+    final: list[bytes] = field(default_factory=list)
+    """The broadcasts that opened silos' final phases, of methods that have any."""
+    final_results: dict[str, LocalResult] = field(default_factory=dict)
 
     def updates(self, number: int) -> dict[str, bytes]:
         """The messages of one round, by silo."""
@@ -105,6 +116,7 @@ def tapped(tamper: Tamper | None = None, spoil: Spoil | None = None) -> Iterator
     """
     wire = Wire()
     receive, read, local_round = Coordinator.receive, participant.read_broadcast, LocalTraining.round
+    final = LocalTraining.final
 
     def tapped_receive(self: Coordinator, number: int, silo: str, message: bytes) -> object:
         if tamper is not None:
@@ -115,6 +127,11 @@ def tapped(tamper: Tamper | None = None, spoil: Spoil | None = None) -> Iterator
     def tapped_read(message: bytes, expected: Expected) -> object:
         wire.down.append(bytes(message))
         return read(message, expected)
+
+    def tapped_final(self: LocalTraining, silo: Any, *args: Any, **more: Any) -> LocalResult:
+        wire.final.append(wire.down.pop())  # the broadcast that was read for it
+        wire.final_results[silo.name] = final(self, silo, *args, **more)
+        return wire.final_results[silo.name]
 
     def tapped_round(self: LocalTraining, silo: Any, shared: Any, number: int, *args: Any, **more: Any) -> LocalResult:
         result = local_round(self, silo, shared, number, *args, **more)
@@ -127,6 +144,7 @@ def tapped(tamper: Tamper | None = None, spoil: Spoil | None = None) -> Iterator
         patch.setattr(Coordinator, "receive", tapped_receive)
         patch.setattr(participant, "read_broadcast", tapped_read)
         patch.setattr(LocalTraining, "round", tapped_round)
+        patch.setattr(LocalTraining, "final", tapped_final)
         yield wire
 
 

@@ -58,11 +58,12 @@ def test_bytes_and_parameters_are_those_of_the_messages(reference, case):
     run, wire = reference(case)
     sent = wire.down if wire.up else []
     assert run.summary["bytes_up"] == sum(len(message) for _, _, message in wire.up)
-    assert run.summary["bytes_down"] == sum(map(len, sent))
+    assert run.summary["bytes_down"] == sum(map(len, sent)) + sum(map(len, wire.final if wire.up else []))
     assert len(sent) == len(wire.up) == (ROUNDS * len(run.federation.silos) if wire.up else 0)
+    assert len(wire.final) == CASES[case].ends * len(run.federation.silos)
     logs = logged(run.folder, "silo")
     assert sum(event["bytes_up"] for event in logs) == run.summary["bytes_up"]
-    assert sum(event["bytes_down"] for event in logs) == run.summary["bytes_down"]
+    assert sum(event["bytes_down"] for event in logs + logged(run.folder, "final")) == run.summary["bytes_down"]
     numbers = {len(message): sum(t.numel() for t in read_message(message)[0].values()) for _, _, message in wire.up}
     assert run.summary["sent_parameters"] == max(numbers.values(), default=0)
     states = [result.state for result in wire.results.values()]
@@ -92,18 +93,21 @@ def heads_that_always_say(classes: dict[int, int]):
 
     The tiny data's labels go round in order, so that every split's share of a class is known by hand.
     """
-    train = LocalTraining.round
 
-    def constant(self, silo, shared, number, *args, **more):
-        result = train(self, silo, shared, number, *args, **more)
-        for tensors in result.state.values():
-            for name, tensor in tensors.items():
-                if name.endswith(".out.bias"):
-                    tensor.zero_()[classes[number]] = 1e4
-        return result
+    def constant(train):
+        def trained(self, silo, shared, number, *args, **more):
+            result = train(self, silo, shared, number, *args, **more)
+            for tensors in result.state.values():
+                for name, tensor in tensors.items():
+                    if name.endswith(".out.bias"):
+                        tensor.zero_()[classes[number]] = 1e4
+            return result
+
+        return trained
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(LocalTraining, "round", constant)
+        patch.setattr(LocalTraining, "round", constant(LocalTraining.round))
+        patch.setattr(LocalTraining, "final", constant(LocalTraining.final))
         yield
 
 
@@ -112,7 +116,10 @@ def share(rows: int, classes: int, chosen: int) -> float:
     return 100 * sum(row % classes == chosen % classes for row in range(rows)) / rows
 
 
-@pytest.mark.parametrize(("case", "best"), [*((case, 2) for case in CASES), ("fedavg", 1)])
+JUDGED_EVERY_ROUND = [name for name, case in CASES.items() if not case.ends]
+
+
+@pytest.mark.parametrize(("case", "best"), [*((case, 2) for case in JUDGED_EVERY_ROUND), ("fedavg", 1)])
 def test_tests_are_taken_at_the_best_round_and_digests_at_the_last(federate, case, best, tmp_path):
     with heads_that_always_say({1: -1, 2: -1, 3: -1} | {best: 0}):
         run = federate.run(case, tmp_path / "run", "rounds=3", "train.steps=1")
@@ -132,6 +139,21 @@ def test_tests_are_taken_at_the_best_round_and_digests_at_the_last(federate, cas
     last = folder.latest()
     assert last.round == 3
     InProcess(run.federation, folder).load(last)
+    assert state_digest(run.federation) == run.summary["state_sha256"]
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case not in JUDGED_EVERY_ROUND])
+def test_a_model_that_is_finished_at_the_end_is_judged_there_alone(federate, case, tmp_path):
+    with heads_that_always_say({1: 0, 2: 0, 3: -1}):
+        run = federate.run(case, tmp_path / "run", "rounds=3", "train.steps=1")
+    assert run.summary["best_round"] == 3
+    first, second, last = (event["validation"] for event in logged(run.folder, "round"))
+    assert (first, second) == ({}, {})
+    assert last.keys() == run.silos.keys()
+    for name, silo in run.silos.items():
+        classes = 3 if name == "gamma" else 2
+        assert silo["test"] == pytest.approx(share(TEST_ROWS, classes, -1))
+        assert silo["validation"] == last[name] == pytest.approx(share(9, classes, -1))
     assert state_digest(run.federation) == run.summary["state_sha256"]
 
 

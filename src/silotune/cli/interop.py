@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -78,8 +79,13 @@ def predict(
     silo: SiloOption,
     text: Annotated[str | None, typer.Option(help="One text; a pair with a tab between, or as JSON.")] = None,
     file: Annotated[Path | None, typer.Option(help="A file with one text (or pair) a line; default: stdin.")] = None,
+    explain: Annotated[bool, typer.Option("--explain", help="Also say which parts answer, how weighted.")] = False,
 ) -> None:
-    """Answer texts with a finished run's model of one silo: one JSON line each, with label and probabilities."""
+    """Answer texts with a finished run's model of one silo: one JSON line each, with label and probabilities.
+
+    Instructions (with an input behind a tab) get an answer instead. --explain adds the weight of each part, and for
+    FedDPA the text's alpha and the similarities it is the mean of.
+    """
     from silotune.finished import load_run
     from silotune.interop.lines import read_lines
 
@@ -93,17 +99,20 @@ def predict(
         where = "--text" if text is not None else str(file or "stdin")
         rows = read_lines(lines, where, texts)
         while some := list(islice(rows, _AT_ONCE)):
-            for line in _answers(model, some):
+            for line in _answers(model, some, explain):
                 typer.echo(line)
 
 
-def _answers(model: PersonalModel, texts: list[Text]) -> Iterator[str]:
+def _answers(model: PersonalModel, texts: list[Text], explain: bool) -> Iterator[str]:
     """One JSON line a text."""
     found: list[dict[str, object]]
     if model.task.kind == "generation":
         found = [{"answer": answer} for answer in model.write(texts)]
     else:
         found = [{"label": one.label, "probabilities": one.probabilities} for one in model.predict(texts)]
+    if explain:
+        for answer, why in zip(found, model.explain(texts), strict=True):
+            answer |= {key: value for key, value in asdict(why).items() if value is not None}
     for text, answer in zip(texts, found, strict=True):
         yield json.dumps({"text": text, **answer}, ensure_ascii=False)
 

@@ -120,7 +120,7 @@ class Engine(ABC):
             for name in sorted(self._best.files):  # damage is found now, not after the last round
                 self.folder.read(name)
         else:
-            self._best = last
+            self._best = last if self.history.best_round else None
 
     def _round(self, number: int, final: bool) -> None:
         coordinator, history = self.federation.coordinator, self.history
@@ -131,13 +131,15 @@ class Engine(ABC):
         self._server_step(number)
         history.sampled = sorted({*history.sampled, *chosen})
         touched = set(chosen)
-        if final and any(phase.when == "end" for phase in self.federation.training.phases):
+        ends = any(phase.when == "end" for phase in self.federation.training.phases)
+        if final and ends:
             touched |= self._finish(number)
+        judged = final or not ends  # a model that is finished at the end can only be judged there
         self.progress(number, "validation", len(chosen), len(chosen))
-        history.validation = self.validate(number)
+        history.validation = self.validate(number) if judged else {}
         scores = [value for value in history.validation.values() if value is not None]
         mean = math.fsum(scores) / len(scores) if scores else float(number)  # without validation rows: the last round
-        better = mean > history.best_validation
+        better = judged and mean > history.best_validation
         if better:
             history.best_round, history.best_validation = number, mean
         history.seconds += time.perf_counter() - started
@@ -178,9 +180,13 @@ class Engine(ABC):
     def _finish(self, number: int) -> set[str]:
         """The method's final phases, local to every silo they concern."""
         everyone = any(phase.when == "end" and phase.who == "all" for phase in self.federation.training.phases)
-        names = sorted(self.federation.silos) if everyone else self.history.sampled
-        for answer in self.finals(number, names, self.federation.coordinator.broadcast(number)):
-            self.folder.event("final", round=number, silo=answer.silo, **answer.metrics)
+        coordinator, history = self.federation.coordinator, self.history
+        names = sorted(self.federation.silos) if everyone else history.sampled
+        broadcast = coordinator.broadcast(number)
+        for answer in self.finals(number, names, broadcast):
+            size = len(broadcast) if coordinator.communicates else 0
+            history.bytes_down += size
+            self.folder.event("final", round=number, silo=answer.silo, bytes_down=size, **answer.metrics)
         return set(names)
 
     def _checkpoint(self, number: int, touched: set[str], better: bool) -> None:

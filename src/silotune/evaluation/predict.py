@@ -7,6 +7,7 @@ from torch import Tensor
 
 from silotune.data.batching import TokenisedRows, in_order
 from silotune.data.metrics import METRICS, TEXT_METRICS
+from silotune.evaluation.instances import weigh
 from silotune.generation import generate
 from silotune.heads.lm import LanguageModelHead, prompt_rows
 from silotune.parts import State
@@ -18,9 +19,11 @@ BATCH = 64
 def logits(training: LocalTraining, state: State, rows: TokenisedRows) -> Tensor:
     """Logits of all rows, shape (rows, classes), in the rows' order."""
     pad = int(training.backbone.tokenizer.pad_token_id or 0)
+    weights = weigh(training, state, rows)
     result = torch.zeros(len(rows), len(rows.task.labels))
     for batch in in_order(rows, BATCH, pad):
-        result[batch.rows] = training.logits(state, batch).float().cpu()
+        alpha = None if weights is None else weights.alpha[batch.rows]
+        result[batch.rows] = training.logits(state, batch, alpha).float().cpu()
     return result
 
 
@@ -29,8 +32,9 @@ def answers(training: LocalTraining, state: State, rows: TokenisedRows) -> list[
     """What the personalised model writes to each row's prompt."""
     head = training.method.setting.head
     assert isinstance(head, LanguageModelHead), "a generation task has a language-model head"
-    mix = training.resolve(training.method.prediction().mix, state, {}, {})
-    return generate(training.backbone, prompt_rows(rows), mix, head.generation)
+    weights = weigh(training, state, rows)
+    mix = training.method.prediction().mixed(None if weights is None else weights.alpha)
+    return generate(training.backbone, prompt_rows(rows), training.resolve(mix, state, {}, {}), head.generation)
 
 
 def score(training: LocalTraining, state: State, rows: TokenisedRows) -> float | None:

@@ -3,22 +3,34 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any, Literal
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, TypeVar
 
 from silotune.assembly import Federation
+from silotune.evaluation.instances import with_instances
 from silotune.evaluation.predict import score
 from silotune.parts import Scope, State, names_with
-from silotune.silo import Silo
+from silotune.silo import Evaluation, Silo
+
+Judgement = TypeVar("Judgement")
 
 
 def state_of(federation: Federation, silo: Silo) -> State:
-    """The silo's whole model after aggregation: the coordinator's shared parts and its own private ones."""
-    return federation.coordinator.shared | federation.training.state_of(silo).private
+    """The silo's whole model after aggregation: the coordinator's shared parts and its own private ones.
+
+    Where the method weights texts, also what the silo's own rows are known by.
+    """
+    state = federation.coordinator.shared | federation.training.state_of(silo).private
+    return with_instances(federation.training, silo, state)
 
 
 def scores(federation: Federation, split: Literal["validation", "test"]) -> dict[str, float | None]:
-    """Per reported silo, the score of its model (percent; None without rows).
+    """Per reported silo, the score of its model (percent; None without rows)."""
+    return judged(federation, lambda state, rows: score(federation.training, state, getattr(rows, split)))
+
+
+def judged(federation: Federation, judge: Callable[[State, Evaluation], Judgement]) -> dict[str, Judgement]:
+    """Per reported silo, what is found of its model and the rows it is judged on.
 
     Where one data set is partitioned all silos are judged on the same central rows. Predictions with shared parts
     alone are then one model's, and made once; with private parts, every silo's model is judged on them.
@@ -30,13 +42,13 @@ def scores(federation: Federation, split: Literal["validation", "test"]) -> dict
     head = training.parts[prediction.head].module
     heads = {prediction.head} if getattr(head, "has_tensors", True) else set()
     alike = not learned and {*prediction.mix, *heads} <= {*shared}
-    made: dict[tuple[str, int], float | None] = {}
+    made: dict[tuple[str, int], Judgement] = {}
     found = {}
     for silo in federation.silos.values():
         for name, evaluation in silo.evaluations.items():
             key = ("" if alike else silo.name, id(evaluation))
             if key not in made:
-                made[key] = score(training, state_of(federation, silo), getattr(evaluation, split))
+                made[key] = judge(state_of(federation, silo), evaluation)
             found[name] = made[key]
     return found
 
@@ -61,7 +73,7 @@ def results(federation: Federation) -> dict[str, dict[str, Any]]:
                 "validation": validation[name],
                 "test": test[name],
                 "rows": {
-                    "train": len(silo.train[task.name]),
+                    "train": silo.train[task.name].own,
                     "validation": len(evaluation.validation),
                     "test": len(evaluation.test),
                 },

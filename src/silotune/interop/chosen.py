@@ -128,7 +128,7 @@ def _mix(run: Run, word: str, prediction: dict[str, Weight]) -> dict[str, float]
     if word in by_scope:
         return dict.fromkeys(by_scope[word], 1.0)
     weights = {name: weight for name, weight in prediction.items() if not isinstance(weight, torch.Tensor)}
-    if len(weights) < len(prediction):
+    if len(weights) < len(prediction) or federation.method.prediction().weighting is not None:
         raise InputError(
             f"--part {word}: method {method} weights its adapters per text; allowed: {', '.join(by_scope)}"
         )

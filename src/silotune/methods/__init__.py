@@ -5,7 +5,10 @@ from silotune.methods.centralised import Centralised
 from silotune.methods.ditto import Ditto
 from silotune.methods.fedap import FedAP, FedLR
 from silotune.methods.fedavg import FedAvg, FedAvgFull
+from silotune.methods.feddpa import FedDPAF, FedDPAT
 from silotune.methods.fedfame import FedFAME
+from silotune.methods.fedit import FedIT
+from silotune.methods.fedlora import FedLoRA
 from silotune.methods.fedmatch import FedMatch
 from silotune.methods.fedmcp import FedMCP
 from silotune.methods.fedper import FedPer
@@ -18,6 +21,7 @@ from silotune.methods.moon import MOON
 _ALL: tuple[type[Method], ...] = (
     *(Local, Centralised, FedAvg, FedAvgFull, FedProx),
     *(FedAP, FedLR, MOON, FedRep, FedPer, FedMatch, Ditto, FedMCP, FedFAME, FedPrompt),
+    *(FedIT, FedLoRA, FedDPAF, FedDPAT),
 )
 METHODS: dict[str, type[Method]] = {method.name: method for method in _ALL}
 

@@ -20,6 +20,7 @@ from silotune.heads import Head
 from silotune.parts import Part, Scope, State, Tensors
 from silotune.tuners.base import Tuner
 from silotune.views import Mix, View
+from silotune.weighting import InstanceWeighting
 
 # The usual names of parts.
 GLOBAL = "global"
@@ -133,10 +134,19 @@ class Phase:
 
 @dataclass(frozen=True)
 class Prediction:
-    """How a silo's model predicts: the mix, and the head over it."""
+    """How a silo's model predicts: the mix, and the head over it.
+
+    `weighting`: weights are found anew for each text; `mix` is then what they are where nobody looks at texts (what a
+    forward costs).
+    """
 
     mix: Mix
     head: str = HEAD
+    weighting: InstanceWeighting | None = None
+
+    def mixed(self, alpha: Tensor | None = None) -> Mix:
+        """The mix of texts whose weights, shape (rows,), are known; the fixed one where there are none."""
+        return self.mix if self.weighting is None or alpha is None else self.weighting.mix(alpha)
 
 
 class MethodOptions(Section, frozen=True):

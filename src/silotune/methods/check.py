@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from silotune.methods.base import Method, Phase
 from silotune.parts import Part, Scope
+from silotune.weighting import INSTANCES, InstanceWeighting
 
 ANCHORS = ("", "received", "previous", "frozen")
 
@@ -19,6 +20,8 @@ def check_method(method: Method) -> None:
     for name in parts:
         if "/" in name or ":" in name:
             raise ValueError(f"method {method.name}: part name {name!r} holds a slash or colon")
+        if name == INSTANCES:
+            raise ValueError(f"method {method.name}: no part can be called {name!r}; a silo's own texts are")
     for phase in (*method.phases(), *method.server_phases()):
         _check_phase(method, parts, phase)
     for phase in method.server_phases():
@@ -32,8 +35,21 @@ def check_method(method: Method) -> None:
             raise ValueError(
                 f"method {method.name}: the server phase {phase.name!r} uses the private part {private[0]!r}"
             )
-    for key in method.prediction().mix:
+    prediction = method.prediction()
+    for key in prediction.mix:
         _check_key(method, parts, "the prediction", key)
+    if prediction.head not in parts:
+        raise ValueError(f"method {method.name}: the prediction names an unknown head {prediction.head!r}")
+    if prediction.weighting is not None:
+        _check_weighting(method, parts, prediction.weighting)
+
+
+def _check_weighting(method: Method, parts: dict[str, Part], weighting: InstanceWeighting) -> None:
+    """Texts are weighted when nothing is trained any more: there are no anchors, and what is weighted is mixed."""
+    for key in (weighting.near, weighting.far, *weighting.view):
+        _check_key(method, parts, "the prediction", key)
+        if key not in parts:
+            raise ValueError(f"method {method.name}: the prediction weights the anchor {key!r}; there is none by then")
 
 
 def _check_phase(method: Method, parts: dict[str, Part], phase: Phase) -> None:

@@ -1,0 +1,50 @@
+"""FedIT (Zhang et al. 2023): federated instruction tuning of one shared LoRA."""
+
+from __future__ import annotations
+
+from typing import ClassVar, cast
+
+from pydantic import Field
+from torch import Tensor
+
+from silotune.methods.base import GLOBAL, HEAD, Method, MethodOptions, Phase, Prediction, Step, proximal
+from silotune.parts import Part, shared
+
+
+class FedITOptions(MethodOptions):
+    """`mu`: the weight of FedProx's proximal term where the shared part is trained; 0 is FedAvg."""
+
+    mu: float = Field(0.0, ge=0)
+
+
+class FedIT(Method):
+    """FedAvg, or FedProx, of one LoRA; the mean over silos counts each silo once (FedDPA, eq. 2)."""
+
+    name = "fedit"
+    paper = "Zhang et al. 2023, Towards Building the Federated GPT: Federated Instruction Tuning"
+    Options = FedITOptions
+    defaults = {"tuner": "lora", "head": "lm", "aggregation": "uniform"}
+    head_of_global: ClassVar[str] = HEAD
+    """The head that is trained with the shared part."""
+
+    def parts(self) -> dict[str, Part]:
+        """See `Method.parts`."""
+        return {GLOBAL: shared(self.setting.tuner), self.head_of_global: self.head()}
+
+    def phases(self) -> list[Phase]:
+        """The shared part alone."""
+        return [Phase("global", trains=(GLOBAL, self.head_of_global), views={"global": {GLOBAL: 1}}, loss=self.loss)]
+
+    def loss(self, step: Step) -> Tensor:
+        """Cross-entropy, and `(mu / 2)·‖w − w_received‖²`."""
+        cross_entropy = step.cross_entropy("global", self.head_of_global)
+        mu = cast(FedITOptions, self.options).mu
+        if not mu:
+            return cross_entropy
+        distance = proximal(step.state[GLOBAL], step.received[GLOBAL])
+        step.log(cross_entropy=cross_entropy, distance=distance)
+        return cross_entropy + mu / 2 * distance
+
+    def prediction(self) -> Prediction:
+        """The shared model: every silo's is the same, where the head is."""
+        return Prediction({GLOBAL: 1}, self.head_of_global)

@@ -1,0 +1,45 @@
+"""FedLoRA (Yi et al. 2023): a shared LoRA, fine-tuned by every silo for itself when the rounds are over."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from silotune.methods.base import GLOBAL, HEAD, PRIVATE, Phase, Prediction, Step
+from silotune.methods.fedit import FedIT
+from silotune.parts import Part, Scope, private
+
+
+class FedLoRA(FedIT):
+    """FedIT; then, once and for all silos, `local := global` and training of `local` on the silo's rows."""
+
+    name = "fedlora"
+    paper = "Yi et al. 2023, FedLoRA: Model-Heterogeneous Personalized Federated Learning with LoRA Tuning"
+    head_of_global = "head_global"
+
+    def parts(self) -> dict[str, Part]:
+        """The local part begins as the global one, then and before the first round."""
+        return super().parts() | {
+            PRIVATE: Part(self.setting.tuner, Scope.PRIVATE, start=GLOBAL),
+            HEAD: private(self.setting.head),
+        }
+
+    def phases(self) -> list[Phase]:
+        """Federated rounds, then the local part in every silo, sampled or not."""
+        local = Phase(
+            "local",
+            trains=(PRIVATE, HEAD),
+            views={"local": {PRIVATE: 1}},
+            loss=self.local_loss,
+            when="end",
+            who="all",
+            start={PRIVATE: GLOBAL, HEAD: self.head_of_global},
+        )
+        return [*super().phases(), local]
+
+    def local_loss(self, step: Step) -> Tensor:
+        """Cross-entropy."""
+        return step.cross_entropy("local")
+
+    def prediction(self) -> Prediction:
+        """The fine-tuned model."""
+        return Prediction({PRIVATE: 1})
