@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import torch
@@ -16,7 +16,8 @@ from silotune.coordinator import Coordinator, silos_a_round
 from silotune.data.batching import TokenisedRows
 from silotune.data.labelled import labelled_rows, without_labels
 from silotune.data.loading import load_silos
-from silotune.data.tasks import SiloData, Task
+from silotune.data.poison import Backdoor, check_trigger, make_backdoor
+from silotune.data.tasks import Row, SiloData, Task
 from silotune.errors import InputError, unknown
 from silotune.heads import HEADS, Head
 from silotune.heads.base import Tokenise
@@ -25,12 +26,13 @@ from silotune.methods import METHODS, Method, Setting
 from silotune.parts import Scope, names_with
 from silotune.pretrained import load_backbone, resolve_precision
 from silotune.server_optimizers import ServerOptimizer
-from silotune.silo import Evaluation, Silo
+from silotune.silo import AttackedRows, Evaluation, Silo
 from silotune.training import LocalTraining
 from silotune.tuners import TUNERS
 
 Options = TypeVar("Options", bound=BaseModel)
 
+_ANY_LENGTH = 2**20  # tokens; no row is cut at this
 METHOD_DEFAULTS: Mapping[str, Mapping[str, object]] = {name: method.defaults for name, method in METHODS.items()}
 
 
@@ -52,6 +54,8 @@ class Federation:
     """The coordinator's own labelled rows, where the method trains there."""
     central: Evaluation | None = None
     """The rows on which all silos are judged together, where one data set is partitioned."""
+    malicious: tuple[str, ...] = ()
+    """The silos that attack, in name order."""
 
 
 def read_config(source: str, overrides: list[str] | None = None) -> Config:
@@ -135,7 +139,8 @@ def build(config: Config, backbone: Backbone | None = None, data: list[SiloData]
     labelled = None
     if method.server_phases() and any(silo.splits.train for silo in data):  # a finished run is opened without rows
         labelled = labelled_rows(data, config.server, config.seed if config.data.seed is None else config.data.seed)
-    silos = _silos(data, tokenise, method)
+    backdoor = None if config.attack.name == "none" else _backdoor(config, data, method, backbone)
+    silos = _silos(data, tokenise, method, backdoor)
     start = None if config.start is None else read_start(config.start, backbone, method.setting.tuner)
     training = LocalTraining(backbone, method, config.train, config.seed, start)
     server, shared = config.server, training.initial_shared(silos.values())
@@ -157,7 +162,10 @@ def build(config: Config, backbone: Backbone | None = None, data: list[SiloData]
     central = None
     if config.partition.name != "none":
         central = next(found for silo in silos.values() for found in silo.evaluations.values())
-    return Federation(config, backbone, method, silos, training, coordinator, tasks, texts, at_coordinator, central)
+    malicious = () if backdoor is None else tuple(sorted(backdoor.malicious))
+    return Federation(
+        config, backbone, method, silos, training, coordinator, tasks, texts, at_coordinator, central, malicious
+    )
 
 
 def _aggregation(config: Config, silos: int, communicates: bool) -> Aggregation:
@@ -166,16 +174,36 @@ def _aggregation(config: Config, silos: int, communicates: bool) -> Aggregation:
     return make_aggregation(config.aggregation, silos_a_round(silos, config.sampling.fraction, config.sampling.count))
 
 
-def _silos(data: list[SiloData], tokenise: Tokenise, method: Method) -> dict[str, Silo]:
+def _backdoor(config: Config, data: list[SiloData], method: Method, backbone: Backbone) -> Backdoor:
+    check_trigger(config.attack.triggers, backbone.tokenizer)
+    whole = method.setting.head.tokeniser(backbone, _ANY_LENGTH)
+
+    def lengths(task: Task, rows: Sequence[Row]) -> list[int]:
+        return [len(ids) for ids in whole(task, rows).ids]
+
+    return make_backdoor(config.attack, config.seed, data, lengths, config.train.max_length)
+
+
+def _silos(
+    data: list[SiloData], tokenise: Tokenise, method: Method, backdoor: Backdoor | None = None
+) -> dict[str, Silo]:
     silos: dict[str, Silo] = {}
     evaluations: dict[tuple[int, int], Evaluation] = {}  # silos that are judged on the same rows share them
     for item in data:
         held_out = (item.splits.validation, item.splits.test)
         key = (id(held_out[0]), id(held_out[1]))
         if key not in evaluations:
-            evaluations[key] = Evaluation(*(tokenise(item.task, rows) for rows in held_out))
-        train = without_labels(item.splits.train) if method.unlabelled else item.splits.train
-        silos[item.name] = Silo(item.name, {item.task.name: tokenise(item.task, train)}, {item.name: evaluations[key]})
+            validation, test = (tokenise(item.task, rows) for rows in held_out)
+            evaluations[key] = Evaluation(validation, test)
+            if backdoor is not None and backdoor.concerns(item.task):
+                attacked = tokenise(item.task, backdoor.test_rows(item.task, held_out[1]))
+                evaluations[key].attack = AttackedRows(attacked, backdoor.target(item.task))
+        added = [] if backdoor is None else backdoor.poisoned(item)
+        train = [*item.splits.train, *added]
+        rows = replace(tokenise(item.task, without_labels(train) if method.unlabelled else train), poisoned=len(added))
+        silos[item.name] = Silo(item.name, {item.task.name: rows}, {item.name: evaluations[key]})
+        if backdoor is not None and item.name in backdoor.malicious:
+            silos[item.name].attack_scale = backdoor.config.scale
     if not method.centralised:
         return silos
     return _put_together(silos)

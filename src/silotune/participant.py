@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from silotune.attack import magnified
 from silotune.messages import Expected, read_broadcast, update_message
 from silotune.parts import Scope
 from silotune.silo import Silo, SiloState
@@ -42,7 +43,8 @@ class Participant:
         result = self.training.round(silo, shared, number)
         message = b""
         if self.expected.shapes:
-            message = update_message(result.state, self.training.parts, number, silo.name, silo.rows)
+            sent = magnified(result.state, shared, self.training.parts, silo.attack_scale)
+            message = update_message(sent, self.training.parts, number, silo.name, silo.rows)
         self._keep(silo, result)
         return Answer(silo.name, message, result.metrics, result.note)
 

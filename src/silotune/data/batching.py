@@ -36,7 +36,8 @@ class TokenisedRows:
     """Rows of one task as token ids; `types` are segment ids where the tokenizer gives them.
 
     For language-model heads: `decoder` are the decoder's token ids (encoder–decoders), `reads` the positions a head
-    reads in each row, `targets` the token that should come at each, `answers` what should be generated.
+    reads in each row, `targets` the token that should come at each, `answers` what should be generated. `poisoned` of
+    the rows were added by an attacker; they are trained on, and count in nothing else.
     """
 
     task: Task
@@ -47,9 +48,15 @@ class TokenisedRows:
     reads: list[list[int]] | None = None
     targets: list[list[int]] | None = None
     answers: list[str] | None = None
+    poisoned: int = 0
 
     def __len__(self) -> int:
         return len(self.ids)
+
+    @property
+    def own(self) -> int:
+        """How many rows the silo has of its own."""
+        return len(self.ids) - self.poisoned
 
     @cached_property
     def longest(self) -> int:
@@ -64,9 +71,8 @@ class TokenisedRows:
             return None if mine is None or others is None else mine + others
 
         lists = {name: both(name) for name in ("types", "decoder", "reads", "targets", "answers")}
-        return TokenisedRows(
-            self.task, self.ids + other.ids, labels=torch.cat([self.labels, other.labels]), **cast(Any, lists)
-        )
+        labels, poisoned = torch.cat([self.labels, other.labels]), self.poisoned + other.poisoned
+        return TokenisedRows(self.task, self.ids + other.ids, labels=labels, poisoned=poisoned, **cast(Any, lists))
 
 
 @dataclass(frozen=True)

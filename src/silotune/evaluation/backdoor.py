@@ -1,0 +1,71 @@
+"""How well a backdoor works: accuracy on clean rows (ACC) and attack success rate (ASR), FedPrompt section 3.1."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from silotune.assembly import Federation
+from silotune.data.metrics import accuracy
+from silotune.evaluation.predict import logits
+from silotune.evaluation.scores import judged, mean
+from silotune.parts import State
+from silotune.silo import Evaluation
+from silotune.training import LocalTraining
+
+
+def success_rate(predicted: Tensor, labels: Tensor, target: int) -> float | None:
+    """The share of rows whose true class is not the target that are predicted as it, in percent.
+
+    Args:
+        predicted: classes predicted for rows with the trigger in, shape (rows,).
+        labels: their true classes, shape (rows,).
+        target: the class that the attack is to bring about.
+
+    Returns:
+        None where every row is of the target class.
+    """
+    others = labels != target
+    return 100.0 * float((predicted[others] == target).double().mean()) if bool(others.any()) else None
+
+
+def with_attack(federation: Federation, silos: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """The silos' results with `accuracy` and `asr` among them, where a backdoor is looked for."""
+    if not any(rows.attack for silo in federation.silos.values() for rows in silo.evaluations.values()):
+        return dict(silos)
+    found = judged(federation, lambda state, rows: _attacked(federation.training, state, rows))
+    return {
+        # the test score is the accuracy where that is the metric, and is not computed again
+        name: silo | ({"accuracy": silo["test"]} if silo["metric"] == "accuracy" and found[name] else {}) | found[name]
+        for name, silo in silos.items()
+    }
+
+
+def overall(silos: Mapping[str, Mapping[str, Any]], malicious: Sequence[str]) -> dict[str, Any] | None:
+    """`attack` of `summary.json`: means over the silos that were measured, and over the honest ones among them.
+
+    With private parts a malicious silo's own model learns the backdoor by itself: `honest` is what it did to others.
+    None where nothing was measured.
+    """
+    measured = {name: silo for name, silo in silos.items() if "asr" in silo}
+    if not measured:
+        return None
+    honest = {name: silo for name, silo in measured.items() if name not in malicious}
+    return _means(measured) | {"malicious": list(malicious), "honest": _means(honest)}
+
+
+def _attacked(training: LocalTraining, state: State, evaluation: Evaluation) -> dict[str, float | None]:
+    """A model's success rate, and its accuracy where the task's metric is another; nothing without a target label."""
+    if evaluation.attack is None:
+        return {}
+    rows, test, found = evaluation.attack.rows, evaluation.test, {}
+    if test.task.metric != "accuracy":
+        found["accuracy"] = accuracy(logits(training, state, test).argmax(-1), test.labels) if len(test) else None
+    predicted = logits(training, state, rows).argmax(-1) if len(rows) else rows.labels
+    return found | {"asr": success_rate(predicted, rows.labels, evaluation.attack.target)}
+
+
+def _means(silos: Mapping[str, Mapping[str, Any]]) -> dict[str, float | None]:
+    return {key: mean({name: silo[key] for name, silo in silos.items()}) for key in ("accuracy", "asr")}
