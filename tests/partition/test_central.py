@@ -12,7 +12,7 @@ import yaml
 from silotune import load_run
 from silotune.assembly import read_config
 from silotune.config import preset_names
-from silotune.engines import inprocess
+from silotune.evaluation import scores as judging
 from silotune.experiment import run
 from silotune.methods import METHODS
 from silotune.report.tables import result_table
@@ -37,14 +37,14 @@ def runs(tiny_config, tmp_path_factory):
     def make(method: str, *words: str):
         if (method, *words) not in made:
             calls: Counter = Counter()
-            score = inprocess.score
+            score = judging.score
 
             def counted(training, state, rows):
                 calls[id(rows)] += 1
                 return score(training, state, rows)
 
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(inprocess, "score", counted)
+                patch.setattr(judging, "score", counted)
                 config = tiny_config(method, *WORDS, "server.labels_per_class=5", *words)
                 made[method, *words] = run(config, out=tmp_path_factory.mktemp("run") / "out"), calls
         return made[method, *words]
