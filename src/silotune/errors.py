@@ -19,6 +19,10 @@ class InputError(SilotuneError):
     exit_code = 2
 
 
+class Diverged(SilotuneError):
+    """Training went to infinity or to no number at all: a matter of the learning rate, most often."""
+
+
 def unknown(what: str, name: object, allowed: Iterable[str], or_else: str = "") -> InputError:
     """An `InputError` for a name that is not among `allowed`, with the nearest one as a suggestion.
 
