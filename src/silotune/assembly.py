@@ -101,11 +101,18 @@ def _options(model: type[Options], choice: Choice, prefix: str) -> Options:
         raise input_error(error, model, prefix) from None
 
 
-def build(config: Config, backbone: Backbone | None = None, data: list[SiloData] | None = None) -> Federation:
+def build(
+    config: Config,
+    backbone: Backbone | None = None,
+    data: list[SiloData] | None = None,
+    labelled: SiloData | None = None,
+) -> Federation:
     """Load the backbone and the data (unless given), and make silos and coordinator.
 
     Raises:
         InputError: for anything that cannot work, before any training.
+    `labelled`: the coordinator's labelled rows, where they are its own; else they are drawn from the silos' rows.
+
     """
     if config.threads is not None:
         torch.set_num_threads(config.threads)
@@ -136,11 +143,11 @@ def build(config: Config, backbone: Backbone | None = None, data: list[SiloData]
         )
     method.setting.head.check(backbone, {silo.task.name: silo.task for silo in data}.values())
     tokenise = method.setting.head.tokeniser(backbone, config.train.max_length)
-    labelled = None
-    if method.server_phases() and any(silo.splits.train for silo in data):  # a finished run is opened without rows
+    rows = any(silo.splits.train for silo in data)  # a finished run is opened without
+    if labelled is None and method.server_phases() and rows:
         labelled = labelled_rows(data, config.server, config.seed if config.data.seed is None else config.data.seed)
     backdoor = None if config.attack.name == "none" else _backdoor(config, data, method, backbone)
-    silos = _silos(data, tokenise, method, backdoor)
+    silos = make_silos(data, tokenise, method, backdoor)
     start = None if config.start is None else read_start(config.start, backbone, method.setting.tuner)
     training = LocalTraining(backbone, method, config.train, config.seed, start)
     server, shared = config.server, training.initial_shared(silos.values())
@@ -184,7 +191,7 @@ def _backdoor(config: Config, data: list[SiloData], method: Method, backbone: Ba
     return make_backdoor(config.attack, config.seed, data, lengths, config.train.max_length)
 
 
-def _silos(
+def make_silos(
     data: list[SiloData], tokenise: Tokenise, method: Method, backdoor: Backdoor | None = None
 ) -> dict[str, Silo]:
     silos: dict[str, Silo] = {}

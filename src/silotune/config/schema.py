@@ -10,6 +10,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validat
 from silotune.config.aggregation import AggregationConfig
 from silotune.config.attack import AttackConfig
 from silotune.config.comparison import CompareConfig
+from silotune.config.evaluation import EvaluationConfig
+from silotune.config.federation import FederationConfig
 from silotune.config.section import Section as Section
 
 NAME_RULE = "letters, digits, spaces, '.', '_' and '-', beginning with a letter or digit"
@@ -303,6 +305,7 @@ class Config(Section):
     attack: AttackConfig = AttackConfig()
     silos: list[SiloConfig] = []
     per_method: dict[str, dict[str, Any]] = {}
+    federation: FederationConfig = FederationConfig()
     compare: CompareConfig = CompareConfig()
 
     @field_validator("silos")
@@ -317,7 +320,7 @@ class Config(Section):
             for key in DATA_SOURCES:
                 if getattr(self.data, key):
                     raise ValueError(f"'silos' and 'data.{key}' exclude each other; give one of them")
-        if not self.silos and not self.data.set and not self.data.path:
+        if not self.silos and not self.data.set and not self.data.path and not self.federation.silos:
             raise ValueError("no data: give 'silos', 'data.path' or a preset")
         return self
 

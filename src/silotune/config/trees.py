@@ -127,6 +127,9 @@ def absolute(tree: Tree, folder: Path) -> Tree:
         folders = best.split(",") if isinstance(best, str) else best
         if isinstance(folders, list):
             compare["best"] = [_resolved(path.strip() if isinstance(path, str) else path, folder) for path in folders]
+    federation = tree.get("federation")
+    if isinstance(federation, dict):
+        _resolve(federation, "labelled", folder)
     _resolve(tree, "start", folder)
     backbone = tree.get("backbone")
     if isinstance(backbone, str) and backbone not in ("", "default") and (folder / backbone).expanduser().exists():

@@ -40,7 +40,11 @@ class History:
     training_seconds: float = 0.0
     training_rows: int = 0
     validation: Scores = field(default_factory=dict)
+    best_scores: Scores = field(default_factory=dict)
+    """The validation scores of the best round."""
     sampled: list[str] = field(default_factory=list)
+    taken: dict[str, str] = field(default_factory=dict)
+    """Where silos keep their own state: silo → its name there of the state it ended with."""
 
 
 class Engine(ABC):
@@ -126,11 +130,10 @@ class Engine(ABC):
         coordinator, history = self.federation.coordinator, self.history
         started = time.perf_counter()
         chosen = coordinator.choose(number, list(self.federation.silos))
-        updates = self._updates(number, chosen, coordinator.broadcast(number))
+        updates, touched = self._updates(number, chosen, coordinator.broadcast(number))
         coordinator.aggregate(updates)
         self._server_step(number)
-        history.sampled = sorted({*history.sampled, *chosen})
-        touched = set(chosen)
+        history.sampled = sorted({*history.sampled, *touched})
         ends = any(phase.when == "end" for phase in self.federation.training.phases)
         if final and ends:
             touched |= self._finish(number)
@@ -139,18 +142,20 @@ class Engine(ABC):
         history.validation = self.validate(number) if judged else {}
         scores = [value for value in history.validation.values() if value is not None]
         mean = math.fsum(scores) / len(scores) if scores else float(number)  # without validation rows: the last round
-        better = judged and mean > history.best_validation
+        better = judged and beats(history.validation, mean, history.best_scores, history.best_validation)
         if better:
-            history.best_round, history.best_validation = number, mean
+            history.best_round, history.best_validation, history.best_scores = number, mean, history.validation
         history.seconds += time.perf_counter() - started
         self.folder.event("round", round=number, silos=chosen, validation=history.validation, seconds=history.seconds)
         self._checkpoint(number, touched, better)
 
-    def _updates(self, number: int, chosen: Sequence[str], broadcast: bytes) -> list[Update]:
-        """The round's updates, checked; what is refused is named in the events and left out."""
+    def _updates(self, number: int, chosen: Sequence[str], broadcast: bytes) -> tuple[list[Update], set[str]]:
+        """The round's updates, checked, and who answered; what is refused is named in the events and left out."""
         coordinator, history = self.federation.coordinator, self.history
         updates: list[Update] = []
+        answered: set[str] = set()
         for answer in self.rounds(number, chosen, broadcast):
+            answered.add(answer.silo)
             history.training_seconds += answer.metrics["seconds"]
             history.training_rows += int(answer.metrics["rows"])
             sizes = {"bytes_down": 0, "bytes_up": 0}
@@ -164,7 +169,7 @@ class Engine(ABC):
                     self.folder.event("refused", round=number, silo=answer.silo, reason=str(refusal))
             note = {"note": answer.note} if answer.note else {}
             self.folder.event("silo", round=number, silo=answer.silo, **sizes, **answer.metrics, **note)
-        return updates
+        return updates, answered
 
     def _server_step(self, number: int) -> None:
         """The coordinator trains the aggregated parts on its own labelled rows, where the method says so."""
@@ -183,11 +188,13 @@ class Engine(ABC):
         coordinator, history = self.federation.coordinator, self.history
         names = sorted(self.federation.silos) if everyone else history.sampled
         broadcast = coordinator.broadcast(number)
+        answered: set[str] = set()
         for answer in self.finals(number, names, broadcast):
+            answered.add(answer.silo)
             size = len(broadcast) if coordinator.communicates else 0
             history.bytes_down += size
             self.folder.event("final", round=number, silo=answer.silo, bytes_down=size, **answer.metrics)
-        return set(names)
+        return answered
 
     def _checkpoint(self, number: int, touched: set[str], better: bool) -> None:
         shared = self.folder.write(f"shared-{number:04d}", self.federation.coordinator.flat())
@@ -198,6 +205,29 @@ class Engine(ABC):
             self._best = checkpoint
         self.folder.commit(checkpoint, self._best)
         self._last = checkpoint
+
+
+def beats(found: Scores, mean: float, best: Scores, best_mean: float) -> bool:
+    """Whether a round is better than the best one so far.
+
+    Where all silos are judged in every round: whether the mean of its scores is higher. A silo may be absent when
+    others are judged: a round must not win by missing the hard ones. So only silos judged in both rounds count, and a
+    round that was judged by more silos replaces one that was judged by a part of them.
+
+    Args:
+        found: the round's scores.
+        mean: their mean; the round's number where there are none.
+        best: the best round's scores; empty before one was judged.
+        best_mean: their mean.
+    """
+    here = {name for name, value in found.items() if value is not None}
+    there = {name for name, value in best.items() if value is not None}
+    if here == there:
+        return mean > best_mean
+    if here > there:
+        return True
+    both = sorted(here & there)
+    return math.fsum(found[name] or 0.0 for name in both) > math.fsum(best[name] or 0.0 for name in both)
 
 
 @contextmanager

@@ -1,0 +1,44 @@
+"""The section `federation`: what a run over real machines needs beside the method. Other engines pass it over."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import AfterValidator, Field, field_validator
+
+from silotune.config.section import Section
+
+
+def _plain(name: str) -> str:
+    from silotune.config.schema import NAME_RULE, is_name  # the schema holds this section
+
+    if not is_name(name):
+        raise ValueError(f"{name!r} cannot be a name; allowed: {NAME_RULE}")
+    return name
+
+
+class FederationConfig(Section):
+    """Who takes part, and how long the coordinator waits.
+
+    `silos`: the silos by name, where their rows are not named here (they are on the silos' own disks). `labelled`: the
+    coordinator's own labelled rows (a folder as in `docs/architecture.md`), where the method trains there. `join`:
+    seconds until all of them must have joined. `deadline`: seconds a silo has for one request. `quorum`: the share of
+    a round's silos whose updates must arrive. `retries`: how often a round below its quorum is asked again. `patience`:
+    seconds after which an unanswered request is sent again (a silo answers it once).
+    """
+
+    silos: list[Annotated[str, AfterValidator(_plain)]] = []
+    labelled: str | None = Field(None, min_length=1)
+    join: float = Field(600, gt=0)
+    deadline: float = Field(3600, gt=0)
+    quorum: float = Field(1.0, gt=0, le=1)
+    retries: int = Field(2, ge=0)
+    patience: float = Field(120, gt=0)
+
+    @field_validator("silos")
+    @classmethod
+    def _once(cls, names: list[str]) -> list[str]:
+        for position, name in enumerate(names):
+            if name in names[:position]:
+                raise ValueError(f"{name!r} appears twice")
+        return names
