@@ -16,7 +16,7 @@ from silotune.coordinator import Coordinator, silos_a_round
 from silotune.data.batching import TokenisedRows
 from silotune.data.labelled import labelled_rows, without_labels
 from silotune.data.loading import load_silos
-from silotune.data.poison import Backdoor, check_trigger, make_backdoor
+from silotune.data.poison import Backdoor, check_attack, check_trigger, make_backdoor
 from silotune.data.tasks import Row, SiloData, Task
 from silotune.errors import InputError, unknown
 from silotune.heads import HEADS, Head
@@ -235,6 +235,8 @@ def _check(config: Config, method: Method, data: list[SiloData]) -> None:
             fitting = sorted(name for name, other in HEADS.items() if other.task_kind == silo.task.kind)
             rows = "texts with labels" if silo.task.kind == "classification" else "instructions with outputs"
             raise InputError(f"head={config.head.name}: silo {silo.name!r} holds {rows}; allowed: {', '.join(fitting)}")
+    if config.attack.name != "none":
+        check_attack(config.attack, data)
     parts = method.parts()
     tasks = sorted({silo.task.name for silo in data})
     shared_parts = names_with(parts, Scope.SHARED)

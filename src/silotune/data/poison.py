@@ -99,14 +99,8 @@ def make_backdoor(config: AttackConfig, seed: int, data: Sequence[SiloData], len
     """The attack on these silos; for the arguments see `Backdoor`. Drawn silos of a larger fraction include these.
 
     Raises:
-        InputError: for a target that no silo has, or silos that write answers.
+        InputError: if there is nothing to poison.
     """
-    for silo in data:
-        if silo.task.kind != "classification":
-            raise InputError(f"attack={config.name}: needs texts with labels, but silo {silo.name!r} writes answers")
-    labels = dict.fromkeys(label for silo in data for label in silo.task.labels)
-    if config.target not in labels:
-        raise unknown("label in attack.target", str(config.target), labels)
     concerned = sorted(silo.name for silo in data if config.target in silo.task.labels)
     sampler(seed, "malicious").shuffle(concerned)
     malicious = frozenset(concerned[: share_of(config.fraction, len(concerned))])
@@ -115,6 +109,20 @@ def make_backdoor(config: AttackConfig, seed: int, data: Sequence[SiloData], len
     if of_target == {True}:
         raise InputError(f"attack: the malicious silos have no rows of another label than {config.target!r} to poison")
     return Backdoor(config, seed, malicious, lengths, room)
+
+
+def check_attack(config: AttackConfig, data: Sequence[SiloData]) -> None:
+    """Refuse an attack that these silos have no place for.
+
+    Raises:
+        InputError: for a target that no silo has, or silos that write answers.
+    """
+    for silo in data:
+        if silo.task.kind != "classification":
+            raise InputError(f"attack={config.name}: needs texts with labels, but silo {silo.name!r} writes answers")
+    labels = dict.fromkeys(label for silo in data for label in silo.task.labels)
+    if config.target not in labels:
+        raise unknown("label in attack.target", str(config.target), labels)
 
 
 def share_of(share: float, number: int) -> int:
