@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from transformers import BertModel
 
-from commandline import Silotune, tree
+from commandline import Silotune, tree, write_federation
 from tiny import HIDDEN
 
 WORDS = ("compare", "federation.yaml", "methods=local,fedmcp", "seeds=1,2", "rounds=2")
@@ -150,6 +150,25 @@ def test_a_folder_of_another_configuration_is_left_alone(silotune: Silotune, pla
     assert outcome.code == 2
     assert "lr: 0.001 → lr: 0.5" in outcome.err
     assert tree(place / "out" / "local-1") == before
+
+
+def test_what_the_machine_decides_is_the_same_on_resume(silotune: Silotune, place: Path, backbone_folder) -> None:
+    """Threads and precision that are not said are written into a run's folder as they were."""
+    write_federation(place, backbone_folder("bert"), threads=None, precision="auto")
+    words = ("compare", "federation.yaml", "methods=local", "--out", "out")
+    assert silotune(*words).code == 0
+    before = tree(place / "out" / "local-1")
+    again = silotune(*words, "--resume")
+    assert (again.code, again.err) == (0, "")
+    assert tree(place / "out" / "local-1") == before
+
+
+def test_a_file_with_a_compare_section_needs_no_more(silotune: Silotune, place: Path, backbone_folder) -> None:
+    compare = {"methods": ["local", "fedavg"], "seeds": [1, 2], "variants": {"slow": {"train.lr": 1e-5}}}
+    write_federation(place, backbone_folder("bert"), compare=compare)
+    assert silotune("compare", "federation.yaml", "--out", "out").code == 0
+    assert [row["method"] for row in table(place / "out")][::3] == ["local", "local-slow", "fedavg", "fedavg-slow"]
+    assert {row["n"] for row in table(place / "out")} == {"2"}
 
 
 def children(parent: int) -> list[int]:

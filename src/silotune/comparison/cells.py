@@ -1,7 +1,8 @@
-"""Runs the cells of a comparison that are not finished yet: one after another over one backbone, or in processes."""
+"""Runs the cells of a table that are not finished yet: one after another over one backbone, or in processes."""
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 import signal
@@ -9,8 +10,11 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from silotune.assembly import make_method
 from silotune.backbone import Backbone
@@ -19,25 +23,63 @@ from silotune.config import Config, dump
 from silotune.engines.base import Progress
 from silotune.errors import InputError, SilotuneError
 from silotune.experiment import run
-from silotune.runs import read_summary
+from silotune.pretrained import resolve_precision
 
 Summary = dict[str, Any]
 Bars = Callable[[str, int], Progress]
 """(title, rounds) → where one run's progress goes."""
 Done = Callable[[Cell, Summary], None]
+Work = Callable[[Config, Path, Progress | None, Backbone | None], tuple[Summary, Backbone]]
+"""(configuration, folder, progress, a backbone that fits) → what was found, and the backbone for the next."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What is done in a cell, and the file it leaves last. `work` goes on where it was interrupted."""
+
+    work: Work
+    file: str
+
+    def read(self, folder: Path) -> Summary:
+        """What a finished cell found.
+
+        Raises:
+            InputError: it is not finished, or damaged.
+        """
+        try:
+            return dict(json.loads((folder / self.file).read_text(encoding="utf-8")))
+        except (OSError, ValueError) as error:
+            raise InputError(f"{folder}/{self.file}: missing or damaged") from error
+
+
+def _whole_run(
+    config: Config, folder: Path, progress: Progress | None, backbone: Backbone | None
+) -> tuple[Summary, Backbone]:
+    finished = run(config, out=folder, resume=True, progress=progress, backbone=backbone)
+    return finished.summary, finished.federation.backbone
+
+
+RUN = Kind(_whole_run, "summary.json")
 
 
 def run_cells(
-    cells: Sequence[Cell], out: Path, *, workers: int = 1, bars: Bars | None = None, done: Done | None = None
+    cells: Sequence[Cell],
+    out: Path,
+    *,
+    kind: Kind = RUN,
+    workers: int = 1,
+    bars: Bars | None = None,
+    done: Done | None = None,
 ) -> dict[str, Summary]:
     """Run what is left, and return every cell's summary by folder name.
 
-    A cell is finished once its `summary.json` is there; it is then never run again. One that was interrupted goes on
+    A cell is finished once its last file is there; it is then never run again. One that was interrupted goes on
     from its last checkpoint.
 
     Args:
         cells: of one comparison.
         out: where the run folders are.
+        kind: whole runs, or something else.
         workers: processes; each loads the backbone once.
         bars: progress of each run (only with one worker).
         done: called after every cell that was run now.
@@ -45,29 +87,31 @@ def run_cells(
     Raises:
         InputError: a run folder was made with another configuration, or a configuration cannot work.
     """
-    left = [cell for cell in cells if not _finished(cell, out)]
+    left = [cell for cell in cells if not _finished(cell, out, kind)]
     done = done or (lambda *_: None)
     if workers > 1 and len(left) > 1:
-        for cell, summary in _in_processes(left, out, min(workers, len(left))):
+        for cell, summary in _in_processes(left, out, kind, min(workers, len(left))):
             done(cell, summary)
     else:
         backbones = _Backbones()
         for cell in left:
             progress = bars(cell.folder, cell.config.rounds) if bars else None
-            done(cell, backbones.run(cell.config, out / cell.folder, progress))
-    return {cell.folder: read_summary(out / cell.folder) for cell in cells}
+            done(cell, backbones.run(kind, cell.config, out / cell.folder, progress))
+    return {cell.folder: kind.read(out / cell.folder) for cell in cells}
 
 
-def _finished(cell: Cell, out: Path) -> bool:
+def _finished(cell: Cell, out: Path, kind: Kind) -> bool:
     folder = out / cell.folder
     if not (folder / "config.yaml").is_file():
         return False
-    before, now = (folder / "config.yaml").read_text(encoding="utf-8").splitlines(), dump(cell.config).splitlines()
+    precision, threads = resolve_precision(cell.config.precision), cell.config.threads or torch.get_num_threads()
+    config = cell.config.model_copy(update={"precision": precision, "threads": threads})  # as a run writes it
+    before, now = (folder / "config.yaml").read_text(encoding="utf-8").splitlines(), dump(config).splitlines()
     if before != now:
         pairs = [f"{old.strip()} → {new.strip()}" for old, new in zip(before, now, strict=False) if old != new]
         differing = pairs[0] if pairs else f"{len(before)} → {len(now)} lines"
         raise InputError(f"{folder}: was made with another configuration ({differing}); choose another --out")
-    return (folder / "summary.json").exists()
+    return (folder / kind.file).exists()
 
 
 class _Backbones:
@@ -77,25 +121,25 @@ class _Backbones:
         self._key: tuple[object, ...] = ()
         self._backbone: Backbone | None = None
 
-    def run(self, config: Config, folder: Path, progress: Progress | None = None) -> Summary:
+    def run(self, kind: Kind, config: Config, folder: Path, progress: Progress | None = None) -> Summary:
         """One cell."""
         setting = make_method(config).setting
         key = (config.backbone, config.precision, setting.tuner.trains_backbone, setting.head.model_class)
         if key != self._key:
             self._backbone = None  # before another is loaded
-        finished = run(config, out=folder, resume=True, progress=progress, backbone=self._backbone)
-        self._key, self._backbone = key, finished.federation.backbone
-        return finished.summary
+        summary, backbone = kind.work(config, folder, progress, self._backbone)
+        self._key, self._backbone = key, backbone
+        return summary
 
 
 _OWN = _Backbones()  # of a worker process
 
 
-def _in_processes(cells: Sequence[Cell], out: Path, workers: int) -> Iterable[tuple[Cell, Summary]]:
+def _in_processes(cells: Sequence[Cell], out: Path, kind: Kind, workers: int) -> Iterable[tuple[Cell, Summary]]:
     others = set(multiprocessing.active_children())
     pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _begin)
     try:
-        waiting = {pool.submit(_work, cell.config, out / cell.folder): cell for cell in cells}
+        waiting = {pool.submit(_work, kind, cell.config, out / cell.folder): cell for cell in cells}
         for future in as_completed(waiting):
             yield waiting[future], future.result()
     except BrokenProcessPool as error:
@@ -125,5 +169,5 @@ def _begin() -> None:
     threading.Thread(target=wait, daemon=True).start()
 
 
-def _work(config: Config, folder: Path) -> Summary:
-    return _OWN.run(config, folder)
+def _work(kind: Kind, config: Config, folder: Path) -> Summary:
+    return _OWN.run(kind, config, folder)

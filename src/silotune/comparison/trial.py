@@ -1,0 +1,60 @@
+"""One trial of a search: a run without its test rows, judged on validation rows alone."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+from silotune.assembly import build
+from silotune.backbone import Backbone
+from silotune.comparison.cells import Kind, Summary
+from silotune.config import Config, dump
+from silotune.data.loading import load_silos
+from silotune.data.tasks import Row
+from silotune.engines.base import Progress
+from silotune.engines.inprocess import InProcess
+from silotune.errors import Diverged, InputError
+from silotune.interop.start import keep_start
+from silotune.runs import RunFolder, write_text
+
+FILE = "trial.json"
+
+
+def _trial(
+    config: Config, path: Path, progress: Progress | None, backbone: Backbone | None
+) -> tuple[Summary, Backbone]:
+    """The rounds of a run, and the validation score at its best round (percent, mean over silos).
+
+    The federation is built without test rows, so no test score can take part in a choice. Parts are not kept: the
+    values chosen are trained again by whoever uses them. Training that diverges is a result too (None).
+
+    Raises:
+        InputError: no silo has validation rows.
+    """
+    none: list[Row] = []  # one for all: silos that are judged on the same rows go on sharing them
+    data = [replace(silo, splits=replace(silo.splits, test=none)) for silo in load_silos(config)]
+    if not any(silo.splits.validation for silo in data):
+        raise InputError("sweep: no silo has validation rows, so there is nothing to choose by")
+    federation = build(config, backbone, data)
+    text, fingerprint = dump(federation.config), federation.backbone.fingerprint
+    if (path / "config.yaml").exists():
+        folder = RunFolder.open(path, text, fingerprint)
+    else:
+        folder = RunFolder.create(path, text, fingerprint, resume=True)
+    keep_start(path, federation.training)
+    engine = InProcess(federation, folder, progress)
+    found: Summary = {"validation": None, "best_round": None}
+    try:
+        engine.run()
+    except Diverged as error:
+        found["reason"] = str(error)
+    else:
+        found |= {"validation": engine.history.best_validation, "best_round": engine.history.best_round}
+    shutil.rmtree(folder.checkpoints, ignore_errors=True)
+    write_text(path / FILE, json.dumps(found | {"seconds": engine.history.seconds}, indent=1) + "\n")
+    return found, federation.backbone
+
+
+TRIAL = Kind(_trial, FILE)
