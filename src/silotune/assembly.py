@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 import torch
@@ -15,7 +15,7 @@ from silotune.config import Choice, Config, input_error, load_config
 from silotune.coordinator import Coordinator, silos_a_round
 from silotune.data.batching import TokenisedRows
 from silotune.data.labelled import labelled_rows, without_labels
-from silotune.data.loading import load_silos
+from silotune.data.loading import load_absent, load_silos
 from silotune.data.poison import Backdoor, check_attack, check_trigger, make_backdoor
 from silotune.data.tasks import Row, SiloData, Task
 from silotune.errors import InputError, unknown
@@ -56,6 +56,8 @@ class Federation:
     """The rows on which all silos are judged together, where one data set is partitioned."""
     malicious: tuple[str, ...] = ()
     """The silos that attack, in name order."""
+    absent: Mapping[str, Silo] = field(default_factory=dict)
+    """What `evaluation` keeps out of training, by name."""
 
 
 def read_config(source: str, overrides: list[str] | None = None) -> Config:
@@ -109,10 +111,10 @@ def build(
 ) -> Federation:
     """Load the backbone and the data (unless given), and make silos and coordinator.
 
-    Raises:
-        InputError: for anything that cannot work, before any training.
     `labelled`: the coordinator's labelled rows, where they are its own; else they are drawn from the silos' rows.
 
+    Raises:
+        InputError: for anything that cannot work, before any training.
     """
     if config.threads is not None:
         torch.set_num_threads(config.threads)
@@ -120,9 +122,11 @@ def build(
         update={"precision": resolve_precision(config.precision), "threads": torch.get_num_threads()}
     )
     method = make_method(config)
+    kept_out: list[SiloData] = []
     if data is None:
-        data = load_silos(config)
+        data, kept_out = load_silos(config), load_absent(config)
     _check(config, method, data)
+    _check_evaluation(config, method, data, kept_out)
     keep_master = method.setting.tuner.trains_backbone
     if backbone is None:
         model_class = method.setting.head.model_class
@@ -141,13 +145,14 @@ def build(
             f"train.max_length: {length} is more than the backbone reads{beside}; allowed: up to "
             f"{backbone.longest - virtual}"
         )
-    method.setting.head.check(backbone, {silo.task.name: silo.task for silo in data}.values())
+    method.setting.head.check(backbone, {silo.task.name: silo.task for silo in [*data, *kept_out]}.values())
     tokenise = method.setting.head.tokeniser(backbone, config.train.max_length)
     rows = any(silo.splits.train for silo in data)  # a finished run is opened without
     if labelled is None and method.server_phases() and rows:
         labelled = labelled_rows(data, config.server, config.seed if config.data.seed is None else config.data.seed)
     backdoor = None if config.attack.name == "none" else _backdoor(config, data, method, backbone)
     silos = make_silos(data, tokenise, method, backdoor)
+    absent = {item.name: next(iter(make_silos([item], tokenise, method).values())) for item in kept_out}
     start = None if config.start is None else read_start(config.start, backbone, method.setting.tuner)
     training = LocalTraining(backbone, method, config.train, config.seed, start)
     server, shared = config.server, training.initial_shared(silos.values())
@@ -171,7 +176,7 @@ def build(
         central = next(found for silo in silos.values() for found in silo.evaluations.values())
     malicious = () if backdoor is None else tuple(sorted(backdoor.malicious))
     return Federation(
-        config, backbone, method, silos, training, coordinator, tasks, texts, at_coordinator, central, malicious
+        config, backbone, method, silos, training, coordinator, tasks, texts, at_coordinator, central, malicious, absent
     )
 
 
@@ -194,6 +199,7 @@ def _backdoor(config: Config, data: list[SiloData], method: Method, backbone: Ba
 def make_silos(
     data: list[SiloData], tokenise: Tokenise, method: Method, backdoor: Backdoor | None = None
 ) -> dict[str, Silo]:
+    """Silos with their rows tokenised; a centralised method puts them together."""
     silos: dict[str, Silo] = {}
     evaluations: dict[tuple[int, int], Evaluation] = {}  # silos that are judged on the same rows share them
     for item in data:
@@ -226,6 +232,25 @@ def _put_together(silos: dict[str, Silo]) -> dict[str, Silo]:
     return {"centralised": Silo("centralised", train, evaluations)}
 
 
+def _check_evaluation(config: Config, method: Method, data: list[SiloData], absent: list[SiloData]) -> None:
+    """A model can be asked about any task only where its head can answer it."""
+    evaluation, head = config.evaluation, method.setting.head
+    tasks = {silo.task.name for silo in [*data, *absent]}
+    if (evaluation.test_time or absent) and head.has_tensors and len(tasks) > 1:
+        raise InputError(
+            f"evaluation: a silo's head={config.head.name} knows its own task alone, and there are {len(tasks)}; "
+            "allowed: head=lm or verbalizer, or silos of one task (data.task)"
+        )
+    for silo in absent:
+        if silo.task.kind != head.task_kind:
+            raise InputError(f"head={config.head.name}: cannot answer {silo.name!r} of evaluation; leave it out")
+    if evaluation.new_silos and method.prediction().weighting is None:
+        raise InputError(
+            f"evaluation.new_silos: method {method.name} does not compare texts with silos' rows; allowed: feddpa-f, "
+            "feddpa-t with method.weighting=dynamic"
+        )
+
+
 def _check(config: Config, method: Method, data: list[SiloData]) -> None:
     if config.sampling.count is not None and config.sampling.count > len(data) and not method.centralised:
         raise InputError(f"sampling.count: {config.sampling.count} silos a round, but there are only {len(data)}")
@@ -237,6 +262,12 @@ def _check(config: Config, method: Method, data: list[SiloData]) -> None:
             raise InputError(f"head={config.head.name}: silo {silo.name!r} holds {rows}; allowed: {', '.join(fitting)}")
     if config.attack.name != "none":
         check_attack(config.attack, data)
+    if head.soft_slot and not method.setting.tuner.soft_prompt:
+        fitting = ", ".join(sorted(name for name, tuner in TUNERS.items() if tuner.soft_prompt))
+        raise InputError(
+            f"head.template: {{soft}} is a place for a soft prompt; tuner={config.tuner.name} has none; "
+            f"allowed: {fitting}"
+        )
     parts = method.parts()
     tasks = sorted({silo.task.name for silo in data})
     shared_parts = names_with(parts, Scope.SHARED)

@@ -22,8 +22,10 @@ from silotune.engines.inprocess import InProcess
 from silotune.errors import OR_RESUME, InputError, require_unused, unknown
 from silotune.evaluation.backdoor import overall
 from silotune.evaluation.instances import keep_instances, weigh
+from silotune.evaluation.newcomers import join
 from silotune.evaluation.predict import answers, logits
 from silotune.evaluation.scores import mean, state_of
+from silotune.evaluation.testtime import unseen
 from silotune.interop.start import keep_start
 from silotune.parts import Scope, State, count, digest, flatten
 from silotune.runs import RunFolder, write_text
@@ -217,9 +219,19 @@ def summarise(engine: Engine) -> dict[str, Any]:
             for name, task in federation.tasks.items()
         },
         "global": central,
+        **left_out(federation),
         "average": central["test"] if central else math.fsum(silo["test"] for silo in silos.values()) / len(silos),
         **({"attack": attack} if attack else {}),
     }
+
+
+def left_out(federation: Federation) -> dict[str, Any]:
+    """What models do on tasks kept out of training, and what becomes of new silos, where there are such."""
+    config = federation.config.evaluation
+    found: dict[str, Any] = {"unseen": unseen(federation)} if config.unseen else {}
+    if config.new_silos:
+        found["new_silos"] = {name: join(federation, federation.absent[name]) for name in config.new_silos}
+    return found
 
 
 def central_result(federation: Federation, silos: Mapping[str, Mapping[str, Any]]) -> dict[str, Any] | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -102,6 +102,18 @@ class LocalTraining:
         """
         phases = [phase for phase in self.phases if phase.when == "end" and (phase.who == "all" or silo.state)]
         return self._train(silo, self.state_of(silo), shared, number, phases)
+
+    def adapt(self, silo: Silo, shared: State, number: int, anew: bool) -> State:
+        """A silo's private parts after the phases that train these alone: how one joins when the rounds are over.
+
+        `anew`: from where such a phase begins in every silo; else from the parts that the silo has.
+        """
+        private = [name for name, part in self.parts.items() if part.scope is Scope.PRIVATE]
+        phases = [
+            replace(phase, start=phase.start if anew else {}) for phase in self.phases if {*phase.trains} <= {*private}
+        ]
+        state = self._train(silo, self.state_of(silo), shared, number, phases).state
+        return {name: state[name] for name in private}
 
     def server_step(self, server: Silo, shared: State, number: int) -> LocalResult:
         """The method's server phases, from the aggregated shared parts, on the coordinator's labelled rows."""

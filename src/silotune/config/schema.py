@@ -199,7 +199,7 @@ class DataConfig(Section):
     partitioned; the other three cap each split.
     """
 
-    set: Literal["glue", "mixed6", "sentiment5", "demo"] | None = None
+    set: Literal["glue", "mixed6", "sentiment5", "feddpa", "demo"] | None = None
     path: str | None = None
     tasks: list[Name] = []
     task: Name | None = None
@@ -303,9 +303,10 @@ class Config(Section):
     data: DataConfig = DataConfig()
     partition: PartitionConfig = PartitionConfig()
     attack: AttackConfig = AttackConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
     silos: list[SiloConfig] = []
-    per_method: dict[str, dict[str, Any]] = {}
     federation: FederationConfig = FederationConfig()
+    per_method: dict[str, dict[str, Any]] = {}
     compare: CompareConfig = CompareConfig()
 
     @field_validator("silos")

@@ -13,7 +13,7 @@ from silotune.data.instructions import instruction_rows
 from silotune.data.partition import by_value, divide, silo_names
 from silotune.data.splits import SplitRule, split
 from silotune.data.tasks import SiloData, Splits, Task, check_silo, generation_task, make_task
-from silotune.errors import InputError
+from silotune.errors import InputError, unknown
 
 
 def load_silos(config: Config) -> list[SiloData]:
@@ -22,15 +22,45 @@ def load_silos(config: Config) -> list[SiloData]:
     Raises:
         InputError: for anything missing or malformed in the data.
     """
+    return _loaded(config)[0]
+
+
+def load_absent(config: Config) -> list[SiloData]:
+    """The sets that `evaluation` keeps out of training.
+
+    Raises:
+        InputError: as `load_silos`.
+    """
+    return _loaded(config)[1] if config.evaluation.absent else []
+
+
+def _loaded(config: Config) -> tuple[list[SiloData], list[SiloData]]:
+    """All silos of a run, and the sets that `evaluation` keeps out of training.
+
+    Raises:
+        InputError: for anything missing or malformed in the data.
+    """
+    partition, absent = config.partition, config.evaluation.absent
+    if partition.name != "none" and absent:
+        raise InputError("evaluation.unseen, evaluation.new_silos: not of a data set that is partitioned")
+    data = config.data
+    if absent and data.tasks:
+        data = data.model_copy(update={"tasks": list(dict.fromkeys([*data.tasks, *absent]))})
+    sets = _own_sets(config.silos, partition.column) if config.silos else _named_sets(data, partition.column)
+    for name in absent:
+        if name not in sets:
+            raise unknown("name in evaluation.unseen or evaluation.new_silos", name, sets)
+    if len(absent) == len(sets):
+        raise InputError("evaluation.unseen, evaluation.new_silos: no silo is left to train")
     seed = config.seed if config.data.seed is None else config.data.seed
-    partition = config.partition
-    sets = _own_sets(config.silos, partition.column) if config.silos else _named_sets(config.data, partition.column)
     if partition.name != "none":
-        return _partitioned(sets, config, seed)
+        return _partitioned(sets, config, seed), []
     rule = _rule(config.data)
     if config.silos:  # a file is split, a folder is taken as it is split: `_split` tells them apart
         rule = replace(rule, merge=False)
-    return [check_silo(SiloData(name, found.task, _split(found, rule, seed, name))) for name, found in sets.items()]
+    silos = [check_silo(SiloData(name, found.task, _split(found, rule, seed, name))) for name, found in sets.items()]
+    kept_out = {silo.name: silo for silo in silos if silo.name in absent}
+    return [silo for silo in silos if silo.name not in absent], [kept_out[name] for name in absent]
 
 
 def _partitioned(sets: dict[str, LabelledSet], config: Config, seed: int) -> list[SiloData]:

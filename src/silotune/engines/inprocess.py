@@ -9,6 +9,7 @@ from silotune.assembly import Federation
 from silotune.engines.base import Engine, Progress, Scores, whole
 from silotune.evaluation.backdoor import with_attack
 from silotune.evaluation.scores import mean, results, scores
+from silotune.evaluation.testtime import test_time
 from silotune.participant import Answer, Participant
 from silotune.runs import Checkpoint, RunFolder
 from silotune.silo import SiloState
@@ -37,12 +38,20 @@ class InProcess(Engine):
 
     def validate(self, number: int) -> Scores:
         """See `Engine.validate`."""
+        if self.federation.config.evaluation.per_round:
+            judged = test_time(self.federation)
+            measures = {"personalization": judged.personalization, "test_time": judged.test_time}
+            self.folder.event("evaluation", round=number, **measures)
         found = scores(self.federation, "validation")
         return found if self.federation.central is None else {"global": mean(found)}
 
     def results(self) -> dict[str, dict[str, Any]]:
         """See `Engine.results`."""
-        return with_attack(self.federation, results(self.federation))
+        if not self.federation.config.evaluation.test_time:
+            return with_attack(self.federation, results(self.federation))
+        judged = test_time(self.federation)
+        found = with_attack(self.federation, results(self.federation, judged.personalization))
+        return {name: entry | judged.entry(name) for name, entry in found.items()}
 
     def store(self, number: int, silos: Sequence[str], better: bool) -> Mapping[str, str]:
         """One file per silo in the run folder."""

@@ -23,7 +23,7 @@ from silotune.parts import State, Tensors, digest, flatten
 from silotune.randomness import derive
 from silotune.silo import Silo
 from silotune.training import LocalTraining
-from silotune.views import READINGS, run_view
+from silotune.views import READINGS, Reading, run_view
 from silotune.weighting import INSTANCES, KEY, VECTORS, InstanceWeighting
 
 BATCH = 64
@@ -52,7 +52,7 @@ def embed(training: LocalTraining, state: State, rows: TokenisedRows) -> Tensor:
     weighting = _weighting(training)
     texts = prompt_rows(rows) if rows.task.kind == "generation" else replace(rows, reads=None, targets=None)
     mix = training.resolve(weighting.view, state, {}, {})
-    read = {weighting.representation: READINGS[weighting.representation]}
+    read: dict[str, Reading] = {weighting.representation: READINGS[weighting.representation]}
     vectors = torch.zeros(len(texts), training.backbone.hidden_size)
     pad = int(training.backbone.tokenizer.pad_token_id or 0)
     for batch in in_order(texts, BATCH, pad):

@@ -11,6 +11,7 @@ from silotune.evaluation.instances import with_instances
 from silotune.evaluation.predict import score
 from silotune.parts import Scope, State, names_with
 from silotune.silo import Evaluation, Silo
+from silotune.training import LocalTraining
 
 Judgement = TypeVar("Judgement")
 
@@ -35,13 +36,7 @@ def judged(federation: Federation, judge: Callable[[State, Evaluation], Judgemen
     Where one data set is partitioned all silos are judged on the same central rows. Predictions with shared parts
     alone are then one model's, and made once; with private parts, every silo's model is judged on them.
     """
-    training = federation.training
-    prediction = training.method.prediction()
-    shared = names_with(training.parts, Scope.SHARED)
-    learned = any(callable(weight) for weight in prediction.mix.values())  # from a silo's own state
-    head = training.parts[prediction.head].module
-    heads = {prediction.head} if getattr(head, "has_tensors", True) else set()
-    alike = not learned and {*prediction.mix, *heads} <= {*shared}
+    alike = one_model(federation.training)
     made: dict[tuple[str, int], Judgement] = {}
     found = {}
     for silo in federation.silos.values():
@@ -53,6 +48,16 @@ def judged(federation: Federation, judge: Callable[[State, Evaluation], Judgemen
     return found
 
 
+def one_model(training: LocalTraining) -> bool:
+    """Whether all silos' predictions are made with shared parts alone."""
+    prediction = training.method.prediction()
+    shared = names_with(training.parts, Scope.SHARED)
+    learned = any(callable(weight) for weight in prediction.mix.values())  # from a silo's own state
+    head = training.parts[prediction.head].module
+    heads = {prediction.head} if getattr(head, "has_tensors", True) else set()
+    return not learned and {*prediction.mix, *heads} <= {*shared}
+
+
 def mean(found: Mapping[str, float | None]) -> float | None:
     """The mean over silos, in any order; None without rows. Equal scores are their own mean, to the bit."""
     values = [value for value in found.values() if value is not None]
@@ -61,10 +66,14 @@ def mean(found: Mapping[str, float | None]) -> float | None:
     return math.fsum(values) / len(values)
 
 
-def results(federation: Federation) -> dict[str, dict[str, Any]]:
-    """Per reported silo: metric, validation and test score at the federation's present state, and row counts."""
+def results(federation: Federation, test: Mapping[str, float | None] | None = None) -> dict[str, dict[str, Any]]:
+    """Per reported silo: metric, validation and test score at the federation's present state, and row counts.
+
+    `test` are the test scores, where they are known already.
+    """
     found: dict[str, dict[str, Any]] = {}
-    validation, test = scores(federation, "validation"), scores(federation, "test")
+    validation = scores(federation, "validation")
+    test = scores(federation, "test") if test is None else test
     for silo in federation.silos.values():
         for name, evaluation in silo.evaluations.items():
             task = evaluation.test.task

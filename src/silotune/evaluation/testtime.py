@@ -1,0 +1,111 @@
+"""Test-time personalisation (FedDPA, section 3.1): every silo's model on every task; and tasks that no silo trained on.
+
+*Personalisation* is a model's score on its silo's own task, *test-time personalisation* its mean score over all tasks,
+its own among them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from silotune.assembly import Federation
+from silotune.data.batching import TokenisedRows
+from silotune.evaluation.predict import score
+from silotune.evaluation.scores import one_model, state_of
+
+
+@dataclass(frozen=True)
+class TestTime:
+    """Reported silo → task → score in percent, and which of the tasks is the silo's own."""
+
+    __test__ = False  # to pytest
+
+    scores: Mapping[str, Mapping[str, float | None]]
+    own: Mapping[str, str]
+
+    @property
+    def personalization(self) -> dict[str, float | None]:
+        """Reported silo → score on its own task."""
+        return {name: self.scores[name][task] for name, task in self.own.items()}
+
+    @property
+    def test_time(self) -> dict[str, float | None]:
+        """Reported silo → mean over all tasks."""
+        return {name: _mean(list(row.values())) for name, row in self.scores.items()}
+
+    def entry(self, name: str) -> dict[str, Any]:
+        """What `summary.json` says of a silo."""
+        return {
+            "personalization": self.personalization[name],
+            "test_time": self.test_time[name],
+            "on_tasks": dict(self.scores[name]),
+        }
+
+
+def test_time(federation: Federation) -> TestTime:
+    """Every silo's model on every task's test rows, at the federation's present state.
+
+    Silos that are judged on the same rows (parts of one task) count as one. One model for all silos is judged once.
+    """
+    sets, own = _test_sets(federation)
+    rows = _on(federation, sets)
+    return TestTime({name: rows[silo] for silo, names in _reported(federation).items() for name in names}, own)
+
+
+def unseen(federation: Federation) -> dict[str, Any]:
+    """The tasks left out of training: average and maximum over silos, and each silo's score (Table 14)."""
+    sets = {name: federation.absent[name].evaluations[name].test for name in federation.config.evaluation.unseen}
+    rows = _on(federation, sets)
+    found: dict[str, Any] = {}
+    for name, test in sets.items():
+        scores = {silo: row[name] for silo, row in rows.items()}
+        known = [value for value in scores.values() if value is not None]
+        found[name] = {
+            "metric": test.task.metric,
+            "average": _mean(known),
+            "maximum": max(known, default=None),
+            "silos": scores,
+        }
+    return found
+
+
+def _on(federation: Federation, sets: Mapping[str, TokenisedRows]) -> dict[str, dict[str, float | None]]:
+    """Training silo → set → score of the silo's model."""
+    found: dict[str, dict[str, float | None]] = {}
+    alike = one_model(federation.training)
+    for silo in federation.silos.values():
+        if alike and found:
+            found[silo.name] = next(iter(found.values()))
+            continue
+        state = state_of(federation, silo)
+        found[silo.name] = {name: score(federation.training, state, rows) for name, rows in sets.items()}
+    return found
+
+
+def _reported(federation: Federation) -> dict[str, list[str]]:
+    """Training silo → the names under which it is reported."""
+    return {silo.name: list(silo.evaluations) for silo in federation.silos.values()}
+
+
+def _test_sets(federation: Federation) -> tuple[dict[str, TokenisedRows], dict[str, str]]:
+    """Task → its test rows, and reported silo → its task. Where two sets are of one task, they go by their silos."""
+    by_rows: dict[int, list[str]] = {}
+    rows: dict[int, TokenisedRows] = {}
+    for silo in federation.silos.values():
+        for name, evaluation in silo.evaluations.items():
+            by_rows.setdefault(id(evaluation), []).append(name)
+            rows[id(evaluation)] = evaluation.test
+    tasks = [found.task.name for found in rows.values()]
+    labels = {
+        key: names[0] if tasks.count(rows[key].task.name) > 1 else rows[key].task.name for key, names in by_rows.items()
+    }
+    own = {name: labels[key] for key, names in by_rows.items() for name in names}
+    return {labels[key]: found for key, found in rows.items()}, own
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return math.fsum(known) / len(known) if known else None
