@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -35,6 +35,7 @@ def run_command(
     out: Annotated[Path | None, typer.Option(help="The run folder.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted run.")] = False,
     engine: Annotated[str, typer.Option(help="What runs the silos: inprocess.")] = "inprocess",
+    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Also write the run's numbers for it.")] = False,
 ) -> None:
     """Run one method over one setting."""
     if engine != "inprocess":
@@ -42,11 +43,14 @@ def run_command(
     from silotune.assembly import read_config
     from silotune.experiment import run
     from silotune.report.tables import result_table
+    from silotune.report.tensorboard import TensorBoard
 
     config = read_config(source, overrides or [])
     folder = out or Path("runs") / f"{Path(source).stem}-{config.method.name}-seed{config.seed}"
     with progress_bars() as bars:
-        finished = run(config, out=folder, resume=resume, progress=bars(config.method.name, config.rounds))
+        progress = bars(config.method.name, config.rounds)
+        with TensorBoard(folder, progress) if tensorboard else nullcontext(progress) as report:
+            finished = run(config, out=folder, resume=resume, progress=report)
     console.print(result_table([finished.summary]))
     say(_leaves(finished))
     say(f"run folder: {folder}")

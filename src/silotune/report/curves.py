@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from silotune.report.collect import Entry, FinishedRun
 from silotune.report.scores import spread
@@ -71,17 +72,21 @@ def traffic(run: FinishedRun) -> Series:
     return found
 
 
+def numbers(event: Mapping[str, Any]) -> dict[str, float]:
+    """What a method logged in one event: the loss, its terms, similarities."""
+    return {
+        key: float(value)
+        for key, value in event.items()
+        if not (key in _NOT_TERMS or key.endswith("_tokens")) and isinstance(value, (int, float))
+    }
+
+
 def loss_terms(entries: Sequence[Entry]) -> list[str]:
     """All logged terms, the loss first."""
     names: dict[str, None] = {}
     for entry in entries:
         for event in entry.best.of("silo"):
-            names |= {
-                key: None
-                for key, value in event.items()
-                if not (key in _NOT_TERMS or key.endswith("_tokens") or key.startswith(_SIMILARITY))
-                and isinstance(value, (int, float))
-            }
+            names |= {key: None for key in numbers(event) if not key.startswith(_SIMILARITY)}
     return sorted(names, key=lambda name: (name != "loss", name))
 
 
