@@ -1,10 +1,11 @@
 """One forward of the base transformer with virtual tokens: embeddings, masks and positions put together.
 
-Prompts are vectors before the text's embeddings; a prefix is keys and values that every attention layer sees before
-the text's own. Both are in the attention mask, neither is in the returned states. Conventions are those of peft
-(virtual tokens first, positions counted through, segment 0), so that an exported part means the same there. One thing
-differs on purpose: rows that are padded on the left are moved before the model sees them, so that virtual tokens stand
-right before the text and a row's states do not depend on the side it is padded on.
+Prompts are vectors before the text's embeddings, or inside the text where the inputs say (`SOFT_AT`); a prefix is keys
+and values that every attention layer sees before the text's own. Both are in the attention mask, neither is in the
+returned states. Conventions are those of peft (virtual tokens first, positions counted through, segment 0), so that an
+exported part means the same there. One thing differs on purpose: rows that are padded on the left are moved before the
+model sees them, so that virtual tokens stand right before the text and a row's states do not depend on the side it is
+padded on.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from silotune.prefix_cache import PrefixCache
 
 Inputs = dict[str, Tensor]
+SOFT_AT = "soft_at"
+"""Where each row's prompt goes: before which of its tokens, shape (rows,). Without it, before the first."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +87,8 @@ class Arranged:
         inputs: what the model is called with, without mask.
         mask: shape (rows, prefix + prompt + text tokens), as attention sees them.
         virtual: prompt tokens before the text in the model's states.
+        columns: shape (rows, text tokens), where each token of the text is in the model's states; None: behind the
+            prompt tokens.
         prefix: the cache that holds the prefixes, if there are any.
         prefix_tokens: how many columns of the mask belong to it.
     """
@@ -93,6 +98,11 @@ class Arranged:
     virtual: int
     prefix: PrefixCache | None
     prefix_tokens: int
+    columns: Tensor | None = None
+
+    def of_text(self, states: Tensor) -> Tensor:
+        """The states of the text's own tokens, shape (rows, text tokens, hidden)."""
+        return states[:, self.virtual :] if self.columns is None else columns_of(states, self.columns)
 
 
 def arrange(
@@ -111,6 +121,7 @@ def arrange(
     ids = inputs["input_ids"]
     rows = len(ids)
     text = inputs.pop("attention_mask", torch.ones_like(ids))
+    inside = inputs.pop(SOFT_AT, None)
     before: list[Prompt | Prefix] = [*prefixes, *prompts]
     mask = torch.cat([*(_present(tokens, rows, text) for tokens in before), text], 1)
     virtual = sum(prompt.tokens for prompt in prompts)
@@ -122,6 +133,13 @@ def arrange(
         if "token_type_ids" in inputs:
             segments = inputs["token_type_ids"]
             inputs["token_type_ids"] = torch.cat([segments.new_zeros(rows, virtual), segments], 1)
+    columns = None
+    if prompts and inside is not None:
+        order, columns = _inside(inside, virtual, text.shape[1])
+        inputs["inputs_embeds"] = columns_of(inputs["inputs_embeds"], order)
+        if "token_type_ids" in inputs:
+            inputs["token_type_ids"] = inputs["token_type_ids"].gather(1, order)
+        mask = torch.cat([mask[:, :prefix_tokens], mask[:, prefix_tokens:].gather(1, order)], 1)
     table, longest = _positions(base, architecture), positions(base, architecture)
     if longest is not None and before and mask.shape[1] > longest:
         raise InputError(
@@ -143,7 +161,22 @@ def arrange(
         from silotune.prefix_cache import PrefixCache  # transformers takes its time to load
 
         cache = PrefixCache([prefix.layers for prefix in prefixes], rows)
-    return Arranged(inputs, mask, virtual, cache, prefix_tokens)
+    return Arranged(inputs, mask, virtual, cache, prefix_tokens, columns)
+
+
+def _inside(before: Tensor, virtual: int, tokens: int) -> tuple[Tensor, Tensor]:
+    """Virtual tokens, then text, put into order: which column comes where, and where the text's columns are then.
+
+    Args:
+        before: shape (rows,), the token of the text that they come before.
+        virtual: how many they are.
+        tokens: columns of the text.
+    """
+    text = torch.arange(tokens, device=before.device)
+    moved = text + virtual * (text >= before.unsqueeze(1))
+    place = before.unsqueeze(1) + torch.arange(virtual, device=before.device)
+    order = torch.cat([place, moved], 1).argsort(1)
+    return order, moved
 
 
 def to_the_left(inputs: Inputs) -> tuple[Inputs, Tensor | None]:
@@ -155,13 +188,14 @@ def to_the_left(inputs: Inputs) -> tuple[Inputs, Tensor | None]:
     first = mask.argmax(1, keepdim=True)
     there, back = (columns + first) % len(columns), (columns - first) % len(columns)
     moved = {
-        name: tensor if name.startswith("decoder_") else tensor.gather(1, there) for name, tensor in inputs.items()
+        name: tensor if name.startswith("decoder_") or name == SOFT_AT else tensor.gather(1, there)
+        for name, tensor in inputs.items()
     }
     return moved, back
 
 
 def columns_of(states: Tensor, back: Tensor) -> Tensor:
-    """States of shape (rows, tokens, hidden) in the columns they came from."""
+    """The chosen columns, shape (rows, columns), of states of shape (rows, tokens, hidden)."""
     return states.gather(1, back.unsqueeze(-1).expand(-1, -1, states.shape[-1]))
 
 
@@ -173,7 +207,7 @@ def plain_forward(base: nn.Module, batch: Arranged) -> Tensor:
     if getattr(base.config, "use_cache", None):
         extra["use_cache"] = False
     output = base(**batch.inputs, attention_mask=batch.mask, **extra)
-    return cast(Tensor, output.last_hidden_state)[:, batch.virtual :]
+    return batch.of_text(cast(Tensor, output.last_hidden_state))
 
 
 def encoder_decoder_forward(base: nn.Module, batch: Arranged, decoder: Inputs, prefixes: Sequence[Prefix]) -> Tensor:
@@ -189,7 +223,7 @@ def encoder_decoder_forward(base: nn.Module, batch: Arranged, decoder: Inputs, p
     known = {name: tensor for name, tensor in batch.inputs.items() if name in ("input_ids", "inputs_embeds")}
     encoded = cast(Tensor, model.encoder(**known, attention_mask=batch.mask).last_hidden_state)
     if "decoder_input_ids" not in decoder:
-        return encoded[:, batch.virtual :]
+        return batch.of_text(encoded)
     ids = decoder["decoder_input_ids"]
     mask = decoder.get("decoder_attention_mask")
     past = None

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from silotune.backbone import Inputs
 from silotune.data.tasks import Row, Task
+from silotune.forward import SOFT_AT
 from silotune.randomness import generator
 
 if TYPE_CHECKING:
@@ -36,7 +37,8 @@ class TokenisedRows:
     """Rows of one task as token ids; `types` are segment ids where the tokenizer gives them.
 
     For language-model heads: `decoder` are the decoder's token ids (encoder–decoders), `reads` the positions a head
-    reads in each row, `targets` the token that should come at each, `answers` what should be generated. `poisoned` of
+    reads in each row, `targets` the token that should come at each, `answers` what should be generated. `soft`:
+    before which of its tokens a row's soft prompt goes, where that is not the first. `poisoned` of
     the rows were added by an attacker; they are trained on, and count in nothing else.
     """
 
@@ -48,6 +50,7 @@ class TokenisedRows:
     reads: list[list[int]] | None = None
     targets: list[list[int]] | None = None
     answers: list[str] | None = None
+    soft: list[int] | None = None
     poisoned: int = 0
 
     def __len__(self) -> int:
@@ -70,7 +73,7 @@ class TokenisedRows:
             mine, others = getattr(self, name), getattr(other, name)
             return None if mine is None or others is None else mine + others
 
-        lists = {name: both(name) for name in ("types", "decoder", "reads", "targets", "answers")}
+        lists = {name: both(name) for name in ("types", "decoder", "reads", "targets", "answers", "soft")}
         labels, poisoned = torch.cat([self.labels, other.labels]), self.poisoned + other.poisoned
         return TokenisedRows(self.task, self.ids + other.ids, labels=labels, poisoned=poisoned, **cast(Any, lists))
 
@@ -144,6 +147,8 @@ def _pad(rows: TokenisedRows, chosen: Sequence[int], pad_id: int) -> Inputs:
     inputs = {"input_ids": ids, "attention_mask": mask}
     if rows.types is not None:
         inputs["token_type_ids"] = padded([rows.types[row] for row in chosen], 0, width=width)[0]
+    if rows.soft is not None:
+        inputs[SOFT_AT] = torch.tensor([rows.soft[row] for row in chosen])
     if rows.decoder is not None:
         ids, mask = padded([rows.decoder[row] for row in chosen], pad_id)
         inputs |= {"decoder_input_ids": ids, "decoder_attention_mask": mask}

@@ -28,12 +28,14 @@ INSTRUCTION = "### Instruction:\n{instruction}\n\n### Response:\n"
 CHAT = "chat"
 
 _SLOTS = {1: ("text",), 2: ("a", "b")}
-_MASK = "mask"
+_MASK, _SOFT = "mask", "soft"
 
 
 @dataclass(frozen=True)
 class ClozeTemplate:
     """A text with one place for the label word: `{text}`, or `{a}` and `{b}` for pairs, and `{mask}`, each once.
+
+    `{soft}`, where it is there, says where a soft prompt goes; else it goes before everything.
 
     Raises:
         InputError: for a template that is not of this form.
@@ -45,13 +47,15 @@ class ClozeTemplate:
         pieces = _pieces(self.text)
         slots = [slot for _, slot in pieces if slot is not None]
         for slot in slots:
-            if slot not in {_MASK, *_SLOTS[1], *_SLOTS[2]}:
+            if slot not in {_MASK, _SOFT, *_SLOTS[1], *_SLOTS[2]}:
                 raise InputError(
-                    f"head.template: unknown slot {{{slot}}}; allowed: {{text}} or {{a}} and {{b}}, {{mask}}"
+                    f"head.template: unknown slot {{{slot}}}; allowed: {{text}} or {{a}} and {{b}}, {{mask}}, {{soft}}"
                 )
+        if slots.count(_SOFT) > 1:
+            raise InputError(f"head.template: {self.text!r} may have {{soft}} once, found {slots.count(_SOFT)}")
         if slots.count(_MASK) != 1:
             raise InputError(f"head.template: {self.text!r} needs {{mask}} exactly once, found {slots.count(_MASK)}")
-        rest = sorted(slot for slot in slots if slot != _MASK)
+        rest = sorted(slot for slot in slots if slot not in (_MASK, _SOFT))
         if tuple(rest) not in _SLOTS.values():
             raise InputError(
                 f"head.template: {self.text!r} needs {{text}} once, or {{a}} and {{b}} once each, for the texts"
@@ -62,17 +66,46 @@ class ClozeTemplate:
         """How many texts of a row it takes: 1 or 2."""
         return 2 if any(slot == "a" for _, slot in _pieces(self.text)) else 1
 
+    @cached_property
+    def has_soft(self) -> bool:
+        """Whether it says where a soft prompt goes."""
+        return any(slot == _SOFT for _, slot in _pieces(self.text))
+
     def fill(self, texts: Texts, mask: str) -> tuple[str, int]:
         """The filled template, and the position behind the mask in it (characters)."""
-        values = dict(zip(_SLOTS[self.texts], texts, strict=True)) | {_MASK: mask}
-        filled, behind = "", 0
-        for literal, slot in _pieces(self.text):
+        filled, ends = self._filled(texts, mask)
+        return filled, ends[_MASK]
+
+    def soft_place(self, one: Encoded, mask: str) -> int:
+        """Before which token of a filled template (and of its special tokens) the soft prompt goes."""
+        place = self._filled(one.texts, mask)[1][_SOFT]
+        own = [token for token, (begin, end) in enumerate(one.offsets) if end > begin]
+        return next((token for token in own if one.offsets[token][1] > place), own[-1] + 1)
+
+    def _filled(self, texts: Texts, mask: str) -> tuple[str, dict[str, int]]:
+        """The filled template, and where each slot ends in it."""
+        values = dict(zip(_SLOTS[self.texts], texts, strict=True)) | {_MASK: mask, _SOFT: ""}
+        filled, ends = "", {}
+        for literal, slot in self._close_to_soft:
             filled += literal
             if slot is not None:
                 filled += values[slot]
-            if slot == _MASK:
-                behind = len(filled)
-        return filled, behind
+                ends[slot] = len(filled)
+        return filled, ends
+
+    @cached_property
+    def _close_to_soft(self) -> list[tuple[str, str | None]]:
+        """The template's pieces, with one of the blanks around a place for vectors: they take no room in the text."""
+        pieces = _pieces(self.text)
+        for number, (literal, slot) in enumerate(pieces):
+            if slot == _SOFT:
+                following, behind = pieces[number + 1] if number + 1 < len(pieces) else ("", None)
+                if not literal and not number:
+                    if following.startswith(" "):
+                        pieces[1] = (following[1:], behind)
+                elif literal.endswith(" ") and (following.startswith(" ") or (not following and behind is None)):
+                    pieces[number] = (literal[:-1], slot)
+        return pieces
 
 
 @dataclass(frozen=True)

@@ -35,6 +35,8 @@ class Head(ABC):
     has_tensors: ClassVar[bool] = True
     """Whether there is anything to train; a head without tensors serves several tasks even where it is shared."""
 
+    soft_slot: bool = False
+    """Whether it says where in a row's text the soft prompt goes."""
     pooling: Pooling = "first"
     """Which state a classifier stands on."""
 

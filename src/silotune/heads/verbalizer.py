@@ -85,6 +85,8 @@ class VerbalizerHead(Head):
         by_task = dict(template) if isinstance(template, Mapping) else {}
         self._by_task = {name: ClozeTemplate(text) for name, text in by_task.items()}
         self._template = ClozeTemplate(template) if isinstance(template, str) else None
+        templates = [*self._by_task.values(), *([self._template] if self._template else [])]
+        self.soft_slot = any(found.has_soft for found in templates)
         self._words = {label: tuple(chosen) for label, chosen in (words or {}).items()}
         self._multi_token = multi_token
         self._average = average
@@ -141,9 +143,10 @@ class VerbalizerHead(Head):
                 tokenizer, lambda texts: template.fill(texts, mask)[0], [row.texts for row in rows], max_length
             )
             ids = [one.ids for one in found]
+            soft = [template.soft_place(one, mask) for one in found] if template.has_soft else None
             if answers:
                 decoder = [[start, mask_id]] * len(rows)
-                return TokenisedRows(task, ids, None, labels, decoder=decoder, reads=[[1]] * len(rows))
+                return TokenisedRows(task, ids, None, labels, decoder=decoder, reads=[[1]] * len(rows), soft=soft)
             # A text may hold the mask's name itself: the template's own mask is the one that ends where it ends.
             reads = [
                 [
@@ -155,7 +158,7 @@ class VerbalizerHead(Head):
             ]
             assert all(len(places) == 1 for places in reads), "each template has one mask"
             types = [[0] * len(one) for one in ids] if "token_type_ids" in tokenizer.model_input_names else None
-            return TokenisedRows(task, ids, types, labels, reads=reads)
+            return TokenisedRows(task, ids, types, labels, reads=reads, soft=soft)
 
         return tokenise
 

@@ -51,6 +51,8 @@ def export(run: Run, silo: str, part: str, to: str | Path, base: str | None = No
         layout = own_layout.own_layout(kind, chosen.adapter, name, base_class, backbone.fingerprint)
     elif kind in peft_layout.KINDS and part != "merged":
         layout = peft_layout.peft_layout(backbone, kind, chosen.adapter, name, base_class)
+    if layout is not None and chosen.head.soft_slot:
+        raise InputError("export: peft puts a soft prompt before the text, but {soft} in head.template puts it inside")
     about, head = _about(chosen, name, base_class, kind if layout else "weights"), _head(chosen)
     temporary = target.with_name(f".{target.name}.{os.getpid()}")
     try:

@@ -43,6 +43,9 @@ class Tuner(ABC):
     trains_backbone: ClassVar[bool] = False
     """Whether a part holds the backbone's own weights (full fine-tuning), which must then be kept in float32."""
 
+    soft_prompt: ClassVar[bool] = False
+    """Whether a part is vectors among the text's embeddings, which a template may give a place."""
+
     def __init__(self, options: TunerOptions | None = None) -> None:
         self.options = options or self.Options()
 

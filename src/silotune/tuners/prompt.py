@@ -33,6 +33,7 @@ class PromptTuning(VirtualTokens):
     """
 
     name = "prompt"
+    soft_prompt = True
     Options = PromptOptions
 
     def init(self, backbone: Backbone, tasks: Iterable[Task], generator: torch.Generator) -> Tensors:

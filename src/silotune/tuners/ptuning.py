@@ -48,6 +48,7 @@ class PTuning(VirtualTokens):
     """
 
     name = "p-tuning"
+    soft_prompt = True
     Options = PTuningOptions
 
     def init(self, backbone: Backbone, tasks: Iterable[Task], generator: torch.Generator) -> Tensors:
