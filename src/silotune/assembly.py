@@ -268,6 +268,12 @@ def _check(config: Config, method: Method, data: list[SiloData]) -> None:
             f"head.template: {{soft}} is a place for a soft prompt; tuner={config.tuner.name} has none; "
             f"allowed: {fitting}"
         )
+    if head.soft_slot and not method.setting.tuner.soft_prompt:
+        fitting = ", ".join(sorted(name for name, tuner in TUNERS.items() if tuner.soft_prompt))
+        raise InputError(
+            f"head.template: {{soft}} is a place for a soft prompt; tuner={config.tuner.name} has none; "
+            f"allowed: {fitting}"
+        )
     parts = method.parts()
     tasks = sorted({silo.task.name for silo in data})
     shared_parts = names_with(parts, Scope.SHARED)
