@@ -196,7 +196,8 @@ class DataConfig(Section):
     empty). `task` makes them all one task, whose label names are `labels` where their own differ; `metric` replaces
     their own. `merge` puts train and validation together and splits by `ratio`. `seed`: of the choice of rows; the
     run's seed where it is not set. `rows_per_silo` caps a silo before its split, `rows` a data set that is
-    partitioned; the other three cap each split.
+    partitioned; the other three cap each split (`validation_rows=0`: none are held back, the last round counts).
+    `parts`: every set's training rows are dealt evenly among so many silos, judged on the same rows (FedDPA, A.1).
     """
 
     set: Literal["glue", "mixed6", "sentiment5", "feddpa", "demo"] | None = None
@@ -211,10 +212,11 @@ class DataConfig(Section):
     rows_per_silo: int | None = Field(None, ge=10)
     rows: int | None = Field(None, ge=2)
     train_rows: int | None = Field(None, ge=2)
-    validation_rows: int | None = Field(None, ge=1)
+    validation_rows: int | None = Field(None, ge=0)
     test_rows: int | None = Field(None, ge=1)
 
     @field_validator("tasks", mode="before")
+    parts: int = Field(1, ge=1, le=100_000)
     @classmethod
     def _words(cls, tasks: object) -> object:
         return tasks.split(",") if isinstance(tasks, str) else tasks

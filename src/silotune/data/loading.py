@@ -41,8 +41,9 @@ def _loaded(config: Config) -> tuple[list[SiloData], list[SiloData]]:
         InputError: for anything missing or malformed in the data.
     """
     partition, absent = config.partition, config.evaluation.absent
-    if partition.name != "none" and absent:
-        raise InputError("evaluation.unseen, evaluation.new_silos: not of a data set that is partitioned")
+    if partition.name != "none" and (absent or config.data.parts > 1):
+        key = "data.parts" if config.data.parts > 1 else "evaluation.unseen, evaluation.new_silos"
+        raise InputError(f"{key}: not of a data set that is partitioned (partition={partition.name})")
     data = config.data
     if absent and data.tasks:
         data = data.model_copy(update={"tasks": list(dict.fromkeys([*data.tasks, *absent]))})
@@ -60,7 +61,19 @@ def _loaded(config: Config) -> tuple[list[SiloData], list[SiloData]]:
         rule = replace(rule, merge=False)
     silos = [check_silo(SiloData(name, found.task, _split(found, rule, seed, name))) for name, found in sets.items()]
     kept_out = {silo.name: silo for silo in silos if silo.name in absent}
-    return [silo for silo in silos if silo.name not in absent], [kept_out[name] for name in absent]
+    present = [part for silo in silos if silo.name not in absent for part in _parts(silo, data.parts)]
+    return present, [kept_out[name] for name in absent]
+
+
+def _parts(silo: SiloData, number: int) -> list[SiloData]:
+    """A silo's training rows dealt among several, which share its other rows."""
+    if number == 1:
+        return [silo]
+    train, validation, test = silo.splits.train, silo.splits.validation, silo.splits.test
+    return [
+        check_silo(SiloData(f"{silo.name}-{part + 1}", silo.task, Splits(train[part::number], validation, test)))
+        for part in range(number)
+    ]
 
 
 def _partitioned(sets: dict[str, LabelledSet], config: Config, seed: int) -> list[SiloData]:

@@ -15,9 +15,9 @@ class SplitRule:
 
     `merge`: train and validation are put together, capped at `rows_per_silo` and split by `ratio` (FedMCP, section
     V-A). Otherwise the ready splits are kept; a missing validation split is cut from the rest of train (a tenth of it
-    where nothing is left), and without a test split the validation split serves as test. `halve`: where only one of the
-    two is there, it is halved into both instead. Either way each split is then capped by `train_rows`,
-    `validation_rows` and `test_rows`.
+    where nothing is left; none for `validation_rows=0`), and without a test split the validation split serves as test.
+    `halve`: where only one of the two is there, it is halved into both instead. Either way each split is then capped by
+    `train_rows`, `validation_rows` and `test_rows`.
     """
 
     merge: bool = False
@@ -64,7 +64,7 @@ def _ready(published: Splits, rule: SplitRule, seed: int, silo: str) -> Splits:
         validation, test = [], validation
     if not test:
         raise InputError(f"silo {silo!r}: the data set has neither a test nor a validation split")
-    if not validation:
+    if not validation and rule.validation_rows != 0:
         most = len(train) - max(1, round(0.1 * len(train)))
         kept = most if rule.train_rows is None else min(rule.train_rows, most)
         train, validation = train[:kept], train[kept:]
