@@ -14,6 +14,7 @@ from report_runs import write_run
 
 from commandline import Silotune
 from silotune.report.collect import read_entries
+from silotune.report.curves import curve, mean_validation
 from silotune.report.figures import rounds_figure
 from silotune.report.page import write_report
 
@@ -71,6 +72,37 @@ def test_figures_without_data_are_left_out(tmp_path: Path) -> None:
     found = sections(write_report(read_entries([run]), tmp_path / "page.html").read_text(encoding="utf-8"))
     assert not {"communication", "sent", "similarity"} & set(found)
     assert {"tests", "rounds", "losses", "seconds"} <= set(found)
+
+
+@pytest.mark.parametrize("silos", [4, 100])
+def test_partitioned_data_have_one_curve(tmp_path: Path, silos: int) -> None:
+    tests = {f"silo-{number}": 60.0 for number in range(silos)}
+    for method in ("fedavg", "fedprox"):
+        write_run(tmp_path / method, method, 1, tests, central=True)
+    found = sections(write_report(read_entries([tmp_path]), tmp_path / "page.html").read_text(encoding="utf-8"))
+    for name in ("tests", "communication", "rounds"):
+        (svg,) = re.findall(r"<svg.*?</svg>", found[name], flags=re.DOTALL)
+        ElementTree.fromstring(svg)
+        if name != "tests":
+            assert 'aria-label="all silos on the same rows: ' in svg
+
+
+def test_a_real_partitioned_run(tiny_config, tmp_path: Path) -> None:
+    from silotune.experiment import run
+
+    words = ("data.tasks=[alpha]", "partition=dirichlet", "partition.silos=3", "head.scope=shared")
+    for method in ("fedavg", "fedper"):
+        own = words if method == "fedavg" else words[:-1]
+        run(tiny_config(method, *own), out=tmp_path / method)
+    entries = read_entries([tmp_path])
+    found = sections(write_report(entries, tmp_path / "page.html").read_text(encoding="utf-8"))
+    assert found["rounds"].count("<svg") == 1
+    assert "<td" in found["results"]
+    for entry in entries:
+        points = curve(entry, mean_validation)
+        logged = [event["validation"]["global"] for event in entry.best.of("round")]
+        assert points is not None
+        assert (points.x, points.mean) == ([1, 2], logged)
 
 
 def test_long_names_leave_room_for_the_data(tmp_path: Path) -> None:

@@ -105,6 +105,27 @@ def test_the_paired_test_by_enumeration(tmp_path: Path) -> None:
     assert pair.p == pytest.approx(exact_wilcoxon(differences))
 
 
+def test_silos_judged_on_the_same_rows_are_no_repetitions(tmp_path: Path) -> None:
+    """Four silos and three seeds of one partitioned data set: three pairs, one column, one curve."""
+    for seed in (1, 2, 3):
+        for method, score in {"fedavg": 60.0 + seed, "fedprox": 50.0 + 2 * seed}.items():
+            tests = dict.fromkeys(("a", "b", "c", "d"), score)
+            write_run(tmp_path / f"{method}-{seed}", method, seed, tests, central=True)
+    found = read_entries([tmp_path])
+    (pair,) = paired(found)
+    assert (pair.difference, pair.pairs, pair.p) == (8, 3, pytest.approx(0.25))  # 2 · 2⁻³
+    grid = score_grid(found, 1)
+    assert (grid.header, [values[0].text for _, values in grid.rows]) == (["average"], ["62.00 ± 1.00", "54.00 ± 2.00"])
+    assert len(table_csv(found, 1).splitlines()) == 1 + 2 * 5  # a row for every silo all the same
+    assert curve(found[0], mean_validation).mean == pytest.approx([62 - 10, 62 - 5, 62 - 10 / 3])
+    assert curve(found[0], validation("a")) is None
+
+
+def test_personal_models_on_the_same_rows_keep_their_columns(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "r", "fedper", 1, {"a": 50.0, "b": 60.0}, central=True)
+    assert score_grid(read_entries([run]), 1).header == ["a", "b", "average"]
+
+
 def test_equal_scores_are_no_difference(runs: Path, tmp_path: Path) -> None:
     same = [write_run(tmp_path / name, name, 1, {"a": 50.0, "b": 60.0}) for name in ("fedavg", "fedap")]
     (pair,) = paired(read_entries(same))

@@ -37,6 +37,11 @@ class FinishedRun:
         """The run's seed."""
         return int(self.summary["seed"])
 
+    @property
+    def central(self) -> bool:
+        """Whether one data set was partitioned, so that all silos are judged on the same rows."""
+        return self.summary.get("global") is not None
+
     def of(self, kind: str) -> list[dict[str, Any]]:
         """The events of one kind."""
         return [event for event in self.events if event.get("event") == kind]
@@ -166,6 +171,17 @@ def flattened(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         else:
             flat[f"{prefix}{key}"] = value
     return flat
+
+
+def centrally_judged(entries: Sequence[Entry]) -> bool:
+    """Whether every run judges all silos on the same rows."""
+    return all(run.central for entry in entries for run in entry.runs)
+
+
+def told_apart(entries: Sequence[Entry]) -> list[str]:
+    """The silos whose scores are worth a column: none where each run has one model, judged on the same rows."""
+    alike = (len({silo.get("test") for silo in run.summary["silos"].values()}) <= 1 for e in entries for run in e.runs)
+    return [] if centrally_judged(entries) and all(alike) else silo_names(entries)
 
 
 def silo_names(entries: Sequence[Entry]) -> list[str]:

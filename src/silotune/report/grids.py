@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from silotune.report.collect import Entry, silo_names
+from silotune.report.collect import Entry, told_apart
 from silotune.report.scores import AVERAGE, score, shares
 
 MOST_SILOS = 12
@@ -37,7 +37,7 @@ class Grid:
 
 def score_grid(entries: Sequence[Entry], ddof: int) -> Grid:
     """Test scores, mean ± std over seeds; rows are methods, columns silos."""
-    silos = silo_names(entries)
+    silos = told_apart(entries)
     columns = [*(silos if len(silos) <= MOST_SILOS else []), AVERAGE]
     table = [_ranked(entries, silo, ddof) for silo in columns]
     rows = [(entry.label, [column[number] for column in table]) for number, entry in enumerate(entries)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from silotune.report.collect import Entry, silo_names
+from silotune.report.collect import Entry, centrally_judged, silo_names, told_apart
 from silotune.report.curves import (
     Curve,
     by_silo,
@@ -89,7 +89,7 @@ def _rounds(entries: Sequence[Entry], ddof: int) -> FigureSpec | None:
     silos = silo_names(entries)
     wanted = [(name, validation(name)) for name in silos] if 1 < len(silos) <= _MOST_SILOS else []
     panels = []
-    for title, series in [*wanted, ("mean over silos", mean_validation)]:
+    for title, series in [*wanted, (_whole(entries), mean_validation)]:
         curves = _found([(n, curve(entry, series, ddof)) for n, entry in enumerate(entries)])
         if curves:
             panels.append(Panel(title, "round", "validation score (%)", _over_rounds(curves)))
@@ -97,6 +97,10 @@ def _rounds(entries: Sequence[Entry], ddof: int) -> FigureSpec | None:
         return None
     caption = f"Validation score after every round{_band(entries)}."
     return FigureSpec("rounds", "Accuracy per round and silo", caption, tuple(panels), _legend(entries))
+
+
+def _whole(entries: Sequence[Entry]) -> str:
+    return "all silos on the same rows" if centrally_judged(entries) else "mean over silos"
 
 
 def _logarithmic(axes: Axes) -> None:
@@ -138,7 +142,7 @@ def _traffic(entries: Sequence[Entry], ddof: int) -> FigureSpec | None:
         if largest > _WIDE * smallest:
             _logarithmic(axes)
 
-    panel = Panel("mean over silos", "sent and received so far (MiB)", "validation score (%)", draw, 3.6, 4.3)
+    panel = Panel(_whole(entries), "sent and received so far (MiB)", "validation score (%)", draw, 3.6, 4.3)
     caption = f"Bytes are those of the serialised messages, all silos together, both ways{_band(entries)}."
     if silent:
         caption += " Dashed: the best score of a method that sends nothing."
@@ -232,7 +236,7 @@ def _seconds(entries: Sequence[Entry]) -> FigureSpec | None:
 
 
 def _tests(entries: Sequence[Entry], ddof: int) -> FigureSpec | None:
-    silos = [*silo_names(entries)[:_MOST_SILOS], AVERAGE]
+    silos = [*told_apart(entries)[:_MOST_SILOS], AVERAGE]
     rows: list[tuple[int, list[Score | None]]] = [
         (position, [score(entry, silo, ddof) for silo in silos]) for position, entry in enumerate(entries)
     ]

@@ -9,10 +9,12 @@ from dataclasses import dataclass
 from silotune.report.collect import Entry
 
 NOTE = (
-    "Two-sided Wilcoxon signed-rank test on the differences of test scores, paired by seed and silo (zeros dropped), "
-    "p-values adjusted after Holm. Pairs of one silo share its test rows, so they are not fully independent; with "
-    "fewer than 6 pairs no p-value can fall below 0.05."
+    "Two-sided Wilcoxon signed-rank test on the differences of test scores (zeros dropped), paired by seed and silo, "
+    "or by seed alone where all silos are judged on the same rows; p-values adjusted after Holm. Pairs of one silo "
+    "share its test rows, so they are not fully independent; with fewer than 6 pairs no p-value can fall below 0.05."
 )
+
+_CENTRAL = ":all"  # no silo can have this name
 
 
 @dataclass(frozen=True)
@@ -49,9 +51,12 @@ def _differences(one: Entry, other: Entry) -> list[float]:
 
 
 def _by_pair(entry: Entry) -> dict[tuple[int, str], float]:
-    return {
+    """(seed, silo) → test score. Silos that are judged on the same rows are no repetitions of one another."""
+    central = {(run.seed, _CENTRAL): float(run.summary["average"]) for run in entry.runs if run.central}
+    return central | {
         (run.seed, name): float(silo["test"])
         for run in entry.runs
+        if not run.central
         for name, silo in run.summary["silos"].items()
         if silo.get("test") is not None
     }
