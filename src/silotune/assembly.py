@@ -23,12 +23,17 @@ from silotune.heads import HEADS, Head
 from silotune.heads.base import Tokenise
 from silotune.interop.start import read_start
 from silotune.methods import METHODS, Method, Setting
+from silotune.participant import Participant
 from silotune.parts import Scope, names_with
 from silotune.pretrained import load_backbone, resolve_precision
+from silotune.privacy.budget import Privacy, make_privacy
+from silotune.privacy.central import CentralNoise
 from silotune.server_optimizers import ServerOptimizer
 from silotune.silo import AttackedRows, Evaluation, Silo
 from silotune.training import LocalTraining
 from silotune.tuners import TUNERS
+from silotune.uplink import NO_UPLINK, make_chain
+from silotune.uplink.draws import read_secret
 
 Options = TypeVar("Options", bound=BaseModel)
 
@@ -58,6 +63,19 @@ class Federation:
     """The silos that attack, in name order."""
     absent: Mapping[str, Silo] = field(default_factory=dict)
     """What `evaluation` keeps out of training, by name."""
+    privacy: Privacy | None = None
+    """What the run promises; None where nothing is noised, or nothing is sent."""
+
+    @property
+    def rounds(self) -> int:
+        """As configured, or as many as the privacy budget lasts for."""
+        return self.config.rounds if self.privacy is None else self.privacy.rounds
+
+    def participant(self) -> Participant:
+        """A silo's side of the exchange, for any of the silos."""
+        noised_in_silos = self.config.uplink.noise is not None
+        promise = self.privacy if noised_in_silos else None
+        return Participant(self.training, self.coordinator.expected, self.coordinator.uplink, promise)
 
 
 def read_config(source: str, overrides: list[str] | None = None) -> Config:
@@ -156,16 +174,21 @@ def build(
     start = None if config.start is None else read_start(config.start, backbone, method.setting.tuner)
     training = LocalTraining(backbone, method, config.train, config.seed, start)
     server, shared = config.server, training.initial_shared(silos.values())
+    communicates = any(shared.values())
+    secret = read_secret(config.privacy.secret) if communicates else None
     coordinator = Coordinator(
         shared,
-        _aggregation(config, len(silos), any(shared.values())),
+        _aggregation(config, len(silos), communicates),
         config.seed,
         fraction=config.sampling.fraction,
         count=config.sampling.count,
         max_norm=config.aggregation.max_norm,
         clip=config.aggregation.clip,
         optimizer=ServerOptimizer(server.optimizer, server.lr, server.beta1, server.beta2, server.tau),
+        uplink=make_chain(config.uplink, config.seed, secret) if communicates else NO_UPLINK,
+        noise=_central_noise(config, len(silos), secret) if communicates else None,
     )
+    privacy = _privacy(config, sorted(silos), coordinator) if communicates else None
     tasks = {silo.name: silo.task for silo in data}
     texts = {silo.name: len(silo.splits.train[0].texts) for silo in data if silo.splits.train}
     at_coordinator = None
@@ -176,8 +199,34 @@ def build(
         central = next(found for silo in silos.values() for found in silo.evaluations.values())
     malicious = () if backdoor is None else tuple(sorted(backdoor.malicious))
     return Federation(
-        config, backbone, method, silos, training, coordinator, tasks, texts, at_coordinator, central, malicious, absent
+        config,
+        backbone,
+        method,
+        silos,
+        training,
+        coordinator,
+        tasks,
+        texts,
+        at_coordinator,
+        central,
+        malicious,
+        absent,
+        privacy,
     )
+
+
+def _central_noise(config: Config, silos: int, secret: bytes | None) -> CentralNoise | None:
+    chosen = config.aggregation
+    if chosen.noise_multiplier is None:
+        return None
+    assert chosen.clip is not None, "the section refuses less"
+    a_round = silos_a_round(silos, config.sampling.fraction, config.sampling.count)
+    return CentralNoise(chosen.noise_multiplier, chosen.clip, a_round, config.seed, secret)
+
+
+def _privacy(config: Config, silos: Sequence[str], coordinator: Coordinator) -> Privacy | None:
+    a_round = silos_a_round(len(silos), config.sampling.fraction, config.sampling.count)
+    return make_privacy(config, len(silos), a_round, lambda number: coordinator.choose(number, silos))
 
 
 def _aggregation(config: Config, silos: int, communicates: bool) -> Aggregation:
@@ -262,12 +311,6 @@ def _check(config: Config, method: Method, data: list[SiloData]) -> None:
             raise InputError(f"head={config.head.name}: silo {silo.name!r} holds {rows}; allowed: {', '.join(fitting)}")
     if config.attack.name != "none":
         check_attack(config.attack, data)
-    if head.soft_slot and not method.setting.tuner.soft_prompt:
-        fitting = ", ".join(sorted(name for name, tuner in TUNERS.items() if tuner.soft_prompt))
-        raise InputError(
-            f"head.template: {{soft}} is a place for a soft prompt; tuner={config.tuner.name} has none; "
-            f"allowed: {fitting}"
-        )
     if head.soft_slot and not method.setting.tuner.soft_prompt:
         fitting = ", ".join(sorted(name for name, tuner in TUNERS.items() if tuner.soft_prompt))
         raise InputError(

@@ -6,10 +6,12 @@ import math
 from collections.abc import Sequence
 
 from silotune.aggregation import Aggregation, Update, change_norm, clipped
-from silotune.messages import UPDATE_FIELDS, Expected, MessageRefused, broadcast_message, unpack
+from silotune.messages import CHANGE_FIELDS, UPDATE_FIELDS, Expected, MessageRefused, broadcast_message, unpack
 from silotune.parts import State, Tensors, flatten, unflatten
+from silotune.privacy.central import CentralNoise
 from silotune.randomness import sampler
 from silotune.server_optimizers import ServerOptimizer
+from silotune.uplink.base import NO_UPLINK, Chain
 
 _MOST_ROWS = 2**53  # beyond it a weight is not exact in float64, and sums of weights can overflow
 
@@ -33,6 +35,8 @@ class Coordinator:
         max_norm: the largest norm an update may have; None: any finite one.
         clip: the norm that the change in an update is scaled down to; None: it is taken as it is.
         optimizer: what is done with the aggregate; None: it is adopted.
+        uplink: what the changes in updates have passed; an empty chain: updates hold the parts.
+        noise: takes the place of `aggregation` and `clip` where the mean is to be private.
     """
 
     def __init__(
@@ -46,6 +50,8 @@ class Coordinator:
         max_norm: float | None = None,
         clip: float | None = None,
         optimizer: ServerOptimizer | None = None,
+        uplink: Chain = NO_UPLINK,
+        noise: CentralNoise | None = None,
     ) -> None:
         self.shared = shared
         self.optimizer = optimizer or ServerOptimizer()
@@ -56,7 +62,10 @@ class Coordinator:
         self._max_norm = max_norm
         self._clip = clip
         self.expected = Expected.like(flatten(shared))
-        """What broadcasts and updates hold."""
+        """What broadcasts hold."""
+        self.uplink = uplink
+        self._noise = noise
+        self._expected_update = uplink.expected(self.expected)
 
     @property
     def communicates(self) -> bool:
@@ -79,9 +88,10 @@ class Coordinator:
         """Check one silo's update.
 
         Raises:
-            MessageRefused: malformed, of another round, or sent in another silo's name.
+            MessageRefused: malformed, of another round, sent in another silo's name, or by another uplink.
         """
-        tensors, fields = unpack(message, self.expected, UPDATE_FIELDS)
+        uplink = self.uplink
+        tensors, fields = unpack(message, self._expected_update, CHANGE_FIELDS if uplink.names else UPDATE_FIELDS)
         if fields["round"] != number:
             raise MessageRefused(f"update of round {fields['round']}, expected {number}")
         if fields["silo"] != silo:
@@ -89,6 +99,10 @@ class Coordinator:
         rows = int(fields["rows"])
         if not 1 <= rows <= _MOST_ROWS:
             raise MessageRefused(f"field 'rows' must be between 1 and {_MOST_ROWS}")
+        if uplink.names:
+            if fields["uplink"] != uplink.label:
+                raise MessageRefused(f"update passed uplink={fields['uplink']}, expected {uplink.label}")
+            tensors = uplink.read(tensors, flatten(self.shared))
         self._check_norm(tensors)
         return Update(silo, tensors, rows)
 
@@ -100,11 +114,17 @@ class Coordinator:
         if norm > self._max_norm:
             raise MessageRefused(f"norm of the update {norm:.3g} is above aggregation.max_norm={self._max_norm:g}")
 
-    def aggregate(self, updates: Sequence[Update]) -> None:
-        """Set the shared parts from a round's updates; without any they stay."""
-        if updates:
-            before = flatten(self.shared)
-            ordered = sorted(updates, key=lambda update: update.silo)
+    def aggregate(self, updates: Sequence[Update], number: int | None = None) -> None:
+        """Set the shared parts from a round's updates; without any they stay.
+
+        With central noise the round's number is needed, and no update at all is noised as well.
+        """
+        before = flatten(self.shared)
+        ordered = sorted(updates, key=lambda update: update.silo)
+        if self._noise is not None:
+            assert number is not None, "each round has its own noise"
+            self.shared = unflatten(self.optimizer.step(before, self._noise(before, ordered, number)))
+        elif updates:
             if self._clip is not None:
                 ordered = [clipped(update, before, self._clip) for update in ordered]
             self.shared = unflatten(self.optimizer.step(before, self._aggregation(ordered)))

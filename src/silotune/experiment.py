@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -148,6 +148,7 @@ def run(
     resume: bool = False,
     progress: Progress | None = None,
     backbone: Backbone | None = None,
+    announce: Callable[[str], None] | None = None,
 ) -> Run:
     """Run a preset, a YAML file or a configuration.
 
@@ -158,6 +159,7 @@ def run(
         resume: continue an interrupted run (a finished one is only summarised again).
         progress: called before every piece of work.
         backbone: one already loaded, to run several configurations over it.
+        announce: called with each line that belongs before the first round: what the run's noise promises.
 
     Raises:
         InputError: for bad configuration or data, before any training.
@@ -175,6 +177,9 @@ def run(
         folder = RunFolder.create(path, text, fingerprint, resume)
     keep_start(path, federation.training)
     engine = InProcess(federation, folder, progress)
+    if announce is not None and federation.privacy is not None:
+        for line in federation.privacy.lines():
+            announce(line)
     engine.run()
     final = {"shared_sha256": digest(flatten(federation.coordinator.shared)), "state_sha256": state_digest(federation)}
     best = engine.load_best()
@@ -204,7 +209,7 @@ def summarise(engine: Engine) -> dict[str, Any]:
         "method": config.method.name,
         "backbone": config.backbone,
         "seed": config.seed,
-        "rounds": config.rounds,
+        "rounds": federation.rounds,
         "engine": engine.name,
         "precision": federation.backbone.precision,
         "threads": torch.get_num_threads(),
@@ -220,9 +225,16 @@ def summarise(engine: Engine) -> dict[str, Any]:
         },
         "global": central,
         **left_out(federation),
-        "average": central["test"] if central else math.fsum(silo["test"] for silo in silos.values()) / len(silos),
+        "average": central["test"] if central else mean_test(silos),
         **({"attack": attack} if attack else {}),
+        **({"privacy": federation.privacy.summary()} if federation.privacy else {}),
     }
+
+
+def mean_test(silos: Mapping[str, Mapping[str, Any]]) -> float | None:
+    """The mean test score over the silos that have one: on other machines a silo may keep its own to itself."""
+    tests = [silo["test"] for silo in silos.values() if silo["test"] is not None]
+    return math.fsum(tests) / len(tests) if tests else None
 
 
 def left_out(federation: Federation) -> dict[str, Any]:

@@ -77,5 +77,8 @@ def _tasks(path: Path, summary: dict[str, Any]) -> tuple[dict[str, Task], dict[s
 
 
 def _self_contained(config: Config, path: Path) -> Config:
-    """The run's own copy of what it began as: what `start` names may be gone by now."""
-    return config if config.start is None else config.model_copy(update={"start": str(path / FILE)})
+    """The run's own copy of what it began as: what `start` names may be gone by now. Nothing is noised any more."""
+    update: dict[str, object] = {"privacy": config.privacy.model_copy(update={"secret": None})}
+    if config.start is not None:
+        update["start"] = str(path / FILE)
+    return config.model_copy(update=update)

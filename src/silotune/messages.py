@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from safetensors import SafetensorError
@@ -19,6 +19,8 @@ _METADATA = "silotune"
 
 BROADCAST_FIELDS: Mapping[str, type] = {"round": int}
 UPDATE_FIELDS: Mapping[str, type] = {"round": int, "silo": str, "rows": int}
+CHANGE_FIELDS: Mapping[str, type] = {**UPDATE_FIELDS, "uplink": str}
+"""Of an update that holds a change instead of the parts; `uplink` names what the change has passed."""
 
 
 class MessageRefused(InputError):
@@ -27,15 +29,19 @@ class MessageRefused(InputError):
 
 @dataclass(frozen=True)
 class Expected:
-    """The shapes and dtypes a message must have, by "part/tensor" name."""
+    """The shapes and dtypes a message must have, by "part/tensor" name. Float32 where no dtype is said."""
 
     shapes: dict[str, tuple[int, ...]]
-    dtype: torch.dtype = torch.float32
+    dtypes: Mapping[str, torch.dtype] = field(default_factory=dict)
 
     @classmethod
     def like(cls, tensors: Tensors) -> Expected:
-        """What these tensors look like."""
+        """The shapes of these tensors."""
         return cls({name: tuple(tensor.shape) for name, tensor in tensors.items()})
+
+    def dtype(self, name: str) -> torch.dtype:
+        """A tensor's dtype."""
+        return self.dtypes.get(name, torch.float32)
 
 
 def shared_tensors(state: State, parts: Mapping[str, Part]) -> Tensors:
@@ -63,6 +69,11 @@ def update_message(state: State, parts: Mapping[str, Part], number: int, silo: s
     return pack(shared_tensors(state, parts), {"round": number, "silo": silo, "rows": rows})
 
 
+def change_message(written: Tensors, uplink: str, number: int, silo: str, rows: int) -> bytes:
+    """What leaves a silo that has an uplink: what this made of the shared parts' change, and the same fields."""
+    return pack(written, {"round": number, "silo": silo, "rows": rows, "uplink": uplink})
+
+
 def pack(tensors: Tensors, fields: Fields) -> bytes:
     """Serialise tensors and fields."""
     contiguous = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
@@ -74,7 +85,7 @@ def unpack(message: bytes, expected: Expected, fields: Mapping[str, type]) -> tu
 
     Args:
         message: the bytes as received.
-        expected: names, shapes and dtype of the tensors.
+        expected: names, shapes and dtypes of the tensors.
         fields: the fields that must be there, with their types.
 
     Raises:
@@ -113,8 +124,8 @@ def check_tensors(tensors: Tensors, expected: Expected) -> None:
         tensor = tensors[name]
         if tuple(tensor.shape) != shape:
             raise MessageRefused(f"tensor {name!r} has shape {tuple(tensor.shape)}, expected {shape}")
-        if tensor.dtype is not expected.dtype:
-            raise MessageRefused(f"tensor {name!r} has dtype {tensor.dtype}, expected {expected.dtype}")
+        if tensor.dtype is not expected.dtype(name):
+            raise MessageRefused(f"tensor {name!r} has dtype {tensor.dtype}, expected {expected.dtype(name)}")
         if not torch.isfinite(tensor).all():
             raise MessageRefused(f"tensor {name!r} holds NaN or infinity")
 

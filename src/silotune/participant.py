@@ -4,11 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
+
 from silotune.attack import magnified
-from silotune.messages import Expected, read_broadcast, update_message
-from silotune.parts import Scope
+from silotune.messages import Expected, change_message, read_broadcast, shared_tensors, update_message
+from silotune.parts import Scope, State, Tensors, flatten
+from silotune.privacy.budget import Privacy
 from silotune.silo import Silo, SiloState
 from silotune.training import LocalResult, LocalTraining
+from silotune.uplink.base import NO_UPLINK, Chain
+
+USES = "privacy/rounds"
+"""Where a silo's memory counts the noised changes that it has sent."""
 
 
 @dataclass(frozen=True)
@@ -22,31 +29,62 @@ class Answer:
 
 
 class Participant:
-    """Answers for a silo. Only what `update_message` makes of the shared parts is in an answer's message.
+    """Answers for a silo. An answer's message holds the shared parts, or what the uplink makes of their change.
 
     Args:
         training: runs local rounds.
         expected: what a broadcast holds.
+        uplink: what the shared parts' change passes before it leaves; an empty chain: the parts leave as they are.
+        privacy: the promise that the silo keeps; None: nothing is noised here.
     """
 
-    def __init__(self, training: LocalTraining, expected: Expected) -> None:
+    def __init__(
+        self, training: LocalTraining, expected: Expected, uplink: Chain = NO_UPLINK, privacy: Privacy | None = None
+    ) -> None:
         self.training = training
         self.expected = expected
+        self.uplink = uplink
+        self.privacy = privacy
 
     def round(self, silo: Silo, broadcast: bytes) -> Answer:
         """One local round; the silo keeps its private parts and memory.
 
         Raises:
             MessageRefused: the broadcast is not as expected; the silo stays as it was.
+            BudgetSpent: so it does where the answer would cost more than its privacy budget has left.
         """
         shared, number = read_broadcast(broadcast, self.expected)
+        memory = silo.state.memory if silo.state else {}
+        uses = self._next_use(memory)
         result = self.training.round(silo, shared, number)
         message = b""
         if self.expected.shapes:
             sent = magnified(result.state, shared, self.training.parts, silo.attack_scale)
-            message = update_message(sent, self.training.parts, number, silo.name, silo.rows)
+            if self.uplink.names:
+                message, kept = self._change(sent, shared, memory, number, silo)
+                result.memory |= kept | uses
+            else:
+                message = update_message(sent, self.training.parts, number, silo.name, silo.rows)
         self._keep(silo, result)
         return Answer(silo.name, message, result.metrics, result.note)
+
+    def _change(self, state: State, received: State, memory: Tensors, number: int, silo: Silo) -> tuple[bytes, Tensors]:
+        """The message with the shared parts' change, and what the silo keeps of it."""
+        before = flatten(received)
+        change = {
+            name: tensor.double() - before[name].double()
+            for name, tensor in shared_tensors(state, self.training.parts).items()
+        }
+        written, kept = self.uplink.send(change, memory, silo.name, number)
+        return change_message(written, self.uplink.label, number, silo.name, silo.rows), kept
+
+    def _next_use(self, memory: Tensors) -> Tensors:
+        """The silo's count of noised changes with the one to come; nothing where no noise is added here."""
+        if self.privacy is None or not self.expected.shapes:
+            return {}
+        uses = int(memory[USES]) + 1 if USES in memory else 1
+        self.privacy.check(uses)
+        return {USES: torch.tensor(uses)}
 
     def final(self, silo: Silo, broadcast: bytes) -> Answer:
         """The method's final phases, from the last round's shared parts; nothing leaves the silo."""

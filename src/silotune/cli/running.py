@@ -50,9 +50,11 @@ def run_command(
     with progress_bars() as bars:
         progress = bars(config.method.name, config.rounds)
         with TensorBoard(folder, progress) if tensorboard else nullcontext(progress) as report:
-            finished = run(config, out=folder, resume=resume, progress=report)
+            finished = run(config, out=folder, resume=resume, progress=report, announce=say)
     console.print(result_table([finished.summary]))
     say(_leaves(finished))
+    if finished.federation.privacy is not None and finished.federation.privacy.stops:
+        say(finished.federation.privacy.stops)
     say(f"run folder: {folder}")
 
 

@@ -16,7 +16,8 @@ class AggregationConfig(Section):
 
     `trim`: the share that a trimmed mean cuts at each end, rounded up. `byzantine`: how many silos of a round Krum
     takes to be malicious (the most it can where that is not set); `keep`: how many updates Multi-Krum averages (all
-    but those where it is not set).
+    but those where it is not set). `noise_multiplier`: Gaussian noise on the mean, in units of `clip / silos a round`
+    (central differential privacy).
     """
 
     common: ClassVar = ("max_norm", "clip")
@@ -27,6 +28,7 @@ class AggregationConfig(Section):
     trim: float = Field(0.1, gt=0, lt=0.5)
     byzantine: int | None = Field(None, ge=0)
     keep: int | None = Field(None, ge=1)
+    noise_multiplier: float | None = Field(None, gt=0)
 
     @model_validator(mode="after")
     def _fitting(self) -> AggregationConfig:
@@ -34,4 +36,11 @@ class AggregationConfig(Section):
             if self.name not in owners and getattr(self, key) != AggregationConfig.model_fields[key].default:
                 having = " or ".join(f"aggregation={owner}" for owner in owners)
                 raise ValueError(f"{key} belongs to {having}, not to aggregation={self.name}")
+        if self.noise_multiplier is not None:
+            if self.name != "uniform":
+                raise ValueError(
+                    f"noise_multiplier: noise is scaled to equal weights; needs aggregation=uniform, not {self.name}"
+                )
+            if self.clip is None:
+                raise ValueError("noise_multiplier: the noise is in units of the clipping norm; give aggregation.clip")
         return self

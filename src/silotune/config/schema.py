@@ -12,7 +12,9 @@ from silotune.config.attack import AttackConfig
 from silotune.config.comparison import CompareConfig
 from silotune.config.evaluation import EvaluationConfig
 from silotune.config.federation import FederationConfig
+from silotune.config.privacy import PrivacyConfig
 from silotune.config.section import Section as Section
+from silotune.config.uplink import UplinkConfig
 
 NAME_RULE = "letters, digits, spaces, '.', '_' and '-', beginning with a letter or digit"
 
@@ -200,7 +202,7 @@ class DataConfig(Section):
     `parts`: every set's training rows are dealt evenly among so many silos, judged on the same rows (FedDPA, A.1).
     """
 
-    set: Literal["glue", "mixed6", "sentiment5", "feddpa", "demo"] | None = None
+    set: Literal["glue", "mixed6", "sentiment5", "feddpa", "fedprompt", "demo"] | None = None
     path: str | None = None
     tasks: list[Name] = []
     task: Name | None = None
@@ -214,9 +216,9 @@ class DataConfig(Section):
     train_rows: int | None = Field(None, ge=2)
     validation_rows: int | None = Field(None, ge=0)
     test_rows: int | None = Field(None, ge=1)
+    parts: int = Field(1, ge=1, le=100_000)
 
     @field_validator("tasks", mode="before")
-    parts: int = Field(1, ge=1, le=100_000)
     @classmethod
     def _words(cls, tasks: object) -> object:
         return tasks.split(",") if isinstance(tasks, str) else tasks
@@ -304,6 +306,8 @@ class Config(Section):
     server: ServerConfig = ServerConfig()
     data: DataConfig = DataConfig()
     partition: PartitionConfig = PartitionConfig()
+    uplink: UplinkConfig = UplinkConfig()
+    privacy: PrivacyConfig = PrivacyConfig()
     attack: AttackConfig = AttackConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     silos: list[SiloConfig] = []
@@ -325,6 +329,19 @@ class Config(Section):
                     raise ValueError(f"'silos' and 'data.{key}' exclude each other; give one of them")
         if not self.silos and not self.data.set and not self.data.path and not self.federation.silos:
             raise ValueError("no data: give 'silos', 'data.path' or a preset")
+        return self
+
+    @model_validator(mode="after")
+    def _noise(self) -> Config:
+        local, central = self.uplink.noise is not None, self.aggregation.noise_multiplier is not None
+        if local and central:
+            raise ValueError("aggregation.noise_multiplier: silos add noise already (uplink); choose one of them")
+        given = [key for key in ("epsilon", "delta", "secret") if getattr(self.privacy, key) is not None]
+        if given and not local and not central:
+            raise ValueError(
+                f"privacy.{given[0]}: nothing adds noise; use uplink=clip,laplace, uplink=clip,gaussian or "
+                "aggregation.noise_multiplier"
+            )
         return self
 
     @model_validator(mode="after")

@@ -130,6 +130,9 @@ def absolute(tree: Tree, folder: Path) -> Tree:
     federation = tree.get("federation")
     if isinstance(federation, dict):
         _resolve(federation, "labelled", folder)
+    privacy = tree.get("privacy")
+    if isinstance(privacy, dict):
+        _resolve(privacy, "secret", folder)
     _resolve(tree, "start", folder)
     backbone = tree.get("backbone")
     if isinstance(backbone, str) and backbone not in ("", "default") and (folder / backbone).expanduser().exists():

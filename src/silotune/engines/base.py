@@ -87,9 +87,11 @@ class Engine(ABC):
     def run(self) -> None:
         """All rounds that are left, then the method's final phases, which count as part of the last round."""
         self._restore()
-        rounds = self.federation.config.rounds
+        rounds = self.federation.rounds
         done = self._last.round if self._last else 0
         for number in range(done + 1, rounds + 1):
+            if number == rounds and self.federation.privacy is not None and self.federation.privacy.stops:
+                self.folder.event("budget", round=number, reason=self.federation.privacy.stops)
             self._round(number, final=number == rounds)
 
     def load(self, checkpoint: Checkpoint) -> None:
@@ -131,7 +133,7 @@ class Engine(ABC):
         started = time.perf_counter()
         chosen = coordinator.choose(number, list(self.federation.silos))
         updates, touched = self._updates(number, chosen, coordinator.broadcast(number))
-        coordinator.aggregate(updates)
+        coordinator.aggregate(updates, number)
         self._server_step(number)
         history.sampled = sorted({*history.sampled, *touched})
         ends = any(phase.when == "end" for phase in self.federation.training.phases)
@@ -200,7 +202,7 @@ class Engine(ABC):
         shared = self.folder.write(f"shared-{number:04d}", self.federation.coordinator.flat())
         files = dict(self._last.silos) if self._last else {}
         files |= self.store(number, sorted(touched), better)
-        checkpoint = Checkpoint(number, shared, files, self.history.__dict__)
+        checkpoint = Checkpoint(number, shared, files, dict(self.history.__dict__))
         if better:
             self._best = checkpoint
         self.folder.commit(checkpoint, self._best)

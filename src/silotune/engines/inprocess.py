@@ -10,7 +10,7 @@ from silotune.engines.base import Engine, Progress, Scores, whole
 from silotune.evaluation.backdoor import with_attack
 from silotune.evaluation.scores import mean, results, scores
 from silotune.evaluation.testtime import test_time
-from silotune.participant import Answer, Participant
+from silotune.participant import Answer
 from silotune.runs import Checkpoint, RunFolder
 from silotune.silo import SiloState
 
@@ -22,7 +22,7 @@ class InProcess(Engine):
 
     def __init__(self, federation: Federation, folder: RunFolder, progress: Progress | None = None) -> None:
         super().__init__(federation, folder, progress)
-        self._participant = Participant(federation.training, federation.coordinator.expected)
+        self._participant = federation.participant()
 
     def rounds(self, number: int, silos: Sequence[str], broadcast: bytes) -> Iterator[Answer]:
         """See `Engine.rounds`."""

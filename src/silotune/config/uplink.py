@@ -1,0 +1,101 @@
+"""The section `uplink`: what a silo's change passes before it leaves."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from silotune.config.section import Section
+
+NOISES = ("laplace", "gaussian")
+CODECS = ("fp16", "int8", "int4")
+STEPS = ("clip", *NOISES, *CODECS)
+_DEFAULTS: dict[str, float] = {"clip": 1.0, "epsilon": 8.0, "delta": 1e-5}
+_OWNERS = {
+    "clip": ("clip",),
+    "norm": ("clip",),
+    "epsilon": NOISES,
+    "delta": ("gaussian",),
+    "rounding": ("int8", "int4"),
+    "feedback": CODECS,
+}
+
+
+class UplinkConfig(Section):
+    """The steps, in order (`uplink=clip,laplace,int8`); none: the shared parts leave as they are.
+
+    `clip`: the norm that the change is scaled down to (1 where it is not set); `norm`: which one (l1 before Laplace
+    noise, else l2). `epsilon`: of one round, 8 where it is not set; `delta`: of one round of Gaussian noise, 1e-5.
+    `rounding`: of int8 and int4, to the nearest code or (unbiased) up or down by chance. `feedback`: what rounding
+    took away is kept in the silo and added to its next change (on where it is not set).
+    """
+
+    common: ClassVar = tuple(_OWNERS)
+
+    name: list[str] = []
+    clip: float | None = Field(None, gt=0)
+    norm: Literal["l1", "l2"] | None = None
+    epsilon: float | None = Field(None, gt=0)
+    delta: float | None = Field(None, gt=0, lt=1)
+    rounding: Literal["nearest", "stochastic"] | None = None
+    feedback: bool | None = None
+
+    @field_validator("name", mode="before")
+    @classmethod
+    def _words(cls, given: object) -> object:
+        """A list, or words with commas between; nothing and `none` are the empty chain."""
+        if given is None or given == "none":
+            return []
+        if isinstance(given, str):
+            return [word.strip() for word in given.split(",") if given.strip()]
+        return given
+
+    @field_validator("name")
+    @classmethod
+    def _in_order(cls, names: list[str]) -> list[str]:
+        for position, name in enumerate(names):
+            if name not in STEPS:
+                raise ValueError(f"unknown step {name!r}; allowed: {', '.join(STEPS)}")
+            if name in names[:position]:
+                raise ValueError(f"{name!r} appears twice")
+        order = ("clip", *(name for name in names if name in NOISES), *(name for name in names if name in CODECS))
+        if [name for name in order if name in names] != names or len(order) > 3:
+            raise ValueError(
+                f"the order is clip, then laplace or gaussian, then one of fp16, int8, int4 (got {','.join(names)})"
+            )
+        if any(name in NOISES for name in names) and "clip" not in names:
+            raise ValueError(f"without clip before it, noise promises nothing (got {','.join(names)}); add clip")
+        return names
+
+    @model_validator(mode="after")
+    def _fitting(self) -> UplinkConfig:
+        for key, owners in _OWNERS.items():
+            having = any(owner in self.name for owner in owners)
+            if not having and getattr(self, key) is not None:
+                chain = ",".join(self.name) or "none"
+                raise ValueError(
+                    f"{key} belongs to {' or '.join(owners)}, not to uplink={chain}; unset it (uplink.{key}=)"
+                )
+            if having and getattr(self, key) is None and key in _DEFAULTS:
+                setattr(self, key, _DEFAULTS[key])
+        if "clip" in self.name:
+            fitting = {"laplace": "l1", "gaussian": "l2"}.get(self.noise or "")
+            if fitting is not None and self.norm not in (None, fitting):
+                raise ValueError(f"norm: {self.noise} noise is scaled to the {fitting} norm; allowed: {fitting}")
+            self.norm = self.norm or ("l1" if fitting == "l1" else "l2")
+        if self.codec is not None:
+            self.feedback = self.feedback is not False
+            if self.codec != "fp16":
+                self.rounding = self.rounding or "nearest"
+        return self
+
+    @property
+    def noise(self) -> str | None:
+        """The chain's noise."""
+        return next((name for name in self.name if name in NOISES), None)
+
+    @property
+    def codec(self) -> str | None:
+        """The chain's last step, where it changes how numbers are written."""
+        return next((name for name in self.name if name in CODECS), None)

@@ -1,0 +1,1 @@
+"""What noise promises: accountants, budgets, and noise on the coordinator's mean."""

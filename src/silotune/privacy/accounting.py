@@ -1,0 +1,150 @@
+"""ε and δ of one round and of many, from the accountants of the library dp-accounting.
+
+Neighbouring federations differ in all rows of one silo. What a silo sends was clipped to a norm of C, so replacing its
+rows moves it by 2C at most: in L1 for Laplace noise, in L2 for Gaussian noise. Silos hold disjoint rows; so the total
+of a federation is the largest of its silos', not their sum.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from functools import lru_cache
+from typing import Any
+
+from silotune.errors import InputError
+
+
+def library() -> Any:
+    """The module dp_accounting.
+
+    Raises:
+        InputError: it is not installed.
+    """
+    try:
+        import dp_accounting
+        import dp_accounting.pld
+        import dp_accounting.rdp
+    except ImportError as error:
+        raise InputError(
+            "privacy: its accountant needs the package dp-accounting; install it with pip install 'silotune[privacy]'"
+        ) from error
+    return dp_accounting
+
+
+@lru_cache
+def gaussian_multiplier(epsilon: float, delta: float) -> float:
+    """The smallest standard deviation, in units of the sensitivity, for (ε, δ) (Balle and Wang 2018, Theorem 8)."""
+    return float(library().get_sigma_gaussian(epsilon, delta))
+
+
+@lru_cache
+def gaussian_epsilon(multiplier: float, delta: float) -> float:
+    """The ε at δ of Gaussian noise with this standard deviation, in units of the sensitivity."""
+    return float(library().get_epsilon_gaussian(multiplier, delta))
+
+
+class Account(ABC):
+    """What one mechanism costs, used again and again on the same rows.
+
+    Args:
+        delta: of the total.
+    """
+
+    mechanism: str
+
+    def __init__(self, delta: float) -> None:
+        self.delta = delta
+
+    @abstractmethod
+    def total(self, times: int) -> float:
+        """ε at `delta` after so many uses; it never falls."""
+
+
+class LaplaceAccount(Account):
+    """Laplace noise of scale 2C/ε: ε a round.
+
+    k rounds cost kε at δ = 0. At a δ above 0 the library's privacy loss distribution says less; it is that of one
+    number moved by 2C, and no other change of L1 norm 2C over many numbers is easier to tell
+    (`tests/privacy/test_accounting.py`).
+    """
+
+    mechanism = "laplace"
+
+    def __init__(self, epsilon: float, delta: float = 0.0) -> None:
+        super().__init__(delta)
+        self.epsilon = epsilon
+
+    def total(self, times: int) -> float:
+        """See `Account.total`."""
+        if times == 0 or self.delta == 0:
+            return times * self.epsilon
+        return min(times * self.epsilon, _laplace_epsilon(self.epsilon, times, self.delta))
+
+
+@lru_cache
+def _laplace_epsilon(epsilon: float, times: int, delta: float) -> float:
+    found = library()
+    accountant = found.pld.PLDAccountant(value_discretization_interval=max(1e-4, 1e-3 * epsilon))
+    accountant.compose(found.LaplaceDpEvent(1 / epsilon), times)
+    return float(accountant.get_epsilon(delta))
+
+
+class GaussianAccount(Account):
+    """Gaussian noise of `multiplier` times the sensitivity.
+
+    k rounds are exactly one with a multiplier smaller by √k (Dong, Roth and Su 2022, Corollary 3.3).
+    """
+
+    mechanism = "gaussian"
+
+    def __init__(self, multiplier: float, delta: float) -> None:
+        super().__init__(delta)
+        self.multiplier = multiplier
+
+    def total(self, times: int) -> float:
+        """See `Account.total`."""
+        return gaussian_epsilon(self.multiplier / math.sqrt(times), self.delta) if times else 0.0
+
+
+class CentralAccount(GaussianAccount):
+    """Gaussian noise on the mean over `sampled` of `silos` silos, drawn anew each round without replacement.
+
+    Where all take part, as `GaussianAccount`. Else the smaller of that and the library's bound for sampling (Wang,
+    Balle and Kasiviswanathan 2019, Theorem 27), which supposes that nobody learns who took part.
+    """
+
+    mechanism = "central-gaussian"
+
+    def __init__(self, multiplier: float, delta: float, silos: int, sampled: int) -> None:
+        super().__init__(multiplier, delta)
+        self.silos = silos
+        self.sampled = sampled
+
+    def total(self, times: int) -> float:
+        """See `Account.total`."""
+        plain = super().total(times)
+        if times == 0 or self.sampled >= self.silos:
+            return plain
+        return min(plain, _sampled_epsilon(self.multiplier, self.silos, self.sampled, times, self.delta))
+
+
+@lru_cache
+def _sampled_epsilon(multiplier: float, silos: int, sampled: int, times: int, delta: float) -> float:
+    found = library()
+    accountant = found.rdp.RdpAccountant(neighboring_relation=found.NeighboringRelation.REPLACE_ONE)
+    event = found.SampledWithoutReplacementDpEvent(silos, sampled, found.GaussianDpEvent(multiplier))
+    accountant.compose(event, times)
+    return float(accountant.get_epsilon(delta))
+
+
+def affordable(account: Account, budget: float, most: int) -> int:
+    """How many uses fit into a budget, `most` at most."""
+    low, high = 0, most
+    while low < high:
+        middle = (low + high + 1) // 2
+        if account.total(middle) <= budget * (1 + 1e-9):  # 3 · 0.1 fits into 0.3
+            low = middle
+        else:
+            high = middle - 1
+    return low

@@ -1,0 +1,175 @@
+"""A run's promise before it starts: ε and δ in each round and in total, and how far the budget lasts."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from silotune.errors import InputError
+from silotune.privacy.accounting import (
+    Account,
+    CentralAccount,
+    GaussianAccount,
+    LaplaceAccount,
+    affordable,
+    gaussian_multiplier,
+)
+
+if TYPE_CHECKING:
+    from silotune.config import Config
+
+Choose = Callable[[int], Sequence[str]]
+"""Round → the silos that take part in it. Drawn without looking at any row, so it may be known."""
+DELTA = 1e-5
+"""Of central noise, where `privacy.delta` is not set."""
+
+
+class BudgetSpent(InputError):
+    """A silo's answer would cost more than is left of its budget."""
+
+
+@dataclass(frozen=True)
+class Privacy:
+    """What a run promises.
+
+    Args:
+        account: what one use of the noise costs, and many.
+        epsilon_round: of one round.
+        noise: what is added to what, in words.
+        wanted: the rounds that the configuration asks for.
+        rounds: those that the budget lasts for.
+        uses: in so many rounds, of the silo that takes part most often.
+        budget: `privacy.epsilon`.
+    """
+
+    account: Account
+    epsilon_round: float
+    noise: str
+    wanted: int
+    rounds: int
+    uses: int
+    budget: float | None
+
+    def check(self, uses: int) -> None:
+        """Refuse a silo's next answer where it would be one too many.
+
+        Raises:
+            BudgetSpent: it does not fit into the budget.
+        """
+        if self.budget is not None and affordable(self.account, self.budget, uses) < uses:
+            raise BudgetSpent(
+                f"privacy.epsilon: the budget of {self.budget:g} is spent after {uses - 1} rounds "
+                f"(ε = {self.account.total(uses - 1):.4g})"
+            )
+
+    @property
+    def stops(self) -> str:
+        """One line where the budget ends the run early; else empty."""
+        if self.rounds == self.wanted:
+            return ""
+        return (
+            f"privacy budget: privacy.epsilon={self.budget:g} lasts for {self.rounds} of {self.wanted} rounds; the run "
+            f"ends after round {self.rounds} with ε = {self.account.total(self.uses):.4g} spent and its state kept"
+        )
+
+    def lines(self) -> list[str]:
+        """What is printed before the run starts."""
+        often = f"a silo takes part in up to {self.uses} of {self.rounds} rounds"
+        total = (
+            f"privacy: {self.noise}; ε = {self.epsilon_round:.4g} a round, ε = {self.account.total(self.uses):.4g} in "
+            f"total at δ = {self.account.delta:g} ({often})"
+        )
+        return [total, self.stops] if self.stops else [total]
+
+    def summary(self) -> dict[str, Any]:
+        """`summary.json`'s entry."""
+        return {
+            "mechanism": self.account.mechanism,
+            "epsilon_round": self.epsilon_round,
+            "epsilon_total": self.account.total(self.uses),
+            "delta": self.account.delta,
+            "participations": self.uses,
+            "noise": self.noise,
+            "budget": self.budget,
+        }
+
+
+def make_privacy(config: Config, silos: int, a_round: int, choose: Choose) -> Privacy | None:
+    """What the configured noise promises; None without noise.
+
+    Args:
+        config: the run's.
+        silos: how many there are.
+        a_round: how many take part in a round.
+        choose: which.
+
+    Raises:
+        InputError: not even one round fits into the budget.
+    """
+    if config.aggregation.noise_multiplier is not None:
+        return _central(config, silos, a_round)
+    if config.uplink.noise is None:
+        return None
+    return _local(config, choose)
+
+
+def _local(config: Config, choose: Choose) -> Privacy:
+    uplink, account = config.uplink, local_account(config)
+    assert uplink.epsilon is not None, "the section fills it in"
+    assert uplink.clip is not None, "the section fills it in"
+    noise = f"{uplink.noise} noise in every silo, on a change clipped to an {uplink.norm} norm of {uplink.clip:g}"
+    counts = _participations(config.rounds, choose)
+    rounds = config.rounds
+    if config.privacy.epsilon is not None:
+        fitting = affordable(account, config.privacy.epsilon, counts[-1])
+        rounds = sum(count <= fitting for count in counts)
+        if rounds == 0:
+            raise _nothing_fits(config.privacy.epsilon, account.total(1), "uplink.epsilon")
+    uses = counts[rounds - 1]
+    return Privacy(account, uplink.epsilon, noise, config.rounds, rounds, uses, config.privacy.epsilon)
+
+
+def local_account(config: Config) -> Account:
+    """Of the noise in a silo."""
+    uplink = config.uplink
+    assert uplink.epsilon is not None, "the section fills it in"
+    if uplink.noise == "laplace":
+        return LaplaceAccount(uplink.epsilon, config.privacy.delta or 0.0)
+    assert uplink.delta is not None, "the section fills it in"
+    multiplier = gaussian_multiplier(uplink.epsilon, uplink.delta)
+    return GaussianAccount(multiplier, config.privacy.delta or uplink.delta)
+
+
+def _participations(rounds: int, choose: Choose) -> list[int]:
+    """After each round: in how many the silo took part that did so most often."""
+    taken: Counter[str] = Counter()
+    counts = []
+    for number in range(1, rounds + 1):
+        taken.update(choose(number))
+        counts.append(max(taken.values()))
+    return counts
+
+
+def _central(config: Config, silos: int, a_round: int) -> Privacy:
+    aggregation, budget = config.aggregation, config.privacy.epsilon
+    assert aggregation.noise_multiplier is not None, "there is central noise"
+    assert aggregation.clip is not None, "the section refuses noise without it"
+    # the noise is z·C/m; one silo's rows replaced move the mean by 2C/m
+    account = CentralAccount(aggregation.noise_multiplier / 2, config.privacy.delta or DELTA, silos, a_round)
+    noise = (
+        f"gaussian noise on the coordinator's mean over {a_round} of {silos} silos, each change clipped to an l2 norm "
+        f"of {aggregation.clip:g}"
+    )
+    rounds = config.rounds if budget is None else affordable(account, budget, config.rounds)
+    if rounds == 0:
+        assert budget is not None
+        raise _nothing_fits(budget, account.total(1), "aggregation.noise_multiplier")
+    return Privacy(account, account.total(1), noise, config.rounds, rounds, rounds, budget)
+
+
+def _nothing_fits(budget: float, one: float, key: str) -> InputError:
+    return InputError(
+        f"privacy.epsilon: {budget:g} is less than the ε = {one:.4g} of one round ({key}); allowed: {one:.4g} or more"
+    )

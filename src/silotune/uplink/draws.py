@@ -1,0 +1,72 @@
+"""The random numbers of the uplink: a stream of bytes from a key, the same on every machine.
+
+Derived from the seed, noise is a part of the experiment: the same run gives the same bits, and whoever knows the seed
+can subtract it. So a silo that really wants to hide something has a secret of its own. Its noise is then derived from
+the secret and *from what is noised*: the same answer sent twice reveals nothing twice, and two different changes (the
+coordinator repeats a round with other parts) never wear the same noise, whose difference would lay both bare.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from math import prod
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from silotune.errors import InputError
+from silotune.parts import Tensors, digest
+
+_LEAST = 16
+_HALF = 2.0**-54
+
+
+class Draws:
+    """Uniform numbers for one silo and round, by purpose."""
+
+    def __init__(self, key: bytes) -> None:
+        self._key = key
+
+    def uniform(self, purpose: str, name: str, shape: tuple[int, ...]) -> Tensor:
+        """Float64 in (0, 1), neither end ever: the middles of 2⁵³ equal pieces."""
+        stream = hashlib.shake_256(f"{purpose}\x1f{name}\x1f".encode() + self._key).digest(8 * prod(shape))
+        pieces = np.frombuffer(stream, dtype="<u8") >> np.uint64(11)
+        return torch.from_numpy(pieces.astype(np.float64) * 2.0**-53 + _HALF).reshape(shape)
+
+
+def draws(seed: int, secret: bytes | None, silo: str, number: int, change: Tensors) -> Draws:
+    """The draws of a silo in a round.
+
+    Args:
+        seed: the run's.
+        secret: the silo's own; None: the seed decides, reproducibly.
+        silo: its name; the coordinator's noise has a name of its own.
+        number: the round.
+        change: what is noised; it decides only where there is a secret.
+    """
+    purpose = f"uplink\x1f{silo}\x1f{number}"
+    if secret is None:
+        return Draws(hashlib.sha256(f"{purpose}\x1f{seed}".encode()).digest())
+    return Draws(hmac.digest(secret, f"{purpose}\x1f{digest(change)}".encode(), "sha256"))
+
+
+def read_secret(path: str | None) -> bytes | None:
+    """The bytes of `privacy.secret`.
+
+    Raises:
+        InputError: it cannot be read, or is too short to be one.
+    """
+    if path is None:
+        return None
+    try:
+        secret = Path(path).read_bytes()
+    except OSError as error:
+        raise InputError(
+            f"privacy.secret {path}: cannot be read ({error.strerror}); `head -c 32 /dev/urandom > FILE` makes one"
+        ) from error
+    if len(secret) < _LEAST:
+        raise InputError(f"privacy.secret {path}: {len(secret)} bytes are no secret; allowed: {_LEAST} or more")
+    return secret
