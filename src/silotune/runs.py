@@ -175,6 +175,8 @@ def _begun(entry: Path) -> bool:
     """Whether `create` may have left this, killed before its last step."""
     if entry.name == "checkpoints":
         return entry.is_dir() and not any(entry.iterdir())
+    if entry.name in ("federation", "silos"):  # what is there before a federation's coordinator makes the run folder
+        return entry.is_dir()
     return entry.name == "versions.json" or entry.name.startswith((".versions.json.", ".config.yaml."))
 
 

@@ -1,0 +1,206 @@
+"""The Flower engine: silos on other machines, reached by messages. It runs in the ServerApp.
+
+The coordinator holds no rows and no private part. Of every silo it knows the name of its last state (`History.taken`)
+and says with each request from which state to go on: what a silo did for a round that was then given up is not built
+upon, and the same request is answered from the silo's own folder.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from silotune.assembly import Federation
+from silotune.engines.base import Engine, Progress, Scores
+from silotune.errors import InputError, SilotuneError
+from silotune.evaluation.scores import mean
+from silotune.federation.protocol import Frame
+from silotune.federation.rollcall import RollCall
+from silotune.messages import MessageRefused
+from silotune.participant import Answer
+from silotune.runs import Checkpoint, RunFolder
+
+_COUNTED = {"seconds": 0.0, "rows": 0}
+"""What a silo need not say of its training."""
+
+
+class Flower(Engine):
+    """See the module.
+
+    Args:
+        federation: with every silo's name and task, and no rows.
+        folder: the run's.
+        calls: reaches the silos.
+        run: what every request carries: the run's id, the configuration, and the coordinator's identity.
+        local: whether the silos' folders lie in the run folder (all on one machine).
+        progress: called before every piece of work.
+    """
+
+    name = "flower"
+
+    def __init__(
+        self,
+        federation: Federation,
+        folder: RunFolder,
+        calls: RollCall,
+        run: Mapping[str, Any],
+        local: bool = False,
+        progress: Progress | None = None,
+    ) -> None:
+        super().__init__(federation, folder, progress)
+        self._calls = calls
+        self._run = dict(run)
+        self._local = local
+        self._options = federation.config.federation
+        self._moved: dict[str, str] = {}
+
+    @property
+    def label(self) -> str:
+        """What `summary.json` calls the engine."""
+        return "flower-local" if self._local else "flower"
+
+    def rounds(self, number: int, silos: Sequence[str], broadcast: bytes) -> Iterator[Answer]:
+        """See `Engine.rounds`. Below its quorum the round is asked again, then the run stops.
+
+        Raises:
+            SilotuneError: too few updates; what is finished is in the run folder.
+        """
+        self._moved = {}
+        yield from self._quorate("round", number, silos, broadcast)
+
+    def finals(self, number: int, silos: Sequence[str], broadcast: bytes) -> Iterator[Answer]:
+        """See `Engine.finals`."""
+        yield from self._quorate("final", number, silos, broadcast)
+
+    def validate(self, number: int) -> Scores:
+        """See `Engine.validate`. A silo that is absent, or keeps its scores to itself, has none.
+
+        On central rows the score is the mean over all silos, so that it is not given where one is absent.
+        """
+        names = sorted(self.federation.silos)
+        found = {name: entry.get("validation") for name, entry in self._scores(number, ["validation"]).items()}
+        if self.federation.central is None:
+            return found
+        return {"global": mean(found)} if sorted(found) == names else {}
+
+    def results(self) -> dict[str, dict[str, Any]]:
+        """See `Engine.results`. What a silo does not share, or did not answer, is None."""
+        number = self.history.best_round
+        found = self._scores(number, ["validation", "test"])
+        nothing: dict[str, Any] = {"metric": None, "validation": None, "test": None, "rows": None}
+        tasks = self.federation.tasks
+        return {
+            name: nothing | {"metric": tasks[name].metric} | dict(found.get(name, {})) for name in self.federation.silos
+        }
+
+    def store(self, number: int, silos: Sequence[str], better: bool) -> Mapping[str, str]:
+        """The silos have kept their states by now; here only their names."""
+        moved, self._moved = self._moved, {}
+        self.history.taken = self.history.taken | moved
+        return self._files(moved)
+
+    def recall(self, checkpoint: Checkpoint) -> None:
+        """The silos keep all states that a checkpoint names; which one counts is said with each request."""
+        taken = checkpoint.history.get("taken", {})
+        if self._local and dict(checkpoint.silos) != self._files(taken):
+            raise InputError(
+                f"checkpoint round-{checkpoint.round:04d}.json: not of a run by this engine alone; resume it with "
+                "--engine inprocess"
+            )
+        self.history.taken, self._moved = dict(taken), {}
+
+    # -- requests ------------------------------------------------------------------------------------------------------
+
+    def _files(self, taken: Mapping[str, str]) -> dict[str, str]:
+        if not self._local:
+            return {}
+        return {name: f"silos/{name}/{self._run['run']}/{state}.safetensors" for name, state in taken.items()}
+
+    def _base(self, name: str) -> str:
+        """The state from which a silo goes on."""
+        return self._moved.get(name) or self.history.taken.get(name, "")
+
+    def _keep(self, name: str) -> list[str]:
+        """The states that checkpoints name."""
+        kept = [self._last, self._best]
+        return sorted({found.history["taken"][name] for found in kept if found and name in found.history["taken"]})
+
+    def _request(self, kind: str, number: int, name: str, broadcast: bytes, **fields: Any) -> bytes:
+        said = {**self._run, "round": number, "base": self._base(name), **fields}
+        return Frame(kind, said, {"broadcast": broadcast}).encode()
+
+    def _quorate(self, kind: str, number: int, silos: Sequence[str], broadcast: bytes) -> Iterator[Answer]:
+        """Updates of as many silos as the quorum asks for; refused ones are passed on, and do not count."""
+        needed = max(1, math.ceil(self._options.quorum * len(silos) - 1e-9)) if silos else 0
+        waiting, arrived = list(silos), 0
+        for attempt in range(self._options.retries + 1):
+            requests = {name: self._request(kind, number, name, broadcast, keep=self._keep(name)) for name in waiting}
+            self.progress(number, ", ".join(waiting), arrived, len(silos))
+            for frame in self._calls.ask(requests, self._options.deadline):
+                answer = self._read(kind, number, frame)
+                if answer is None:
+                    continue
+                waiting.remove(answer.silo)
+                self._moved[answer.silo] = str(frame.fields["state"])
+                arrived += kind == "final" or self._valid(number, answer)
+                self.progress(number, ", ".join(waiting) or "all silos answered", len(silos) - len(waiting), len(silos))
+                yield answer
+            if arrived >= needed:
+                return
+            again = attempt < self._options.retries
+            self.folder.event("quorum", round=number, arrived=arrived, needed=needed, missing=waiting, again=again)
+            if not waiting:
+                break
+        raise SilotuneError(
+            f"round {number}: {arrived} of {len(silos)} silos sent a valid update, federation.quorum="
+            f"{self._options.quorum:g} asks for {needed}; missing: {', '.join(waiting) or 'none'}; what is finished is "
+            "kept (run again with --resume)"
+        )
+
+    def _read(self, kind: str, number: int, frame: Frame) -> Answer | None:
+        """A silo's answer; None where it gives a reason instead."""
+        silo = str(frame.fields["silo"])
+        if frame.kind != "answer" or frame.fields.get("round") != number:
+            reason = frame.fields.get("reason", f"answered with {frame.kind!r}")
+            self.folder.event("silo-failed", round=number, silo=silo, reason=str(reason))
+            return None
+        metrics = frame.fields.get("metrics")
+        state, message = frame.fields.get("state"), frame.blobs.get("message")
+        plain = isinstance(metrics, dict) and all(type(value) in (int, float) for value in metrics.values())
+        if not plain or not isinstance(state, str) or message is None:
+            self.folder.event("silo-failed", round=number, silo=silo, reason="answered without metrics or message")
+            return None
+        return Answer(silo, message, _COUNTED | dict(metrics or {}), str(frame.fields.get("note", ""))[:200])
+
+    def _valid(self, number: int, answer: Answer) -> bool:
+        """Whether the coordinator will take it; the base class asks again, and writes the reason into the events."""
+        if not self.federation.coordinator.communicates:
+            return True
+        try:
+            self.federation.coordinator.receive(number, answer.silo, answer.message)
+        except MessageRefused:
+            return False
+        return True
+
+    def _scores(self, number: int, splits: Sequence[str]) -> dict[str, dict[str, Any]]:
+        broadcast = self.federation.coordinator.broadcast(number)
+        names = sorted(self.federation.silos)
+        requests = {name: self._request("score", number, name, broadcast, splits=list(splits)) for name in names}
+        found: dict[str, dict[str, Any]] = {}
+        for frame in self._calls.ask(requests, self._options.deadline):
+            silo, entry = str(frame.fields["silo"]), frame.fields.get("scores")
+            if frame.kind == "scores" and isinstance(entry, dict) and _plain(entry):
+                found[silo] = entry
+            else:
+                reason = str(frame.fields.get("reason", f"answered with {frame.kind!r}"))
+                self.folder.event("silo-failed", round=number, silo=silo, reason=reason)
+        return {name: found[name] for name in names if name in found}
+
+
+def _plain(entry: Mapping[str, Any]) -> bool:
+    """Whether scores are numbers between 0 and 100, or missing."""
+    scores = [entry.get("validation"), entry.get("test")]
+    fine = all(score is None or (type(score) in (int, float) and 0 <= score <= 100) for score in scores)
+    return fine and len(json.dumps(dict(entry))) < 10_000

@@ -1,0 +1,116 @@
+"""Before round 1 both sides say what they run. A silo with another version, backbone or method is refused by name."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from silotune.backbone import Backbone
+from silotune.errors import InputError
+
+_SAID: Mapping[str, str] = {
+    "version": "silotune",
+    "config": "configuration (sha256)",
+    "backbone": "backbone (sha256 of its weights)",
+    "tokenizer": "tokenizer (sha256)",
+    "precision": "precision",
+    "method": "method",
+}
+"""What is compared, in this order, and how it is called."""
+
+
+class HandshakeRefused(InputError):
+    """The two sides do not run the same."""
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What one side runs. `shapes`: the shared tensors; None while the silos' tasks are not known yet."""
+
+    version: str
+    config: str
+    backbone: str
+    tokenizer: str
+    precision: str
+    method: str
+    shapes: Mapping[str, tuple[int, ...]] | None = None
+
+    def fields(self) -> dict[str, Any]:
+        """As plain values, for a frame."""
+        return asdict(self)
+
+    @classmethod
+    def read(cls, fields: object) -> Identity:
+        """From plain values.
+
+        Raises:
+            HandshakeRefused: if they are something else.
+        """
+        if not isinstance(fields, dict) or fields.keys() != {*_SAID, "shapes"}:
+            raise HandshakeRefused("handshake: not what a silotune party says of itself")
+        if not all(isinstance(fields[name], str) for name in _SAID):
+            raise HandshakeRefused("handshake: not what a silotune party says of itself")
+        shapes = fields["shapes"]
+        if shapes is not None:
+            try:
+                shapes = {str(name): tuple(int(size) for size in shape) for name, shape in shapes.items()}
+            except (AttributeError, TypeError, ValueError) as error:
+                raise HandshakeRefused("handshake: shapes are damaged") from error
+        return cls(**{name: fields[name] for name in _SAID}, shapes=shapes)
+
+
+def check_identity(silo: str, own: Identity, theirs: Identity) -> None:
+    """Compare a silo's identity with the coordinator's.
+
+    Args:
+        silo: the silo's name, for the message.
+        own: the coordinator's.
+        theirs: the silo's.
+
+    Raises:
+        HandshakeRefused: naming the silo, the first difference, and both values.
+    """
+    for name, called in _SAID.items():
+        one, other = getattr(own, name), getattr(theirs, name)
+        if one != other:
+            raise HandshakeRefused(
+                f"silo {silo!r}: another {called}: {_short(other)}, the coordinator's: {_short(one)}"
+            )
+    if own.shapes is None or theirs.shapes is None:
+        return
+    for name in sorted({*own.shapes, *theirs.shapes}):
+        here, there = own.shapes.get(name), theirs.shapes.get(name)
+        if here != there:
+            raise HandshakeRefused(
+                f"silo {silo!r}: other part shapes: {name!r} is {_shape(there)}, the coordinator's: {_shape(here)}"
+            )
+
+
+def _short(value: str) -> str:
+    return value if len(value) <= 20 else f"{value[:12]}…"
+
+
+def _shape(shape: tuple[int, ...] | None) -> str:
+    return "missing" if shape is None else str(tuple(shape))
+
+
+def text_digest(text: str) -> str:
+    """sha256 of a text."""
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def tokenizer_digest(backbone: Backbone) -> str:
+    """sha256 of all that decides how texts become ids; what a call leaves behind (truncation, padding) is not in it."""
+    tokenizer: Any = backbone.tokenizer
+    fast = getattr(tokenizer, "backend_tokenizer", None)
+    if fast is not None:
+        made = json.loads(fast.to_str())
+        for name in ("truncation", "padding"):
+            made.pop(name, None)
+    else:
+        made = tokenizer.get_vocab()
+    special = {name: str(token) for name, token in tokenizer.special_tokens_map.items()}
+    return text_digest(json.dumps([type(tokenizer).__name__, made, special], sort_keys=True))

@@ -1,0 +1,195 @@
+"""Asking silos and waiting for them: who is there, what is under way, what is asked again, when waiting ends."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from silotune.federation.handshake import HandshakeRefused
+from silotune.federation.link import Arrival, Link
+from silotune.federation.protocol import Frame, ProtocolError, decode
+
+POLL = 0.1
+"""Seconds between looks at what has come."""
+LOOK = 1.0
+"""Seconds between looks at who is connected."""
+AGAIN = 2.0
+"""Seconds before a silo that could not answer is asked again."""
+
+Report = Callable[[str, str], None]
+"""(silo or node, what happened)."""
+
+
+@dataclass
+class _Asked:
+    """A request that is under way: to which node, since when, and whether it is only to learn a name."""
+
+    silo: str
+    node: int
+    since: float
+    greeting: bool = False
+
+
+@dataclass
+class RollCall:
+    """Knows silos by name and reaches them at whatever node they have now.
+
+    Args:
+        link: what carries frames.
+        silos: the names of all silos; others are not let in.
+        greeting: the frame that asks a node who it is.
+        admit: checks a hello (or what came in its place); raises HandshakeRefused to keep the node out. Before round 1
+            that ends the run, later only the node is left out.
+        report: told what went wrong.
+        patience: seconds after which an unanswered request is sent again. A silo answers the same question once.
+    """
+
+    link: Link
+    silos: Sequence[str]
+    greeting: bytes
+    admit: Callable[[Frame], None]
+    report: Report = lambda *_: None
+    patience: float = 120.0
+    clock: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
+    hellos: dict[str, Frame] = field(default_factory=dict)
+    """What silos said of themselves."""
+    _nodes: dict[str, int] = field(default_factory=dict)
+    _greeted: set[int] = field(default_factory=set)
+    _under_way: dict[str, _Asked] = field(default_factory=dict)
+    _online: Mapping[int, str] = field(default_factory=dict)
+    _looked: float = float("-inf")
+    _strict: bool = True
+
+    def gather(self, deadline: float) -> list[str]:
+        """Wait until all silos have said hello; the names of those that have not when time is up.
+
+        Raises:
+            HandshakeRefused: what `admit` raised.
+        """
+        until = self.clock() + deadline
+        self._strict = True
+        while missing := [name for name in self.silos if name not in self.hellos]:
+            if self.clock() >= until:
+                return missing
+            self._look()
+            for arrival in self.link.pull(list(self._under_way)):
+                self._arrived(arrival, {})
+            self.sleep(POLL)
+        return []
+
+    def ask(self, requests: Mapping[str, bytes], deadline: float) -> Iterator[Frame]:
+        """Ask silos at once; their answers as they come, until all have answered or time is up.
+
+        A silo that is away, or whose worker is, is asked when it is back. What comes too late is let go.
+        """
+        until = self.clock() + deadline
+        self._strict = False
+        waiting: dict[str, float] = dict.fromkeys(requests, float("-inf"))  # silo → not to be asked before
+        while waiting and self.clock() < until:
+            self._look()
+            for name in waiting:
+                self._send(name, requests[name], waiting)
+            for arrival in self.link.pull(list(self._under_way)):
+                answer = self._arrived(arrival, waiting)
+                if answer is not None:
+                    del waiting[str(answer.fields["silo"])]
+                    yield answer
+            if waiting:
+                self.sleep(POLL)
+        for message in [message for message, asked in self._under_way.items() if not asked.greeting]:
+            del self._under_way[message]
+        for name in waiting:
+            self.report(name, f"no answer within {deadline:g} s")
+
+    # -- who is there --------------------------------------------------------------------------------------------------
+
+    def _look(self) -> None:
+        """Greet new nodes; forget what was under way to nodes that are gone."""
+        now = self.clock()
+        if now - self._looked < LOOK:
+            return
+        self._looked, self._online = now, self.link.nodes()
+        for message, asked in list(self._under_way.items()):
+            if asked.node not in self._online:
+                del self._under_way[message]
+        self._greeted &= {*self._online}
+        for node in self._online:
+            if node not in self._greeted:
+                self._greeted.add(node)
+                sent = self.link.push(node, self.greeting)
+                if sent:
+                    self._under_way[sent] = _Asked("", node, now, greeting=True)
+                else:
+                    self._greeted.discard(node)
+
+    def _node_of(self, name: str) -> int | None:
+        node = self._nodes.get(name)
+        return node if node is not None and node in self._online else None
+
+    def _send(self, name: str, request: bytes, waiting: dict[str, float]) -> None:
+        now, node = self.clock(), self._node_of(name)
+        if node is None or now < waiting[name]:
+            return
+        sent = [asked.since for asked in self._under_way.values() if asked.silo == name and asked.node == node]
+        if sent and now - max(sent) < self.patience:
+            return
+        if sent:
+            self.report(name, f"no answer for {self.patience:g} s; asked again")
+        message = self.link.push(node, request)
+        if message:
+            self._under_way[message] = _Asked(name, node, now)
+        else:
+            waiting[name] = now + AGAIN
+
+    # -- what comes ----------------------------------------------------------------------------------------------------
+
+    def _arrived(self, arrival: Arrival, waiting: dict[str, float]) -> Frame | None:
+        """An answer to a silo's request; everything else is dealt with here."""
+        asked = self._under_way.pop(arrival.message, None)
+        if asked is None:
+            return None
+        who = asked.silo or f"node {asked.node}"
+        frame, error = None, arrival.error
+        if not error:
+            try:
+                frame = decode(arrival.data)
+            except ProtocolError as problem:
+                error = str(problem)
+        if frame is None or frame.kind == "unavailable":
+            self.report(who, error or str(frame and frame.fields.get("reason")))
+            self._later(asked, waiting)
+            return None
+        if asked.greeting:
+            self._met(asked.node, frame)
+            return None
+        if frame.fields.get("silo") != asked.silo:
+            self.report(who, f"answered in the name of {frame.fields.get('silo')!r}")
+            frame = Frame("failed", {"silo": asked.silo, "reason": "answered in another name"})
+        return frame if asked.silo in waiting else None
+
+    def _later(self, asked: _Asked, waiting: dict[str, float]) -> None:
+        if asked.greeting:
+            self._greeted.discard(asked.node)
+        elif asked.silo in waiting:
+            waiting[asked.silo] = self.clock() + AGAIN
+
+    def _met(self, node: int, frame: Frame) -> None:
+        """A node has said who it is. The newest node of a name is the silo's."""
+        name, registered = str(frame.fields.get("silo", "")), self._online.get(node, "")
+        if name not in self.silos:
+            self.report(name or f"node {node}", f"not one of the federation's silos ({', '.join(self.silos)})")
+            return
+        if registered and registered not in (name, f"silo-{name}"):
+            self.report(name, f"its key is registered as {registered!r}; it is not let in")
+            return
+        try:
+            self.admit(frame)
+        except HandshakeRefused as refusal:
+            if self._strict:
+                raise
+            self.report(name, str(refusal))
+            return
+        self.hellos[name] = frame
+        self._nodes[name] = node

@@ -1,0 +1,75 @@
+"""A silo's rows as a folder, exactly as they are: `task.json`, `train.jsonl`, `validation.jsonl`, `test.jsonl`.
+
+`silotune run --engine flower-local` writes one per silo, so that each silo's process reads its own rows only.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from silotune.data.tasks import Row, SiloData, Splits, Task
+from silotune.errors import InputError
+from silotune.runs import write_text
+
+_TASK = "task.json"
+_SPLITS = ("train", "validation", "test")
+
+
+def write_rows(folder: Path, data: SiloData) -> None:
+    """Write a silo's rows; only the owner may read them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    folder.chmod(0o700)
+    for name in _SPLITS:
+        rows: list[Row] = getattr(data.splits, name)
+        lines = (json.dumps([list(row.texts), row.label, row.answer], ensure_ascii=False) for row in rows)
+        write_text(folder / f"{name}.jsonl", "".join(f"{line}\n" for line in lines))
+    write_text(folder / _TASK, json.dumps(asdict(data.task)))  # last: it says that the folder is whole
+
+
+def has_rows(folder: Path) -> bool:
+    """Whether `write_rows` made this folder."""
+    return (folder / _TASK).is_file()
+
+
+def read_rows(folder: Path, silo: str) -> SiloData:
+    """A silo's rows, in the order in which they were written.
+
+    Raises:
+        InputError: missing or damaged.
+    """
+    try:
+        task = read_task(json.loads((folder / _TASK).read_text(encoding="utf-8")))
+        splits = {name: _read(folder / f"{name}.jsonl", task) for name in _SPLITS}
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise InputError(f"rows of silo {silo!r} in {os.fspath(folder)}: missing or damaged ({error})") from error
+    return SiloData(silo, task, Splits(**splits))
+
+
+def read_task(fields: Any) -> Task:
+    """A task from plain values.
+
+    Raises:
+        ValueError: if they are something else.
+    """
+    if not isinstance(fields, dict) or fields.keys() != {"name", "labels", "metric", "kind"}:
+        raise ValueError("not a task")
+    labels = fields["labels"]
+    texts = [fields["name"], fields["metric"], *labels] if isinstance(labels, list | tuple) else [None]
+    if not all(isinstance(text, str) for text in texts) or fields["kind"] not in ("classification", "generation"):
+        raise ValueError("not a task")
+    return Task(fields["name"], tuple(labels), fields["metric"], fields["kind"])
+
+
+def _read(path: Path, task: Task) -> list[Row]:
+    rows = []
+    for line in path.read_text(encoding="utf-8").split("\n"):  # other separators may be part of a text
+        if line:
+            texts, label, answer = json.loads(line)
+            if task.kind == "classification" and not 0 <= label < len(task.labels):
+                raise ValueError(f"{path.name}: label {label!r}")
+            rows.append(Row(tuple(texts), label, answer))
+    return rows

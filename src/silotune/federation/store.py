@@ -1,0 +1,94 @@
+"""A silo's own folder: its state after each round it took part in, and its last answers. Files are whole or not there.
+
+`<folder>/<run>/<name>.safetensors` is a state (`0003`, or `0003-final` after the method's final phases), and
+`<name>.answer` what the silo answered when it got there. The state is written first: where there is an answer, there is
+the state it belongs to.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from pathlib import Path
+
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+
+from silotune.errors import InputError
+from silotune.federation.protocol import Frame, ProtocolError, decode
+from silotune.parts import Tensors
+
+_RUN = re.compile(r"[0-9a-f]{16}")
+_NAME = re.compile(r"\d{4,}(-final)?")
+
+
+def state_name(number: int, final: bool = False) -> str:
+    """A state's name: the round after which it is."""
+    return f"{number:04d}{'-final' if final else ''}"
+
+
+class Store:
+    """One run's states of one silo.
+
+    Args:
+        folder: the silo's own.
+        run: the run's id, 16 hexadecimal digits.
+
+    Raises:
+        InputError: for another id.
+    """
+
+    def __init__(self, folder: Path, run: str) -> None:
+        if not _RUN.fullmatch(run):
+            raise InputError(f"run id {run[:40]!r}: must be 16 hexadecimal digits")
+        self.path = folder / run
+        self.path.mkdir(parents=True, exist_ok=True)
+        self.path.chmod(0o700)
+
+    def write(self, name: str, tensors: Tensors) -> None:
+        """Keep a state."""
+        contiguous = {key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}
+        self._replace(self._state(name), save(contiguous))
+
+    def read(self, name: str) -> Tensors:
+        """A state.
+
+        Raises:
+            InputError: if it is missing or damaged.
+        """
+        path = self._state(name)
+        try:
+            return dict(sorted(load(path.read_bytes()).items()))
+        except (OSError, SafetensorError) as error:
+            raise InputError(f"state {name!r} of this silo: missing or damaged ({error})") from error
+
+    def keep_answer(self, name: str, asked: dict[str, str], answer: Frame) -> None:
+        """Remember what was answered; `asked` says to what."""
+        wrapped = Frame("stored", {"asked": asked}, {"answer": answer.encode()})
+        self._replace(self.path / f"{name}.answer", wrapped.encode())
+
+    def answered(self, name: str, asked: dict[str, str]) -> Frame | None:
+        """The answer given before to the same question; None where there is none, or its state is gone."""
+        try:
+            stored = decode((self.path / f"{name}.answer").read_bytes())
+            if stored.fields["asked"] != asked or not self._state(name).is_file():
+                return None
+            return decode(stored.blobs["answer"])
+        except (OSError, ProtocolError, KeyError):
+            return None
+
+    def forget(self, keep: Collection[str]) -> None:
+        """Drop states and answers but these."""
+        for path in self.path.iterdir():
+            if path.suffix in (".safetensors", ".answer") and path.stem not in keep:
+                path.unlink(missing_ok=True)
+
+    def _state(self, name: str) -> Path:
+        if not _NAME.fullmatch(name):
+            raise InputError(f"state {name[:40]!r}: no name of a state")
+        return self.path / f"{name}.safetensors"
+
+    def _replace(self, path: Path, data: bytes) -> None:
+        temporary = path.with_name(f".{path.name}.tmp")
+        temporary.write_bytes(data)
+        temporary.replace(path)

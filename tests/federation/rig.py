@@ -1,0 +1,94 @@
+"""A federation without Flower: sessions answer in this process, or in threads, over a link that keeps all bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from silotune.config import Config, dump
+from silotune.data.labelled import labelled_rows
+from silotune.data.loading import load_silos
+from silotune.federation.coordinate import Job, coordinate
+from silotune.federation.link import Arrival
+from silotune.federation.local import LocalConfig
+from silotune.federation.rows import write_rows
+from silotune.federation.session import Session
+from silotune.runs import read_summary
+
+ALL = ["validation", "test", "rows", "loss", "seconds"]
+Silo = Callable[[bytes], bytes]
+
+
+@dataclass
+class DirectLink:
+    """Nodes are functions; what they answer is there at the next pull. `joined` may change at any time."""
+
+    joined: dict[int, Silo]
+    names: dict[int, str] = field(default_factory=dict)
+    sent: list[tuple[int, bytes]] = field(default_factory=list)
+    came: list[tuple[int, bytes]] = field(default_factory=list)
+    _ready: dict[str, Arrival] = field(default_factory=dict)
+
+    def nodes(self) -> Mapping[int, str]:
+        return {node: self.names.get(node, "") for node in self.joined}
+
+    def push(self, node: int, data: bytes) -> str | None:
+        message = f"m{len(self.sent)}"
+        self.sent.append((node, data))
+        try:
+            answer = self.joined[node](data)
+        except LostError:
+            return message  # it never answers
+        self.came.append((node, answer))
+        self._ready[message] = Arrival(message, answer)
+        return message
+
+    def pull(self, messages: Collection[str]) -> Sequence[Arrival]:
+        return [self._ready.pop(message) for message in list(messages) if message in self._ready]
+
+
+class LostError(Exception):
+    """The message went under."""
+
+
+def local_configs(config: Config, out: Path, **more: object) -> dict[str, LocalConfig]:
+    """Every silo's rows in a folder of its own, and its configuration, as `flower-local` lays them out."""
+    found = {}
+    for data in load_silos(config):
+        home = out / "silos" / data.name
+        write_rows(home / "rows", data)
+        found[data.name] = LocalConfig(
+            **{
+                "name": data.name,
+                "folder": str(out / "checkpoints" / "silos" / data.name),
+                "rows": str(home / "rows"),
+                "share": ALL,
+                "backbone": config.backbone,
+                "socket": "/tmp/unused.sock",
+                **more,
+            }
+        )
+    return found
+
+
+def job(config: Config, out: Path, silos: Collection[str], local: bool = True) -> Job:
+    """The coordinator's job; FedFAME's labelled rows are drawn as in one process."""
+    place = out / "federation"
+    place.mkdir(parents=True, exist_ok=True)
+    (place / "config.yaml").write_text(dump(config), encoding="utf-8")
+    labelled = None
+    if config.server.labels_per_class:
+        seed = config.seed if config.data.seed is None else config.data.seed
+        labelled = str(place / "labelled")
+        write_rows(place / "labelled", labelled_rows(load_silos(config), config.server, seed))
+    return Job(str(place / "config.yaml"), str(out), tuple(sorted(silos)), labelled, local)
+
+
+def federate(config: Config, out: Path, order: Sequence[int] = (0, 1, 2)) -> tuple[dict, DirectLink]:
+    """A whole run over sessions; the summary, and the link with all that passed."""
+    configs = local_configs(config, out)
+    sessions = [Session(local) for local in configs.values()]
+    link = DirectLink({node: sessions[node].answer for node in order})
+    coordinate(job(config, out, configs), link)
+    return read_summary(out), link
