@@ -10,6 +10,7 @@ import pytest
 import torch
 from language_models import folder_of, made
 
+from commandline import command
 from silotune.assembly import build, read_config
 from silotune.data.batching import make_batch
 from silotune.data.tasks import Row
@@ -24,6 +25,8 @@ from silotune.parts import copy as copied
 from silotune.randomness import derive, sampler
 from silotune.views import run_view
 from tiny import GOOD, NOUNS
+
+__all__ = ["command"]
 
 SILOS = {"echo": 12, "always": 9, "noun": 10}
 R, ALPHA = 3, 5.0
@@ -260,7 +263,7 @@ def equal(one, other):
 
 
 def test_the_phases_of_feddpa_t_leave_each_other_alone(config):
-    """The global part after a round is that of FedIT's round: no bit of it comes from the local phase; and the reverse."""
+    """The global part after a round is that of FedIT's: no bit comes from the local phase; and the reverse."""
     federation, silo = prepared(config, "feddpa-t")
     training, shared = federation.training, {name: copied(t) for name, t in federation.coordinator.shared.items()}
     before = {name: copied(tensors) for name, tensors in silo.state.private.items()}
@@ -417,3 +420,43 @@ def test_what_cannot_be_is_said(config, words, said):
         build(config("feddpa-t", *words))
     assert said in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_predict_explains_itself(silotune, finished, tmp_path):
+    """JSON lines: the answer, and the weights it was written with; the mean of the similarities, times λ."""
+    (tmp_path / "texts").write_text("echo warm\nnoun kind\tnow\n", encoding="utf-8")
+    outcome = silotune("predict", finished.folder, "--silo", "echo", "--file", tmp_path / "texts", "--explain")
+    assert (outcome.code, outcome.err) == (0, "")
+    lines = [json.loads(line) for line in outcome.out.splitlines()]
+    model = finished.model("echo")
+    assert [line["answer"] for line in lines] == model.write(["echo warm", ("noun kind", "now")])
+    for line, why in zip(lines, model.explain(["echo warm", ("noun kind", "now")]), strict=True):
+        assert line["alpha"] == pytest.approx(why.alpha)
+        assert line["mix"] == pytest.approx({"global": 1 - line["alpha"], "private": line["alpha"]}, abs=1e-6)
+        trained = finished.federation.silos["echo"].state is not None
+        expected = 0.5 * np.mean(line["similarities"]) if trained else 0
+        assert line["alpha"] == pytest.approx(expected, abs=1e-6)
+    plain = silotune("predict", finished.folder, "--silo", "echo", "--text", "echo warm")
+    assert json.loads(plain.out).keys() == {"text", "answer"}
+
+
+def test_tables_and_figures_of_both_measures(silotune, finished, config, tmp_path):
+    other = run(config("fedit", "rounds=1", "evaluation.unseen=noun"), out=tmp_path / "fedit")
+    outcome = silotune("personalization", finished.folder, other.folder, "--out", tmp_path / "out")
+    assert (outcome.code, outcome.err) == (0, "")
+    text = (tmp_path / "out" / "tables.md").read_text()
+    blocks = text.split("## ")[1:]
+    assert [block.split(" (%)")[0] for block in blocks] == [
+        "personalization", "test-time personalization", "tasks left out of training",
+    ]  # fmt: skip
+    for block, key in zip(blocks, ("personalization", "test_time"), strict=False):
+        rows = {line.split("|")[1].strip(): line.split("|")[2:-1] for line in block.splitlines() if "|" in line}
+        for done in (finished, other):
+            (name,) = [label for label in rows if label.startswith(done.summary["method"])]
+            mean = np.mean([silo[key] for silo in done.silos.values()])
+            assert f"{mean:.2f}" in rows[name][-1]
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"tables.md", "silo-task.png", "rounds.png"}
+    plain = run(config("fedit", "rounds=1", "evaluation.test_time=false"), out=tmp_path / "plain")
+    refused = silotune("personalization", plain.folder, "--out", tmp_path / "none")
+    assert refused.code == 2
+    assert "evaluation.test_time=true" in refused.err

@@ -41,3 +41,29 @@ def watch(
     from silotune.report.watch import follow
 
     follow(run, console, once=once, every=every)
+
+
+@app.command()
+def personalization(
+    runs: Annotated[list[Path], typer.Argument(help="Run folders, or folders of compare.", metavar="RUN…")],
+    out: Annotated[Path, typer.Option(help="A new or empty folder for tables and figures.")],
+    ddof: Annotated[int, typer.Option(min=0, max=1, help="Of the standard deviation over seeds.")] = 1,
+) -> None:
+    """Personalisation and test-time personalisation per task, of runs with evaluation.test_time=true (FedDPA)."""
+    from silotune.errors import require_unused
+    from silotune.report.collect import read_entries
+    from silotune.report.grids import markdown, terminal
+    from silotune.report.personalisation import heatmap, measure_grids, rounds, unseen_grid
+
+    require_unused(out, "--out")
+    entries = read_entries(runs)
+    left_out = unseen_grid(entries, ddof)
+    grids = [*measure_grids(entries, ddof), *([left_out] if left_out else [])]
+    for grid in grids:
+        console.print(terminal(grid, console.width))
+    out.mkdir(parents=True, exist_ok=True)
+    tables = "\n".join(f"## {grid.title}\n\n{markdown(grid)}" for grid in grids)
+    (out / "tables.md").write_text(tables, encoding="utf-8")
+    heatmap(entries, out / "silo-task.png")
+    rounds(entries, out / "rounds.png")
+    say(f"wrote {out}: tables.md and figures")

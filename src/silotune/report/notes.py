@@ -13,7 +13,7 @@ from silotune.report.collect import Entry, FinishedRun, silo_names
 from silotune.report.grids import MOST_SILOS
 from silotune.report.scores import message_bytes
 
-_KNOWN = {"silo", "round", "final", "refused"}
+_KNOWN = {"silo", "round", "final", "refused", "evaluation"}
 
 
 def warnings(entries: Sequence[Entry]) -> list[str]:

@@ -1,0 +1,139 @@
+"""FedDPA's tables and figures: personalisation and test-time personalisation of runs judged on all tasks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from silotune.errors import InputError
+from silotune.report.collect import Entry, FinishedRun, silo_names
+from silotune.report.grids import Grid, Value
+from silotune.report.scores import AVERAGE, spread
+
+MEASURES = {"personalization": "personalization", "test_time": "test-time personalization"}
+
+
+def measure_grids(entries: Sequence[Entry], ddof: int = 1) -> list[Grid]:
+    """One table per measure: rows are methods, columns silos and their average (the papers' Tables 1, 2 and 8).
+
+    Raises:
+        InputError: for a run that was not judged on all tasks.
+    """
+    for entry in entries:
+        for run in entry.runs:
+            if any("test_time" not in silo for silo in run.summary["silos"].values()):
+                raise InputError(f"{run.folder}: was not judged on all tasks; run it with evaluation.test_time=true")
+    silos = silo_names(entries)
+    grids = []
+    for key, title in MEASURES.items():
+
+        def read(run: FinishedRun, silo: str, key: str = key) -> float | None:
+            found = run.summary["silos"]
+            if silo == AVERAGE:
+                return _mean([one[key] for one in found.values()])
+            return found[silo][key] if silo in found else None
+
+        grids.append(_grid(f"{title} (%)", [*silos, AVERAGE], entries, read, ddof))
+    return grids
+
+
+def unseen_grid(entries: Sequence[Entry], ddof: int = 1) -> Grid | None:
+    """Average and maximum over silos on tasks that were left out of training (Table 14); None without such tasks."""
+    names = list(dict.fromkeys(n for entry in entries for run in entry.runs for n in run.summary.get("unseen", {})))
+    if not names:
+        return None
+
+    def read(run: FinishedRun, column: str) -> float | None:
+        name, _, kind = column.rpartition(" ")
+        found: Mapping[str, Any] = run.summary.get("unseen", {}).get(name, {})
+        return found.get({"AVG": "average", "MAX": "maximum"}[kind])
+
+    columns = [f"{name} {kind}" for name in names for kind in ("AVG", "MAX")]
+    return _grid("tasks left out of training (%)", columns, entries, read, ddof)
+
+
+def _grid(
+    title: str,
+    columns: list[str],
+    entries: Sequence[Entry],
+    read: Callable[[FinishedRun, str], float | None],
+    ddof: int,
+) -> Grid:
+    found = [
+        [[value for run in entry.runs if (value := read(run, column)) is not None] for column in columns]
+        for entry in entries
+    ]
+    cells: list[list[Value]] = [[] for _ in entries]
+    for place in range(len(columns)):
+        means = [_mean(row[place]) for row in found]
+        best = sorted({round(mean, 6) for mean in means if mean is not None}, reverse=True)
+        ranks = {mean: rank for rank, mean in enumerate(best[:2], 1)} if len(entries) > 1 else {}
+        for number, mean in enumerate(means):
+            if mean is None:
+                cells[number].append(Value("–"))
+                continue
+            std = spread(found[number][place], ddof)
+            text = f"{mean:.2f}" if std is None else f"{mean:.2f} ± {std:.2f}"
+            cells[number].append(Value(text, ranks.get(round(mean, 6), 0)))
+    return Grid(title, columns, [(entry.label, row) for entry, row in zip(entries, cells, strict=True)])
+
+
+def heatmap(entries: Sequence[Entry], path: Path) -> Path:
+    """Silo × task, one panel a row of the table, means over seeds; written as PNG."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(4.6 * len(entries), 4.2), layout="constrained")
+    for panel, entry in zip(figure.subplots(1, len(entries), squeeze=False)[0], entries, strict=True):
+        silos = silo_names([entry])
+        tasks = list(entry.best.summary["silos"][silos[0]]["on_tasks"])
+        values = [
+            [_mean([run.summary["silos"][silo]["on_tasks"][task] for run in entry.runs]) for task in tasks]
+            for silo in silos
+        ]
+        shown = [[math.nan if value is None else value for value in row] for row in values]
+        image = panel.imshow(shown, vmin=0, vmax=100, cmap="Blues", aspect="auto")
+        panel.set_xticks(range(len(tasks)), labels=tasks, rotation=60, ha="right")
+        panel.set_yticks(range(len(silos)), labels=silos)
+        for row, column in ((r, c) for r in range(len(silos)) for c in range(len(tasks))):
+            value = values[row][column]
+            if value is not None:
+                dark = "white" if value > 60 else "black"
+                panel.text(column, row, f"{value:.0f}", ha="center", va="center", fontsize=7, color=dark)
+        panel.set_title(entry.label, fontsize=10)
+        panel.set_xlabel("task")
+        panel.set_ylabel("silo's model")
+        figure.colorbar(image, ax=panel, shrink=0.7)
+    figure.savefig(path, dpi=150)
+    return path
+
+
+def rounds(entries: Sequence[Entry], path: Path) -> Path | None:
+    """Both measures per round, means over silos and seeds (Figure 3); None where no run noted them."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8.4, 3.2), layout="constrained")
+    drawn = False
+    for panel, (key, title) in zip(figure.subplots(1, 2), MEASURES.items(), strict=True):
+        for entry in entries:
+            points: dict[int, list[float | None]] = {}
+            for run in entry.runs:
+                for event in run.of("evaluation"):
+                    points.setdefault(int(event["round"]), []).append(_mean(list(event[key].values())))
+            if points:
+                drawn = True
+                panel.plot(list(points), [_mean(values) for values in points.values()], marker="o", label=entry.label)
+        panel.set_title(f"{title} (%)", fontsize=10)
+        panel.set_xlabel("round")
+        panel.grid(alpha=0.3)
+    if not drawn:
+        return None
+    figure.axes[0].legend(frameon=False)
+    figure.savefig(path, dpi=150)
+    return path
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return math.fsum(known) / len(known) if known else None
