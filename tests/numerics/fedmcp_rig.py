@@ -37,8 +37,11 @@ def set_up(tiny_federation, task, *words, rows=8, micro_batch=3):
     return federation, silo, state, received, some_rows(federation, silo, rows, micro_batch)
 
 
-def forward_by_hand(federation, silo, rows, *adapters):
-    """One pass of the hand-written BERT: states of every row, one by one, so without any padding."""
+def forward_by_hand(federation, silo, rows, *adapters, loras=()):
+    """One pass of the hand-written BERT: states of every row, one by one, so without any padding.
+
+    `adapters` are (weight, bottleneck adapter), `loras` (weight · alpha / r, LoRA).
+    """
     backbone = federation.backbone
     (data,) = silo.train.values()
     weights = {key: tensor.cpu() for key, tensor in backbone.base.state_dict().items()}
@@ -52,6 +55,7 @@ def forward_by_hand(federation, silo, rows, *adapters):
             heads=config.num_attention_heads,
             eps=config.layer_norm_eps,
             bottlenecks=mixed,
+            loras=[(weight, {key: tensor.cpu() for key, tensor in part.items()}) for weight, part in loras],
         )
         for row in rows
     ]

@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from silotune.aggregation import AGGREGATIONS, Update
+from silotune.coordinator import Coordinator
 from silotune.server_optimizers import ServerOptimizer
 
 X = np.array([0.5, -1.0, 2.0])
@@ -50,3 +52,40 @@ def test_none_adopts_the_mean_exactly() -> None:
 def test_none_with_a_learning_rate_goes_part_of_the_way() -> None:
     stepped = ServerOptimizer(lr=0.25).step({"p": torch.tensor([1.0])}, {"p": torch.tensor([3.0])})
     assert stepped["p"].item() == pytest.approx(1.5)
+
+
+@pytest.mark.parametrize("name", ["avgm", "adam", "yogi", "adagrad"])
+def test_three_rounds_at_the_coordinator_by_hand(name: str) -> None:
+    """What silos send, averaged by their rows; m and v live on between rounds, through a checkpoint too."""
+    draws = np.random.default_rng(4)
+    x = {"w": draws.normal(size=(3, 2)), "b": draws.normal(size=3)}
+    rows, lr, b1, b2, tau = {"north": 30, "south": 10}, 0.05, 0.8, 0.95, 0.01
+
+    def make(shared) -> Coordinator:
+        return Coordinator(
+            shared, AGGREGATIONS["samples"], seed=1, optimizer=ServerOptimizer(name, lr, b1, b2, tau)
+        )  # fmt: skip
+
+    coordinator = make({"global": {key: torch.tensor(value) for key, value in x.items()}})
+    m = {key: np.zeros_like(value) for key, value in x.items()}
+    v = {key: np.full_like(value, tau**2) for key, value in x.items()}
+    for number in range(3):
+        sent = {silo: {key: value + draws.normal(size=value.shape) for key, value in x.items()} for silo in rows}
+        coordinator.aggregate(
+            [Update(silo, {f"global/{k}": torch.tensor(t) for k, t in sent[silo].items()}, rows[silo]) for silo in rows]
+        )
+        for key in x:
+            delta = (30 * sent["north"][key] + 10 * sent["south"][key]) / 40 - x[key]
+            m[key] = b1 * m[key] + (1 if name == "avgm" else 1 - b1) * delta
+            v[key] = {
+                "avgm": v[key],
+                "adagrad": v[key] + delta**2,
+                "adam": b2 * v[key] + (1 - b2) * delta**2,
+                "yogi": v[key] - (1 - b2) * delta**2 * np.where(v[key] > delta**2, 1, -1),
+            }[name]
+            x[key] = x[key] + lr * m[key] / (1 if name == "avgm" else np.sqrt(v[key]) + tau)
+            np.testing.assert_allclose(coordinator.shared["global"][key].numpy(), x[key], rtol=1e-12, atol=1e-14)
+        if number == 1:  # as after a kill
+            kept = coordinator.flat()
+            coordinator = make({"global": {key: torch.zeros_like(torch.tensor(value)) for key, value in x.items()}})
+            coordinator.load_flat(kept)
