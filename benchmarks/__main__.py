@@ -1,4 +1,4 @@
-"""`python -m benchmarks NAME [--json]`: prints a table, or JSON whose last key `ratio` is the figure."""
+"""`python -m benchmarks NAME [--json] [options]`: prints a table, or JSON whose last key `ratio` is the figure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import importlib
 import json
 import sys
 
-NAMES = ("throughput", "lora")
+NAMES = ("throughput", "lora", "silos")
 
 
 def main() -> int:
@@ -15,9 +15,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks")
     parser.add_argument("name", choices=NAMES)
     parser.add_argument("--json", action="store_true")
-    arguments = parser.parse_args()
-    result = importlib.import_module(f"benchmarks.{arguments.name}").measure()
-    if arguments.json:
+    name = parser.parse_known_args()[0].name
+    module = importlib.import_module(f"benchmarks.{name}")
+    if hasattr(module, "options"):  # of this benchmark alone
+        module.options(parser)
+    arguments = vars(parser.parse_args())
+    as_json = arguments.pop("json")
+    del arguments["name"]
+    result = module.measure(**arguments)
+    if as_json:
         print(json.dumps(result, indent=1))
     else:
         for key, value in result.items():
