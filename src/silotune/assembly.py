@@ -143,7 +143,7 @@ def build(
     kept_out: list[SiloData] = []
     if data is None:
         data, kept_out = load_silos(config), load_absent(config)
-    _check(config, method, data)
+    check_data(config, method, data)
     _check_evaluation(config, method, data, kept_out)
     keep_master = method.setting.tuner.trains_backbone
     if backbone is None:
@@ -300,7 +300,12 @@ def _check_evaluation(config: Config, method: Method, data: list[SiloData], abse
         )
 
 
-def _check(config: Config, method: Method, data: list[SiloData]) -> None:
+def check_data(config: Config, method: Method, data: list[SiloData]) -> None:
+    """Refuse silos that the method, the head or the sampling cannot do with.
+
+    Raises:
+        InputError: naming the key and what is allowed.
+    """
     if config.sampling.count is not None and config.sampling.count > len(data) and not method.centralised:
         raise InputError(f"sampling.count: {config.sampling.count} silos a round, but there are only {len(data)}")
     head = method.setting.head

@@ -44,6 +44,7 @@ def main() -> None:
             catalogue,
             comparing,
             costs,
+            federating,
             interop,
             partition,
             reporting,

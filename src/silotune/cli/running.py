@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -15,11 +15,13 @@ from silotune.cli.main import app
 from silotune.errors import OR_RESUME, require_unused, unknown
 
 if TYPE_CHECKING:
+    from silotune.config import Config
     from silotune.engines.base import Progress as Report
     from silotune.experiment import Run
 
 console = Console(highlight=False)
 Overrides = Annotated[list[str] | None, typer.Argument(help="key=value …", metavar="[KEY=VALUE]…")]
+ENGINES = ("inprocess", "flower-local")
 DEMO_METHODS = ("local", "fedavg", "fedmcp")
 
 
@@ -34,12 +36,14 @@ def run_command(
     overrides: Overrides = None,
     out: Annotated[Path | None, typer.Option(help="The run folder.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted run.")] = False,
-    engine: Annotated[str, typer.Option(help="What runs the silos: inprocess.")] = "inprocess",
+    engine: Annotated[
+        str, typer.Option(help="What runs the silos: inprocess, or flower-local (a process for each, over Flower).")
+    ] = "inprocess",
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Also write the run's numbers for it.")] = False,
 ) -> None:
     """Run one method over one setting."""
-    if engine != "inprocess":
-        raise unknown("engine", engine, ["inprocess"])
+    if engine not in ENGINES:
+        raise unknown("engine", engine, ENGINES)
     from silotune.assembly import read_config
     from silotune.experiment import run
     from silotune.report.tables import result_table
@@ -50,11 +54,17 @@ def run_command(
     with progress_bars() as bars:
         progress = bars(config.method.name, config.rounds)
         with TensorBoard(folder, progress) if tensorboard else nullcontext(progress) as report:
-            finished = run(config, out=folder, resume=resume, progress=report, announce=say)
-    console.print(result_table([finished.summary]))
-    say(_leaves(finished))
-    if finished.federation.privacy is not None and finished.federation.privacy.stops:
-        say(finished.federation.privacy.stops)
+            if engine == "flower-local":
+                from silotune.federation.flower_local import run_local
+
+                summary, privacy = run_local(config, folder, resume=resume, progress=report, announce=say)
+            else:
+                finished = run(config, out=folder, resume=resume, progress=report, announce=say)
+                summary, privacy = finished.summary, finished.federation.privacy
+    console.print(result_table([summary]))
+    say(_leaves(config, summary))
+    if privacy is not None and privacy.stops:
+        say(privacy.stops)
     say(f"run folder: {folder}")
 
 
@@ -120,13 +130,14 @@ class _Bar:
         self.progress.update(self._task, completed=finished, total=self._rounds * total, description=text)
 
 
-def _leaves(run: Run) -> str:
+def _leaves(config: Config, summary: dict[str, Any]) -> str:
+    from silotune.assembly import make_method
     from silotune.parts import Scope, names_with
 
-    shared = names_with(run.federation.training.parts, Scope.SHARED)
+    shared = names_with(make_method(config).parts(), Scope.SHARED)
     if not shared:
         return "nothing left a silo"
-    sent = run.summary["bytes_up"]
+    sent = summary["bytes_up"]
     return f"what left the silos: {', '.join(shared)} ({sent / 2**20:.2f} MiB in all); everything else stayed"
 
 

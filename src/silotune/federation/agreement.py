@@ -46,6 +46,7 @@ def travelling(config: Config, silos: Iterable[str]) -> str:
     update: dict[str, Any] = {
         "backbone": Path(config.backbone).name,
         "start": None if config.start is None else Path(config.start).name,
+        "privacy": config.privacy.model_copy(update={"secret": config.privacy.secret and "own"}),
         "silos": [],
         "data": DataConfig(**rules),
         "partition": PartitionConfig(),

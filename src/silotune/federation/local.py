@@ -25,9 +25,10 @@ class LocalConfig(Section):
     `data`: its rows, with the keys of an entry of `silos` (path, text, label, task, labels, kind, metric); or `rows`:
     a folder of rows as they are. `share`: the numbers that may leave: scores on validation and test rows, row counts
     (and the numbers of steps and tokens, which follow from them), losses, seconds. Without `rows` among them only
-    aggregations that do not weigh silos are accepted. `backbone`, `start`, `threads`: on this machine. `config`: the
-    configuration that was agreed on; any other is refused. `superlink`: address of the coordinator's SuperLink (or of
-    the proxy before it); `root_certificates` and `private_key` prove who is who; `insecure` is for one machine.
+    aggregations that do not weigh silos are accepted. `backbone`, `start`, `threads`: on this machine. `secret`: random
+    bytes for the silo's own noise. `config`: the configuration that was agreed on; any other is refused. `superlink`:
+    address of the coordinator's SuperLink (or of the proxy before it); `root_certificates` and `private_key` prove who
+    is who; `insecure` is for one machine.
     """
 
     name: Name
@@ -37,6 +38,7 @@ class LocalConfig(Section):
     share: list[Shared]
     backbone: str = "default"
     start: str | None = Field(None, min_length=1)
+    secret: str | None = Field(None, min_length=1)
     threads: int | None = Field(None, ge=1, le=1024)
     config: str | None = Field(None, min_length=1)
     socket: str | None = Field(None, min_length=1)
@@ -84,7 +86,7 @@ def read_local(path: str | Path) -> LocalConfig:
         raise InputError(f"silo config {path}: cannot be read ({error})") from error
     tree = parse_tree(text, str(path))
     here = path.resolve().parent
-    for key in ("folder", "rows", "start", "config", "socket", "root_certificates", "private_key"):
+    for key in ("folder", "rows", "start", "secret", "config", "socket", "root_certificates", "private_key"):
         _resolve(tree, key, here)
     if isinstance(tree.get("data"), dict):
         _resolve(tree["data"], "path", here)

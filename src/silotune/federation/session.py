@@ -143,6 +143,8 @@ class Session:
                 f"silo {self.local.name!r}: aggregation=samples weighs silos by their rows, and this one does not say "
                 "how many it has; allowed: uniform, median, trimmed-mean, krum, multi-krum"
             )
+        if config.privacy.secret is not None and self.local.secret is None:
+            raise HandshakeRefused(f"silo {self.local.name!r}: its noise needs a secret; its silo config names none")
         if config.start is not None and self.local.start is None:
             raise HandshakeRefused(f"silo {self.local.name!r}: the run starts from a LoRA; its silo config needs start")
 
@@ -155,6 +157,7 @@ class Session:
             "sampling": SamplingConfig(),
             "aggregation": AggregationConfig(name="uniform"),
             "partition": PartitionConfig(),
+            "privacy": config.privacy.model_copy(update={"secret": self.local.secret}),
             "silos": [] if self.local.data is None else [self.local.data],
         }
         return config.model_copy(update=update)

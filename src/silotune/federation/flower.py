@@ -1,0 +1,107 @@
+"""Flower's commands, as version 1.41 wants them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+from silotune.errors import InputError, SilotuneError
+
+ENVIRONMENT: Mapping[str, str] = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.05",
+}
+"""What all of Flower's processes see: nothing is sent home, and new messages are looked for often."""
+
+_APP = """[project]
+name = "silotune-federation"
+version = "1.0.0"
+description = "A silotune run"
+license = "Apache-2.0"
+dependencies = []
+
+[tool.flwr.app]
+publisher = "silotune"
+
+[tool.flwr.app.components]
+serverapp = "silotune.federation.server_app:app"
+clientapp = "silotune.federation.client_app:app"
+
+[tool.flwr.app.config]
+job = ""
+"""
+
+
+def require_flower() -> None:
+    """Refuse where Flower is not installed.
+
+    Raises:
+        InputError: with what to install.
+    """
+    if find_spec("flwr") is None:
+        raise InputError("federation: needs Flower; install silotune[federation]")
+
+
+def write_app(folder: Path) -> Path:
+    """The app that is sent to the SuperLink: only the names of modules; code comes from the installed package."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "pyproject.toml").write_text(_APP, encoding="utf-8")
+    return folder
+
+
+def write_home(folder: Path, address: str, certificates: str | None = None) -> Path:
+    """Flower's own folder, with the SuperLink that `flwr` talks to."""
+    folder.mkdir(parents=True, exist_ok=True)
+    secure = "insecure = true" if certificates is None else f"root-certificates = {json.dumps(certificates)}"
+    text = f'[superlink]\ndefault = "silotune"\n\n[superlink.silotune]\naddress = "{address}"\n{secure}\n'
+    (folder / "config.toml").write_text(text, encoding="utf-8")
+    return folder
+
+
+def superlink(host: str, port: int, more: Sequence[str] = ("--insecure",)) -> list[str]:
+    """The SuperLink's command."""
+    return [
+        "flower-superlink",
+        *more,
+        "--host",
+        host,
+        "--port",
+        str(port),
+        "--disable-runtime-dependency-installation",
+    ]
+
+
+def supernode(address: str, port: int, silo: str, worker: Path, more: Sequence[str] = ("--insecure",)) -> list[str]:
+    """A SuperNode's command."""
+    config = f'silo="{silo}" worker="{worker}"'
+    return [
+        "flower-supernode",
+        *more,
+        "--superlink",
+        address,
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
+        "--node-config",
+        config,
+    ]
+
+
+def submit(app: Path, job: Path, environment: Mapping[str, str]) -> str:
+    """Hand a job to the SuperLink; the run's id.
+
+    Raises:
+        SilotuneError: it was not taken.
+    """
+    words = ["flwr", "run", str(app), "silotune", "--format", "json", "-c", f"job={json.dumps(str(job))}"]
+    done = subprocess.run(words, env=dict(environment), capture_output=True, text=True, timeout=300, check=False)
+    try:
+        return str(json.loads(done.stdout)["run-id"])
+    except (ValueError, KeyError, TypeError) as error:
+        said = " ".join(f"{done.stdout} {done.stderr}".split())[-300:]
+        raise SilotuneError(f"flwr run: the SuperLink did not take the run ({said})") from error

@@ -1,0 +1,170 @@
+"""Processes that belong together: started with a log each, looked after, and always taken down."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+from silotune.errors import SilotuneError
+from silotune.federation.watchdog import TOKEN, end
+
+
+@dataclass
+class Child:
+    """One process: how it is started, and how often it was."""
+
+    name: str
+    words: Sequence[str]
+    log: Path
+    process: subprocess.Popen[bytes]
+    starts: int = 1
+
+    @property
+    def alive(self) -> bool:
+        """Whether it runs."""
+        return self.process.poll() is None
+
+    def tail(self, lines: int = 3) -> str:
+        """The end of its log, as one line."""
+        with contextlib.suppress(OSError):
+            text = self.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+            return " | ".join(line.strip() for line in text[-lines:])
+        return ""
+
+
+class Household:
+    """A context in which processes run. They end with it: on success, on failure, on Ctrl-C, and on `kill -9`.
+
+    Args:
+        logs: the folder of their logs.
+        environment: what they see besides this process's own environment.
+    """
+
+    def __init__(self, logs: Path, environment: Mapping[str, str]) -> None:
+        logs.mkdir(parents=True, exist_ok=True)
+        self._logs = logs
+        self._token = secrets.token_hex(16)
+        beside = str(Path(sys.executable).parent)  # Flower finds its own commands through PATH
+        path = os.pathsep.join([beside, os.environ.get("PATH", "")])
+        self.environment = {**os.environ, "PATH": path, **environment, TOKEN: self._token}
+        self.children: dict[str, Child] = {}
+        self._watchdog: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Household:
+        words = [sys.executable, "-m", "silotune.federation.watchdog"]
+        self._watchdog = subprocess.Popen(words, stdin=subprocess.PIPE, start_new_session=True)
+        assert self._watchdog.stdin is not None, "it is a pipe"
+        self._watchdog.stdin.write(f"{self._token}\n".encode())
+        self._watchdog.stdin.flush()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        before = signal.getsignal(signal.SIGINT)
+        in_main = _try_signal(signal.SIG_IGN)  # a second Ctrl-C must not leave half of them
+        try:
+            self.end()
+        finally:
+            if in_main:
+                _try_signal(before)
+            if self._watchdog is not None and self._watchdog.stdin is not None:
+                self._watchdog.stdin.close()
+                self._watchdog.wait(timeout=60)
+
+    def end(self, *names: str) -> None:
+        """End these children with all they started, or the whole family."""
+        chosen = [self.children.pop(name) for name in names or list(self.children) if name in self.children]
+        if names:
+            for child in chosen:
+                _end_group(child.process)
+            return
+        if sys.platform == "linux":
+            end(self._token)
+        for child in chosen:
+            _end_group(child.process)
+
+    def start(self, name: str, words: Sequence[str]) -> Child:
+        """Start a process of this name, in a session of its own."""
+        log = self._logs / f"{name}.log"
+        starts = self.children[name].starts + 1 if name in self.children else 1
+        with log.open("ab") as output:
+            process = subprocess.Popen(
+                list(words),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env=self.environment,
+                start_new_session=True,
+            )
+        self.children[name] = Child(name, words, log, process, starts)
+        return self.children[name]
+
+    def again(self, name: str) -> Child:
+        """Start a child that ended once more."""
+        child = self.children[name]
+        _end_group(child.process)
+        return self.start(name, child.words)
+
+
+def _try_signal(handler: object) -> bool:
+    """Set what Ctrl-C does; only the main thread may."""
+    try:
+        signal.signal(signal.SIGINT, handler)  # type: ignore[arg-type]
+    except (ValueError, TypeError):
+        return False
+    return True
+
+
+def _end_group(process: subprocess.Popen[bytes], grace: float = 5.0) -> None:
+    """End a process and its group."""
+    for number, seconds in ((signal.SIGTERM, grace), (signal.SIGKILL, grace)):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, number)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=seconds)
+            if number == signal.SIGTERM and not _group_lives(process.pid):
+                return
+
+
+def _group_lives(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except (ProcessLookupError, PermissionError):
+        return False
+    return True
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports on 127.0.0.1 that nobody uses now."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for found in sockets:
+            found.bind(("127.0.0.1", 0))
+        return [found.getsockname()[1] for found in sockets]
+
+
+def wait_for_port(child: Child, port: int, seconds: float) -> None:
+    """Wait until a child listens.
+
+    Raises:
+        SilotuneError: it ended, or does not listen in time.
+    """
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        if not child.alive:
+            raise SilotuneError(f"{child.name} ended with code {child.process.returncode}: {child.tail()}")
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+            return
+        time.sleep(0.05)
+    raise SilotuneError(f"{child.name} does not listen after {seconds:g} s: {child.tail()}")
