@@ -71,12 +71,18 @@ def read_folder(path: Path, name: str, column: str | None = None) -> LabelledSet
     meta = _meta(folder / "meta.json")
     labels = tuple(str(label) for label in meta["label_names"])
     task = make_task(name, labels, str(meta.get("metric", "accuracy")), f"data file {folder / 'meta.json'}")
+    records = {split: [_without_nul(record) for record in found] for split, found in records.items()}
     pairs = any("sentence2" in record for record in records["train"])
     text = ("sentence1", "sentence2") if pairs else ("sentence1",)
     rows = {
         split: rows_of(files[split], found, text, "label", labels, by_index=True) for split, found in records.items()
     }
     return LabelledSet(task, _grouped(files, records, rows, column))
+
+
+def _without_nul(record: Record) -> Record:
+    """A published text may hold NUL characters (some mails of Enron do): a blank in its place."""
+    return {key: value.replace("\0", " ") if isinstance(value, str) else value for key, value in record.items()}
 
 
 def _grouped(

@@ -9,6 +9,7 @@ from pathlib import Path
 from silotune.config import Config, DataConfig, SiloConfig
 from silotune.data.files import FORMATS, Record, grouped, label_names, labels_of, read_records, require_columns, rows_of
 from silotune.data.folders import GLUE_TEXT, LabelledSet, check_glue, read_folder, read_glue_hub, task_folders
+from silotune.data.hub import FEDPROMPT, read_published
 from silotune.data.instructions import instruction_rows
 from silotune.data.partition import by_value, divide, silo_names
 from silotune.data.splits import SplitRule, split
@@ -125,18 +126,24 @@ def demo_folder() -> Path:
 
 def _named_sets(data: DataConfig, column: str | None) -> dict[str, LabelledSet]:
     path = demo_folder() if data.set == "demo" and data.path is None else None if data.path is None else Path(data.path)
-    if path is None and data.set != "glue":
-        raise InputError(f"data.path: data set {data.set!r} needs a folder (data.path=FOLDER)")
+    published = FEDPROMPT if path is None and data.set == "fedprompt" else None
+    if path is None and data.set != "glue" and not (published and data.tasks and {*data.tasks} <= {*published}):
+        what = f"data set {data.set!r}" if not data.tasks else f"{', '.join(data.tasks)} of data set {data.set!r}"
+        raise InputError(f"data.path: {what} needs a folder (data.path=FOLDER)")
     names = data.tasks or (task_folders(path) if path else [])
     if not names:
         raise InputError(f"data.tasks: name the tasks to load; allowed: {', '.join(GLUE_TEXT)}")
     if path is None:
-        check_glue(names)
+        if not published:
+            check_glue(names)
         if column is not None:
-            raise InputError("partition.column: GLUE from the hub has no such column; give data.path=FOLDER")
+            raise InputError("partition.column: data from the hub has no such column; give data.path=FOLDER")
     sets: dict[str, LabelledSet] = {}
     for name in names:
-        found = read_folder(path, name, column) if path else read_glue_hub(name)
+        if path:
+            found = read_folder(path, name, column)
+        else:
+            found = read_published(name, published[name]) if published else read_glue_hub(name)
         task = found.task
         if data.metric is not None:
             task = _measured(task, data.metric)
