@@ -169,6 +169,8 @@ def run(
     if not resume:
         require_unused(path, "--out", OR_RESUME)
     federation = build(config, backbone)
+    if federation.privacy is not None:
+        federation.privacy.require_a_round()
     config = federation.config
     text, fingerprint = dump(config), federation.backbone.fingerprint
     if (path / "config.yaml").exists():

@@ -59,8 +59,8 @@ class UplinkConfig(Section):
                 raise ValueError(f"unknown step {name!r}; allowed: {', '.join(STEPS)}")
             if name in names[:position]:
                 raise ValueError(f"{name!r} appears twice")
-        order = ("clip", *(name for name in names if name in NOISES), *(name for name in names if name in CODECS))
-        if [name for name in order if name in names] != names or len(order) > 3:
+        stages = [0 if name == "clip" else 1 if name in NOISES else 2 for name in names]
+        if stages != sorted(set(stages)):
             raise ValueError(
                 f"the order is clip, then laplace or gaussian, then one of fp16, int8, int4 (got {','.join(names)})"
             )

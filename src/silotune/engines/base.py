@@ -86,6 +86,8 @@ class Engine(ABC):
 
     def run(self) -> None:
         """All rounds that are left, then the method's final phases, which count as part of the last round."""
+        if self.federation.privacy is not None:
+            self.federation.privacy.require_a_round()
         self._restore()
         rounds = self.federation.rounds
         done = self._last.round if self._last else 0

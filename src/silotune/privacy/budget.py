@@ -52,6 +52,19 @@ class Privacy:
     uses: int
     budget: float | None
 
+    def require_a_round(self) -> None:
+        """Refuse a run whose budget lasts for no round at all.
+
+        Raises:
+            InputError: with what one round costs.
+        """
+        if self.rounds == 0:
+            one = f"{self.account.total(1):.4g}"
+            raise InputError(
+                f"privacy.epsilon: a budget of {self.budget:g} is less than the ε = {one} of one round; "
+                f"allowed: {one} or more, or more noise"
+            )
+
     def check(self, uses: int) -> None:
         """Refuse a silo's next answer where it would be one too many.
 
@@ -104,9 +117,6 @@ def make_privacy(config: Config, silos: int, a_round: int, choose: Choose) -> Pr
         silos: how many there are.
         a_round: how many take part in a round.
         choose: which.
-
-    Raises:
-        InputError: not even one round fits into the budget.
     """
     if config.aggregation.noise_multiplier is not None:
         return _central(config, silos, a_round)
@@ -125,9 +135,7 @@ def _local(config: Config, choose: Choose) -> Privacy:
     if config.privacy.epsilon is not None:
         fitting = affordable(account, config.privacy.epsilon, counts[-1])
         rounds = sum(count <= fitting for count in counts)
-        if rounds == 0:
-            raise _nothing_fits(config.privacy.epsilon, account.total(1), "uplink.epsilon")
-    uses = counts[rounds - 1]
+    uses = counts[rounds - 1] if rounds else 0
     return Privacy(account, uplink.epsilon, noise, config.rounds, rounds, uses, config.privacy.epsilon)
 
 
@@ -163,13 +171,4 @@ def _central(config: Config, silos: int, a_round: int) -> Privacy:
         f"of {aggregation.clip:g}"
     )
     rounds = config.rounds if budget is None else affordable(account, budget, config.rounds)
-    if rounds == 0:
-        assert budget is not None
-        raise _nothing_fits(budget, account.total(1), "aggregation.noise_multiplier")
     return Privacy(account, account.total(1), noise, config.rounds, rounds, rounds, budget)
-
-
-def _nothing_fits(budget: float, one: float, key: str) -> InputError:
-    return InputError(
-        f"privacy.epsilon: {budget:g} is less than the ε = {one:.4g} of one round ({key}); allowed: {one:.4g} or more"
-    )

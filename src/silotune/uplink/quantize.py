@@ -109,7 +109,7 @@ class Integers:
     def decode(self, written: Mapping[str, Tensor], shape: Shape) -> Tensor:
         """See `Codec.decode`."""
         scale = written[SCALE]
-        if not bool((scale >= 0).all()):
+        if bool((scale < 0).any()):
             raise ValueError("has a negative scale")
         codes = unpack4(written[VALUES], prod(shape)).reshape(shape) if self.packed else written[VALUES]
         if bool((codes < -self.most).any()):
