@@ -63,6 +63,14 @@ def main() -> None:
         usage = error.ctx.get_usage() if isinstance(error, click.UsageError) and error.ctx else ""
         _complain(f"{error.format_message()} {usage}")
         sys.exit(2)
+    except (OSError, MemoryError) as error:  # the disk is full, a folder may not be written
+        _complain(str(error) or "out of memory")
+        sys.exit(1)
+    except RuntimeError as error:
+        if "out of memory" not in str(error) and "allocate memory" not in str(error):  # PyTorch's words
+            raise
+        _complain(f"out of memory; a lower train.batch_size needs less ({str(error).splitlines()[0]})")
+        sys.exit(1)
     except (KeyboardInterrupt, click.Abort):
         code = _INTERRUPTED
     if code == _INTERRUPTED:  # typer returns this code for Ctrl-C inside a command
