@@ -7,9 +7,6 @@ import json
 import pytest
 import torch
 
-    command,  # noqa: F401
-    place,  # noqa: F401
-)
 from invariants.cases import logged, same, tapped
 from silotune.assembly import build, read_config
 from silotune.errors import InputError
