@@ -106,6 +106,13 @@ class RunFolder:
             kept = [event for event in events(self.path) if event.get("round", 0) <= number]
             write_text(path, "".join(json.dumps(event) + "\n" for event in kept))
 
+    def forget_event(self, kind: str, number: int) -> None:
+        """Drop the events of one kind and round."""
+        path = self.path / "events.jsonl"
+        if path.exists():
+            kept = [event for event in events(self.path) if (event["event"], event.get("round")) != (kind, number)]
+            write_text(path, "".join(json.dumps(event) + "\n" for event in kept))
+
     def write(self, name: str, tensors: Tensors) -> str:
         """Write a tensor file and return its name."""
         path = self.checkpoints / f"{name}.safetensors"

@@ -43,6 +43,10 @@ class History:
     best_scores: Scores = field(default_factory=dict)
     """The validation scores of the best round."""
     sampled: list[str] = field(default_factory=list)
+    pending: int = 0
+    """The last round, where it is still to be judged (`Engine.judges_later`),"""
+    pending_silos: list[str] = field(default_factory=list)
+    """and who took part in it."""
     taken: dict[str, str] = field(default_factory=dict)
     """Where silos keep their own state: silo → its name there of the state it ended with."""
 
@@ -51,6 +55,8 @@ class Engine(ABC):
     """Runs a federation round by round and leaves a checkpoint after each."""
 
     name: ClassVar[str]
+    judges_later: ClassVar[bool] = False
+    """Whether a round's scores come with the next round's answers: one message a round instead of two."""
 
     def __init__(self, federation: Federation, folder: RunFolder, progress: Progress | None = None) -> None:
         self.federation = federation
@@ -70,7 +76,7 @@ class Engine(ABC):
 
     @abstractmethod
     def validate(self, number: int) -> Scores:
-        """The silos' scores on validation rows, with the coordinator's present shared parts."""
+        """The silos' scores on validation rows, with the coordinator's shared parts at the end of that round."""
 
     @abstractmethod
     def results(self) -> dict[str, dict[str, Any]]:
@@ -89,6 +95,8 @@ class Engine(ABC):
         if self.federation.privacy is not None:
             self.federation.privacy.require_a_round()
         self._restore()
+        if not self.judges_later:  # another engine may have left one
+            self._judge_pending()
         rounds = self.federation.rounds
         done = self._last.round if self._last else 0
         for number in range(done + 1, rounds + 1):
@@ -135,6 +143,7 @@ class Engine(ABC):
         started = time.perf_counter()
         chosen = coordinator.choose(number, list(self.federation.silos))
         updates, touched = self._updates(number, chosen, coordinator.broadcast(number))
+        self._judge_pending()
         coordinator.aggregate(updates, number)
         self._server_step(number)
         history.sampled = sorted({*history.sampled, *touched})
@@ -142,16 +151,34 @@ class Engine(ABC):
         if final and ends:
             touched |= self._finish(number)
         judged = final or not ends  # a model that is finished at the end can only be judged there
+        if judged and not final and self.judges_later:
+            history.pending, history.pending_silos = number, chosen
+            history.seconds += time.perf_counter() - started
+            self._checkpoint(number, touched, better=False)
+            return
         self.progress(number, "validation", len(chosen), len(chosen))
-        history.validation = self.validate(number) if judged else {}
-        scores = [value for value in history.validation.values() if value is not None]
-        mean = math.fsum(scores) / len(scores) if scores else float(number)  # without validation rows: the last round
-        better = judged and beats(history.validation, mean, history.best_scores, history.best_validation)
-        if better:
-            history.best_round, history.best_validation, history.best_scores = number, mean, history.validation
+        found = self.validate(number) if judged else {}
         history.seconds += time.perf_counter() - started
-        self.folder.event("round", round=number, silos=chosen, validation=history.validation, seconds=history.seconds)
+        better = self._judge(number, found, chosen, judged)
         self._checkpoint(number, touched, better)
+
+    def _judge_pending(self) -> None:
+        """Judge the round before; its checkpoint is the last one."""
+        number, chosen = self.history.pending, self.history.pending_silos
+        if number and self._judge(number, self.validate(number), chosen):
+            self._best = self._last
+
+    def _judge(self, number: int, found: Scores, chosen: Sequence[str], judged: bool = True) -> bool:
+        """Take a round's scores into the history; whether it is the best one now."""
+        history = self.history
+        history.validation, history.pending, history.pending_silos = found, 0, []
+        scores = [value for value in found.values() if value is not None]
+        mean = math.fsum(scores) / len(scores) if scores else float(number)  # without validation rows: the last round
+        better = judged and beats(found, mean, history.best_scores, history.best_validation)
+        if better:
+            history.best_round, history.best_validation, history.best_scores = number, mean, found
+        self.folder.event("round", round=number, silos=list(chosen), validation=found, seconds=history.seconds)
+        return better
 
     def _updates(self, number: int, chosen: Sequence[str], broadcast: bytes) -> tuple[list[Update], set[str]]:
         """The round's updates, checked, and who answered; what is refused is named in the events and left out."""

@@ -39,6 +39,7 @@ class Flower(Engine):
     """
 
     name = "flower"
+    judges_later = True
 
     def __init__(
         self,
@@ -55,6 +56,8 @@ class Flower(Engine):
         self._local = local
         self._options = federation.config.federation
         self._moved: dict[str, str] = {}
+        self._late: dict[str, dict[str, Any]] = {}
+        """Scores of the round before, which came with a round's answers."""
 
     @property
     def label(self) -> str:
@@ -67,7 +70,7 @@ class Flower(Engine):
         Raises:
             SilotuneError: too few updates; what is finished is in the run folder.
         """
-        self._moved = {}
+        self._moved, self._late = {}, {}
         yield from self._quorate("round", number, silos, broadcast)
 
     def finals(self, number: int, silos: Sequence[str], broadcast: bytes) -> Iterator[Answer]:
@@ -80,7 +83,8 @@ class Flower(Engine):
         On central rows the score is the mean over all silos, so that it is not given where one is absent.
         """
         names = sorted(self.federation.silos)
-        found = {name: entry.get("validation") for name, entry in self._scores(number, ["validation"]).items()}
+        entries = self._late if number == self.history.pending else self._scores(number, ["validation"])
+        found = {name: entries[name].get("validation") for name in names if name in entries}
         if self.federation.central is None:
             return found
         return {"global": mean(found)} if sorted(found) == names else {}
@@ -100,6 +104,12 @@ class Flower(Engine):
         moved, self._moved = self._moved, {}
         self.history.taken = self.history.taken | moved
         return self._files(moved)
+
+    def _restore(self) -> None:
+        """A round that was judged, but not yet built upon, is judged again."""
+        super()._restore()
+        if self.history.pending:
+            self.folder.forget_event("round", self.history.pending)
 
     def recall(self, checkpoint: Checkpoint) -> None:
         """The silos keep all states that a checkpoint names; which one counts is said with each request."""
@@ -134,11 +144,22 @@ class Flower(Engine):
     def _quorate(self, kind: str, number: int, silos: Sequence[str], broadcast: bytes) -> Iterator[Answer]:
         """Updates of as many silos as the quorum asks for; refused ones are passed on, and do not count."""
         needed = max(1, math.ceil(self._options.quorum * len(silos) - 1e-9)) if silos else 0
+        judge = kind == "round" and bool(self.history.pending)
+        resting = [name for name in sorted(self.federation.silos) if name not in silos] if judge else []
         waiting, arrived = list(silos), 0
         for attempt in range(self._options.retries + 1):
-            requests = {name: self._request(kind, number, name, broadcast, keep=self._keep(name)) for name in waiting}
+            requests = {
+                name: self._request(kind, number, name, broadcast, keep=self._keep(name), judge=judge)
+                for name in waiting
+            }
+            for name in resting:  # they take no part, but say how good the round before was for them
+                requests[name] = self._request("score", number, name, broadcast, splits=["validation"])
             self.progress(number, ", ".join(waiting), arrived, len(silos))
-            for frame in self._calls.ask(requests, self._options.deadline):
+            for frame in self._calls.ask(requests, self._options.deadline, self._options.away):
+                self._score_of(number, frame, self._late)
+                if frame.fields["silo"] in resting:
+                    resting.remove(str(frame.fields["silo"]))
+                    continue
                 answer = self._read(kind, number, frame)
                 if answer is None:
                     continue
@@ -189,14 +210,19 @@ class Flower(Engine):
         names = sorted(self.federation.silos)
         requests = {name: self._request("score", number, name, broadcast, splits=list(splits)) for name in names}
         found: dict[str, dict[str, Any]] = {}
-        for frame in self._calls.ask(requests, self._options.deadline):
-            silo, entry = str(frame.fields["silo"]), frame.fields.get("scores")
-            if frame.kind == "scores" and isinstance(entry, dict) and _plain(entry):
-                found[silo] = entry
-            else:
+        for frame in self._calls.ask(requests, self._options.deadline, self._options.away):
+            if not self._score_of(number, frame, found):
                 reason = str(frame.fields.get("reason", f"answered with {frame.kind!r}"))
-                self.folder.event("silo-failed", round=number, silo=silo, reason=reason)
+                self.folder.event("silo-failed", round=number, silo=str(frame.fields["silo"]), reason=reason)
         return {name: found[name] for name in names if name in found}
+
+    def _score_of(self, number: int, frame: Frame, found: dict[str, dict[str, Any]]) -> bool:
+        """Take the scores out of a frame, if it has any."""
+        entry = frame.fields.get("scores")
+        if frame.kind not in ("scores", "answer") or not isinstance(entry, dict) or not _plain(entry):
+            return False
+        found[str(frame.fields["silo"])] = entry
+        return True
 
 
 def _plain(entry: Mapping[str, Any]) -> bool:

@@ -79,18 +79,30 @@ class RollCall:
             self.sleep(POLL)
         return []
 
-    def ask(self, requests: Mapping[str, bytes], deadline: float) -> Iterator[Frame]:
+    def ask(self, requests: Mapping[str, bytes], deadline: float, away: float = float("inf")) -> Iterator[Frame]:
         """Ask silos at once; their answers as they come, until all have answered or time is up.
 
         A silo that is away, or whose worker is, is asked when it is back. What comes too late is let go.
+
+        Args:
+            requests: silo → frame.
+            deadline: seconds that any silo has.
+            away: seconds after which one that is not connected is given up.
         """
-        until = self.clock() + deadline
+        began = self.clock()
+        until = began + deadline
+        seen = dict.fromkeys(requests, began)
         self._strict = False
         waiting: dict[str, float] = dict.fromkeys(requests, float("-inf"))  # silo → not to be asked before
         while waiting and self.clock() < until:
             self._look()
-            for name in waiting:
+            for name in list(waiting):
                 self._send(name, requests[name], waiting)
+                if self._node_of(name) is not None:
+                    seen[name] = self.clock()
+                elif self.clock() - seen[name] > away:
+                    self.report(name, f"not connected for {away:g} s")
+                    del waiting[name]
             for arrival in self.link.pull(list(self._under_way)):
                 answer = self._arrived(arrival, waiting)
                 if answer is not None:

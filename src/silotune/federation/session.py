@@ -217,8 +217,10 @@ class Session:
         (broadcast,) = mapping(request.blobs, "broadcast")
         final = request.kind == "final"
         name = state_name(int(number), final)
+        judge = bool(request.fields.get("judge")) and not final
         asked = {
             "kind": request.kind,
+            "judge": str(judge),
             "base": str(base),
             "broadcast": hashlib.sha256(broadcast).hexdigest(),
             "config": text_digest(self._text),
@@ -228,11 +230,14 @@ class Session:
             return known
         store.forget({*map(str, keep), str(base)})
         silo = self._silo(federation, store, str(base))
+        judged = self._judged(federation, silo, broadcast, ["validation"], store) if judge else {}
         participant = federation.participant()
         made = participant.final(silo, broadcast) if final else participant.round(silo, broadcast)
         assert silo.state is not None, "a silo that trained has a state"
         store.write(name, silo.state.flat())
         answer = self._shared_answer(made, int(number), name)
+        if judge:  # of the round before: its shared parts are what this round begins with
+            answer.fields["scores"] = judged
         store.keep_answer(name, asked, answer)
         return answer
 
@@ -250,6 +255,13 @@ class Session:
         base, splits = mapping(request.fields, "base", "splits")
         (broadcast,) = mapping(request.blobs, "broadcast")
         silo = self._silo(federation, store, str(base))
+        found = self._judged(federation, silo, broadcast, [str(split) for split in splits], store)
+        return Frame("scores", {"silo": self.local.name, "scores": found})
+
+    def _judged(
+        self, federation: Federation, silo: Silo, broadcast: bytes, splits: list[str], store: Store
+    ) -> dict[str, Any]:
+        """The scores that may leave, of a broadcast's shared parts with the silo's present private ones."""
         federation.silos = {self.local.name: silo}
         federation.coordinator.shared, _ = read_broadcast(broadcast, federation.coordinator.expected)
         if splits == ["validation"]:
@@ -257,8 +269,7 @@ class Session:
         else:
             found = results(federation)[self.local.name]
             keep_instances(store.path, [silo])
-        left = {key: value for key, value in found.items() if key == "metric" or key in self.local.share}
-        return Frame("scores", {"silo": self.local.name, "scores": left})
+        return {key: value for key, value in found.items() if key == "metric" or key in self.local.share}
 
     def _silo(self, federation: Federation, store: Store, base: str) -> Silo:
         """The silo at one of its states; the empty name is that before its first round."""
