@@ -144,9 +144,9 @@ class LocalTraining:
             if not leaves:  # a phase for a head that has nothing to train
                 continue
             optimiser = make_optimiser(self.train, leaves)
-            for batch in self._batches(silo, phase, number):
-                with seeded(self.seed, "dropout", silo.name, number, phase.name, steps):
-                    step = self._step(silo, phase, batch, state, received, memory, number, steps)
+            for taken, batch in enumerate(self._batches(silo, phase, number)):  # other phases leave no trace in draws
+                with seeded(self.seed, "dropout", silo.name, number, phase.name, taken):
+                    step = self._step(silo, phase, batch, state, received, memory, number, taken)
                     loss = phase.loss(step)
                 found = float(loss.detach())
                 if not math.isfinite(found):

@@ -23,16 +23,20 @@ if TYPE_CHECKING:
 class LoRAOptions(SiteOptions):
     """`r`: the rank. `alpha`: the scale is alpha / r. `sites`: which linear layers of each block, or patterns.
 
-    Where query, key and value are one fused layer (GPT-2, ModernBERT), any of them names that layer.
+    `dropout`: the share of A's input that is left out in training, drawn for each part and site apart. Where
+    query, key and value are one fused layer (GPT-2, ModernBERT), any of them names that layer.
     """
 
     r: int = Field(8, ge=1)
     alpha: float = Field(16, gt=0)
+    dropout: float = Field(0, ge=0, lt=1)
     sites: tuple[str, ...] = ("query", "value")
 
 
 class LoRA(Tuner):
     """Adds `(alpha / r)·B·A·x` to a linear layer's output. A mix adds the weighted sum of the parts' updates.
+
+    Dropout is of x, as in peft: in views that train something, never at prediction or in a view of constant parts.
 
     Per site, named and shaped as in peft: `lora_A.weight` (r, in) and `lora_B.weight` (out, r); B starts at zero.
     """
@@ -52,10 +56,12 @@ class LoRA(Tuner):
     def act(self, backbone: Backbone, mix: Sequence[Weighted], plan: Plan) -> None:
         """See `Tuner.act`."""
         factor = self._options.alpha / self._options.r
+        trains = any(tensor.requires_grad for part in mix for tensor in part.tensors.values())
+        dropout = self._options.dropout if trains else 0.0
         for site in mix[0].tensors:
             if site.endswith(".lora_A.weight"):
                 module = site.removesuffix(".lora_A.weight")
-                plan.outputs[module].append(_added(mix, module, factor))
+                plan.outputs[module].append(_added(mix, module, factor, dropout))
 
     @property
     def _options(self) -> LoRAOptions:
@@ -65,14 +71,20 @@ class LoRA(Tuner):
         return find_sites(backbone, self._options.sites, self.name)
 
 
-def _added(mix: Sequence[Weighted], site: str, factor: float) -> OutputChange:
-    """However many parts are mixed, one product with all A's stacked and one with all B's side by side."""
+def _added(mix: Sequence[Weighted], site: str, factor: float, dropout: float) -> OutputChange:
+    """However many parts are mixed, one product with all A's stacked and one with all B's side by side.
+
+    With dropout each part's A has an input of its own.
+    """
     down = [part.tensors[f"{site}.lora_A.weight"] for part in mix]
     up = [part.tensors[f"{site}.lora_B.weight"] for part in mix]
     numbers = all_numbers(mix)
 
     def change(x: Tensor, y: Tensor) -> Tensor:
-        low = nn.functional.linear(x, _joined(down, 0).to(x.dtype))
+        if dropout:
+            low = torch.cat([nn.functional.linear(nn.functional.dropout(x, dropout), a.to(x.dtype)) for a in down], -1)
+        else:
+            low = nn.functional.linear(x, _joined(down, 0).to(x.dtype))
         if numbers is None:
             low = scale_columns(low, mix, down[0].shape[0], factor)
             wide = _joined(up, 1)
