@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
@@ -174,14 +175,18 @@ def build(
     start = None if config.start is None else read_start(config.start, backbone, method.setting.tuner)
     training = LocalTraining(backbone, method, config.train, config.seed, start)
     server, shared = config.server, training.initial_shared(silos.values())
+    groups = None
+    if config.sampling.per_task and not method.centralised:
+        groups = {silo.name: silo.task.name for silo in data}
     communicates = any(shared.values())
     secret = read_secret(config.privacy.secret) if communicates else None
     coordinator = Coordinator(
         shared,
-        _aggregation(config, len(silos), communicates),
+        _aggregation(config, _a_round(config, silos, groups), communicates),
         config.seed,
         fraction=config.sampling.fraction,
         count=config.sampling.count,
+        groups=groups,
         max_norm=config.aggregation.max_norm,
         clip=config.aggregation.clip,
         optimizer=ServerOptimizer(server.optimizer, server.lr, server.beta1, server.beta2, server.tau),
@@ -229,10 +234,16 @@ def _privacy(config: Config, silos: Sequence[str], coordinator: Coordinator) -> 
     return make_privacy(config, len(silos), a_round, lambda number: coordinator.choose(number, silos))
 
 
-def _aggregation(config: Config, silos: int, communicates: bool) -> Aggregation:
+def _a_round(config: Config, silos: Iterable[str], groups: Mapping[str, str] | None) -> int:
+    """How many silos take part in a round."""
+    sizes = Counter("" if groups is None else groups[name] for name in silos)
+    return sum(silos_a_round(size, config.sampling.fraction, config.sampling.count) for size in sizes.values())
+
+
+def _aggregation(config: Config, a_round: int, communicates: bool) -> Aggregation:
     if not communicates:  # nothing is combined, so no number of silos is too small
         return AGGREGATIONS["uniform"]
-    return make_aggregation(config.aggregation, silos_a_round(silos, config.sampling.fraction, config.sampling.count))
+    return make_aggregation(config.aggregation, a_round)
 
 
 def _backdoor(config: Config, data: list[SiloData], method: Method, backbone: Backbone) -> Backdoor:
@@ -306,8 +317,12 @@ def check_data(config: Config, method: Method, data: list[SiloData]) -> None:
     Raises:
         InputError: naming the key and what is allowed.
     """
-    if config.sampling.count is not None and config.sampling.count > len(data) and not method.centralised:
-        raise InputError(f"sampling.count: {config.sampling.count} silos a round, but there are only {len(data)}")
+    sampling = config.sampling
+    if sampling.count is not None and not method.centralised:
+        for task, found in Counter(silo.task.name if sampling.per_task else "" for silo in data).items():
+            if sampling.count > found:
+                of_task = f" of task {task!r}" if sampling.per_task else ""
+                raise InputError(f"sampling.count: {sampling.count} silos a round, but there are only {found}{of_task}")
     head = method.setting.head
     for silo in data:
         if silo.task.kind != head.task_kind:
@@ -317,10 +332,10 @@ def check_data(config: Config, method: Method, data: list[SiloData]) -> None:
     if config.attack.name != "none":
         check_attack(config.attack, data)
     if head.soft_slot and not method.setting.tuner.soft_prompt:
-        fitting = ", ".join(sorted(name for name, tuner in TUNERS.items() if tuner.soft_prompt))
+        having = ", ".join(sorted(name for name, tuner in TUNERS.items() if tuner.soft_prompt))
         raise InputError(
             f"head.template: {{soft}} is a place for a soft prompt; tuner={config.tuner.name} has none; "
-            f"allowed: {fitting}"
+            f"allowed: {having}"
         )
     parts = method.parts()
     tasks = sorted({silo.task.name for silo in data})

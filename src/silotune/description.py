@@ -42,15 +42,18 @@ def describe(method: str, overrides: list[str]) -> dict[str, Any]:
         )
         if part.scope is Scope.SHARED:
             sent.append(rows[-1])
-    return {"method": method, "backbone": config.backbone, "parts": rows, "leaves": _sentence(sent)}
+    return {"method": method, "backbone": config.backbone, "parts": rows, "leaves": _sentence(sent, config.uplink.name)}
 
 
-def _sentence(sent: list[dict[str, Any]]) -> str:
+def _sentence(sent: list[dict[str, Any]], uplink: list[str]) -> str:
     if not sent:
         return "What leaves a silo: nothing."
     names = ", ".join(f"{part['part']!r}" for part in sent)
     parameters, size_sent = (sum(part[key] for part in sent) for key in ("parameters", "bytes"))
+    what = f"the tensors of {names} ({parameters:,} parameters, {size_sent:,} bytes a round)"
+    if uplink:
+        what = f"the change of {names} ({parameters:,} parameters) after {', '.join(uplink)}"
     return (
-        f"What leaves a silo: the tensors of {names} ({parameters:,} parameters, {size_sent:,} bytes a round), the "
+        f"What leaves a silo: {what}, the "
         "round number, the silo's name and its number of training rows. Texts, labels and all other parts stay."
     )

@@ -20,6 +20,7 @@ from silotune.methods import METHODS, Method
 from silotune.parts import Scope, State, count
 from silotune.randomness import generator
 from silotune.tuners import Tuner
+from silotune.uplink import make_chain
 
 OPTIONS = {"silos": 10, "tokens": 128, "labels": 2}
 """Options of the cost command alone, with their defaults: silos a round, tokens of a text, labels of the task."""
@@ -159,7 +160,7 @@ def _cost(config: Config, shape: Shape, method: Method, state: State, work: Work
     others = trainable - sum(sizes[name] for name in adapters)
     full = bare + added + others - first_head
     shapes = {name: {key: tuple(tensor.shape) for key, tensor in tensors.items()} for name, tensors in state.items()}
-    up, down = message_sizes(shapes, parts)
+    up, down = message_sizes(shapes, parts, make_chain(config.uplink, config.seed))
     weights = 4 * sum(parameter.numel() for parameter in shape.backbone.base.parameters())
     peak = weights + work.training_state + work.saved if work.train else 0
     return Cost(
