@@ -1,0 +1,1 @@
+"""Federations over processes and messages."""
