@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 from pathlib import Path
 
 import numpy as np
@@ -49,6 +50,25 @@ def test_the_csv_by_hand(runs: Path) -> None:
     population = table_csv(entries(runs, "fedmcp"), 0)
     found = [float(row["std"]) for row in csv.DictReader(io.StringIO(population))]
     assert found == pytest.approx([np.std([72, 74, 76]), np.std([70, 69, 68]), np.std([71, 71.5, 72])], abs=1e-6)
+
+
+def test_the_success_rate_of_an_attack_by_hand(tmp_path: Path) -> None:
+    for seed, (overall, north) in enumerate([(40.0, 30.0), (50.0, 50.0)], 1):
+        folder = write_run(tmp_path / f"attacked-{seed}", "fedprompt", seed, {"north": 80.0, "south": 60.0})
+        summary = json.loads((folder / "summary.json").read_text())
+        summary["attack"] = {"accuracy": 70.0, "asr": overall}
+        summary["silos"]["north"]["asr"] = north
+        (folder / "summary.json").write_text(json.dumps(summary))
+    write_run(tmp_path / "plain-1", "local", 1, {"north": 70.0, "south": 70.0})
+    entries = read_entries(sorted(tmp_path.iterdir()))
+    rows = list(csv.DictReader(io.StringIO(table_csv(entries, 1))))
+    found = {(row["method"], row["silo"]): (row["asr_mean"], row["asr_std"]) for row in rows}
+    assert found["fedprompt", "north"] == ("40", f"{200**0.5:.6f}")
+    assert found["fedprompt", "average"] == ("45", f"{50**0.5:.6f}")
+    assert found["fedprompt", "south"] == found["local", "average"] == ("", "")
+    grid = score_grid(entries, 1)
+    assert grid.header[-2:] == ["average", "ASR"]
+    assert [values[-1].text for _, values in grid.rows] == ["45.00 ± 7.07", "–"]
 
 
 def test_one_seed_has_no_standard_deviation(runs: Path) -> None:

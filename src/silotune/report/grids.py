@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from silotune.report.collect import Entry, told_apart
-from silotune.report.scores import AVERAGE, score, shares
+from silotune.report.scores import AVERAGE, attacked, score, shares, success_rate
 
 MOST_SILOS = 12
 """Beyond it the table has the average only; `table.csv` has all silos."""
@@ -36,10 +36,14 @@ class Grid:
 
 
 def score_grid(entries: Sequence[Entry], ddof: int) -> Grid:
-    """Test scores, mean ± std over seeds; rows are methods, columns silos."""
+    """Test scores, mean ± std over seeds; rows are methods, columns silos. After an attack its success rate (ASR)."""
     silos = told_apart(entries)
     columns = [*(silos if len(silos) <= MOST_SILOS else []), AVERAGE]
     table = [_ranked(entries, silo, ddof) for silo in columns]
+    if attacked(entries):
+        columns.append("ASR")
+        rates = [success_rate(entry, ddof=ddof) for entry in entries]
+        table.append([Value("–" if rate is None else rate.text) for rate in rates])
     rows = [(entry.label, [column[number] for column in table]) for number, entry in enumerate(entries)]
     seeds = sorted({len(entry.runs) for entry in entries})
     repeats = f"{seeds[0]}" if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"

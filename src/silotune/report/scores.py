@@ -14,6 +14,7 @@ from typing import Any
 from silotune.report.collect import Entry, FinishedRun, silo_names
 
 COLUMNS = ("method", "silo", "metric", "mean", "std", "n", "trainable_percent", "sent_percent", "bytes_up")
+ATTACK_COLUMNS = ("asr_mean", "asr_std")
 AVERAGE = "average"
 _BYTES = 4  # of a parameter in float32
 
@@ -51,6 +52,18 @@ def tests(entry: Entry, silo: str) -> list[float]:
 def score(entry: Entry, silo: str, ddof: int = 1) -> Score | None:
     """Mean and standard deviation over seeds."""
     values = tests(entry, silo)
+    return Score(statistics.fmean(values), spread(values, ddof), len(values)) if values else None
+
+
+def attacked(entries: Sequence[Entry]) -> bool:
+    """Whether a backdoor was looked for in any run."""
+    return any(run.summary.get("attack") for entry in entries for run in entry.runs)
+
+
+def success_rate(entry: Entry, silo: str = AVERAGE, ddof: int = 1) -> Score | None:
+    """The attack's success rate (percent) over seeds, for a silo or the average; None where it was not measured."""
+    owners = [(run.summary.get("attack") if silo == AVERAGE else run.summary["silos"].get(silo)) for run in entry.runs]
+    values = [float(owner["asr"]) for owner in owners if owner and owner.get("asr") is not None]
     return Score(statistics.fmean(values), spread(values, ddof), len(values)) if values else None
 
 
@@ -124,21 +137,28 @@ def _full(backbone: str, head: str, labels: int) -> int | None:
 def table_csv(entries: Sequence[Entry], ddof: int) -> str:
     """`table.csv`: a row for every method and silo, and one for the average. Scores in percent.
 
-    `bytes_up` is the run's total over all silos and rounds, as measured (mean over seeds).
+    `bytes_up` is the run's total over all silos and rounds, as measured (mean over seeds). Where a backdoor was looked
+    for, the attack's success rate comes as two more columns.
     """
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(COLUMNS)
+    backdoor = attacked(entries)
+    writer.writerow([*COLUMNS, *(ATTACK_COLUMNS if backdoor else ())])
     for entry in entries:
         part, sent = shares(entry), _plain(entry.mean_of("bytes_up"))
         for silo in [*silo_names([entry]), AVERAGE]:
             found = score(entry, silo, ddof)
             if found is not None:
-                std = "" if found.std is None else _plain(found.std)
                 percents = ("" if value is None else _plain(value) for value in (part.trained, part.sent))
                 kind = metric(entry, silo)
-                writer.writerow([entry.label, silo, kind, _plain(found.mean), std, found.n, *percents, sent])
+                rate = _mean_and_std(success_rate(entry, silo, ddof)) if backdoor else []
+                writer.writerow([entry.label, silo, kind, *_mean_and_std(found), found.n, *percents, sent, *rate])
     return text.getvalue()
+
+
+def _mean_and_std(found: Score | None) -> list[str]:
+    """Two cells; empty where there is nothing."""
+    return ["", ""] if found is None else [_plain(found.mean), "" if found.std is None else _plain(found.std)]
 
 
 def _plain(value: float) -> str:

@@ -32,6 +32,9 @@ def result_table(summaries: Sequence[dict[str, Any]]) -> Table:
             table.add_row(name, *_marked([summary["silos"][name]["test"] for summary in summaries]))
         table.add_section()
         table.add_row("average", *_marked([summary["average"] for summary in summaries]))
+    if any(summary.get("attack") for summary in summaries):
+        rates = [(summary.get("attack") or {}).get("asr") for summary in summaries]
+        table.add_row("attack success rate", *("–" if rate is None else f"{rate:.1f}" for rate in rates))
     table.add_section()
     for fact, show in _FACTS.items():
         table.add_row(fact, *(show(summary) for summary in summaries))
