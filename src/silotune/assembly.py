@@ -191,9 +191,9 @@ def build(
         clip=config.aggregation.clip,
         optimizer=ServerOptimizer(server.optimizer, server.lr, server.beta1, server.beta2, server.tau),
         uplink=make_chain(config.uplink, config.seed, secret) if communicates else NO_UPLINK,
-        noise=_central_noise(config, len(silos), secret) if communicates else None,
+        noise=_central_noise(config, _a_round(config, silos, groups), secret) if communicates else None,
     )
-    privacy = _privacy(config, sorted(silos), coordinator) if communicates else None
+    privacy = _privacy(config, sorted(silos), groups, coordinator) if communicates else None
     tasks = {silo.name: silo.task for silo in data}
     texts = {silo.name: len(silo.splits.train[0].texts) for silo in data if silo.splits.train}
     at_coordinator = None
@@ -220,24 +220,31 @@ def build(
     )
 
 
-def _central_noise(config: Config, silos: int, secret: bytes | None) -> CentralNoise | None:
+def _central_noise(config: Config, a_round: int, secret: bytes | None) -> CentralNoise | None:
     chosen = config.aggregation
     if chosen.noise_multiplier is None:
         return None
     assert chosen.clip is not None, "the section refuses less"
-    a_round = silos_a_round(silos, config.sampling.fraction, config.sampling.count)
     return CentralNoise(chosen.noise_multiplier, chosen.clip, a_round, config.seed, secret)
 
 
-def _privacy(config: Config, silos: Sequence[str], coordinator: Coordinator) -> Privacy | None:
-    a_round = silos_a_round(len(silos), config.sampling.fraction, config.sampling.count)
-    return make_privacy(config, len(silos), a_round, lambda number: coordinator.choose(number, silos))
+def _privacy(
+    config: Config, silos: Sequence[str], groups: Mapping[str, str] | None, coordinator: Coordinator
+) -> Privacy | None:
+    sampled = _sampled(config, silos, groups)
+    return make_privacy(config, sampled, lambda number: coordinator.choose(number, silos))
 
 
 def _a_round(config: Config, silos: Iterable[str], groups: Mapping[str, str] | None) -> int:
     """How many silos take part in a round."""
+    return sum(chosen for _, chosen in _sampled(config, silos, groups))
+
+
+def _sampled(config: Config, silos: Iterable[str], groups: Mapping[str, str] | None) -> list[tuple[int, int]]:
+    """Per group of silos (all are one without groups): how many there are, and how many take part in a round."""
     sizes = Counter("" if groups is None else groups[name] for name in silos)
-    return sum(silos_a_round(size, config.sampling.fraction, config.sampling.count) for size in sizes.values())
+    sampling = config.sampling
+    return [(size, silos_a_round(size, sampling.fraction, sampling.count)) for _, size in sorted(sizes.items())]
 
 
 def _aggregation(config: Config, a_round: int, communicates: bool) -> Aggregation:

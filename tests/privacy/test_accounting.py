@@ -134,9 +134,10 @@ ACCOUNTS = [
 
 @pytest.mark.parametrize("account", ACCOUNTS, ids=lambda account: account.mechanism)
 def test_a_budget_lasts_for_as_many_uses_as_cost_no_more(account: Account):
-    totals = [account.total(times) for times in range(31)]
+    most = 6 if isinstance(account, CentralAccount) else 20  # its library takes a second each
+    totals = [account.total(times) for times in range(most + 1)]
     assert totals == sorted(totals)
-    for budget in (totals[1] / 2, totals[1], totals[7], (totals[7] + totals[8]) / 2, totals[30] * 2):
-        expected = max(times for times in range(31) if totals[times] <= budget * (1 + 1e-9))
-        assert affordable(account, budget, 30) == expected
+    for budget in (totals[1] / 2, totals[1], totals[4], (totals[4] + totals[5]) / 2, totals[most] * 2):
+        expected = max(times for times in range(most + 1) if totals[times] <= budget * (1 + 1e-9))
+        assert affordable(account, budget, most) == expected
     assert affordable(LaplaceAccount(0.1), 0.3, 10) == 3

@@ -22,7 +22,7 @@ def promise(*words: str, choices: list[list[str]] | None = None, silos: int = 4,
     """Of 10 rounds, in which all of `silos` take part unless `choices` says who does."""
     config = read_config("demo", ["rounds=10", *words])
     names = [f"silo{number}" for number in range(silos)]
-    return make_privacy(config, silos, a_round, lambda number: choices[number - 1] if choices else names)
+    return make_privacy(config, [(silos, a_round)], lambda number: choices[number - 1] if choices else names)
 
 
 # -- how much ---------------------------------------------------------------------------------------------------------
@@ -56,6 +56,13 @@ def test_central_noise_is_half_its_multiplier_to_one_silo():
     assert found.account.total(10) == CentralAccount(2.0, 1e-5, 100, 5).total(10)
     assert found.summary()["mechanism"] == "central-gaussian"
     assert found.epsilon_round == found.account.total(1) < found.account.total(10)
+
+
+def test_central_noise_over_groups_hides_a_silo_as_in_the_group_of_which_most_take_part():
+    words = ["aggregation=uniform", "aggregation.clip=3", "aggregation.noise_multiplier=4", "rounds=10"]
+    found = make_privacy(read_config("demo", words), [(100, 2), (20, 2), (50, 1)], lambda number: [])
+    assert found.account.total(10) == CentralAccount(2.0, 1e-5, 20, 2).total(10)
+    assert "over 5 of 170 silos" in found.noise
 
 
 # -- how long ---------------------------------------------------------------------------------------------------------

@@ -106,7 +106,7 @@ def test_rounding_by_chance_is_right_on_average(name):
     shape = {"global/w": (6, 4)}
     values = change(4, 1.0, shape)
     made = chain(name, rounding="stochastic", feedback=False)
-    rounds = 4000
+    rounds = 1000
     sent = (made.send(values, {}, "a", number)[0] for number in range(rounds))
     found = np.stack([flat(made.read(written, zeros(shape))) for written in sent])
     step = by_channel(values["global/w"].numpy()).ravel() / MOST[name]

@@ -109,17 +109,16 @@ class Privacy:
         }
 
 
-def make_privacy(config: Config, silos: int, a_round: int, choose: Choose) -> Privacy | None:
+def make_privacy(config: Config, sampled: Sequence[tuple[int, int]], choose: Choose) -> Privacy | None:
     """What the configured noise promises; None without noise.
 
     Args:
         config: the run's.
-        silos: how many there are.
-        a_round: how many take part in a round.
+        sampled: per group of silos, how many there are and how many of them take part in a round.
         choose: which.
     """
     if config.aggregation.noise_multiplier is not None:
-        return _central(config, silos, a_round)
+        return _central(config, sampled)
     if config.uplink.noise is None:
         return None
     return _local(config, choose)
@@ -160,15 +159,18 @@ def _participations(rounds: int, choose: Choose) -> list[int]:
     return counts
 
 
-def _central(config: Config, silos: int, a_round: int) -> Privacy:
+def _central(config: Config, sampled: Sequence[tuple[int, int]]) -> Privacy:
     aggregation, budget = config.aggregation, config.privacy.epsilon
     assert aggregation.noise_multiplier is not None, "there is central noise"
     assert aggregation.clip is not None, "the section refuses noise without it"
     # the noise is z·C/m; one silo's rows replaced move the mean by 2C/m
+    # where groups are sampled by themselves, it is least hidden in the one of which most take part
+    silos, a_round = max(sampled, key=lambda group: group[1] / group[0])
     account = CentralAccount(aggregation.noise_multiplier / 2, config.privacy.delta or DELTA, silos, a_round)
+    everyone, chosen = (sum(numbers) for numbers in zip(*sampled, strict=True))
     noise = (
-        f"gaussian noise on the coordinator's mean over {a_round} of {silos} silos, each change clipped to an l2 norm "
-        f"of {aggregation.clip:g}"
+        f"gaussian noise on the coordinator's mean over {chosen} of {everyone} silos, each change clipped to an l2 "
+        f"norm of {aggregation.clip:g}"
     )
     rounds = config.rounds if budget is None else affordable(account, budget, config.rounds)
     return Privacy(account, account.total(1), noise, config.rounds, rounds, rounds, budget)
