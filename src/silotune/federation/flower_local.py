@@ -227,7 +227,7 @@ def _privacy(config: Config, method: Method, silos: list[str]) -> Privacy | None
     fraction, count = config.sampling.fraction, config.sampling.count
     chooser = Coordinator({}, AGGREGATIONS["uniform"], config.seed, fraction=fraction, count=count)
     a_round = silos_a_round(len(silos), fraction, count)
-    privacy = make_privacy(config, len(silos), a_round, lambda number: chooser.choose(number, silos))
+    privacy = make_privacy(config, [(len(silos), a_round)], lambda number: chooser.choose(number, silos))
     if privacy is not None:
         privacy.require_a_round()
     return privacy
