@@ -1,4 +1,4 @@
-"""The Flower engine over silos' sessions, without Flower: the same bits as in one process, and faults at chosen moments."""
+"""The Flower engine over silos' sessions, without Flower: the bits of one process, and faults at chosen moments."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_private_parts_and_texts_are_in_no_message(whole, tmp_path):
     config, _ = whole("fedmcp")
     _, link = federate(config, tmp_path / "run")
     up = b"".join(data for _, data in link.came)
-    private = [path for path in (tmp_path / "run" / "checkpoints" / "silos").rglob("*.safetensors")]
+    private = list((tmp_path / "run" / "checkpoints" / "silos").rglob("*.safetensors"))
     tensors = [array for path in private for array in load_numpy(path.read_bytes()).values() if array.size > 4]
     assert len(tensors) > 20
     assert not [array.shape for array in tensors if np.ascontiguousarray(array).tobytes() in up and np.any(array)]
@@ -132,7 +132,7 @@ def test_row_counts_cannot_be_withheld_where_they_weigh(whole, tiny_config, tmp_
     config = tiny_config("fedmcp", "aggregation=samples", "rounds=1")
     configs = local_configs(config, tmp_path / "run", share=["validation"])
     link = DirectLink({node: Session(local).answer for node, local in enumerate(configs.values())})
-    with pytest.raises(SilotuneError, match="'(alpha|beta|gamma)'.*aggregation=samples.*allowed: uniform"):
+    with pytest.raises(SilotuneError, match=r"'(alpha|beta|gamma)'.*aggregation=samples.*allowed: uniform"):
         coordinate(job(config, tmp_path / "run", configs), link)
 
 

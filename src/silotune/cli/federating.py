@@ -19,3 +19,100 @@ def worker(silo: SiloFile) -> None:
     from silotune.federation.worker import serve
 
     serve(read_local(silo))
+
+
+federation = typer.Typer(help="A federation on several machines.", no_args_is_help=True)
+app.add_typer(federation, name="federation")
+LinkFile = Annotated[Path, typer.Argument(help="The coordinator's file (YAML).", metavar="COORDINATOR_YAML")]
+AnyFile = Annotated[Path, typer.Argument(help="The coordinator's or a silo's file (YAML).", metavar="YAML")]
+
+
+@federation.command()
+def up(coordinator: LinkFile) -> None:
+    """Run the coordinator's SuperLink, in the foreground."""
+    from silotune.cli.running import say
+    from silotune.federation import deployment
+
+    deployment.up(deployment.read_link(coordinator), say)
+
+
+@federation.command()
+def admit(
+    coordinator: LinkFile,
+    silo: Annotated[str, typer.Argument(help="The silo's name.")],
+    key: Annotated[Path, typer.Argument(help="Its public key.")],
+) -> None:
+    """Let a silo's key in."""
+    from silotune.cli.running import say
+    from silotune.federation import deployment
+
+    say(f"silo {silo!r} is node {deployment.admit(deployment.read_link(coordinator), silo, key)}")
+
+
+@federation.command()
+def join(silo: SiloFile) -> None:
+    """Run a silo's worker and SuperNode, in the foreground."""
+    from silotune.cli.running import say
+    from silotune.federation import deployment
+    from silotune.federation.local import read_local
+
+    deployment.join(silo, read_local(silo), say)
+
+
+@federation.command()
+def start(
+    coordinator: LinkFile,
+    source: Annotated[str, typer.Argument(help="A preset or a YAML file.", metavar="PRESET_OR_YAML")],
+    overrides: Annotated[list[str] | None, typer.Argument(help="key=value …", metavar="[KEY=VALUE]…")] = None,
+    out: Annotated[Path | None, typer.Option(help="The run folder, on this machine.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted run.")] = False,
+    wait: Annotated[bool, typer.Option(help="Follow the run until it ends.")] = True,
+) -> None:
+    """Start a run with the silos that `federation.silos` names."""
+    from silotune.assembly import read_config
+    from silotune.cli.running import console, progress_bars, say
+    from silotune.config import dump
+    from silotune.errors import OR_RESUME, InputError, require_unused
+    from silotune.federation import deployment
+    from silotune.federation.coordinate import FOLDER, Job, settled
+    from silotune.report.tables import result_table
+    from silotune.runs import read_summary, write_text
+
+    link = deployment.read_link(coordinator)
+    config = settled(read_config(source, overrides or []))
+    if not config.federation.silos:
+        raise InputError("federation.silos: name the silos that take part")
+    folder = (out or Path("runs") / f"{Path(source).stem}-{config.method.name}-seed{config.seed}").resolve()
+    if not resume:
+        require_unused(folder, "--out", OR_RESUME)
+    place = folder / FOLDER
+    place.mkdir(parents=True, exist_ok=True)
+    for name in ("outcome.json", "coordinator.json", "progress.json"):
+        (place / name).unlink(missing_ok=True)
+    write_text(place / "config.yaml", dump(config))
+    Job(str(place / "config.yaml"), str(folder)).write(place / "job.json")
+    say(f"run {deployment.start(link, place / 'job.json')} in {folder}")
+    if not wait:
+        return
+    with progress_bars() as bars:
+        deployment.follow(folder, bars(config.method.name, config.rounds))
+    console.print(result_table([read_summary(folder)]))
+
+
+@federation.command()
+def status(file: AnyFile) -> None:
+    """Say what runs."""
+    from silotune.cli.running import say
+    from silotune.federation import deployment
+
+    for line in deployment.status(file):
+        say(line)
+
+
+@federation.command()
+def down(file: AnyFile) -> None:
+    """End what `up` or `join` runs."""
+    from silotune.cli.running import say
+    from silotune.federation import deployment
+
+    say("ended" if deployment.down(file) else "nothing was running")

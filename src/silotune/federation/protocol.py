@@ -37,9 +37,9 @@ class Frame:
 
     def encode(self) -> bytes:
         """The frame's bytes."""
-        sizes = {name: len(blob) for name, blob in self.blobs.items()}
+        sizes = {name: len(self.blobs[name]) for name in sorted(self.blobs)}  # in the order that the header has
         header = json.dumps({"kind": self.kind, "fields": self.fields, "blobs": sizes}, sort_keys=True).encode()
-        return b"".join([MAGIC, struct.pack(">I", len(header)), header, *self.blobs.values()])
+        return b"".join([MAGIC, struct.pack(">I", len(header)), header, *(self.blobs[name] for name in sizes)])
 
 
 def decode(data: bytes) -> Frame:

@@ -9,11 +9,13 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
+from types import FrameType, TracebackType
+from typing import Any
 
 from silotune.errors import SilotuneError
 from silotune.federation.watchdog import TOKEN, end
@@ -53,31 +55,33 @@ class Household:
     def __init__(self, logs: Path, environment: Mapping[str, str]) -> None:
         logs.mkdir(parents=True, exist_ok=True)
         self._logs = logs
-        self._token = secrets.token_hex(16)
+        self.token = secrets.token_hex(16)
         beside = str(Path(sys.executable).parent)  # Flower finds its own commands through PATH
         path = os.pathsep.join([beside, os.environ.get("PATH", "")])
-        self.environment = {**os.environ, "PATH": path, **environment, TOKEN: self._token}
+        self.environment = {**os.environ, "PATH": path, **environment, TOKEN: self.token}
         self.children: dict[str, Child] = {}
         self._watchdog: subprocess.Popen[bytes] | None = None
+        self._before: Any = None
 
     def __enter__(self) -> Household:
         words = [sys.executable, "-m", "silotune.federation.watchdog"]
         self._watchdog = subprocess.Popen(words, stdin=subprocess.PIPE, start_new_session=True)
         assert self._watchdog.stdin is not None, "it is a pipe"
-        self._watchdog.stdin.write(f"{self._token}\n".encode())
+        self._watchdog.stdin.write(f"{self.token}\n".encode())
         self._watchdog.stdin.flush()
+        self._before = _try_signal(signal.SIGTERM, _interrupt)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        before = signal.getsignal(signal.SIGINT)
-        in_main = _try_signal(signal.SIG_IGN)  # a second Ctrl-C must not leave half of them
+        _try_signal(signal.SIGTERM, signal.SIG_IGN)
+        before = _try_signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C must not leave half of them
         try:
             self.end()
         finally:
-            if in_main:
-                _try_signal(before)
+            _try_signal(signal.SIGINT, before)
+            _try_signal(signal.SIGTERM, self._before)
             if self._watchdog is not None and self._watchdog.stdin is not None:
                 self._watchdog.stdin.close()
                 self._watchdog.wait(timeout=60)
@@ -90,7 +94,7 @@ class Household:
                 _end_group(child.process)
             return
         if sys.platform == "linux":
-            end(self._token)
+            end(self.token)
         for child in chosen:
             _end_group(child.process)
 
@@ -117,13 +121,16 @@ class Household:
         return self.start(name, child.words)
 
 
-def _try_signal(handler: object) -> bool:
-    """Set what Ctrl-C does; only the main thread may."""
-    try:
-        signal.signal(signal.SIGINT, handler)  # type: ignore[arg-type]
-    except (ValueError, TypeError):
-        return False
-    return True
+def _interrupt(_number: int, _frame: FrameType | None) -> None:
+    """Being told to end is as Ctrl-C."""
+    raise KeyboardInterrupt
+
+
+def _try_signal(number: signal.Signals, handler: Any) -> Any:
+    """Set what a signal does; what it did before. Only the main thread may, elsewhere nothing changes."""
+    if handler is None or threading.current_thread() is not threading.main_thread():
+        return None
+    return signal.signal(number, handler)
 
 
 def _end_group(process: subprocess.Popen[bytes], grace: float = 5.0) -> None:
