@@ -25,7 +25,7 @@ from silotune.config.trees import parse_tree
 from silotune.errors import InputError, SilotuneError
 from silotune.federation.flower import ENVIRONMENT, require_flower, submit, superlink, supernode, write_app, write_home
 from silotune.federation.local import LocalConfig, read_local
-from silotune.federation.supervision import Household, wait_for_port
+from silotune.federation.supervision import Household, lives, wait_for_port
 from silotune.federation.watchdog import end, family
 from silotune.federation.worker import ping
 from silotune.runs import write_text
@@ -137,7 +137,7 @@ def follow(out: Path, progress: Callable[[int, str, int, int], None]) -> None:
                 said = text
                 progress(*json.loads(text))
         begun = _read(place / "coordinator.json")
-        if begun is not None and not _alive(int(begun["pid"])) and not (place / "outcome.json").exists():
+        if begun is not None and not lives(int(begun["pid"])) and not (place / "outcome.json").exists():
             raise SilotuneError(
                 "the coordinator's process is gone; what is finished is kept (start again with --resume)"
             )
@@ -172,12 +172,12 @@ def status(path: Path) -> list[str]:
     kind, config = _either(path)
     folder = Path(config.folder)
     running = _read(folder / "running.json")
-    lives = running is not None and bool(family(str(running["token"])))
-    lines = [f"{kind}: {'running' if lives else 'not running'}"]
+    there = running is not None and bool(family(str(running["token"])))
+    lines = [f"{kind}: {'running' if there else 'not running'}"]
     if isinstance(config, LocalConfig):
         said = ping(config.socket_path)
         lines.append("worker: " + ("no answer" if said is None else str(said.get("busy") or "ready")))
-    elif lives:
+    elif there:
         words = ["flwr", "supernode", "list", "silotune", "--format", "json"]
         done = subprocess.run(words, env=_flower(config), capture_output=True, text=True, timeout=300, check=False)
         with contextlib.suppress(ValueError, KeyError, TypeError):
@@ -250,14 +250,6 @@ def _flower(config: LinkConfig) -> dict[str, str]:
     beside = str(Path(sys.executable).parent)
     path = os.pathsep.join([beside, os.environ.get("PATH", "")])
     return {**os.environ, **ENVIRONMENT, "PATH": path, "FLWR_HOME": str(home)}
-
-
-def _alive(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    return True
 
 
 def _read(path: Path) -> dict[str, Any] | None:

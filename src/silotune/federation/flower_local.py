@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import shutil
 import sys
 import tempfile
@@ -35,7 +34,7 @@ from silotune.federation.agreement import travelling
 from silotune.federation.coordinate import FOLDER, Job, settled
 from silotune.federation.flower import ENVIRONMENT, require_flower, submit, superlink, supernode, write_app, write_home
 from silotune.federation.rows import write_rows
-from silotune.federation.supervision import Household, free_ports, wait_for_port
+from silotune.federation.supervision import Household, free_ports, lives, wait_for_port
 from silotune.methods import Method
 from silotune.parts import Scope, names_with
 from silotune.privacy.budget import Privacy, make_privacy
@@ -45,8 +44,8 @@ LOOK = 0.1
 """Seconds between looks at the processes."""
 STARTS = 6
 """How often anything is started at most."""
-SLOW = 180.0
-"""Seconds that Flower has to come up."""
+SLOW = 600.0
+"""Seconds that Flower, and then the coordinator, has to come up."""
 
 
 def run_local(
@@ -199,11 +198,7 @@ class _Local:
         said = _read(place / "coordinator.json")
         if said is None:
             return time.monotonic() - self._submitted > SLOW
-        try:
-            os.kill(int(said["pid"]), 0)
-        except ProcessLookupError:
-            return not (place / "outcome.json").exists()
-        return False
+        return not lives(int(said["pid"])) and not (place / "outcome.json").exists()
 
     def _tell(self, place: Path) -> None:
         with contextlib.suppress(OSError, ValueError):

@@ -152,6 +152,17 @@ def _group_lives(group: int) -> bool:
     return True
 
 
+def lives(process: int) -> bool:
+    """Whether a process of this id runs; one that ended and that nobody has asked for since does not."""
+    try:
+        os.kill(process, 0)
+        return (Path("/proc") / str(process) / "stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except ProcessLookupError:
+        return False
+    except (OSError, IndexError):  # another user's, or a system without /proc
+        return True
+
+
 def free_ports(count: int) -> list[int]:
     """Ports on 127.0.0.1 that nobody uses now."""
     with contextlib.ExitStack() as stack:
