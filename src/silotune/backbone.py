@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -25,6 +25,8 @@ from silotune.forward import (
 )
 from silotune.forward import Inputs as Inputs
 from silotune.plan import Plan
+from silotune.shared_prefix import Below
+from silotune.stacking import Copies
 from silotune.vocabulary import VocabularyHead
 
 if TYPE_CHECKING:
@@ -84,6 +86,7 @@ class Backbone:
                     module.to(_DTYPES[precision])
         self._plan: Plan | None = None
         self._hooked: set[str] = set()
+        self._kept: set[str] = set()
         if checkpointing:
             for stack in self.architecture.stacks:
                 for block in range(len(self.base.get_submodule(stack.blocks))):
@@ -147,9 +150,11 @@ class Backbone:
         """Run something that calls the base transformer or modules of it, under a plan and in the precision."""
         for name in {*plan.outputs, *plan.inputs}:
             self._hook(name)
+        if plan.below is not None:
+            self._prepare(plan.below)
         self._plan = plan
         try:
-            with self.autocast():
+            with self.autocast(), self._copying(plan):
                 if plan.dropout:
                     self.base.train()
                 if not plan.weights:
@@ -158,6 +163,8 @@ class Backbone:
                 return cast(Result, torch.func.functional_call(Whole(self.base), replaced, (run,)))
         finally:
             self._plan = None
+            if plan.below is not None:
+                plan.below.filled = True
             if plan.dropout:
                 self.base.eval()
 
@@ -176,7 +183,9 @@ class Backbone:
     def _forward(self, inputs: Inputs, plan: Plan) -> Tensor:
         inputs, back = to_the_left(inputs)
         states = self._padded_right(inputs, plan)
-        return states if back is None or "decoder_input_ids" in inputs else columns_of(states, back)
+        if back is None or "decoder_input_ids" in inputs:
+            return states
+        return columns_of(states, back.repeat(len(states) // len(back), 1))  # a row for each of the plan's copies
 
     def _padded_right(self, inputs: Inputs, plan: Plan) -> Tensor:
         decoder = {name: tensor for name, tensor in inputs.items() if name.startswith("decoder_")}
@@ -195,6 +204,56 @@ class Backbone:
         else:
             yield
 
+    @staticmethod
+    def _copying(plan: Plan) -> contextlib.AbstractContextManager[object]:
+        return contextlib.nullcontext() if plan.copies == 1 else Copies(plan.rows, plan.copies)
+
+    def below(self, plans: Sequence[Plan]) -> Below:
+        """What forwards under these plans over the same rows have in common; to be put into all of them.
+
+        The embeddings, the blocks below the first with a change, and in that block what runs before the change. Empty
+        where that is not known, or where the embeddings run twice (encoder–decoders).
+        """
+        inputs = frozenset(name for plan in plans for name in plan.inputs)
+        outputs = frozenset(name for plan in plans for name in plan.outputs)
+        known = self.known
+        if known is None or self.base.config.is_encoder_decoder:
+            return Below(frozenset(), inputs, outputs)
+        names = [known.embeddings]
+        for block in range(self.blocks):
+            name = f"{known.blocks}.{block}"
+            names.append(name)
+            if any(site.startswith(f"{name}.") for site in inputs | outputs):
+                names += [f"{name}.{inner}" for inner, _ in self.site(name).named_modules() if inner]
+                break
+        return Below(frozenset(names), inputs, outputs)
+
+    def _prepare(self, below: Below) -> None:
+        for name in below.inputs | below.outputs:
+            self._hook(name)
+        for name in below.modules - self._kept:
+            self._keep(name)
+            self._kept.add(name)
+        below.open = not below.filled
+
+    def _keep(self, name: str) -> None:
+        """Let what forwards have in common reach this module: its output is kept, or taken instead of being made."""
+        module = self.site(name)
+        forward = module.forward
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            below = None if self._plan is None else self._plan.below
+            if below is None or name not in below.modules:
+                return forward(*args, **kwargs)
+            if below.filled and name in below.found:
+                return below.found[name]
+            output = forward(*args, **kwargs)
+            if below.open:
+                below.found[name] = output
+            return output
+
+        module.forward = run
+
     def _hook(self, name: str) -> None:
         """Let plans reach this module. The hooks stay, and do nothing where no plan names the module."""
         if name in self._hooked:
@@ -202,6 +261,8 @@ class Backbone:
 
         def before(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any] | None:
             plan = self._plan
+            if plan is not None and plan.below is not None and name in plan.below.inputs:
+                plan.below.open = False
             if plan is None or not (name in plan.inputs or name in plan.past):
                 return None
             for function in plan.inputs.get(name, ()):
@@ -211,8 +272,11 @@ class Backbone:
             return args, kwargs
 
         def after(_: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
-            if self._plan is not None and name in self._plan.outputs:
-                for function in self._plan.outputs[name]:
+            plan = self._plan
+            if plan is not None and plan.below is not None and name in plan.below.outputs:
+                plan.below.open = False
+            if plan is not None and name in plan.outputs:
+                for function in plan.outputs[name]:
                     output = function(args[0], output)
             return output
 
@@ -240,7 +304,8 @@ class Backbone:
                 try:
                     block.train(plan.dropout)
                     if not own:
-                        return forward(*args, **kwargs)
+                        with self._copying(plan):
+                            return forward(*args, **kwargs)
                     return torch.func.functional_call(Whole(block), own, (lambda: forward(*args, **kwargs),))
                 finally:
                     self._plan = outer

@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from silotune.forward import Prefix, Prompt
+from silotune.shared_prefix import Below
 
 OutputChange = Callable[[Tensor, Tensor], Tensor]
 """(a site's input, its output so far) → its output."""
@@ -24,7 +25,8 @@ class Plan:
     `outputs` maps a module's name to changes of its output, applied in order, `inputs` to changes of its input.
     `prompts` and `prefixes` are virtual tokens before the text, in order. `weights` maps a parameter's name to the
     tensor used instead. `dropout` runs the model in training mode. `past` is filled by the backbone itself: the
-    prefixes of attention modules that are reached one by one.
+    prefixes of attention modules that are reached one by one. `rows` and `copies` are those of a plan for several
+    views (`silotune.stacking`), `below` is what its forward has in common with others over the same rows.
     """
 
     outputs: defaultdict[str, list[OutputChange]] = field(default_factory=lambda: defaultdict(list))
@@ -34,3 +36,11 @@ class Plan:
     past: dict[str, Any] = field(default_factory=dict)
     weights: dict[str, Tensor] = field(default_factory=dict)
     dropout: bool = False
+    rows: int = 0
+    copies: int = 1
+    below: Below | None = None
+
+    @property
+    def by_row(self) -> bool:
+        """Whether it only changes modules' inputs and outputs, row by row."""
+        return not (self.prompts or self.prefixes or self.weights or self.dropout)

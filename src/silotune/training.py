@@ -23,7 +23,7 @@ from silotune.parts import Part, Scope, State, Tensors
 from silotune.randomness import generator, seeded
 from silotune.silo import Silo, SiloState
 from silotune.tuners.base import Tuner
-from silotune.views import Ingredient, Mix, View, run_view, settled
+from silotune.views import Ingredient, Mix, View, run_views, settled
 
 if TYPE_CHECKING:
     from silotune.config import TrainConfig
@@ -200,18 +200,22 @@ class LocalTraining:
         number: int,
         steps: int,
     ) -> Step:
-        views = {
-            name: self.view(batch, self.resolve(mix, state, received, memory)) for name, mix in phase.views.items()
-        }
+        views = self.views(
+            batch, {name: self.resolve(mix, state, received, memory) for name, mix in phase.views.items()}
+        )
         draws = generator(self.seed, "step", silo.name, number, phase.name, steps)
         return Step(batch, views, state, received, memory, draws, self.parts)
 
     def view(self, batch: Batch, mix: Sequence[Ingredient]) -> View:
-        """One forward under a mix, with what the method's heads read of it."""
+        """One view of a batch; see `views`."""
+        return self.views(batch, {"": mix})[""]
+
+    def views(self, batch: Batch, mixes: Mapping[str, Sequence[Ingredient]]) -> dict[str, View]:
+        """The batch under several mixes, with what the method's heads read of each."""
         heads = [part.module for part in self.parts.values() if isinstance(part.module, Head)]
         readings = {head: head.reading(self.backbone, batch.task) for head in heads}
         own = {head.name: reading for head, reading in readings.items() if reading is not None}
-        return run_view(self.backbone, batch, mix, head_readings=own)
+        return run_views(self.backbone, batch, mixes, head_readings=own)
 
     def resolve(self, mix: Mix, state: State, received: State, memory: Tensors) -> list[Ingredient]:
         """A mix's names as tensors. A silo's first participation has no previous parts: then the received ones."""

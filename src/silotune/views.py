@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import replace
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -12,8 +14,11 @@ from silotune.data.batching import READ_POSITIONS, READ_ROWS, READ_TARGETS, Batc
 from silotune.errors import InputError
 from silotune.mixing import Ingredient, Mix, make_plan, of_rows, prepared, settled, together
 from silotune.plan import Plan
+from silotune.stacking import of_copies, stacked
 
-__all__ = ["Ingredient", "Mix", "Reading", "View", "encode_mix", "make_plan", "run_view", "settled"]
+__all__ = ["Ingredient", "Mix", "Reading", "View", "encode_mix", "make_plan", "run_view", "run_views", "settled"]
+
+Key = TypeVar("Key", bound=Hashable)
 
 Reading = Callable[[Tensor, Inputs], Tensor]
 """(last layer's states (rows, tokens, hidden), inputs) → one tensor whose first dimension is rows."""
@@ -74,49 +79,129 @@ def run_view(
     readings: Mapping[str, Reading] = READINGS,
     head_readings: Mapping[str, HeadReading] = {},
 ) -> View:
-    """Run the backbone over a batch under a mix.
+    """Run the backbone over a batch under one mix; see `run_views`."""
+    return run_views(backbone, batch, {"": mix}, readings, head_readings)[""]
+
+
+def run_views(
+    backbone: Backbone,
+    batch: Batch,
+    mixes: Mapping[str, Sequence[Ingredient]],
+    readings: Mapping[str, Reading] = READINGS,
+    head_readings: Mapping[str, HeadReading] = {},
+) -> dict[str, View]:
+    """Run the backbone over a batch under several mixes, by the views' names.
 
     Micro-batches are run one by one and their readings concatenated, so that losses see the whole batch while little
-    padding is paid. Gradients flow into the tensors of the mix that require them.
+    padding is paid. Gradients flow into the tensors of the mixes that require them. Views share what they can, see
+    `encode_mixes`; equal mixes are one view.
     """
-    mix = prepared(mix)
-    collected: dict[str, list[Tensor]] = {name: [] for name in readings}
-    kept: list[tuple[Tensor, Inputs, Plan]] = []
+    names = {name: _identity(mix) for name, mix in mixes.items()}
+    own = {key: prepared(mixes[name]) for name, key in reversed(names.items())}
+    collected: dict[Hashable, dict[str, list[Tensor]]] = {key: {name: [] for name in readings} for key in own}
+    kept: dict[Hashable, list[tuple[Tensor, Inputs, Plan]]] = {key: [] for key in own}
     start = 0
     for inputs in batch.micro:
         rows = len(inputs["input_ids"])
         moved = {name: tensor.to(backbone.device) for name, tensor in inputs.items()}
-        here = of_rows(mix, slice(start, start + rows))
-        states, plan = encode_mix(backbone, {name: moved[name] for name in moved if name not in HEAD_INPUTS}, here)
-        if head_readings and plan is None:
-            raise InputError("mix: a head over the vocabulary needs one mix for all rows where weights are replaced")
-        states = states.to(torch.promote_types(states.dtype, torch.float32))
-        for name, read in readings.items():
-            collected[name].append(read(states, moved))
-        if head_readings:
-            kept.append((states, moved, plan or Plan()))
+        here = {key: of_rows(mix, slice(start, start + rows)) for key, mix in own.items()}
+        text = {name: moved[name] for name in moved if name not in HEAD_INPUTS}
+        for key, (states, plan) in encode_mixes(backbone, text, here).items():
+            if head_readings and plan is None:
+                raise InputError(
+                    "mix: a head over the vocabulary needs one mix for all rows where weights are replaced"
+                )
+            states = states.to(torch.promote_types(states.dtype, torch.float32))
+            for name, read in readings.items():
+                collected[key][name].append(read(states, moved))
+            if head_readings:
+                kept[key].append((states, moved, plan or Plan()))
         start += rows
 
-    def later(read: HeadReading) -> Callable[[], Tensor]:
-        return lambda: torch.cat([read(*micro) for micro in kept])
+    def later(key: Hashable, read: HeadReading) -> Callable[[], Tensor]:
+        return lambda: torch.cat([read(*micro) for micro in kept[key]])
 
-    ready = {name: torch.cat(pieces) for name, pieces in collected.items()}
-    return View(ready, {name: later(read) for name, read in head_readings.items()})
+    def view(key: Hashable) -> View:
+        ready = {name: torch.cat(pieces) for name, pieces in collected[key].items()}
+        return View(ready, {name: later(key, read) for name, read in head_readings.items()})
+
+    views = {key: view(key) for key in own}
+    return {name: views[key] for name, key in names.items()}
 
 
-def encode_mix(backbone: Backbone, inputs: Inputs, mix: Sequence[Ingredient]) -> tuple[Tensor, Plan | None]:
-    """The last layer's states under a mix whose weights may differ by row, and the plan they came about under.
+def _identity(mix: Sequence[Ingredient]) -> Hashable:
+    """Equal for mixes of the same tensors with the same weights."""
+    return tuple(
+        (
+            id(part.tuner),
+            tuple((name, id(tensor)) for name, tensor in part.tensors.items()),
+            id(part.weight) if isinstance(part.weight, Tensor) else part.weight,
+        )
+        for part in mix
+        if part.present
+    )
 
-    Rows go through in one forward where the tuners can tell them apart, else in one forward per distinct mix; the
-    plan is then None.
+
+Encoded = tuple[Tensor, Plan | None]
+"""The last layer's states, and the plan they came about under; None where that were several."""
+
+
+def encode_mixes(backbone: Backbone, inputs: Inputs, mixes: Mapping[Key, Sequence[Ingredient]]) -> dict[Key, Encoded]:
+    """The last layer's states of the same rows under several mixes.
+
+    Mixes that have gradients go through in one forward over stacked rows, constant ones in another without gradient,
+    and what lies below the first changed module is computed once for all (`silotune.stacking`). Tuners that cannot tell
+    rows apart on this backbone, or that bring tokens or weights of their own, take one forward for each mix.
     """
-    groups = together(backbone, mix, len(inputs["input_ids"]))
-    if len(groups) == 1:
+    rows = len(inputs["input_ids"])
+    encoded: dict[Key, Encoded] = {}
+    trained: dict[Key, Plan] = {}
+    constant: dict[Key, Plan] = {}
+    for key, mix in mixes.items():
+        groups = together(backbone, mix, rows)
+        if len(groups) > 1:
+            encoded[key] = _encode_groups(backbone, inputs, groups), None
+            continue
         plan = make_plan(backbone, groups[0][1])
-        return backbone.encode(inputs, plan), plan
+        if not _stacks(backbone, mix, plan):
+            encoded[key] = backbone.encode(inputs, plan), plan
+        elif _learns(mix):
+            trained[key] = plan
+        else:
+            constant[key] = plan
+    below = backbone.below([*trained.values(), *constant.values()]) if trained and constant else None
+    for plans in (trained, constant):
+        if not plans:
+            continue
+        whole = replace(stacked(list(plans.values()), rows), below=below)
+        with torch.set_grad_enabled(torch.is_grad_enabled() and plans is trained):
+            states = backbone.encode(inputs, whole)
+        for (key, plan), piece in zip(plans.items(), of_copies(states, rows, len(plans)), strict=True):
+            encoded[key] = piece, plan
+    return encoded
+
+
+def encode_mix(backbone: Backbone, inputs: Inputs, mix: Sequence[Ingredient]) -> Encoded:
+    """The last layer's states under a mix whose weights may differ by row; see `encode_mixes`."""
+    return encode_mixes(backbone, inputs, {"": mix})[""]
+
+
+def _encode_groups(backbone: Backbone, inputs: Inputs, groups: Sequence[tuple[Tensor, list[Ingredient]]]) -> Tensor:
+    """One forward per distinct mix, rows in their order."""
     pieces = []
     for rows, own in groups:
         some = {name: tensor[rows.to(tensor.device)] for name, tensor in inputs.items()}
         pieces.append(backbone.encode(some, make_plan(backbone, own)))
     back = torch.cat([rows for rows, _ in groups]).argsort()
-    return torch.cat(pieces)[back.to(pieces[0].device)], None
+    return torch.cat(pieces)[back.to(pieces[0].device)]
+
+
+def _stacks(backbone: Backbone, mix: Sequence[Ingredient], plan: Plan) -> bool:
+    """Whether it can share a forward with other mixes of the same rows."""
+    return backbone.known is not None and plan.by_row and all(part.tuner.mixes_rows(backbone) for part in mix)
+
+
+def _learns(mix: Sequence[Ingredient]) -> bool:
+    """Whether gradients flow into it."""
+    tensors = [tensor for part in mix for tensor in (*part.tensors.values(), part.weight) if isinstance(tensor, Tensor)]
+    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
