@@ -175,9 +175,7 @@ def build(
     start = None if config.start is None else read_start(config.start, backbone, method.setting.tuner)
     training = LocalTraining(backbone, method, config.train, config.seed, start)
     server, shared = config.server, training.initial_shared(silos.values())
-    groups = None
-    if config.sampling.per_task and not method.centralised:
-        groups = {silo.name: silo.task.name for silo in data}
+    groups = None if method.centralised else sampling_groups(config, data)
     communicates = any(shared.values())
     secret = read_secret(config.privacy.secret) if communicates else None
     coordinator = Coordinator(
@@ -231,16 +229,21 @@ def _central_noise(config: Config, a_round: int, secret: bytes | None) -> Centra
 def _privacy(
     config: Config, silos: Sequence[str], groups: Mapping[str, str] | None, coordinator: Coordinator
 ) -> Privacy | None:
-    sampled = _sampled(config, silos, groups)
+    sampled = sampled_sizes(config, silos, groups)
     return make_privacy(config, sampled, lambda number: coordinator.choose(number, silos))
+
+
+def sampling_groups(config: Config, data: Iterable[SiloData]) -> dict[str, str] | None:
+    """Silo → the group that silos are drawn from by themselves: its task; None: from all."""
+    return {silo.name: silo.task.name for silo in data} if config.sampling.per_task else None
 
 
 def _a_round(config: Config, silos: Iterable[str], groups: Mapping[str, str] | None) -> int:
     """How many silos take part in a round."""
-    return sum(chosen for _, chosen in _sampled(config, silos, groups))
+    return sum(chosen for _, chosen in sampled_sizes(config, silos, groups))
 
 
-def _sampled(config: Config, silos: Iterable[str], groups: Mapping[str, str] | None) -> list[tuple[int, int]]:
+def sampled_sizes(config: Config, silos: Iterable[str], groups: Mapping[str, str] | None) -> list[tuple[int, int]]:
     """Per group of silos (all are one without groups): how many there are, and how many take part in a round."""
     sizes = Counter("" if groups is None else groups[name] for name in silos)
     sampling = config.sampling

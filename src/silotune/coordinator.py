@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from silotune.aggregation import Aggregation, Update, change_norm, clipped
 from silotune.messages import CHANGE_FIELDS, UPDATE_FIELDS, Expected, MessageRefused, broadcast_message, unpack
@@ -32,6 +32,7 @@ class Coordinator:
         seed: for choosing silos.
         fraction: share of the silos a round, or
         count: their number; neither: all.
+        groups: silo → its group: fraction and count are of each group's silos; None: of all.
         max_norm: the largest norm an update may have; None: any finite one.
         clip: the norm that the change in an update is scaled down to; None: it is taken as it is.
         optimizer: what is done with the aggregate; None: it is adopted.
@@ -47,6 +48,7 @@ class Coordinator:
         *,
         fraction: float | None = None,
         count: int | None = None,
+        groups: Mapping[str, str] | None = None,
         max_norm: float | None = None,
         clip: float | None = None,
         optimizer: ServerOptimizer | None = None,
@@ -59,6 +61,7 @@ class Coordinator:
         self._seed = seed
         self._fraction = fraction
         self._count = count
+        self._groups = groups
         self._max_norm = max_norm
         self._clip = clip
         self.expected = Expected.like(flatten(shared))
@@ -73,12 +76,19 @@ class Coordinator:
         return any(self.shared.values())
 
     def choose(self, number: int, silos: Sequence[str]) -> list[str]:
-        """The silos of a round, in name order; at least one."""
-        names = sorted(silos)
+        """The silos of a round, in name order; at least one, and of each group where there are groups."""
+        if self._groups is None:
+            return self._drawn(sorted(silos), number)
+        members: dict[str, list[str]] = {}
+        for name in sorted(silos):
+            members.setdefault(self._groups[name], []).append(name)
+        return sorted(name for group, own in members.items() for name in self._drawn(own, number, group))
+
+    def _drawn(self, names: list[str], *purpose: str | int) -> list[str]:
         count = silos_a_round(len(names), self._fraction, self._count)
         if count >= len(names):
             return names
-        return sorted(sampler(self._seed, "choose", number).sample(names, count))
+        return sorted(sampler(self._seed, "choose", *purpose).sample(names, count))
 
     def broadcast(self, number: int) -> bytes:
         """The message that opens a round."""

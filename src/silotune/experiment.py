@@ -204,7 +204,8 @@ def summarise(engine: Engine) -> dict[str, Any]:
     """`summary.json` without digests, at the federation's present state."""
     federation, history = engine.federation, engine.history
     config = federation.config
-    silos = engine.results()
+    taking_part = {name for silo in engine.took_part for name in federation.silos[silo].evaluations}
+    silos = {name: entry | {"sampled": name in taking_part} for name, entry in engine.results().items()}
     central = central_result(federation, silos)
     attack = overall(silos, federation.malicious)
     return {
@@ -228,6 +229,7 @@ def summarise(engine: Engine) -> dict[str, Any]:
         "global": central,
         **left_out(federation),
         "average": central["test"] if central else mean_test(silos),
+        **average_sampled(silos, central),
         **({"attack": attack} if attack else {}),
         **({"privacy": federation.privacy.summary()} if federation.privacy else {}),
     }
@@ -237,6 +239,15 @@ def mean_test(silos: Mapping[str, Mapping[str, Any]]) -> float | None:
     """The mean test score over the silos that have one: on other machines a silo may keep its own to itself."""
     tests = [silo["test"] for silo in silos.values() if silo["test"] is not None]
     return math.fsum(tests) / len(tests) if tests else None
+
+
+def average_sampled(
+    silos: Mapping[str, Mapping[str, Any]], central: Mapping[str, Any] | None
+) -> dict[str, float | None]:
+    """The mean over the silos that ever took part, where some did not and silos are judged one by one."""
+    if central or all(silo["sampled"] for silo in silos.values()):
+        return {}
+    return {"average_sampled": mean_test({name: silo for name, silo in silos.items() if silo["sampled"]})}
 
 
 def left_out(federation: Federation) -> dict[str, Any]:

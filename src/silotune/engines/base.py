@@ -112,6 +112,12 @@ class Engine(ABC):
             check(coordinator.shared)
         self.recall(checkpoint)
 
+    @property
+    def took_part(self) -> set[str]:
+        """The silos that were sampled up to the best round: the others have only what they began with."""
+        assert self._best is not None, "no round was run"
+        return set(self._best.history["sampled"])
+
     def load_best(self) -> int:
         """Set the federation to the best round's state, and return that round."""
         assert self._best is not None, "no round was run"

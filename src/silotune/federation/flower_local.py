@@ -20,9 +20,9 @@ import torch
 import yaml
 
 from silotune.aggregation import AGGREGATIONS
-from silotune.assembly import check_data, make_method
+from silotune.assembly import check_data, make_method, sampled_sizes, sampling_groups
 from silotune.config import Config, dump
-from silotune.coordinator import Coordinator, silos_a_round
+from silotune.coordinator import Coordinator
 from silotune.data.labelled import labelled_rows
 from silotune.data.loading import load_silos
 from silotune.data.metrics import majority_score
@@ -78,7 +78,7 @@ def run_local(
     names = [silo.name for silo in data]
     if len(set(map(str.lower, names))) < len(names):
         raise InputError("silos: names that differ in case only cannot be folders everywhere")
-    privacy = _privacy(config, method, names)
+    privacy = _privacy(config, method, data)
     if privacy is not None and announce is not None:
         for line in privacy.lines():
             announce(line)
@@ -215,14 +215,15 @@ def _read(path: Path) -> dict[str, Any] | None:
     return None
 
 
-def _privacy(config: Config, method: Method, silos: list[str]) -> Privacy | None:
+def _privacy(config: Config, method: Method, data: list[SiloData]) -> Privacy | None:
     """The coordinator's promise, known before it is there: it follows from the configuration alone."""
     if not names_with(method.parts(), Scope.SHARED):
         return None
-    fraction, count = config.sampling.fraction, config.sampling.count
-    chooser = Coordinator({}, AGGREGATIONS["uniform"], config.seed, fraction=fraction, count=count)
-    a_round = silos_a_round(len(silos), fraction, count)
-    privacy = make_privacy(config, [(len(silos), a_round)], lambda number: chooser.choose(number, silos))
+    sampling, groups, silos = config.sampling, sampling_groups(config, data), [silo.name for silo in data]
+    chooser = Coordinator(
+        {}, AGGREGATIONS["uniform"], config.seed, fraction=sampling.fraction, count=sampling.count, groups=groups
+    )
+    privacy = make_privacy(config, sampled_sizes(config, silos, groups), lambda number: chooser.choose(number, silos))
     if privacy is not None:
         privacy.require_a_round()
     return privacy

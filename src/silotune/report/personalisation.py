@@ -9,14 +9,22 @@ from typing import Any
 
 from silotune.errors import InputError
 from silotune.report.collect import Entry, FinishedRun, silo_names
-from silotune.report.grids import Grid, Value
+from silotune.report.grids import MOST_SILOS, Grid, Value
 from silotune.report.scores import AVERAGE, spread
 
 MEASURES = {"personalization": "personalization", "test_time": "test-time personalization"}
+ACCURACIES = {
+    "accuracy": "personalization, accuracy of tasks with options",
+    "test_time_accuracy": "test-time personalization, accuracy of tasks with options",
+}
+"""What is shown beside the measures, where a run noted it: its keys may be missing."""
 
 
 def measure_grids(entries: Sequence[Entry], ddof: int = 1) -> list[Grid]:
     """One table per measure: rows are methods, columns silos and their average (the papers' Tables 1, 2 and 8).
+
+    The average is over the silos that took part (appendix A.1). Of more than `MOST_SILOS` there is a column per task,
+    the mean over its silos that did.
 
     Raises:
         InputError: for a run that was not judged on all tasks.
@@ -26,17 +34,32 @@ def measure_grids(entries: Sequence[Entry], ddof: int = 1) -> list[Grid]:
             if any("test_time" not in silo for silo in run.summary["silos"].values()):
                 raise InputError(f"{run.folder}: was not judged on all tasks; run it with evaluation.test_time=true")
     silos = silo_names(entries)
+    columns = silos if len(silos) <= MOST_SILOS else _tasks(entries)
+    noted = {key for entry in entries for run in entry.runs for one in run.summary["silos"].values() for key in one}
+    measures = MEASURES | {key: title for key, title in ACCURACIES.items() if "test_time_accuracy" in noted}
     grids = []
-    for key, title in MEASURES.items():
+    for key, title in measures.items():
 
-        def read(run: FinishedRun, silo: str, key: str = key) -> float | None:
+        def read(run: FinishedRun, column: str, key: str = key) -> float | None:
             found = run.summary["silos"]
-            if silo == AVERAGE:
-                return _mean([one[key] for one in found.values()])
-            return found[silo][key] if silo in found else None
+            if columns is silos and column != AVERAGE:
+                return found[column].get(key) if column in found else None
+            return _mean(
+                [
+                    one.get(key)
+                    for name, one in found.items()
+                    if one.get("sampled", True) and column in (AVERAGE, run.summary["tasks"][name]["name"])
+                ]
+            )
 
-        grids.append(_grid(f"{title} (%)", [*silos, AVERAGE], entries, read, ddof))
+        grids.append(_grid(f"{title} (%)", [*columns, AVERAGE], entries, read, ddof))
     return grids
+
+
+def _tasks(entries: Sequence[Entry]) -> list[str]:
+    """All tasks of all runs' silos, in the order in which they come."""
+    names = [task["name"] for entry in entries for run in entry.runs for task in run.summary["tasks"].values()]
+    return list(dict.fromkeys(names))
 
 
 def unseen_grid(entries: Sequence[Entry], ddof: int = 1) -> Grid | None:
