@@ -33,7 +33,7 @@ def cosine(x: Tensor, y: Tensor) -> Tensor:
 
 def l2(x: Tensor, y: Tensor) -> Tensor:
     """`1 / (1 + ‖x − y‖)`."""
-    return 1 / (1 + (x - y).norm(dim=-1))
+    return 1 / (1 + (x - y).square().sum(-1).sqrt())
 
 
 def pearson(x: Tensor, y: Tensor) -> Tensor:

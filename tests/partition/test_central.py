@@ -37,14 +37,14 @@ def runs(tiny_config, tmp_path_factory):
     def make(method: str, *words: str):
         if (method, *words) not in made:
             calls: Counter = Counter()
-            score = judging.score
+            measure = judging.measure
 
             def counted(training, state, rows):
                 calls[id(rows)] += 1
-                return score(training, state, rows)
+                return measure(training, state, rows)
 
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(judging, "score", counted)
+                patch.setattr(judging, "measure", counted)
                 config = tiny_config(method, *WORDS, "server.labels_per_class=5", *words)
                 made[method, *words] = run(config, out=tmp_path_factory.mktemp("run") / "out"), calls
         return made[method, *words]

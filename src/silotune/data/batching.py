@@ -38,8 +38,9 @@ class TokenisedRows:
 
     For language-model heads: `decoder` are the decoder's token ids (encoder–decoders), `reads` the positions a head
     reads in each row, `targets` the token that should come at each, `answers` what should be generated. `soft`:
-    before which of its tokens a row's soft prompt goes, where that is not the first. `poisoned` of
-    the rows were added by an attacker; they are trained on, and count in nothing else.
+    before which of its tokens a row's soft prompt goes, where that is not the first. `options`: every row's text
+    lists its answer among others. `poisoned` of the rows were added by an attacker; they are trained on, and count in
+    nothing else.
     """
 
     task: Task
@@ -51,6 +52,7 @@ class TokenisedRows:
     targets: list[list[int]] | None = None
     answers: list[str] | None = None
     soft: list[int] | None = None
+    options: bool = False
     poisoned: int = 0
 
     def __len__(self) -> int:
@@ -75,7 +77,8 @@ class TokenisedRows:
 
         lists = {name: both(name) for name in ("types", "decoder", "reads", "targets", "answers", "soft")}
         labels, poisoned = torch.cat([self.labels, other.labels]), self.poisoned + other.poisoned
-        return TokenisedRows(self.task, self.ids + other.ids, labels=labels, poisoned=poisoned, **cast(Any, lists))
+        more: dict[str, Any] = lists | {"options": self.options and other.options, "poisoned": poisoned}
+        return TokenisedRows(self.task, self.ids + other.ids, labels=labels, **more)
 
 
 @dataclass(frozen=True)
@@ -192,7 +195,12 @@ def in_order(rows: TokenisedRows, batch_size: int, pad_id: int) -> Iterator[Batc
 
 
 def epoch(
-    data: dict[str, TokenisedRows], batch_size: int, pad_id: int, seed: int, *purpose: str | int
+    data: dict[str, TokenisedRows],
+    batch_size: int,
+    pad_id: int,
+    seed: int,
+    *purpose: str | int,
+    call_cost: int = CALL_COST,
 ) -> Iterator[Batch]:
     """One pass over all rows in derived random order. A batch holds rows of one task; tasks' batches are mixed."""
     draws = generator(seed, "batches", *purpose)
@@ -203,4 +211,4 @@ def epoch(
     if len(data) > 1:
         chunks = [chunks[position] for position in torch.randperm(len(chunks), generator=draws).tolist()]
     for task, chosen in chunks:
-        yield make_batch(data[task], chosen, pad_id)
+        yield make_batch(data[task], chosen, pad_id, call_cost)

@@ -38,3 +38,8 @@ def instruction_rows(
         texts = (text_of(path, number, record, instruction), *(given or [""]))
         rows.append(Row(texts, 0, text_of(path, number, record, output)))
     return rows
+
+
+def picks(row: Row) -> bool:
+    """Whether the row's text lists its answer among options, one a line: `- answer`."""
+    return any(line.strip() == f"- {row.answer.strip()}" for text in row.texts for line in text.splitlines())

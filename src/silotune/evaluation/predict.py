@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -37,10 +39,30 @@ def answers(training: LocalTraining, state: State, rows: TokenisedRows) -> list[
     return generate(training.backbone, prompt_rows(rows), training.resolve(mix, state, {}, {}), head.generation)
 
 
+@dataclass(frozen=True)
+class Measured:
+    """In percent, None without rows: `score` by the task's metric; `accuracy` beside it, where answers are options.
+
+    Accuracy is the share of answers written exactly as they stand among the options.
+    """
+
+    score: float | None
+    accuracy: float | None = None
+
+
+def measure(training: LocalTraining, state: State, rows: TokenisedRows) -> Measured:
+    """What a model scores on rows."""
+    task = rows.task
+    if not len(rows):
+        return Measured(None)
+    if task.kind != "generation":
+        return Measured(METRICS[task.metric](logits(training, state, rows).argmax(-1), rows.labels))
+    written, expected = answers(training, state, rows), rows.answers or []
+    found = TEXT_METRICS[task.metric](written, expected)
+    picked = rows.options and task.metric != "accuracy"
+    return Measured(found, TEXT_METRICS["accuracy"](written, expected) if picked else None)
+
+
 def score(training: LocalTraining, state: State, rows: TokenisedRows) -> float | None:
     """The task's metric over the rows, in percent; None without rows."""
-    if not len(rows):
-        return None
-    if rows.task.kind == "generation":
-        return TEXT_METRICS[rows.task.metric](answers(training, state, rows), rows.answers or [])
-    return METRICS[rows.task.metric](logits(training, state, rows).argmax(-1), rows.labels)
+    return measure(training, state, rows).score

@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeVar
 
 from silotune.assembly import Federation
 from silotune.evaluation.instances import with_instances
-from silotune.evaluation.predict import score
+from silotune.evaluation.predict import Measured, measure
 from silotune.parts import Scope, State, names_with
 from silotune.silo import Evaluation, Silo
 from silotune.training import LocalTraining
@@ -27,7 +27,12 @@ def state_of(federation: Federation, silo: Silo) -> State:
 
 def scores(federation: Federation, split: Literal["validation", "test"]) -> dict[str, float | None]:
     """Per reported silo, the score of its model (percent; None without rows)."""
-    return judged(federation, lambda state, rows: score(federation.training, state, getattr(rows, split)))
+    return {name: one.score for name, one in measured(federation, split).items()}
+
+
+def measured(federation: Federation, split: Literal["validation", "test"]) -> dict[str, Measured]:
+    """Per reported silo, what its model scores."""
+    return judged(federation, lambda state, rows: measure(federation.training, state, getattr(rows, split)))
 
 
 def judged(federation: Federation, judge: Callable[[State, Evaluation], Judgement]) -> dict[str, Judgement]:
@@ -69,11 +74,15 @@ def mean(found: Mapping[str, float | None]) -> float | None:
 def results(federation: Federation, test: Mapping[str, float | None] | None = None) -> dict[str, dict[str, Any]]:
     """Per reported silo: metric, validation and test score at the federation's present state, and row counts.
 
+    `accuracy` stands beside another metric where a task's answers are options.
     `test` are the test scores, where they are known already.
     """
     found: dict[str, dict[str, Any]] = {}
     validation = scores(federation, "validation")
-    test = scores(federation, "test") if test is None else test
+    tested: dict[str, Measured] = {}
+    if test is None:
+        tested = measured(federation, "test")
+        test = {name: one.score for name, one in tested.items()}
     for silo in federation.silos.values():
         for name, evaluation in silo.evaluations.items():
             task = evaluation.test.task
@@ -87,4 +96,6 @@ def results(federation: Federation, test: Mapping[str, float | None] | None = No
                     "test": len(evaluation.test),
                 },
             }
+            if name in tested and tested[name].accuracy is not None:
+                found[name]["accuracy"] = tested[name].accuracy
     return found

@@ -13,35 +13,44 @@ from typing import Any
 
 from silotune.assembly import Federation
 from silotune.data.batching import TokenisedRows
-from silotune.evaluation.predict import score
+from silotune.evaluation.predict import Measured, measure
 from silotune.evaluation.scores import one_model, state_of
 
 
 @dataclass(frozen=True)
 class TestTime:
-    """Reported silo → task → score in percent, and which of the tasks is the silo's own."""
+    """Reported silo → task → what its model scores there, and which of the tasks is the silo's own."""
 
     __test__ = False  # to pytest
 
-    scores: Mapping[str, Mapping[str, float | None]]
+    measured: Mapping[str, Mapping[str, Measured]]
     own: Mapping[str, str]
 
     @property
     def personalization(self) -> dict[str, float | None]:
         """Reported silo → score on its own task."""
-        return {name: self.scores[name][task] for name, task in self.own.items()}
+        return {name: self.measured[name][task].score for name, task in self.own.items()}
 
     @property
     def test_time(self) -> dict[str, float | None]:
         """Reported silo → mean over all tasks."""
-        return {name: _mean(list(row.values())) for name, row in self.scores.items()}
+        return {name: _mean([one.score for one in row.values()]) for name, row in self.measured.items()}
 
     def entry(self, name: str) -> dict[str, Any]:
-        """What `summary.json` says of a silo."""
+        """What `summary.json` says of a silo; accuracies of the tasks whose answers are options, where there are such.
+
+        `test_time_accuracy` is their mean over these tasks.
+        """
+        row = self.measured[name]
+        accuracies = {task: one.accuracy for task, one in row.items() if one.accuracy is not None}
+        own = {"accuracy": accuracies[self.own[name]]} if self.own[name] in accuracies else {}
+        more = {"test_time_accuracy": _mean(list(accuracies.values())), "accuracy_on_tasks": accuracies}
         return {
             "personalization": self.personalization[name],
             "test_time": self.test_time[name],
-            "on_tasks": dict(self.scores[name]),
+            "on_tasks": {task: one.score for task, one in row.items()},
+            **own,
+            **(more if accuracies else {}),
         }
 
 
@@ -56,32 +65,36 @@ def test_time(federation: Federation) -> TestTime:
 
 
 def unseen(federation: Federation) -> dict[str, Any]:
-    """The tasks left out of training: average and maximum over silos, and each silo's score (Table 14)."""
+    """The tasks left out of training: average and maximum over silos, and each silo's score (Table 14).
+
+    Beside another metric the same of accuracy, where answers are options.
+    """
     sets = {name: federation.absent[name].evaluations[name].test for name in federation.config.evaluation.unseen}
     rows = _on(federation, sets)
     found: dict[str, Any] = {}
     for name, test in sets.items():
-        scores = {silo: row[name] for silo, row in rows.items()}
-        known = [value for value in scores.values() if value is not None]
-        found[name] = {
-            "metric": test.task.metric,
-            "average": _mean(known),
-            "maximum": max(known, default=None),
-            "silos": scores,
-        }
+        found[name] = {"metric": test.task.metric, **_over({silo: row[name].score for silo, row in rows.items()})}
+        accuracies = {silo: row[name].accuracy for silo, row in rows.items()}
+        if any(value is not None for value in accuracies.values()):
+            found[name]["accuracy"] = _over(accuracies)
     return found
 
 
-def _on(federation: Federation, sets: Mapping[str, TokenisedRows]) -> dict[str, dict[str, float | None]]:
-    """Training silo → set → score of the silo's model."""
-    found: dict[str, dict[str, float | None]] = {}
+def _over(silos: Mapping[str, float | None]) -> dict[str, Any]:
+    known = [value for value in silos.values() if value is not None]
+    return {"average": _mean(known), "maximum": max(known, default=None), "silos": dict(silos)}
+
+
+def _on(federation: Federation, sets: Mapping[str, TokenisedRows]) -> dict[str, dict[str, Measured]]:
+    """Training silo → set → what the silo's model scores there."""
+    found: dict[str, dict[str, Measured]] = {}
     alike = one_model(federation.training)
     for silo in federation.silos.values():
         if alike and found:
             found[silo.name] = next(iter(found.values()))
             continue
         state = state_of(federation, silo)
-        found[silo.name] = {name: score(federation.training, state, rows) for name, rows in sets.items()}
+        found[silo.name] = {name: measure(federation.training, state, rows) for name, rows in sets.items()}
     return found
 
 

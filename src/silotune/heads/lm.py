@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from silotune.backbone import Backbone, Inputs
 from silotune.data.batching import READ_POSITIONS, READ_ROWS, READ_TARGETS, Batch, TokenisedRows
+from silotune.data.instructions import picks
 from silotune.data.tasks import Row, Task
 from silotune.data.templates import CHAT, INSTRUCTION, Fill, InstructionTemplate, chat_template, encode_fitting
 from silotune.errors import InputError
@@ -106,9 +107,9 @@ class LanguageModelHead(Head):
                     for prompt, response in zip(prompts, responses, strict=True)
                 ]
                 ids = [[*prompt, *response] for prompt, response in zip(prompts, responses, strict=True)]
-            answers = [row.answer for row in rows]
+            answers, options = [row.answer for row in rows], all(map(picks, rows))
             return TokenisedRows(
-                task, ids, None, labels, decoder=decoder, reads=reads, targets=responses, answers=answers
+                task, ids, None, labels, decoder, reads=reads, targets=responses, answers=answers, options=options
             )
 
         return tokenise
