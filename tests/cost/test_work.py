@@ -67,6 +67,18 @@ def test_lora_goes_back_through_activations_and_its_own_matrices(bert: str) -> N
     assert counted("fedavg", bert, *words) == (forward + back, forward)
 
 
+@pytest.mark.parametrize(("embed", "embedding"), [("global", 1), ("local", 1), ("base", 0)])
+def test_dynamic_weighting_costs_the_forward_that_embeds_the_text(bert: str, embed: str, embedding: int) -> None:
+    """Beside the forward under both LoRAs and the head: another one, under one LoRA or none, without head."""
+    sites = L * 2 * 4 * T * D * 8  # of one LoRA of rank 8
+    fixed = FORWARD + 2 * sites + 2 * D * C
+    for method in ("feddpa-f", "feddpa-t"):
+        words = ("tuner=lora", "head=linear", f"method.embed={embed}")
+        train, predict = counted(method, bert, *words)
+        assert counted(method, bert, *words, "method.weighting=fixed") == (train, fixed)
+        assert predict == fixed + FORWARD + embedding * sites
+
+
 @pytest.mark.parametrize("adapters", [1, 2])
 def test_bottleneck_adapters(bert: str, adapters: int) -> None:
     forward, back = bottleneck_views(5, adapters)
@@ -79,7 +91,8 @@ def test_fedmcp_is_three_trained_views_a_constant_one_two_heads_and_cka(bert: st
     (both, both_back), (alone, alone_back) = bottleneck_views(r, 2), bottleneck_views(r, 1)
     # each HSIC is one product xᵀy (2·D²·n); of CKA(X, Y) all three go back to both sides, of CKA(X, Z) Z is constant
     cka = (6 + 2 + 2 + 2 + 1 + 2) * 2 * D * D
-    views = both + both_back + 2 * (alone + alone_back) + alone
+    # the first block's attention, which no adapter has reached yet, is computed once for all four views
+    views = both + both_back + 2 * (alone + alone_back) + alone - 3 * (8 * T * D * D + 4 * T * T * D)
     assert counted("fedmcp", bert, f"tuner.r={r}") == (views + 2 * 3 * MLP + cka, both + MLP)
     without = counted("fedmcp", bert, f"tuner.r={r}", "method.mu=0", "method.gamma=0")
     assert without == (both + both_back + 3 * MLP, both + MLP)

@@ -51,7 +51,7 @@ class Cost:
         message_bytes: one silo's update, serialised; `message_mib` in 2²⁰ bytes.
         bytes_up, bytes_down: all silos' updates, and the broadcasts to them, in one round.
         flops_per_sample_train: one pass over a text through a round's phases; see `silotune.cost.work`.
-        flops_per_sample_predict: one forward of the personalised model.
+        flops_per_sample_predict: one forward of the personalised model, and the one that weights the text (FedDPA).
         peak_memory_mib: estimate for one training step of `train.batch_size` texts in float32: backbone, parts,
             received copies, gradients, optimiser state and the activations kept for the backward pass.
     """

@@ -8,7 +8,9 @@ scores and their use), and a part adds `2·T·numel` for each of its matrices. G
 for the gradient of its activation, where something trainable lies below it, and once more for the gradient of its
 weight, where that is trainable: frozen weights have none. So a step costs a forward for every view, and about as much
 again for every view with trained parts in it (twice as much in full fine-tuning); views of constant parts, such as
-`received(...)`, cost the forward alone. Additions, norms, softmax and the optimiser are not counted, as is usual.
+`received(...)`, cost the forward alone. Where texts are weighted one by one (FedDPA), a prediction is two forwards: the
+one that embeds the text, and the personalised model's; the silo's own rows are embedded once and kept, which is not
+counted. Additions, norms, softmax and the optimiser are not counted, as is usual.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ from silotune.data.tasks import Task
 from silotune.methods import Method, Step
 from silotune.parts import Scope, State, copy
 from silotune.training import LocalTraining
-from silotune.views import READINGS, run_view
+from silotune.views import READINGS, run_view, run_views
 
 _READINGS = READINGS | {STATES: states}
 DECODER_TOKENS = 2
@@ -43,7 +45,7 @@ class Work:
 
     Args:
         train: one pass over a sample through all of a round's phases.
-        predict: one forward of the personalised model.
+        predict: one forward of the personalised model, and of what its weights need to know of the text.
         saved: activations of one batch that autograd keeps, the most of any phase.
         training_state: parts with gradients, optimiser state and received copies, the most of any phase.
     """
@@ -96,10 +98,8 @@ def count_work(backbone: Backbone, method: Method, state: State, batch: Batch, t
             own[name] = {key: tensor.requires_grad_() for key, tensor in own[name].items()}
         parts = [*_tensors(own), *_tensors(received)]
         with FlopCounterMode(display=False) as counter, _saved() as kept:
-            views = {
-                name: run_view(backbone, batch, training.resolve(mix, own, received, {}), _READINGS)
-                for name, mix in phase.views.items()
-            }
+            mixes = {name: training.resolve(mix, own, received, {}) for name, mix in phase.views.items()}
+            views = run_views(backbone, batch, mixes, _READINGS)
             step = Step(batch, views, own, received, {}, torch.Generator(), training.parts)
             phase.loss(step).backward()  # type: ignore[no-untyped-call]
         operations += counter.get_total_flops()
@@ -109,6 +109,8 @@ def count_work(backbone: Backbone, method: Method, state: State, batch: Batch, t
         held = max(held, 4 * (_numel(parts) + _numel(trained) + sum(_moments(tensor, train) for tensor in trained)))
     prediction = method.prediction()
     with FlopCounterMode(display=False) as counter, torch.no_grad():
+        if prediction.weighting is not None:
+            run_view(backbone, batch, training.resolve(prediction.weighting.view, state, {}, {}))
         view = run_view(backbone, batch, training.resolve(prediction.mix, state, {}, {}), _READINGS)
         step = Step(batch, {"prediction": view}, state, {}, {}, torch.Generator(), training.parts)
         step.logits("prediction", prediction.head)
