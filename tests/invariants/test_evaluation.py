@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import torch
 
 from invariants.cases import CASES, every_case
 from silotune.evaluation import predict
+from silotune.evaluation.instances import weigh, with_instances
 from silotune.evaluation.scores import state_of
 
 
@@ -27,6 +29,43 @@ def test_one_batch_gives_what_many_batches_give(reference, case, monkeypatch):
             torch.testing.assert_close(pieces, whole, rtol=0, atol=2e-6)
             monkeypatch.setattr(predict, "BATCH", 4)
             assert predict.score(federation.training, state, evaluation.test) == run.silos[name]["test"]
+
+
+def moved_away(state, draws):
+    """Parts far from where they start: mixed in another proportion they would predict something else."""
+    return {
+        part: {name: tensor + 0.3 * torch.randn(tensor.shape, generator=draws) for name, tensor in tensors.items()}
+        for part, tensors in state.items()
+    }
+
+
+@every_case
+def test_rows_keep_what_is_theirs_in_any_batch(reference, case, monkeypatch):
+    """Parts moved far apart: a row predicts in a batch what it predicts alone, its own mix included.
+
+    Where texts are weighted one by one, any other assignment of their weights to the rows is told apart.
+    """
+    federation = reference(case)[0].federation
+    training, draws = federation.training, torch.Generator().manual_seed(5)
+    shared = moved_away(federation.coordinator.shared, draws)
+    for silo in federation.silos.values():
+        own = replace(silo, instances=None)
+        state = with_instances(training, own, shared | moved_away(training.state_of(silo).private, draws))
+        for evaluation in silo.evaluations.values():
+            rows = evaluation.test
+            found = {}
+            for batch in (1, 4, 10_000):
+                monkeypatch.setattr(predict, "BATCH", batch)
+                found[batch] = predict.logits(training, state, rows)
+            for batch in (4, 10_000):
+                torch.testing.assert_close(found[batch], found[1], rtol=1e-5, atol=2e-5)
+            weights = weigh(training, state, rows)
+            if weights is None:
+                continue
+            flipped = replace(weights, alpha=weights.alpha.flip(0))
+            with monkeypatch.context() as patch:
+                patch.setattr(predict, "weigh", lambda *_, flipped=flipped: flipped)
+                assert (predict.logits(training, state, rows) - found[1]).abs().max() > 1e-3
 
 
 @every_case
