@@ -20,6 +20,7 @@ from silotune.data.loading import load_absent, load_silos
 from silotune.data.poison import Backdoor, check_attack, check_trigger, make_backdoor
 from silotune.data.tasks import Row, SiloData, Task
 from silotune.errors import InputError, unknown
+from silotune.frozen_prefix import FrozenPrefix
 from silotune.heads import HEADS, Head
 from silotune.heads.base import Tokenise
 from silotune.interop.start import read_start
@@ -173,7 +174,8 @@ def build(
     silos = make_silos(data, tokenise, method, backdoor)
     absent = {item.name: next(iter(make_silos([item], tokenise, method).values())) for item in kept_out}
     start = None if config.start is None else read_start(config.start, backbone, method.setting.tuner)
-    training = LocalTraining(backbone, method, config.train, config.seed, start)
+    cache = None if config.cache.name == "none" else FrozenPrefix.over(backbone, method.setting.tuner, config.cache.mib)
+    training = LocalTraining(backbone, method, config.train, config.seed, start, cache)
     server, shared = config.server, training.initial_shared(silos.values())
     groups = None if method.centralised else sampling_groups(config, data)
     communicates = any(shared.values())

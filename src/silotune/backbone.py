@@ -262,7 +262,7 @@ class Backbone:
         def before(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any] | None:
             plan = self._plan
             if plan is not None and plan.below is not None and name in plan.below.inputs:
-                plan.below.open = False
+                plan.below.changed()
             if plan is None or not (name in plan.inputs or name in plan.past):
                 return None
             for function in plan.inputs.get(name, ()):
@@ -274,7 +274,7 @@ class Backbone:
         def after(_: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
             plan = self._plan
             if plan is not None and plan.below is not None and name in plan.below.outputs:
-                plan.below.open = False
+                plan.below.changed()
             if plan is not None and name in plan.outputs:
                 for function in plan.outputs[name]:
                     output = function(args[0], output)

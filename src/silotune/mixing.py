@@ -89,6 +89,11 @@ def together(backbone: Backbone, mix: Sequence[Ingredient], number: int) -> list
     return found
 
 
+def stacks(backbone: Backbone, tuner: Tuner) -> bool:
+    """Whether mixes of this tuner's parts can share a forward over stacked rows (`silotune.stacking`)."""
+    return backbone.known is not None and tuner.mixes_rows(backbone) and not tuner.virtual_tokens
+
+
 def make_plan(backbone: Backbone, mix: Sequence[Ingredient], rows: slice = slice(None)) -> Plan:
     """The plan of a mix for some rows of a batch. A part of weight 0 is absent, exactly."""
     plan = Plan()

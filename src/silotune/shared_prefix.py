@@ -27,3 +27,24 @@ class Below:
     """Whether the running forward fills it and has not met a change yet."""
     filled: bool = False
     """Whether a forward has gone through: the next ones take."""
+    alone: bool = False
+    """Whether only this is wanted: the forward ends where it meets a change."""
+
+    def changed(self) -> None:
+        """A change is met: nothing behind it is common.
+
+        Raises:
+            Reached: where only what is below was wanted.
+        """
+        self.open = False
+        if self.alone:
+            raise Reached
+
+    @property
+    def outermost(self) -> list[str]:
+        """The modules found that are not inside another one found, in the order in which they ended."""
+        return [name for name in self.found if not any(name.startswith(f"{other}.") for other in self.found)]
+
+
+class Reached(Exception):
+    """A forward has come to the first change."""

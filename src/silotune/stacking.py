@@ -96,7 +96,7 @@ def of_copies(tensor: Tensor, rows: int, copies: int) -> Sequence[Tensor]:
     if len(tensor) == rows:
         return [tensor] * copies
     if len(tensor) == rows * copies:
-        return tensor.split(rows)
+        return torch.split(tensor, rows)
     raise InputError(
         f"views: a site's tensor of shape {tuple(tensor.shape)} has neither {rows} rows nor {copies} copies of them"
     )

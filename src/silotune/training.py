@@ -14,11 +14,12 @@ from torch import Tensor
 
 from silotune import parts as part_tools
 from silotune.backbone import Backbone
-from silotune.data.batching import Batch, epoch
+from silotune.data.batching import CALL_COST, Batch, epoch
 from silotune.errors import Diverged
 from silotune.heads import Head
 from silotune.methods.base import PREVIOUS, Method, Phase, Step, previous_tensors
 from silotune.methods.check import check_method
+from silotune.mixing import stacks
 from silotune.parts import Part, Scope, State, Tensors
 from silotune.randomness import generator, seeded
 from silotune.silo import Silo, SiloState
@@ -27,6 +28,7 @@ from silotune.views import Ingredient, Mix, View, run_views, settled
 
 if TYPE_CHECKING:
     from silotune.config import TrainConfig
+    from silotune.frozen_prefix import FrozenPrefix
 
 
 @dataclass
@@ -42,11 +44,18 @@ class LocalResult:
 class LocalTraining:
     """Runs silos' local rounds over the one backbone. Holds nothing of any silo.
 
-    `start`, where it is given, is what every adapter begins as, instead of a draw.
+    `start`, where it is given, is what every adapter begins as, instead of a draw. `cache` keeps what lies below the
+    adapters.
     """
 
     def __init__(
-        self, backbone: Backbone, method: Method, train: TrainConfig, seed: int, start: Tensors | None = None
+        self,
+        backbone: Backbone,
+        method: Method,
+        train: TrainConfig,
+        seed: int,
+        start: Tensors | None = None,
+        cache: FrozenPrefix | None = None,
     ) -> None:
         self.backbone = backbone
         self.method = method
@@ -57,6 +66,7 @@ class LocalTraining:
         self.train = train
         self.seed = seed
         self.start = start
+        self.cache = cache
 
     def initial_shared(self, silos: Iterable[Silo]) -> State:
         """The shared parts before round 1, equal for all."""
@@ -177,17 +187,26 @@ class LocalTraining:
     def _batches(self, silo: Silo, phase: Phase, number: int) -> Iterator[Batch]:
         train = self.train
         pad = int(self.backbone.tokenizer.pad_token_id or 0)
+        cost = CALL_COST // self._copies(phase)
 
         def passes() -> Iterator[Batch]:
             count = 0
             while True:
-                yield from epoch(silo.train, train.batch_size, pad, self.seed, silo.name, number, phase.name, count)
+                purpose = (silo.name, number, phase.name, count)
+                yield from epoch(silo.train, train.batch_size, pad, self.seed, *purpose, call_cost=cost)
                 count += 1
 
         if phase.epochs is None and train.steps is not None:
             return islice(passes(), train.steps)
         per_epoch = sum(-(-len(rows) // train.batch_size) for rows in silo.train.values())
         return islice(passes(), per_epoch * (phase.epochs or train.epochs))
+
+    def _copies(self, phase: Phase) -> int:
+        """How many of a phase's trained views share a forward: a call over that many copies of the rows costs once."""
+        trained = [mix for mix in phase.views.values() if {*mix} & {*phase.trains}]
+        tuners = [self.parts[name].module for mix in trained for name in mix if name in self.parts]
+        shared = all(isinstance(one, Tuner) and stacks(self.backbone, one) for one in tuners)
+        return max(1, len(trained)) if shared else 1
 
     def _step(
         self,
@@ -215,7 +234,7 @@ class LocalTraining:
         heads = [part.module for part in self.parts.values() if isinstance(part.module, Head)]
         readings = {head: head.reading(self.backbone, batch.task) for head in heads}
         own = {head.name: reading for head, reading in readings.items() if reading is not None}
-        return run_views(self.backbone, batch, mixes, head_readings=own)
+        return run_views(self.backbone, batch, mixes, head_readings=own, cache=self.cache)
 
     def resolve(self, mix: Mix, state: State, received: State, memory: Tensors) -> list[Ingredient]:
         """A mix's names as tensors. A silo's first participation has no previous parts: then the received ones."""

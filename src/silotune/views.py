@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
-from typing import TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from torch import Tensor
@@ -12,9 +13,13 @@ from torch import Tensor
 from silotune.backbone import Backbone, Inputs
 from silotune.data.batching import READ_POSITIONS, READ_ROWS, READ_TARGETS, Batch
 from silotune.errors import InputError
-from silotune.mixing import Ingredient, Mix, make_plan, of_rows, prepared, settled, together
+from silotune.mixing import Ingredient, Mix, make_plan, of_rows, prepared, settled, stacks, together
 from silotune.plan import Plan
+from silotune.shared_prefix import Below
 from silotune.stacking import of_copies, stacked
+
+if TYPE_CHECKING:
+    from silotune.frozen_prefix import FrozenPrefix
 
 __all__ = ["Ingredient", "Mix", "Reading", "View", "encode_mix", "make_plan", "run_view", "run_views", "settled"]
 
@@ -89,12 +94,13 @@ def run_views(
     mixes: Mapping[str, Sequence[Ingredient]],
     readings: Mapping[str, Reading] = READINGS,
     head_readings: Mapping[str, HeadReading] = {},
+    cache: FrozenPrefix | None = None,
 ) -> dict[str, View]:
     """Run the backbone over a batch under several mixes, by the views' names.
 
     Micro-batches are run one by one and their readings concatenated, so that losses see the whole batch while little
     padding is paid. Gradients flow into the tensors of the mixes that require them. Views share what they can, see
-    `encode_mixes`; equal mixes are one view.
+    `encode_mixes`; equal mixes are one view. `cache` keeps what lies below the first part from batch to batch.
     """
     names = {name: _identity(mix) for name, mix in mixes.items()}
     own = {key: prepared(mixes[name]) for name, key in reversed(names.items())}
@@ -106,7 +112,11 @@ def run_views(
         moved = {name: tensor.to(backbone.device) for name, tensor in inputs.items()}
         here = {key: of_rows(mix, slice(start, start + rows)) for key, mix in own.items()}
         text = {name: moved[name] for name in moved if name not in HEAD_INPUTS}
-        for key, (states, plan) in encode_mixes(backbone, text, here).items():
+        fill = None
+        if cache is not None and batch.source is not None:
+            chosen, width = batch.rows[start : start + rows].tolist(), inputs["input_ids"].shape[1]
+            fill = partial(cache.fill, backbone, batch.source, chosen, width)
+        for key, (states, plan) in encode_mixes(backbone, text, here, fill).items():
             if head_readings and plan is None:
                 raise InputError(
                     "mix: a head over the vocabulary needs one mix for all rows where weights are replaced"
@@ -146,12 +156,18 @@ Encoded = tuple[Tensor, Plan | None]
 """The last layer's states, and the plan they came about under; None where that were several."""
 
 
-def encode_mixes(backbone: Backbone, inputs: Inputs, mixes: Mapping[Key, Sequence[Ingredient]]) -> dict[Key, Encoded]:
+def encode_mixes(
+    backbone: Backbone,
+    inputs: Inputs,
+    mixes: Mapping[Key, Sequence[Ingredient]],
+    fill: Callable[[Below], None] | None = None,
+) -> dict[Key, Encoded]:
     """The last layer's states of the same rows under several mixes.
 
     Mixes that have gradients go through in one forward over stacked rows, constant ones in another without gradient,
     and what lies below the first changed module is computed once for all (`silotune.stacking`). Tuners that cannot tell
-    rows apart on this backbone, or that bring tokens or weights of their own, take one forward for each mix.
+    rows apart on this backbone, or that bring tokens or weights of their own, take one forward for each mix. `fill`
+    puts in what is known already of what lies below.
     """
     rows = len(inputs["input_ids"])
     encoded: dict[Key, Encoded] = {}
@@ -169,7 +185,11 @@ def encode_mixes(backbone: Backbone, inputs: Inputs, mixes: Mapping[Key, Sequenc
             trained[key] = plan
         else:
             constant[key] = plan
-    below = backbone.below([*trained.values(), *constant.values()]) if trained and constant else None
+    below = None
+    if (trained and constant) or (fill is not None and (trained or constant)):
+        below = backbone.below([*trained.values(), *constant.values()])
+        if fill is not None:
+            fill(below)
     for plans in (trained, constant):
         if not plans:
             continue
@@ -198,7 +218,7 @@ def _encode_groups(backbone: Backbone, inputs: Inputs, groups: Sequence[tuple[Te
 
 def _stacks(backbone: Backbone, mix: Sequence[Ingredient], plan: Plan) -> bool:
     """Whether it can share a forward with other mixes of the same rows."""
-    return backbone.known is not None and plan.by_row and all(part.tuner.mixes_rows(backbone) for part in mix)
+    return backbone.known is not None and plan.by_row and all(stacks(backbone, part.tuner) for part in mix)
 
 
 def _learns(mix: Sequence[Ingredient]) -> bool:

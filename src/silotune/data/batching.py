@@ -85,14 +85,15 @@ class TokenisedRows:
 class Batch:
     """Rows that take one optimiser step together, in micro-batches sorted by length.
 
-    `rows` are their positions in the `TokenisedRows` they come from, `labels` their classes, both in the order of
-    the micro-batches.
+    `rows` are their positions in the `TokenisedRows` they come from (`source`), `labels` their classes, both in the
+    order of the micro-batches.
     """
 
     task: Task
     rows: Tensor
     labels: Tensor
     micro: tuple[Inputs, ...]
+    source: TokenisedRows | None = None
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -127,7 +128,7 @@ def make_batch(rows: TokenisedRows, chosen: Sequence[int], pad_id: int, call_cos
     ends = cuts([_width(rows, [row]) for row in order], call_cost)
     micro = tuple(_pad(rows, order[start:end], pad_id) for start, end in pairwise([0, *ends]))
     index = torch.tensor(order)
-    return Batch(rows.task, index, rows.labels[index], micro)
+    return Batch(rows.task, index, rows.labels[index], micro, rows)
 
 
 def cuts(widths: Sequence[int], call_cost: int) -> list[int]:

@@ -1,0 +1,164 @@
+"""`cache=frozen-prefix`: what the frozen layers below the first part make of a row, kept across epochs and rounds.
+
+Nothing trains there, so a row's states do not change for as long as the run lasts. What is kept of a row does not
+depend on when or beside which rows it was asked for: rows of a set are computed in groups that follow from the set
+alone (sorted by length, `GROUP` at a time). So a run that was interrupted, or whose memory was too small for all of it,
+ends with the same bits. Against a run without the cache a row's states are those of another batch: equal in exact
+arithmetic, to the bit where the group is padded and composed as the micro-batch would have been, else to rounding (a
+matrix product's last bits may depend on how many rows it has).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import OrderedDict
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from silotune.backbone import Backbone
+from silotune.data.batching import TokenisedRows, make_batch
+from silotune.errors import InputError
+from silotune.mixing import stacks
+from silotune.plan import Plan
+from silotune.shared_prefix import Below, Reached
+from silotune.tuners.base import Tuner
+from silotune.views import HEAD_INPUTS
+
+if TYPE_CHECKING:
+    from silotune.forward import Inputs
+
+GROUP = 32
+"""Rows that are computed together."""
+_ONE_MICRO_BATCH = 2**40
+
+
+@dataclass
+class _Rows:
+    """How a set's rows are grouped. Keeps the set, so that its id stays its own."""
+
+    source: TokenisedRows
+    order: list[int]
+    place: list[int]  # row → its place in the order
+
+    @classmethod
+    def of(cls, source: TokenisedRows) -> _Rows:
+        order = sorted(range(len(source)), key=lambda row: (len(source.ids[row]), row))
+        place = [0] * len(order)
+        for position, row in enumerate(order):
+            place[row] = position
+        return cls(source, order, place)
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """A module's output for a group: its states, and the length of the tuple they came in (0: none).
+
+    `dummy`: nobody reads the states, because what the next module makes of them is kept too.
+    """
+
+    states: Tensor
+    pieces: int
+    dummy: bool
+
+    def like(self, states: Tensor) -> object:
+        """The output with other rows' states in place."""
+        return (states, *([None] * (self.pieces - 1))) if self.pieces else states
+
+
+_Group = dict[str, _Kept]
+
+
+class FrozenPrefix:
+    """Keeps outputs below the first part, least recently used first to go.
+
+    Args:
+        mib: how much memory they may take, in MiB.
+    """
+
+    def __init__(self, mib: int) -> None:
+        self._limit = mib * 2**20
+        self._sets: dict[int, _Rows] = {}
+        self._groups: OrderedDict[Hashable, _Group] = OrderedDict()
+        self.size = 0
+        """Bytes that are kept."""
+        self.hits = self.misses = 0
+        """Groups that were found, and groups that had to be computed."""
+
+    @classmethod
+    def over(cls, backbone: Backbone, tuner: Tuner, mib: int) -> FrozenPrefix:
+        """A cache for parts of this tuner.
+
+        Raises:
+            InputError: where they change what lies below any block, or the backbone's prefix cannot be kept.
+        """
+        if not stacks(backbone, tuner) or not backbone.below([]).modules:
+            raise InputError(
+                f"cache=frozen-prefix: nothing lies below tuner={tuner.name} on {backbone.model_type} that could be "
+                "kept; allowed: cache=none, or tuner=bottleneck, lora, ia3 on an encoder or decoder of a known family"
+            )
+        return cls(mib)
+
+    @torch.no_grad()
+    def fill(self, backbone: Backbone, source: TokenisedRows, rows: Sequence[int], width: int, below: Below) -> None:
+        """Put into `below` what its modules give for these rows, padded to `width` tokens.
+
+        Nothing is put there where the backbone's prefix cannot be kept (`Backbone.below` is empty).
+        """
+        if not below.modules:
+            return
+        if id(source) not in self._sets:
+            self._sets[id(source)] = _Rows.of(source)
+        own = self._sets[id(source)]
+        wanted = [divmod(own.place[row], GROUP) for row in rows]
+        numbers = sorted({group for group, _ in wanted})
+        fetched = {number: self._group(backbone, own, number, below) for number in numbers}
+        lengths = [len(source.ids[row]) for row in rows]
+        for name, sample in next(iter(fetched.values())).items():
+            states = sample.states.new_zeros(len(rows), width, sample.states.shape[-1])
+            if not sample.dummy:
+                for at, ((group, place), length) in enumerate(zip(wanted, lengths, strict=True)):
+                    states[at, :length] = fetched[group][name].states[place, :length]
+            below.found[name] = sample.like(states)
+        below.filled = True
+
+    def _group(self, backbone: Backbone, own: _Rows, number: int, below: Below) -> _Group:
+        key = (id(own.source), below.inputs, below.outputs, number)
+        if key in self._groups:
+            self._groups.move_to_end(key)
+            self.hits += 1
+            return self._groups[key]
+        self.misses += 1
+        group = _computed(backbone, own, own.order[number * GROUP : (number + 1) * GROUP], below)
+        self._groups[key] = group
+        self.size += _bytes(group)
+        while self.size > self._limit and self._groups:
+            self.size -= _bytes(self._groups.popitem(last=False)[1])
+        return group
+
+
+def _computed(backbone: Backbone, own: _Rows, rows: Sequence[int], below: Below) -> _Group:
+    """One forward up to the first change."""
+    pad = int(backbone.tokenizer.pad_token_id or 0)
+    (inputs,) = make_batch(own.source, rows, pad, _ONE_MICRO_BATCH).micro
+    moved: Inputs = {name: tensor.to(backbone.device) for name, tensor in inputs.items() if name not in HEAD_INPUTS}
+    probe = Below(below.modules, below.inputs, below.outputs, alone=True)
+    with contextlib.suppress(Reached):
+        backbone.encode(moved, Plan(below=probe))
+    found = {name: probe.found[name] for name in probe.outermost}
+    stack = backbone.architecture
+    chain = [name for name in found if name == stack.embeddings or name.removeprefix(f"{stack.blocks}.").isdigit()]
+    group = {}
+    for name, output in found.items():
+        states = output[0] if isinstance(output, tuple) else output
+        dummy = name in chain[:-1]  # what the next one makes of it is kept
+        kept = states[:0].clone() if dummy else states.contiguous()
+        group[name] = _Kept(kept, len(output) if isinstance(output, tuple) else 0, dummy)
+    return group
+
+
+def _bytes(group: _Group) -> int:
+    return sum(kept.states.numel() * kept.states.element_size() for kept in group.values())
