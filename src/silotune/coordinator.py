@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 
 from silotune.aggregation import Aggregation, Update, change_norm, clipped
 from silotune.messages import CHANGE_FIELDS, UPDATE_FIELDS, Expected, MessageRefused, broadcast_message, unpack
@@ -124,19 +125,22 @@ class Coordinator:
         if norm > self._max_norm:
             raise MessageRefused(f"norm of the update {norm:.3g} is above aggregation.max_norm={self._max_norm:g}")
 
-    def aggregate(self, updates: Sequence[Update], number: int | None = None) -> None:
+    def aggregate(self, updates: Iterable[Update], number: int | None = None) -> None:
         """Set the shared parts from a round's updates; without any they stay.
 
-        With central noise the round's number is needed, and no update at all is noised as well.
+        A sequence may come in any order; what comes one by one has to be in silo-name order, and a mean keeps none of
+        it. With central noise the round's number is needed, and no update at all is noised as well.
         """
         before = flatten(self.shared)
-        ordered = sorted(updates, key=lambda update: update.silo)
+        ordered = iter(sorted(updates, key=lambda update: update.silo) if isinstance(updates, Sequence) else updates)
         if self._noise is not None:
             assert number is not None, "each round has its own noise"
             self.shared = unflatten(self.optimizer.step(before, self._noise(before, ordered, number)))
-        elif updates:
+        elif (first := next(ordered, None)) is not None:
+            ordered = chain([first], ordered)
             if self._clip is not None:
-                ordered = [clipped(update, before, self._clip) for update in ordered]
+                limit = self._clip
+                ordered = (clipped(update, before, limit) for update in ordered)
             self.shared = unflatten(self.optimizer.step(before, self._aggregation(ordered)))
 
     def adopt(self, state: State) -> None:

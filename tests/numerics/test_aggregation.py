@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from silotune.aggregation import AGGREGATIONS, Update
+from silotune.aggregation import AGGREGATIONS, Update, by_samples, in_name_order, uniform
 from silotune.coordinator import Coordinator
 from silotune.messages import update_message
 from silotune.parts import digest, flatten, unflatten
@@ -135,3 +135,37 @@ def test_a_federations_round_ends_with_the_mean_of_what_silos_sent(name, tiny_fe
     coordinator.aggregate(found)
     for key, tensor in flatten(coordinator.shared).items():
         np.testing.assert_allclose(tensor.numpy(), expected[key], rtol=1e-7, atol=1e-9)
+
+
+def test_updates_are_given_on_in_name_order_and_not_kept():
+    """What comes in order goes on at once; a silo that is missing holds others back, and loses nobody."""
+    arrived: list[str] = []
+
+    def arriving(names):
+        for name in names:
+            arrived.append(name)
+            yield Update(name, {"x": torch.ones(1)}, 1)
+
+    passed = in_name_order(arriving(["a", "b", "c"]), ["c", "b", "a"])
+    assert [(next(passed).silo, list(arrived)) for _ in range(3)] == [
+        ("a", ["a"]),
+        ("b", ["a", "b"]),
+        ("c", ["a", "b", "c"]),
+    ]
+    for order in (["c", "a", "d"], ["d", "c", "a"], ["a", "c", "d"]):  # b never comes
+        assert [update.silo for update in in_name_order(arriving(order), ["a", "b", "c", "d"])] == ["a", "c", "d"]
+
+
+def test_the_mean_of_a_stream_has_the_bits_of_the_mean_of_a_list():
+    draws = torch.Generator().manual_seed(3)
+    drawn = [Update(f"{n:03d}", {"x": torch.randn(7, generator=draws)}, 1 + n) for n in range(40)]
+    shared = {"global": {"x": torch.zeros(7)}}
+    named = [Update(update.silo, {"global/x": update.tensors["x"]}, update.rows) for update in drawn]
+    for aggregation in (uniform, by_samples):
+        listed, streamed = Coordinator(shared, aggregation, 1), Coordinator(shared, aggregation, 1)
+        listed.aggregate(named[::-1])
+        streamed.aggregate(update for update in named)
+        assert torch.equal(listed.shared["global"]["x"], streamed.shared["global"]["x"])
+        alike = Coordinator(shared, aggregation, 1)
+        alike.aggregate(Update(str(n), named[0].tensors, 1000 + n) for n in range(9))
+        assert torch.equal(alike.shared["global"]["x"], named[0].tensors["global/x"])  # the mean of equals is it

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 from silotune.aggregation.mean import by_samples, uniform, weighted_mean
 from silotune.aggregation.robust import cut_at_each_end, krum, median, most_byzantine, multi_krum, trimmed_mean
-from silotune.aggregation.update import Aggregation, Update, change_norm, clipped
+from silotune.aggregation.update import Aggregation, Update, change_norm, clipped, in_name_order
 from silotune.errors import InputError
 
 if TYPE_CHECKING:
     from silotune.config.aggregation import AggregationConfig
 
 __all__ = ["AGGREGATIONS", "Aggregation", "Update", "by_samples", "change_norm", "clipped", "make_aggregation"]
-__all__ += ["uniform", "weighted_mean"]
+__all__ += ["in_name_order", "uniform", "weighted_mean"]
 
 AGGREGATIONS: dict[str, Aggregation] = {"uniform": uniform, "samples": by_samples, "median": median}
 """Those without options; `make_aggregation` knows all."""

@@ -1,8 +1,8 @@
-"""Means of updates. Sums run in float64 and in the order given; the coordinator gives silo-name order."""
+"""Means of updates, one after the other: none is kept. Sums run in float64 and in the order given, by silo name."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable
 
 import torch
 
@@ -10,23 +10,26 @@ from silotune.aggregation.update import Update
 from silotune.parts import Tensors
 
 
-def weighted_mean(updates: Sequence[Update], weights: Sequence[float]) -> Tensors:
-    """`Σ w_k·θ_k / Σ w_k`, in the updates' dtype."""
-    total = float(sum(weights))
-    result: Tensors = {}
-    for name, first in updates[0].tensors.items():
-        mean = torch.zeros_like(first, dtype=torch.float64)
-        for update, weight in zip(updates, weights, strict=True):
-            mean += (weight / total) * update.tensors[name].double()
-        result[name] = mean.to(first.dtype)
-    return result
+def weighted_mean(updates: Iterable[Update], weight: Callable[[Update], float]) -> Tensors:
+    """`Σ w_k·θ_k / Σ w_k`, in the updates' dtype; of one update at least."""
+    total = 0.0
+    sums: Tensors = {}
+    dtypes: dict[str, torch.dtype] = {}
+    for update in updates:
+        share = weight(update)
+        total += share
+        for name, tensor in update.tensors.items():
+            if name not in sums:
+                sums[name], dtypes[name] = torch.zeros_like(tensor, dtype=torch.float64), tensor.dtype
+            sums[name].add_(tensor.double(), alpha=share)
+    return {name: (tensor / total).to(dtypes[name]) for name, tensor in sums.items()}
 
 
-def uniform(updates: Sequence[Update]) -> Tensors:
+def uniform(updates: Iterable[Update]) -> Tensors:
     """`Σ θ_k / m` (FedMCP, Algorithm 1)."""
-    return weighted_mean(updates, [1.0] * len(updates))
+    return weighted_mean(updates, lambda _: 1.0)
 
 
-def by_samples(updates: Sequence[Update]) -> Tensors:
+def by_samples(updates: Iterable[Update]) -> Tensors:
     """`Σ n_k·θ_k / Σ n_k` (FedAvg; FedPrompt eq. 3)."""
-    return weighted_mean(updates, [float(update.rows) for update in updates])
+    return weighted_mean(updates, lambda update: float(update.rows))

@@ -7,7 +7,7 @@ ties. Where updates were refused and fewer are left than the options need, the m
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -17,29 +17,29 @@ from silotune.aggregation.update import Update
 from silotune.parts import Tensors
 
 
-def median(updates: Sequence[Update]) -> Tensors:
+def median(updates: Iterable[Update]) -> Tensors:
     """The coordinate-wise median (Yin et al. 2018, Definition 1); of an even number, the mean of the middle two."""
-    count = len(updates)
-    return _between(updates, (count - 1) // 2)
+    ordered = _in_name_order(updates)
+    return _between(ordered, (len(ordered) - 1) // 2)
 
 
-def trimmed_mean(updates: Sequence[Update], trim: float) -> Tensors:
+def trimmed_mean(updates: Iterable[Update], trim: float) -> Tensors:
     """The coordinate-wise mean without the smallest and the largest values (Yin et al. 2018, Definition 2).
 
     Args:
         updates: one per silo.
         trim: the share of the updates that is cut at each end, rounded up.
     """
-    count = len(updates)
-    return _between(updates, min(cut_at_each_end(count, trim), (count - 1) // 2))
+    ordered = _in_name_order(updates)
+    return _between(ordered, min(cut_at_each_end(len(ordered), trim), (len(ordered) - 1) // 2))
 
 
-def krum(updates: Sequence[Update], byzantine: int) -> Tensors:
+def krum(updates: Iterable[Update], byzantine: int) -> Tensors:
     """The one update that is nearest to its `n − f − 2` nearest others (Blanchard et al. 2017, section 3)."""
     return uniform(_nearest(updates, byzantine, 1))
 
 
-def multi_krum(updates: Sequence[Update], byzantine: int, keep: int | None = None) -> Tensors:
+def multi_krum(updates: Iterable[Update], byzantine: int, keep: int | None = None) -> Tensors:
     """The uniform mean of the updates that Krum scores best (Blanchard et al. 2017, section 4).
 
     Args:
@@ -73,7 +73,7 @@ def krum_scores(updates: Sequence[Update], byzantine: int) -> list[float]:
     return [math.fsum(row[:near]) for row in others]
 
 
-def _nearest(updates: Sequence[Update], byzantine: int, keep: int | None) -> list[Update]:
+def _nearest(updates: Iterable[Update], byzantine: int, keep: int | None) -> list[Update]:
     """The updates with the best scores, in silo-name order; among equal scores the first names."""
     ordered = _in_name_order(updates)
     f = min(byzantine, most_byzantine(len(ordered)))
@@ -86,9 +86,8 @@ def _squared_distance(one: Tensors, other: Tensors) -> float:
     return math.fsum(float((one[name].double() - other[name].double()).square().sum()) for name in sorted(one))
 
 
-def _between(updates: Sequence[Update], cut: int) -> Tensors:
+def _between(ordered: Sequence[Update], cut: int) -> Tensors:
     """Per coordinate the mean of the values left when `cut` are dropped at each end."""
-    ordered = _in_name_order(updates)
     result: Tensors = {}
     for name, first in ordered[0].tensors.items():
         kept = _sorted([update.tensors[name] for update in ordered])[cut : len(ordered) - cut]
@@ -101,5 +100,5 @@ def _sorted(values: Sequence[Tensor]) -> Tensor:
     return torch.stack(list(values)).sort(dim=0, stable=True).values
 
 
-def _in_name_order(updates: Sequence[Update]) -> list[Update]:
+def _in_name_order(updates: Iterable[Update]) -> list[Update]:
     return sorted(updates, key=lambda update: update.silo)

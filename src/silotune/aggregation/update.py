@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from silotune.parts import Tensors
@@ -18,7 +18,25 @@ class Update:
     rows: int
 
 
-Aggregation = Callable[[Sequence[Update]], Tensors]
+Aggregation = Callable[[Iterable[Update]], Tensors]
+"""From updates in silo-name order, one at least."""
+
+
+def in_name_order(updates: Iterable[Update], silos: Sequence[str]) -> Iterator[Update]:
+    """Updates as they arrive, given on in silo-name order: each as soon as no other of these silos can come before it.
+
+    What comes in order is not kept. A silo that sends nothing holds back those behind it until all have arrived.
+    """
+    turns = iter(sorted(silos))
+    turn = next(turns, None)
+    waiting: dict[str, Update] = {}
+    for update in updates:
+        waiting[update.silo] = update
+        del update
+        while turn in waiting:
+            yield waiting.pop(turn)
+            turn = next(turns, None)
+    yield from (waiting[name] for name in sorted(waiting))
 
 
 def change_norm(tensors: Tensors, before: Tensors) -> float:

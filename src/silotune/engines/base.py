@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from silotune.aggregation import Update
+from silotune.aggregation import Update, in_name_order
 from silotune.assembly import Federation
 from silotune.errors import InputError
 from silotune.messages import MessageRefused
@@ -148,9 +148,10 @@ class Engine(ABC):
         coordinator, history = self.federation.coordinator, self.history
         started = time.perf_counter()
         chosen = coordinator.choose(number, list(self.federation.silos))
-        updates, touched = self._updates(number, chosen, coordinator.broadcast(number))
+        touched: set[str] = set()
+        updates = self._updates(number, chosen, coordinator.broadcast(number), touched)
+        coordinator.aggregate(in_name_order(updates, chosen), number)
         self._judge_pending()
-        coordinator.aggregate(updates, number)
         self._server_step(number)
         history.sampled = sorted({*history.sampled, *touched})
         ends = any(phase.when == "end" for phase in self.federation.training.phases)
@@ -186,27 +187,29 @@ class Engine(ABC):
         self.folder.event("round", round=number, silos=list(chosen), validation=found, seconds=history.seconds)
         return better
 
-    def _updates(self, number: int, chosen: Sequence[str], broadcast: bytes) -> tuple[list[Update], set[str]]:
-        """The round's updates, checked, and who answered; what is refused is named in the events and left out."""
+    def _updates(self, number: int, chosen: Sequence[str], broadcast: bytes, answered: set[str]) -> Iterator[Update]:
+        """The round's updates, checked, as they arrive; what is refused is named in the events and left out.
+
+        Who answered is put into `answered`.
+        """
         coordinator, history = self.federation.coordinator, self.history
-        updates: list[Update] = []
-        answered: set[str] = set()
         for answer in self.rounds(number, chosen, broadcast):
             answered.add(answer.silo)
             history.training_seconds += answer.metrics["seconds"]
             history.training_rows += int(answer.metrics["rows"])
-            sizes = {"bytes_down": 0, "bytes_up": 0}
+            sizes, update = {"bytes_down": 0, "bytes_up": 0}, None
             if coordinator.communicates:
                 sizes = {"bytes_down": len(broadcast), "bytes_up": len(answer.message)}
                 history.bytes_down += sizes["bytes_down"]
                 history.bytes_up += sizes["bytes_up"]
                 try:
-                    updates.append(coordinator.receive(number, answer.silo, answer.message))
+                    update = coordinator.receive(number, answer.silo, answer.message)
                 except MessageRefused as refusal:
                     self.folder.event("refused", round=number, silo=answer.silo, reason=str(refusal))
             note = {"note": answer.note} if answer.note else {}
             self.folder.event("silo", round=number, silo=answer.silo, **sizes, **answer.metrics, **note)
-        return updates, answered
+            if update is not None:
+                yield update
 
     def _server_step(self, number: int) -> None:
         """The coordinator trains the aggregated parts on its own labelled rows, where the method says so."""

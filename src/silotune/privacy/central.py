@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -37,7 +37,7 @@ class CentralNoise:
     seed: int
     secret: bytes | None = None
 
-    def __call__(self, before: Tensors, updates: Sequence[Update], number: int) -> Tensors:
+    def __call__(self, before: Tensors, updates: Iterable[Update], number: int) -> Tensors:
         """The shared parts after a round; `updates` in silo-name order."""
         mean: Tensors = {name: torch.zeros_like(tensor, dtype=torch.float64) for name, tensor in before.items()}
         for update in updates:
