@@ -19,6 +19,14 @@ USES = "privacy/rounds"
 
 
 @dataclass(frozen=True)
+class Spent:
+    """What a silo has paid by its own record, whatever its state says: uses of the noise, and ε of other runs."""
+
+    uses: int = 0
+    epsilon: float = 0.0
+
+
+@dataclass(frozen=True)
 class Answer:
     """What a silo gives back: its message (empty where nothing is shared), and numbers and a remark for the log."""
 
@@ -46,7 +54,7 @@ class Participant:
         self.uplink = uplink
         self.privacy = privacy
 
-    def round(self, silo: Silo, broadcast: bytes) -> Answer:
+    def round(self, silo: Silo, broadcast: bytes, spent: Spent = Spent()) -> Answer:
         """One local round; the silo keeps its private parts and memory.
 
         Raises:
@@ -55,7 +63,7 @@ class Participant:
         """
         shared, number = read_broadcast(broadcast, self.expected)
         memory = silo.state.memory if silo.state else {}
-        uses = self._next_use(memory)
+        uses = self._next_use(memory, spent)
         result = self.training.round(silo, shared, number)
         message = b""
         if self.expected.shapes:
@@ -78,12 +86,12 @@ class Participant:
         written, kept = self.uplink.send(change, memory, silo.name, number)
         return change_message(written, self.uplink.label, number, silo.name, silo.rows), kept
 
-    def _next_use(self, memory: Tensors) -> Tensors:
+    def _next_use(self, memory: Tensors, spent: Spent) -> Tensors:
         """The silo's count of noised changes with the one to come; nothing where no noise is added here."""
         if self.privacy is None or not self.expected.shapes:
             return {}
-        uses = int(memory[USES]) + 1 if USES in memory else 1
-        self.privacy.check(uses)
+        uses = max(int(memory[USES]) if USES in memory else 0, spent.uses) + 1
+        self.privacy.check(uses, spent.epsilon)
         return {USES: torch.tensor(uses)}
 
     def final(self, silo: Silo, broadcast: bytes) -> Answer:

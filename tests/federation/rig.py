@@ -66,6 +66,7 @@ def local_configs(config: Config, out: Path, **more: object) -> dict[str, LocalC
                 "share": ALL,
                 "backbone": config.backbone,
                 "socket": "/tmp/unused.sock",
+                "seeded_noise": True,
                 **more,
             }
         )

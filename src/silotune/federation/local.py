@@ -26,7 +26,10 @@ class LocalConfig(Section):
     a folder of rows as they are. `share`: the numbers that may leave: scores on validation and test rows, row counts
     (and the numbers of steps and tokens, which follow from them), losses, seconds. Without `rows` among them only
     aggregations that do not weigh silos are accepted. `backbone`, `start`, `threads`: on this machine. `secret`: random
-    bytes for the silo's own noise. `config`: the configuration that was agreed on; any other is refused. `superlink`:
+    bytes for the silo's own noise; without them noise is refused, unless `seeded_noise` takes it from the run's seed,
+    which the coordinator knows. `config`: the configuration that was agreed on; any other is refused. `socket`:
+    where the worker listens; `socket_group`: the socket's group may connect too, so that the SuperNode can run as
+    another user, who cannot read the rows. `superlink`:
     address of the coordinator's SuperLink (or of the proxy before it); `root_certificates` and `private_key` prove who
     is who; `insecure` is for one machine.
     """
@@ -39,9 +42,11 @@ class LocalConfig(Section):
     backbone: str = "default"
     start: str | None = Field(None, min_length=1)
     secret: str | None = Field(None, min_length=1)
+    seeded_noise: bool = False
     threads: int | None = Field(None, ge=1, le=1024)
     config: str | None = Field(None, min_length=1)
     socket: str | None = Field(None, min_length=1)
+    socket_group: bool = False
     superlink: str | None = Field(None, min_length=1)
     root_certificates: str | None = Field(None, min_length=1)
     private_key: str | None = Field(None, min_length=1)

@@ -23,15 +23,16 @@ from silotune.data.tasks import SiloData, Splits
 from silotune.errors import InputError, SilotuneError
 from silotune.evaluation.instances import keep_instances
 from silotune.evaluation.scores import results, scores
-from silotune.federation.agreement import check_agreed, check_federated, read_travelled
+from silotune.federation.agreement import check_agreed, check_federated, read_travelled, travelling
 from silotune.federation.handshake import HandshakeRefused, Identity, check_identity, text_digest, tokenizer_digest
+from silotune.federation.ledger import Ledger
 from silotune.federation.local import LocalConfig
 from silotune.federation.protocol import Frame, ProtocolError, decode, mapping
 from silotune.federation.rows import read_rows
 from silotune.federation.store import Store, state_name
 from silotune.messages import read_broadcast
 from silotune.methods import Method
-from silotune.participant import Answer
+from silotune.participant import Answer, Spent
 from silotune.parts import flatten
 from silotune.pretrained import load_backbone
 from silotune.silo import Silo, SiloState
@@ -66,7 +67,12 @@ class Session:
     def warm(self) -> None:
         """Load backbone and rows for the agreed configuration, before anybody asks."""
         if self.local.config is not None:
-            self._prepare(Path(self.local.config).read_text(encoding="utf-8"), None)
+            text = Path(self.local.config).read_text(encoding="utf-8")
+            try:
+                read_travelled(text)
+            except InputError:  # as a person writes it; the backbone will be there, rows come with the first request
+                text = travelling(read_config(self.local.config), [self.local.name])
+            self._prepare(text, None)
 
     def answer(self, data: bytes) -> bytes:
         """The answer to a request; a reason where there is none. Tracebacks stay in the silo's own log."""
@@ -77,10 +83,19 @@ class Session:
         except ProtocolError as error:
             return self._reason("failed", f"request: {error}")
         except SilotuneError as error:
-            return self._reason("failed", str(error))
+            return self._reason("failed", self._without_paths(str(error)))
         except Exception as error:  # the text may quote rows: only its kind leaves
             traceback.print_exc()
             return self._reason("failed", f"{type(error).__name__} (see the worker's log)")
+
+    def _without_paths(self, reason: str) -> str:
+        """Where things lie on this machine is nobody else's business."""
+        local = self.local
+        paths = [local.folder, local.rows, local.backbone, local.start, local.secret, local.config]
+        paths.append(None if local.data is None else local.data.path)
+        for path in sorted({path for path in paths if path and "/" in path}, key=len, reverse=True):
+            reason = reason.replace(path, f"…/{Path(path).name}")
+        return reason
 
     def _reason(self, kind: str, reason: str) -> bytes:
         print(f"silotune worker {self.local.name!r}: {kind}: {reason}", file=sys.stderr, flush=True)
@@ -145,6 +160,11 @@ class Session:
             )
         if config.privacy.secret is not None and self.local.secret is None:
             raise HandshakeRefused(f"silo {self.local.name!r}: its noise needs a secret; its silo config names none")
+        if config.uplink.noise is not None and self.local.secret is None and not self.local.seeded_noise:
+            raise HandshakeRefused(
+                f"silo {self.local.name!r}: noise from the run's seed hides nothing from the coordinator, who knows "
+                "the seed; its silo config needs secret (or seeded_noise: true, for a rehearsal)"
+            )
         if config.start is not None and self.local.start is None:
             raise HandshakeRefused(f"silo {self.local.name!r}: the run starts from a LoRA; its silo config needs start")
 
@@ -228,11 +248,17 @@ class Session:
         known = store.answered(name, asked)
         if known is not None:
             return known
-        store.forget({*map(str, keep), str(base)})
+        store.forget({*map(str, keep), str(base)}, before=int(number))
         silo = self._silo(federation, store, str(base))
         judged = self._judged(federation, silo, broadcast, ["validation"], store) if judge else {}
         participant = federation.participant()
-        made = participant.final(silo, broadcast) if final else participant.round(silo, broadcast)
+        if final:
+            made = participant.final(silo, broadcast)
+        else:
+            ledger, run = Ledger(Path(self.local.folder)), store.path.name
+            made = participant.round(silo, broadcast, ledger.spent(run) if participant.privacy else Spent())
+            if participant.privacy and made.message:
+                ledger.record(run, name, participant.privacy.epsilon_round)
         assert silo.state is not None, "a silo that trained has a state"
         store.write(name, silo.state.flat())
         answer = self._shared_answer(made, int(number), name)

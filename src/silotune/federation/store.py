@@ -77,10 +77,11 @@ class Store:
         except (OSError, ProtocolError, KeyError):
             return None
 
-    def forget(self, keep: Collection[str]) -> None:
-        """Drop states and answers but these."""
+    def forget(self, keep: Collection[str], before: int) -> None:
+        """Drop the states and answers of rounds before this one, but these. A late request cannot drop newer ones."""
         for path in self.path.iterdir():
-            if path.suffix in (".safetensors", ".answer") and path.stem not in keep:
+            ours = path.suffix in (".safetensors", ".answer") and _NAME.fullmatch(path.stem)
+            if ours and path.stem not in keep and int(path.stem.split("-")[0]) < before:
                 path.unlink(missing_ok=True)
 
     def _state(self, name: str) -> Path:

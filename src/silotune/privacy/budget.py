@@ -65,16 +65,21 @@ class Privacy:
                 f"allowed: {one} or more, or more noise"
             )
 
-    def check(self, uses: int) -> None:
+    def check(self, uses: int, before: float = 0.0) -> None:
         """Refuse a silo's next answer where it would be one too many.
+
+        Args:
+            uses: of the noise in this run, with the one to come.
+            before: ε that was spent on the same rows in other runs.
 
         Raises:
             BudgetSpent: it does not fit into the budget.
         """
-        if self.budget is not None and affordable(self.account, self.budget, uses) < uses:
+        if self.budget is not None and affordable(self.account, self.budget - before, uses) < uses:
+            others = f", other runs {before:.4g}" if before else ""
             raise BudgetSpent(
                 f"privacy.epsilon: the budget of {self.budget:g} is spent after {uses - 1} rounds "
-                f"(ε = {self.account.total(uses - 1):.4g})"
+                f"(ε = {self.account.total(uses - 1):.4g}{others})"
             )
 
     @property

@@ -1,0 +1,53 @@
+"""What a silo has paid for with privacy, for ever: one line for every noised answer it gave, in whichever run.
+
+A coordinator names the state from which a silo goes on, so a count in that state could be rewound. This file only
+grows. A line is written before its answer leaves: a crash between the two costs a round's ε, and hides none.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from silotune.errors import InputError
+from silotune.participant import Spent
+
+FILE = "released.jsonl"
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """A silo's record, in its own folder."""
+
+    folder: Path
+
+    def spent(self, run: str) -> Spent:
+        """The noised answers given in a run, and the ε of all other runs over the same rows (their plain sum).
+
+        Raises:
+            InputError: if the file is damaged; without it nothing more may leave.
+        """
+        path = self.folder / FILE
+        uses, others = 0, 0.0
+        try:
+            for line in path.read_text(encoding="utf-8").splitlines():
+                entry = json.loads(line)
+                if entry["run"] == run:
+                    uses += 1
+                else:
+                    others += float(entry["epsilon"])
+        except FileNotFoundError:
+            return Spent()
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise InputError(f"privacy: the record of what was released cannot be read ({FILE})") from error
+        return Spent(uses, others)
+
+    def record(self, run: str, answer: str, epsilon: float) -> None:
+        """One more noised answer is about to leave, at this ε."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with (self.folder / FILE).open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"run": run, "answer": answer, "epsilon": epsilon}) + "\n")
+            file.flush()
+            os.fsync(file.fileno())

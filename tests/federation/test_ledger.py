@@ -1,0 +1,100 @@
+"""What a silo paid for with privacy is counted by the silo: no coordinator, and no new run, makes it forget."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from federation.rig import DirectLink, job, local_configs
+from silotune.errors import InputError, SilotuneError
+from silotune.federation.coordinate import coordinate
+from silotune.federation.ledger import FILE, Ledger
+from silotune.federation.protocol import Frame, decode
+from silotune.federation.session import Session
+from silotune.participant import Spent
+
+NOISE = ("uplink=clip,laplace", "uplink.epsilon=2", "rounds=2", "train.steps=1")
+
+
+def answers(link: DirectLink) -> list[Frame]:
+    """The noised answers among all that came."""
+    frames = (decode(data) for _, data in link.came)
+    return [frame for frame in frames if frame.kind == "answer" and frame.blobs.get("message")]
+
+
+def test_uses_of_this_run_and_the_sum_of_the_others(tmp_path):
+    ledger = Ledger(tmp_path)
+    assert ledger.spent("a" * 16) == Spent(0, 0.0)
+    for run, name, epsilon in (("a", "0001", 2.0), ("a", "0002", 2.0), ("b", "0001", 0.5)):
+        ledger.record(run * 16, name, epsilon)
+    assert ledger.spent("a" * 16) == Spent(2, 0.5)
+    assert ledger.spent("b" * 16) == Spent(1, 4.0)
+    assert ledger.spent("c" * 16) == Spent(0, 4.5)
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"run": "x"}', '{"run": "x", "epsilon": null}'])
+def test_a_damaged_record_lets_nothing_more_leave(tmp_path, text):
+    (tmp_path / FILE).write_text(text + "\n")
+    with pytest.raises(InputError, match=FILE):
+        Ledger(tmp_path).spent("a" * 16)
+
+
+def test_another_run_over_the_same_rows_finds_the_budget_spent(tiny_config, tmp_path):
+    config = tiny_config("fedavg", *NOISE, "privacy.epsilon=4")
+    configs = local_configs(config, tmp_path / "one")
+    link = DirectLink({n: Session(local).answer for n, local in enumerate(configs.values())})
+    coordinate(job(config, tmp_path / "one", configs), link)
+    assert len(answers(link)) == 2 * len(configs)  # two rounds of ε = 2 each
+    link.came.clear()
+    with pytest.raises(SilotuneError, match="quorum"):
+        coordinate(job(config, tmp_path / "two", configs), link)
+    assert answers(link) == []
+    reasons = [frame.fields["reason"] for frame in (decode(data) for _, data in link.came) if frame.kind == "failed"]
+    assert reasons
+    assert all("budget of 4 is spent" in reason for reason in reasons)
+
+
+def test_a_rewound_state_does_not_rewind_the_count(tiny_config, tmp_path):
+    """The coordinator asks again, now from the state before round 1."""
+    config = tiny_config("fedavg", *NOISE, "privacy.epsilon=4")
+    configs = local_configs(config, tmp_path / "one")
+    sessions = [Session(local) for local in configs.values()]
+    link = DirectLink({n: session.answer for n, session in enumerate(sessions)})
+    coordinate(job(config, tmp_path / "one", configs), link)
+    asked = [decode(data) for node, data in link.sent if node == 0]
+    last = next(frame for frame in asked if frame.kind == "round" and frame.fields["round"] == 2)
+    assert last.fields["base"] == "0001"
+    answered = decode(sessions[0].answer(last.encode()))  # the same question: the stored answer
+    refused = decode(sessions[0].answer(Frame("round", {**last.fields, "base": ""}, last.blobs).encode()))
+    assert (answered.kind, refused.kind) == ("answer", "failed")
+    assert "budget" in refused.fields["reason"]
+    lines = (tmp_path / "one" / "checkpoints" / "silos" / next(iter(configs)) / FILE).read_text().splitlines()
+    assert [json.loads(line)["epsilon"] for line in lines] == [2.0, 2.0]
+
+
+def test_noise_that_the_coordinator_knows_is_refused(tiny_config, tmp_path):
+    config = tiny_config("fedavg", *NOISE)
+    configs = local_configs(config, tmp_path / "run", seeded_noise=False)
+    link = DirectLink({n: Session(local).answer for n, local in enumerate(configs.values())})
+    with pytest.raises(SilotuneError, match="secret"):
+        coordinate(job(config, tmp_path / "run", configs), link)
+    assert answers(link) == []
+
+
+def test_paths_of_the_silo_stay_there(tiny_config, tmp_path):
+    config = tiny_config("fedavg", "rounds=1")
+    configs = local_configs(config, tmp_path / "run", backbone=str(tmp_path / "secret-place" / "model"))
+    link = DirectLink({n: Session(local).answer for n, local in enumerate(configs.values())})
+    with pytest.raises(SilotuneError):
+        coordinate(job(config, tmp_path / "run", configs), link)
+    assert link.came
+    assert not any(b"secret-place" in data or str(tmp_path).encode() in data for _, data in link.came)
+
+
+def test_an_agreed_configuration_as_a_person_writes_it_is_warmed_up(tiny_config, tmp_path):
+    config = tiny_config("fedavg", "rounds=1")
+    written = tmp_path / "agreed.yaml"
+    written.write_text(f"preset: demo\nbackbone: {config.backbone}\nrounds: 1\n", encoding="utf-8")
+    configs = local_configs(config, tmp_path / "run", config=str(written))
+    Session(next(iter(configs.values()))).warm()
