@@ -96,5 +96,5 @@ def test_an_agreed_configuration_as_a_person_writes_it_is_warmed_up(tiny_config,
     config = tiny_config("fedavg", "rounds=1")
     written = tmp_path / "agreed.yaml"
     written.write_text(f"preset: demo\nbackbone: {config.backbone}\nrounds: 1\n", encoding="utf-8")
-    configs = local_configs(config, tmp_path / "run", config=str(written))
-    Session(next(iter(configs.values()))).warm()
+    local = next(iter(local_configs(config, tmp_path / "run").values()))
+    Session(local.model_copy(update={"config": str(written)})).warm()
