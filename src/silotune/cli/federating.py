@@ -23,6 +23,8 @@ def worker(silo: SiloFile) -> None:
 
 federation = typer.Typer(help="A federation on several machines.", no_args_is_help=True)
 app.add_typer(federation, name="federation")
+JoinFile = Annotated[Path, typer.Argument(help="The silo's own file, or its node's (YAML).", metavar="SILO_YAML")]
+SiloName = Annotated[str, typer.Argument(help="The silo's name.")]
 LinkFile = Annotated[Path, typer.Argument(help="The coordinator's file (YAML).", metavar="COORDINATOR_YAML")]
 AnyFile = Annotated[Path, typer.Argument(help="The coordinator's or a silo's file (YAML).", metavar="YAML")]
 
@@ -32,31 +34,41 @@ def up(coordinator: LinkFile) -> None:
     """Run the coordinator's SuperLink, in the foreground."""
     from silotune.cli.running import say
     from silotune.federation import deployment
+    from silotune.federation.parties import read_link
 
-    deployment.up(deployment.read_link(coordinator), say)
+    deployment.up(read_link(coordinator), say)
 
 
 @federation.command()
 def admit(
-    coordinator: LinkFile,
-    silo: Annotated[str, typer.Argument(help="The silo's name.")],
-    key: Annotated[Path, typer.Argument(help="Its public key.")],
+    coordinator: LinkFile, silo: SiloName, key: Annotated[Path, typer.Argument(help="Its public key (….pub).")]
 ) -> None:
     """Let a silo's key in."""
     from silotune.cli.running import say
-    from silotune.federation import deployment
+    from silotune.federation import admission
+    from silotune.federation.parties import read_link
 
-    say(f"silo {silo!r} is node {deployment.admit(deployment.read_link(coordinator), silo, key)}")
+    say(f"silo {silo!r} is node {admission.admit(read_link(coordinator), silo, key)}")
 
 
 @federation.command()
-def join(silo: SiloFile) -> None:
+def expel(coordinator: LinkFile, silo: SiloName) -> None:
+    """Take a silo's key out: it left, or its key is lost and another one comes."""
+    from silotune.cli.running import say
+    from silotune.federation import admission
+    from silotune.federation.parties import read_link
+
+    say(f"silo {silo!r} was node {admission.expel(read_link(coordinator), silo)}, and is it no more")
+
+
+@federation.command()
+def join(silo: JoinFile) -> None:
     """Run a silo's worker and SuperNode, in the foreground."""
     from silotune.cli.running import say
     from silotune.federation import deployment
-    from silotune.federation.local import read_local
+    from silotune.federation.parties import read_joining
 
-    deployment.join(silo, read_local(silo), say)
+    deployment.join(silo, read_joining(silo), say)
 
 
 @federation.command()
@@ -75,10 +87,11 @@ def start(
     from silotune.errors import OR_RESUME, InputError, require_unused
     from silotune.federation import deployment
     from silotune.federation.coordinate import FOLDER, Job, settled
+    from silotune.federation.parties import read_link
     from silotune.report.tables import result_table
     from silotune.runs import read_summary, write_text
 
-    link = deployment.read_link(coordinator)
+    link = read_link(coordinator)
     config = settled(read_config(source, overrides or []))
     if not config.federation.silos:
         raise InputError("federation.silos: name the silos that take part")

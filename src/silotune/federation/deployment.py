@@ -1,4 +1,4 @@
-"""A federation on several machines: what `silotune federation up, admit, start, join, status, down` do.
+"""A federation on several machines: what `silotune federation up, start, join, status, down` do.
 
 `up` and `join` stay in the foreground and look after their processes, as systemd and containers want it.
 """
@@ -9,7 +9,8 @@ import contextlib
 import json
 import os
 import signal
-import subprocess
+import socket
+import ssl
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -17,14 +18,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field, ValidationError, model_validator
-
-from silotune.config.parse import input_error
-from silotune.config.section import Section
-from silotune.config.trees import parse_tree
 from silotune.errors import InputError, SilotuneError
-from silotune.federation.flower import ENVIRONMENT, require_flower, submit, superlink, supernode, write_app, write_home
-from silotune.federation.local import LocalConfig, read_local
+from silotune.federation.admission import flower_environment, nodes
+from silotune.federation.flower import ENVIRONMENT, require_flower, submit, superlink, supernode, write_app
+from silotune.federation.local import LocalConfig
+from silotune.federation.parties import LinkConfig, NodeConfig, read_party
 from silotune.federation.supervision import Household, lives, wait_for_port
 from silotune.federation.watchdog import end, family
 from silotune.federation.worker import ping
@@ -35,52 +33,6 @@ PAUSES = (1.0, 5.0, 15.0, 30.0)
 """Seconds before a process that ended is started again, the last for all further times: a node that was killed is not
 let in for up to a minute."""
 SLOW = 180.0
-
-
-class LinkConfig(Section):
-    """The coordinator's side of the wire.
-
-    `folder`: SuperLink's state and logs. `host` and `port`: where it listens; leave it on loopback and put a proxy that
-    lets only `/v1/fleet/` and `/health` through before it: who reaches the rest can run code on the silos. `ca`,
-    `certificate`, `key`: TLS; nodes must then be admitted by their keys. `insecure`: neither, for one machine.
-    """
-
-    folder: str = Field(min_length=1)
-    host: str = "127.0.0.1"
-    port: int = Field(8000, ge=1, le=65535)
-    ca: str | None = Field(None, min_length=1)
-    certificate: str | None = Field(None, min_length=1)
-    key: str | None = Field(None, min_length=1)
-    insecure: bool = False
-
-    @model_validator(mode="after")
-    def _fitting(self) -> LinkConfig:
-        files = (self.ca, self.certificate, self.key)
-        if self.insecure and any(files):
-            raise ValueError("insecure: excludes ca, certificate and key")
-        if not self.insecure and not all(files):
-            raise ValueError("give ca, certificate and key (or insecure: true, for one machine)")
-        return self
-
-
-def read_link(path: Path) -> LinkConfig:
-    """A coordinator's file; paths are relative to it.
-
-    Raises:
-        InputError: naming the key and what is allowed.
-    """
-    try:
-        tree = parse_tree(path.read_text(encoding="utf-8"), str(path))
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"coordinator config {path}: cannot be read ({error})") from error
-    here = path.resolve().parent
-    for key in ("folder", "ca", "certificate", "key"):
-        if isinstance(tree.get(key), str) and tree[key]:
-            tree[key] = str((here / Path(tree[key]).expanduser()).resolve())
-    try:
-        return LinkConfig.model_validate(tree)
-    except ValidationError as error:
-        raise InputError(f"coordinator config {path}: {input_error(error, LinkConfig)}") from None
 
 
 def up(config: LinkConfig, say: Callable[[str], None]) -> None:
@@ -99,28 +51,10 @@ def up(config: LinkConfig, say: Callable[[str], None]) -> None:
         _look_after(household, say)
 
 
-def admit(config: LinkConfig, silo: str, key: Path) -> str:
-    """Register a silo's public key; the node's id.
-
-    Raises:
-        SilotuneError: it was not taken.
-    """
-    words = ["flwr", "supernode", "register", str(key), "silotune", "--name", f"silo-{silo}", "--format", "json"]
-    done = subprocess.run(words, env=_flower(config), capture_output=True, text=True, timeout=300, check=False)
-    try:
-        found = json.loads(done.stdout)
-        if done.returncode == 0 and found.get("success", True):
-            return str(found["node-id"])
-    except (ValueError, KeyError, TypeError, AttributeError):
-        pass
-    raise SilotuneError(f"silo {silo!r} was not admitted: {' '.join(f'{done.stdout} {done.stderr}'.split())[-300:]}")
-
-
 def start(config: LinkConfig, job: Path) -> str:
     """Hand a job (`coordinate.Job`) to the SuperLink; the run's id."""
     require_flower()
-    environment = _flower(config)
-    return submit(write_app(Path(config.folder) / "app"), job, environment)
+    return submit(write_app(Path(config.folder) / "app"), job, flower_environment(config))
 
 
 def follow(out: Path, progress: Callable[[int, str, int, int], None]) -> None:
@@ -146,50 +80,87 @@ def follow(out: Path, progress: Callable[[int, str, int, int], None]) -> None:
         raise (InputError if outcome.get("exit_code") == 2 else SilotuneError)(str(outcome.get("error")))
 
 
-def join(path: Path, local: LocalConfig, say: Callable[[str], None]) -> None:
-    """Run a silo's worker and SuperNode until told to end."""
+def join(path: Path, config: LocalConfig | NodeConfig, say: Callable[[str], None]) -> None:
+    """Run a silo's worker and SuperNode until told to end; for a node's file the SuperNode alone.
+
+    Raises:
+        InputError: what answers at `superlink` is not the coordinator that the certificates are for.
+    """
     require_flower()
-    if local.superlink is None:
-        raise InputError(f"silo config {path}: superlink: give the address HOST:PORT")
-    if not local.insecure and not (local.root_certificates and local.private_key):
-        raise InputError(
-            f"silo config {path}: give root_certificates and private_key (or insecure: true, for one machine)"
-        )
-    with _running(Path(local.folder)) as household:
+    assert config.superlink is not None, "the file was checked"
+    if not config.insecure:
+        assert config.root_certificates is not None, "the file was checked"
+        problem = greet(config.superlink, config.root_certificates)
+        if problem:
+            say(f"{problem}; goes on trying")
+    with _running(Path(config.folder)) as household:
         secured = ["--insecure"]
-        if not local.insecure:
-            secured = ["--root-certificates", str(local.root_certificates)]
-            secured += ["--auth-supernode-private-key", str(local.private_key)]
-        household.start("worker", [sys.executable, "-m", "silotune", "worker", str(path.resolve())])
-        words = supernode(local.superlink, local.port, local.name, local.socket_path, secured)
+        if not config.insecure:
+            secured = ["--root-certificates", str(config.root_certificates)]
+            secured += ["--auth-supernode-private-key", str(config.private_key)]
+        if isinstance(config, LocalConfig):
+            household.start("worker", [sys.executable, "-m", "silotune", "worker", str(path.resolve())])
+        words = supernode(config.superlink, config.port, config.name, config.socket_path, secured)
         household.start("supernode", words)
-        say(f"silo {local.name!r} joins {local.superlink}; logs: {Path(local.folder) / 'logs'}")
+        say(f"silo {config.name!r} joins {config.superlink}; logs: {Path(config.folder) / 'logs'}")
         _look_after(household, say)
 
 
+def greet(address: str, certificates: str, patience: float = 20.0) -> str:
+    """Look whether a party that the certificates vouch for answers at an address; what is in the way for now, if so.
+
+    Flower's SuperNode tries for ever also where no patience helps.
+
+    Raises:
+        InputError: the certificates are none, or the other side has another one, or no TLS at all.
+    """
+    host, _, port = address.rpartition(":")
+    try:
+        context = ssl.create_default_context(cafile=certificates)
+    except (OSError, ssl.SSLError) as error:
+        raise InputError(f"root_certificates {certificates}: cannot be used ({error})") from error
+    bare = host.strip("[]")
+    try:
+        with (
+            socket.create_connection((bare, int(port)), timeout=patience) as plain,
+            context.wrap_socket(plain, server_hostname=bare),
+        ):
+            return ""
+    except ssl.SSLCertVerificationError as error:
+        raise InputError(
+            f"superlink {address}: its certificate is not one that root_certificates vouches for "
+            f"({error.verify_message})"
+        ) from error
+    except ssl.SSLError as error:
+        if error.reason in ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE"):
+            raise InputError(f"superlink {address}: does not speak TLS") from error
+        return f"superlink {address}: TLS failed ({error.reason})"
+    except OSError as error:
+        return f"superlink {address}: not reachable ({error.strerror or error})"
+
+
 def status(path: Path) -> list[str]:
-    """What runs of a coordinator's or a silo's file, line by line."""
-    kind, config = _either(path)
+    """What runs of a coordinator's, a silo's or a node's file, line by line."""
+    config = read_party(path)
     folder = Path(config.folder)
     running = _read(folder / "running.json")
     there = running is not None and bool(family(str(running["token"])))
+    kind = "coordinator" if isinstance(config, LinkConfig) else f"silo {config.name!r}"
     lines = [f"{kind}: {'running' if there else 'not running'}"]
-    if isinstance(config, LocalConfig):
+    if not isinstance(config, LinkConfig):
         said = ping(config.socket_path)
         lines.append("worker: " + ("no answer" if said is None else str(said.get("busy") or "ready")))
     elif there:
-        words = ["flwr", "supernode", "list", "silotune", "--format", "json"]
-        done = subprocess.run(words, env=_flower(config), capture_output=True, text=True, timeout=300, check=False)
-        with contextlib.suppress(ValueError, KeyError, TypeError):
-            for node in json.loads(done.stdout)["nodes"]:
-                lines.append(f"node {node.get('name') or node.get('node-id')}: {node.get('status')}")
+        try:
+            lines += [f"{name}: {state}" for name, state in sorted(nodes(config).items())]
+        except SilotuneError as error:
+            lines.append(f"SuperLink: does not answer ({error})")
     return lines
 
 
 def down(path: Path) -> bool:
     """End what `up` or `join` runs for a file; whether anything ran."""
-    _, config = _either(path)
-    running = _read(Path(config.folder) / "running.json")
+    running = _read(Path(read_party(path).folder) / "running.json")
     if running is None or not family(str(running["token"])):
         return False
     with contextlib.suppress(ProcessLookupError):
@@ -201,14 +172,6 @@ def down(path: Path) -> bool:
     if left:
         raise SilotuneError(f"processes that do not end: {', '.join(map(str, left))}")
     return True
-
-
-def _either(path: Path) -> tuple[str, LinkConfig | LocalConfig]:
-    try:
-        tree = parse_tree(path.read_text(encoding="utf-8"), str(path))
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"config {path}: cannot be read ({error})") from error
-    return (f"silo {tree['name']!r}", read_local(path)) if "name" in tree else ("coordinator", read_link(path))
 
 
 @contextmanager
@@ -243,13 +206,6 @@ def _look_after(household: Household, say: Callable[[str], None]) -> None:
                 del due[child.name]
                 household.again(child.name)
         time.sleep(LOOK)
-
-
-def _flower(config: LinkConfig) -> dict[str, str]:
-    home = write_home(Path(config.folder) / "flwr", f"{config.host}:{config.port}", config.ca)
-    beside = str(Path(sys.executable).parent)
-    path = os.pathsep.join([beside, os.environ.get("PATH", "")])
-    return {**os.environ, **ENVIRONMENT, "PATH": path, "FLWR_HOME": str(home)}
 
 
 def _read(path: Path) -> dict[str, Any] | None:

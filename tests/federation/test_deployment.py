@@ -1,0 +1,232 @@
+"""Files of coordinator, silo and node; whose key is let in; what `deploy/` holds. Without Flower's processes."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+import subprocess
+import threading
+from pathlib import Path
+
+import pytest
+import yaml
+
+from silotune.errors import InputError, SilotuneError
+from silotune.federation import admission, deployment
+from silotune.federation.local import LocalConfig
+from silotune.federation.parties import LinkConfig, NodeConfig, read_joining, read_link, read_party
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
+LINK = {"folder": "state", "ca": "tls/ca.pem", "certificate": "tls/server.pem", "key": "tls/server.key"}
+NODE = {
+    "name": "north",
+    "folder": "node",
+    "socket": "run/w.sock",
+    "superlink": "coordinator.example.org:443",
+    "root_certificates": "ca.pem",
+    "private_key": "north",
+}
+SILO = NODE | {"share": [], "data": {"path": "rows.csv"}}
+
+
+def written(folder, tree):
+    path = folder / "file.yaml"
+    path.write_text(yaml.safe_dump({key: value for key, value in tree.items() if value is not None}))
+    return path
+
+
+def test_whose_file_it_is(tmp_path):
+    link, node, silo = (read_party(written(tmp_path, tree)) for tree in (LINK, NODE, SILO))
+    assert (type(link), type(node), type(silo)) == (LinkConfig, NodeConfig, LocalConfig)
+    assert (link.folder, link.ca) == (str(tmp_path / "state"), str(tmp_path / "tls/ca.pem"))
+    assert str(node.socket_path) == str(silo.socket_path) == str(tmp_path / "run/w.sock")
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "coordinator.example.org", ""])
+def test_a_superlink_beyond_loopback_is_refused(tmp_path, host):
+    with pytest.raises(InputError, match="can run code on the silos; allowed: 127.0.0.1, localhost") as refused:
+        read_link(written(tmp_path, LINK | {"host": host}))
+    assert "host" in str(refused.value)
+    assert str(refused.value).count("\n") == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"key": None}, "give ca, certificate and key"),
+        ({"insecure": True}, "insecure: excludes ca"),
+        ({"port": 0}, "port"),
+        ({"ports": 1}, "did you mean 'port'"),
+    ],
+)
+def test_a_coordinators_file_is_checked(tmp_path, change, said):
+    with pytest.raises(InputError, match=said):
+        read_link(written(tmp_path, LINK | change))
+
+
+@pytest.mark.parametrize("tree", [NODE, SILO], ids=["node", "silo"])
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"superlink": "coordinator.example.org"}, "is not HOST:PORT"),
+        ({"superlink": "https://coordinator.example.org/"}, "is not HOST:PORT"),
+        ({"superlink": "h:99999"}, "is not HOST:PORT"),
+        ({"private_key": None}, "give root_certificates and private_key"),
+        ({"root_certificates": None}, "give root_certificates and private_key"),
+        ({"root_certificates": None, "private_key": None, "insecure": True}, "insecure: for one machine only"),
+        ({"insecure": True, "superlink": "127.0.0.1:8000"}, "insecure: excludes"),
+    ],
+)
+def test_a_file_to_join_with_is_checked(tmp_path, tree, change, said):
+    with pytest.raises(InputError, match=said):
+        read_joining(written(tmp_path, tree | change))
+
+
+def test_without_an_address_a_silo_cannot_join(tmp_path):
+    with pytest.raises(InputError, match="superlink: give the address"):
+        read_joining(written(tmp_path, SILO | {"superlink": None}))
+    with pytest.raises(InputError, match="superlink"):
+        read_joining(written(tmp_path, NODE | {"superlink": None}))
+
+
+# -- keys --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def link(tmp_path):
+    return read_link(written(tmp_path, LINK))
+
+
+@pytest.fixture
+def flwr(monkeypatch):
+    """What `flwr` was asked, and what it is to answer."""
+
+    class Flwr:
+        asked: list[list[str]] = []
+        answer = {"success": True, "node-id": 17}
+
+        def run(self, words, **options):
+            self.asked.append(words)
+            assert options["env"]["FLWR_HOME"].endswith("flwr")
+            return subprocess.CompletedProcess(words, 0, json.dumps(self.answer), "")
+
+    found = Flwr()
+    found.asked = []
+    monkeypatch.setattr(admission.subprocess, "run", found.run)
+    return found
+
+
+@pytest.fixture
+def key(tmp_path):
+    path = tmp_path / "north.pub"
+    path.write_text("ecdsa-sha2-nistp384 AAAA north\n")
+    return path
+
+
+def test_a_silo_has_one_key_until_it_is_expelled(link, flwr, key):
+    assert admission.admit(link, "north", key) == "17"
+    assert flwr.asked == [
+        ["flwr", "supernode", "register", str(key), "silotune", "--name", "silo-north", "--format", "json"]
+    ]
+    with pytest.raises(InputError, match="silo 'north': is node 17 already"):
+        admission.admit(link, "north", key)
+    assert len(flwr.asked) == 1
+    with pytest.raises(InputError, match="'south': not admitted; admitted: north"):
+        admission.expel(link, "south")
+    assert admission.expel(link, "north") == "17"
+    assert flwr.asked[-1] == ["flwr", "supernode", "unregister", "17", "silotune", "--format", "json"]
+    assert admission.admitted(link) == {}
+
+
+def test_a_refusal_is_said_in_flowers_words_and_nothing_is_kept(link, flwr, key):
+    flwr.answer = {"success": False, "error-message": "Using …\n\n[code: 23] Public key already in use."}
+    with pytest.raises(SilotuneError, match=r"silo 'north' was not admitted: .*\[code: 23\] Public key already in use"):
+        admission.admit(link, "north", key)
+    assert admission.admitted(link) == {}
+
+
+def test_what_cannot_be_a_silos_key_is_not_sent(link, flwr, key, tmp_path):
+    private = tmp_path / "north"
+    private.write_text("-----BEGIN OPENSSH PRIVATE KEY-----\n")
+    for silo, path, said in [
+        ("north", private, "is a private key"),
+        ("north", tmp_path / "none.pub", "no such file"),
+        ("../north", key, "cannot be a name"),
+        ("silo-north", key, "must not begin with 'silo-'"),  # the node of `north` is registered as silo-north
+    ]:
+        with pytest.raises(InputError, match=said):
+            admission.admit(link, silo, path)
+    assert flwr.asked == []
+
+
+def test_nodes_are_called_by_their_silos(link, flwr, key):
+    admission.admit(link, "north", key)
+    flwr.answer = {
+        "success": True,
+        "nodes": [
+            {"node-id": "17", "owner-name": "none", "status": "online"},
+            {"node-id": "18", "owner-name": "none", "status": "offline"},
+            {"node-id": "19", "owner-name": "none", "status": "unregistered"},
+        ],
+    }
+    assert admission.nodes(link) == {"north": "online", "node 18": "offline"}
+
+
+# -- before a silo joins -----------------------------------------------------------------------------------------------
+
+
+def test_what_is_no_tls_is_named_before_anything_starts(tmp_path):
+    certificate(tmp_path, "ca")
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+
+        def answer():
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(100)
+                connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+        with pytest.raises(InputError, match=f"superlink {address}: does not speak TLS"):
+            deployment.greet(address, str(tmp_path / "ca.pem"))
+        thread.join()
+    assert "not reachable" in deployment.greet(address, str(tmp_path / "ca.pem"))
+    with pytest.raises(InputError, match="root_certificates .*none.pem: cannot be used"):
+        deployment.greet(address, str(tmp_path / "none.pem"))
+    (tmp_path / "broken.pem").write_text("no certificate")
+    with pytest.raises(InputError, match="root_certificates .*broken.pem: cannot be used"):
+        deployment.greet(address, str(tmp_path / "broken.pem"))
+
+
+def certificate(folder, name):
+    words = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+    words += ["-keyout", str(folder / f"{name}.key"), "-out", str(folder / f"{name}.pem"), "-subj", f"/CN={name}"]
+    subprocess.run(words, check=True, capture_output=True)
+
+
+# -- deploy/ -----------------------------------------------------------------------------------------------------------
+
+
+def test_compose_keeps_rows_from_the_network_and_the_superlink_from_everybody():
+    services = yaml.safe_load((DEPLOY / "compose.yaml").read_text(encoding="utf-8"))["services"]
+    assert services["worker"]["network_mode"] == "none"
+    assert "ports" not in services["worker"]
+    assert not any("data" in volume for volume in services["node"]["volumes"])
+    published = {port for service in services.values() for port in service.get("ports", [])}
+    assert published == {"443:443"}
+    assert services["proxy"]["network_mode"] == "service:superlink"
+    for name in ("superlink", "worker", "node"):
+        assert services[name]["cap_drop"] == ["ALL"]
+        assert services[name]["user"].split(":")[0] not in ("0", "root")
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
+@pytest.mark.parametrize("unit", sorted(DEPLOY.glob("systemd/*.service")), ids=lambda path: path.stem)
+def test_units_are_what_systemd_reads(unit):
+    done = subprocess.run(["systemd-analyze", "verify", str(unit)], capture_output=True, text=True, timeout=300)
+    said = [line for line in done.stderr.splitlines() if "is not executable" not in line and unit.name in line]
+    assert said == []
