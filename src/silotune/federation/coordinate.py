@@ -22,7 +22,7 @@ from silotune.errors import InputError, SilotuneError
 from silotune.experiment import state_digest, summarise
 from silotune.federation.agreement import check_federated, travelling
 from silotune.federation.handshake import HandshakeRefused, Identity, check_identity, text_digest, tokenizer_digest
-from silotune.federation.link import Link
+from silotune.federation.link import Link, LinkLost
 from silotune.federation.protocol import Frame
 from silotune.federation.rollcall import RollCall
 from silotune.federation.rows import read_rows, read_task
@@ -72,10 +72,11 @@ def coordinate(job: Job, link: Link) -> None:
     write_text(place / "coordinator.json", json.dumps({"pid": os.getpid()}))
     try:
         _run(job, link)
-    except BaseException as error:
+    except Exception as error:  # told to end, it says nothing: the run is not over
         code = error.exit_code if isinstance(error, SilotuneError) else 1
         text = str(error) if isinstance(error, SilotuneError) else f"{type(error).__name__}: {error}"
-        write_text(place / "outcome.json", json.dumps({"state": "failed", "error": text, "exit_code": code}))
+        state = "lost" if isinstance(error, LinkLost) else "failed"
+        write_text(place / "outcome.json", json.dumps({"state": state, "error": text, "exit_code": code}))
         raise
     write_text(place / "outcome.json", json.dumps({"state": "finished"}))
 

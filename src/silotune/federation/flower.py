@@ -92,16 +92,35 @@ def supernode(address: str, port: int, silo: str, worker: Path, more: Sequence[s
     ]
 
 
+def superexec(port: int) -> list[str]:
+    """The command that runs the apps of a SuperLink or SuperNode on this machine, where that does not do so itself."""
+    return ["flower-superexec", "--insecure", "--runtime-api-address", f"127.0.0.1:{port}"]
+
+
+def submission(app: Path, job: Path) -> list[str]:
+    """The command that hands a job to the SuperLink."""
+    return ["flwr", "run", str(app), "silotune", "--format", "json", "-c", f"job={json.dumps(str(job))}"]
+
+
 def submit(app: Path, job: Path, environment: Mapping[str, str]) -> str:
     """Hand a job to the SuperLink; the run's id.
 
     Raises:
         SilotuneError: it was not taken.
     """
-    words = ["flwr", "run", str(app), "silotune", "--format", "json", "-c", f"job={json.dumps(str(job))}"]
+    words = submission(app, job)
     done = subprocess.run(words, env=dict(environment), capture_output=True, text=True, timeout=300, check=False)
+    return submitted(f"{done.stdout} {done.stderr}")
+
+
+def submitted(said: str) -> str:
+    """The run's id in what `flwr run` said.
+
+    Raises:
+        SilotuneError: it was not taken.
+    """
     try:
-        return str(json.loads(done.stdout)["run-id"])
+        return str(json.loads(said[said.index("{") : said.rindex("}") + 1])["run-id"])
     except (ValueError, KeyError, TypeError) as error:
-        said = " ".join(f"{done.stdout} {done.stderr}".split())[-300:]
-        raise SilotuneError(f"flwr run: the SuperLink did not take the run ({said})") from error
+        text = " ".join(said.split())[-300:]
+        raise SilotuneError(f"flwr run: the SuperLink did not take the run ({text})") from error

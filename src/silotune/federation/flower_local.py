@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
@@ -32,7 +33,17 @@ from silotune.errors import OR_RESUME, InputError, SilotuneError, require_unused
 from silotune.evaluation.instances import FOLDER as INSTANCES
 from silotune.federation.agreement import travelling
 from silotune.federation.coordinate import FOLDER, Job, settled
-from silotune.federation.flower import ENVIRONMENT, require_flower, submit, superlink, supernode, write_app, write_home
+from silotune.federation.flower import (
+    ENVIRONMENT,
+    require_flower,
+    submission,
+    submitted,
+    superexec,
+    superlink,
+    supernode,
+    write_app,
+    write_home,
+)
 from silotune.federation.rows import write_rows
 from silotune.federation.supervision import Household, free_ports, lives, wait_for_port
 from silotune.methods import Method
@@ -46,6 +57,15 @@ STARTS = 6
 """How often anything is started at most."""
 SLOW = 600.0
 """Seconds that Flower, and then the coordinator, has to come up."""
+
+_APART = ("--insecure", "--isolation", "process")
+"""SuperLink and SuperNodes start nothing themselves; what runs the apps is started beside them."""
+_CLIENT = ("flwr.supernode.cli", "silotune.federation.client_app")
+_MODELS = tuple(
+    f"transformers.{name}" for name in ("modeling_utils", "models.auto.modeling_auto", "models.auto.tokenization_auto")
+)
+_SERVER = ("flwr.superlink.cli", "silotune.federation.server_app", "silotune.federation.coordinate", *_MODELS)
+"""What ClientApp, any backbone and ServerApp import."""
 
 
 def run_local(
@@ -94,7 +114,7 @@ def run_local(
     job.write(place / "job.json")
     with tempfile.TemporaryDirectory(prefix="silotune-") as scratch:  # short: sockets' paths may not be long
         environment = {**ENVIRONMENT, "FLWR_HOME": str(Path(scratch) / "flwr")}
-        with Household(out / FOLDER / "logs", environment) as household:
+        with Household(out / FOLDER / "logs", environment, nursery=True) as household:
             _Local(config, out, data, Path(scratch), household, progress).run()
     return _finished(out, config, data), privacy
 
@@ -127,13 +147,14 @@ class _Local:
         """Until the coordinator says how it ended."""
         place = self._out / FOLDER
         self._progress(1, "starting workers and Flower", 0, len(self._names))
-        for number, name in enumerate(self._names):
-            words = [sys.executable, "-m", "silotune", "worker", str(self._silo_config(number, name))]
-            self._household.start(f"worker-{name}", words)
-        self._stack()
+        configs = [self._silo_config(number, name) for number, name in enumerate(self._names)]
+        self._stack()  # Flower is there before torch is
+        for name, path in zip(self._names, configs, strict=True):
+            words = [sys.executable, "-m", "silotune.federation.worker", str(path)]
+            self._household.start(f"worker-{name}", words, imports=["silotune.federation.session", *_MODELS])
         while True:
             outcome = _read(place / "outcome.json")
-            if outcome is not None:
+            if outcome is not None and not self._lost(outcome):
                 break
             self._look_after(place)
             self._tell(place)
@@ -152,6 +173,7 @@ class _Local:
             "backbone": self._config.backbone,
             "start": self._config.start,
             "secret": self._config.privacy.secret,
+            "seeded_noise": self._config.privacy.secret is None,
             "config": str((self._out / FOLDER / "silos.yaml").resolve()),
             "socket": str(self._socket(number)),
         }
@@ -168,21 +190,39 @@ class _Local:
         if self._stacks > STARTS:
             raise SilotuneError(f"Flower's processes ended {STARTS} times (see {self._out / FOLDER / 'logs'})")
         place = self._out / FOLDER
-        flower = [name for name in self._household.children if not name.startswith("worker-")]
+        start, children = self._household.start, self._household.children
+        flower = [name for name in children if not name.startswith("worker-")]
         if flower:
             self._household.end(*flower)
         for name in ("outcome.json", "coordinator.json"):
             (place / name).unlink(missing_ok=True)
         port, *ports = free_ports(1 + len(self._names))
-        link = self._household.start("superlink", superlink("127.0.0.1", port))
-        wait_for_port(link, port, SLOW)
+        link = start("superlink", superlink("127.0.0.1", port, _APART))
         for number, (name, own) in enumerate(zip(self._names, ports, strict=True)):
-            words = supernode(f"127.0.0.1:{port}", own, name, self._socket(number))
-            self._household.start(f"supernode-{name}", words)
-        home = Path(self._household.environment["FLWR_HOME"])
-        write_home(home, f"127.0.0.1:{port}")
-        submit(write_app(self._scratch / "app"), place / "job.json", self._household.environment)
+            home = {"FLWR_HOME": str(self._scratch / str(number))}  # apps are unpacked there, by one process at a time
+            start(f"supernode-{name}", supernode(f"127.0.0.1:{port}", own, name, self._socket(number), _APART), home)
+            start(f"superexec-{name}", superexec(own), home, _CLIENT)
+        wait_for_port(link, port, SLOW)
+        self._submit(port)
+        start("superexec", superexec(port), imports=_SERVER)
         self._submitted = time.monotonic()
+
+    def _submit(self, port: int) -> None:
+        write_home(Path(self._household.environment["FLWR_HOME"]), f"127.0.0.1:{port}")
+        words = submission(write_app(self._scratch / "app"), self._out / FOLDER / "job.json")
+        child = self._household.start("submission", words)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.process.wait(timeout=SLOW)
+        self._household.end("submission")
+        submitted(child.log.read_text(encoding="utf-8", errors="replace"))
+        child.log.unlink()
+
+    def _lost(self, outcome: dict[str, Any]) -> bool:
+        """Whether a run ended for want of Flower: then the next stack goes on."""
+        if outcome["state"] != "lost" or self._stacks >= STARTS:
+            return False
+        self._stack()
+        return True
 
     def _look_after(self, place: Path) -> None:
         children = self._household.children

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
 from flwr.app import Message, MessageType
 from flwr.serverapp import Grid
 
+from silotune.errors import SilotuneError
 from silotune.federation.carrier import framed, unframed
 from silotune.federation.protocol import ProtocolError
+
+
+@contextmanager
+def _lost() -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # of httpx, of Flower, of its retries
+        raise LinkLost(f"Flower: {type(error).__name__}: {str(error)[:200]} (run again with --resume)") from error
 
 
 @dataclass(frozen=True)
@@ -20,6 +30,10 @@ class Arrival:
     message: str
     data: bytes = b""
     error: str = ""
+
+
+class LinkLost(SilotuneError):
+    """Flower cannot be reached, or has given the run up. What is finished is kept."""
 
 
 class Link(Protocol):
@@ -49,12 +63,14 @@ class FlowerLink:
 
     def nodes(self) -> Mapping[int, str]:
         """See `Link`."""
-        return {int(node.node_id): str(node.name) for node in self._grid.get_nodes()}
+        with _lost():
+            return {int(node.node_id): str(node.name) for node in self._grid.get_nodes()}
 
     def push(self, node: int, data: bytes) -> str | None:
         """See `Link`."""
         message = Message(framed(data), node, MessageType.QUERY, ttl=self._ttl)
-        sent = list(self._grid.push_messages([message]))
+        with _lost():
+            sent = list(self._grid.push_messages([message]))
         return sent[0] or None if sent else None
 
     def pull(self, messages: Collection[str]) -> Sequence[Arrival]:
@@ -62,7 +78,9 @@ class FlowerLink:
         if not messages:
             return []
         found = []
-        for reply in self._grid.pull_messages(list(messages)):
+        with _lost():
+            replies = list(self._grid.pull_messages(list(messages)))
+        for reply in replies:
             asked = reply.metadata.reply_to_message_id
             if reply.has_error():
                 found.append(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import queue
 import secrets
 import signal
 import socket
@@ -12,13 +14,81 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
 from silotune.errors import SilotuneError
 from silotune.federation.watchdog import TOKEN, end
+
+
+class Forked:
+    """A process that the nursery forked: as much of `subprocess.Popen` as is needed here."""
+
+    def __init__(self, pid: int, codes: dict[int, int]) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+        self._codes = codes
+
+    def poll(self) -> int | None:
+        """How it ended, -1 where nobody knows; None while it runs."""
+        if self.returncode is None and (self.pid in self._codes or not lives(self.pid)):
+            self.returncode = self._codes.get(self.pid, -1)
+        return self.returncode
+
+    def wait(self, timeout: float) -> int:
+        """Wait for its end."""
+        until = time.monotonic() + timeout
+        while (code := self.poll()) is None:
+            if time.monotonic() >= until:
+                raise subprocess.TimeoutExpired("a forked process", timeout)
+            time.sleep(0.02)
+        return code
+
+
+class _Nursery:
+    """The process that forks others (see `nursery.py`)."""
+
+    def __init__(self, log: Path, environment: Mapping[str, str]) -> None:
+        with log.open("ab") as output:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "silotune.federation.nursery"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=output,
+                env=environment,
+                start_new_session=True,
+            )
+        self._started: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self._codes: dict[int, int] = {}
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def start(self, **order: Any) -> Forked | None:
+        """Fork a process; None if the nursery is gone."""
+        assert self._process.stdin is not None, "it is a pipe"
+        try:
+            self._process.stdin.write(f"{json.dumps(order)}\n".encode())
+            self._process.stdin.flush()
+        except OSError:
+            return None
+        process = self._started.get()
+        return Forked(process, self._codes) if process else None
+
+    def _listen(self) -> None:
+        assert self._process.stdout is not None, "it is a pipe"
+        for line in self._process.stdout:
+            said = json.loads(line)
+            if "started" in said:
+                self._started.put(int(said["started"]))
+            else:
+                self._codes[int(said["ended"])] = int(said["code"])
+        self._process.wait()
+        self._started.put(0)  # it is gone
+
+    def end(self) -> None:
+        """Let it go; what it forked stays."""
+        self._process.kill()
 
 
 @dataclass
@@ -28,8 +98,10 @@ class Child:
     name: str
     words: Sequence[str]
     log: Path
-    process: subprocess.Popen[bytes]
+    process: subprocess.Popen[bytes] | Forked
     starts: int = 1
+    more: Mapping[str, str] = field(default_factory=dict)
+    imports: Sequence[str] = ()
 
     @property
     def alive(self) -> bool:
@@ -50,9 +122,11 @@ class Household:
     Args:
         logs: the folder of their logs.
         environment: what they see besides this process's own environment.
+        nursery: fork them from a process that has imported what they need, where that can be done. Their words must
+            then be commands that `nursery.py` knows.
     """
 
-    def __init__(self, logs: Path, environment: Mapping[str, str]) -> None:
+    def __init__(self, logs: Path, environment: Mapping[str, str], nursery: bool = False) -> None:
         logs.mkdir(parents=True, exist_ok=True)
         self._logs = logs
         self.token = secrets.token_hex(16)
@@ -61,6 +135,8 @@ class Household:
         self.environment = {**os.environ, "PATH": path, **environment, TOKEN: self.token}
         self.children: dict[str, Child] = {}
         self._watchdog: subprocess.Popen[bytes] | None = None
+        self._forks = nursery and sys.platform == "linux"
+        self._nursery: _Nursery | None = None
         self._before: Any = None
 
     def __enter__(self) -> Household:
@@ -70,6 +146,8 @@ class Household:
         self._watchdog.stdin.write(f"{self.token}\n".encode())
         self._watchdog.stdin.flush()
         self._before = _try_signal(signal.SIGTERM, _interrupt)
+        if self._forks:  # it imports while others prepare
+            self._nursery = self._new_nursery()
         return self
 
     def __exit__(
@@ -89,36 +167,61 @@ class Household:
     def end(self, *names: str) -> None:
         """End these children with all they started, or the whole family."""
         chosen = [self.children.pop(name) for name in names or list(self.children) if name in self.children]
-        if names:
-            for child in chosen:
-                _end_group(child.process)
-            return
-        if sys.platform == "linux":
-            end(self.token)
-        for child in chosen:
-            _end_group(child.process)
+        if not names:
+            if sys.platform == "linux":
+                end(self.token)
+            if self._nursery is not None:
+                self._nursery.end()
+        _end_groups([child.process for child in chosen])
 
-    def start(self, name: str, words: Sequence[str]) -> Child:
-        """Start a process of this name, in a session of its own."""
+    def start(
+        self, name: str, words: Sequence[str], more: Mapping[str, str] | None = None, imports: Sequence[str] = ()
+    ) -> Child:
+        """Start a process of this name, in a session of its own.
+
+        Args:
+            name: of the child, and of its log.
+            words: the command.
+            more: what it sees besides the family's environment.
+            imports: modules that it will want; a nursery imports them once.
+        """
         log = self._logs / f"{name}.log"
         starts = self.children[name].starts + 1 if name in self.children else 1
-        with log.open("ab") as output:
-            process = subprocess.Popen(
-                list(words),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                env=self.environment,
-                start_new_session=True,
-            )
-        self.children[name] = Child(name, words, log, process, starts)
+        process = (self._fork if self._forks else self._spawn)(name, list(words), log, dict(more or {}), list(imports))
+        self.children[name] = Child(name, words, log, process, starts, more or {}, imports)
         return self.children[name]
 
     def again(self, name: str) -> Child:
         """Start a child that ended once more."""
         child = self.children[name]
-        _end_group(child.process)
-        return self.start(name, child.words)
+        _end_groups([child.process])
+        return self.start(name, child.words, child.more, child.imports)
+
+    def _spawn(
+        self, _name: str, words: list[str], log: Path, more: dict[str, str], _imports: list[str]
+    ) -> subprocess.Popen[bytes]:
+        with log.open("ab") as output:
+            return subprocess.Popen(
+                words,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env={**self.environment, **more},
+                start_new_session=True,
+            )
+
+    def _fork(self, name: str, words: list[str], log: Path, more: dict[str, str], imports: list[str]) -> Forked:
+        for _ in range(2):  # a nursery that was killed is replaced
+            if self._nursery is None:
+                self._nursery = self._new_nursery()
+            forked = self._nursery.start(name=name, words=words, log=str(log), environment=more, imports=imports)
+            if forked is not None:
+                return forked
+            self._nursery = None
+        raise SilotuneError(f"{name}: cannot be started (see {self._logs / 'nursery.log'})")
+
+    def _new_nursery(self) -> _Nursery:
+        return _Nursery(self._logs / "nursery.log", self.environment)
 
 
 def _interrupt(_number: int, _frame: FrameType | None) -> None:
@@ -133,15 +236,20 @@ def _try_signal(number: signal.Signals, handler: Any) -> Any:
     return signal.signal(number, handler)
 
 
-def _end_group(process: subprocess.Popen[bytes], grace: float = 5.0) -> None:
-    """End a process and its group."""
-    for number, seconds in ((signal.SIGTERM, grace), (signal.SIGKILL, grace)):
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, number)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(timeout=seconds)
-            if number == signal.SIGTERM and not _group_lives(process.pid):
-                return
+def _end_groups(processes: Sequence[subprocess.Popen[bytes] | Forked], grace: float = 5.0) -> None:
+    """End processes and their groups: first asked, after `grace` seconds forced."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        for process in processes:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, number)
+        until = time.monotonic() + grace
+        for process in processes:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=max(0.0, until - time.monotonic()))
+        while any(_group_lives(process.pid) for process in processes) and time.monotonic() < until:
+            time.sleep(0.02)
+        if not any(_group_lives(process.pid) for process in processes):
+            return
 
 
 def _group_lives(group: int) -> bool:

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import FrameType
 
 from silotune.errors import InputError
-from silotune.federation.local import LocalConfig
+from silotune.federation.local import LocalConfig, read_local
 from silotune.federation.protocol import Frame, ProtocolError, ask_worker, decode, receive, send
 
 _Job = tuple[bytes, "queue.SimpleQueue[bytes]"]
@@ -39,7 +39,7 @@ def serve(local: LocalConfig) -> None:
         raise KeyboardInterrupt
 
     signal.signal(signal.SIGTERM, stop)
-    listener = _listen(local.socket_path)
+    listener = _listen(local.socket_path, local.socket_group)
     threading.Thread(target=_accept, args=(listener, jobs, state, local.name), daemon=True).start()
     try:
         from silotune.federation.session import Session  # torch is loaded while the socket is there already
@@ -65,6 +65,11 @@ def serve(local: LocalConfig) -> None:
         local.socket_path.unlink(missing_ok=True)
 
 
+def main() -> None:
+    """`python -m silotune.federation.worker FILE`: `silotune worker FILE` without the rest of the command line."""
+    serve(read_local(sys.argv[1]))
+
+
 def ping(path: Path, patience: float = 2.0) -> dict[str, object] | None:
     """What the worker behind a socket is doing; None where none answers."""
     try:
@@ -73,13 +78,13 @@ def ping(path: Path, patience: float = 2.0) -> dict[str, object] | None:
         return None
 
 
-def _listen(path: Path) -> socket.socket:
+def _listen(path: Path, group: bool = False) -> socket.socket:
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.exists() and ping(path) is not None:
         raise InputError(f"worker: another one answers on {path}; stop it first")
     path.unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    before = os.umask(0o177)  # the owner alone may connect
+    before = os.umask(0o117 if group else 0o177)  # the owner alone may connect, or the group as well
     try:
         listener.bind(str(path))
     except OSError as error:
@@ -119,3 +124,7 @@ def _connection(
 
 def _say(local: LocalConfig, text: str) -> None:
     print(f"silotune worker {local.name!r}: {text}", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    main()
