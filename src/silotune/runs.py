@@ -74,8 +74,8 @@ class RunFolder:
         """Open a run to resume it.
 
         Raises:
-            InputError: not a run folder, or made with another configuration or backbone. Other versions of a library are
-            only put into the events.
+            InputError: not a run folder, or made with another configuration or backbone. Other versions of libraries
+            are only put into the events.
         """
         try:
             before = (path / "config.yaml").read_text(encoding="utf-8")

@@ -10,14 +10,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 from report_runs import write_run
+from rich.console import Console
 
 from silotune.errors import InputError
 from silotune.report.collect import read_entries
 from silotune.report.curves import curve, mean_validation, sent_by_silo, traffic, validation
 from silotune.report.grids import latex, markdown, score_grid
 from silotune.report.notes import warnings
+from silotune.report.page import write_report
 from silotune.report.scores import COLUMNS, table_csv
 from silotune.report.significance import holm, paired
+from silotune.report.tables import result_table
 
 
 def entries(runs: Path, *methods: str):
@@ -193,3 +196,25 @@ def test_an_unfinished_run_is_named(tmp_path: Path) -> None:
     (run / "summary.json").unlink()
     with pytest.raises(InputError, match="not finished"):
         read_entries([run])
+
+
+def test_silos_that_keep_their_scores_to_themselves(tmp_path: Path) -> None:
+    """On other machines a silo may not tell its test score; tables have a dash there and nothing breaks."""
+    for method, seed in (("local", 1), ("fedmcp", 1)):
+        folder = write_run(tmp_path / f"{method}-{seed}", method, seed, {"north": 80.0, "south": 60.0})
+        summary = json.loads((folder / "summary.json").read_text())
+        summary["silos"]["south"]["test"] = summary["silos"]["south"]["validation"] = None
+        summary["average"] = 80.0 if method == "local" else None
+        (folder / "summary.json").write_text(json.dumps(summary))
+    found = read_entries([tmp_path / "fedmcp-1", tmp_path / "local-1"])
+    grid = score_grid(found, 1)
+    shown = {label: dict(zip(grid.header, [v.text for v in values], strict=True)) for label, values in grid.rows}
+    assert shown["fedmcp"]["average"] == "–"
+    assert shown["local"]["average"] == "80.00"
+    assert shown["local"].get("south", "–") == "–"
+    assert [pair.pairs for pair in paired(found)] == [1]  # north alone
+    page = write_report(found, tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "80.00" in page
+    console = Console(width=100, record=True, file=io.StringIO())
+    console.print(result_table([run.summary for entry in found for run in entry.runs]))
+    assert "–" in console.export_text()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -19,9 +20,13 @@ from silotune.evaluation.scores import mean
 from silotune.federation.protocol import Frame
 from silotune.federation.rollcall import RollCall
 from silotune.messages import MessageRefused
+from silotune.methods.base import LOGGED
 from silotune.participant import Answer
 from silotune.runs import Checkpoint, RunFolder
 
+_COUNTS = ("rows", "steps", "real_tokens", "padded_tokens")
+_MOST_NUMBERS = 100
+_NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
 _COUNTED = {"seconds": 0.0, "rows": 0}
 """What a silo need not say of its training."""
 
@@ -189,8 +194,7 @@ class Flower(Engine):
             return None
         metrics = frame.fields.get("metrics")
         state, message = frame.fields.get("state"), frame.blobs.get("message")
-        plain = isinstance(metrics, dict) and all(type(value) in (int, float) for value in metrics.values())
-        if not plain or not isinstance(state, str) or message is None:
+        if not _numbers(metrics) or not isinstance(state, str) or message is None:
             self.folder.event("silo-failed", round=number, silo=silo, reason="answered without metrics or message")
             return None
         return Answer(silo, message, _COUNTED | dict(metrics or {}), str(frame.fields.get("note", ""))[:200])
@@ -223,6 +227,19 @@ class Flower(Engine):
             return False
         found[str(frame.fields["silo"])] = entry
         return True
+
+
+def _numbers(metrics: object) -> bool:
+    """Whether these are a training's numbers: finite, with names that the events do not use for something else."""
+    if not isinstance(metrics, dict) or len(metrics) > _MOST_NUMBERS:
+        return False
+    for name, value in metrics.items():
+        counted = name in _COUNTS or name == "seconds"
+        if not _NAME.fullmatch(str(name)) or (name in LOGGED and not counted and name != "loss"):
+            return False
+        if type(value) not in (int, float) or not abs(value) <= 2**53 or (counted and value < 0):
+            return False
+    return True
 
 
 def _plain(entry: Mapping[str, Any]) -> bool:

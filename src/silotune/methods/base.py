@@ -58,6 +58,11 @@ def proximal(tensors: Tensors, anchor: Tensors) -> Tensor:
     return torch.stack([(tensor - anchor[name]).square().sum() for name, tensor in tensors.items()]).sum()
 
 
+_WORK = ("loss", "steps", "rows", "real_tokens", "padded_tokens", "seconds")
+LOGGED = frozenset(("event", "round", "silo", "note", "bytes_up", "bytes_down", *_WORK))
+"""What the events of a silo's round say of their own; no term of a loss has such a name."""
+
+
 @dataclass(frozen=True)
 class Setting:
     """What an experiment's setting fixes for any method: the tuner, the head and the head's scope."""
@@ -101,7 +106,14 @@ class Step:
         return module
 
     def log(self, **terms: Tensor) -> None:
-        """Record terms of the loss for the event log."""
+        """Record terms of the loss for the event log.
+
+        Raises:
+            ValueError: a name that the log uses itself.
+        """
+        taken = sorted(terms.keys() & LOGGED)
+        if taken:
+            raise ValueError(f"a loss term may not be called {taken[0]!r}: the event log uses that name itself")
         self.terms.update({name: term.detach() for name, term in terms.items()})
 
 

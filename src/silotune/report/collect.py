@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -55,8 +56,9 @@ class Entry:
     runs: tuple[FinishedRun, ...]
 
     def mean_of(self, key: str) -> float:
-        """The mean of a number of the summaries."""
-        return sum(float(run.summary[key]) for run in self.runs) / len(self.runs)
+        """The mean of a number of the summaries, of those that have it; NaN where none does."""
+        found = [float(run.summary[key]) for run in self.runs if run.summary[key] is not None]
+        return sum(found) / len(found) if found else math.nan
 
     @property
     def best(self) -> FinishedRun:

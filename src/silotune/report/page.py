@@ -155,7 +155,7 @@ def _runs(entries: Sequence[Entry]) -> Grid:
             texts = [
                 run.folder.name,
                 str(run.seed),
-                f"{found['average']:.2f}",
+                "–" if found["average"] is None else f"{found['average']:.2f}",
                 str(found["best_round"]),
                 str(found.get("rounds", "–")),
                 f"{found['seconds']:.0f}",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -32,7 +33,10 @@ def paired(entries: Sequence[Entry]) -> list[Paired]:
     """The row with the best average against every other one with which it has pairs."""
     if len(entries) < 2:
         return []
-    best = max(entries, key=lambda entry: entry.mean_of("average"))
+    scored = [entry for entry in entries if not math.isnan(entry.mean_of("average"))]
+    if not scored:
+        return []
+    best = max(scored, key=lambda entry: entry.mean_of("average"))
     found = []
     for other in entries:
         differences = _differences(best, other) if other is not best else []
@@ -52,7 +56,11 @@ def _differences(one: Entry, other: Entry) -> list[float]:
 
 def _by_pair(entry: Entry) -> dict[tuple[int, str], float]:
     """(seed, silo) → test score. Silos that are judged on the same rows are no repetitions of one another."""
-    central = {(run.seed, _CENTRAL): float(run.summary["average"]) for run in entry.runs if run.central}
+    central = {
+        (run.seed, _CENTRAL): float(run.summary["average"])
+        for run in entry.runs
+        if run.central and run.summary["average"] is not None
+    }
     return central | {
         (run.seed, name): float(silo["test"])
         for run in entry.runs

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rich.table import Table
@@ -41,13 +41,18 @@ def result_table(summaries: Sequence[dict[str, Any]]) -> Table:
     return table
 
 
-def _marked(scores: Sequence[float]) -> list[str]:
-    ranks = sorted({round(score, 6) for score in scores}, reverse=True)
-    marks = {ranks[0]: "bold"} | ({ranks[1]: "underline"} if len(ranks) > 1 else {})
-    if len(scores) == 1:
-        return [f"{scores[0]:.1f}"]
-    styles = [marks.get(round(score, 6)) for score in scores]
-    return [f"[{s}]{v:.1f}[/{s}]" if s else f"{v:.1f}" for v, s in zip(scores, styles, strict=True)]
+def _marked(scores: Sequence[float | None]) -> list[str]:
+    """Scores for reading, best and second marked; a silo may keep its score to itself."""
+    ranks = sorted({round(score, 6) for score in scores if score is not None}, reverse=True)
+    marks = dict(zip(ranks, ("bold", "underline"), strict=False)) if len(scores) > 1 else {}
+    return [_cell(score, marks) for score in scores]
+
+
+def _cell(score: float | None, marks: Mapping[float, str]) -> str:
+    if score is None:
+        return "–"
+    style = marks.get(round(score, 6))
+    return f"[{style}]{score:.1f}[/{style}]" if style else f"{score:.1f}"
 
 
 def mebibytes(size: int) -> str:
