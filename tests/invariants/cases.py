@@ -23,8 +23,8 @@ from silotune.backbone import Backbone
 from silotune.config import Config
 from silotune.coordinator import Coordinator
 from silotune.experiment import Run, run
-from silotune.messages import Expected
 from silotune.heads import HEADS
+from silotune.messages import Expected
 from silotune.methods import METHODS, Method, Setting
 from silotune.pretrained import load_backbone
 from silotune.training import LocalResult, LocalTraining
