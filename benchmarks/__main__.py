@@ -7,7 +7,9 @@ import importlib
 import json
 import sys
 
-NAMES = ("throughput", "lora", "silos")
+from silotune.errors import SilotuneError
+
+NAMES = ("throughput", "lora", "silos", "fedmcp-cost", "startup", "predict", "peer-flower", "peer-pfl")
 
 
 def main() -> int:
@@ -16,13 +18,17 @@ def main() -> int:
     parser.add_argument("name", choices=NAMES)
     parser.add_argument("--json", action="store_true")
     name = parser.parse_known_args()[0].name
-    module = importlib.import_module(f"benchmarks.{name}")
+    module = importlib.import_module(f"benchmarks.{name.replace('-', '_')}")
     if hasattr(module, "options"):  # of this benchmark alone
         module.options(parser)
     arguments = vars(parser.parse_args())
     as_json = arguments.pop("json")
     del arguments["name"]
-    result = module.measure(**arguments)
+    try:
+        result = module.measure(**arguments)
+    except SilotuneError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
     if as_json:
         print(json.dumps(result, indent=1))
     else:

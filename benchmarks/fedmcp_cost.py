@@ -1,0 +1,83 @@
+"""A batch of FedMCP against a batch of FedAvg with the same two adapters.
+
+FedMCP needs three views with gradient and a constant one where FedAvg needs one with gradient. Both train on the same
+rows of all silos in the same batches of 64, bottleneck adapters of r = 16, in the machine's precision. `one_by_one` is
+FedMCP with every view in forwards of its own, as if nothing were shared. `*_gflop_per_row` are PyTorch's counts around
+the same batches. The last key is the median of FedMCP / FedAvg.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from benchmarks.alternating import alternate, ratio
+from silotune.assembly import Federation, build, read_config
+from silotune.data.batching import Batch
+from silotune.mixing import Ingredient
+from silotune.views import View
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    """The command line's own options."""
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--precision", default="auto")
+    parser.add_argument("--data", help="a folder laid out like data.path; else the demo's rows")
+
+
+def measure(repeats: int, batch: int, threads: int, precision: str, data: str | None) -> dict[str, Any]:
+    """Milliseconds per batch, FLOPs per row, share of padding, and the ratio."""
+    words = [f"train.batch_size={batch}", f"threads={threads}", f"precision={precision}"]
+    if data is not None:
+        words += [f"data.path={data}", "data.tasks=[]", "data.rows_per_silo=256", "train.max_length=128"]
+    fedmcp = build(read_config("demo", [*words, "method=fedmcp"]))
+    backbone = fedmcp.backbone
+    apart = build(read_config("demo", [*words, "method=fedmcp"]), backbone)
+    _one_by_one(apart)
+    fedavg = build(read_config("demo", [*words, "method=fedavg", "method.adapters=2"]), backbone)
+    federations = {"fedmcp": fedmcp, "fedavg": fedavg, "one_by_one": apart}
+    found: dict[str, Any] = {"precision": backbone.precision, "threads": torch.get_num_threads(), "repeats": repeats}
+    rows = sum(silo.rows for silo in fedmcp.silos.values())
+    batches = 0
+    for name, federation in federations.items():
+        with FlopCounterMode(display=False) as counter:
+            metrics = _epoch(federation)()
+        found[f"{name}_gflop_per_row"] = round(counter.get_total_flops() / rows / 1e9, 4)
+        found[f"{name}_padded_over_real"] = round(metrics["padded_tokens"] / metrics["real_tokens"], 3)
+        batches = int(metrics["steps"])
+    times = alternate({name: _epoch(federation) for name, federation in federations.items()}, repeats)
+    for name, seconds in times.items():
+        found[f"{name}_ms_per_batch"] = round(1000 * statistics.median(seconds) / batches, 1)
+    found["one_by_one_over_fedavg"] = ratio(times["one_by_one"], times["fedavg"])["ratio"]
+    return found | ratio(times["fedmcp"], times["fedavg"])
+
+
+def _epoch(federation: Federation) -> Callable[[], dict[str, float]]:
+    """One pass over every silo's rows; the sums of what the rounds say."""
+
+    def run() -> dict[str, float]:
+        sums: dict[str, float] = {}
+        for silo in federation.silos.values():
+            for name, value in federation.training.round(silo, federation.coordinator.shared, 1).metrics.items():
+                sums[name] = sums.get(name, 0.0) + value
+        return sums
+
+    return run
+
+
+def _one_by_one(federation: Federation) -> None:
+    training = federation.training
+
+    def views(batch: Batch, mixes: Mapping[str, Sequence[Ingredient]]) -> dict[str, View]:
+        together = type(training).views
+        return {name: together(training, batch, {name: mix})[name] for name, mix in mixes.items()}
+
+    training.views = views  # type: ignore[method-assign]
+    training._copies = lambda phase: 1  # type: ignore[method-assign]

@@ -1,0 +1,125 @@
+"""What both peers' benchmarks need: the same rows for both sides, and each side as a command in a process of its own.
+
+Six silos, at most 256 training rows each, FedAvg of LoRA (r = 8 on query and value) with linear heads on MiniLM,
+batches of 64, Adam, 3 rounds of one epoch, no scoring. Times are of whole commands, from start to end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from benchmarks.alternating import alternate, ratio
+from silotune.errors import InputError
+
+SILOS, ROWS, ROUNDS, BATCH, RATE, LENGTH = 6, 256, 3, 64, 1e-3, 128
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    """The command line's own options."""
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--data", help="a folder laid out like data.path; else the demo's rows")
+    parser.add_argument("--precisions", default="fp32,bf16", help="of the peer; ours runs in its own best (auto)")
+
+
+def require(module: str, what: str, install: str) -> None:
+    """Refuse in one line where a peer is not installed.
+
+    Raises:
+        InputError: with the command that installs it.
+    """
+    if importlib.util.find_spec(module) is None:
+        raise InputError(f"{what} is not installed; allowed: after {install}")
+
+
+@contextmanager
+def same_rows(data: str | None) -> Iterator[Path]:
+    """A folder with `rows.json` for the peer and `ours.yaml` for silotune: equal training rows, silo by silo."""
+    from silotune.assembly import read_config
+    from silotune.data.loading import load_silos
+    from silotune.pretrained import default_backbone
+
+    words = [] if data is None else [f"data.path={data}", "data.tasks=[]", "data.merge=false"]
+    silos = load_silos(read_config("demo", words))[:SILOS]
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        peers, ours = [], []
+        for silo in silos:
+            rows = silo.splits.train[:ROWS]
+            columns = [f"text_{position}" for position in range(len(rows[0].texts))]
+            peers.append({"labels": len(silo.task.labels), "rows": [[list(row.texts), row.label] for row in rows]})
+            for split, kept in (("train", rows), ("test", rows[:2])):  # a silo has to have test rows; few cost nothing
+                lines = [
+                    json.dumps(dict(zip(columns, row.texts, strict=True)) | {"label": silo.task.labels[row.label]})
+                    for row in kept
+                ]
+                path = folder / silo.name / f"{split}.jsonl"
+                path.parent.mkdir(exist_ok=True)
+                path.write_text("\n".join(lines), encoding="utf-8")
+            text = columns[0] if len(columns) == 1 else columns
+            labels = list(silo.task.labels)
+            ours.append({"name": silo.name, "path": str(folder / silo.name), "text": text, "labels": labels})
+        (folder / "rows.json").write_text(json.dumps({"model": default_backbone(), "silos": peers}), encoding="utf-8")
+        config = {
+            "method": {"name": "fedavg", "adapters": 1},
+            "tuner": {"name": "lora", "r": 8, "alpha": 16, "sites": ["query", "value"]},
+            "head": {"name": "linear", "scope": "private", "pooling": "first"},
+            "rounds": ROUNDS,
+            "train": {"lr": RATE, "epochs": 1, "batch_size": BATCH, "optimizer": "adam", "max_length": LENGTH},
+            "aggregation": "samples",
+            "silos": [silo | {"label": "label"} for silo in ours],
+        }
+        (folder / "ours.yaml").write_text(json.dumps(config), encoding="utf-8")  # JSON is YAML
+        yield folder
+
+
+def run(command: Sequence[str], threads: int) -> None:
+    """Run a command to its end, quietly.
+
+    Raises:
+        RuntimeError: with the end of what it said, where it fails.
+    """
+    environment = os.environ | {
+        "OMP_NUM_THREADS": str(threads),
+        "HF_HUB_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    if ended.returncode:
+        raise RuntimeError(f"{' '.join(command[:4])} … failed:\n{(ended.stdout + ended.stderr)[-3000:]}")
+
+
+def compare(peer: str, repeats: int, threads: int, data: str | None, precisions: str) -> dict[str, Any]:
+    """Seconds of the peer's command at each precision and of ours, in turns; `ratio` is to the last precision named."""
+    with same_rows(data) as folder:
+        names = precisions.split(",")
+        total = ROUNDS * sum(len(silo["rows"]) for silo in json.loads((folder / "rows.json").read_text())["silos"])
+
+        def theirs(precision: str) -> None:
+            run([sys.executable, "-m", peer, str(folder / "rows.json"), precision, str(threads)], threads)
+
+        def ours() -> None:
+            out = str(folder / f"run-{time.monotonic_ns()}")
+            words = [f"threads={threads}", "precision=auto", "--out", out]
+            run([sys.executable, "-m", "silotune", "run", str(folder / "ours.yaml"), *words], threads)
+
+        work = {f"peer_{name}": (lambda name=name: theirs(name)) for name in names} | {"ours": ours}
+        times = alternate(work, repeats, warm_up=0 if repeats == 1 else 1)
+    found: dict[str, Any] = {"repeats": repeats, "threads": threads, "rows_trained_on": total}
+    for name, seconds in times.items():
+        found[f"{name}_seconds"] = round(sorted(seconds)[len(seconds) // 2], 1)
+        found[f"{name}_rows_per_second"] = round(total / sorted(seconds)[len(seconds) // 2], 1)
+    for name in names[:-1]:
+        found[f"over_{name}"] = ratio(times[f"peer_{name}"], times["ours"])["ratio"]
+    return found | ratio(times[f"peer_{names[-1]}"], times["ours"])

@@ -1,0 +1,120 @@
+"""Against Flower's simulation with peft, as one would write it: see `benchmarks.peer` for what both do.
+
+The client builds its model from `from_pretrained` for every message, pads every batch to its longest row, and keeps its
+classifier in its own state. fp32 is how users write it, bf16 (autocast) the best they could. One client at a time with
+all threads. Last key: seconds of Flower's command over ours, at the peer's last precision.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from benchmarks.peer import BATCH, LENGTH, RATE, ROUNDS, compare, options, require
+
+__all__ = ["measure", "options"]
+
+
+def measure(repeats: int, threads: int, data: str | None, precisions: str) -> dict[str, Any]:
+    """See `benchmarks.peer.compare`."""
+    require("ray", "peer-flower: Flower's simulation (ray)", "pip install 'flwr[simulation]'")
+    return compare("benchmarks.peer_flower", repeats, threads, data, precisions)
+
+
+def main(path: str, precision: str, threads: int) -> None:
+    """The peer's own command."""
+    from flwr.app import ArrayRecord, Context
+    from flwr.serverapp import Grid, ServerApp
+    from flwr.serverapp.strategy import FedAvg
+    from flwr.simulation import run_simulation
+
+    silos = len(json.loads(Path(path).read_text(encoding="utf-8"))["silos"])
+    server = ServerApp()
+
+    @server.main()
+    def serve(grid: Grid, context: Context) -> None:
+        from peft import get_peft_model_state_dict
+
+        model = _model(path, 0)
+        strategy = FedAvg(fraction_train=1.0, fraction_evaluate=0.0, min_train_nodes=silos, min_available_nodes=silos)
+        start = ArrayRecord(
+            {name: tensor for name, tensor in get_peft_model_state_dict(model).items() if "lora" in name}
+        )
+        strategy.start(grid=grid, initial_arrays=start, num_rounds=ROUNDS)
+
+    run_simulation(
+        server_app=server,
+        client_app=_client(path, precision, threads),
+        num_supernodes=silos,
+        backend_config={
+            "client_resources": {"num_cpus": threads, "num_gpus": 0.0},
+            "init_args": {"num_cpus": threads, "include_dashboard": False},
+        },
+    )
+
+
+def _client(path: str, precision: str, threads: int) -> Any:
+    from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
+    from flwr.clientapp import ClientApp
+
+    client = ClientApp()
+
+    @client.train()
+    def train(message: Message, context: Context) -> Message:
+        import torch
+        from peft import get_peft_model_state_dict, set_peft_model_state_dict
+
+        torch.set_num_threads(threads)
+        number = int(context.node_config["partition-id"])
+        model = _model(path, number)
+        set_peft_model_state_dict(model, message.content["arrays"].to_torch_state_dict())
+        if "head" in context.state:
+            set_peft_model_state_dict(model, context.state["head"].to_torch_state_dict())
+        loader = _loader(path, number)
+        optimizer = torch.optim.Adam([p for p in model.parameters() if p.requires_grad], lr=RATE)
+        model.train()
+        total = 0.0
+        for batch in loader:
+            optimizer.zero_grad()
+            with torch.autocast("cpu", dtype=torch.bfloat16, enabled=precision == "bf16"):
+                loss = model(**batch).loss
+            loss.backward()
+            optimizer.step()
+            total += float(loss.detach())
+        state = get_peft_model_state_dict(model)
+        context.state["head"] = ArrayRecord({name: t for name, t in state.items() if "lora" not in name})
+        shared = ArrayRecord({name: tensor for name, tensor in state.items() if "lora" in name})
+        metrics = MetricRecord({"train_loss": total / len(loader), "num-examples": len(loader.dataset)})
+        return Message(content=RecordDict({"arrays": shared, "metrics": metrics}), reply_to=message)
+
+    return client
+
+
+def _model(path: str, number: int) -> Any:
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForSequenceClassification
+
+    known = json.loads(Path(path).read_text(encoding="utf-8"))
+    labels = known["silos"][number]["labels"]
+    base = AutoModelForSequenceClassification.from_pretrained(known["model"], num_labels=labels)
+    lora = LoraConfig(task_type="SEQ_CLS", r=8, lora_alpha=16, target_modules=["query", "value"])
+    return get_peft_model(base, lora)
+
+
+def _loader(path: str, number: int) -> Any:
+    from torch.utils.data import DataLoader
+    from transformers import AutoTokenizer, DataCollatorWithPadding
+
+    known = json.loads(Path(path).read_text(encoding="utf-8"))
+    tokenizer = AutoTokenizer.from_pretrained(known["model"])
+    rows = [
+        dict(tokenizer(*texts, truncation=True, max_length=LENGTH)) | {"labels": label}
+        for texts, label in known["silos"][number]["rows"]
+    ]
+    return DataLoader(rows, batch_size=BATCH, shuffle=True, collate_fn=DataCollatorWithPadding(tokenizer))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]))

@@ -1,0 +1,96 @@
+"""Against apple/pfl-research (PyPI `pfl`) with peft: see `benchmarks.peer` for what both do.
+
+pfl trains one model in one process; it has no private parts, so that its classifier (as many outputs as the task with
+most labels) is averaged with the adapters. Batches are padded to their longest row. Last key: seconds of its command
+over ours, at the peer's last precision.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from benchmarks.peer import BATCH, LENGTH, RATE, ROUNDS, compare, options, require
+
+__all__ = ["measure", "options"]
+
+
+def measure(repeats: int, threads: int, data: str | None, precisions: str) -> dict[str, Any]:
+    """See `benchmarks.peer.compare`."""
+    require("pfl", "peer-pfl: pfl-research", "pip install 'pfl[pytorch]'")
+    return compare("benchmarks.peer_pfl", repeats, threads, data, precisions)
+
+
+def main(path: str, precision: str, threads: int) -> None:
+    """The peer's own command."""
+    import itertools
+    import types
+
+    import torch
+    from peft import LoraConfig, get_peft_model
+    from pfl.aggregate.simulate import SimulatedBackend
+    from pfl.algorithm.base import NNAlgorithmParams
+    from pfl.algorithm.federated_averaging import FederatedAveraging
+    from pfl.data.federated_dataset import FederatedDataset
+    from pfl.data.pytorch import PyTorchDataDataset
+    from pfl.hyperparam import NNTrainHyperParams
+    from pfl.metrics import Weighted
+    from pfl.model.pytorch import PyTorchModel
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer, DataCollatorWithPadding
+
+    torch.set_num_threads(threads)
+    known = json.loads(Path(path).read_text(encoding="utf-8"))
+    tokenizer = AutoTokenizer.from_pretrained(known["model"])
+    collate = DataCollatorWithPadding(tokenizer)
+    silos = [
+        [
+            dict(tokenizer(*texts, truncation=True, max_length=LENGTH)) | {"labels": label}
+            for texts, label in silo["rows"]
+        ]
+        for silo in known["silos"]
+    ]
+
+    def batched(rows: list[dict[str, Any]]) -> tuple[Any, ...]:
+        found = collate(rows)
+        return tuple(found[name] for name in ("input_ids", "attention_mask", "token_type_ids", "labels"))
+
+    def user(number: int) -> PyTorchDataDataset:
+        return PyTorchDataDataset(silos[number], user_id=str(number), shuffle=True, collate_fn=batched)
+
+    turns = itertools.cycle(range(len(silos)))
+    labels = max(silo["labels"] for silo in known["silos"])
+    base = AutoModelForSequenceClassification.from_pretrained(known["model"], num_labels=labels)
+    lora = LoraConfig(task_type="SEQ_CLS", r=8, lora_alpha=16, target_modules=["query", "value"])
+    network = get_peft_model(base, lora)
+
+    def loss(self: Any, ids: Any, mask: Any, types_: Any, wanted: Any, eval: bool = False) -> Any:
+        self.train(not eval)
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=precision == "bf16"):
+            return self(input_ids=ids, attention_mask=mask, token_type_ids=types_, labels=wanted).loss
+
+    def metrics(self: Any, *batch: Any, eval: bool = False) -> dict[str, Any]:
+        with torch.no_grad():
+            return {"loss": Weighted.from_unweighted(float(loss(self, *batch, eval=eval)))}
+
+    network.loss = types.MethodType(loss, network)
+    network.metrics = types.MethodType(metrics, network)
+    trained = [p for p in network.parameters() if p.requires_grad]
+    model = PyTorchModel(network, torch.optim.Adam, torch.optim.SGD(trained, 1.0))
+    federated = FederatedDataset(user, lambda: next(turns))
+    FederatedAveraging().run(
+        algorithm_params=NNAlgorithmParams(
+            central_num_iterations=ROUNDS,
+            evaluation_frequency=ROUNDS + 1,
+            train_cohort_size=len(silos),
+            val_cohort_size=0,
+        ),
+        backend=SimulatedBackend(training_data=federated, val_data=federated),
+        model=model,
+        model_train_params=NNTrainHyperParams(local_learning_rate=RATE, local_num_epochs=1, local_batch_size=BATCH),
+    )
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]))

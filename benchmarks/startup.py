@@ -1,0 +1,76 @@
+"""From the command to the end of the first training step: `silotune run` as a user starts it, a process each time.
+
+The command runs as it is; the first optimiser step of the process notes the time and ends it. The first run, which may
+have to fetch files from the disk, does not count. Parts: `import_torch` and `import_transformers` are what these two
+take of it, in processes of their own. The last key is the median in seconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+_CHILD = """
+import os, sys, time
+from silotune import training
+make = training.make_optimiser
+def first(train, tensors):
+    optimiser = make(train, tensors)
+    step = optimiser.step
+    def stepped(*args, **kwargs):
+        step(*args, **kwargs)
+        os.write(int(os.environ["SILOTUNE_FIRST_STEP"]), str(time.monotonic()).encode())
+        os._exit(0)
+    optimiser.step = stepped
+    return optimiser
+training.make_optimiser = first
+from silotune.cli.main import main
+sys.argv = ["silotune", *sys.argv[1:]]
+main()
+"""
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    """The command line's own options."""
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--source", default="demo", help="a preset or a YAML file")
+    parser.add_argument("words", nargs="*", help="key=value …")
+
+
+def measure(repeats: int, source: str, words: list[str]) -> dict[str, Any]:
+    """Seconds to the first step, and to import what it needs."""
+    seconds = [_first_step(source, words) for _ in range(repeats + 1)][1:]
+    found: dict[str, Any] = {"command": " ".join(["silotune run", source, *words]), "repeats": repeats}
+    for library in ("torch", "transformers"):
+        found[f"import_{library}"] = round(statistics.median(_import(library) for _ in range(3)), 2)
+    found |= {"seconds_min": round(min(seconds), 2), "seconds_max": round(max(seconds), 2)}
+    return found | {"ratio": round(statistics.median(seconds), 2)}
+
+
+def _first_step(source: str, words: list[str]) -> float:
+    import os
+
+    read, write = os.pipe()
+    with tempfile.TemporaryDirectory() as place:
+        command = [sys.executable, "-c", _CHILD, "run", source, *words, "--out", str(Path(place) / "run")]
+        environment = os.environ | {"SILOTUNE_FIRST_STEP": str(write), "HF_HUB_OFFLINE": "1"}
+        started = time.monotonic()
+        ended = subprocess.run(command, pass_fds=(write,), env=environment, stdout=subprocess.DEVNULL, check=False)
+        os.close(write)
+        with os.fdopen(read) as pipe:
+            said = pipe.read()
+    if ended.returncode or not said:
+        raise SystemExit(f"benchmarks startup: the command ended with {ended.returncode} before a step")
+    return float(said) - started
+
+
+def _import(library: str) -> float:
+    started = time.monotonic()
+    subprocess.run([sys.executable, "-c", f"import {library}"], check=True)
+    return time.monotonic() - started
