@@ -7,7 +7,7 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
-from silotune.assembly import build, read_config
+from silotune.assembly import build, make_method, read_config
 from silotune.backbone import Backbone
 from silotune.config import Config
 from silotune.data.tasks import SiloData, Splits, Task
@@ -16,6 +16,7 @@ from silotune.errors import InputError
 from silotune.evaluation.instances import read_instances
 from silotune.experiment import Run
 from silotune.interop.start import FILE
+from silotune.parts import Scope, names_with
 from silotune.runs import RunFolder, read_summary
 
 
@@ -28,11 +29,13 @@ def load_run(folder: str | Path, backbone: Backbone | None = None, precision: st
         precision: another one than the run's to load the backbone in.
 
     Raises:
-        InputError: no finished run there, a damaged folder, or a backbone whose weights have changed.
+        InputError: no finished run there, a damaged folder, a backbone whose weights have changed, or a federation's
+            coordinator whose silos keep their private parts.
     """
     path = Path(folder)
     summary = read_summary(path)
     config = read_config(str(path / "config.yaml"))
+    _check_whole(path, summary, config)
     if precision is not None:
         config = config.model_copy(update={"precision": precision})
     tasks, texts = _tasks(path, summary)
@@ -49,6 +52,18 @@ def load_run(folder: str | Path, backbone: Backbone | None = None, precision: st
     InProcess(federation, run_folder).load(best)
     read_instances(path, federation.training, federation.silos.values())
     return Run(path, summary, federation)
+
+
+def _check_whole(path: Path, summary: dict[str, Any], config: Config) -> None:
+    """Refuse a folder without the private parts: what began with the seed must not pass for what a silo trained."""
+    if summary.get("engine") != "flower":  # engines.flower.Flower.label; Flower itself need not be installed here
+        return
+    private = names_with(make_method(config).parts(), Scope.PRIVATE)
+    if private:
+        raise InputError(
+            f"{path}: is the coordinator's folder of a federation; the private parts ({', '.join(private)}) are in the "
+            "silos' own folders"
+        )
 
 
 def fingerprint(path: Path) -> str:

@@ -19,6 +19,7 @@ from silotune.errors import InputError, SilotuneError
 from silotune.evaluation.scores import mean
 from silotune.federation.protocol import Frame
 from silotune.federation.rollcall import RollCall
+from silotune.federation.store import state_name
 from silotune.messages import MessageRefused
 from silotune.methods.base import LOGGED
 from silotune.participant import Answer
@@ -26,6 +27,8 @@ from silotune.runs import Checkpoint, RunFolder
 
 _COUNTS = ("rows", "steps", "real_tokens", "padded_tokens")
 _MOST_NUMBERS = 100
+_LONGEST = 500
+"""Characters of what a silo says that are kept."""
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
 _COUNTED = {"seconds": 0.0, "rows": 0}
 """What a silo need not say of its training."""
@@ -188,14 +191,19 @@ class Flower(Engine):
     def _read(self, kind: str, number: int, frame: Frame) -> Answer | None:
         """A silo's answer; None where it gives a reason instead."""
         silo = str(frame.fields["silo"])
-        if frame.kind != "answer" or frame.fields.get("round") != number:
-            reason = frame.fields.get("reason", f"answered with {frame.kind!r}")
-            self.folder.event("silo-failed", round=number, silo=silo, reason=str(reason))
-            return None
+        reason = ""
         metrics = frame.fields.get("metrics")
         state, message = frame.fields.get("state"), frame.blobs.get("message")
-        if not _numbers(metrics) or not isinstance(state, str) or message is None:
-            self.folder.event("silo-failed", round=number, silo=silo, reason="answered without metrics or message")
+        if frame.kind != "answer":
+            reason = str(frame.fields.get("reason", f"answered with {frame.kind!r}"))
+        elif type(frame.fields.get("round")) is not int or frame.fields["round"] != number:
+            reason = f"answered for round {frame.fields.get('round')!r}, asked was round {number}"
+        elif state != state_name(number, kind == "final"):
+            reason = f"answered with state {state!r}, its name must be {state_name(number, kind == 'final')!r}"
+        elif not _numbers(metrics) or message is None:
+            reason = "answered without metrics or message"
+        if reason or message is None:
+            self.folder.event("silo-failed", round=number, silo=silo, reason=reason[:_LONGEST])
             return None
         return Answer(silo, message, _COUNTED | dict(metrics or {}), str(frame.fields.get("note", ""))[:200])
 
