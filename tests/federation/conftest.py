@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import tempfile
 from pathlib import Path
 
 import pytest
 
+from federation.processes import begin, processes
 from silotune.federation import rollcall
 
 
@@ -23,3 +26,22 @@ def short():
     """A folder whose path is short enough for a Unix socket."""
     with tempfile.TemporaryDirectory(prefix="st-") as folder:
         yield Path(folder)
+
+
+@pytest.fixture
+def start(tmp_path):
+    """`start(config, …)` → the real command under way, and its run folder; whatever is left of it is ended after the
+    test."""
+    begun = []
+
+    def command(config, *more):
+        begun.append(begin(config, tmp_path, *more))
+        return begun[-1]
+
+    yield command
+    for process, out in begun:
+        if process.poll() is None:
+            process.kill()
+        process.wait(timeout=30)
+        for left in processes(out):
+            os.kill(left, signal.SIGKILL)

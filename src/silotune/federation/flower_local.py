@@ -193,7 +193,7 @@ class _Local:
         start, children = self._household.start, self._household.children
         flower = [name for name in children if not name.startswith("worker-")]
         if flower:
-            self._household.end(*flower)
+            self._household.end(*flower, grace=1.0)  # what counts is on disk
         for name in ("outcome.json", "coordinator.json"):
             (place / name).unlink(missing_ok=True)
         port, *ports = free_ports(1 + len(self._names))

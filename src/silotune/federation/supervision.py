@@ -164,15 +164,15 @@ class Household:
                 self._watchdog.stdin.close()
                 self._watchdog.wait(timeout=60)
 
-    def end(self, *names: str) -> None:
-        """End these children with all they started, or the whole family."""
+    def end(self, *names: str, grace: float = 5.0) -> None:
+        """End these children with all they started, or the whole family: first asked, after `grace` seconds forced."""
         chosen = [self.children.pop(name) for name in names or list(self.children) if name in self.children]
         if not names:
             if sys.platform == "linux":
                 end(self.token)
             if self._nursery is not None:
                 self._nursery.end()
-        _end_groups([child.process for child in chosen])
+        _end_groups([child.process for child in chosen], grace)
 
     def start(
         self, name: str, words: Sequence[str], more: Mapping[str, str] | None = None, imports: Sequence[str] = ()

@@ -1,0 +1,74 @@
+"""The real command under way, and what processes it has started."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from silotune.config import Config, dump
+from silotune.federation.watchdog import TOKEN
+
+SAME = ("shared_sha256", "state_sha256", "silos", "global", "average", "best_round", "bytes_up", "bytes_down", "tasks")
+LONGEST = 900
+"""Seconds: the machine may be busy."""
+
+
+def processes(out: Path, name: str = "") -> list[int]:
+    """All living processes that a run in this folder has started (of one name, as the kernel keeps it): they carry the
+    folder in a command line, or in their environment."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            command, environment = (entry / "cmdline").read_bytes(), (entry / "environ").read_bytes()
+            comm = (entry / "comm").read_text().strip()
+        except OSError:
+            continue
+        mine = str(out).encode() in command or f"TEST_RUN={out}".encode() in environment.split(b"\0")
+        if mine and int(entry.name) != os.getpid() and name in ("", comm):
+            found.append(int(entry.name))
+    return found
+
+
+def begin(config: Config, place: Path, *more: str) -> tuple[subprocess.Popen[str], Path]:
+    """`silotune run --engine flower-local` in a folder of `place`; the process, and its run folder."""
+    file, out = place / "run.yaml", place / "run"
+    file.write_text(dump(config), encoding="utf-8")
+    words = [sys.executable, "-m", "silotune", "run", str(file), "--out", str(out), "--engine", "flower-local", *more]
+    environment = os.environ | {"TEST_RUN": str(out), "OMP_NUM_THREADS": "1"}
+    environment.pop(TOKEN, None)
+    process = subprocess.Popen(
+        words,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    return process, out
+
+
+def finish(process: subprocess.Popen[str]) -> str:
+    """Wait for the command; what it said."""
+    said, _ = process.communicate(timeout=LONGEST)
+    return said
+
+
+def wait_until(condition, process: subprocess.Popen[str], longest: float = LONGEST) -> None:
+    """Wait for something while the command runs."""
+    until = time.monotonic() + longest
+    while not condition():
+        assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < until, "too slow"
+        time.sleep(0.02)
+
+
+def assert_nothing_is_left(out: Path) -> None:
+    """No process of the run is there after a while."""
+    until = time.monotonic() + 60
+    while processes(out) and time.monotonic() < until:
+        time.sleep(0.1)
+    assert processes(out) == []
