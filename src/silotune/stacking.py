@@ -43,12 +43,19 @@ class Copies(TorchFunctionMode):
         kwargs = kwargs or {}
         if func in _RESHAPING:
             args = self._keeping_copies(args)
+        elif self._must_meet((*args, *kwargs.values())):
+            return func(*self._meet(args), **self._meet(kwargs))
         try:
             return func(*args, **kwargs)
         except (RuntimeError, IndexError):
             if not self._mixed(args, kwargs):
                 raise
         return func(*self._meet(args), **self._meet(kwargs))
+
+    def _must_meet(self, args: tuple[Any, ...]) -> bool:
+        """Whether two arguments would certainly fail: of equal rank, with rows of one copy and of all."""
+        shapes = {(arg.dim(), len(arg)) for arg in args if isinstance(arg, Tensor) and arg.dim() > 2}
+        return any((rank, self._all) in shapes for rank, length in shapes if length == self._rows > 1)
 
     def _keeping_copies(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
         tensor, *shape = args
