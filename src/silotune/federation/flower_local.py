@@ -186,9 +186,18 @@ class _Local:
 
     def _stack(self) -> None:
         """Flower's processes, and the job. A stack that broke is replaced as a whole: the run resumes."""
-        self._stacks += 1
-        if self._stacks > STARTS:
-            raise SilotuneError(f"Flower's processes ended {STARTS} times (see {self._out / FOLDER / 'logs'})")
+        while True:
+            self._stacks += 1
+            if self._stacks > STARTS:
+                raise SilotuneError(f"Flower's processes ended {STARTS} times (see {self._out / FOLDER / 'logs'})")
+            try:
+                self._build()
+                return
+            except SilotuneError:  # its SuperLink died meanwhile, or another took its port
+                if self._stacks >= STARTS or self._household.children["superlink"].alive:
+                    raise
+
+    def _build(self) -> None:
         place = self._out / FOLDER
         start, children = self._household.start, self._household.children
         flower = [name for name in children if not name.startswith("worker-")]
