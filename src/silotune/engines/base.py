@@ -205,7 +205,9 @@ class Engine(ABC):
                 try:
                     update = coordinator.receive(number, answer.silo, answer.message)
                 except MessageRefused as refusal:
-                    self.folder.event("refused", round=number, silo=answer.silo, reason=str(refusal))
+                    self.folder.event(
+                        "refused", round=number, silo=answer.silo, reason=str(refusal)[:500]
+                    )  # it quotes names
             note = {"note": answer.note} if answer.note else {}
             self.folder.event("silo", round=number, silo=answer.silo, **sizes, **answer.metrics, **note)
             if update is not None:

@@ -112,6 +112,7 @@ def _run(job: Job, link: Link) -> None:
     folder: list[RunFolder] = []
 
     def report(who: str, what: str) -> None:
+        who, what = who[:100], what[:500]  # both may quote what a silo says
         print(f"silotune coordinator: {who}: {what}", flush=True)
         if folder:
             folder[0].event("silo-failed", silo=who, reason=what)

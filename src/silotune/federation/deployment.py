@@ -32,7 +32,8 @@ LOOK = 0.5
 PAUSES = (1.0, 5.0, 15.0, 30.0)
 """Seconds before a process that ended is started again, the last for all further times: a node that was killed is not
 let in for up to a minute."""
-SLOW = 180.0
+SLOW = 600.0
+"""Seconds that the SuperLink has to come up."""
 
 
 def up(config: LinkConfig, say: Callable[[str], None]) -> None:
@@ -47,8 +48,9 @@ def up(config: LinkConfig, say: Callable[[str], None]) -> None:
         secured += ["--database", str(folder / "superlink.db")]
         link = household.start("superlink", superlink(config.host, config.port, secured))
         wait_for_port(link, config.port, SLOW)
-        say(f"SuperLink on {config.host}:{config.port}; logs: {folder / 'logs'}")
-        _look_after(household, say)
+        say(f"SuperLink on {config.address}; logs: {folder / 'logs'}")
+        with contextlib.suppress(KeyboardInterrupt):  # Ctrl-C, or `down`
+            _look_after(household, say)
 
 
 def start(config: LinkConfig, job: Path) -> str:
@@ -103,7 +105,8 @@ def join(path: Path, config: LocalConfig | NodeConfig, say: Callable[[str], None
         words = supernode(config.superlink, config.port, config.name, config.socket_path, secured)
         household.start("supernode", words)
         say(f"silo {config.name!r} joins {config.superlink}; logs: {Path(config.folder) / 'logs'}")
-        _look_after(household, say)
+        with contextlib.suppress(KeyboardInterrupt):
+            _look_after(household, say)
 
 
 def greet(address: str, certificates: str, patience: float = 20.0) -> str:
