@@ -125,7 +125,7 @@ def test_a_finished_run_needs_its_start_no_more(runs, made, tmp_path):
     words = [word for word in runs.words("bert", "lora") if word != "method.adapters=1"]
     words += ["method=fedmatch", "sampling.count=1", f"start={tmp_path / 'lora'}"]
     ran = silotune.run("demo", *words, out=place)
-    never = ({"alpha", "beta"} - {path.name for path in (place / "checkpoints").iterdir() if path.is_dir()}).pop()
+    never = ({"alpha", "beta"} - {path.name for path in (place / "checkpoints" / "silos").iterdir()}).pop()
     shutil.rmtree(tmp_path / "lora")
     again = load_run(place)
     assert again.model(never).predict(PAIRS) == ran.model(never).predict(PAIRS)

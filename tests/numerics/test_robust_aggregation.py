@@ -90,7 +90,8 @@ def test_krum_and_multi_krum_by_hand(count, f):
         many = aggregate("multi-krum", found, byzantine=f, keep=keep)
         chosen = order[: count - f if keep is None else keep]
         for key in SHAPES:
-            np.testing.assert_allclose(many[key].numpy(), stacked(found, key)[chosen].mean(0), rtol=1e-13)
+            mean = stacked(found, key)[chosen].mean(0)
+            np.testing.assert_allclose(many[key].numpy(), mean, rtol=1e-13, atol=1e-16)  # terms of size 1 may cancel
 
 
 def test_krum_takes_the_most_that_the_silos_allow_where_nothing_is_said():
