@@ -26,15 +26,15 @@ from silotune.federation.watchdog import TOKEN, end
 class Forked:
     """A process that the nursery forked: as much of `subprocess.Popen` as is needed here."""
 
-    def __init__(self, pid: int, codes: dict[int, int]) -> None:
+    def __init__(self, pid: int, nursery: _Nursery) -> None:
         self.pid = pid
         self.returncode: int | None = None
-        self._codes = codes
+        self._nursery = nursery
 
     def poll(self) -> int | None:
         """How it ended, -1 where nobody knows; None while it runs."""
-        if self.returncode is None and (self.pid in self._codes or not lives(self.pid)):
-            self.returncode = self._codes.get(self.pid, -1)
+        if self.returncode is None and not lives(self.pid):
+            self.returncode = self._nursery.code(self.pid)
         return self.returncode
 
     def wait(self, timeout: float) -> int:
@@ -73,7 +73,14 @@ class _Nursery:
         except OSError:
             return None
         process = self._started.get()
-        return Forked(process, self._codes) if process else None
+        return Forked(process, self) if process else None
+
+    def code(self, process: int, patience: float = 1.0) -> int:
+        """How a process that is gone ended, as soon as the nursery says so; -1 if it does not."""
+        until = time.monotonic() + patience
+        while process not in self._codes and self._process.poll() is None and time.monotonic() < until:
+            time.sleep(0.01)
+        return self._codes.get(process, -1)
 
     def _listen(self) -> None:
         assert self._process.stdout is not None, "it is a pipe"

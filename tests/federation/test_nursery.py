@@ -1,0 +1,61 @@
+"""The process that forks others."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from federation.processes import processes
+from silotune.errors import SilotuneError
+from silotune.federation.supervision import Household, lives
+from silotune.federation.watchdog import family
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks on Linux only")
+WORKER = [sys.executable, "-m", "silotune.federation.worker"]
+LOST = ["flower-superexec", "--insecure", "--runtime-api-address", "127.0.0.1:9"]
+"""It looks for a SuperNode where none is, as long as it lives."""
+
+
+def test_a_forked_command_has_its_own_log_name_and_exit_code(tmp_path):
+    with Household(tmp_path / "logs", {}, nursery=True) as household:
+        child = household.start("worker-x", [*WORKER, str(tmp_path / "missing.yaml")], {"SOME": "thing"})
+        assert child.process.wait(timeout=60) == 1
+        assert not child.alive
+        assert "missing.yaml: cannot be read" in child.tail()
+        assert household.again("worker-x").starts == 2
+    assert family(household.token) == []
+
+
+def test_a_command_that_it_does_not_know_is_named(tmp_path):
+    with (
+        Household(tmp_path / "logs", {}, nursery=True) as household,
+        pytest.raises(SilotuneError, match=r"ls: cannot be started .*nursery\.log"),
+    ):
+        household.start("ls", ["ls"])
+
+
+@pytest.mark.long
+def test_a_nursery_that_is_killed_is_replaced_and_its_children_stay(tmp_path):
+    with Household(tmp_path / "logs", {"TEST_RUN": str(tmp_path)}, nursery=True) as household:
+        first = household.start("first", LOST)
+        until = time.monotonic() + 30
+        while processes(tmp_path, "first") != [first.process.pid] and time.monotonic() < until:
+            time.sleep(0.05)
+        found = first.process.pid
+        assert processes(tmp_path, "first") == [found]
+        parent = int((Path("/proc") / str(found) / "stat").read_text().rpartition(")")[2].split()[1])
+        os.kill(parent, signal.SIGKILL)
+        while lives(parent) and time.monotonic() < until:
+            time.sleep(0.05)
+        second = household.start("second", LOST)
+        assert first.alive
+        assert second.alive
+        household.end("first")
+        assert not lives(first.process.pid)
+        assert second.alive
+    assert family(household.token) == []
