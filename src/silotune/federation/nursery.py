@@ -5,9 +5,9 @@ torch, for seconds. `python -m silotune.federation.nursery` reads orders (a JSON
 and says on its standard output which process it forked for each, and how those ended. It has one thread and runs no
 tensor operation, so that forking is safe. Linux only; elsewhere the same commands are started as commands.
 
-Two of Flower's commands run with one thing changed (they are of version 1.41, which `pyproject.toml` pins):
-`flower-supernode` looks for messages every 3 s, here every `PAUSE`; `flower-superexec` starts a command per message,
-here it forks itself.
+Flower's commands run with three things changed (they are of version 1.41, which `pyproject.toml` pins):
+`flower-supernode` looks for messages every 3 s, here every `PAUSE`; what is not there yet is asked for again after 1 s,
+here after `PAUSE`; `flower-superexec` starts a command per message, here it forks itself.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from types import SimpleNamespace
 from typing import Any, NoReturn
 
 PAUSE = 0.1
-"""Seconds between a SuperNode's looks, on this machine."""
+"""Seconds between looks of Flower's processes, on this machine."""
 _LOOK = 0.1
 """Seconds between looks at what ended."""
 _COMMANDS = {
@@ -44,6 +44,7 @@ _COMMANDS = {
 def main() -> None:
     """Fork what is ordered, until standard input ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _quick_pulls()
     orders, forked = sys.stdin.fileno(), set[int]()
     said = b""
     while True:
@@ -127,6 +128,12 @@ def _run(words: Sequence[str], settle: Callable[[], None]) -> NoReturn:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code if isinstance(code, int) else 0 if code is None else 1)
+
+
+def _quick_pulls() -> None:
+    pulls: Any = importlib.import_module("flwr.supercore.inflatable.inflatable_utils")
+    for function in (pulls.pull_objects, pulls.pull_and_inflate_object_from_tree):
+        function.__kwdefaults__["initial_backoff"] = PAUSE
 
 
 def _quick_supernode() -> None:
