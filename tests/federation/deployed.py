@@ -14,6 +14,7 @@ from pathlib import Path
 
 import yaml
 
+from silotune.federation.flower import ENVIRONMENT
 from silotune.federation.supervision import free_ports
 from silotune.federation.watchdog import TOKEN
 
@@ -81,14 +82,14 @@ class Deployed:
     def command(self, *words: object) -> subprocess.CompletedProcess:
         """`silotune federation …` to its end."""
         words = [sys.executable, "-m", "silotune", *map(str, words)]
-        return subprocess.run(words, capture_output=True, text=True, timeout=LONGEST, env=self._environment())
+        return subprocess.run(words, capture_output=True, text=True, timeout=LONGEST, env=self.environment())
 
     def begin(self, name: str, *words: object) -> subprocess.Popen:
         """`silotune federation …` that goes on, or another command; its output is in `<name>.log`."""
         command = [sys.executable, "-m", "silotune", *map(str, words)] if words[0] == "federation" else list(words)
         with (self.folder / f"{name}.log").open("ab") as log:
             self.begun[name] = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self._environment(),
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self.environment(),
                 start_new_session=True, cwd=self.folder,
             )  # fmt: skip
         return self.begun[name]
@@ -153,8 +154,10 @@ class Deployed:
             except ProcessLookupError:
                 continue
 
-    def _environment(self) -> dict[str, str]:
-        environment = os.environ | {"TEST_FOLDER": str(self.folder), "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+    def environment(self) -> dict[str, str]:
+        """Of all its processes."""
+        flower = dict(ENVIRONMENT) | {"FLWR_HOME": str(self.folder / "flwr")}
+        environment = os.environ | flower | {"TEST_FOLDER": str(self.folder), "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
         environment.pop(TOKEN, None)
         return environment
 

@@ -7,6 +7,7 @@ import shutil
 import socket
 import subprocess
 import threading
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from silotune.errors import InputError, SilotuneError
 from silotune.federation import admission, deployment
 from silotune.federation.local import LocalConfig
 from silotune.federation.parties import LinkConfig, NodeConfig, read_joining, read_link, read_party
+from silotune.federation.supervision import Child
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 LINK = {"folder": "state", "ca": "tls/ca.pem", "certificate": "tls/server.pem", "key": "tls/server.key"}
@@ -206,6 +208,40 @@ def certificate(folder, name):
     words = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
     words += ["-keyout", str(folder / f"{name}.key"), "-out", str(folder / f"{name}.pem"), "-subj", f"/CN={name}"]
     subprocess.run(words, check=True, capture_output=True)
+
+
+@pytest.mark.parametrize(("tree", "started"), [(NODE, ["supernode"]), (SILO, ["worker", "supernode"])])
+def test_a_nodes_file_starts_no_worker(tmp_path, monkeypatch, tree, started):
+    begun = []
+
+    class Family:
+        def start(self, name, words):
+            begun.append((name, words))
+
+    @contextmanager
+    def running(folder):
+        assert folder == tmp_path / "node"
+        yield Family()
+
+    monkeypatch.setattr(deployment, "_running", running)
+    monkeypatch.setattr(deployment, "_look_after", lambda household, say: None)
+    monkeypatch.setattr(deployment, "greet", lambda address, certificates: "")
+    path = written(tmp_path, tree)
+    deployment.join(path, read_joining(path), lambda _: None)
+    assert [name for name, _ in begun] == started
+    words = begun[-1][1]
+    assert words[words.index("--auth-supernode-private-key") + 1] == str(tmp_path / "north")
+    assert f'silo="north" worker="{tmp_path / "run/w.sock"}"' in words
+    assert "--insecure" not in words
+
+
+def test_why_a_node_ended_is_flowers_own_line(tmp_path):
+    log = tmp_path / "supernode.log"
+    child = Child("supernode", [], log, None)
+    log.write_text("INFO: x\n[code: 2004] Failed to activate SuperNode.\nINFO: Finished server process\n")
+    assert deployment.why(child).startswith("[code: 2004] Failed to activate SuperNode.; its key is not admitted")
+    log.write_text("INFO: x\nsomething else\n")
+    assert deployment.why(child) == "something else"
 
 
 # -- deploy/ -----------------------------------------------------------------------------------------------------------

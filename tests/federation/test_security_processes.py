@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import shutil
+import socket
 import ssl
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -22,12 +24,13 @@ from flwr.supercore.date import now
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes, sign_message
 from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
 
-from federation.deployed import NGINX, Deployed, authority, key
+from federation.deployed import LONGEST, NGINX, Deployed, authority, key
 from federation.rig import local_configs
 from silotune.config import dump
 from silotune.errors import InputError
 from silotune.experiment import run
 from silotune.federation import deployment
+from silotune.federation.supervision import free_ports
 from silotune.runs import read_summary
 
 pytestmark = [
@@ -134,7 +137,7 @@ def silo_files(deployed, config) -> dict[str, Path]:
     """Every silo in a folder of its own: rows, key, file."""
     rows = local_configs(config, deployed.folder / "source")
     found = {}
-    for name, port in zip(SILOS, (19101, 19102, 19103), strict=True):
+    for name, port in zip(SILOS, free_ports(3), strict=True):
         home = deployed.folder / name
         home.mkdir()
         key(home / "key")
@@ -217,9 +220,15 @@ def test_strangers_are_refused_and_learn_nothing(deployed, tiny_config):
     deployed.begin("alpha", "federation", "join", files["alpha"])
     deployed.until(lambda: "supernode ended with code" in deployed.said("alpha"), "alpha")
     # no key at all
-    words = ["flower-supernode", "--superlink", deployed.address, "--root-certificates", str(deployed.tls / "ca.pem")]
-    done = subprocess.run([*words, "--port", "19104"], capture_output=True, text=True, timeout=300,
-                          env=deployed._environment())  # fmt: skip
+    words = [
+        Path(sys.executable).with_name("flower-supernode"),
+        "--superlink",
+        deployed.address,
+        "--root-certificates",
+        str(deployed.tls / "ca.pem"),
+    ]
+    done = subprocess.run([*words, "--port", str(free_ports(1)[0])], capture_output=True, text=True, timeout=LONGEST,
+                          env=deployed.environment())  # fmt: skip
     assert done.returncode != 0
     # an admitted key in another silo's name: its answers are not taken, and the run does not begin
     admitted = deployed.command("federation", "admit", deployed.link, "gamma", deployed.folder / "beta" / "key.pub")
@@ -243,8 +252,6 @@ def test_strangers_are_refused_and_learn_nothing(deployed, tiny_config):
     seen: list[bytes] = []
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(deployed.folder / "false" / "server.pem", deployed.folder / "false" / "server.key")
-    import socket
-
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def answer() -> None:

@@ -23,7 +23,7 @@ from silotune.federation.admission import flower_environment, nodes
 from silotune.federation.flower import ENVIRONMENT, require_flower, submit, superlink, supernode, write_app
 from silotune.federation.local import LocalConfig
 from silotune.federation.parties import LinkConfig, NodeConfig, read_party
-from silotune.federation.supervision import Household, lives, wait_for_port
+from silotune.federation.supervision import Child, Household, lives, wait_for_port
 from silotune.federation.watchdog import end, family
 from silotune.federation.worker import ping
 from silotune.runs import write_text
@@ -204,11 +204,21 @@ def _look_after(household: Household, say: Callable[[str], None]) -> None:
             if child.name not in due:
                 pause = PAUSES[min(child.starts, len(PAUSES)) - 1]
                 due[child.name] = now + pause
-                say(f"{child.name} ended with code {child.process.returncode}; again in {pause:g} s ({child.tail(1)})")
+                say(f"{child.name} ended with code {child.process.returncode}; again in {pause:g} s ({why(child)})")
             elif now >= due[child.name]:
                 del due[child.name]
                 household.again(child.name)
         time.sleep(LOOK)
+
+
+def why(child: Child) -> str:
+    """The line of a log that says why its process ended: Flower's own, which others follow; else the last."""
+    told = [line for line in child.tail(60).split(" | ") if line.startswith("[code: ")]
+    if not told:
+        return child.tail(1)
+    known = "2004" in told[-1]
+    hint = "; its key is not admitted, or the node before it was killed less than a minute ago" if known else ""
+    return told[-1] + hint
 
 
 def _read(path: Path) -> dict[str, Any] | None:
