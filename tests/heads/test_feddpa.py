@@ -422,6 +422,19 @@ def test_what_cannot_be_is_said(config, words, said):
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize("key", ["test_time", "unseen", "new_silos"])
+def test_other_engines_refuse_to_judge_on_other_silos_rows(silotune, data, config, tmp_path, key):
+    """One line, exit code 2, before anything is started or written."""
+    words = [f"data.path={data}", f"backbone={config('feddpa-t').backbone}", f"data.tasks={','.join(SILOS)}"]
+    words += ["evaluation.test_time=true"] if key == "test_time" else ["evaluation.test_time=false"]
+    words += [] if key == "test_time" else [f"evaluation.{key}=noun"]
+    outcome = silotune("run", "feddpa-dataset1", *words, "--engine", "flower-local", "--out", tmp_path / "run")
+    assert outcome.code == 2
+    assert f"evaluation.{key}: needs other silos' rows; use --engine inprocess" in outcome.err
+    assert len(outcome.err.strip().splitlines()) == 1
+    assert not (tmp_path / "run").exists()
+
+
 def test_predict_explains_itself(silotune, finished, tmp_path):
     """JSON lines: the answer, and the weights it was written with; the mean of the similarities, times λ."""
     (tmp_path / "texts").write_text("echo warm\nnoun kind\tnow\n", encoding="utf-8")
