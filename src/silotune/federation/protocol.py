@@ -106,7 +106,7 @@ def _exactly(connection: socket.socket, count: int, until: float | None) -> byte
         except TimeoutError as error:
             raise ProtocolError("no answer in time") from error
         except OSError as error:
-            raise ProtocolError(f"the connection broke ({error.strerror or error})") from error
+            raise ProtocolError(f"the connection was closed ({error.strerror or error})") from error
         if not chunk:
             raise ProtocolError("the connection was closed")
         chunks.append(chunk)
@@ -126,9 +126,12 @@ def ask_worker(path: str | Path, request: bytes, patience: float = PATIENCE) -> 
         try:
             connection.connect(str(path))
             connection.settimeout(patience)
-            send(connection, request)
         except OSError as error:
             raise ProtocolError(f"no worker answers on its socket ({error.strerror or error})") from error
+        try:
+            send(connection, request)
+        except OSError as error:
+            raise ProtocolError(f"the connection was closed ({error.strerror or error})") from error
         return receive(connection, until)
 
 
