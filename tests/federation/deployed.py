@@ -14,21 +14,25 @@ from pathlib import Path
 
 import yaml
 
+from federation.rig import local_configs
+from silotune.config import Config
 from silotune.federation.flower import ENVIRONMENT
 from silotune.federation.supervision import free_ports
 from silotune.federation.watchdog import TOKEN
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 NGINX = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin")
+SILOS = ("alpha", "beta", "gamma")
 LONGEST = 900
 """Seconds: the machine may be busy."""
 
 
-def authority(folder: Path) -> None:
-    """A certificate authority, and a server's certificate for localhost by it: the commands of docs/deployment.md."""
+def authority(folder: Path, host: str = "localhost") -> None:
+    """A certificate authority, and a server's certificate by it: the commands of docs/deployment.md."""
     folder.mkdir(parents=True)
     (folder / "server.ext").write_text(
-        "subjectAltName=DNS:localhost,IP:127.0.0.1\nextendedKeyUsage=serverAuth\nbasicConstraints=CA:FALSE\n"
+        f"subjectAltName=DNS:{host},DNS:localhost,IP:127.0.0.1\nextendedKeyUsage=serverAuth\n"
+        "basicConstraints=CA:FALSE\n"
     )
     for words in (
         "ecparam -name prime256v1 -genkey -noout -out ca.key",
@@ -54,6 +58,8 @@ class Deployed:
     """Processes of one federation; `end` takes them all down."""
 
     folder: Path
+    host: str = "localhost"
+    interface: str = "127.0.0.1"
     port: int = 0
     proxy: int = 0
     begun: dict[str, subprocess.Popen] = field(default_factory=dict)
@@ -61,7 +67,7 @@ class Deployed:
     def __post_init__(self) -> None:
         self.port, self.proxy = free_ports(2)
         self.tls = self.folder / "tls"
-        authority(self.tls)
+        authority(self.tls, self.host)
         self.link = self.write(
             "coordinator.yaml",
             {"folder": "c", "port": self.port, **{name: f"tls/{file}" for name, file in
@@ -71,7 +77,7 @@ class Deployed:
     @property
     def address(self) -> str:
         """Where silos go: to the proxy."""
-        return f"localhost:{self.proxy}"
+        return f"{self.host}:{self.proxy}"
 
     def write(self, name: str, tree: dict) -> Path:
         path = self.folder / name
@@ -79,9 +85,13 @@ class Deployed:
         path.write_text(yaml.safe_dump(tree, sort_keys=False), encoding="utf-8")
         return path
 
-    def command(self, *words: object) -> subprocess.CompletedProcess:
+    def inside(self, party: str) -> list[str]:
+        """What a party's commands begin with: nothing, where all share this machine's network."""
+        return []
+
+    def command(self, *words: object, party: str = "coordinator") -> subprocess.CompletedProcess:
         """`silotune federation …` to its end."""
-        words = [sys.executable, "-m", "silotune", *map(str, words)]
+        words = [*self.inside(party), sys.executable, "-m", "silotune", *map(str, words)]
         return subprocess.run(words, capture_output=True, text=True, timeout=LONGEST, env=self.environment())
 
     def begin(self, name: str, *words: object) -> subprocess.Popen:
@@ -89,8 +99,8 @@ class Deployed:
         command = [sys.executable, "-m", "silotune", *map(str, words)] if words[0] == "federation" else list(words)
         with (self.folder / f"{name}.log").open("ab") as log:
             self.begun[name] = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self.environment(),
-                start_new_session=True, cwd=self.folder,
+                [*self.inside(name), *command], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                env=self.environment(), start_new_session=True, cwd=self.folder,
             )  # fmt: skip
         return self.begun[name]
 
@@ -103,19 +113,23 @@ class Deployed:
         self.until(lambda: "SuperLink on" in self.said("up"), "up")
         text = (DEPLOY / "nginx.conf").read_text(encoding="utf-8")
         for old, new in (
-            ("listen 443 ssl", f"listen 127.0.0.1:{self.proxy} ssl"),
+            ("listen 443 ssl", f"listen {self.interface}:{self.proxy} ssl"),
             ("127.0.0.1:8443", f"127.0.0.1:{self.port}"),
             ("/etc/silotune/tls", str(self.tls)),
             ("/run/nginx-silotune.pid", str(self.folder / "nginx.pid")),
-            ("coordinator.example.org", "localhost"),
+            ("coordinator.example.org", self.host),
         ):
             assert old in text
             text = text.replace(old, new)
         (self.folder / "nginx.conf").write_text(text, encoding="utf-8")
         words = [NGINX, "-p", str(self.folder), "-c", str(self.folder / "nginx.conf"), "-e", "stderr"]
-        subprocess.run([*words, "-t"], check=True, capture_output=True, timeout=60)
+        subprocess.run([*self.inside("nginx"), *words, "-t"], check=True, capture_output=True, timeout=60)
         self.begin("nginx", *words, "-g", "daemon off;")
-        self.until(lambda: listens(self.proxy), "nginx")
+        self.until(self.reachable, "nginx")
+
+    def reachable(self) -> bool:
+        """Whether the proxy takes connections."""
+        return listens(self.proxy)
 
     def until(self, there, name: str) -> None:
         """Wait for something; a process that ends meanwhile is an error."""
@@ -166,3 +180,30 @@ def listens(port: int) -> bool:
     with socket.socket() as probe:
         probe.settimeout(5)
         return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def silo_files(deployed: Deployed, config: Config) -> dict[str, Path]:
+    """Every silo in a folder of its own: rows, key, file."""
+    rows = local_configs(config, deployed.folder / "source")
+    found = {}
+    for (name, local), port in zip(rows.items(), free_ports(len(rows)), strict=True):
+        home = deployed.folder / name
+        home.mkdir()
+        key(home / "key")
+        shutil.move(local.rows, home / "rows")
+        shutil.copy(deployed.tls / "ca.pem", home / "ca.pem")
+        found[name] = deployed.write(
+            f"{name}/silo.yaml",
+            {
+                "name": name,
+                "folder": "state",
+                "rows": "rows",
+                "share": ["validation", "test", "rows", "loss", "seconds"],
+                "backbone": config.backbone,
+                "superlink": deployed.address,
+                "root_certificates": "ca.pem",
+                "private_key": "key",
+                "port": port,
+            },
+        )
+    return found

@@ -24,8 +24,7 @@ from flwr.supercore.date import now
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes, sign_message
 from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
 
-from federation.deployed import LONGEST, NGINX, Deployed, authority, key
-from federation.rig import local_configs
+from federation.deployed import LONGEST, NGINX, SILOS, Deployed, authority, key, silo_files
 from silotune.config import dump
 from silotune.errors import InputError
 from silotune.experiment import run
@@ -129,35 +128,6 @@ def test_only_the_node_api_passes_and_only_for_admitted_keys(deployed):
 
 
 # -- long --------------------------------------------------------------------------------------------------------------
-
-SILOS = ("alpha", "beta", "gamma")
-
-
-def silo_files(deployed, config) -> dict[str, Path]:
-    """Every silo in a folder of its own: rows, key, file."""
-    rows = local_configs(config, deployed.folder / "source")
-    found = {}
-    for name, port in zip(SILOS, free_ports(3), strict=True):
-        home = deployed.folder / name
-        home.mkdir()
-        key(home / "key")
-        shutil.move(rows[name].rows, home / "rows")
-        shutil.copy(deployed.tls / "ca.pem", home / "ca.pem")
-        found[name] = deployed.write(
-            f"{name}/silo.yaml",
-            {
-                "name": name,
-                "folder": "state",
-                "rows": "rows",
-                "share": ["validation", "test", "rows", "loss", "seconds"],
-                "backbone": config.backbone,
-                "superlink": deployed.address,
-                "root_certificates": "ca.pem",
-                "private_key": "key",
-                "port": port,
-            },
-        )
-    return found
 
 
 @pytest.mark.long
