@@ -47,6 +47,7 @@ def test_table_2_has_the_ablations_of_the_paper() -> None:
         "fedmcp-without-backbone": {"gamma": 0},
         "fedmcp-cosine": {"similarity": "cosine"},
         "fedmcp-first-token": {"representation": "first"},
+        "fedmcp-private-view-full": {"private_view": "full"},
     }
 
 

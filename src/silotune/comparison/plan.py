@@ -24,6 +24,7 @@ ABLATIONS: Mapping[str, Variants] = {
         "without-backbone": ("method.gamma=0",),  # Table II, w/o BL
         "cosine": ("method.similarity=cosine",),  # Figure 4
         "first-token": ("method.representation=first",),  # Figure 5
+        "private-view-full": ("method.private_view=full",),  # the other reading of eq. 5
     }
 }
 """Method → the variants of its paper's ablations: name → `key=value` words."""
