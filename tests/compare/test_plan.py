@@ -10,6 +10,7 @@ import yaml
 
 from silotune.assembly import read_config
 from silotune.comparison import read_comparison
+from silotune.comparison.plan import ABLATIONS
 from silotune.config import dump
 from silotune.errors import InputError
 
@@ -86,7 +87,7 @@ def test_a_users_file_says_it_all(tmp_path: Path) -> None:
     found = read_comparison(str(tmp_path / "mine.yaml"), ["methods=ditto", "seeds=7", "std.ddof=1"], ["two: rounds=2"])
     assert ([cell.folder for cell in found.cells], found.ddof) == (["ditto-7", "ditto-two-7"], 1)
     found = read_comparison(written(tmp_path, compare={"methods": "fedmcp", "ablation": True}, seed=3), [])
-    assert (len(found.rows), found.seeds) == (5, (3,))
+    assert (len(found.rows), found.seeds) == (1 + len(ABLATIONS["fedmcp"]), (3,))
 
 
 def test_a_run_of_that_file_is_the_same_as_without(tmp_path: Path) -> None:
