@@ -28,7 +28,7 @@ from silotune.evaluation.scores import mean, state_of
 from silotune.evaluation.testtime import unseen
 from silotune.interop.start import keep_start
 from silotune.parts import Scope, State, count, digest, flatten
-from silotune.runs import RunFolder, write_text
+from silotune.runs import working_in, write_text
 from silotune.training import LocalTraining
 from silotune.tuners import Tuner
 from silotune.views import settled
@@ -172,22 +172,18 @@ def run(
     if federation.privacy is not None:
         federation.privacy.require_a_round()
     config = federation.config
-    text, fingerprint = dump(config), federation.backbone.fingerprint
-    if (path / "config.yaml").exists():
-        folder = RunFolder.open(path, text, fingerprint)
-    else:
-        folder = RunFolder.create(path, text, fingerprint, resume)
-    keep_start(path, federation.training)
-    engine = InProcess(federation, folder, progress)
-    if announce is not None and federation.privacy is not None:
-        for line in federation.privacy.lines():
-            announce(line)
-    engine.run()
-    final = {"shared_sha256": digest(flatten(federation.coordinator.shared)), "state_sha256": state_digest(federation)}
-    best = engine.load_best()
-    summary = summarise(engine) | {"best_round": best} | final
-    keep_instances(path, federation.silos.values())
-    write_text(path / "summary.json", json.dumps(summary, indent=1) + "\n")
+    with working_in(path, dump(config), federation.backbone.fingerprint, resume) as folder:
+        keep_start(path, federation.training)
+        engine = InProcess(federation, folder, progress)
+        if announce is not None and federation.privacy is not None:
+            for line in federation.privacy.lines():
+                announce(line)
+        engine.run()
+        shared, whole = digest(flatten(federation.coordinator.shared)), state_digest(federation)
+        best = engine.load_best()
+        summary = summarise(engine) | {"best_round": best, "shared_sha256": shared, "state_sha256": whole}
+        keep_instances(path, federation.silos.values())
+        write_text(path / "summary.json", json.dumps(summary, indent=1) + "\n")
     return Run(path, summary, federation)
 
 

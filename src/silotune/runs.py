@@ -2,7 +2,7 @@
 
 A checkpoint is a manifest (`checkpoints/round-0007.json`) that names the file of the shared parts and, for every silo
 that ever took part, the file of its last state. Files are written first and the manifest is moved into place last, so
-that a run killed at any instant finds a whole checkpoint, old or new.
+that a run killed at any instant finds a whole checkpoint, old or new. Only one process works in a run folder at a time.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import os
 import platform
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -21,6 +22,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 
 from silotune.errors import InputError
+from silotune.locking import LOCK, claimed
 from silotune.parts import Tensors
 
 _LIBRARIES = ("silotune", "torch", "transformers", "tokenizers", "safetensors", "numpy", "pydantic")
@@ -42,11 +44,34 @@ class Checkpoint:
 
 
 class RunFolder:
-    """A run's folder. Make one by `create` or `open`."""
+    """A run's folder. Make one by `working_in`, or where the folder is claimed already by `begin`."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.checkpoints = path / "checkpoints"
+
+    @classmethod
+    def begin(cls, path: Path, config: str, backbone: str, resume: bool = False) -> RunFolder:
+        """`open` where there is a run, else `create`."""
+        if (path / "config.yaml").exists():
+            return cls.open(path, config, backbone)
+        return cls.create(path, config, backbone, resume)
+
+    @classmethod
+    def check(cls, path: Path, config: str, resume: bool = False) -> None:
+        """Refuse what `begin` would refuse over any backbone. Nothing is changed.
+
+        Raises:
+            InputError: as `create` and `open`.
+        """
+        if (path / "config.yaml").exists():
+            cls._made(path, config)
+            return
+        there = [] if not path.is_dir() else [entry for entry in path.iterdir() if entry.name != LOCK]
+        if resume and (path.is_file() or not all(_begun(entry) for entry in there)):
+            raise InputError(f"--resume: {path} is not a run folder")
+        if not resume and (path.is_file() or there):
+            raise InputError(f"--out {path}: already there and not empty; choose another folder or add --resume")
 
     @classmethod
     def create(cls, path: Path, config: str, backbone: str, resume: bool = False) -> RunFolder:
@@ -55,11 +80,7 @@ class RunFolder:
         Raises:
             InputError: if the folder holds anything else.
         """
-        there = [] if not path.is_dir() else list(path.iterdir())
-        if resume and (path.is_file() or not all(_begun(entry) for entry in there)):
-            raise InputError(f"--resume: {path} is not a run folder")
-        if not resume and (path.is_file() or there):
-            raise InputError(f"--out {path}: already there and not empty; choose another folder or add --resume")
+        cls.check(path, config, resume)
         folder = cls(path)
         try:
             folder.checkpoints.mkdir(parents=True, exist_ok=True)
@@ -77,15 +98,8 @@ class RunFolder:
             InputError: not a run folder, or made with another configuration or backbone. Other versions of libraries
             are only put into the events.
         """
-        try:
-            before = (path / "config.yaml").read_text(encoding="utf-8")
-            made = json.loads((path / "versions.json").read_text(encoding="utf-8"))
-            fingerprint = made["backbone"]
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise InputError(f"--resume: {path} is not a run folder") from error
-        if before != config:
-            raise InputError(f"--resume: {path} was made with another configuration ({_difference(before, config)})")
-        if fingerprint != backbone:
+        made = cls._made(path, config)
+        if made["backbone"] != backbone:
             raise InputError(f"--resume: {path} was made with another backbone (its weights differ)")
         folder = cls(path)
         folder.checkpoints.mkdir(exist_ok=True)
@@ -93,6 +107,19 @@ class RunFolder:
         if changed:  # it can go on, but not to the bits that an undisturbed run would have
             folder.event("versions", changed=changed)
         return folder
+
+    @staticmethod
+    def _made(path: Path, config: str) -> dict[str, Any]:
+        """By which versions, and over which backbone, a run of this configuration was made."""
+        try:
+            before = (path / "config.yaml").read_text(encoding="utf-8")
+            made = dict(json.loads((path / "versions.json").read_text(encoding="utf-8")))
+            made["backbone"]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise InputError(f"--resume: {path} is not a run folder") from error
+        if before != config:
+            raise InputError(f"--resume: {path} was made with another configuration ({_difference(before, config)})")
+        return made
 
     def event(self, kind: str, **fields: object) -> None:
         """Append one line to `events.jsonl`."""
@@ -144,7 +171,7 @@ class RunFolder:
         for path in files:
             name = path.relative_to(self.checkpoints).as_posix()
             if path.suffix == ".safetensors" and name not in kept:
-                path.unlink()
+                path.unlink(missing_ok=True)  # silos of a federation on this machine tidy up too
         for number in self._rounds() - manifests:
             self._manifest(number).unlink()
 
@@ -176,6 +203,18 @@ class RunFolder:
         if outside:
             raise InputError(f"checkpoint {path}: damaged (names a file outside the run folder: {outside[0]})")
         return checkpoint
+
+
+@contextmanager
+def working_in(path: Path, config: str, backbone: str, resume: bool = False) -> Iterator[RunFolder]:
+    """A run's folder while the run works there: opened where there is one, else made; nobody else's meanwhile.
+
+    Raises:
+        InputError: as `RunFolder.begin` and `claimed`.
+    """
+    RunFolder.check(path, config, resume)
+    with claimed(path):
+        yield RunFolder.begin(path, config, backbone, resume)
 
 
 def _begun(entry: Path) -> bool:

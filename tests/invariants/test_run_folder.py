@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
 import sys
 
 import pytest
 from safetensors.torch import load_file, save_file
 
-from invariants.cases import snapshot
+from invariants.cases import same, snapshot
 from silotune.cli.main import main
+from silotune.errors import InputError
+from silotune.locking import LOCK
 
 
 @pytest.fixture
@@ -132,3 +135,80 @@ def test_a_silo_may_be_named_like_a_file_of_a_checkpoint(silotune, run_words, si
     (out / "summary.json").unlink()
     assert silotune(*words, "--out", str(out), "--resume") == (0, [])
     assert json.loads((out / "summary.json").read_text())["silos"].keys() == {"alpha", name}
+
+
+# -- one process at a time ---------------------------------------------------------------------------------------------
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from silotune.locking import claimed
+with claimed(Path(sys.argv[1])):
+    print("claimed", flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.fixture
+def held():
+    """`held(folder)` → a process that works in it."""
+    started = []
+
+    def hold(folder):
+        process = subprocess.Popen([sys.executable, "-c", HOLD, str(folder)], stdout=subprocess.PIPE, text=True)
+        started.append(process)
+        assert process.stdout.readline() == "claimed\n"
+        return process
+
+    yield hold
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+def test_a_folder_in_which_another_process_works_is_refused_until_that_ends(silotune, run_words, held, tmp_path):
+    out = tmp_path / "out"
+    assert silotune(*run_words("local"), "--out", str(out))[0] == 0
+    (out / "summary.json").unlink()
+    process = held(out)
+    before = snapshot(out)
+    code, lines = silotune(*run_words("local"), "--out", str(out), "--resume")
+    assert (code, len(lines)) == (2, 1)
+    assert lines[0].endswith(f"{out}: another process is at work there; wait for it, or end it")
+    assert snapshot(out) == before
+    process.kill()  # nothing of it has to be tidied up
+    process.wait()
+    assert silotune(*run_words("local"), "--out", str(out), "--resume")[0] == 0
+    assert not (out / LOCK).exists()
+
+
+def test_a_folder_claimed_before_anything_was_made_is_made_later(silotune, run_words, held, tmp_path):
+    out = tmp_path / "out"
+    held(out).kill()
+    assert silotune(*run_words("local"), "--out", str(out))[0] == 2  # it holds something
+    assert silotune(*run_words("local"), "--out", str(out), "--resume")[0] == 0
+
+
+def test_a_second_run_of_the_same_process_is_refused_and_the_first_goes_on(federate, tmp_path):
+    """As two notebooks of one kernel would have it."""
+    out, refused = tmp_path / "out", []
+
+    def progress(number: int, what: str, done: int, total: int) -> None:
+        if (number, done) == (2, 1):
+            with pytest.raises(InputError, match="another process is at work there"):
+                federate.run("fedmcp", out, "train.steps=1", resume=True)
+            refused.append(number)
+
+    finished = federate.run("fedmcp", out, "train.steps=1", progress=progress)
+    assert refused == [2]
+    assert same(finished.summary) == same(federate.run("fedmcp", tmp_path / "whole", "train.steps=1").summary)
+
+
+def test_a_comparison_leaves_a_cell_alone_in_which_another_works(silotune, run_words, held, tmp_path):
+    words = [word for word in run_words("fedmcp")[1:] if not word.startswith("method=")]
+    words = ["compare", *words, "methods=local", "seeds=1", "--out", str(tmp_path / "table")]
+    held(tmp_path / "table" / "local-1").kill()
+    held(tmp_path / "table" / "local-1")
+    code, lines = silotune(*words, "--resume")
+    assert (code, len(lines)) == (2, 1)
+    assert "local-1: another process is at work there" in lines[0]

@@ -17,7 +17,7 @@ from silotune.engines.base import Progress
 from silotune.engines.inprocess import InProcess
 from silotune.errors import Diverged, InputError
 from silotune.interop.start import keep_start
-from silotune.runs import RunFolder, write_text
+from silotune.runs import working_in, write_text
 
 FILE = "trial.json"
 
@@ -38,22 +38,18 @@ def _trial(
     if not any(silo.splits.validation for silo in data):
         raise InputError("sweep: no silo has validation rows, so there is nothing to choose by")
     federation = build(config, backbone, data)
-    text, fingerprint = dump(federation.config), federation.backbone.fingerprint
-    if (path / "config.yaml").exists():
-        folder = RunFolder.open(path, text, fingerprint)
-    else:
-        folder = RunFolder.create(path, text, fingerprint, resume=True)
-    keep_start(path, federation.training)
-    engine = InProcess(federation, folder, progress)
-    found: Summary = {"validation": None, "best_round": None}
-    try:
-        engine.run()
-    except Diverged as error:
-        found["reason"] = str(error)
-    else:
-        found |= {"validation": engine.history.best_validation, "best_round": engine.history.best_round}
-    shutil.rmtree(folder.checkpoints, ignore_errors=True)
-    write_text(path / FILE, json.dumps(found | {"seconds": engine.history.seconds}, indent=1) + "\n")
+    with working_in(path, dump(federation.config), federation.backbone.fingerprint, resume=True) as folder:
+        keep_start(path, federation.training)
+        engine = InProcess(federation, folder, progress)
+        found: Summary = {"validation": None, "best_round": None}
+        try:
+            engine.run()
+        except Diverged as error:
+            found["reason"] = str(error)
+        else:
+            found |= {"validation": engine.history.best_validation, "best_round": engine.history.best_round}
+        shutil.rmtree(folder.checkpoints, ignore_errors=True)
+        write_text(path / FILE, json.dumps(found | {"seconds": engine.history.seconds}, indent=1) + "\n")
     return found, federation.backbone
 
 
