@@ -190,10 +190,7 @@ def save_backbone(family: str, folder: Path, seed: int = 7) -> Path:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = chosen.model(len(tokenizer))
-        with torch.no_grad():
-            for parameter in model.parameters():
-                if parameter.dim() == 1:  # biases 0 and layer norms 1 would hide mistakes
-                    parameter.add_(0.1 * torch.randn_like(parameter))
+        unsettle(model, family)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
@@ -273,3 +270,13 @@ def tiny_overrides(method: str, backbone: Path, data: Path) -> list[str]:
         *classifier,
         *(one_task if method in ONE_TASK else []),
     ]
+
+
+def unsettle(model: PreTrainedModel, family: str) -> None:
+    """Move away from their first values the numbers that would hide mistakes: biases of 0, norms of 1, T5's weights."""
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.dim() == 1:
+                parameter.add_(0.1 * torch.randn_like(parameter))
+            elif family == "t5" and "shared" not in name and "relative" not in name:
+                parameter.copy_(0.2 * torch.randn_like(parameter))

@@ -22,7 +22,7 @@ from silotune.backbone import Backbone
 from silotune.tuners import TUNERS
 from silotune.views import Ingredient
 from tiny import FAMILIES as ENCODERS
-from tiny import words
+from tiny import unsettle, words
 
 MASKED = ["bert", "roberta", "distilbert", "mpnet", "electra"]
 CAUSAL = ["llama", "gpt2"]
@@ -110,12 +110,7 @@ def made(family: str):
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(5)
         model = kind.from_config(config, attn_implementation="eager").eval()
-        with torch.no_grad():
-            for name, parameter in model.named_parameters():
-                if parameter.dim() == 1:  # biases 0 and layer norms 1 would hide mistakes
-                    parameter.add_(0.1 * torch.randn_like(parameter))
-                elif family == "t5" and "shared" not in name and "relative" not in name:
-                    parameter.copy_(0.2 * torch.randn_like(parameter))
+        unsettle(model, family)
     return model, tokenizer
 
 

@@ -26,7 +26,7 @@ from silotune.data.tasks import Row
 from silotune.evaluation.scores import state_of
 from silotune.finished import load_run
 from silotune.views import make_plan
-from tiny import FAMILIES, tiny_overrides, write_data
+from tiny import FAMILIES, tiny_overrides, unsettle, write_data
 
 LAYERS = 3  # odd: peft can give every layer of a T5 decoder its own prefix
 SINGLE = ["the garden was kind", "the soup seemed awful at last", "a river"]
@@ -69,12 +69,7 @@ def save_model(family: str, kind: str, folder: Path) -> Path:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(5)
         model = _KINDS.get(kind, AutoModel).from_config(_config(family, len(tokenizer)))
-        with torch.no_grad():
-            for name, parameter in model.named_parameters():
-                if parameter.dim() == 1:  # biases 0 and layer norms 1 would hide mistakes
-                    parameter.add_(0.1 * torch.randn_like(parameter))
-                elif family == "t5" and "shared" not in name and "relative" not in name:
-                    parameter.copy_(0.2 * torch.randn_like(parameter))
+        unsettle(model, family)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder

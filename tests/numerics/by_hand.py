@@ -43,6 +43,19 @@ def cosine(x: np.ndarray, y: np.ndarray) -> float:
     return sum(values) / len(values)
 
 
+def model_contrast(z: np.ndarray, z_glob: np.ndarray, z_prev: np.ndarray, tau: float) -> float:
+    """MOON eq. 3 and FedFAME eq. 2, row by row: −log of the share of `e^{sim(z, z_glob)/τ}` beside `…z_prev…`."""
+
+    def sim(a: np.ndarray, b: np.ndarray) -> float:
+        return float(a @ b) / math.sqrt(float(a @ a) * float(b @ b))
+
+    losses = []
+    for own, positive, negative in zip(z, z_glob, z_prev, strict=True):
+        up, down = math.exp(sim(own, positive) / tau), math.exp(sim(own, negative) / tau)
+        losses.append(-math.log(up / (up + down)))
+    return sum(losses) / len(losses)
+
+
 # -- heads and cross-entropy (NumPy) ----------------------------------------------------------------------------------
 
 

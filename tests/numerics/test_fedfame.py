@@ -6,6 +6,7 @@ import json
 import math
 from dataclasses import replace
 
+import by_hand
 import numpy as np
 import pytest
 import torch
@@ -48,19 +49,6 @@ def classify(tensors, x):
 def softmax(row):
     powers = np.exp(row - row.max())
     return powers / powers.sum()
-
-
-def contrast(q, q_global, q_previous, tau):
-    """Eq. 2, row by row."""
-
-    def sim(a, b):
-        return float(a @ b) / math.sqrt(float(a @ a) * float(b @ b))
-
-    losses = []
-    for own, positive, negative in zip(q, q_global, q_previous, strict=True):
-        up, down = math.exp(sim(own, positive) / tau), math.exp(sim(own, negative) / tau)
-        losses.append(-math.log(up / (up + down)))
-    return sum(losses) / len(losses)
 
 
 def distil(teacher, student):
@@ -112,7 +100,7 @@ def test_loss_terms_against_numpy(federation, parts_of):
         project(arrays(tensors[PROJECTION]), x) for tensors, x in ((state, own), (received, glob), (before, last))
     )
     assert q.shape == (len(step.batch), 256)
-    expected_contrast = contrast(q, q_global, q_previous, 0.5)
+    expected_contrast = by_hand.model_contrast(q, q_global, q_previous, 0.5)
     teacher, student = classify(arrays(received["head"]), glob), classify(arrays(state["head"]), own)
     expected_distil = distil(teacher, student)
     loss = phase.loss(step)

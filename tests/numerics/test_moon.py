@@ -19,19 +19,6 @@ from silotune.views import run_view
 ADAPTERS = {1: ["global"], 2: ["global", "global_2"]}
 
 
-def contrast_by_hand(z, z_glob, z_prev, tau):
-    """Eq. 3, row by row: `−log(e^{sim(z, z_glob)/τ} / (e^{sim(z, z_glob)/τ} + e^{sim(z, z_prev)/τ}))`."""
-
-    def sim(a, b):
-        return float(a @ b) / math.sqrt(float(a @ a) * float(b @ b))
-
-    losses = []
-    for own, positive, negative in zip(z, z_glob, z_prev, strict=True):
-        up, down = math.exp(sim(own, positive) / tau), math.exp(sim(own, negative) / tau)
-        losses.append(-math.log(up / (up + down)))
-    return sum(losses) / len(losses)
-
-
 def mixed(state, adapters):
     return [(1 / adapters, state[part]) for part in ADAPTERS[adapters]]
 
@@ -55,14 +42,14 @@ def test_loss_in_numpy(tau, mu, adapters, representation, tiny_federation):
     rows = batch.rows.tolist()
     found = [forward_by_hand(federation, silo, rows, *mixed(parts, adapters)) for parts in (state, received, before)]
     z, z_glob, z_prev = (pooled(view, representation).numpy() for view in found)
-    contrastive = contrast_by_hand(z, z_glob, z_prev, tau)
+    contrastive = by_hand.model_contrast(z, z_glob, z_prev, tau)
     x = pooled(found[0], federation.method.setting.head.pooling).numpy()
     labels = [int(silo.train[silo.name].labels[row]) for row in rows]
     supervised = by_hand.cross_entropy(by_hand.mlp_head(arrays(state["head"]), silo.name, x), labels)
     assert float(step.terms["cross_entropy"]) == pytest.approx(supervised, rel=1e-9)
     assert float(step.terms["contrastive"]) == pytest.approx(contrastive, rel=1e-9)
     assert loss == pytest.approx(supervised + mu * contrastive, rel=1e-9)
-    swapped = contrast_by_hand(z, z_prev, z_glob, tau)
+    swapped = by_hand.model_contrast(z, z_prev, z_glob, tau)
     assert abs(contrastive - swapped) > 1e-4  # the two anchors cannot be told apart otherwise
 
 

@@ -32,6 +32,7 @@ from silotune.backbone import Backbone
 from silotune.plan import Plan
 from silotune.tuners import TUNERS, Weighted
 from tiny import FAMILIES as TOKENIZERS
+from tiny import unsettle
 
 VOCABULARY, HIDDEN, INNER, LAYERS, HEADS, POSITIONS = 150, 24, 40, 2, 4, 64
 
@@ -183,12 +184,7 @@ def _model(family: str) -> torch.nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(11)
         model = AutoModel.from_config(CONFIGS[family](), attn_implementation="eager")
-        with torch.no_grad():
-            for name, parameter in model.named_parameters():
-                if parameter.dim() == 1:  # biases 0 and layer norms 1 would hide mistakes
-                    parameter.add_(0.1 * torch.randn_like(parameter))
-                elif family == "t5" and not name.endswith(("shared.weight", "relative_attention_bias.weight")):
-                    parameter.copy_(0.2 * torch.randn_like(parameter))
+        unsettle(model, family)
     return model.eval()
 
 
