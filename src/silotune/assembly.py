@@ -97,6 +97,12 @@ def read_config(source: str, overrides: list[str] | None = None) -> Config:
     )
 
 
+def on_this_machine(config: Config) -> Config:
+    """The configuration with what this machine decides where it is left open: precision and threads."""
+    threads = config.threads or torch.get_num_threads()
+    return config.model_copy(update={"precision": resolve_precision(config.precision), "threads": threads})
+
+
 def make_method(config: Config) -> Method:
     """The configured method over the configured tuner and head.
 
@@ -138,9 +144,7 @@ def build(
     """
     if config.threads is not None:
         torch.set_num_threads(config.threads)
-    config = config.model_copy(
-        update={"precision": resolve_precision(config.precision), "threads": torch.get_num_threads()}
-    )
+    config = on_this_machine(config)
     method = make_method(config)
     kept_out: list[SiloData] = []
     if data is None:
@@ -193,7 +197,7 @@ def build(
         uplink=make_chain(config.uplink, config.seed, secret) if communicates else NO_UPLINK,
         noise=_central_noise(config, _a_round(config, silos, groups), secret) if communicates else None,
     )
-    privacy = _privacy(config, sorted(silos), groups, coordinator) if communicates else None
+    privacy = promise(config, sorted(silos), groups) if communicates else None
     tasks = {silo.name: silo.task for silo in data}
     texts = {silo.name: len(silo.splits.train[0].texts) for silo in data if silo.splits.train}
     at_coordinator = None
@@ -228,11 +232,13 @@ def _central_noise(config: Config, a_round: int, secret: bytes | None) -> Centra
     return CentralNoise(chosen.noise_multiplier, chosen.clip, a_round, config.seed, secret)
 
 
-def _privacy(
-    config: Config, silos: Sequence[str], groups: Mapping[str, str] | None, coordinator: Coordinator
-) -> Privacy | None:
-    sampled = sampled_sizes(config, silos, groups)
-    return make_privacy(config, sampled, lambda number: coordinator.choose(number, silos))
+def promise(config: Config, silos: Sequence[str], groups: Mapping[str, str] | None) -> Privacy | None:
+    """What a run over these silos promises; None without noise. It follows from the configuration and names alone."""
+    sampling = config.sampling
+    chooser = Coordinator(
+        {}, AGGREGATIONS["uniform"], config.seed, fraction=sampling.fraction, count=sampling.count, groups=groups
+    )
+    return make_privacy(config, sampled_sizes(config, silos, groups), lambda number: chooser.choose(number, silos))
 
 
 def sampling_groups(config: Config, data: Iterable[SiloData]) -> dict[str, str] | None:

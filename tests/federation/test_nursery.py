@@ -12,7 +12,8 @@ import pytest
 
 from federation.processes import processes
 from silotune.errors import SilotuneError
-from silotune.federation.supervision import Household, lives
+from silotune.federation.forked import lives
+from silotune.federation.supervision import Household
 from silotune.federation.watchdog import family
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks on Linux only")

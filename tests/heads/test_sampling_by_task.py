@@ -10,13 +10,12 @@ import pytest
 
 from invariants.cases import logged
 from silotune.aggregation import uniform
-from silotune.assembly import build, read_config
+from silotune.assembly import build, promise, read_config, sampling_groups
 from silotune.comparison import read_comparison
 from silotune.coordinator import Coordinator
 from silotune.data.loading import load_silos
 from silotune.errors import InputError
 from silotune.experiment import run
-from silotune.federation import flower_local
 from silotune.finished import load_run
 from silotune.report.collect import read_entries
 from silotune.report.personalisation import measure_grids
@@ -123,7 +122,7 @@ def test_noise_counts_the_participations_of_silos_drawn_by_task(backbone_folder,
     taken = Counter(name for number in range(1, 7) for name in federation.coordinator.choose(number, names))
     assert sum(taken.values()) == 6 * 3
     assert federation.privacy.uses == max(taken.values())
-    assert flower_local._privacy(config, federation.method, load_silos(config)).uses == max(taken.values())
+    assert promise(config, names, sampling_groups(config, load_silos(config))).uses == max(taken.values())
 
 
 @pytest.mark.parametrize(

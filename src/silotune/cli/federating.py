@@ -83,28 +83,17 @@ def start(
     """Start a run with the silos that `federation.silos` names."""
     from silotune.assembly import read_config
     from silotune.cli.running import console, progress_bars, say
-    from silotune.config import dump
-    from silotune.errors import OR_RESUME, InputError, require_unused
     from silotune.federation import deployment
-    from silotune.federation.coordinate import FOLDER, Job, settled
+    from silotune.federation.coordinate import prepare
     from silotune.federation.parties import read_link
     from silotune.report.tables import result_table
-    from silotune.runs import read_summary, write_text
+    from silotune.runs import read_summary
 
     link = read_link(coordinator)
-    config = settled(read_config(source, overrides or []))
-    if not config.federation.silos:
-        raise InputError("federation.silos: name the silos that take part")
+    config = read_config(source, overrides or [])
     folder = (out or Path("runs") / f"{Path(source).stem}-{config.method.name}-seed{config.seed}").resolve()
-    if not resume:
-        require_unused(folder, "--out", OR_RESUME)
-    place = folder / FOLDER
-    place.mkdir(parents=True, exist_ok=True)
-    for name in ("outcome.json", "coordinator.json", "progress.json"):
-        (place / name).unlink(missing_ok=True)
-    write_text(place / "config.yaml", dump(config))
-    Job(str(place / "config.yaml"), str(folder)).write(place / "job.json")
-    say(f"run {deployment.start(link, place / 'job.json')} in {folder}")
+    job = prepare(config, folder, resume)
+    say(f"run {deployment.start(link, job)} in {folder}")
     if not wait:
         return
     with progress_bars() as bars:

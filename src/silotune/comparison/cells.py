@@ -14,16 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from silotune.assembly import make_method
+from silotune.assembly import make_method, on_this_machine
 from silotune.backbone import Backbone
 from silotune.comparison.plan import Cell
 from silotune.config import Config, dump
 from silotune.engines.base import Progress
 from silotune.errors import InputError, SilotuneError
 from silotune.experiment import run
-from silotune.pretrained import resolve_precision
 
 Summary = dict[str, Any]
 Bars = Callable[[str, int], Progress]
@@ -104,8 +101,7 @@ def _finished(cell: Cell, out: Path, kind: Kind) -> bool:
     folder = out / cell.folder
     if not (folder / "config.yaml").is_file():
         return False
-    precision, threads = resolve_precision(cell.config.precision), cell.config.threads or torch.get_num_threads()
-    config = cell.config.model_copy(update={"precision": precision, "threads": threads})  # as a run writes it
+    config = on_this_machine(cell.config)  # as a run writes it
     before, now = (folder / "config.yaml").read_text(encoding="utf-8").splitlines(), dump(config).splitlines()
     if before != now:
         pairs = [f"{old.strip()} → {new.strip()}" for old, new in zip(before, now, strict=False) if old != new]

@@ -4,36 +4,34 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from silotune import __version__
-from silotune.assembly import Federation, build, make_method, read_config
-from silotune.backbone import Backbone
+from silotune.assembly import Federation, build, make_method, on_this_machine, read_config
 from silotune.config import Config, dump
-from silotune.data.tasks import SiloData, Splits, Task
+from silotune.data.tasks import SiloData, Splits
 from silotune.engines.flower import Flower
-from silotune.errors import InputError, SilotuneError
+from silotune.errors import OR_RESUME, InputError, SilotuneError, require_unused
 from silotune.experiment import state_digest, summarise
+from silotune.federation.acquaintance import FOLDER, Acquaintance
 from silotune.federation.agreement import check_federated, travelling
-from silotune.federation.handshake import HandshakeRefused, Identity, check_identity, text_digest, tokenizer_digest
+from silotune.federation.handshake import Hello, Identity, check_identity
 from silotune.federation.link import Link, LinkLost
 from silotune.federation.protocol import Frame
 from silotune.federation.rollcall import RollCall
-from silotune.federation.rows import read_rows, read_task
+from silotune.federation.rows import read_rows
 from silotune.interop.start import keep_start
+from silotune.locking import claimed
 from silotune.parts import digest, flatten
-from silotune.pretrained import load_backbone, resolve_precision
+from silotune.pretrained import load_backbone
 from silotune.runs import RunFolder, write_text
 from silotune.silo import SiloState
 
-FOLDER = "federation"
-"""The part of the run folder that is about the machines: who took part, progress, how it ended."""
+PREDECESSOR = 30.0
+"""Seconds that a coordinator which was told to end has for it."""
 
 
 @dataclass(frozen=True)
@@ -61,14 +59,43 @@ class Job:
         write_text(path, json.dumps(asdict(self), indent=1))
 
 
+def prepare(config: Config, out: Path, resume: bool) -> Path:
+    """Make a run folder ready for its coordinator; the coordinator's job.
+
+    Raises:
+        InputError: the folder is in use, or holds something else than a run of this configuration to resume; it stays
+            as it is.
+    """
+    check_federated(config)
+    config = on_this_machine(config)
+    if not config.federation.silos:
+        raise InputError("federation.silos: name the silos that take part")
+    if not resume:
+        require_unused(out, "--out", OR_RESUME)
+    RunFolder.check(out, dump(config), resume)
+    Acquaintance.open(out)
+    place = out / FOLDER
+    with claimed(out), claimed(place):
+        for name in ("outcome.json", "coordinator.json", "progress.json"):
+            (place / name).unlink(missing_ok=True)
+        write_text(place / "config.yaml", dump(config))
+        Job(str(place / "config.yaml"), str(out)).write(place / "job.json")
+    return place / "job.json"
+
+
 def coordinate(job: Job, link: Link) -> None:
     """Run a job to its end, and say in `federation/outcome.json` how it ended.
 
     Raises:
-        SilotuneError: what ended it.
+        SilotuneError: what ended it; where another coordinator works in the folder, that is left alone.
     """
     place = Path(job.out) / FOLDER
-    place.mkdir(parents=True, exist_ok=True)
+    # who started all silos on this machine has the run folder; a coordinator that it replaces may be about to end
+    with nullcontext() if job.local else claimed(Path(job.out)), claimed(place, PREDECESSOR):
+        _coordinate(job, link, place)
+
+
+def _coordinate(job: Job, link: Link, place: Path) -> None:
     write_text(place / "coordinator.json", json.dumps({"pid": os.getpid()}))
     try:
         _run(job, link)
@@ -81,20 +108,10 @@ def coordinate(job: Job, link: Link) -> None:
     write_text(place / "outcome.json", json.dumps({"state": "finished"}))
 
 
-def settled(config: Config) -> Config:
-    """The configuration with what this machine decides: precision and threads.
-
-    Raises:
-        InputError: for what a federation of machines cannot do.
-    """
-    check_federated(config)
-    threads = config.threads or torch.get_num_threads()
-    return config.model_copy(update={"precision": resolve_precision(config.precision), "threads": threads})
-
-
 def _run(job: Job, link: Link) -> None:
     out = Path(job.out)
-    config = settled(read_config(job.config))
+    config = on_this_machine(read_config(job.config))
+    check_federated(config)
     names = sorted(job.silos or config.federation.silos)
     if not names:
         raise InputError("federation.silos: name the silos that take part")
@@ -106,9 +123,8 @@ def _run(job: Job, link: Link) -> None:
         model_class=method.setting.head.model_class,
     )
     text = travelling(config, names)
-    identity = _identity(config, text, backbone)
-    known = _Known.open(out)
-    run = {"run": known.run, "config": text, "identity": identity.fields()}
+    door = _Door(Identity.of(config, text, backbone), Acquaintance.open(out))
+    run = {"run": door.known.run, "config": text, "identity": door.identity.fields()}
     folder: list[RunFolder] = []
 
     def report(who: str, what: str) -> None:
@@ -117,43 +133,45 @@ def _run(job: Job, link: Link) -> None:
         if folder:
             folder[0].event("silo-failed", silo=who, reason=what)
 
-    def admit(frame: Frame) -> None:
-        silo = str(frame.fields.get("silo"))
-        if frame.kind != "hello":
-            raise HandshakeRefused(str(frame.fields.get("reason")))
-        check_identity(silo, identity, Identity.read(frame.fields.get("identity")))
-
     options = config.federation
-    calls = RollCall(link, names, Frame("hello", run).encode(), admit, report, options.patience)
-    missing = [name for name in calls.gather(options.join) if name not in known.silos]
+    calls = RollCall(link, names, Frame("hello", run).encode(), door, report, options.patience)
+    missing = [name for name in calls.gather(options.join) if name not in door.known.silos]
     if missing:
         raise SilotuneError(
             f"silos that did not join within federation.join={options.join:g} s: {', '.join(missing)}; nothing began"
         )
-    known = known.with_hellos(calls.hellos)
-    data = [SiloData(name, known.task(name), Splits()) for name in names]
+    known = door.known
+    data = [SiloData(name, known.silos[name].task, Splits()) for name in names]
     federation = build(config, backbone, data, _labelled(job, config, bool(method.server_phases())))
-    federation.texts = {name: known.texts(name) for name in names}
-    shaped = replace(identity, shapes=federation.coordinator.expected.shapes)
-    for name, hello in sorted(calls.hellos.items()):
-        check_identity(name, shaped, Identity.read(hello.fields["identity"]))
+    federation.texts = {name: known.silos[name].texts for name in names}
+    door.expect(federation.coordinator.expected.shapes)
     folder.append(_run_folder(out, federation))
     known.write(out)
-    run["identity"] = shaped.fields()
+    run["identity"] = door.identity.fields()
     engine = Flower(federation, folder[0], calls, run, job.local, _Progress(out))
     engine.run()
     _finish(engine, out, job.local)
 
 
-def _identity(config: Config, text: str, backbone: Backbone) -> Identity:
-    return Identity(
-        version=__version__,
-        config=text_digest(text),
-        backbone=backbone.fingerprint,
-        tokenizer=tokenizer_digest(backbone),
-        precision=backbone.precision,
-        method=config.method.name,
-    )
+class _Door:
+    """Lets silos in that run the same, and whose task is what it was."""
+
+    def __init__(self, identity: Identity, known: Acquaintance) -> None:
+        self.identity = identity
+        self.known = known
+        self._said: dict[str, Identity] = {}
+
+    def __call__(self, frame: Frame) -> None:
+        hello = Hello.read(frame)
+        check_identity(hello.silo, self.identity, hello.identity)
+        self.known = self.known.with_silo(hello)
+        self._said[hello.silo] = hello.identity
+
+    def expect(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        """Compare shared parts too, of silos that are in, and of all that come later."""
+        self.identity = replace(self.identity, shapes=shapes)
+        for name, identity in sorted(self._said.items()):
+            check_identity(name, self.identity, identity)
 
 
 def _labelled(job: Job, config: Config, wanted: bool) -> SiloData | None:
@@ -169,11 +187,10 @@ def _labelled(job: Job, config: Config, wanted: bool) -> SiloData | None:
 
 
 def _run_folder(out: Path, federation: Federation) -> RunFolder:
-    text, fingerprint = dump(federation.config), federation.backbone.fingerprint
-    if (out / "config.yaml").exists():
-        return RunFolder.open(out, text, fingerprint)
-    folder = RunFolder.create(out, text, fingerprint, resume=True)
-    keep_start(out, federation.training)
+    begun = (out / "config.yaml").exists()
+    folder = RunFolder.begin(out, dump(federation.config), federation.backbone.fingerprint, resume=True)
+    if not begun:
+        keep_start(out, federation.training)
     return folder
 
 
@@ -191,49 +208,6 @@ def _finish(engine: Flower, out: Path, local: bool) -> None:
     best = engine.load_best()
     summary = summarise(engine) | {"engine": engine.label, "best_round": best} | final
     write_text(out / "summary.json", json.dumps(summary, indent=1) + "\n")
-
-
-@dataclass(frozen=True)
-class _Known:
-    """The run's id and what silos said of their tasks; a silo may be absent when the coordinator starts again."""
-
-    run: str
-    silos: Mapping[str, Mapping[str, Any]]
-
-    @classmethod
-    def open(cls, out: Path) -> _Known:
-        path = out / FOLDER / "run.json"
-        if path.exists():
-            try:
-                fields = json.loads(path.read_text(encoding="utf-8"))
-                return cls(str(fields["run"]), dict(fields["silos"]))
-            except (OSError, ValueError, KeyError, TypeError) as error:
-                raise InputError(f"{path}: damaged ({error})") from error
-        if (out / "checkpoints").is_dir() and any((out / "checkpoints").glob("round-*.json")):
-            raise InputError(f"--resume: {out} was not made by this engine; resume it with --engine inprocess")
-        return cls(secrets.token_hex(8), {})
-
-    def with_hellos(self, hellos: Mapping[str, Frame]) -> _Known:
-        said = {name: {"task": hello.fields["task"], "texts": hello.fields["texts"]} for name, hello in hellos.items()}
-        for name, fields in said.items():
-            if name in self.silos and dict(self.silos[name]) != fields:
-                raise HandshakeRefused(f"silo {name!r}: its task is another than when the run began")
-        return _Known(self.run, {**self.silos, **said})
-
-    def task(self, name: str) -> Task:
-        try:
-            return read_task(self.silos[name]["task"])
-        except (ValueError, KeyError, TypeError) as error:
-            raise HandshakeRefused(f"silo {name!r}: does not say what its task is") from error
-
-    def texts(self, name: str) -> int:
-        texts = self.silos[name]["texts"]
-        if type(texts) is not int or not 1 <= texts <= 2:
-            raise HandshakeRefused(f"silo {name!r}: a row has one or two texts (it says {texts!r})")
-        return texts
-
-    def write(self, out: Path) -> None:
-        write_text(out / FOLDER / "run.json", json.dumps({"run": self.run, "silos": dict(self.silos)}, indent=1))
 
 
 class _Progress:

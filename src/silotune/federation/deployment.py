@@ -21,9 +21,10 @@ from typing import Any
 from silotune.errors import InputError, SilotuneError
 from silotune.federation.admission import flower_environment, nodes
 from silotune.federation.flower import ENVIRONMENT, require_flower, submit, superlink, supernode, write_app
+from silotune.federation.forked import lives
 from silotune.federation.local import LocalConfig
 from silotune.federation.parties import LinkConfig, NodeConfig, read_party
-from silotune.federation.supervision import Child, Household, lives, wait_for_port
+from silotune.federation.supervision import Child, Household, wait_for_port
 from silotune.federation.watchdog import end, family
 from silotune.federation.worker import ping
 from silotune.runs import write_text

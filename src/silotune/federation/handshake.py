@@ -8,8 +8,13 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from silotune import __version__
 from silotune.backbone import Backbone
+from silotune.config import Config
+from silotune.data.tasks import Task
 from silotune.errors import InputError
+from silotune.federation.protocol import Frame
+from silotune.federation.rows import read_task
 
 _SAID: Mapping[str, str] = {
     "version": "silotune",
@@ -43,6 +48,24 @@ class Identity:
         return asdict(self)
 
     @classmethod
+    def of(cls, config: Config, text: str, backbone: Backbone) -> Identity:
+        """One's own.
+
+        Args:
+            config: the run's.
+            text: the configuration as it travels.
+            backbone: loaded.
+        """
+        return cls(
+            version=__version__,
+            config=text_digest(text),
+            backbone=backbone.fingerprint,
+            tokenizer=tokenizer_digest(backbone),
+            precision=backbone.precision,
+            method=config.method.name,
+        )
+
+    @classmethod
     def read(cls, fields: object) -> Identity:
         """From plain values.
 
@@ -50,16 +73,55 @@ class Identity:
             HandshakeRefused: if they are something else.
         """
         if not isinstance(fields, dict) or fields.keys() != {*_SAID, "shapes"}:
-            raise HandshakeRefused("handshake: not what a silotune party says of itself")
-        if not all(isinstance(fields[name], str) for name in _SAID):
-            raise HandshakeRefused("handshake: not what a silotune party says of itself")
+            raise HandshakeRefused("identity: not what a silotune party says of itself")
+        for name in _SAID:
+            if not isinstance(fields[name], str):
+                raise HandshakeRefused(f"identity: {name}: not what a silotune party says of itself")
         shapes = fields["shapes"]
         if shapes is not None:
             try:
                 shapes = {str(name): tuple(int(size) for size in shape) for name, shape in shapes.items()}
             except (AttributeError, TypeError, ValueError) as error:
-                raise HandshakeRefused("handshake: shapes are damaged") from error
+                raise HandshakeRefused("identity: shapes: damaged") from error
         return cls(**{name: fields[name] for name in _SAID}, shapes=shapes)
+
+
+@dataclass(frozen=True)
+class Hello:
+    """What a silo says of itself before round 1. `texts`: how many a row has."""
+
+    silo: str
+    identity: Identity
+    task: Task
+    texts: int
+
+    @classmethod
+    def read(cls, frame: Frame) -> Hello:
+        """From the frame that came.
+
+        Raises:
+            HandshakeRefused: naming the silo, and the field that is missing or something else; or why the silo itself
+                refuses.
+        """
+        said, silo = frame.fields, f"silo {str(frame.fields.get('silo'))[:80]!r}"
+        if frame.kind != "hello":
+            reason = str(said.get("reason", f"answered the greeting with {frame.kind[:20]!r}"))
+            raise HandshakeRefused(reason if silo in reason else f"{silo}: {reason}")
+        for name in ("identity", "task", "texts"):
+            if name not in said:
+                raise HandshakeRefused(f"{silo}: a hello without {name!r}")
+        try:
+            identity = Identity.read(said["identity"])
+        except HandshakeRefused as refusal:
+            raise HandshakeRefused(f"{silo}: {refusal}") from refusal
+        try:
+            task = read_task(said["task"])
+        except ValueError as error:
+            raise HandshakeRefused(f"{silo}: task: does not say what its task is") from error
+        texts = said["texts"]
+        if type(texts) is not int or not 1 <= texts <= 2:
+            raise HandshakeRefused(f"{silo}: texts: a row has one or two (it says {str(texts)[:80]!r})")
+        return cls(str(said["silo"]), identity, task, texts)
 
 
 def check_identity(silo: str, own: Identity, theirs: Identity) -> None:

@@ -16,6 +16,7 @@ LOOK = 1.0
 """Seconds between looks at who is connected."""
 AGAIN = 2.0
 """Seconds before a silo that could not answer is asked again."""
+_NEVER = float("inf")
 
 Report = Callable[[str, str], None]
 """(silo or node, what happened)."""
@@ -42,7 +43,9 @@ class RollCall:
         admit: checks a hello (or what came in its place); raises HandshakeRefused to keep the node out. Before round 1
             that ends the run, later only the node is left out.
         report: told what went wrong.
-        patience: seconds after which an unanswered request is sent again. A silo answers the same question once.
+        patience: seconds after which an unanswered request is sent again to the silo that owes the answer; each further
+            time twice as many, because a silo that was only busy answers all of them. After so many seconds a node
+            that has not been let in is asked again, too, who it is.
     """
 
     link: Link
@@ -56,7 +59,10 @@ class RollCall:
     hellos: dict[str, Frame] = field(default_factory=dict)
     """What silos said of themselves."""
     _nodes: dict[str, int] = field(default_factory=dict)
-    _greeted: set[int] = field(default_factory=set)
+    _due: dict[int, float] = field(default_factory=dict)
+    """When a node that is there is to be asked (again) who it is; never, once it is let in."""
+    _refused: set[tuple[int, str]] = field(default_factory=set)
+    """Nodes that were not let in, and why: said once."""
     _under_way: dict[str, _Asked] = field(default_factory=dict)
     _online: Mapping[int, str] = field(default_factory=dict)
     _looked: float = float("-inf")
@@ -118,7 +124,7 @@ class RollCall:
     # -- who is there --------------------------------------------------------------------------------------------------
 
     def _look(self) -> None:
-        """Greet new nodes; forget what was under way to nodes that are gone."""
+        """Greet nodes that have not been let in; forget what was under way to nodes that are gone."""
         now = self.clock()
         if now - self._looked < LOOK:
             return
@@ -126,15 +132,12 @@ class RollCall:
         for message, asked in list(self._under_way.items()):
             if asked.node not in self._online:
                 del self._under_way[message]
-        self._greeted &= {*self._online}
+        self._due = {node: due for node, due in self._due.items() if node in self._online}
+        self._refused = {(node, why) for node, why in self._refused if node in self._online}
         for node in self._online:
-            if node not in self._greeted:
-                self._greeted.add(node)
-                sent = self.link.push(node, self.greeting)
-                if sent:
-                    self._under_way[sent] = _Asked("", node, now, greeting=True)
-                else:
-                    self._greeted.discard(node)
+            if self._due.get(node, now) <= now and (sent := self.link.push(node, self.greeting)):
+                self._under_way[sent] = _Asked("", node, now, greeting=True)
+                self._due[node] = now + self.patience
 
     def _node_of(self, name: str) -> int | None:
         node = self._nodes.get(name)
@@ -145,10 +148,11 @@ class RollCall:
         if node is None or now < waiting[name]:
             return
         sent = [asked.since for asked in self._under_way.values() if asked.silo == name and asked.node == node]
-        if sent and now - max(sent) < self.patience:
+        pause = self.patience * 2 ** max(0, len(sent) - 1)
+        if sent and now - max(sent) < pause:
             return
         if sent:
-            self.report(name, f"no answer for {self.patience:g} s; asked again")
+            self.report(name, f"no answer for {pause:g} s; asked again")
         message = self.link.push(node, request)
         if message:
             self._under_way[message] = _Asked(name, node, now)
@@ -183,25 +187,29 @@ class RollCall:
 
     def _later(self, asked: _Asked, waiting: dict[str, float]) -> None:
         if asked.greeting:
-            self._greeted.discard(asked.node)
+            self._due[asked.node] = self.clock()
         elif asked.silo in waiting:
             waiting[asked.silo] = self.clock() + AGAIN
 
     def _met(self, node: int, frame: Frame) -> None:
         """A node has said who it is. The newest node of a name is the silo's."""
+        if self._due.get(node) == _NEVER:  # asked twice, answered twice
+            return
         name, registered = str(frame.fields.get("silo", "")), self._online.get(node, "")
+        reason = ""
         if name not in self.silos:
-            self.report(name or f"node {node}", f"not one of the federation's silos ({', '.join(self.silos)})")
-            return
-        if registered and registered not in (name, f"silo-{name}"):
-            self.report(name, f"its key is registered as {registered!r}; it is not let in")
-            return
-        try:
-            self.admit(frame)
-        except HandshakeRefused as refusal:
-            if self._strict:
-                raise
-            self.report(name, str(refusal))
-            return
-        self.hellos[name] = frame
-        self._nodes[name] = node
+            reason = f"not one of the federation's silos ({', '.join(self.silos)})"
+        elif registered and registered not in (name, f"silo-{name}"):
+            reason = f"its key is registered as {registered!r}; it is not let in"
+        else:
+            try:
+                self.admit(frame)
+            except HandshakeRefused as refusal:
+                if self._strict:
+                    raise
+                reason = str(refusal)
+        if not reason:
+            self.hellos[name], self._nodes[name], self._due[node] = frame, node, _NEVER
+        elif (node, reason) not in self._refused:
+            self._refused.add((node, reason))
+            self.report(name or f"node {node}", reason)

@@ -11,6 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from silotune.data.metrics import METRICS, TEXT_METRICS
 from silotune.data.tasks import Row, SiloData, Splits, Task
 from silotune.errors import InputError
 from silotune.runs import write_text
@@ -61,6 +62,8 @@ def read_task(fields: Any) -> Task:
     texts = [fields["name"], fields["metric"], *labels] if isinstance(labels, list | tuple) else [None]
     if not all(isinstance(text, str) for text in texts) or fields["kind"] not in ("classification", "generation"):
         raise ValueError("not a task")
+    if fields["metric"] not in (METRICS if fields["kind"] == "classification" else TEXT_METRICS):
+        raise ValueError("not a task's metric")
     return Task(fields["name"], tuple(labels), fields["metric"], fields["kind"])
 
 

@@ -2,7 +2,7 @@
 
 `<folder>/<run>/<name>.safetensors` is a state (`0003`, or `0003-final` after the method's final phases), and
 `<name>.answer` what the silo answered when it got there. The state is written first: where there is an answer, there is
-the state it belongs to.
+the state it belongs to. `0003-scores.answer` is how good the silo found round 3.
 """
 
 from __future__ import annotations
@@ -20,11 +20,17 @@ from silotune.parts import Tensors
 
 _RUN = re.compile(r"[0-9a-f]{16}")
 _NAME = re.compile(r"\d{4,}(-final)?")
+_SCORES = "-scores"
 
 
 def state_name(number: int, final: bool = False) -> str:
     """A state's name: the round after which it is."""
     return f"{number:04d}{'-final' if final else ''}"
+
+
+def score_name(number: int) -> str:
+    """The name of what was answered when a round was judged; there is no state of this name."""
+    return f"{number:04d}{_SCORES}"
 
 
 class Store:
@@ -71,7 +77,9 @@ class Store:
         """The answer given before to the same question; None where there is none, or its state is gone."""
         try:
             stored = decode((self.path / f"{name}.answer").read_bytes())
-            if stored.fields["asked"] != asked or not self._state(name).is_file():
+            if stored.fields["asked"] != asked:
+                return None
+            if not name.endswith(_SCORES) and not self._state(name).is_file():
                 return None
             return decode(stored.blobs["answer"])
         except (OSError, ProtocolError, KeyError):
@@ -80,7 +88,7 @@ class Store:
     def forget(self, keep: Collection[str], before: int) -> None:
         """Drop the states and answers of rounds before this one, but these. A late request cannot drop newer ones."""
         for path in self.path.iterdir():
-            ours = path.suffix in (".safetensors", ".answer") and _NAME.fullmatch(path.stem)
+            ours = path.suffix in (".safetensors", ".answer") and _NAME.fullmatch(path.stem.removesuffix(_SCORES))
             if ours and path.stem not in keep and int(path.stem.split("-")[0]) < before:
                 path.unlink(missing_ok=True)
 

@@ -1,0 +1,138 @@
+"""From the configuration that a coordinator sends to a federation of one silo: what is agreed to, loaded and kept."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from silotune.assembly import Federation, build, make_method, make_silos, read_config
+from silotune.backbone import Backbone
+from silotune.config import Config
+from silotune.config.aggregation import AggregationConfig
+from silotune.config.schema import PartitionConfig, SamplingConfig
+from silotune.data.loading import load_silos
+from silotune.data.tasks import SiloData, Splits
+from silotune.errors import InputError
+from silotune.federation.agreement import check_agreed, check_federated, read_travelled
+from silotune.federation.handshake import HandshakeRefused, Identity, check_identity
+from silotune.federation.local import LocalConfig
+from silotune.federation.rows import read_rows
+from silotune.methods import Method
+from silotune.pretrained import load_backbone
+
+
+class Preparation:
+    """Makes a silo ready for a run.
+
+    Args:
+        local: what the silo's operator wrote.
+    """
+
+    def __init__(self, local: LocalConfig) -> None:
+        self.local = local
+        self.text = ""
+        """The configuration that it is ready for, as it travels."""
+        self._backbone: tuple[tuple[str, bool, str], Backbone] | None = None
+        self._federation: Federation | None = None
+        self._agreed: Config | None = None
+        if local.config is not None:
+            self._agreed = read_config(local.config)
+
+    def identity(self) -> Identity:
+        """What it runs, with the shapes of the shared parts."""
+        federation = self._federation
+        assert federation is not None, "nothing was prepared"
+        found = Identity.of(federation.config, self.text, federation.backbone)
+        return replace(found, shapes=federation.coordinator.expected.shapes)
+
+    def __call__(self, text: str, theirs: Identity | None) -> Federation:
+        """Backbone, rows and parts for a configuration; kept until another one comes.
+
+        Args:
+            text: the configuration as it travels.
+            theirs: what the coordinator runs; None before it asks.
+
+        Raises:
+            HandshakeRefused: this silo does not run the same, or did not agree to it.
+            InputError: its rows or backbone cannot be used.
+        """
+        if self._federation is None or self.text != text:
+            self._federation, self.text = None, ""
+            self._federation = self._build(text, theirs)
+            self.text = text
+        if theirs is not None:
+            check_identity(self.local.name, theirs, self.identity())
+        return self._federation
+
+    def _build(self, text: str, theirs: Identity | None) -> Federation:
+        config = read_travelled(text)
+        if self._agreed is not None:
+            try:
+                check_agreed(config, self._agreed)
+            except InputError as error:
+                raise HandshakeRefused(f"silo {self.local.name!r}: another {error}") from error
+        check_federated(config)
+        self._check_shared(config)
+        method = make_method(config)
+        config = self._own(config)
+        backbone = self._load(config, method)
+        if theirs is not None:  # before anything that fails for want of the right backbone
+            check_identity(self.local.name, theirs, Identity.of(config, text, backbone))
+        data = self._rows(config)
+        federation = build(config, backbone, [SiloData(self.local.name, data.task, Splits())])
+        tokenise = method.setting.head.tokeniser(backbone, config.train.max_length)
+        federation.silos = make_silos([data], tokenise, method)
+        federation.texts = {self.local.name: len(data.splits.train[0].texts)}
+        return federation
+
+    def _check_shared(self, config: Config) -> None:
+        if config.aggregation.name == "samples" and "rows" not in self.local.share:
+            raise HandshakeRefused(
+                f"silo {self.local.name!r}: aggregation=samples weighs silos by their rows, and this one does not say "
+                "how many it has; allowed: uniform, median, trimmed-mean, krum, multi-krum"
+            )
+        if config.privacy.secret is not None and self.local.secret is None:
+            raise HandshakeRefused(f"silo {self.local.name!r}: its noise needs a secret; its silo config names none")
+        if config.uplink.noise is not None and self.local.secret is None and not self.local.seeded_noise:
+            raise HandshakeRefused(
+                f"silo {self.local.name!r}: noise from the run's seed hides nothing from the coordinator, who knows "
+                "the seed; its silo config needs secret (or seeded_noise: true, for a rehearsal)"
+            )
+        if config.start is not None and self.local.start is None:
+            raise HandshakeRefused(f"silo {self.local.name!r}: the run starts from a LoRA; its silo config needs start")
+
+    def _own(self, config: Config) -> Config:
+        """The coordinator's configuration with this machine's paths, for a federation of this silo alone."""
+        update: dict[str, Any] = {
+            "backbone": self.local.backbone,
+            "start": None if config.start is None else self.local.start,
+            "threads": self.local.threads or config.threads,
+            "sampling": SamplingConfig(),
+            "aggregation": AggregationConfig(name="uniform"),
+            "partition": PartitionConfig(),
+            "privacy": config.privacy.model_copy(update={"secret": self.local.secret}),
+            "silos": [] if self.local.data is None else [self.local.data],
+        }
+        return config.model_copy(update=update)
+
+    def _load(self, config: Config, method: Method) -> Backbone:
+        wanted = (config.precision, method.setting.tuner.trains_backbone, method.setting.head.model_class)
+        if self._backbone is None or self._backbone[0] != wanted:
+            self._backbone = None
+            precision, keep_master, model_class = wanted
+            loaded = load_backbone(
+                self.local.backbone, precision=precision, keep_master=keep_master, model_class=model_class
+            )
+            self._backbone = wanted, loaded
+        return self._backbone[1]
+
+    def _rows(self, config: Config) -> SiloData:
+        try:
+            if self.local.rows is not None:
+                return read_rows(Path(self.local.rows), self.local.name)
+            return load_silos(config)[0]
+        except InputError as error:  # its text may quote a cell
+            print(f"silotune worker: {error}", file=sys.stderr, flush=True)
+            raise InputError(f"silo {self.local.name!r}: its rows cannot be used (see the worker's log)") from None
