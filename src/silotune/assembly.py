@@ -12,6 +12,7 @@ from pydantic import BaseModel, ValidationError
 
 from silotune.aggregation import AGGREGATIONS, Aggregation, make_aggregation
 from silotune.backbone import Backbone
+from silotune.cohort import ALONE, Cohort, choose
 from silotune.config import Choice, Config, input_error, load_config
 from silotune.coordinator import Coordinator, silos_a_round
 from silotune.data.batching import TokenisedRows
@@ -67,6 +68,8 @@ class Federation:
     """What `evaluation` keeps out of training, by name."""
     privacy: Privacy | None = None
     """What the run promises; None where nothing is noised, or nothing is sent."""
+    cohort: Cohort = ALONE
+    """How many silos train together, where one process trains several."""
 
     @property
     def rounds(self) -> int:
@@ -221,6 +224,7 @@ def build(
         malicious,
         absent,
         privacy,
+        choose(config.cohort, training),
     )
 
 

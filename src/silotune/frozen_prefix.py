@@ -20,13 +20,12 @@ import torch
 from torch import Tensor
 
 from silotune.backbone import Backbone
-from silotune.data.batching import TokenisedRows, make_batch
+from silotune.data.batching import HEAD_INPUTS, TokenisedRows, make_batch
 from silotune.errors import InputError
 from silotune.mixing import stacks
 from silotune.plan import Plan
 from silotune.shared_prefix import Below, Reached
 from silotune.tuners.base import Tuner
-from silotune.views import HEAD_INPUTS
 
 if TYPE_CHECKING:
     from silotune.forward import Inputs
@@ -70,6 +69,17 @@ class _Kept:
 
 
 _Group = dict[str, _Kept]
+Chosen = tuple[TokenisedRows, Sequence[int]]
+"""A set, and some of its rows."""
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where what is kept of a row is found: its group, its place there, and how many tokens it has."""
+
+    group: _Group
+    place: int
+    length: int
 
 
 class FrozenPrefix:
@@ -103,27 +113,32 @@ class FrozenPrefix:
         return cls(mib)
 
     @torch.no_grad()
-    def fill(self, backbone: Backbone, source: TokenisedRows, rows: Sequence[int], width: int, below: Below) -> None:
-        """Put into `below` what its modules give for these rows, padded to `width` tokens.
+    def fill(self, backbone: Backbone, wanted: Sequence[Chosen], width: int, below: Below) -> None:
+        """Put into `below` what its modules give for these rows of these sets, padded to `width` tokens.
 
         Nothing is put there where the backbone's prefix cannot be kept (`Backbone.below` is empty).
         """
         if not below.modules:
             return
+        rows = [place for source, chosen in wanted for place in self._places(backbone, source, chosen, below)]
+        for name, sample in rows[0].group.items():
+            states = sample.states.new_zeros(len(rows), width, sample.states.shape[-1])
+            if not sample.dummy:
+                for at, row in enumerate(rows):
+                    states[at, : row.length] = row.group[name].states[row.place, : row.length]
+            below.found[name] = sample.like(states)
+        below.filled = True
+
+    def _places(self, backbone: Backbone, source: TokenisedRows, rows: Sequence[int], below: Below) -> list[_Place]:
         if id(source) not in self._sets:
             self._sets[id(source)] = _Rows.of(source)
         own = self._sets[id(source)]
         wanted = [divmod(own.place[row], GROUP) for row in rows]
-        numbers = sorted({group for group, _ in wanted})
-        fetched = {number: self._group(backbone, own, number, below) for number in numbers}
-        lengths = [len(source.ids[row]) for row in rows]
-        for name, sample in next(iter(fetched.values())).items():
-            states = sample.states.new_zeros(len(rows), width, sample.states.shape[-1])
-            if not sample.dummy:
-                for at, ((group, place), length) in enumerate(zip(wanted, lengths, strict=True)):
-                    states[at, :length] = fetched[group][name].states[place, :length]
-            below.found[name] = sample.like(states)
-        below.filled = True
+        fetched = {number: self._group(backbone, own, number, below) for number in sorted({one for one, _ in wanted})}
+        return [
+            _Place(fetched[number], place, len(source.ids[row]))
+            for row, (number, place) in zip(rows, wanted, strict=True)
+        ]
 
     def _group(self, backbone: Backbone, own: _Rows, number: int, below: Below) -> _Group:
         key = (id(own.source), below.inputs, below.outputs, number)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from silotune.parts import State, Tensors
 from silotune.plan import Plan
+from silotune.segments import Segments, segmented
 from silotune.tuners.base import Tuner, Weight, Weighted
 
 if TYPE_CHECKING:
@@ -94,13 +95,66 @@ def stacks(backbone: Backbone, tuner: Tuner) -> bool:
     return backbone.known is not None and tuner.mixes_rows(backbone) and not tuner.virtual_tokens
 
 
+def identity(mix: Sequence[Ingredient]) -> Hashable:
+    """Equal for mixes of the same tensors with the same weights."""
+    return tuple(
+        (
+            id(part.tuner),
+            tuple((name, id(tensor)) for name, tensor in part.tensors.items()),
+            id(part.weight) if isinstance(part.weight, Tensor) else part.weight,
+        )
+        for part in mix
+        if part.present
+    )
+
+
 def make_plan(backbone: Backbone, mix: Sequence[Ingredient], rows: slice = slice(None)) -> Plan:
     """The plan of a mix for some rows of a batch. A part of weight 0 is absent, exactly."""
     plan = Plan()
-    by_tuner: dict[int, tuple[Tuner, list[Weighted]]] = {}
-    for part in of_rows(mix, rows):
-        if part.present:
-            by_tuner.setdefault(id(part.tuner), (part.tuner, []))[1].append(Weighted(part.tensors, part.weight))
-    for tuner, weighted in by_tuner.values():
+    for tuner, weighted in _by_tuner(of_rows(mix, rows)):
         tuner.act(backbone, weighted, plan)
     return plan
+
+
+def plan_of_segments(backbone: Backbone, mixes: Sequence[Sequence[Ingredient]], segments: Segments) -> Plan:
+    """The plan of several silos' mixes, one a segment of the rows.
+
+    Where all are one mix, that mix's. Where they are of one form, tuners may act on all segments at once
+    (`Tuner.act_on_segments`); else on one after the other.
+    """
+    if len(mixes) == 1 and not segments.streams:
+        return make_plan(backbone, mixes[0])
+    by_row = any(part.by_row for mix in mixes for part in mix)
+    if not by_row and len({identity(mix) for mix in mixes}) == 1:
+        return make_plan(backbone, mixes[0])
+    if not by_row and len({_form(mix) for mix in mixes}) == 1:  # each tensor then has its like in every silo
+        plan = Plan()
+        whole = [
+            Weighted(segments.stacked([part.tensors for part in parts]), parts[0].weight)
+            for parts in zip(*([part for part in mix if part.present] for mix in mixes), strict=True)
+        ]
+        tuners = {id(part.tuner): part.tuner for part in mixes[0]}
+        if len(tuners) == 1 and next(iter(tuners.values())).act_on_segments(backbone, whole, segments, plan):
+            return plan
+    return segmented([make_plan(backbone, mix) for mix in mixes], segments)
+
+
+def _form(mix: Sequence[Ingredient]) -> Hashable:
+    """Equal for mixes of the same tuners with the same weights, whose tensors have the same names and shapes."""
+    return tuple(
+        (
+            id(part.tuner),
+            tuple((name, tensor.shape) for name, tensor in part.tensors.items()),
+            id(part.weight) if isinstance(part.weight, Tensor) else part.weight,
+        )
+        for part in mix
+        if part.present
+    )
+
+
+def _by_tuner(mix: Sequence[Ingredient]) -> list[tuple[Tuner, list[Weighted]]]:
+    found: dict[int, tuple[Tuner, list[Weighted]]] = {}
+    for part in mix:
+        if part.present:
+            found.setdefault(id(part.tuner), (part.tuner, []))[1].append(Weighted(part.tensors, part.weight))
+    return list(found.values())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -61,10 +62,25 @@ class Participant:
             MessageRefused: the broadcast is not as expected; the silo stays as it was.
             BudgetSpent: so it does where the answer would cost more than its privacy budget has left.
         """
+        return self.rounds([silo], broadcast, spent)[0]
+
+    def rounds(self, silos: Sequence[Silo], broadcast: bytes, spent: Spent = Spent()) -> list[Answer]:
+        """As `round`, for silos that train together; answers in their order.
+
+        Raises:
+            MessageRefused: as `round`.
+            BudgetSpent: as `round`; all silos stay as they were.
+        """
         shared, number = read_broadcast(broadcast, self.expected)
+        uses = [self._next_use(silo.state.memory if silo.state else {}, spent) for silo in silos]
+        results = self.training.rounds(silos, shared, number)
+        return [
+            self._answer(silo, result, shared, number, own)
+            for silo, result, own in zip(silos, results, uses, strict=True)
+        ]
+
+    def _answer(self, silo: Silo, result: LocalResult, shared: State, number: int, uses: Tensors) -> Answer:
         memory = silo.state.memory if silo.state else {}
-        uses = self._next_use(memory, spent)
-        result = self.training.round(silo, shared, number)
         message = b""
         if self.expected.shapes:
             sent = magnified(result.state, shared, self.training.parts, silo.attack_scale)
@@ -96,10 +112,17 @@ class Participant:
 
     def final(self, silo: Silo, broadcast: bytes) -> Answer:
         """The method's final phases, from the last round's shared parts; nothing leaves the silo."""
+        return self.finals([silo], broadcast)[0]
+
+    def finals(self, silos: Sequence[Silo], broadcast: bytes) -> list[Answer]:
+        """As `final`, for silos that train together; answers in their order."""
         shared, number = read_broadcast(broadcast, self.expected)
-        result = self.training.final(silo, shared, number)
-        self._keep(silo, result)
-        return Answer(silo.name, b"", result.metrics, result.note)
+        results = self.training.finals(silos, shared, number)
+        for silo, result in zip(silos, results, strict=True):
+            self._keep(silo, result)
+        return [
+            Answer(silo.name, b"", result.metrics, result.note) for silo, result in zip(silos, results, strict=True)
+        ]
 
     def _keep(self, silo: Silo, result: LocalResult) -> None:
         """Store on the silo what stays there."""

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import torch
 
@@ -30,13 +28,41 @@ def sampler(seed: int, *purpose: str | int) -> random.Random:
     return random.Random(derive(seed, *purpose))
 
 
-@contextmanager
-def seeded(seed: int, *purpose: str | int) -> Iterator[None]:
-    """PyTorch's own generators for one purpose, put back afterwards: dropout takes no generator as an argument."""
-    number = derive(seed, *purpose)
-    cuda = torch.cuda.is_available()
-    with torch.random.fork_rng(devices=[torch.cuda.current_device()] if cuda else []):
-        torch.default_generator.manual_seed(number)  # torch.manual_seed asks every kind of device, each time
-        if cuda:
-            torch.cuda.manual_seed(number)
-        yield
+States = tuple[torch.Tensor, torch.Tensor | None]
+"""Where PyTorch's own generators stand: the CPU's, and the current GPU's where there is one."""
+
+
+class Stream:
+    """PyTorch's own generators for one purpose, put back afterwards: dropout takes no generator as an argument.
+
+    Entered again, a stream goes on where it stopped: `state`, None before the first time.
+    """
+
+    def __init__(self, seed: int, *purpose: str | int) -> None:
+        self._number = derive(seed, *purpose)
+        self._outside: States | None = None
+        self.state: States | None = None
+
+    def __enter__(self) -> None:
+        self._outside = _states()
+        if self.state is None:
+            torch.default_generator.manual_seed(self._number)  # torch.manual_seed asks every kind of device, each time
+            if torch.cuda.is_available():
+                torch.cuda.manual_seed(self._number)
+        else:
+            _set(self.state)
+
+    def __exit__(self, *_: object) -> None:
+        self.state = _states()
+        assert self._outside is not None, "entered before"
+        _set(self._outside)
+
+
+def _states() -> States:
+    return torch.default_generator.get_state(), torch.cuda.get_rng_state() if torch.cuda.is_available() else None
+
+
+def _set(states: States) -> None:
+    torch.default_generator.set_state(states[0])
+    if states[1] is not None:
+        torch.cuda.set_rng_state(states[1])

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,7 +18,6 @@ from torch.overrides import TorchFunctionMode
 from silotune.errors import InputError
 from silotune.plan import Plan
 
-Change = TypeVar("Change")
 _RESHAPING = {Tensor.view, Tensor.reshape, torch.reshape}
 
 
@@ -116,11 +115,34 @@ def stacked(plans: Sequence[Plan], rows: int) -> Plan:
     """
     if len(plans) == 1:
         return plans[0]
-    whole = Plan(rows=rows, copies=len(plans))
+    whole = joined(plans, partial(of_copies, rows=rows, copies=len(plans)))
+    whole.rows, whole.copies = rows, len(plans)
+    return whole
+
+
+Split = Callable[[Tensor], Sequence[Tensor]]
+"""All rows → those of each plan."""
+Wrap = Callable[[int, Callable[..., Tensor]], Callable[..., Tensor]]
+"""(which plan's, a change) → the change as it is to be made."""
+
+
+def joined(plans: Sequence[Plan], split: Split, wrap: Wrap | None = None) -> Plan:
+    """One plan in which piece i of the rows is changed as by `plans[i]`.
+
+    Args:
+        plans: what each piece's changes are.
+        split: cuts a site's tensors into the pieces.
+        wrap: put around every change.
+    """
+
+    def of(found: Sequence[Sequence[Callable[..., Tensor]]]) -> list[list[Callable[..., Tensor]]]:
+        return [[wrap(place, one) if wrap else one for one in own] for place, own in enumerate(found)]
+
+    whole = Plan()
     for site in _in_order(plan.inputs for plan in plans):
-        whole.inputs[site].append(partial(_change_inputs, [plan.inputs.get(site, []) for plan in plans], rows))
+        whole.inputs[site].append(partial(_change_inputs, of([plan.inputs.get(site, []) for plan in plans]), split))
     for site in _in_order(plan.outputs for plan in plans):
-        whole.outputs[site].append(partial(_change_outputs, [plan.outputs.get(site, []) for plan in plans], rows))
+        whole.outputs[site].append(partial(_change_outputs, of([plan.outputs.get(site, []) for plan in plans]), split))
     return whole
 
 
@@ -128,23 +150,20 @@ def _in_order(sites: Any) -> list[str]:
     return list(dict.fromkeys(site for own in sites for site in own))
 
 
-def _change_inputs(changes: Sequence[Sequence[Callable[[Tensor], Tensor]]], rows: int, x: Tensor) -> Tensor:
+def _change_inputs(changes: Sequence[Sequence[Callable[..., Tensor]]], split: Split, x: Tensor) -> Tensor:
     with torch._C.DisableTorchFunction():
         found = []
-        for own, piece in zip(changes, of_copies(x, rows, len(changes)), strict=True):
+        for own, piece in zip(changes, split(x), strict=True):
             for change in own:
                 piece = change(piece)
             found.append(piece)
         return torch.cat(found)
 
 
-def _change_outputs(
-    changes: Sequence[Sequence[Callable[[Tensor, Tensor], Tensor]]], rows: int, x: Tensor, y: Tensor
-) -> Tensor:
+def _change_outputs(changes: Sequence[Sequence[Callable[..., Tensor]]], split: Split, x: Tensor, y: Tensor) -> Tensor:
     with torch._C.DisableTorchFunction():
         found = []
-        pieces = zip(of_copies(x, rows, len(changes)), of_copies(y, rows, len(changes)), strict=True)
-        for own, (before, piece) in zip(changes, pieces, strict=True):
+        for own, before, piece in zip(changes, split(x), split(y), strict=True):
             for change in own:
                 piece = change(before, piece)
             found.append(piece)

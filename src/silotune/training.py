@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -14,31 +12,23 @@ from torch import Tensor
 
 from silotune import parts as part_tools
 from silotune.backbone import Backbone
-from silotune.data.batching import CALL_COST, Batch, epoch
-from silotune.errors import Diverged
+from silotune.cohort import LocalResult as LocalResult
+from silotune.cohort import train
+from silotune.data.batching import CALL_COST, CALL_COST_GPU, Batch, epoch
+from silotune.data.joint import Joint, alone, as_cut, cut_jointly
 from silotune.heads import Head
-from silotune.methods.base import PREVIOUS, Method, Phase, Step, previous_tensors
+from silotune.methods.base import Method, Phase, Step, previous_tensors
 from silotune.methods.check import check_method
 from silotune.mixing import stacks
 from silotune.parts import Part, Scope, State, Tensors
-from silotune.randomness import generator, seeded
+from silotune.randomness import Stream, generator
 from silotune.silo import Silo, SiloState
 from silotune.tuners.base import Tuner
-from silotune.views import Ingredient, Mix, View, run_views, settled
+from silotune.views import Ingredient, Mix, View, run_together, settled
 
 if TYPE_CHECKING:
     from silotune.config import TrainConfig
     from silotune.frozen_prefix import FrozenPrefix
-
-
-@dataclass
-class LocalResult:
-    """A finished local round: all parts, what to keep, and numbers and a remark for the log."""
-
-    state: State
-    memory: Tensors
-    metrics: dict[str, float]
-    note: str = ""
 
 
 class LocalTraining:
@@ -102,16 +92,42 @@ class LocalTraining:
 
         A fresh optimiser per phase and round; the silo's own object is not changed.
         """
-        phases = [phase for phase in self.phases if phase.when == "round"]
-        return self._train(silo, self.state_of(silo), shared, number, phases)
+        return self._train([silo], shared, number, self._of_rounds)[0]
+
+    def rounds(self, silos: Sequence[Silo], shared: State, number: int) -> list[LocalResult]:
+        """As `round`, for several silos at once (`silotune.cohort`); results in their order."""
+        if len(silos) == 1:
+            return [self.round(silos[0], shared, number)]
+        return self._train(silos, shared, number, self._of_rounds)
 
     def final(self, silo: Silo, shared: State, number: int) -> LocalResult:
         """The final phases that concern this silo, after the last round; its own object is not changed.
 
         Phases for sampled silos pass over one that never took part.
         """
-        phases = [phase for phase in self.phases if phase.when == "end" and (phase.who == "all" or silo.state)]
-        return self._train(silo, self.state_of(silo), shared, number, phases)
+        return self._train([silo], shared, number, self._at_the_end(silo))[0]
+
+    def finals(self, silos: Sequence[Silo], shared: State, number: int) -> list[LocalResult]:
+        """As `final`, for several silos at once; results in their order."""
+        if len(silos) == 1:
+            return [self.final(silos[0], shared, number)]
+        found: dict[str, LocalResult] = {}
+        for sampled in (True, False):
+            some = [silo for silo in silos if (silo.state is not None) is sampled]
+            if some:
+                results = self._train(some, shared, number, self._at_the_end(some[0]))
+                found |= {silo.name: result for silo, result in zip(some, results, strict=True)}
+        return [found[silo.name] for silo in silos]
+
+    @property
+    def _of_rounds(self) -> list[Phase]:
+        return [phase for phase in self.phases if phase.when == "round"]
+
+    def _at_the_end(self, silo: Silo) -> list[Phase]:
+        return [phase for phase in self.phases if phase.when == "end" and (phase.who == "all" or silo.state)]
+
+    def _train(self, silos: Sequence[Silo], shared: State, number: int, phases: Sequence[Phase]) -> list[LocalResult]:
+        return train(self, [(silo, self.state_of(silo)) for silo in silos], shared, number, phases)
 
     def adapt(self, silo: Silo, shared: State, number: int, anew: bool) -> State:
         """A silo's private parts after the phases that train these alone: how one joins when the rounds are over.
@@ -122,84 +138,58 @@ class LocalTraining:
         phases = [
             replace(phase, start=phase.start if anew else {}) for phase in self.phases if {*phase.trains} <= {*private}
         ]
-        state = self._train(silo, self.state_of(silo), shared, number, phases).state
+        state = self._train([silo], shared, number, phases)[0].state
         return {name: state[name] for name in private}
 
     def server_step(self, server: Silo, shared: State, number: int) -> LocalResult:
         """The method's server phases, from the aggregated shared parts, on the coordinator's labelled rows."""
-        return self._train(server, SiloState({}), shared, number, self.server_phases)
+        return train(self, [(server, SiloState({}))], shared, number, self.server_phases)[0]
 
-    def _train(self, silo: Silo, own: SiloState, shared: State, number: int, phases: Sequence[Phase]) -> LocalResult:
-        started = time.perf_counter()
-        device = self.backbone.device
-        state: State = {
-            name: _to((shared if part.scope is Scope.SHARED else own.private).get(name, {}), device)
-            for name, part in self.parts.items()  # a part without tensors leaves no trace in messages and files
-        }
-        received = {name: _to(shared[name], device) for name in shared}
-        memory = _to(own.memory, device)
-        sums: dict[str, float] = {}
-        first = not any(key.startswith(f"{PREVIOUS}/") for key in memory)
-        note = ""
-        steps = rows = real = padded = 0
-        for phase in phases:
-            if phase.skips_first and first:
-                note = f"first participation: no {phase.name!r} phase, received parts are kept"
-                continue
-            for target, source in phase.start.items():
-                state[target] = part_tools.copy(state[source])
-            for name in phase.trains:
-                state[name] = {key: tensor.clone().requires_grad_() for key, tensor in state[name].items()}
-            leaves = [tensor for name in phase.trains for tensor in state[name].values()]
-            if not leaves:  # a phase for a head that has nothing to train
-                continue
-            optimiser = make_optimiser(self.train, leaves)
-            for taken, batch in enumerate(self._batches(silo, phase, number)):  # other phases leave no trace in draws
-                with seeded(self.seed, "dropout", silo.name, number, phase.name, taken):
-                    step = self._step(silo, phase, batch, state, received, memory, number, taken)
-                    loss = phase.loss(step)
-                found = float(loss.detach())
-                if not math.isfinite(found):
-                    raise Diverged(
-                        f"silo {silo.name!r}, round {number}, phase {phase.name!r}: training diverged, the loss is "
-                        f"{found} (train.lr is {self.train.lr:g})"
-                    )
-                optimiser.zero_grad(set_to_none=True)
-                loss.backward()  # type: ignore[no-untyped-call]
-                optimiser.step()
-                steps, rows = steps + 1, rows + len(batch)
-                real += sum(int(inputs["attention_mask"].sum()) for inputs in batch.micro)
-                padded += sum(inputs["attention_mask"].numel() for inputs in batch.micro)
-                for term, value in {"loss": found, **{name: float(term) for name, term in step.terms.items()}}.items():
-                    sums[term] = sums.get(term, 0.0) + value
-            state = {name: part_tools.copy(tensors) for name, tensors in state.items()}
-        metrics = {term: value / max(steps, 1) for term, value in sums.items()}
-        metrics |= {"steps": steps, "rows": rows, "real_tokens": real, "padded_tokens": padded}
-        metrics["seconds"] = time.perf_counter() - started
-        remembered = {
-            f"{PREVIOUS}/{name}/{key}": tensor
-            for name in self.method.remembers
-            for key, tensor in part_tools.copy(state[name]).items()
-        }
-        state = {name: _to(tensors, torch.device("cpu")) for name, tensors in state.items()}
-        return LocalResult(state, _to(memory | remembered, torch.device("cpu")), metrics, note)
+    def batches(self, silo: Silo, phase: Phase, number: int, alone: bool = True) -> Iterator[Batch]:
+        """A phase's batches, in the order derived for this silo and round.
 
-    def _batches(self, silo: Silo, phase: Phase, number: int) -> Iterator[Batch]:
+        `alone`: cut into micro-batches of their own; else they are cut together with others' (`joints`), unless a
+        tuner draws for every row what it would draw for it alone.
+        """
         train = self.train
-        pad = int(self.backbone.tokenizer.pad_token_id or 0)
-        cost = CALL_COST // self._copies(phase)
+        cost = self._call_cost(phase) if alone or self.draws else None
 
         def passes() -> Iterator[Batch]:
             count = 0
             while True:
                 purpose = (silo.name, number, phase.name, count)
-                yield from epoch(silo.train, train.batch_size, pad, self.seed, *purpose, call_cost=cost)
+                yield from epoch(silo.train, train.batch_size, self._pad, self.seed, *purpose, call_cost=cost)
                 count += 1
 
         if phase.epochs is None and train.steps is not None:
             return islice(passes(), train.steps)
         per_epoch = sum(-(-len(rows) // train.batch_size) for rows in silo.train.values())
         return islice(passes(), per_epoch * (phase.epochs or train.epochs))
+
+    def joints(self, batches: Sequence[Batch], phase: Phase) -> list[Joint]:
+        """How the rows of these batches go through the backbone together."""
+        if batches[0].micro:
+            return as_cut(batches, self._pad)
+        return cut_jointly(batches, self._pad, self._call_cost(phase))
+
+    @property
+    def draws(self) -> bool:
+        """Whether any tuner draws random numbers in training."""
+        return any(tuner.draws for tuner in self.tuners)
+
+    @property
+    def tuners(self) -> list[Tuner]:
+        """The tuners of the method's parts, each once."""
+        found = {id(part.module): part.module for part in self.parts.values() if isinstance(part.module, Tuner)}
+        return list(found.values())
+
+    @property
+    def _pad(self) -> int:
+        return int(self.backbone.tokenizer.pad_token_id or 0)
+
+    def _call_cost(self, phase: Phase) -> int:
+        """A call's cost in tokens of one copy of the rows, where a phase's views share calls."""
+        return (CALL_COST if self.backbone.device.type == "cpu" else CALL_COST_GPU) // self._copies(phase)
 
     def _copies(self, phase: Phase) -> int:
         """How many of a phase's trained views share a forward: a call over that many copies of the rows costs once."""
@@ -208,22 +198,9 @@ class LocalTraining:
         shared = all(isinstance(one, Tuner) and stacks(self.backbone, one) for one in tuners)
         return max(1, len(trained)) if shared else 1
 
-    def _step(
-        self,
-        silo: Silo,
-        phase: Phase,
-        batch: Batch,
-        state: State,
-        received: State,
-        memory: Tensors,
-        number: int,
-        steps: int,
-    ) -> Step:
-        views = self.views(
-            batch, {name: self.resolve(mix, state, received, memory) for name, mix in phase.views.items()}
-        )
-        draws = generator(self.seed, "step", silo.name, number, phase.name, steps)
-        return Step(batch, views, state, received, memory, draws, self.parts)
+    def make_optimiser(self, tensors: list[Tensor]) -> torch.optim.Optimizer:
+        """A fresh optimiser of these tensors."""
+        return make_optimiser(self.train, tensors)
 
     def view(self, batch: Batch, mix: Sequence[Ingredient]) -> View:
         """One view of a batch; see `views`."""
@@ -231,10 +208,22 @@ class LocalTraining:
 
     def views(self, batch: Batch, mixes: Mapping[str, Sequence[Ingredient]]) -> dict[str, View]:
         """The batch under several mixes, with what the method's heads read of each."""
+        return self.views_together([batch], alone(batch), [mixes])[0]
+
+    def views_together(
+        self,
+        batches: Sequence[Batch],
+        joints: Sequence[Joint],
+        mixes: Sequence[Mapping[str, Sequence[Ingredient]]],
+        streams: Sequence[Stream] = (),
+    ) -> list[dict[str, View]]:
+        """As `views`, for batches of several silos in the same forwards; see `run_together`."""
         heads = [part.module for part in self.parts.values() if isinstance(part.module, Head)]
-        readings = {head: head.reading(self.backbone, batch.task) for head in heads}
-        own = {head.name: reading for head, reading in readings.items() if reading is not None}
-        return run_views(self.backbone, batch, mixes, head_readings=own, cache=self.cache)
+        own = []
+        for batch in batches:
+            readings = {head.name: head.reading(self.backbone, batch.task) for head in heads}
+            own.append({name: reading for name, reading in readings.items() if reading is not None})
+        return run_together(self.backbone, batches, joints, mixes, head_readings=own, cache=self.cache, streams=streams)
 
     def resolve(self, mix: Mix, state: State, received: State, memory: Tensors) -> list[Ingredient]:
         """A mix's names as tensors. A silo's first participation has no previous parts: then the received ones."""
@@ -275,8 +264,3 @@ def make_optimiser(train: TrainConfig, tensors: list[Tensor]) -> torch.optim.Opt
     kind = torch.optim.Adam if train.optimizer == "adam" else torch.optim.AdamW
     fused = all(tensor.dtype is torch.float32 for tensor in tensors)
     return kind(tensors, lr=train.lr, fused=fused)
-
-
-def _to(tensors: Mapping[str, Tensor], device: torch.device) -> Tensors:
-    """On the device and in name order: a loss that sums over a part's tensors gives the same bits after a resume."""
-    return {name: tensor.detach().to(device) for name, tensor in sorted(tensors.items())}

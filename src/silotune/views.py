@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
@@ -11,10 +11,25 @@ import torch
 from torch import Tensor
 
 from silotune.backbone import Backbone, Inputs
-from silotune.data.batching import READ_POSITIONS, READ_ROWS, READ_TARGETS, Batch
+from silotune.data.batching import Batch
+from silotune.data.joint import Joint, alone
 from silotune.errors import InputError
-from silotune.mixing import Ingredient, Mix, make_plan, of_rows, prepared, settled, stacks, together
+from silotune.mixing import (
+    Ingredient,
+    Mix,
+    identity,
+    make_plan,
+    of_rows,
+    plan_of_segments,
+    prepared,
+    settled,
+    stacks,
+    together,
+)
+from silotune.parts import Tensors
 from silotune.plan import Plan
+from silotune.randomness import Stream
+from silotune.segments import Segments
 from silotune.shared_prefix import Below
 from silotune.stacking import of_copies, stacked
 
@@ -56,8 +71,6 @@ READINGS: dict[str, Reading] = {"first": first, "mean": mean, "last": last}
 
 HeadReading = Callable[[Tensor, Inputs, Plan], Tensor]
 """A reading that a head brings along; it also sees the plan under which the states came about."""
-
-HEAD_INPUTS = (READ_ROWS, READ_POSITIONS, READ_TARGETS)
 
 
 class View(dict[str, Tensor]):
@@ -102,54 +115,95 @@ def run_views(
     padding is paid. Gradients flow into the tensors of the mixes that require them. Views share what they can, see
     `encode_mixes`; equal mixes are one view. `cache` keeps what lies below the first part from batch to batch.
     """
-    names = {name: _identity(mix) for name, mix in mixes.items()}
-    own = {key: prepared(mixes[name]) for name, key in reversed(names.items())}
-    collected: dict[Hashable, dict[str, list[Tensor]]] = {key: {name: [] for name in readings} for key in own}
-    kept: dict[Hashable, list[tuple[Tensor, Inputs, Plan]]] = {key: [] for key in own}
-    start = 0
-    for inputs in batch.micro:
-        rows = len(inputs["input_ids"])
-        moved = {name: tensor.to(backbone.device) for name, tensor in inputs.items()}
-        here = {key: of_rows(mix, slice(start, start + rows)) for key, mix in own.items()}
-        text = {name: moved[name] for name in moved if name not in HEAD_INPUTS}
-        fill = None
-        if cache is not None and batch.source is not None:
-            chosen, width = batch.rows[start : start + rows].tolist(), inputs["input_ids"].shape[1]
-            fill = partial(cache.fill, backbone, batch.source, chosen, width)
-        for key, (states, plan) in encode_mixes(backbone, text, here, fill).items():
-            if head_readings and plan is None:
+    return run_together(backbone, [batch], alone(batch), [mixes], readings, [head_readings], cache)[0]
+
+
+def run_together(
+    backbone: Backbone,
+    batches: Sequence[Batch],
+    joints: Sequence[Joint],
+    mixes: Sequence[Mapping[str, Sequence[Ingredient]]],
+    readings: Mapping[str, Reading] = READINGS,
+    head_readings: Sequence[Mapping[str, HeadReading]] = (),
+    cache: FrozenPrefix | None = None,
+    streams: Sequence[Stream] = (),
+) -> list[dict[str, View]]:
+    """As `run_views`, for batches of several silos in the same forwards.
+
+    Args:
+        backbone: for all.
+        batches: one a silo.
+        joints: all rows of the batches, as they go through together.
+        mixes: each silo's, under the same names. Views that are equal in every silo are one.
+        readings: of every view.
+        head_readings: each silo's heads'.
+        cache: see `run_views`.
+        streams: each silo's random numbers, where tuners draw any (`Segments`).
+    """
+    names = {name: tuple(identity(own[name]) for own in mixes) for name in mixes[0]}
+    folded = {key: [prepared(own[name]) for own in mixes] for name, key in reversed(names.items())}
+    collected = [{key: _Collected() for key in folded} for _ in batches]
+    stacks: dict[tuple[int, ...], Tensors] = {}
+    for joint in joints:
+        pieces = joint.pieces
+        text = {name: tensor.to(backbone.device) for name, tensor in joint.text().items()}
+        own_streams = [streams[piece.member] for piece in pieces] if streams else []
+        segments = Segments(joint.sizes, [piece.width for piece in pieces], own_streams, stacks)
+        here = {
+            key: [of_rows(own[piece.member], slice(piece.start, piece.stop)) for piece in pieces]
+            for key, own in folded.items()
+        }
+        fill = None if cache is None else _filling(backbone, batches, joint, cache)
+        for key, (states, plan) in encode_together(backbone, text, here, segments, fill).items():
+            if any(head_readings) and plan is None:
                 raise InputError(
                     "mix: a head over the vocabulary needs one mix for all rows where weights are replaced"
                 )
             states = states.to(torch.promote_types(states.dtype, torch.float32))
-            for name, read in readings.items():
-                collected[key][name].append(read(states, moved))
-            if head_readings:
-                kept[key].append((states, moved, plan or Plan()))
-        start += rows
+            read = {name: torch.split(reading(states, text), joint.sizes) for name, reading in readings.items()}
+            parted = torch.split(states, joint.sizes) if any(head_readings) else ()
+            for place, piece in enumerate(pieces):
+                found = collected[piece.member][key]
+                for name, values in read.items():
+                    found.readings.setdefault(name, []).append(values[place])
+                if parted:
+                    moved = {name: tensor.to(backbone.device) for name, tensor in piece.inputs.items()}
+                    found.kept.append((parted[place], moved, plan or Plan()))
+    views = [
+        {key: found.view(head_readings[member] if head_readings else {}) for key, found in own.items()}
+        for member, own in enumerate(collected)
+    ]
+    return [{name: own[key] for name, key in names.items()} for own in views]
 
-    def later(key: Hashable, read: HeadReading) -> Callable[[], Tensor]:
-        return lambda: torch.cat([read(*micro) for micro in kept[key]])
 
-    def view(key: Hashable) -> View:
-        ready = {name: torch.cat(pieces) for name, pieces in collected[key].items()}
-        return View(ready, {name: later(key, read) for name, read in head_readings.items()})
+def _filling(
+    backbone: Backbone, batches: Sequence[Batch], joint: Joint, cache: FrozenPrefix
+) -> Callable[[Below], None] | None:
+    """What puts in what is known of a joint micro-batch's rows; None where it is not known where they come from."""
+    chosen = []
+    for piece in joint.pieces:
+        batch = batches[piece.member]
+        if batch.source is None:
+            return None
+        chosen.append((batch.source, batch.rows[piece.start : piece.stop].tolist()))
+    return partial(cache.fill, backbone, chosen, joint.width)
 
-    views = {key: view(key) for key in own}
-    return {name: views[key] for name, key in names.items()}
 
+@dataclass
+class _Collected:
+    """What was read of one silo's view, micro-batch by micro-batch; and states, inputs and plan for heads."""
 
-def _identity(mix: Sequence[Ingredient]) -> Hashable:
-    """Equal for mixes of the same tensors with the same weights."""
-    return tuple(
-        (
-            id(part.tuner),
-            tuple((name, id(tensor)) for name, tensor in part.tensors.items()),
-            id(part.weight) if isinstance(part.weight, Tensor) else part.weight,
-        )
-        for part in mix
-        if part.present
-    )
+    readings: dict[str, list[Tensor]] = field(default_factory=dict)
+    kept: list[tuple[Tensor, Inputs, Plan]] = field(default_factory=list)
+
+    def view(self, head_readings: Mapping[str, HeadReading]) -> View:
+        """All of them together."""
+
+        def later(read: HeadReading) -> Callable[[], Tensor]:
+            return lambda: torch.cat([read(*micro) for micro in self.kept])
+
+        ready = {name: torch.cat(pieces) for name, pieces in self.readings.items()}
+        return View(ready, {name: later(read) for name, read in head_readings.items()})
 
 
 Encoded = tuple[Tensor, Plan | None]
@@ -169,19 +223,39 @@ def encode_mixes(
     rows apart on this backbone, or that bring tokens or weights of their own, take one forward for each mix. `fill`
     puts in what is known already of what lies below.
     """
-    rows = len(inputs["input_ids"])
+    whole = Segments([len(inputs["input_ids"])])
+    return encode_together(backbone, inputs, {key: [mix] for key, mix in mixes.items()}, whole, fill)
+
+
+def encode_together(
+    backbone: Backbone,
+    inputs: Inputs,
+    mixes: Mapping[Key, Sequence[Sequence[Ingredient]]],
+    segments: Segments,
+    fill: Callable[[Below], None] | None = None,
+) -> dict[Key, Encoded]:
+    """As `encode_mixes`, where each segment of the rows has a mix of its own.
+
+    Raises:
+        InputError: for several segments with a tuner that cannot tell rows apart.
+    """
+    rows = segments.rows
     encoded: dict[Key, Encoded] = {}
     trained: dict[Key, Plan] = {}
     constant: dict[Key, Plan] = {}
-    for key, mix in mixes.items():
-        groups = together(backbone, mix, rows)
-        if len(groups) > 1:
-            encoded[key] = _encode_groups(backbone, inputs, groups), None
-            continue
-        plan = make_plan(backbone, groups[0][1])
-        if not _stacks(backbone, mix, plan):
+    for key, own in mixes.items():
+        if len(own) == 1:
+            groups = together(backbone, own[0], rows)
+            if len(groups) > 1:
+                encoded[key] = _encode_groups(backbone, inputs, groups), None
+                continue
+            own = [groups[0][1]]
+        plan = plan_of_segments(backbone, own, segments)
+        if not all(_stacks(backbone, mix, plan) for mix in own):
+            if len(own) > 1:
+                raise InputError("cohort: silos with such parts cannot share a forward; allowed: cohort=1")
             encoded[key] = backbone.encode(inputs, plan), plan
-        elif _learns(mix):
+        elif any(map(_learns, own)):
             trained[key] = plan
         else:
             constant[key] = plan

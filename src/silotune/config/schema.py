@@ -10,6 +10,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validat
 from silotune.config.aggregation import AggregationConfig
 from silotune.config.attack import AttackConfig
 from silotune.config.cache import CacheConfig
+from silotune.config.cohort import CohortSize
 from silotune.config.comparison import CompareConfig
 from silotune.config.evaluation import EvaluationConfig
 from silotune.config.federation import FederationConfig
@@ -305,6 +306,7 @@ class Config(Section):
     threads: int | None = Field(None, ge=1, le=1024)
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
     cache: CacheConfig = CacheConfig()
+    cohort: CohortSize = 1
     train: TrainConfig = TrainConfig()
     sampling: SamplingConfig = SamplingConfig()
     aggregation: AggregationConfig = AggregationConfig()

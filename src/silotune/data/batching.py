@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -24,12 +24,15 @@ if TYPE_CHECKING:
 
 CALL_COST = 64
 """What one more micro-batch costs besides its tokens, in tokens (between the optima measured with 1 and 2 threads)."""
+CALL_COST_GPU = 2**14
+"""The same on a GPU, where a call of few tokens takes as long as one of many (estimated, not measured)."""
 
 
 READ_ROWS, READ_POSITIONS, READ_TARGETS = "read_rows", "read_positions", "read_targets"
 """Beside the model's inputs, a micro-batch names the places that a language-model head reads, flat over its rows: the
 row in the micro-batch, the position among its tokens (its decoder's, where it has decoder tokens), and the token that
 should come there."""
+HEAD_INPUTS = (READ_ROWS, READ_POSITIONS, READ_TARGETS)
 
 
 @dataclass(frozen=True)
@@ -86,7 +89,7 @@ class Batch:
     """Rows that take one optimiser step together, in micro-batches sorted by length.
 
     `rows` are their positions in the `TokenisedRows` they come from (`source`), `labels` their classes, both in the
-    order of the micro-batches.
+    order of the micro-batches. There are none where rows of several silos are cut together (`data/joint.py`).
     """
 
     task: Task
@@ -122,20 +125,24 @@ class Tokeniser:
         return TokenisedRows(task, cast("list[list[int]]", encoded["input_ids"]), types, labels)
 
 
-def make_batch(rows: TokenisedRows, chosen: Sequence[int], pad_id: int, call_cost: int = CALL_COST) -> Batch:
-    """The batch of the chosen rows, cut where padding plus the cost of calls is least."""
+def make_batch(rows: TokenisedRows, chosen: Sequence[int], pad_id: int, call_cost: int | None = CALL_COST) -> Batch:
+    """The batch of the chosen rows, cut where padding plus the cost of calls is least; None: it is not cut."""
     order = sorted(chosen, key=lambda row: (len(rows.ids[row]), row))
-    ends = cuts([_width(rows, [row]) for row in order], call_cost)
-    micro = tuple(_pad(rows, order[start:end], pad_id) for start, end in pairwise([0, *ends]))
+    ends = [] if call_cost is None else cuts([width_of(rows, [row]) for row in order], call_cost)
+    micro = tuple(pad(rows, order[start:end], pad_id) for start, end in pairwise([0, *ends]))
     index = torch.tensor(order)
     return Batch(rows.task, index, rows.labels[index], micro, rows)
 
 
-def cuts(widths: Sequence[int], call_cost: int) -> list[int]:
-    """Where to cut rows sorted by width so that `Σ (rows · widest + call_cost)` is least, as end positions."""
+def cuts(widths: Sequence[int], call_cost: int, counts: Sequence[int] | None = None) -> list[int]:
+    """Where to cut rows sorted by width so that `Σ (rows · widest + call_cost)` is least, as end positions.
+
+    `counts`: each width stands for so many rows, which stay together.
+    """
     best, origin = [0.0], [0]
+    before = [0, *accumulate(counts or [1] * len(widths))]
     for end in range(1, len(widths) + 1):
-        costs = [best[start] + (end - start) * widths[end - 1] + call_cost for start in range(end)]
+        costs = [best[start] + (before[end] - before[start]) * widths[end - 1] + call_cost for start in range(end)]
         origin.append(min(range(end), key=costs.__getitem__))
         best.append(costs[origin[-1]])
     ends, end = [], len(widths)
@@ -145,8 +152,9 @@ def cuts(widths: Sequence[int], call_cost: int) -> list[int]:
     return ends[::-1]
 
 
-def _pad(rows: TokenisedRows, chosen: Sequence[int], pad_id: int) -> Inputs:
-    width = _width(rows, chosen)
+def pad(rows: TokenisedRows, chosen: Sequence[int], pad_id: int) -> Inputs:
+    """A micro-batch of the chosen rows, in this order."""
+    width = width_of(rows, chosen)
     ids, mask = padded([rows.ids[row] for row in chosen], pad_id, width=width)
     inputs = {"input_ids": ids, "attention_mask": mask}
     if rows.types is not None:
@@ -164,8 +172,8 @@ def _pad(rows: TokenisedRows, chosen: Sequence[int], pad_id: int) -> Inputs:
     return inputs
 
 
-def _width(rows: TokenisedRows, chosen: Sequence[int]) -> int:
-    """The longest row, rounded up to a multiple of 8 where the data has rows as long as that.
+def width_of(rows: TokenisedRows, chosen: Sequence[int]) -> int:
+    """The longest of the chosen rows, rounded up to a multiple of 8 where the data has rows as long as that.
 
     Kernels are prepared and kept per shape: fewer shapes are faster and take far less memory.
     """
@@ -201,7 +209,7 @@ def epoch(
     pad_id: int,
     seed: int,
     *purpose: str | int,
-    call_cost: int = CALL_COST,
+    call_cost: int | None = CALL_COST,
 ) -> Iterator[Batch]:
     """One pass over all rows in derived random order. A batch holds rows of one task; tasks' batches are mixed."""
     draws = generator(seed, "batches", *purpose)

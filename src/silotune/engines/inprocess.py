@@ -16,7 +16,7 @@ from silotune.silo import SiloState
 
 
 class InProcess(Engine):
-    """Silos take turns; each sees only the broadcast's bytes, the coordinator only the update's."""
+    """Silos take turns, or cohorts do; each sees only the broadcast's bytes, the coordinator only the update's."""
 
     name = "inprocess"
 
@@ -24,17 +24,37 @@ class InProcess(Engine):
         super().__init__(federation, folder, progress)
         self._participant = federation.participant()
 
+    def run(self) -> None:
+        """See `Engine.run`."""
+        cohort = self.federation.cohort
+        if self.federation.config.cohort == "auto":
+            self.folder.forget_event("cohort", 0)  # of the run that is resumed, perhaps on another device
+            reason = {"reason": cohort.reason} if cohort.reason else {}
+            self.folder.event("cohort", round=0, size=cohort.size, **reason)
+        super().run()
+
     def rounds(self, number: int, silos: Sequence[str], broadcast: bytes) -> Iterator[Answer]:
         """See `Engine.rounds`."""
-        for position, name in enumerate(silos):
-            self.progress(number, name, position, len(silos))
-            yield self._participant.round(self.federation.silos[name], broadcast)
+        for position, names in self._cohorts(silos):
+            self.progress(number, _named(names), position, len(silos))
+            yield from self._participant.rounds([self.federation.silos[name] for name in names], broadcast)
 
     def finals(self, number: int, silos: Sequence[str], broadcast: bytes) -> Iterator[Answer]:
         """See `Engine.finals`."""
-        for position, name in enumerate(silos):
-            self.progress(number, f"final phase: {name}", position, len(silos))
-            yield self._participant.final(self.federation.silos[name], broadcast)
+        for position, names in self._cohorts(silos):
+            self.progress(number, f"final phase: {_named(names)}", position, len(silos))
+            yield from self._participant.finals([self.federation.silos[name] for name in names], broadcast)
+
+    def _cohorts(self, names: Sequence[str]) -> Iterator[tuple[int, Sequence[str]]]:
+        """Who trains together, and how many silos were before them.
+
+        Silos with alike numbers of rows, so that few leave their cohort early; those with most come first.
+        """
+        size = self.federation.cohort.size
+        if size > 1:
+            names = sorted(names, key=lambda name: (-self.federation.silos[name].rows, name))
+        for start in range(0, len(names), size):
+            yield start, names[start : start + size]
 
     def validate(self, number: int) -> Scores:
         """See `Engine.validate`."""
@@ -70,3 +90,8 @@ class InProcess(Engine):
                 with whole(file, self.federation.training.state_of(silo).private) as check:
                     silo.state = SiloState.from_flat(self.folder.read(file))
                     check(silo.state.private)
+
+
+def _named(names: Sequence[str]) -> str:
+    """Who trains, for the report of progress."""
+    return names[0] if len(names) == 1 else f"{len(names)} silos, {names[0]} to {names[-1]}"

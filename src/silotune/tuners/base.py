@@ -18,6 +18,7 @@ from silotune.plan import Plan
 
 if TYPE_CHECKING:
     from silotune.data.tasks import Task
+    from silotune.segments import Segments
 
 Weight = float | Tensor
 """How much of a part is mixed in: one number, or a tensor of shape (rows,) for per-row mixes."""
@@ -61,12 +62,25 @@ class Tuner(ABC):
     def act(self, backbone: Backbone, mix: Sequence[Weighted], plan: Plan) -> None:
         """Write into `plan` what this mix of parts does. Parts of weight 0 are absent from `mix`."""
 
+    def act_on_segments(self, backbone: Backbone, mix: Sequence[Weighted], segments: Segments, plan: Plan) -> bool:
+        """As `act`, for silos whose rows lie behind one another: all segments in batched products.
+
+        `mix`: tensors have a first dimension of segments, and no weight is a tensor. False: nothing was written, and
+        segments are acted on one by one.
+        """
+        return False
+
     def fold(self, tensors: Tensors) -> Tensors:
         """The tensors with any reparametrisation carried out, as an exported part has them.
 
         `act` takes folded and unfolded tensors alike; folding once spares the work where a batch is run in pieces.
         """
         return tensors
+
+    @property
+    def draws(self) -> bool:
+        """Whether it draws random numbers in training, in every forward."""
+        return False
 
     @property
     def virtual_tokens(self) -> int:

@@ -24,6 +24,7 @@ from silotune.tuners.sites import SiteOptions, find_sites, widths
 
 if TYPE_CHECKING:
     from silotune.data.tasks import Task
+    from silotune.segments import Segments
 
 _PLACEMENTS = {"houlsby": ("attention_output", "feedforward_output"), "pfeiffer": ("feedforward_output",)}
 
@@ -84,6 +85,14 @@ class Bottleneck(Tuner):
                 site = name.removesuffix(".down.weight")
                 plan.outputs[site].append(_added(mix, site))
 
+    def act_on_segments(self, backbone: Backbone, mix: Sequence[Weighted], segments: Segments, plan: Plan) -> bool:
+        """See `Tuner.act_on_segments`."""
+        for name in mix[0].tensors:
+            if name.endswith(".down.weight"):
+                site = name.removesuffix(".down.weight")
+                plan.outputs[site].append(_added_to_segments(mix, site, segments))
+        return True
+
 
 def _added(mix: Sequence[Weighted], site: str) -> OutputChange:
     """Mixed adapters are one wider adapter: downs stacked, weighted ups side by side."""
@@ -110,5 +119,25 @@ def _added(mix: Sequence[Weighted], site: str) -> OutputChange:
         wide = torch.cat([times(one, number) for one, number in zip(up, numbers, strict=True)], 1)
         moved = torch.stack([times(one, number) for one, number in zip(shift, numbers, strict=True)]).sum(0)
         return h + nn.functional.linear(hidden, wide.to(h.dtype), moved.to(h.dtype))
+
+    return change
+
+
+def _added_to_segments(mix: Sequence[Weighted], site: str, segments: Segments) -> OutputChange:
+    """As `_added`, with tensors of shape (segments, …): two batched products for all segments."""
+    numbers = all_numbers(mix)
+    assert numbers is not None, "segments have numbers for weights"
+
+    def each(name: str) -> list[Tensor]:
+        return [part.tensors[f"{site}.{name}"] for part in mix]
+
+    def weighted(name: str) -> list[Tensor]:
+        return [times(one, number) for one, number in zip(each(name), numbers, strict=True)]
+
+    def change(_: Tensor, h: Tensor) -> Tensor:
+        down, bias = (torch.cat(each(name), 1).to(h.dtype) for name in ("down.weight", "down.bias"))
+        wide, shift = torch.cat(weighted("up.weight"), 2).to(h.dtype), torch.stack(weighted("up.bias")).sum(0)
+        hidden = nn.functional.gelu(torch.baddbmm(bias.unsqueeze(1), segments.spread(h), down.mT))
+        return segments.added(h, hidden, wide, shift.to(h.dtype))
 
     return change

@@ -18,6 +18,7 @@ from silotune.tuners.sites import SiteOptions, find_sites, uniform, widths
 
 if TYPE_CHECKING:
     from silotune.data.tasks import Task
+    from silotune.segments import Segments
 
 
 class LoRAOptions(SiteOptions):
@@ -56,12 +57,27 @@ class LoRA(Tuner):
     def act(self, backbone: Backbone, mix: Sequence[Weighted], plan: Plan) -> None:
         """See `Tuner.act`."""
         factor = self._options.alpha / self._options.r
-        trains = any(tensor.requires_grad for part in mix for tensor in part.tensors.values())
-        dropout = self._options.dropout if trains else 0.0
+        dropout = self._options.dropout if _trains(mix) else 0.0
         for site in mix[0].tensors:
             if site.endswith(".lora_A.weight"):
                 module = site.removesuffix(".lora_A.weight")
                 plan.outputs[module].append(_added(mix, module, factor, dropout))
+
+    def act_on_segments(self, backbone: Backbone, mix: Sequence[Weighted], segments: Segments, plan: Plan) -> bool:
+        """See `Tuner.act_on_segments`."""
+        if self.draws and _trains(mix):
+            return False
+        factor = self._options.alpha / self._options.r
+        for name in mix[0].tensors:
+            if name.endswith(".lora_A.weight"):
+                site = name.removesuffix(".lora_A.weight")
+                plan.outputs[site].append(_added_to_segments(mix, site, factor, segments))
+        return True
+
+    @property
+    def draws(self) -> bool:
+        """See `Tuner.draws`: with dropout."""
+        return self._options.dropout > 0
 
     @property
     def _options(self) -> LoRAOptions:
@@ -91,6 +107,25 @@ def _added(mix: Sequence[Weighted], site: str, factor: float, dropout: float) ->
         else:
             wide = _joined([times(b, number * factor) for b, number in zip(up, numbers, strict=True)], 1)
         return add_product(y, low, wide)
+
+    return change
+
+
+def _trains(mix: Sequence[Weighted]) -> bool:
+    return any(tensor.requires_grad for part in mix for tensor in part.tensors.values())
+
+
+def _added_to_segments(mix: Sequence[Weighted], site: str, factor: float, segments: Segments) -> OutputChange:
+    """As `_added`, with tensors of shape (segments, …): two batched products for all segments."""
+    numbers = all_numbers(mix)
+    assert numbers is not None, "segments have numbers for weights"
+
+    def change(x: Tensor, y: Tensor) -> Tensor:
+        down = _joined([part.tensors[f"{site}.lora_A.weight"] for part in mix], 1).to(x.dtype)
+        up = [part.tensors[f"{site}.lora_B.weight"] for part in mix]
+        wide = _joined([times(b, number * factor) for b, number in zip(up, numbers, strict=True)], 2).to(y.dtype)
+        low = torch.bmm(segments.spread(x), down.mT)
+        return segments.added(y, low.to(y.dtype), wide)
 
     return change
 
