@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file, save_file
@@ -135,6 +136,23 @@ def test_a_silo_may_be_named_like_a_file_of_a_checkpoint(silotune, run_words, si
     (out / "summary.json").unlink()
     assert silotune(*words, "--out", str(out), "--resume") == (0, [])
     assert json.loads((out / "summary.json").read_text())["silos"].keys() == {"alpha", name}
+
+
+def test_a_file_that_another_tidies_up_meanwhile_is_no_error(federate, monkeypatch, tmp_path):
+    """Silos of a federation on this machine drop their own old states, which a checkpoint drops as well."""
+    is_file, gone = Path.is_file, []
+
+    def dropped_once_seen(path):
+        found = is_file(path)
+        if found and path.name == "0001.safetensors" and (path.parents[2] / "round-0002.json").exists():
+            gone.append(path)
+            path.unlink()
+        return found
+
+    monkeypatch.setattr(Path, "is_file", dropped_once_seen)
+    finished = federate.run("local", tmp_path / "out", "rounds=3", "train.steps=1")
+    assert gone
+    assert finished.summary["rounds"] == 3
 
 
 # -- one process at a time ---------------------------------------------------------------------------------------------

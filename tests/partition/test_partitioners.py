@@ -6,10 +6,10 @@ import time
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from silotune.config.schema import PartitionConfig
+from silotune.config.schema import PartitionConfig, is_name
 from silotune.data import partition as partitioners
 from silotune.data.partition import by_value, divide, silo_names
 from silotune.errors import InputError
@@ -209,6 +209,17 @@ def test_values_become_names_that_can_be_folders():
     groups = by_value(["../x", "x", "_x", "é", "b c", "b c"], 1)
     assert sorted(groups) == ["b c", "silo", "x", "x-2", "x-3"]
     assert groups["b c"].tolist() == [4, 5]
+
+
+@given(st.lists(st.text(min_size=1, max_size=100), min_size=2, max_size=8, unique=True))
+@example(["North", "north", "NORTH", "north-2"])
+@example(["a" * 90, "a" * 91, "A" * 92])
+@example(['x" worker="/tmp/other', "x__worker___tmp_other", "a\nb", "end.", "end"])
+def test_any_values_become_names_that_can_be_files_and_nodes(values):
+    """No two of them are one to a file system that ignores case."""
+    names = list(by_value(values, 1))
+    assert len({name.lower() for name in names}) == len(values)
+    assert all(is_name(name) and len(name.encode()) < 100 for name in names)
 
 
 def test_natural_silos_cannot_be_given_rows():

@@ -5,12 +5,17 @@ from __future__ import annotations
 import json
 import statistics
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from commandline import Silotune, tree
+from federation.rig import DirectLink, job, local_configs
 from silotune.experiment import run
+from silotune.federation.coordinate import coordinate
+from silotune.federation.protocol import decode
+from silotune.federation.session import Session
 from silotune.report.tensorboard import TensorBoard
 
 pytest.importorskip("tensorboard")
@@ -24,9 +29,9 @@ def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
     return {tag: [(event.step, event.value) for event in found.Scalars(tag)] for tag in found.Tags()["scalars"]}
 
 
-def logged(folder: Path, kind: str) -> list[dict]:
+def logged(folder: Path, *kinds: str) -> list[dict]:
     lines = (folder / "events.jsonl").read_text().splitlines()
-    return [event for event in map(json.loads, lines) if event["event"] == kind]
+    return [event for event in map(json.loads, lines) if not kinds or event["event"] in kinds]
 
 
 def check(folder: Path, rounds: int) -> None:
@@ -75,6 +80,32 @@ def test_each_round_is_there_while_it_runs_and_once_after_a_resume(silotune: Sil
     for _ in range(2):
         assert silotune(*WORDS, "--resume", "--tensorboard").code == 0
         check(place / "out", 3)
+
+
+def test_a_federation_logs_a_round_when_the_next_one_is_trained(tiny_config, tmp_path: Path) -> None:
+    """Written while it runs, from a log in which a round's losses come before the scores of the round before."""
+    config, out = tiny_config("fedmcp", "rounds=3", "train.steps=1"), tmp_path / "out"
+    configs = local_configs(config, out)
+    with TensorBoard(out) as progress:
+
+        def watched(session: Session, data: bytes) -> bytes:
+            if (number := decode(data).fields.get("round")) and (out / "events.jsonl").exists():
+                progress(number, "", 0, 3)
+            return session.answer(data)
+
+        sessions = [Session(local) for local in configs.values()]
+        link = DirectLink({node: partial(watched, session) for node, session in enumerate(sessions)})
+        coordinate(job(config, out, configs), link)
+    found = scalars(out)
+    order = [(event["event"], event["round"]) for event in logged(out)]
+    assert order.index(("silo", 2)) < order.index(("round", 1))
+    for name in configs:
+        for key in ("loss", "bytes_up"):
+            own = [(e["round"], pytest.approx(e[key], rel=1e-6)) for e in logged(out, "silo") if e["silo"] == name]
+            assert len(own) == 3
+            assert found[f"{key}/{name}"] == own
+        own = [(e["round"], pytest.approx(e["validation"][name], rel=1e-6)) for e in logged(out, "round")]
+        assert found[f"validation/{name}"] == own
 
 
 def check_steps(folder: Path, rounds: int) -> None:

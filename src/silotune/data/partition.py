@@ -144,8 +144,10 @@ def by_value(values: Sequence[str], least: int) -> dict[str, Indices]:
     empty = sum(not value for value in values)
     if empty:
         raise InputError(f"partition.column: missing or empty in {empty} of {len(values)} rows")
-    column = np.asarray(values, dtype=object)
-    groups = {value: np.flatnonzero(column == value) for value in sorted(set(values))}
+    rows: dict[str, list[int]] = {value: [] for value in sorted(set(values))}
+    for row, value in enumerate(values):
+        rows[value].append(row)
+    groups = {value: np.array(own, dtype=np.int64) for value, own in rows.items()}
     if len(groups) < 2:
         raise InputError(f"partition.column: only one value ({next(iter(groups), '')!r}); at least 2 are needed")
     for value, group in groups.items():
@@ -162,16 +164,19 @@ def silo_names(silos: int) -> list[str]:
 
 
 def _names(values: Sequence[str]) -> list[str]:
-    """Values as silo names, which become parts of paths: other characters are replaced, equal names numbered."""
-    found: list[str] = []
+    """Values as silo names, which become files, folders and nodes: other characters are replaced, equal names numbered.
+
+    Names that differ in case only are equal: to some file systems they are.
+    """
+    found: dict[str, str] = {}
     for value in values:
-        plain = re.sub(r"[^A-Za-z0-9 ._-]", "_", value).lstrip(" ._-")[:_LONGEST_NAME].rstrip() or "silo"
+        plain = re.sub(r"[^A-Za-z0-9 ._-]", "_", value).lstrip(" ._-")[:_LONGEST_NAME].rstrip(" .") or "silo"
         name, number = plain, 1
-        while name in found:
+        while name.lower() in found:
             number += 1
             name = f"{plain}-{number}"
-        found.append(name)
-    return found
+        found[name.lower()] = name
+    return list(found.values())
 
 
 _EMPTY: Indices = np.zeros(0, dtype=np.int64)

@@ -80,9 +80,9 @@ class TensorBoard:
             if event.get("round", 0) <= self._written:
                 continue
             waiting.append(event)
-            if event.get("event") == "round":
-                self._round(event, waiting, self._writer)
-                waiting = []
+            if event.get("event") == "round":  # a federation logs it when the next round has been trained
+                self._round(event, [one for one in waiting if one.get("round") == event["round"]], self._writer)
+                waiting = [one for one in waiting if one.get("round", 0) > event["round"]]
         self._writer.flush()
 
     def _round(self, ended: dict[str, Any], logged: list[dict[str, Any]], writer: SummaryWriter) -> None:
