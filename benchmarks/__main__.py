@@ -9,7 +9,7 @@ import sys
 
 from silotune.errors import SilotuneError
 
-NAMES = ("throughput", "lora", "silos", "fedmcp-cost", "startup", "predict", "peer-flower", "peer-pfl")
+NAMES = ("throughput", "lora", "silos", "cohort", "fedmcp-cost", "startup", "predict", "peer-flower", "peer-pfl")
 
 
 def main() -> int:

@@ -61,7 +61,7 @@ def _one(model: str, size: int, fraction: float, rounds: int, hidden: int, layer
 
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
-        source = _tiny(folder / "tiny", hidden, layers) if model == "tiny" else "default"
+        source = tiny_backbone(folder / "tiny", hidden, layers) if model == "tiny" else "default"
         backbone = load_backbone(source, precision="fp32")
         _engine(backbone, source, _WARM_UP, 1.0, ROUNDS, folder / "warm-up").run()
         gc.collect()
@@ -116,7 +116,7 @@ def _engine(backbone: Any, source: str, size: int, fraction: float, rounds: int,
     return InProcess(federation, RunFolder.create(place, dump(config), backbone.fingerprint))
 
 
-def _tiny(folder: Path, hidden: int, layers: int) -> str:
+def tiny_backbone(folder: Path, hidden: int, layers: int) -> str:
     """A BERT of this size over single characters."""
     import torch
     from tokenizers import Tokenizer, models, pre_tokenizers
