@@ -19,6 +19,7 @@ from federation.rig import DirectLink, job, local_configs
 from silotune.experiment import run
 from silotune.federation.coordinate import coordinate
 from silotune.federation.link import LinkLost
+from silotune.federation.local_processes import STARTS
 from silotune.federation.protocol import decode
 from silotune.federation.session import Session
 from silotune.runs import read_summary
@@ -177,3 +178,29 @@ def test_kill_9_at_random_moments_changes_nothing(start, whole, tmp_path, kind):
     rounds = [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()]
     assert [event["round"] for event in rounds if event["event"] == "round"] == list(range(1, 31))
     assert_nothing_is_left(out)
+
+
+@pytest.mark.long
+def test_a_long_run_survives_any_number_of_rare_crashes(start, whole, tmp_path):
+    """One silo's worker dies in eight rounds, more often than anything may end without a finished round in between."""
+    config, expected = whole("rounds=30", "federation.patience=30")
+    process, out = start(config)
+    killed = []
+    for number in range(1, 17, 2):
+        wait_until((lambda done: lambda: reached(out) >= done)(number), process)
+        found = []
+        while not found:
+            assert process.poll() is None, (killed, process.communicate()[0])
+            found = [one for one in processes(out, "worker-beta") if one not in killed]
+            time.sleep(0.02)
+        os.kill(found[0], signal.SIGKILL)
+        killed.append(found[0])
+    said = finish(process)
+    assert process.returncode == 0, said
+    assert len(set(killed)) == 8 > STARTS
+    assert bits(read_summary(out)) == bits(expected)
+
+
+def reached(out):
+    """The last finished round."""
+    return max((int(path.stem[6:]) for path in (out / "checkpoints").glob("round-*.json")), default=0)

@@ -4,11 +4,23 @@ from __future__ import annotations
 
 import json
 import signal
+from pathlib import Path
 
 import pytest
+from flwr.common.config import parse_config_args
 
 from federation.processes import SAME, assert_nothing_is_left, finish, wait_until
+from federation.rig import federate
+from invariants.cases import snapshot
+from silotune.assembly import on_this_machine
+from silotune.config import dump
+from silotune.errors import InputError
 from silotune.experiment import run
+from silotune.federation.attempts import Attempts
+from silotune.federation.flower import supernode
+from silotune.federation.flower_local import run_local
+from silotune.locking import claimed
+from silotune.runs import RunFolder
 
 
 def assert_same(start, config, tmp_path) -> None:
@@ -25,6 +37,54 @@ def assert_same(start, config, tmp_path) -> None:
 
 def test_flower_local_ends_with_the_bits_of_one_process(start, tiny_config, tmp_path):
     assert_same(start, tiny_config("fedmcp", "rounds=2", "train.steps=2"), tmp_path)
+
+
+def test_what_cannot_be_resumed_stays_as_it_is(tiny_config, tmp_path):
+    """A folder of something else, of another configuration, of another engine; one in which another run is at work."""
+    config = on_this_machine(tiny_config("fedmcp", "rounds=1", "train.steps=1"))
+    other, whole = tmp_path / "other", tmp_path / "whole"
+    other.mkdir()
+    (other / "thesis.txt").write_text("mine")
+    run(config, out=whole)
+    changed = config.model_copy(update={"seed": 9})
+    for out, wanted, said in (
+        (other, config, "not a run folder"),
+        (whole, changed, "another configuration"),
+        (whole, config, "not made by this engine; resume it with --engine inprocess"),
+    ):
+        before = snapshot(out)
+        with pytest.raises(InputError, match=said):
+            run_local(wanted, out, resume=True)
+        assert snapshot(out) == before
+    with claimed(tmp_path / "busy"), pytest.raises(InputError, match="another process is at work there"):
+        run_local(config, tmp_path / "busy", resume=True)
+    assert list((tmp_path / "busy").iterdir()) == []
+
+
+def test_what_the_command_checks_is_what_its_coordinator_writes(tiny_config, tmp_path):
+    """Else no run could be resumed."""
+    config = on_this_machine(tiny_config("fedmcp", "rounds=1", "train.steps=1"))
+    federate(config, tmp_path / "run")
+    RunFolder.check(tmp_path / "run", dump(config), resume=True)
+
+
+def test_only_what_ends_again_and_again_without_progress_is_given_up():
+    reached = [0]
+    attempts = Attempts(3, lambda: list(reached))
+    assert [attempts.ended("worker") for _ in range(2)] == [True, True]
+    assert attempts.ended("node")
+    reached[0] = 1  # a finished round
+    assert [attempts.ended("worker") for _ in range(3)] == [True, True, False]
+    for number in range(2, 50):
+        reached[0] = number
+        assert attempts.ended("worker")
+
+
+@pytest.mark.parametrize("name", ["b c", "a.b-c", "x_1", "1", "true", "a  b", "0x1F", "a" * 80])
+def test_a_node_gets_its_silos_name(name):
+    words = supernode("127.0.0.1:1", 2, name, Path("/tmp/a b/w.sock"))
+    found = parse_config_args([words[words.index("--node-config") + 1]])
+    assert found == {"silo": name, "worker": "/tmp/a b/w.sock"}
 
 
 @pytest.mark.long

@@ -14,7 +14,7 @@ from silotune.config import dump
 from silotune.errors import InputError, SilotuneError
 from silotune.federation import session as session_module
 from silotune.federation.coordinate import coordinate
-from silotune.federation.handshake import HandshakeRefused, Identity, check_identity
+from silotune.federation.handshake import HandshakeRefused, Hello, Identity, check_identity
 from silotune.federation.protocol import Frame, decode
 from silotune.federation.session import Session
 
@@ -59,6 +59,65 @@ def test_an_identity_survives_a_frame():
 def test_a_damaged_identity(damage):
     with pytest.raises(HandshakeRefused):
         Identity.read(damage)
+
+
+TASK = {"name": "x", "labels": ["a", "b"], "metric": "accuracy", "kind": "classification"}
+SAID = {"silo": "north", "identity": OURS.fields(), "task": TASK, "texts": 1}
+
+
+def test_a_hello_is_read():
+    found = Hello.read(Frame("hello", {**SAID, "share": ["rows"], "rows": 7}))
+    assert (found.silo, found.identity, found.task.labels, found.texts) == ("north", OURS, ("a", "b"), 1)
+
+
+@pytest.mark.parametrize("field", ["identity", "task", "texts"])
+def test_a_hello_without_a_field(field):
+    with pytest.raises(HandshakeRefused, match=f"^silo 'north': a hello without '{field}'$"):
+        Hello.read(Frame("hello", {name: value for name, value in SAID.items() if name != field}))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        *(("identity", value) for value in (None, 5, [], {}, {**OURS.fields(), "version": 1})),
+        *(("task", value) for value in (None, "x", [], {}, {**TASK, "labels": 3}, {**TASK, "labels": [1, 2]})),
+        *(("task", {**TASK, name: value}) for name in TASK for value in (None, [], {}, 1.5) if name != "labels"),
+        *(("task", {**TASK, **more}) for more in ({"metric": "rouge1"}, {"metric": "unheard"}, {"x": 1})),
+        *(("texts", value) for value in (None, "1", 0, 3, True, 1.0, [1], 10**400)),
+    ],
+)
+def test_a_field_of_a_hello_that_is_something_else(field, value):
+    with pytest.raises(HandshakeRefused) as refused:
+        Hello.read(Frame("hello", SAID | {field: value}))
+    said = str(refused.value)
+    assert said.startswith(f"silo 'north': {field}: ")
+    assert len(said) < 250
+    assert "\n" not in said
+
+
+@pytest.mark.parametrize("kind", ["failed", "answer", ""])
+def test_what_is_no_hello_names_the_silo(kind):
+    for fields in ({}, {"reason": "its rows cannot be used"}, {"reason": "silo 'north': another version"}):
+        with pytest.raises(HandshakeRefused) as refused:
+            Hello.read(Frame(kind, {"silo": "north", **fields}))
+        assert str(refused.value).count("north") == 1
+
+
+@pytest.mark.parametrize(("field", "value"), [("task", None), ("texts", None), ("texts", "one")])
+def test_a_damaged_hello_ends_the_run_before_anything_began(tiny_config, tmp_path, field, value):
+    config = tiny_config("fedmcp", "rounds=1")
+    configs = local_configs(config, tmp_path / "run")
+    sessions = [Session(local) for local in configs.values()]
+
+    def damaged(data):
+        frame = decode(sessions[1].answer(data))
+        fields = {name: said for name, said in frame.fields.items() if name != field}
+        return Frame(frame.kind, fields if value is None else fields | {field: value}).encode()
+
+    link = DirectLink({0: sessions[0].answer, 1: damaged, 2: sessions[2].answer})
+    with pytest.raises(HandshakeRefused, match=f"^silo 'beta': .*{field}"):
+        coordinate(job(config, tmp_path / "run", configs), link)
+    assert not (tmp_path / "run" / "config.yaml").exists()
 
 
 @pytest.fixture

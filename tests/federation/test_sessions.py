@@ -234,28 +234,36 @@ def test_a_coordinator_that_died_goes_on_at_the_last_finished_round(whole, when,
     assert [event["round"] for event in logged(out, "round")] == [1, 2, 3]
 
 
+def without_beta_in_round_2(config, out):
+    """Silos' configurations, a link on which what beta is asked in round 2 goes under, and what it was asked: round
+    and state."""
+    configs = local_configs(config, out)
+    sessions = [Session(local) for local in configs.values()]
+    asked = []
+
+    def silent(data):
+        frame = decode(data)
+        if frame.kind == "round":
+            asked.append((frame.fields["round"], frame.fields["base"]))
+            if frame.fields["round"] == 2:
+                raise LostError
+        return sessions[1].answer(data)
+
+    return configs, DirectLink({0: sessions[0].answer, 1: silent, 2: sessions[2].answer}), asked
+
+
 def test_below_its_quorum_a_round_is_asked_again_then_the_run_stops_with_its_state_kept(whole, tmp_path):
     config, expected = whole(
         "fedmcp", "federation.patience=0.05", "federation.deadline=0.3", "federation.retries=1", "federation.quorum=1"
     )
     out = tmp_path / "run"
-    configs = local_configs(config, out)
-    sessions = [Session(local) for local in configs.values()]
-    seen = []
-
-    def silent(data):
-        frame = decode(data)
-        if frame.kind == "round":
-            seen.append(frame.fields["round"])
-            if frame.fields["round"] == 2:
-                raise LostError
-        return sessions[1].answer(data)
-
+    configs, link, _ = without_beta_in_round_2(config, out)
     with pytest.raises(SilotuneError, match=r"round 2: 2 of 3 silos .*quorum=1 asks for 3; missing: beta"):
-        coordinate(job(config, out, configs), DirectLink({0: sessions[0].answer, 1: silent, 2: sessions[2].answer}))
+        coordinate(job(config, out, configs), link)
     assert [event["arrived"] for event in logged(out, "quorum")] == [2, 2]
     assert not (out / "summary.json").exists()
-    coordinate(job(config, out, configs), DirectLink({node: s.answer for node, s in enumerate(sessions)}))
+    there = [Session(local) for local in configs.values()]
+    coordinate(job(config, out, configs), DirectLink({node: s.answer for node, s in enumerate(there)}))
     assert same(read_summary(out)) == same(expected)
 
 
@@ -264,23 +272,12 @@ def test_with_a_quorum_the_round_goes_on_without_an_absent_silo_which_returns(wh
         "fedmcp", "federation.patience=0.05", "federation.deadline=0.3", "federation.quorum=0.6", "federation.retries=0"
     )
     out = tmp_path / "run"
-    configs = local_configs(config, out)
-    sessions = [Session(local) for local in configs.values()]
-    bases = []
-
-    def absent(data):
-        frame = decode(data)
-        if frame.kind == "round":
-            bases.append((frame.fields["round"], frame.fields["base"]))
-            if frame.fields["round"] == 2:
-                raise LostError
-        return sessions[1].answer(data)
-
-    coordinate(job(config, out, configs), DirectLink({0: sessions[0].answer, 1: absent, 2: sessions[2].answer}))
+    configs, link, asked = without_beta_in_round_2(config, out)
+    coordinate(job(config, out, configs), link)
     updates = {(event["round"], event["silo"]) for event in logged(out, "silo")}
     assert (2, "beta") not in updates
     assert {(1, "beta"), (3, "beta"), (2, "alpha"), (2, "gamma")} <= updates
-    assert (3, "0001") in bases  # what it has of round 2, if anything, is not built upon
+    assert (3, "0001") in asked  # what it has of round 2, if anything, is not built upon
     (first, _, _) = logged(out, "round")
     assert "beta" not in first["validation"]  # round 1 is judged with round 2's answers
     summary = read_summary(out)
