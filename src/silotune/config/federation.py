@@ -24,8 +24,8 @@ class FederationConfig(Section):
     coordinator's own labelled rows (a folder as in `docs/architecture.md`), where the method trains there. `join`:
     seconds until all of them must have joined. `deadline`: seconds a silo has for one request. `quorum`: the share of
     a round's silos whose updates must arrive. `retries`: how often a round below its quorum is asked again. `patience`:
-    seconds after which an unanswered request is sent again (a silo answers it once); `away`: after which a silo that is
-    not connected is not waited for.
+    seconds after which an unanswered request is sent again (a silo answers it once), each further time twice as many;
+    `away`: after which a silo that is not connected is not waited for.
     """
 
     silos: list[Annotated[str, AfterValidator(_plain)]] = []
