@@ -8,6 +8,7 @@ rounding: matrix products have other shapes. A silo with fewer steps leaves the 
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
@@ -31,8 +32,10 @@ if TYPE_CHECKING:
     from silotune.training import LocalTraining
 
 
-ON_A_GPU = 32
-"""Silos in a cohort with `cohort=auto` (chosen, not measured)."""
+ON_A_CPU, ON_A_GPU = 8, 32
+"""Silos in a cohort with `cohort=auto`, where memory has room for them (the second chosen, not measured)."""
+_KEPT = 40
+"""Numbers that a block keeps of a token for the way back, per unit of width (from above: 34 in a plain block)."""
 
 
 @dataclass(frozen=True)
@@ -57,9 +60,27 @@ def choose(asked: int | str, training: LocalTraining) -> Cohort:
         if asked > 1 and obstacle:
             raise InputError(f"cohort={asked}: {obstacle}; allowed: cohort=1 or auto")
         return Cohort(asked)
-    if training.backbone.device.type == "cpu":
-        obstacle = obstacle or "on a CPU silos are no faster together"
-    return Cohort(1, obstacle) if obstacle else Cohort(ON_A_GPU)
+    return Cohort(1, obstacle) if obstacle else _fitting(training)
+
+
+def memory_of(device: torch.device) -> int:
+    """Bytes that a device has in all. What is free now could be another number on resume, and lead to other bits."""
+    if device.type == "cpu":
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return int(torch.cuda.get_device_properties(device).total_memory)
+
+
+def _fitting(training: LocalTraining) -> Cohort:
+    """So many silos that half the memory holds what a step keeps of their batches, were all rows of full length."""
+    backbone, settings = training.backbone, training.train
+    copies = max(training.copies(phase) for phase in training.phases)
+    number = 4 if backbone.precision == "fp32" else 2  # bytes
+    of_a_token = copies * backbone.blocks * backbone.hidden_size * _KEPT * number
+    room = memory_of(backbone.device) // 2 // (settings.batch_size * settings.max_length * of_a_token)
+    most = ON_A_CPU if backbone.device.type == "cpu" else ON_A_GPU
+    if room < most:
+        return Cohort(max(1, room), f"half the memory has room for {room}")
+    return Cohort(most)
 
 
 def _obstacle(training: LocalTraining) -> str:

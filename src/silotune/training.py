@@ -189,9 +189,9 @@ class LocalTraining:
 
     def _call_cost(self, phase: Phase) -> int:
         """A call's cost in tokens of one copy of the rows, where a phase's views share calls."""
-        return (CALL_COST if self.backbone.device.type == "cpu" else CALL_COST_GPU) // self._copies(phase)
+        return (CALL_COST if self.backbone.device.type == "cpu" else CALL_COST_GPU) // self.copies(phase)
 
-    def _copies(self, phase: Phase) -> int:
+    def copies(self, phase: Phase) -> int:
         """How many of a phase's trained views share a forward: a call over that many copies of the rows costs once."""
         trained = [mix for mix in phase.views.values() if {*mix} & {*phase.trains}]
         tuners = [self.parts[name].module for mix in trained for name in mix if name in self.parts]

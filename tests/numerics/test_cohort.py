@@ -10,7 +10,7 @@ from rig import doubled
 
 from invariants.cases import assert_as_if_never_interrupted, logged, tapped
 from silotune.assembly import build, read_config
-from silotune.cohort import ON_A_GPU
+from silotune.cohort import ON_A_CPU, ON_A_GPU
 from silotune.data.batching import CALL_COST, epoch, make_batch
 from silotune.data.joint import as_cut, cut_jointly
 from silotune.engines.inprocess import InProcess
@@ -244,12 +244,13 @@ def test_a_run_is_the_serial_one_with_every_method(method, federation_of, tmp_pa
 
 
 def test_one_silo_at_a_time_keeps_its_bits(words, tmp_path):
-    """`cohort=1` is the default, and `auto` is 1 on a CPU; the whole run, to the bit."""
-    digests = [
-        run(read_config("demo", words("fedmcp", *more)), out=tmp_path / str(number)).summary["state_sha256"]
-        for number, more in enumerate(((), ("cohort=1",), ("cohort=auto",) if not torch.cuda.is_available() else ()))
-    ]
-    assert len({*digests}) == 1
+    """`cohort=1` is the default, and what `auto` falls back to; the whole run, to the bit."""
+    for tuner, one in (("bottleneck", "1"), ("prompt", "auto")):
+        digests = [
+            run(read_config("demo", words("fedmcp", f"tuner={tuner}", *more)), out=tmp_path / f"{tuner}{number}")
+            for number, more in enumerate(((), (f"cohort={one}",)))
+        ]
+        assert len({outcome.summary["state_sha256"] for outcome in digests}) == 1
 
 
 def test_a_cohort_of_one_is_the_plain_path(words):
@@ -420,24 +421,28 @@ def test_refused_where_silos_cannot_share_a_forward(tuner, words):
         build(config)
 
 
-@pytest.mark.parametrize(("tuner", "reason"), [("prompt", "tuner=prompt"), ("lora", "CPU")])
-def test_auto_says_why_silos_train_one_by_one(tuner, reason, words, tmp_path):
-    if tuner == "lora" and torch.cuda.is_available():
-        pytest.skip("on a GPU they train together")
-    config = read_config("demo", words("fedavg", f"tuner={tuner}", "cohort=auto", "rounds=1"))
+def test_auto_says_why_silos_train_one_by_one(words, tmp_path):
+    config = read_config("demo", words("fedavg", "tuner=prompt", "cohort=auto", "rounds=1"))
     for resume in (False, True):
         outcome = run(config, out=tmp_path / "run", resume=resume)
         (event,) = logged(tmp_path / "run", "cohort")
         assert event["size"] == outcome.summary["cohort"] == 1
-        assert reason in event["reason"]
+        assert "tuner=prompt" in event["reason"]
 
 
-def test_auto_on_a_gpu(words, monkeypatch):
+@pytest.mark.parametrize(("device", "most"), [("cpu", ON_A_CPU), ("cuda", ON_A_GPU)])
+def test_auto_is_what_pays_where_memory_has_room(device, most, words, monkeypatch):
     from silotune import cohort
 
     federation = build(read_config("demo", words("fedmcp")))
-    monkeypatch.setattr(federation.backbone, "device", torch.device("cuda"))
-    assert cohort.choose("auto", federation.training) == cohort.Cohort(ON_A_GPU)
+    monkeypatch.setattr(federation.backbone, "device", torch.device(device))
+    # 8 rows of 32 tokens, three trained views, two blocks of width 32, 40 float32 numbers each
+    of_a_silo = 8 * 32 * 3 * 2 * 32 * 40 * 4
+    for memory, size in ((2 * most * of_a_silo, most), (2 * 7 * of_a_silo, 7), (of_a_silo, 1), (2**40, most)):
+        monkeypatch.setattr(cohort, "memory_of", lambda _, memory=memory: memory)
+        found = cohort.choose("auto", federation.training)
+        assert found.size == size
+        assert ("memory" in found.reason) == (size < most)
     assert cohort.choose(5, federation.training) == cohort.Cohort(5)
 
 
