@@ -6,6 +6,8 @@ has no rows to be judged on. Each size runs in a process of its own, which first
 
 - overhead: seconds of a run outside local training, per silo and round (messages both ways, their checks, aggregation,
   events, checkpoints).
+- cpu: the same in processor time, where drawing a silo's first parts does not count. Other work on the machine does not
+  stretch it as it does seconds.
 - growth: resident memory after the run less that before its first round (backbone, rows and the first shared parts are
   there by then), against the bytes of private state that the silos hold; `peak`: the largest during the run, less the
   same. A round's updates are in memory together until they are aggregated, and what they took stays with the process:
@@ -67,13 +69,14 @@ def _one(model: str, size: int, fraction: float, rounds: int, hidden: int, layer
         gc.collect()
         empty = _resident()
         engine = _engine(backbone, source, size, fraction, rounds, folder / "run")
+        training = _timed(engine.federation.training)
         federation, history = engine.federation, engine.history
         gc.collect()
         before = _resident()
         _forget_peak()
-        started = time.perf_counter()
+        started, worked = time.perf_counter(), time.process_time()
         engine.run()
-        seconds = time.perf_counter() - started
+        seconds, work = time.perf_counter() - started, time.process_time() - worked
         gc.collect()
         growth, peak = _resident() - before, _resident("VmHWM") - before
         states = [silo.state.flat() for silo in federation.silos.values() if silo.state is not None]
@@ -83,6 +86,7 @@ def _one(model: str, size: int, fraction: float, rounds: int, hidden: int, layer
         return {
             "silos_that_took_part": len(states),
             "overhead_ms_per_silo_and_round": round(1000 * (seconds - history.training_seconds) / turns, 3),
+            "cpu_ms_per_silo_and_round": round(1000 * (work - training[0]) / turns, 3),
             "training_ms_per_silo_and_round": round(1000 * history.training_seconds / turns, 3),
             "backbone_mib": _mib(sum(p.numel() * p.element_size() for p in backbone.base.parameters())),
             "before_mib": _mib(empty),
@@ -114,6 +118,21 @@ def _engine(backbone: Any, source: str, size: int, fraction: float, rounds: int,
     ]
     federation = build(config, backbone, data)
     return InProcess(federation, RunFolder.create(place, dump(config), backbone.fingerprint))
+
+
+def _timed(training: Any) -> list[float]:
+    """The processor time of all local rounds from now on, in seconds, as the one item of a list."""
+    spent, local_rounds = [0.0], training.rounds
+
+    def timed(*arguments: Any) -> Any:
+        started = time.process_time()
+        try:
+            return local_rounds(*arguments)
+        finally:
+            spent[0] += time.process_time() - started
+
+    training.rounds = timed
+    return spent
 
 
 def tiny_backbone(folder: Path, hidden: int, layers: int) -> str:

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load, save
+from safetensors.torch import load
 from torch import Tensor
 
 from silotune.errors import InputError
 from silotune.parts import Part, Scope, State, Tensors, flatten, unflatten
+from silotune.tensor_bytes import tensor_bytes
 
 Fields = dict[str, str | int | float]
 _METADATA = "silotune"
+_SMALL = 65_536  # numbers
 
 BROADCAST_FIELDS: Mapping[str, type] = {"round": int}
 UPDATE_FIELDS: Mapping[str, type] = {"round": int, "silo": str, "rows": int}
@@ -76,8 +78,7 @@ def change_message(written: Tensors, uplink: str, number: int, silo: str, rows: 
 
 def pack(tensors: Tensors, fields: Fields) -> bytes:
     """Serialise tensors and fields."""
-    contiguous = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    return save(contiguous, metadata={_METADATA: json.dumps(fields, sort_keys=True)})
+    return tensor_bytes(tensors, {_METADATA: json.dumps(fields, sort_keys=True)})
 
 
 def unpack(message: bytes, expected: Expected, fields: Mapping[str, type]) -> tuple[Tensors, Fields]:
@@ -126,8 +127,21 @@ def check_tensors(tensors: Tensors, expected: Expected) -> None:
             raise MessageRefused(f"tensor {name!r} has shape {tuple(tensor.shape)}, expected {shape}")
         if tensor.dtype is not expected.dtype(name):
             raise MessageRefused(f"tensor {name!r} has dtype {tensor.dtype}, expected {expected.dtype(name)}")
-        if not torch.isfinite(tensor).all():
-            raise MessageRefused(f"tensor {name!r} holds NaN or infinity")
+    if not _all_finite(tensors.values()):
+        name = next(name for name in expected.shapes if not torch.isfinite(tensors[name]).all())
+        raise MessageRefused(f"tensor {name!r} holds NaN or infinity")
+
+
+def _all_finite(tensors: Iterable[Tensor]) -> bool:
+    """Small tensors are put together: a call for each would cost more than all their numbers."""
+    small: dict[torch.dtype, list[Tensor]] = {}
+    large = []
+    for tensor in tensors:
+        if tensor.dtype.is_floating_point and tensor.numel() <= _SMALL:
+            small.setdefault(tensor.dtype, []).append(tensor.reshape(-1))
+        else:
+            large.append(tensor)
+    return all(bool(torch.isfinite(one).all()) for one in [*map(torch.cat, small.values()), *large])
 
 
 def size(tensors: Mapping[str, Tensor]) -> int:

@@ -129,4 +129,4 @@ class Participant:
         parts = self.training.parts
         silo.state = SiloState(
             {name: result.state[name] for name, part in parts.items() if part.scope is Scope.PRIVATE}, result.memory
-        )
+        ).compact()

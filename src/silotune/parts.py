@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from silotune.backbone import Backbone
     from silotune.data.tasks import Task
 
+_LINE = 64  # bytes
+
 Tensors = dict[str, Tensor]
 State = dict[str, Tensors]
 
@@ -98,6 +100,26 @@ def unflatten(tensors: Mapping[str, Tensor]) -> State:
 def copy(tensors: Mapping[str, Tensor]) -> Tensors:
     """An independent copy without gradient."""
     return {name: tensor.detach().clone() for name, tensor in tensors.items()}
+
+
+def compact(tensors: Mapping[str, Tensor]) -> Tensors:
+    """A copy on the CPU in one block of memory per dtype, each tensor at a multiple of 64 bytes, as PyTorch puts them.
+
+    Hundreds of small tensors a silo otherwise leave a fifth of the memory in holes between them.
+    """
+    found = {name: tensor.detach().cpu() for name, tensor in tensors.items()}
+    copies: Tensors = {}
+    for dtype in {tensor.dtype for tensor in found.values()}:
+        step = _LINE // dtype.itemsize
+        places, end = {}, 0
+        for name, tensor in found.items():
+            if tensor.dtype is dtype:
+                places[name], end = end, end + -(-tensor.numel() // step) * step
+        block = torch.zeros(end, dtype=dtype)
+        for name, place in places.items():
+            shape = found[name].shape
+            copies[name] = block[place : place + shape.numel()].view(shape).copy_(found[name])
+    return {name: copies[name] for name in found}
 
 
 def count(tensors: Mapping[str, Tensor]) -> int:

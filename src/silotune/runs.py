@@ -19,11 +19,12 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
-from safetensors.torch import load, save
+from safetensors.torch import load
 
 from silotune.errors import InputError
 from silotune.locking import LOCK, claimed
 from silotune.parts import Tensors
+from silotune.tensor_bytes import tensor_bytes
 
 _LIBRARIES = ("silotune", "torch", "transformers", "tokenizers", "safetensors", "numpy", "pydantic")
 
@@ -49,6 +50,9 @@ class RunFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.checkpoints = path / "checkpoints"
+        self._made_folders: set[Path] = set()
+        self._files: set[str] | None = None
+        """The tensor files there, from the first commit on: nobody else writes such files meanwhile."""
 
     @classmethod
     def begin(cls, path: Path, config: str, backbone: str, resume: bool = False) -> RunFolder:
@@ -123,8 +127,9 @@ class RunFolder:
 
     def event(self, kind: str, **fields: object) -> None:
         """Append one line to `events.jsonl`."""
-        with (self.path / "events.jsonl").open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"event": kind, **fields}) + "\n")
+        line = json.dumps({"event": kind, **fields}) + "\n"
+        with (self.path / "events.jsonl").open("ab", buffering=0) as file:
+            file.write(line.encode())
 
     def forget_events_after(self, number: int) -> None:
         """Drop events of rounds that no checkpoint holds, and a last line cut off by a kill."""
@@ -143,10 +148,14 @@ class RunFolder:
     def write(self, name: str, tensors: Tensors) -> str:
         """Write a tensor file and return its name."""
         path = self.checkpoints / f"{name}.safetensors"
-        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.parent not in self._made_folders:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._made_folders.add(path.parent)
         temporary = path.with_suffix(".tmp")
-        temporary.write_bytes(save({key: tensor.contiguous() for key, tensor in tensors.items()}))
+        temporary.write_bytes(tensor_bytes(tensors))
         temporary.replace(path)
+        if self._files is not None:
+            self._files.add(f"{name}.safetensors")
         return f"{name}.safetensors"
 
     def read(self, name: str) -> Tensors:
@@ -167,13 +176,19 @@ class RunFolder:
         write_text(self._manifest(checkpoint.round), text)
         kept = checkpoint.files | (keep.files if keep else set())
         manifests = {checkpoint.round} | ({keep.round} if keep else set())
-        files = [path for path in self.checkpoints.rglob("*") if path.is_file()]  # a silo's folder may end in .json
-        for path in files:
-            name = path.relative_to(self.checkpoints).as_posix()
-            if path.suffix == ".safetensors" and name not in kept:
-                path.unlink(missing_ok=True)  # silos of a federation on this machine tidy up too
+        if self._files is None:  # what a run that was killed left, too
+            self._files = set(self._tensor_files())
+        for name in sorted(self._files - kept):
+            (self.checkpoints / name).unlink(missing_ok=True)  # silos of a federation on this machine tidy up too
+        self._files &= kept
         for number in self._rounds() - manifests:
             self._manifest(number).unlink()
+
+    def _tensor_files(self) -> Iterator[str]:
+        """The tensor files there, as checkpoints name them."""
+        for place, _, names in os.walk(self.checkpoints):
+            folder = Path(place).relative_to(self.checkpoints)
+            yield from ((folder / name).as_posix() for name in names if name.endswith(".safetensors"))
 
     def latest(self) -> Checkpoint | None:
         """The newest checkpoint."""

@@ -30,6 +30,10 @@ class SiloState:
             groups[group][rest] = tensor
         return cls(part_tools.unflatten(groups["private"]), groups["memory"])
 
+    def compact(self) -> SiloState:
+        """A copy that takes little more memory than its numbers: a process may keep thousands of them."""
+        return self.from_flat(part_tools.compact(self.flat()))
+
 
 @dataclass(frozen=True)
 class AttackedRows:

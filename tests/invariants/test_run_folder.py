@@ -140,16 +140,15 @@ def test_a_silo_may_be_named_like_a_file_of_a_checkpoint(silotune, run_words, si
 
 def test_a_file_that_another_tidies_up_meanwhile_is_no_error(federate, monkeypatch, tmp_path):
     """Silos of a federation on this machine drop their own old states, which a checkpoint drops as well."""
-    is_file, gone = Path.is_file, []
+    unlink, gone = Path.unlink, []
 
-    def dropped_once_seen(path):
-        found = is_file(path)
-        if found and path.name == "0001.safetensors" and (path.parents[2] / "round-0002.json").exists():
+    def dropped_just_before(path, missing_ok=False):
+        if path.name == "0001.safetensors" and path.is_file():
             gone.append(path)
-            path.unlink()
-        return found
+            unlink(path)
+        unlink(path, missing_ok=missing_ok)
 
-    monkeypatch.setattr(Path, "is_file", dropped_once_seen)
+    monkeypatch.setattr(Path, "unlink", dropped_just_before)
     finished = federate.run("local", tmp_path / "out", "rounds=3", "train.steps=1")
     assert gone
     assert finished.summary["rounds"] == 3

@@ -21,7 +21,7 @@ def weighted_mean(updates: Iterable[Update], weight: Callable[[Update], float]) 
         for name, tensor in update.tensors.items():
             if name not in sums:
                 sums[name], dtypes[name] = torch.zeros_like(tensor, dtype=torch.float64), tensor.dtype
-            sums[name].add_(tensor.double(), alpha=share)
+            sums[name].add_(tensor, alpha=share)  # in float64, as the sum is
     return {name: (tensor / total).to(dtypes[name]) for name, tensor in sums.items()}
 
 

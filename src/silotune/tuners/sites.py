@@ -6,6 +6,7 @@ import difflib
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from typing import cast
+from weakref import WeakKeyDictionary
 
 import torch
 from pydantic import field_validator
@@ -15,6 +16,8 @@ from silotune.architectures import SITE_FIELDS
 from silotune.backbone import Backbone
 from silotune.errors import InputError
 from silotune.tuners.base import TunerOptions
+
+_FOUND: WeakKeyDictionary[Backbone, dict[tuple[tuple[str, ...], str], list[str]]] = WeakKeyDictionary()
 
 
 def as_words(value: object) -> object:
@@ -63,12 +66,22 @@ def _is_transposed(module: nn.Module) -> bool:
 def find_sites(backbone: Backbone, words: Sequence[str], tuner: str) -> list[str]:
     """The full names of the linear layers that the words name, each once: block by block, then as patterns match.
 
+    Found once per backbone, whose modules stay as they are: a thousand silos ask.
+
     A word is a field of the family's table, a full module name, the end of one (`c_attn`, `attn.c_attn`), or a
     pattern with `*`.
 
     Raises:
         InputError: for a word that names no linear layer of this backbone.
     """
+    known = _FOUND.setdefault(backbone, {})
+    key = (tuple(words), tuner)
+    if key not in known:
+        known[key] = _find_sites(backbone, words, tuner)
+    return list(known[key])
+
+
+def _find_sites(backbone: Backbone, words: Sequence[str], tuner: str) -> list[str]:
     modules = dict(backbone.base.named_modules())
     linear = [name for name, module in modules.items() if is_linear(module)]
     fields = [word for word in words if word in SITE_FIELDS]
