@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
@@ -72,6 +73,30 @@ def test_figures_without_data_are_left_out(tmp_path: Path) -> None:
     found = sections(write_report(read_entries([run]), tmp_path / "page.html").read_text(encoding="utf-8"))
     assert not {"communication", "sent", "similarity"} & set(found)
     assert {"tests", "rounds", "losses", "seconds"} <= set(found)
+
+
+def test_privacy_is_told_where_there_is_noise(tmp_path: Path) -> None:
+    noised, plain = (write_run(tmp_path / name, name, 1, {"a": 50.0}) for name in ("fedavg", "local"))
+    summary = json.loads((noised / "summary.json").read_text())
+    summary["privacy"] = {"mechanism": "gaussian", "epsilon_round": 1.25, "epsilon_total": 3.5, "delta": 1e-5}
+    summary["privacy"] |= {"participations": 7, "noise": "noise", "budget": None}
+    (noised / "summary.json").write_text(json.dumps(summary))
+    page = write_report(read_entries([noised, plain]), tmp_path / "page.html").read_text(encoding="utf-8")
+    cells = re.findall(r"<td[^>]*>(.*?)</td>", sections(page)["privacy"])
+    assert cells == ["fedavg", "gaussian", "1.25", "3.5", "1e-05", "7"], "the noised run alone"
+    page = write_report(read_entries([plain]), tmp_path / "plain.html").read_text(encoding="utf-8")
+    assert "privacy" not in sections(page)
+
+
+def test_known_events_need_no_remark_and_other_versions_get_one(tmp_path: Path) -> None:
+    extra = [{"event": "server", "round": 1, "loss": 0.5}, {"event": "versions", "changed": ["torch 2.0 → 2.1"]}]
+    run = write_run(tmp_path / "r", "fedfame", 1, {"a": 50.0}, extra=[*extra, {"event": "odd"}])
+    page = write_report(read_entries([run]), tmp_path / "page.html").read_text(encoding="utf-8")
+    remarks = sections(page)["warnings"]
+    assert "resumed under other versions: torch 2.0 → 2.1" in remarks
+    assert "“server”" not in page
+    assert "“versions”" not in page
+    assert "“odd”" in remarks
 
 
 @pytest.mark.parametrize("silos", [4, 100])

@@ -13,7 +13,8 @@ from silotune.report.collect import Entry, FinishedRun, silo_names
 from silotune.report.grids import MOST_SILOS
 from silotune.report.scores import message_bytes
 
-_KNOWN = {"silo", "round", "final", "refused", "evaluation"}
+_KNOWN = {"silo", "round", "final", "refused", "evaluation", "server", "versions"}
+"""Events that need no remark of their own; changed versions get one (`_of_run`)."""
 
 
 def warnings(entries: Sequence[Entry]) -> list[str]:
@@ -57,6 +58,8 @@ def _of_run(run: FinishedRun) -> list[str]:
     for kind, number in Counter(str(event.get("event")) for event in run.events).items():
         if kind not in _KNOWN:
             found.append(f"{name}: {number} × “{kind}” in events.jsonl")
+    for event in run.of("versions"):
+        found.append(f"{name}: resumed under other versions: {', '.join(map(str, event.get('changed', [])))}")
     silos = run.summary["silos"]
     never = sorted({*silos} - {event["silo"] for event in run.of("silo")})
     if never and "centralised" not in {event["silo"] for event in run.of("silo")}:

@@ -54,6 +54,7 @@ def page(entries: Sequence[Entry], specs: Sequence[FigureSpec], ddof: int = 1, t
         _section("costs", "Parameters and communication", as_html(cost_grid(entries)) + _paragraph(COST_NOTE)),
         f'<div class="figures">{"".join(_figure(spec) for spec in specs)}</div>' if specs else "",
         _section("left", "What left the silos", _left(entries)),
+        _section("privacy", "Privacy", _privacy(entries)),
         _section("runs", "Runs", as_html(_runs(entries))),
         _section("config", "Configuration", _configs(entries)),
     ]
@@ -144,6 +145,25 @@ def _figure(spec: FigureSpec) -> str:
 def _left(entries: Sequence[Entry]) -> str:
     items = "".join(f"<dt>{html.escape(entry.label)}</dt><dd>{html.escape(what_left(entry))}</dd>" for entry in entries)
     return f"<dl>{items}</dl>" + _paragraph("Besides: the round, the silo's name and its number of training rows.")
+
+
+def _privacy(entries: Sequence[Entry]) -> str:
+    """What the noise of each run promises, where any is noised."""
+    rows = []
+    for entry in entries:
+        for run in entry.runs:
+            if found := run.summary.get("privacy"):
+                texts = [
+                    run.folder.name,
+                    str(found["mechanism"]),
+                    f"{found['epsilon_round']:.4g}",
+                    f"{found['epsilon_total']:.4g}",
+                    f"{found['delta']:g}",
+                    str(found["participations"]),
+                ]
+                rows.append((entry.label, [Value(text) for text in texts]))
+    header = ["folder", "mechanism", "ε a round", "ε in total", "δ", "participations"]
+    return as_html(Grid("differential privacy of every noised run", header, rows)) if rows else ""
 
 
 def _runs(entries: Sequence[Entry]) -> Grid:
