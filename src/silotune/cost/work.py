@@ -31,8 +31,9 @@ from silotune.data.batching import Batch
 from silotune.data.tasks import Task
 from silotune.methods import Method, Step
 from silotune.parts import Scope, State, copy
+from silotune.readings import READINGS
 from silotune.training import LocalTraining
-from silotune.views import READINGS, run_view, run_views
+from silotune.views import run_view, run_views
 
 _READINGS = READINGS | {STATES: states}
 DECODER_TOKENS = 2

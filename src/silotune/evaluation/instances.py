@@ -21,9 +21,10 @@ from silotune.errors import InputError
 from silotune.heads.lm import prompt_rows
 from silotune.parts import State, Tensors, digest, flatten
 from silotune.randomness import derive
+from silotune.readings import READINGS, Reading
 from silotune.silo import Silo
 from silotune.training import LocalTraining
-from silotune.views import READINGS, Reading, run_view
+from silotune.views import run_view
 from silotune.weighting import INSTANCES, KEY, VECTORS, InstanceWeighting
 
 BATCH = 64

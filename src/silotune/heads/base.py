@@ -14,7 +14,8 @@ from silotune.data.batching import Batch, TokenisedRows, Tokeniser
 from silotune.data.tasks import Kind, Row, Task
 from silotune.parts import Tensors
 from silotune.pretrained import ModelClass
-from silotune.views import HeadReading, View
+from silotune.readings import HeadReading
+from silotune.views import View
 
 if TYPE_CHECKING:
     from silotune.config.schema import HeadConfig

@@ -21,7 +21,8 @@ from silotune.errors import InputError, unknown
 from silotune.heads.base import Head, Tokenise
 from silotune.parts import Tensors
 from silotune.plan import Plan
-from silotune.views import HeadReading, View
+from silotune.readings import HeadReading
+from silotune.views import View
 
 if TYPE_CHECKING:
     from silotune.config.schema import HeadConfig
