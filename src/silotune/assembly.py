@@ -176,7 +176,7 @@ def build(
     tokenise = method.setting.head.tokeniser(backbone, config.train.max_length)
     rows = any(silo.splits.train for silo in data)  # a finished run is opened without
     if labelled is None and method.server_phases() and rows:
-        labelled = labelled_rows(data, config.server, config.seed if config.data.seed is None else config.data.seed)
+        labelled = labelled_rows(data, config.server, config.data_seed)
     backdoor = None if config.attack.name == "none" else _backdoor(config, data, method, backbone)
     silos = make_silos(data, tokenise, method, backdoor)
     absent = {item.name: next(iter(make_silos([item], tokenise, method).values())) for item in kept_out}

@@ -80,9 +80,8 @@ def job(config: Config, out: Path, silos: Collection[str], local: bool = True) -
     (place / "config.yaml").write_text(dump(config), encoding="utf-8")
     labelled = None
     if config.server.labels_per_class:
-        seed = config.seed if config.data.seed is None else config.data.seed
         labelled = str(place / "labelled")
-        write_rows(place / "labelled", labelled_rows(load_silos(config), config.server, seed))
+        write_rows(place / "labelled", labelled_rows(load_silos(config), config.server, config.data_seed))
     return Job(str(place / "config.yaml"), str(out), tuple(sorted(silos)), labelled, local)
 
 

@@ -322,6 +322,11 @@ class Config(Section):
     per_method: dict[str, dict[str, Any]] = {}
     compare: CompareConfig = CompareConfig()
 
+    @property
+    def data_seed(self) -> int:
+        """What the choice of rows is drawn from: the data's own seed, else the run's."""
+        return self.seed if self.data.seed is None else self.data.seed
+
     @field_validator("silos")
     @classmethod
     def _once(cls, silos: list[SiloConfig]) -> list[SiloConfig]:

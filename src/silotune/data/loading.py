@@ -54,7 +54,7 @@ def _loaded(config: Config) -> tuple[list[SiloData], list[SiloData]]:
             raise unknown("name in evaluation.unseen or evaluation.new_silos", name, sets)
     if len(absent) == len(sets):
         raise InputError("evaluation.unseen, evaluation.new_silos: no silo is left to train")
-    seed = config.seed if config.data.seed is None else config.data.seed
+    seed = config.data_seed
     if partition.name != "none":
         return _partitioned(sets, config, seed), []
     rule = _rule(config.data)

@@ -95,7 +95,7 @@ def _prepare(config: Config, out: Path, method: Method, data: list[SiloData]) ->
     labelled = None
     if method.server_phases():
         labelled = place / "labelled"
-        write_rows(labelled, labelled_rows(data, config.server, _data_seed(config)))
+        write_rows(labelled, labelled_rows(data, config.server, config.data_seed))
     write_text(place / "config.yaml", dump(config))
     write_text(place / "silos.yaml", travelling(config, names))
     for silo in data:
@@ -103,10 +103,6 @@ def _prepare(config: Config, out: Path, method: Method, data: list[SiloData]) ->
     job = Job(str(place / "config.yaml"), str(out), tuple(names), None if labelled is None else str(labelled), True)
     job.write(place / "job.json")
     return place / "job.json"
-
-
-def _data_seed(config: Config) -> int:
-    return config.seed if config.data.seed is None else config.data.seed
 
 
 def _finished(out: Path, config: Config, data: list[SiloData]) -> dict[str, Any]:
