@@ -9,7 +9,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from silotune.config.schema import PartitionConfig, is_name
+from silotune.config.names import is_name
+from silotune.config.partition import PartitionConfig
 from silotune.data import partition as partitioners
 from silotune.data.partition import by_value, divide, silo_names
 from silotune.errors import InputError

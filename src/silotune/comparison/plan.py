@@ -10,7 +10,7 @@ from pathlib import Path
 from silotune.assembly import METHOD_DEFAULTS, read_config
 from silotune.comparison.best import read_best, words_of
 from silotune.config import Config, load_config
-from silotune.config.schema import NAME_RULE, is_name
+from silotune.config.names import NAME_RULE, is_name
 from silotune.errors import InputError, unknown
 from silotune.methods import METHODS
 from silotune.runs import write_text

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from pydantic import field_validator
 
+from silotune.config.names import distinct
 from silotune.config.section import Section
 
 _SEEDS = range(2**31)
@@ -53,7 +54,4 @@ def _listed(given: object, what: str) -> list[str]:
     words = [str(item).strip() for item in items]
     if given is None or isinstance(given, dict) or not all(words):
         raise ValueError(f"must be {what} with commas between (got {given!r})")
-    for position, word in enumerate(words):
-        if word in words[:position]:
-            raise ValueError(f"{word!r} appears twice")
-    return words
+    return distinct(words)

@@ -2,19 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from pydantic import Field, field_validator
 
-from pydantic import AfterValidator, Field, field_validator
-
+from silotune.config.names import Name, distinct
 from silotune.config.section import Section
-
-
-def _plain(name: str) -> str:
-    from silotune.config.schema import NAME_RULE, is_name  # the schema holds this section
-
-    if not is_name(name):
-        raise ValueError(f"{name!r} cannot be a name; allowed: {NAME_RULE}")
-    return name
 
 
 class FederationConfig(Section):
@@ -28,7 +19,7 @@ class FederationConfig(Section):
     `away`: after which a silo that is not connected is not waited for.
     """
 
-    silos: list[Annotated[str, AfterValidator(_plain)]] = []
+    silos: list[Name] = []
     labelled: str | None = Field(None, min_length=1)
     join: float = Field(600, gt=0)
     deadline: float = Field(3600, gt=0)
@@ -40,7 +31,4 @@ class FederationConfig(Section):
     @field_validator("silos")
     @classmethod
     def _once(cls, names: list[str]) -> list[str]:
-        for position, name in enumerate(names):
-            if name in names[:position]:
-                raise ValueError(f"{name!r} appears twice")
-        return names
+        return distinct(names)

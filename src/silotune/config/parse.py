@@ -15,7 +15,8 @@ from typing import Any, get_args
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from silotune.config.schema import DATA_SOURCES, Config
+from silotune.config.data import DATA_SOURCES
+from silotune.config.schema import Config
 from silotune.config.trees import NAMED, Tree, absolute, merged, nested, parse_tree, parse_word, read_tree
 from silotune.errors import InputError, unknown
 

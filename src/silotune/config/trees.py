@@ -8,7 +8,9 @@ from typing import Any
 
 import yaml
 
-from silotune.config.schema import Choice, Config, Section
+from silotune.config.choice import Choice
+from silotune.config.schema import Config
+from silotune.config.section import Section
 from silotune.errors import InputError
 
 Tree = dict[str, Any]

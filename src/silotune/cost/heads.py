@@ -14,7 +14,7 @@ from silotune.views import View
 
 if TYPE_CHECKING:
     from silotune.backbone import Backbone
-    from silotune.config.schema import HeadConfig
+    from silotune.config.head import HeadConfig
     from silotune.data.tasks import Task
 
 LANGUAGE_MODEL_HEADS = ("verbalizer", "lm")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from silotune.config.schema import NAME_RULE, is_name
+from silotune.config.names import NAME_RULE, is_name
 from silotune.data.files import Record, grouped, read_records, rows_of
 from silotune.data.instructions import are_instructions, instruction_rows
 from silotune.data.tasks import Row, Splits, Task, generation_task, make_task

@@ -11,7 +11,7 @@ from silotune.errors import InputError
 from silotune.randomness import sampler
 
 if TYPE_CHECKING:
-    from silotune.config.schema import ServerConfig
+    from silotune.config.server import ServerConfig
 
 NO_LABEL = -1
 """No class has this index: a loss that asks for it fails."""

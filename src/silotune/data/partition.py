@@ -19,7 +19,7 @@ from silotune.errors import InputError
 from silotune.randomness import derive
 
 if TYPE_CHECKING:
-    from silotune.config.schema import PartitionConfig
+    from silotune.config.partition import PartitionConfig
 
 Indices = NDArray[np.int64]
 """Row numbers of one silo, in increasing order."""

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from silotune.config.schema import NAME_RULE, is_name
+from silotune.config.names import NAME_RULE, is_name
 from silotune.errors import InputError, SilotuneError
 from silotune.federation.flower import ENVIRONMENT, write_home
 from silotune.federation.parties import LinkConfig

@@ -8,8 +8,9 @@ from typing import Any
 
 from silotune.config import Config, dump
 from silotune.config.attack import AttackConfig
+from silotune.config.data import DataConfig
 from silotune.config.parse import validated
-from silotune.config.schema import DataConfig, PartitionConfig
+from silotune.config.partition import PartitionConfig
 from silotune.config.trees import parse_tree
 from silotune.errors import InputError
 from silotune.methods import METHODS

@@ -7,9 +7,10 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError, model_validator
 
+from silotune.config.names import Name
 from silotune.config.parse import input_error
-from silotune.config.schema import Name, SiloConfig
 from silotune.config.section import Section
+from silotune.config.silos import SiloConfig
 from silotune.config.trees import parse_tree
 from silotune.errors import InputError
 

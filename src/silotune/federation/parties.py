@@ -10,8 +10,8 @@ from typing import Any
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
+from silotune.config.names import Name
 from silotune.config.parse import input_error
-from silotune.config.schema import Name
 from silotune.config.section import Section
 from silotune.config.trees import parse_tree
 from silotune.errors import InputError

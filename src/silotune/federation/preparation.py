@@ -11,7 +11,8 @@ from silotune.assembly import Federation, build, make_method, make_silos, read_c
 from silotune.backbone import Backbone
 from silotune.config import Config
 from silotune.config.aggregation import AggregationConfig
-from silotune.config.schema import PartitionConfig, SamplingConfig
+from silotune.config.partition import PartitionConfig
+from silotune.config.sampling import SamplingConfig
 from silotune.data.loading import load_silos
 from silotune.data.tasks import SiloData, Splits
 from silotune.errors import InputError

@@ -18,7 +18,7 @@ from silotune.readings import HeadReading
 from silotune.views import View
 
 if TYPE_CHECKING:
-    from silotune.config.schema import HeadConfig
+    from silotune.config.head import HeadConfig
 
 Pooling = Literal["first", "mean"]
 Tokenise = Callable[[Task, Sequence[Row]], TokenisedRows]

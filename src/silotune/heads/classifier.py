@@ -16,7 +16,7 @@ from silotune.parts import Tensors
 from silotune.views import View
 
 if TYPE_CHECKING:
-    from silotune.config.schema import HeadConfig
+    from silotune.config.head import HeadConfig
 
 
 class Classifier(Head):

@@ -27,7 +27,7 @@ from silotune.readings import HeadReading
 from silotune.views import View
 
 if TYPE_CHECKING:
-    from silotune.config.schema import HeadConfig
+    from silotune.config.head import HeadConfig
 
 SCORES_AT_ONCE = 2**25
 """Vocabulary scores held at a time; beyond, a piece's scores are computed again on the way back."""

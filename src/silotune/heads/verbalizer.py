@@ -25,7 +25,7 @@ from silotune.readings import HeadReading
 from silotune.views import View
 
 if TYPE_CHECKING:
-    from silotune.config.schema import HeadConfig
+    from silotune.config.head import HeadConfig
 
 MultiToken = Literal["refuse", "average"]
 Average = Literal["logits", "probabilities"]

@@ -14,7 +14,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from silotune.config.schema import Section
+from silotune.config.section import Section
 from silotune.data.batching import Batch
 from silotune.heads import Head
 from silotune.parts import Part, Scope, State, Tensors

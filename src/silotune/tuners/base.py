@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from silotune.backbone import Backbone
-from silotune.config.schema import Section
+from silotune.config.section import Section
 from silotune.errors import InputError
 from silotune.parts import Tensors
 from silotune.plan import Plan

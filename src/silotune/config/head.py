@@ -1,0 +1,60 @@
+"""The section `head`."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from silotune.config.section import Section
+
+
+class HeadConfig(Section):
+    """The head: kind, scope, and what only some kinds have.
+
+    `mlp` and `linear` read the state chosen by `pooling`. `verbalizer` reads label words at a template's mask:
+    `template` (for all tasks, or by task), `words` (label: its words), `multi_token` (words of several tokens),
+    `average` (of several words). `lm` writes answers: `template` (or `chat`), `beams`, `max_new_tokens`.
+    """
+
+    common: ClassVar = ("scope", "pooling")
+    """The keys that stay when another name is chosen."""
+
+    name: Literal["mlp", "linear", "verbalizer", "lm"] = "mlp"
+    scope: Literal["private", "shared"] = "private"
+    pooling: Literal["first", "mean"] = "first"
+    template: str | dict[str, str] | None = None
+    words: dict[str, list[str]] | None = None
+    multi_token: Literal["refuse", "average"] = "refuse"
+    average: Literal["logits", "probabilities"] = "logits"
+    beams: int = Field(1, ge=1, le=64)
+    max_new_tokens: int = Field(80, ge=1, le=4096)
+
+    @field_validator("words", mode="before")
+    @classmethod
+    def _lists(cls, words: object) -> object:
+        """One word may stand alone; whole numbers are labels too; YAML's bare yes and no are neither."""
+        if not isinstance(words, dict):
+            return words
+        found = {}
+        for label, chosen in words.items():
+            several = chosen if isinstance(chosen, list) else [chosen]
+            for text in (label, *several):
+                if isinstance(text, bool):
+                    raise ValueError("YAML reads a bare yes, no, true or false as a truth value; put it in quotes")
+            if not several or not all(isinstance(word, str) and word.strip() for word in several):
+                raise ValueError(f"needs a word, or a list of words, for label {label!r} (got {chosen!r})")
+            found[str(label)] = several
+        return found
+
+    @model_validator(mode="after")
+    def _fitting(self) -> HeadConfig:
+        own = {
+            "verbalizer": ("template", "words", "multi_token", "average"),
+            "lm": ("template", "beams", "max_new_tokens"),
+        }
+        for key in ("template", "words", "multi_token", "average", "beams", "max_new_tokens"):
+            if key not in own.get(self.name, ()) and getattr(self, key) != HeadConfig.model_fields[key].default:
+                having = " or ".join(f"head={name}" for name, keys in own.items() if key in keys)
+                raise ValueError(f"{key} belongs to {having}, not to head={self.name}")
+        return self

@@ -1,0 +1,46 @@
+"""What can be a name: of silos, tasks and labels."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated
+
+from pydantic import AfterValidator
+
+NAME_RULE = "letters, digits, spaces, '.', '_' and '-', beginning with a letter or digit"
+
+
+def is_name(name: str) -> bool:
+    """Whether this can be the name of a silo or task."""
+    return re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9 ._-]*", name) is not None
+
+
+def _plain_name(name: str) -> str:
+    if not is_name(name):
+        raise ValueError(f"{name!r} cannot be a name; allowed: {NAME_RULE}")
+    return name
+
+
+Name = Annotated[str, AfterValidator(_plain_name)]
+"""The name of a silo or task: it becomes part of paths in the run folder."""
+
+
+def distinct(names: list[str]) -> list[str]:
+    """The names, if none is there twice.
+
+    Raises:
+        ValueError: naming the one that is.
+    """
+    for position, name in enumerate(names):
+        if name in names[:position]:
+            raise ValueError(f"{name!r} appears twice")
+    return names
+
+
+def label_names(labels: object) -> object:
+    """Whole numbers are names too; YAML's bare yes and no are not text."""
+    if not isinstance(labels, list):
+        return labels
+    if any(isinstance(label, bool) for label in labels):
+        raise ValueError("YAML reads a bare yes, no, on or off as a truth value; put the label in quotes")
+    return [str(label) if isinstance(label, int) else label for label in labels]

@@ -1,0 +1,38 @@
+"""The section `partition`."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from pydantic import Field, model_validator
+
+from silotune.config.section import Section
+
+
+class PartitionConfig(Section):
+    """How one labelled data set is divided among silos; `none`: silos are as they come.
+
+    `dirichlet` skews labels (`balanced`: at equal sizes), `quantity` sizes, both by `alpha`; `shards` deals
+    `shards` pieces of one label (or two) to each silo; `column` makes one silo per value of a column of the data.
+    `seed`: where it is not set, that of the data. `min_rows`: what every silo has at least.
+    """
+
+    common: ClassVar = ("silos", "alpha", "seed", "min_rows")
+
+    name: Literal["none", "iid", "dirichlet", "quantity", "shards", "column"] = "none"
+    silos: int = Field(10, ge=1, le=100_000)
+    alpha: float = Field(1.0, gt=0, le=1e6)
+    seed: int | None = Field(None, ge=0)
+    min_rows: int = Field(1, ge=1)
+    balanced: bool = False
+    shards: int = Field(2, ge=1, le=1000)
+    column: str | None = Field(None, min_length=1)
+
+    @model_validator(mode="after")
+    def _fitting(self) -> PartitionConfig:
+        for key, owner in (("balanced", "dirichlet"), ("shards", "shards"), ("column", "column")):
+            if self.name != owner and getattr(self, key) != PartitionConfig.model_fields[key].default:
+                raise ValueError(f"{key} belongs to partition={owner}, not to partition={self.name}")
+        if self.name == "column" and self.column is None:
+            raise ValueError("which column makes the silos? give partition.column=NAME")
+        return self

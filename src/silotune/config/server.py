@@ -1,0 +1,30 @@
+"""The section `server`: what the coordinator does with the aggregated parts, and its own rows."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from silotune.config.section import Section
+
+
+class ServerConfig(Section):
+    """The server optimiser (`none` adopts the mean) and its learning rate; the other keys as in Reddi et al. 2021.
+
+    `labels_per_class`: rows of each label that the coordinator has (FedFAME); `labelled_rows`: in all, evenly by label.
+    """
+
+    optimizer: Literal["none", "avgm", "adam", "yogi", "adagrad"] = "none"
+    lr: float = Field(1.0, gt=0, allow_inf_nan=False)
+    beta1: float = Field(0.9, ge=0, lt=1)
+    beta2: float = Field(0.99, ge=0, lt=1)
+    tau: float = Field(1e-3, gt=0, allow_inf_nan=False)
+    labels_per_class: int | None = Field(None, ge=1)
+    labelled_rows: int | None = Field(None, ge=2)
+
+    @model_validator(mode="after")
+    def _one(self) -> ServerConfig:
+        if self.labels_per_class is not None and self.labelled_rows is not None:
+            raise ValueError("labels_per_class and labelled_rows exclude each other; unset one (server.labelled_rows=)")
+        return self
