@@ -122,11 +122,11 @@ def plan_of_segments(backbone: Backbone, mixes: Sequence[Sequence[Ingredient]], 
     Where all are one mix, that mix's. Where they are of one form, tuners may act on all segments at once
     (`Tuner.act_on_segments`); else on one after the other.
     """
-    if len(mixes) == 1 and not segments.streams:
-        return make_plan(backbone, mixes[0])
+    draws = bool(segments.streams) and any(part.tuner.draws for mix in mixes for part in mix)
     by_row = any(part.by_row for mix in mixes for part in mix)
-    if not by_row and len({identity(mix) for mix in mixes}) == 1:
-        return make_plan(backbone, mixes[0])
+    if len(mixes) == 1 or (not by_row and len({identity(mix) for mix in mixes}) == 1):
+        plan = make_plan(backbone, mixes[0])
+        return segmented([plan] * len(mixes), segments) if draws else plan
     if not by_row and len({_form(mix) for mix in mixes}) == 1:  # each tensor then has its like in every silo
         plan = Plan()
         whole = [

@@ -9,7 +9,8 @@ import torch
 from rig import doubled
 
 from invariants.cases import assert_as_if_never_interrupted, logged, tapped
-from silotune.assembly import build, read_config
+from silotune.assembly.building import build
+from silotune.assembly.configuration import read_config
 from silotune.cohort import ON_A_CPU, ON_A_GPU
 from silotune.data.batching import CALL_COST, epoch, make_batch
 from silotune.data.joint import as_cut, cut_jointly
@@ -333,6 +334,17 @@ def test_dropout_is_drawn_from_each_silos_own_stream(federation_of):
     ]
     for one, other in zip(*found, strict=True):
         assert digest(flatten(one.state)) != digest(flatten(other.state))
+
+
+def test_dropout_where_silos_are_cut_into_unlike_numbers_of_micro_batches(federation_of, monkeypatch):
+    """A joint micro-batch of one silo's rows alone draws from that silo's stream as well."""
+    monkeypatch.setattr("silotune.training.CALL_COST", 1)
+    options = ("tuner=lora", "head.pooling=mean", "tuner.dropout=0.3", "method.adapters=1")
+    together, serial = (federation_of("fedavg", *options, f"cohort={number}") for number in (2, 1))
+    names = ("beta", "gamma")  # in their first batches one has two lengths, the other one
+    found = together.training.rounds([together.silos[name] for name in names], together.coordinator.shared, 1)
+    for name, one in zip(names, found, strict=True):
+        assert_same_round(one, serial.training.round(serial.silos[name], serial.coordinator.shared, 1))
 
 
 def test_who_diverges_is_named(words):
