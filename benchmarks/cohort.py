@@ -21,7 +21,9 @@ import torch
 
 from benchmarks.alternating import alternate, ratio
 from benchmarks.silos import tiny_backbone
-from silotune.assembly import Federation, build, read_config
+from silotune.assembly.building import build
+from silotune.assembly.configuration import read_config
+from silotune.assembly.federation import Federation
 from silotune.data.tasks import Row, SiloData, Splits, Task
 from silotune.pretrained import load_backbone, resolve_precision
 

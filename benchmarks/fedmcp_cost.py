@@ -17,7 +17,9 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.alternating import alternate, ratio
-from silotune.assembly import Federation, build, read_config
+from silotune.assembly.building import build
+from silotune.assembly.configuration import read_config
+from silotune.assembly.federation import Federation
 from silotune.data.batching import Batch
 from silotune.mixing import Ingredient
 from silotune.views import View

@@ -46,7 +46,7 @@ def require(module: str, what: str, install: str) -> None:
 @contextmanager
 def same_rows(data: str | None) -> Iterator[Path]:
     """A folder with `rows.json` for the peer and `ours.yaml` for silotune: equal training rows, silo by silo."""
-    from silotune.assembly import read_config
+    from silotune.assembly.configuration import read_config
     from silotune.data.loading import load_silos
     from silotune.pretrained import default_backbone
 

@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 
 from benchmarks.alternating import alternate, ratio
-from silotune.assembly import build, read_config
+from silotune.assembly.building import build
+from silotune.assembly.configuration import read_config
 from silotune.backbone import Backbone
 from silotune.data.batching import TokenisedRows
 from silotune.evaluation import predict

@@ -102,7 +102,8 @@ def _one(model: str, size: int, fraction: float, rounds: int, hidden: int, layer
 
 def _engine(backbone: Any, source: str, size: int, fraction: float, rounds: int, place: Path) -> Any:
     """A federation of silos with a few rows each, before its first round."""
-    from silotune.assembly import build, read_config
+    from silotune.assembly.building import build
+    from silotune.assembly.configuration import read_config
     from silotune.config import dump
     from silotune.data.tasks import Row, SiloData, Splits, Task
     from silotune.engines.inprocess import InProcess

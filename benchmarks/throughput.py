@@ -14,7 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from silotune.assembly import Federation, build, read_config
+from silotune.assembly.building import build
+from silotune.assembly.configuration import read_config
+from silotune.assembly.federation import Federation
 from silotune.data.batching import TokenisedRows, epoch
 from silotune.pretrained import default_backbone
 

@@ -15,7 +15,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from silotune.assembly import Federation, build, read_config
+from silotune.assembly.building import build
+from silotune.assembly.configuration import read_config
+from silotune.assembly.federation import Federation
 from silotune.backbone import Backbone
 from silotune.config import Config
 from tiny import save_backbone, tiny_overrides, write_data

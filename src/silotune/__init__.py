@@ -17,7 +17,7 @@ def __getattr__(name: str) -> object:
 
         return load_run
     if name == "read_config":
-        from silotune.assembly import read_config
+        from silotune.assembly.configuration import read_config
 
         return read_config
     raise AttributeError(f"module 'silotune' has no attribute {name!r}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from silotune.assembly import make_method, read_config
+from silotune.assembly.configuration import make_method, read_config
 from silotune.data.tasks import Task
 from silotune.messages import size
 from silotune.parts import Scope, count

@@ -11,7 +11,9 @@ from typing import Any
 
 import torch
 
-from silotune.assembly import Federation, build, read_config
+from silotune.assembly.building import build
+from silotune.assembly.configuration import read_config
+from silotune.assembly.federation import Federation
 from silotune.backbone import Backbone
 from silotune.config import Config, dump
 from silotune.data.batching import TokenisedRows

@@ -7,7 +7,8 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
-from silotune.assembly import build, make_method, read_config
+from silotune.assembly.building import build
+from silotune.assembly.configuration import make_method, read_config
 from silotune.backbone import Backbone
 from silotune.config import Config
 from silotune.data.tasks import SiloData, Splits, Task

@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from silotune.assembly import Federation, make_method, read_config
+from silotune.assembly.configuration import make_method, read_config
+from silotune.assembly.federation import Federation
 from silotune.backbone import Backbone
 from silotune.config import Config
 from silotune.data.batching import TokenisedRows

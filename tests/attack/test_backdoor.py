@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from silotune.assembly import read_config
+from silotune.assembly.configuration import read_config
 from silotune.attack import magnified
 from silotune.data.loading import load_silos
 from silotune.evaluation.backdoor import overall, success_rate

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from silotune.assembly import build
+from silotune.assembly.building import build
 from silotune.config.attack import AttackConfig
 from silotune.data.loading import load_silos
 from silotune.data.poison import make_backdoor, put

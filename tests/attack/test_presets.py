@@ -10,7 +10,7 @@ import pytest
 from datasets import Dataset, DatasetDict
 
 from silotune import InputError, read_config
-from silotune.assembly import make_method
+from silotune.assembly.configuration import make_method
 from silotune.config import preset_names
 from silotune.data.loading import load_silos
 

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from silotune import InputError, read_config
-from silotune.assembly import METHOD_DEFAULTS
+from silotune.assembly.configuration import METHOD_DEFAULTS
 from silotune.config import Config, dump, load_config
 from tiny import METHODS
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from silotune.assembly import read_config
+from silotune.assembly.configuration import read_config
 from silotune.comparison import read_comparison
 from silotune.comparison.plan import ABLATIONS
 from silotune.config import dump

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from silotune.assembly import Federation
+from silotune.assembly.federation import Federation
 from silotune.cost import estimate
 from silotune.cost.message import ROWS, SILO, computed_size, message_sizes
 from silotune.heads import LinearHead

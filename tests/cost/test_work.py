@@ -10,7 +10,7 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.flop_counter import FlopCounterMode
 
-from silotune.assembly import Federation
+from silotune.assembly.federation import Federation
 from silotune.cost import estimate
 from silotune.data.batching import TokenisedRows
 from silotune.data.tasks import Task

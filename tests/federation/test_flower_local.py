@@ -12,7 +12,7 @@ from flwr.common.config import parse_config_args
 from federation.processes import SAME, assert_nothing_is_left, finish, wait_until
 from federation.rig import federate
 from invariants.cases import snapshot
-from silotune.assembly import on_this_machine
+from silotune.assembly.configuration import on_this_machine
 from silotune.config import dump
 from silotune.errors import InputError
 from silotune.experiment import run

@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 
 from federation.deployed import LONGEST, NGINX, Deployed, silo_files
-from silotune.assembly import read_config
+from silotune.assembly.configuration import read_config
 from silotune.config import Config, dump
 from silotune.data.loading import load_silos
 from silotune.experiment import run

@@ -19,7 +19,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from safetensors.numpy import load as load_numpy
 
 from federation.rig import DirectLink, job, local_configs
-from silotune.assembly import read_config
+from silotune.assembly.configuration import read_config
 from silotune.data.loading import load_silos
 from silotune.errors import InputError
 from silotune.federation import client_app

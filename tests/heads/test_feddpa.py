@@ -11,7 +11,8 @@ import torch
 from language_models import folder_of, made
 
 from commandline import command
-from silotune.assembly import build, read_config
+from silotune.assembly.building import build
+from silotune.assembly.configuration import read_config
 from silotune.data.batching import make_batch
 from silotune.data.tasks import Row
 from silotune.errors import InputError

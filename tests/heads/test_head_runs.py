@@ -8,7 +8,7 @@ import shutil
 import pytest
 from language_models import folder_of
 
-from silotune.assembly import read_config
+from silotune.assembly.configuration import read_config
 from silotune.data.metrics import exact, rouge1
 from silotune.errors import InputError
 from silotune.experiment import run
@@ -87,7 +87,7 @@ def test_a_verbalizer_run_resumes_to_the_same_bits(scope, folders, data_folder, 
 
 
 def test_messages_of_a_tensorless_head_hold_the_tuner_alone(folders, data_folder):
-    from silotune.assembly import build
+    from silotune.assembly.building import build
     from silotune.messages import UPDATE_FIELDS, Expected, update_message
     from silotune.parts import flatten
 

@@ -10,7 +10,7 @@ import pytest
 from language_models import folder_of
 
 from commandline import command
-from silotune.assembly import read_config
+from silotune.assembly.configuration import read_config
 from silotune.data.instructions import picks
 from silotune.data.tasks import Row
 from silotune.evaluation import predict

@@ -10,7 +10,9 @@ import pytest
 
 from invariants.cases import logged
 from silotune.aggregation import uniform
-from silotune.assembly import build, promise, read_config, sampling_groups
+from silotune.assembly.building import build
+from silotune.assembly.configuration import read_config
+from silotune.assembly.coordination import promise, sampling_groups
 from silotune.comparison import read_comparison
 from silotune.coordinator import Coordinator
 from silotune.data.loading import load_silos

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from language_models import backbone_of, folder_of, ingredients, made
 from test_verbalizer import TASK, TEXTS, WORDS, head_logits, rows_of
 
-from silotune.assembly import build, read_config
+from silotune.assembly.building import build
+from silotune.assembly.configuration import read_config
 from silotune.data.tasks import Row
 from silotune.data.templates import ClozeTemplate
 from silotune.errors import InputError

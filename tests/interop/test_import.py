@@ -14,7 +14,8 @@ from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSequenceCl
 
 import silotune
 from commandline import Silotune
-from silotune.assembly import build, read_config
+from silotune.assembly.building import build
+from silotune.assembly.configuration import read_config
 from silotune.errors import InputError
 from silotune.experiment import Run
 from silotune.finished import load_run

@@ -18,7 +18,7 @@ from safetensors.torch import load
 from torch import Tensor
 
 from silotune import participant
-from silotune.assembly import read_config
+from silotune.assembly.configuration import read_config
 from silotune.backbone import Backbone
 from silotune.config import Config
 from silotune.coordinator import Coordinator

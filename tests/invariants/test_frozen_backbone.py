@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 from invariants.cases import every_case, read_message, tapped
-from silotune.assembly import make_method
+from silotune.assembly.configuration import make_method
 from silotune.backbone import Backbone
 from silotune.parts import digest, unflatten
 from silotune.pretrained import load_backbone

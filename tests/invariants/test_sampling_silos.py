@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from invariants.cases import every_case, logged, tapped
 from silotune.aggregation import uniform
-from silotune.assembly import build
+from silotune.assembly.building import build
 from silotune.config import dump
 from silotune.coordinator import Coordinator
 from silotune.engines.inprocess import InProcess

@@ -11,7 +11,7 @@ import torch
 import yaml
 
 from invariants.cases import CASES, ONE_TASK_ROWS, ROUNDS, TEST_ROWS, TRAIN_ROWS, every_case, logged, read_message
-from silotune import assembly
+from silotune.assembly import building
 from silotune.config import Config
 from silotune.engines.inprocess import InProcess
 from silotune.experiment import state_digest
@@ -172,7 +172,7 @@ def test_the_best_round_is_found_again_after_an_interruption(federate, tmp_path)
 
 
 def test_the_last_round_counts_where_there_are_no_validation_rows(federate, tmp_path, monkeypatch):
-    load_silos = assembly.load_silos
+    load_silos = building.load_silos
 
     def without_validation(config: Config):
         silos = load_silos(config)
@@ -180,7 +180,7 @@ def test_the_last_round_counts_where_there_are_no_validation_rows(federate, tmp_
             silo.splits.validation = []
         return silos
 
-    monkeypatch.setattr(assembly, "load_silos", without_validation)
+    monkeypatch.setattr(building, "load_silos", without_validation)
     with heads_that_always_say({1: 0, 2: 0, 3: -1}):
         run = federate.run("fedavg", tmp_path / "run", "rounds=3")
     assert run.summary["best_round"] == 3

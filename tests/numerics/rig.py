@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from silotune.assembly import Federation
+from silotune.assembly.federation import Federation
 from silotune.backbone import Backbone, Inputs
 from silotune.data.batching import Batch, TokenisedRows
 from silotune.methods import Phase, Step

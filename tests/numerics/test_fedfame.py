@@ -12,7 +12,7 @@ import pytest
 import torch
 from rig import arrays, doubled, make_step, random_parts, some_rows, trained
 
-from silotune import assembly
+from silotune.assembly import building
 from silotune.config import TrainConfig
 from silotune.errors import InputError
 from silotune.experiment import run
@@ -272,7 +272,7 @@ def test_silos_labels_change_nothing(method, tiny_config, tmp_path, monkeypatch)
     words = ("data.tasks=[alpha]", "partition=iid", "partition.silos=3", "server.labels_per_class=5", "rounds=3")
     config = tiny_config(method, *words, "head.scope=shared")
     plain = run(config, out=tmp_path / "plain")
-    load, draw = assembly.load_silos, assembly.labelled_rows
+    load, draw = building.load_silos, building.labelled_rows
 
     def turned(config):
         silos = load(config)
@@ -280,8 +280,8 @@ def test_silos_labels_change_nothing(method, tiny_config, tmp_path, monkeypatch)
             silo.splits.train = flipped(silo.splits.train)
         return silos
 
-    monkeypatch.setattr(assembly, "load_silos", turned)
-    monkeypatch.setattr(assembly, "labelled_rows", lambda data, server, seed: draw(load(config), server, seed))
+    monkeypatch.setattr(building, "load_silos", turned)
+    monkeypatch.setattr(building, "labelled_rows", lambda data, server, seed: draw(load(config), server, seed))
     other = run(config, out=tmp_path / "turned")
     same = plain.summary["state_sha256"] == other.summary["state_sha256"]
     assert same == (method == "fedfame")
@@ -318,19 +318,19 @@ def test_labelled_rows_do_not_depend_on_the_partition_and_stay_in_the_silos(tiny
     found = []
     for words in (("partition=iid", "partition.silos=3"), ("partition=dirichlet", "partition.alpha=0.1"), ("seed=9",)):
         config = tiny_config("fedfame", "data.seed=4", *words)
-        data = assembly.load_silos(config)
-        found.append(texts(assembly.labelled_rows(data, config.server, 4)))
+        data = building.load_silos(config)
+        found.append(texts(building.labelled_rows(data, config.server, 4)))
         everywhere = sorted((row.label, *row.texts) for silo in data for row in silo.splits.train)
         assert len(everywhere) == 60
         assert all(row in everywhere for row in found[-1])
     assert found[0] == found[1] == found[2]
-    assert texts(assembly.labelled_rows(data, config.server, 5)) != found[0]
+    assert texts(building.labelled_rows(data, config.server, 5)) != found[0]
 
 
 @pytest.mark.parametrize(("total", "expected"), [(10, [5, 5]), (7, [4, 3])])
 def test_labelled_rows_in_all(tiny_config, total, expected):
     config = tiny_config("fedfame", "server.labels_per_class=", f"server.labelled_rows={total}")
-    rows = assembly.labelled_rows(assembly.load_silos(config), config.server, 1).splits.train
+    rows = building.labelled_rows(building.load_silos(config), config.server, 1).splits.train
     assert [sum(row.label == label for row in rows) for label in (0, 1)] == expected
 
 
@@ -346,5 +346,5 @@ REFUSED = {
 @pytest.mark.parametrize("words", REFUSED)
 def test_refused_in_one_line(tiny_config, words):
     with pytest.raises(InputError, match=REFUSED[words]) as refused:
-        assembly.build(tiny_config("fedfame", *words))
+        building.build(tiny_config("fedfame", *words))
     assert "\n" not in str(refused.value)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from rig import doubled, random_parts
 
-from silotune.assembly import build
+from silotune.assembly.building import build
 from silotune.data.batching import in_order, make_batch
 from silotune.errors import InputError
 from silotune.frozen_prefix import GROUP

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from silotune import load_run
-from silotune.assembly import read_config
+from silotune.assembly.configuration import read_config
 from silotune.config import preset_names
 from silotune.evaluation import scores as judging
 from silotune.experiment import run

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from silotune.assembly import read_config
+from silotune.assembly.configuration import read_config
 from silotune.comparison import read_comparison
 from silotune.config import preset_names
 from silotune.coordinator import Coordinator

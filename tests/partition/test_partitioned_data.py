@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from commandline import write_csv
-from silotune.assembly import read_config
+from silotune.assembly.configuration import read_config
 from silotune.data.loading import load_silos
 from silotune.errors import InputError
 from tiny import write_data

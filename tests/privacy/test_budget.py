@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from invariants.cases import logged, same, tapped
-from silotune.assembly import build, read_config
+from silotune.assembly.building import build
+from silotune.assembly.configuration import read_config
 from silotune.errors import InputError
 from silotune.finished import load_run
 from silotune.participant import USES, Participant

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from silotune.assembly import build
+from silotune.assembly.building import build
 from silotune.errors import InputError
 from silotune.experiment import run
 from silotune.tuners import TUNERS

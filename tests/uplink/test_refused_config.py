@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from silotune.assembly import read_config
+from silotune.assembly.configuration import read_config
 from silotune.config import dump
 from silotune.errors import InputError
 

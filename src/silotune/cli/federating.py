@@ -81,7 +81,7 @@ def start(
     wait: Annotated[bool, typer.Option(help="Follow the run until it ends.")] = True,
 ) -> None:
     """Start a run with the silos that `federation.silos` names."""
-    from silotune.assembly import read_config
+    from silotune.assembly.configuration import read_config
     from silotune.cli.running import console, progress_bars, say
     from silotune.federation import deployment
     from silotune.federation.coordinate import prepare

@@ -23,7 +23,7 @@ def partition(
     out: Annotated[Path | None, typer.Option(help="Write a heatmap of silo × label as PNG.", metavar="PNG")] = None,
 ) -> None:
     """Show how a setting's data set is divided among silos."""
-    from silotune.assembly import read_config
+    from silotune.assembly.configuration import read_config
     from silotune.data.loading import load_silos
     from silotune.report.partition import label_counts, partition_figure
 

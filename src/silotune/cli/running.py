@@ -44,7 +44,7 @@ def run_command(
     """Run one method over one setting."""
     if engine not in ENGINES:
         raise unknown("engine", engine, ENGINES)
-    from silotune.assembly import read_config
+    from silotune.assembly.configuration import read_config
     from silotune.experiment import run
     from silotune.report.tables import result_table
     from silotune.report.tensorboard import TensorBoard
@@ -74,7 +74,7 @@ def demo(
     resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted demo.")] = False,
 ) -> None:
     """Federate six small tasks: Local, FedAvg (PEFT) and FedMCP, side by side."""
-    from silotune.assembly import read_config
+    from silotune.assembly.configuration import read_config
     from silotune.experiment import run
     from silotune.report.figures import rounds_figure
     from silotune.report.tables import result_table
@@ -131,7 +131,7 @@ class _Bar:
 
 
 def _leaves(config: Config, summary: dict[str, Any]) -> str:
-    from silotune.assembly import make_method
+    from silotune.assembly.configuration import make_method
     from silotune.parts import Scope, names_with
 
     shared = names_with(make_method(config).parts(), Scope.SHARED)

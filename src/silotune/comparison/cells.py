@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from silotune.assembly import make_method, on_this_machine
+from silotune.assembly.configuration import make_method, on_this_machine
 from silotune.backbone import Backbone
 from silotune.comparison.plan import Cell
 from silotune.config import Config, dump

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from silotune.assembly import METHOD_DEFAULTS, read_config
+from silotune.assembly.configuration import METHOD_DEFAULTS, read_config
 from silotune.comparison.best import read_best, words_of
 from silotune.config import Config, load_config
 from silotune.config.names import NAME_RULE, is_name

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from silotune.assembly import METHOD_DEFAULTS, read_config
+from silotune.assembly.configuration import METHOD_DEFAULTS, read_config
 from silotune.comparison.best import words_of, write_best
 from silotune.comparison.cells import Bars, Done, Summary, run_cells
 from silotune.comparison.plan import Cell, methods_of, split_words

@@ -7,7 +7,7 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
-from silotune.assembly import build
+from silotune.assembly.building import build
 from silotune.backbone import Backbone
 from silotune.comparison.cells import Kind, Summary
 from silotune.config import Config, dump

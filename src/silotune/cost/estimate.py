@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from silotune.assembly import make_method, read_config
+from silotune.assembly.configuration import make_method, read_config
 from silotune.config import Config
 from silotune.cost.heads import LANGUAGE_MODEL_HEADS, FrozenVocabulary
 from silotune.cost.message import message_sizes

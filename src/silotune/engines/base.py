@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from silotune.aggregation import Update, in_name_order
-from silotune.assembly import Federation
+from silotune.assembly.federation import Federation
 from silotune.errors import InputError
 from silotune.messages import MessageRefused
 from silotune.participant import Answer

@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from silotune.assembly import Federation
+from silotune.assembly.federation import Federation
 from silotune.engines.base import Engine, Progress, Scores
 from silotune.errors import InputError, SilotuneError
 from silotune.evaluation.scores import mean

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from silotune.assembly import Federation
+from silotune.assembly.federation import Federation
 from silotune.engines.base import Engine, Progress, Scores, whole
 from silotune.evaluation.backdoor import with_attack
 from silotune.evaluation.scores import mean, results, scores

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from silotune.assembly import Federation
+from silotune.assembly.federation import Federation
 from silotune.data.metrics import accuracy
 from silotune.evaluation.predict import logits
 from silotune.evaluation.scores import judged, mean

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from silotune.assembly import Federation
+from silotune.assembly.federation import Federation
 from silotune.evaluation.instances import weigh, with_instances
 from silotune.evaluation.predict import score
 from silotune.evaluation.scores import state_of

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, TypeVar
 
-from silotune.assembly import Federation
+from silotune.assembly.federation import Federation
 from silotune.evaluation.instances import with_instances
 from silotune.evaluation.predict import Measured, measure
 from silotune.parts import Scope, State, names_with

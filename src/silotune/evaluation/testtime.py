@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from silotune.assembly import Federation
+from silotune.assembly.federation import Federation
 from silotune.data.batching import TokenisedRows
 from silotune.evaluation.predict import Measured, measure
 from silotune.evaluation.scores import one_model, state_of

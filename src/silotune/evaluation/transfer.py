@@ -21,7 +21,7 @@ from silotune.evaluation.predict import score
 from silotune.parts import State
 
 if TYPE_CHECKING:
-    from silotune.assembly import Federation
+    from silotune.assembly.federation import Federation
 
 WhoseHead = Literal["target", "source"]
 

@@ -10,7 +10,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from silotune.assembly import Federation, build, make_method, on_this_machine, read_config
+from silotune.assembly.building import build
+from silotune.assembly.configuration import make_method, on_this_machine, read_config
+from silotune.assembly.federation import Federation
 from silotune.config import Config, dump
 from silotune.data.tasks import SiloData, Splits
 from silotune.engines.flower import Flower

@@ -15,7 +15,9 @@ from typing import Any
 
 import torch
 
-from silotune.assembly import check_data, make_method, on_this_machine, promise, sampling_groups
+from silotune.assembly.checks import check_data
+from silotune.assembly.configuration import make_method, on_this_machine
+from silotune.assembly.coordination import promise, sampling_groups
 from silotune.config import Config, dump
 from silotune.data.labelled import labelled_rows
 from silotune.data.loading import load_silos

@@ -7,7 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from silotune.assembly import Federation, build, make_method, make_silos, read_config
+from silotune.assembly.building import build
+from silotune.assembly.configuration import make_method, read_config
+from silotune.assembly.federation import Federation
+from silotune.assembly.silos import make_silos
 from silotune.backbone import Backbone
 from silotune.config import Config
 from silotune.config.aggregation import AggregationConfig

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from silotune import __version__
-from silotune.assembly import Federation, read_config
+from silotune.assembly.configuration import read_config
+from silotune.assembly.federation import Federation
 from silotune.errors import InputError, SilotuneError
 from silotune.evaluation.instances import keep_instances
 from silotune.evaluation.scores import results, scores

@@ -6,7 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from silotune.assembly import make_method, read_config
+from silotune.assembly.configuration import make_method, read_config
 from silotune.errors import InputError
 from silotune.parts import Scope, names_with
 from silotune.report.collect import Entry, FinishedRun, silo_names

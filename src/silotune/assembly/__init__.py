@@ -1,0 +1,1 @@
+"""Puts a run together: configuration → backbone, method, silos, coordinator. Nothing here trains."""

@@ -1,0 +1,99 @@
+"""What of a configuration, its data and its backbone does not fit together is refused before training."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from silotune.backbone import Backbone
+from silotune.config import Config
+from silotune.data.poison import check_attack
+from silotune.data.tasks import SiloData
+from silotune.errors import InputError
+from silotune.heads import HEADS, Head
+from silotune.methods import Method
+from silotune.parts import Scope, names_with
+from silotune.tuners import TUNERS
+
+
+def check_data(config: Config, method: Method, data: list[SiloData]) -> None:
+    """Refuse silos that the method, the head or the sampling cannot do with.
+
+    Raises:
+        InputError: naming the key and what is allowed.
+    """
+    sampling = config.sampling
+    if sampling.count is not None and not method.centralised:
+        for task, found in Counter(silo.task.name if sampling.per_task else "" for silo in data).items():
+            if sampling.count > found:
+                of_task = f" of task {task!r}" if sampling.per_task else ""
+                raise InputError(f"sampling.count: {sampling.count} silos a round, but there are only {found}{of_task}")
+    head = method.setting.head
+    for silo in data:
+        if silo.task.kind != head.task_kind:
+            fitting = sorted(name for name, other in HEADS.items() if other.task_kind == silo.task.kind)
+            rows = "texts with labels" if silo.task.kind == "classification" else "instructions with outputs"
+            raise InputError(f"head={config.head.name}: silo {silo.name!r} holds {rows}; allowed: {', '.join(fitting)}")
+    if config.attack.name != "none":
+        check_attack(config.attack, data)
+    if head.soft_slot and not method.setting.tuner.soft_prompt:
+        having = ", ".join(sorted(name for name, tuner in TUNERS.items() if tuner.soft_prompt))
+        raise InputError(
+            f"head.template: {{soft}} is a place for a soft prompt; tuner={config.tuner.name} has none; "
+            f"allowed: {having}"
+        )
+    parts = method.parts()
+    tasks = sorted({silo.task.name for silo in data})
+    shared_parts = names_with(parts, Scope.SHARED)
+    if (
+        config.head.scope == "shared"
+        and shared_parts
+        and not any(isinstance(parts[n].module, Head) for n in shared_parts)
+    ):
+        raise InputError(f"head.scope=shared: method {method.name} keeps its heads in the silos; allowed: private")
+    shares_head = any(parts[name].module is head for name in names_with(parts, Scope.SHARED))
+    if shares_head and head.has_tensors and len(tasks) > 1:
+        remedy = "use head.scope=private" if config.head.scope == "shared" else f"method={method.name} shares its head"
+        raise InputError(f"head.scope: a shared head needs one task in all silos, found {', '.join(tasks)}; {remedy}")
+
+
+def check_evaluation(config: Config, method: Method, data: list[SiloData], absent: list[SiloData]) -> None:
+    """Refuse to ask a model about tasks that its head cannot answer.
+
+    Raises:
+        InputError: naming the key and what is allowed.
+    """
+    evaluation, head = config.evaluation, method.setting.head
+    tasks = {silo.task.name for silo in [*data, *absent]}
+    if (evaluation.test_time or absent) and head.has_tensors and len(tasks) > 1:
+        raise InputError(
+            f"evaluation: a silo's head={config.head.name} knows its own task alone, and there are {len(tasks)}; "
+            "allowed: head=lm or verbalizer, or silos of one task (data.task)"
+        )
+    for silo in absent:
+        if silo.task.kind != head.task_kind:
+            raise InputError(f"head={config.head.name}: cannot answer {silo.name!r} of evaluation; leave it out")
+    if evaluation.new_silos and method.prediction().weighting is None:
+        raise InputError(
+            f"evaluation.new_silos: method {method.name} does not compare texts with silos' rows; allowed: feddpa-f, "
+            "feddpa-t with method.weighting=dynamic"
+        )
+
+
+def check_backbone(config: Config, method: Method, backbone: Backbone) -> None:
+    """Refuse a backbone that was loaded otherwise than the configuration wants, or that reads less.
+
+    Raises:
+        InputError: naming the key and what is allowed.
+    """
+    if backbone.precision != config.precision or (method.setting.tuner.trains_backbone and not backbone.keep_master):
+        raise InputError(
+            f"backbone: the one given runs in {backbone.precision}, the configuration wants {config.precision}"
+            + (" with float32 weights (tuner trains them)" if method.setting.tuner.trains_backbone else "")
+        )
+    length, virtual = config.train.max_length, method.setting.tuner.virtual_tokens
+    if backbone.longest is not None and length + virtual > backbone.longest:
+        beside = f" beside {virtual} virtual tokens (tuner.tokens)" if virtual else ""
+        raise InputError(
+            f"train.max_length: {length} is more than the backbone reads{beside}; allowed: up to "
+            f"{backbone.longest - virtual}"
+        )
