@@ -76,6 +76,12 @@ def change_message(written: Tensors, uplink: str, number: int, silo: str, rows: 
     return pack(written, {"round": number, "silo": silo, "rows": rows, "uplink": uplink})
 
 
+def with_rows(message: bytes, rows: int) -> bytes:
+    """An update of one's own, saying another row count."""
+    found = json.loads(message[8 : 8 + int.from_bytes(message[:8], "little")])["__metadata__"][_METADATA]
+    return pack(load(message), json.loads(found) | {"rows": rows})
+
+
 def pack(tensors: Tensors, fields: Fields) -> bytes:
     """Serialise tensors and fields."""
     return tensor_bytes(tensors, {_METADATA: json.dumps(fields, sort_keys=True)})

@@ -238,6 +238,12 @@ def harm_answer(draw, good: Frame) -> tuple[Frame, str]:
                                  {str(n): 1 for n in range(2000)}]),
                 st.just("without metrics"),
             ),
+            st.tuples(
+                st.just("scores"),
+                st.sampled_from([None, [], 50, {"validation": -1}, {"validation": math.nan}, {"validation": "50"},
+                                 {"validation": 50, "asr": 1}, {"metric": "f1"}, {"rows": 7}]),
+                st.just("something else than scores"),
+            ),
             st.tuples(st.just("silo"), st.sampled_from(["alpha", "", None, 3, ["beta"]]), st.just("another name")),
         )
     )  # fmt: skip

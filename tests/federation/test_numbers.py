@@ -1,4 +1,4 @@
-"""What a silo may say of its training: finite numbers under names of their own."""
+"""What a silo may say: of its training, finite numbers under names of their own; of its scores, percents and counts."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import math
 import pytest
 import torch
 
-from silotune.engines.flower import _numbers
+from silotune.federation.said import are_metrics, are_scores
 from silotune.methods.base import LOGGED, Step
 
 GOOD = {"loss": 0.5, "rows": 40, "steps": 4, "seconds": 1.5, "similarity_private": -0.25}
 
 
 def test_a_trainings_numbers_are_taken():
-    assert _numbers(GOOD)
-    assert _numbers({})
+    assert are_metrics(GOOD)
+    assert are_metrics({})
 
 
 @pytest.mark.parametrize(
@@ -31,7 +31,32 @@ def test_a_trainings_numbers_are_taken():
     ],
 )
 def test_anything_else_is_not(bad):
-    assert not _numbers(GOOD | bad if isinstance(bad, dict) else bad)
+    assert not are_metrics(GOOD | bad if isinstance(bad, dict) else bad)
+
+
+ROWS = {"train": 40, "validation": 5, "test": 0}
+SCORES = {"validation": 71.5, "test": 100, "rows": ROWS}
+
+
+@pytest.mark.parametrize("entry", [SCORES, {}, {"validation": None}, {"test": 0.0, "rows": None}])
+def test_scores_are_taken(entry):
+    assert are_scores(entry)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        *({name: value} for name in ("validation", "test") for value in (-0.1, 100.5, math.nan, True, "50", [50])),
+        *({name: 50} for name in ("asr", "accuracy", "metric", "sampled", "silo", "")),
+        {"metric": "accuracy"},
+        *({"rows": value} for value in (40, [40], {}, {"train": 40}, ROWS | {"more": 1})),
+        *({"rows": ROWS | {"train": value}} for value in (-1, 1.0, True, None, "40", 10**400)),
+        ["validation"],
+        None,
+    ],
+)
+def test_what_is_no_score_is_not(bad):
+    assert not are_scores(SCORES | bad if isinstance(bad, dict) else bad)
 
 
 @pytest.mark.parametrize("name", sorted(LOGGED))

@@ -7,9 +7,7 @@ upon, and the same request is answered from the silo's own folder.
 
 from __future__ import annotations
 
-import json
 import math
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -19,17 +17,14 @@ from silotune.errors import InputError, SilotuneError
 from silotune.evaluation.scores import mean
 from silotune.federation.protocol import Frame
 from silotune.federation.rollcall import RollCall
+from silotune.federation.said import are_metrics, are_scores
 from silotune.federation.store import state_name
 from silotune.messages import MessageRefused
-from silotune.methods.base import LOGGED
 from silotune.participant import Answer
 from silotune.runs import Checkpoint, RunFolder
 
-_COUNTS = ("rows", "steps", "real_tokens", "padded_tokens")
-_MOST_NUMBERS = 100
 _LONGEST = 500
 """Characters of what a silo says that are kept."""
-_NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
 _COUNTED = {"seconds": 0.0, "rows": 0}
 """What a silo need not say of its training."""
 
@@ -101,11 +96,9 @@ class Flower(Engine):
         """See `Engine.results`. What a silo does not share, or did not answer, is None."""
         number = self.history.best_round
         found = self._scores(number, ["validation", "test"])
-        nothing: dict[str, Any] = {"metric": None, "validation": None, "test": None, "rows": None}
+        nothing: dict[str, Any] = {"validation": None, "test": None, "rows": None}
         tasks = self.federation.tasks
-        return {
-            name: nothing | {"metric": tasks[name].metric} | dict(found.get(name, {})) for name in self.federation.silos
-        }
+        return {name: {"metric": tasks[name].metric} | nothing | found.get(name, {}) for name in self.federation.silos}
 
     def store(self, number: int, silos: Sequence[str], better: bool) -> Mapping[str, str]:
         """The silos have kept their states by now; here only their names."""
@@ -164,13 +157,15 @@ class Flower(Engine):
                 requests[name] = self._request("score", number, name, broadcast, splits=["validation"])
             self.progress(number, ", ".join(waiting), arrived, len(silos))
             for frame in self._calls.ask(requests, self._options.deadline, self._options.away):
-                self._score_of(number, frame, self._late)
                 if frame.fields["silo"] in resting:
                     resting.remove(str(frame.fields["silo"]))
+                    self._take_scores(number, frame, self._late)
                     continue
                 answer = self._read(kind, number, frame)
                 if answer is None:
                     continue
+                if judge:
+                    self._late[answer.silo] = frame.fields.get("scores", {})
                 waiting.remove(answer.silo)
                 self._moved[answer.silo] = str(frame.fields["state"])
                 arrived += kind == "final" or self._valid(number, answer)
@@ -200,10 +195,12 @@ class Flower(Engine):
             reason = f"answered for round {frame.fields.get('round')!r}, asked was round {number}"
         elif state != state_name(number, kind == "final"):
             reason = f"answered with state {state!r}, its name must be {state_name(number, kind == 'final')!r}"
-        elif not _numbers(metrics) or message is None:
+        elif not are_metrics(metrics) or message is None:
             reason = "answered without metrics or message"
+        elif not are_scores(frame.fields.get("scores", {})):
+            reason = "answered with something else than scores"
         if reason or message is None:
-            self.folder.event("silo-failed", round=number, silo=silo, reason=reason[:_LONGEST])
+            self._failed(number, silo, reason)
             return None
         return Answer(silo, message, _COUNTED | dict(metrics or {}), str(frame.fields.get("note", ""))[:200])
 
@@ -223,35 +220,18 @@ class Flower(Engine):
         requests = {name: self._request("score", number, name, broadcast, splits=list(splits)) for name in names}
         found: dict[str, dict[str, Any]] = {}
         for frame in self._calls.ask(requests, self._options.deadline, self._options.away):
-            if not self._score_of(number, frame, found):
-                reason = str(frame.fields.get("reason", f"answered with {frame.kind!r}"))
-                self.folder.event("silo-failed", round=number, silo=str(frame.fields["silo"]), reason=reason)
+            self._take_scores(number, frame, found)
         return {name: found[name] for name in names if name in found}
 
-    def _score_of(self, number: int, frame: Frame, found: dict[str, dict[str, Any]]) -> bool:
-        """Take the scores out of a frame, if it has any."""
-        entry = frame.fields.get("scores")
-        if frame.kind not in ("scores", "answer") or not isinstance(entry, dict) or not _plain(entry):
-            return False
-        found[str(frame.fields["silo"])] = entry
-        return True
+    def _take_scores(self, number: int, frame: Frame, found: dict[str, dict[str, Any]]) -> None:
+        """The scores that were asked for; a silo that sends anything else has none."""
+        silo, scores = str(frame.fields["silo"]), frame.fields.get("scores")
+        if frame.kind != "scores":
+            self._failed(number, silo, str(frame.fields.get("reason", f"answered with {frame.kind!r}")))
+        elif not are_scores(scores):
+            self._failed(number, silo, "answered with something else than scores")
+        else:
+            found[silo] = dict(scores or {})
 
-
-def _numbers(metrics: object) -> bool:
-    """Whether these are a training's numbers: finite, with names that the events do not use for something else."""
-    if not isinstance(metrics, dict) or len(metrics) > _MOST_NUMBERS:
-        return False
-    for name, value in metrics.items():
-        counted = name in _COUNTS or name == "seconds"
-        if not _NAME.fullmatch(str(name)) or (name in LOGGED and not counted and name != "loss"):
-            return False
-        if type(value) not in (int, float) or not abs(value) <= 2**53 or (counted and value < 0):
-            return False
-    return True
-
-
-def _plain(entry: Mapping[str, Any]) -> bool:
-    """Whether scores are numbers between 0 and 100, or missing."""
-    scores = [entry.get("validation"), entry.get("test")]
-    fine = all(score is None or (type(score) in (int, float) and 0 <= score <= 100) for score in scores)
-    return fine and len(json.dumps(dict(entry))) < 10_000
+    def _failed(self, number: int, silo: str, reason: str) -> None:
+        self.folder.event("silo-failed", round=number, silo=silo, reason=reason[:_LONGEST])

@@ -24,13 +24,15 @@ from silotune.federation.ledger import Ledger
 from silotune.federation.local import LocalConfig
 from silotune.federation.preparation import Preparation
 from silotune.federation.protocol import Frame, ProtocolError, decode, mapping
+from silotune.federation.said import shared_metrics, shared_scores
 from silotune.federation.store import Store, score_name, state_name
-from silotune.messages import read_broadcast
-from silotune.participant import Answer, Spent
+from silotune.messages import read_broadcast, with_rows
+from silotune.participant import Spent
 from silotune.parts import flatten
 from silotune.silo import Silo, SiloState
 
-_COUNTS = ("rows", "steps", "real_tokens", "padded_tokens")
+_UNSAID = 1
+"""The row count of a silo that does not say how many it has."""
 
 
 class _Unnumbered(Silo):
@@ -38,7 +40,7 @@ class _Unnumbered(Silo):
 
     @property
     def rows(self) -> int:
-        return 1
+        return _UNSAID
 
 
 class Session:
@@ -107,16 +109,13 @@ class Session:
         raise ProtocolError(f"unknown request {request.kind[:20]!r}")
 
     def _hello(self, federation: Federation) -> Frame:
-        task, silo = federation.tasks[self.local.name], federation.silos[self.local.name]
-        fields: dict[str, Any] = {
+        task = federation.tasks[self.local.name]
+        fields = {
             "silo": self.local.name,
             "identity": self._preparation.identity().fields(),
             "task": asdict(task) | {"labels": list(task.labels)},
             "texts": federation.texts[self.local.name],
-            "share": list(self.local.share),
         }
-        if "rows" in self.local.share:
-            fields["rows"] = silo.rows
         return Frame("hello", fields)
 
     # -- requests ------------------------------------------------------------------------------------------------------
@@ -131,7 +130,7 @@ class Session:
         asked = self._question(request, judge=str(judge), base=str(base))
         known = store.answered(name, asked)
         if known is not None:
-            return known
+            return self._shared(known)
         store.forget({*map(str, keep), str(base)}, before=int(number))
         silo = self._silo(federation, store, str(base))
         judged = self._judged(federation, silo, broadcast, ["validation"], store) if judge else {}
@@ -145,20 +144,22 @@ class Session:
                 ledger.record(run, name, participant.privacy.epsilon_round)
         assert silo.state is not None, "a silo that trained has a state"
         store.write(name, silo.state.flat())
-        answer = self._shared_answer(made, int(number), name)
+        fields = {"silo": silo.name, "round": int(number), "state": name, "metrics": made.metrics, "note": made.note}
         if judge:  # of the round before: its shared parts are what this round begins with
-            answer.fields["scores"] = judged
+            fields["scores"] = judged
+        answer = Frame("answer", fields, {"message": made.message})
         store.keep_answer(name, asked, answer)
-        return answer
+        return self._shared(answer)
 
-    def _shared_answer(self, made: Answer, number: int, name: str) -> Frame:
-        metrics = {key: value for key, value in made.metrics.items() if self._may_leave(key)}
-        fields = {"silo": self.local.name, "round": number, "state": name, "metrics": metrics, "note": made.note}
-        return Frame("answer", fields, {"message": made.message})
-
-    def _may_leave(self, metric: str) -> bool:
-        kind = "rows" if metric in _COUNTS else "seconds" if metric == "seconds" else "loss"
-        return kind in self.local.share
+    def _shared(self, answer: Frame) -> Frame:
+        """An answer with the numbers that may leave by now: it may be one that was kept when others might."""
+        share, fields, blobs = self.local.share, dict(answer.fields), dict(answer.blobs)
+        fields["metrics"] = shared_metrics(fields["metrics"], share)
+        if "scores" in fields:
+            fields["scores"] = shared_scores(fields["scores"], share)
+        if "rows" not in share and blobs["message"]:
+            blobs["message"] = with_rows(blobs["message"], _UNSAID)
+        return Frame(answer.kind, fields, blobs)
 
     def _score(self, federation: Federation, store: Store, request: Frame) -> Frame:
         """Scores of the aggregated shared parts with this silo's own private ones; computed once, as `_train`."""
@@ -195,7 +196,7 @@ class Session:
         else:
             found = results(federation)[self.local.name]
             keep_instances(store.path, [silo])
-        return {key: value for key, value in found.items() if key == "metric" or key in self.local.share}
+        return shared_scores(found, self.local.share)
 
     def _silo(self, federation: Federation, store: Store, base: str) -> Silo:
         """The silo at one of its states; the empty name is that before its first round."""
