@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ import torch
 from silotune.assembly.building import build
 from silotune.assembly.configuration import read_config
 from silotune.assembly.federation import Federation
+from silotune.averages import mean_of_known
 from silotune.backbone import Backbone
 from silotune.config import Config, dump
 from silotune.data.batching import TokenisedRows
@@ -236,8 +236,7 @@ def summarise(engine: Engine) -> dict[str, Any]:
 
 def mean_test(silos: Mapping[str, Mapping[str, Any]]) -> float | None:
     """The mean test score over the silos that have one: on other machines a silo may keep its own to itself."""
-    tests = [silo["test"] for silo in silos.values() if silo["test"] is not None]
-    return math.fsum(tests) / len(tests) if tests else None
+    return mean_of_known(silo["test"] for silo in silos.values())
 
 
 def average_sampled(

@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 
 from silotune.aggregation import Update, in_name_order
 from silotune.assembly.federation import Federation
+from silotune.averages import mean_of_known
 from silotune.errors import InputError
 from silotune.messages import MessageRefused
 from silotune.participant import Answer
@@ -179,8 +180,8 @@ class Engine(ABC):
         """Take a round's scores into the history; whether it is the best one now."""
         history = self.history
         history.validation, history.pending, history.pending_silos = found, 0, []
-        scores = [value for value in found.values() if value is not None]
-        mean = math.fsum(scores) / len(scores) if scores else float(number)  # without validation rows: the last round
+        known = mean_of_known(found.values())
+        mean = float(number) if known is None else known  # without validation rows: the last round
         better = judged and beats(found, mean, history.best_scores, history.best_validation)
         if better:
             history.best_round, history.best_validation, history.best_scores = number, mean, found

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, TypeVar
 
 from silotune.assembly.federation import Federation
+from silotune.averages import mean_of_known
 from silotune.evaluation.instances import with_instances
 from silotune.evaluation.predict import Measured, measure
 from silotune.parts import Scope, State, names_with
@@ -64,11 +64,12 @@ def one_model(training: LocalTraining) -> bool:
 
 
 def mean(found: Mapping[str, float | None]) -> float | None:
-    """The mean over silos, in any order; None without rows. Equal scores are their own mean, to the bit."""
+    """The mean over silos, in any order; None without rows.
+
+    Equal scores are their own mean, to the bit: one model for all silos scores what it scores.
+    """
     values = [value for value in found.values() if value is not None]
-    if len(set(values)) <= 1:
-        return values[0] if values else None
-    return math.fsum(values) / len(values)
+    return values[0] if len(set(values)) == 1 else mean_of_known(values)
 
 
 def results(federation: Federation, test: Mapping[str, float | None] | None = None) -> dict[str, dict[str, Any]]:

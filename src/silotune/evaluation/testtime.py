@@ -6,12 +6,12 @@ its own among them.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from silotune.assembly.federation import Federation
+from silotune.averages import mean_of_known
 from silotune.data.batching import TokenisedRows
 from silotune.evaluation.predict import Measured, measure
 from silotune.evaluation.scores import one_model, state_of
@@ -34,7 +34,7 @@ class TestTime:
     @property
     def test_time(self) -> dict[str, float | None]:
         """Reported silo → mean over all tasks."""
-        return {name: _mean([one.score for one in row.values()]) for name, row in self.measured.items()}
+        return {name: mean_of_known(one.score for one in row.values()) for name, row in self.measured.items()}
 
     def entry(self, name: str) -> dict[str, Any]:
         """What `summary.json` says of a silo; accuracies of the tasks whose answers are options, where there are such.
@@ -44,7 +44,7 @@ class TestTime:
         row = self.measured[name]
         accuracies = {task: one.accuracy for task, one in row.items() if one.accuracy is not None}
         own = {"accuracy": accuracies[self.own[name]]} if self.own[name] in accuracies else {}
-        more = {"test_time_accuracy": _mean(list(accuracies.values())), "accuracy_on_tasks": accuracies}
+        more = {"test_time_accuracy": mean_of_known(accuracies.values()), "accuracy_on_tasks": accuracies}
         return {
             "personalization": self.personalization[name],
             "test_time": self.test_time[name],
@@ -82,7 +82,7 @@ def unseen(federation: Federation) -> dict[str, Any]:
 
 def _over(silos: Mapping[str, float | None]) -> dict[str, Any]:
     known = [value for value in silos.values() if value is not None]
-    return {"average": _mean(known), "maximum": max(known, default=None), "silos": dict(silos)}
+    return {"average": mean_of_known(known), "maximum": max(known, default=None), "silos": dict(silos)}
 
 
 def _on(federation: Federation, sets: Mapping[str, TokenisedRows]) -> dict[str, dict[str, Measured]]:
@@ -117,8 +117,3 @@ def _test_sets(federation: Federation) -> tuple[dict[str, TokenisedRows], dict[s
     }
     own = {name: labels[key] for key, names in by_rows.items() for name in names}
     return {labels[key]: found for key, found in rows.items()}, own
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return math.fsum(known) / len(known) if known else None

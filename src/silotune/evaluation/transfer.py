@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from silotune.averages import mean_of_known
 from silotune.data.batching import TokenisedRows
 from silotune.data.metrics import majority_score
 from silotune.data.tasks import Task
@@ -71,16 +72,15 @@ class Model:
 
     def judge(self, state: State) -> float:
         """The score of a state on its test rows, in percent."""
-        found = [score(self.federation.training, state, rows) for rows in self.tests]
-        values = [value for value in found if value is not None]
-        return math.fsum(values) / len(values)
+        found = mean_of_known(score(self.federation.training, state, rows) for rows in self.tests)
+        assert found is not None, "a run without test rows has no score to be compared with"
+        return found
 
     def majority(self) -> float | None:
         """What always answering the most frequent label of its test rows scores; None for generation."""
         if self.task.kind != "classification":
             return None
-        found = [majority_score(self.task.metric, rows.labels) for rows in self.tests]
-        return math.fsum(found) / len(found)
+        return mean_of_known(majority_score(self.task.metric, rows.labels) for rows in self.tests)
 
 
 @dataclass(frozen=True)
@@ -186,13 +186,13 @@ class Matrix:
             for (source, target), value in self.relative.items()
             if source != target and alike in (None, types[source] == types[target])
         ]
-        return math.fsum(values) / len(values) if values else None
+        return mean_of_known(values)
 
     def asymmetry(self) -> float | None:
         """The mean of |A on B − B on A| over pairs of tasks, in points of relative score."""
         found = self.relative
         gaps = [abs(value - found[t, s]) for (s, t), value in found.items() if s < t and (t, s) in found]
-        return math.fsum(gaps) / len(gaps) if gaps else None
+        return mean_of_known(gaps)
 
 
 def matrix(label: str, cells: Sequence[Cell], types: Mapping[str, str] = TASK_TYPES) -> Matrix:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from silotune.averages import mean_of_known
 from silotune.report.collect import Entry, FinishedRun
 from silotune.report.scores import spread
 
@@ -53,9 +54,9 @@ def mean_validation(run: FinishedRun) -> Series:
     """Round → the mean validation score over silos (percent)."""
     found: Series = {}
     for event in run.of("round"):
-        scores = [value for value in event.get("validation", {}).values() if value is not None]
-        if scores:
-            found[event["round"]] = statistics.fmean(scores)
+        mean = mean_of_known(event.get("validation", {}).values())
+        if mean is not None:
+            found[event["round"]] = mean
     return found
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from silotune.averages import mean_of_known
 from silotune.errors import InputError
 from silotune.report.collect import Entry, FinishedRun, silo_names
 from silotune.report.grids import MOST_SILOS, Grid, Value
@@ -44,12 +45,10 @@ def measure_grids(entries: Sequence[Entry], ddof: int = 1) -> list[Grid]:
             found = run.summary["silos"]
             if columns is silos and column != AVERAGE:
                 return found[column].get(key) if column in found else None
-            return _mean(
-                [
-                    one.get(key)
-                    for name, one in found.items()
-                    if one.get("sampled", True) and column in (AVERAGE, run.summary["tasks"][name]["name"])
-                ]
+            return mean_of_known(
+                one.get(key)
+                for name, one in found.items()
+                if one.get("sampled", True) and column in (AVERAGE, run.summary["tasks"][name]["name"])
             )
 
         grids.append(_grid(f"{title} (%)", [*columns, AVERAGE], entries, read, ddof))
@@ -90,7 +89,7 @@ def _grid(
     ]
     cells: list[list[Value]] = [[] for _ in entries]
     for place in range(len(columns)):
-        means = [_mean(row[place]) for row in found]
+        means = [mean_of_known(row[place]) for row in found]
         best = sorted({round(mean, 6) for mean in means if mean is not None}, reverse=True)
         ranks = {mean: rank for rank, mean in enumerate(best[:2], 1)} if len(entries) > 1 else {}
         for number, mean in enumerate(means):
@@ -112,7 +111,7 @@ def heatmap(entries: Sequence[Entry], path: Path) -> Path:
         silos = silo_names([entry])
         tasks = list(entry.best.summary["silos"][silos[0]]["on_tasks"])
         values = [
-            [_mean([run.summary["silos"][silo]["on_tasks"][task] for run in entry.runs]) for task in tasks]
+            [mean_of_known(run.summary["silos"][silo]["on_tasks"][task] for run in entry.runs) for task in tasks]
             for silo in silos
         ]
         shown = [[math.nan if value is None else value for value in row] for row in values]
@@ -143,10 +142,12 @@ def rounds(entries: Sequence[Entry], path: Path) -> Path | None:
             points: dict[int, list[float | None]] = {}
             for run in entry.runs:
                 for event in run.of("evaluation"):
-                    points.setdefault(int(event["round"]), []).append(_mean(list(event[key].values())))
+                    points.setdefault(int(event["round"]), []).append(mean_of_known(event[key].values()))
             if points:
                 drawn = True
-                panel.plot(list(points), [_mean(values) for values in points.values()], marker="o", label=entry.label)
+                panel.plot(
+                    list(points), [mean_of_known(values) for values in points.values()], marker="o", label=entry.label
+                )
         panel.set_title(f"{title} (%)", fontsize=10)
         panel.set_xlabel("round")
         panel.grid(alpha=0.3)
@@ -155,8 +156,3 @@ def rounds(entries: Sequence[Entry], path: Path) -> Path | None:
     figure.axes[0].legend(frameon=False)
     figure.savefig(path, dpi=150)
     return path
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return math.fsum(known) / len(known) if known else None
