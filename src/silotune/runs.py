@@ -52,7 +52,12 @@ class RunFolder:
         self.checkpoints = path / "checkpoints"
         self._made_folders: set[Path] = set()
         self._files: set[str] | None = None
-        """The tensor files there, from the first commit on: nobody else writes such files meanwhile."""
+        """The tensor files that a commit may drop: what was there at the first one, and what was written since.
+
+        Silos of a federation on this machine write theirs here as well, and drop them themselves.
+        """
+        self.changed: list[str] = []
+        """Libraries whose versions are others than when the run began, for the events of a run that goes on."""
 
     @classmethod
     def begin(cls, path: Path, config: str, backbone: str, resume: bool = False) -> RunFolder:
@@ -100,16 +105,17 @@ class RunFolder:
 
         Raises:
             InputError: not a run folder, or made with another configuration or backbone. Other versions of libraries
-            are only put into the events.
+            are only named, in `changed`.
         """
         made = cls._made(path, config)
         if made["backbone"] != backbone:
             raise InputError(f"--resume: {path} was made with another backbone (its weights differ)")
         folder = cls(path)
         folder.checkpoints.mkdir(exist_ok=True)
-        changed = [f"{name} {made.get(name)} → {now}" for name, now in versions().items() if made.get(name) != now]
-        if changed:  # it can go on, but not to the bits that an undisturbed run would have
-            folder.event("versions", changed=changed)
+        # it can go on, but not to the bits that an undisturbed run would have
+        folder.changed = [
+            f"{name} {made.get(name)} → {now}" for name, now in versions().items() if made.get(name) != now
+        ]
         return folder
 
     @staticmethod

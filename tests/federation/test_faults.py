@@ -16,6 +16,7 @@ import pytest
 
 from federation.processes import SAME, assert_nothing_is_left, finish, processes, wait_until
 from federation.rig import DirectLink, job, local_configs
+from silotune.engines.flower import Flower
 from silotune.experiment import run
 from silotune.federation.coordinate import coordinate
 from silotune.federation.link import LinkLost
@@ -136,6 +137,38 @@ def test_a_run_whose_flower_is_gone_says_so_and_goes_on(whole, when, tmp_path):
     assert json.loads((out / "federation" / "outcome.json").read_text())["state"] == "lost"
     coordinate(job(config, out, configs), DirectLink({node: s.answer for node, s in enumerate(sessions)}))
     assert bits(read_summary(out)) == bits(expected)
+
+
+def test_a_round_that_was_judged_before_a_kill_is_logged_once_by_the_engine_that_goes_on(whole, monkeypatch, tmp_path):
+    """Killed when round 1 was judged, with round 2's answers, and before round 2's checkpoint."""
+    config, expected = whole("rounds=3")
+    out = tmp_path / "run"
+    configs = local_configs(config, out)
+    sessions = [Session(local) for local in configs.values()]
+
+    class Killed(BaseException):
+        pass
+
+    checkpoint = Flower._checkpoint
+
+    def kill(engine, number, *rest, **more):
+        if number == 2:
+            raise Killed
+        checkpoint(engine, number, *rest, **more)
+
+    monkeypatch.setattr(Flower, "_checkpoint", kill)
+    with pytest.raises(Killed):
+        coordinate(job(config, out, configs), DirectLink({node: s.answer for node, s in enumerate(sessions)}))
+    assert rounds_of(out) == [1]
+    found = run(config, out=out, resume=True).summary
+    assert bits(found) == bits(expected)
+    assert rounds_of(out) == [1, 2, 3]
+
+
+def rounds_of(out):
+    """The rounds that the log says how good they were, in its order."""
+    events = [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()]
+    return [event["round"] for event in events if event["event"] == "round"]
 
 
 # -- over processes ----------------------------------------------------------------------------------------------------

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
-from invariants.cases import assert_as_if_never_interrupted, every_case, snapshot
+from invariants.cases import assert_as_if_never_interrupted, every_case, logged, snapshot
 
 
 class Interruption:
@@ -97,3 +98,15 @@ def test_a_last_event_cut_off_by_a_kill(federate, reference, kept, tmp_path):
     start = text[:-1].rindex("\n") + 1
     (out / "events.jsonl").write_text(text[: start + int(kept * (len(text) - start))])
     assert_as_if_never_interrupted(federate.run("fedavg", out, resume=True), whole)
+
+
+def test_other_versions_are_logged_behind_an_event_that_was_cut_off(federate, tmp_path):
+    """What `silotune` says of them must not become part of the line that a kill left."""
+    out = tmp_path / "run"
+    interrupted_at(federate, "fedavg", out, 6)
+    made = json.loads((out / "versions.json").read_text())
+    (out / "versions.json").write_text(json.dumps(made | {"torch": "1.0"}))
+    (out / "events.jsonl").write_bytes((out / "events.jsonl").read_bytes()[:-9])
+    federate.run("fedavg", out, resume=True)
+    assert [event["changed"] for event in logged(out, "versions")] == [[f"torch 1.0 → {made['torch']}"]]
+    assert [event["round"] for event in logged(out, "round")] == [1, 2]

@@ -108,14 +108,18 @@ def test_resume_on_a_backbone_of_other_weights_is_refused(silotune, federate, ru
     assert snapshot(out) == before
 
 
-def test_resume_from_a_damaged_checkpoint_is_refused_and_changes_nothing(silotune, federate, run_words, tmp_path):
+@pytest.mark.parametrize("more", [(), ("cohort=auto",)])
+def test_resume_from_a_damaged_checkpoint_is_refused_and_changes_nothing(silotune, federate, run_words, more, tmp_path):
+    """Not even the log, by other versions of libraries or by how many silos train together."""
     out = tmp_path / "out"
     with pytest.raises(KeyboardInterrupt):
-        federate.run("fedmcp", out, "train.steps=1", progress=interrupt_in(2, 2))
+        federate.run("fedmcp", out, "train.steps=1", *more, progress=interrupt_in(2, 3))
+    versions = json.loads((out / "versions.json").read_text())
+    (out / "versions.json").write_text(json.dumps(versions | {"torch": "1.0"}))
     path = out / "checkpoints" / "silos" / "beta" / "0001.safetensors"
     path.write_bytes(path.read_bytes()[:-8])
     before = snapshot(out)
-    code, lines = silotune(*run_words("fedmcp", "rounds=2"), "--out", str(out), "--resume")
+    code, lines = silotune(*run_words("fedmcp", "rounds=2", *more), "--out", str(out), "--resume")
     assert (code, len(lines)) == (2, 1)
     assert path.name in lines[0]
     assert snapshot(out) == before

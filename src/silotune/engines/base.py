@@ -131,6 +131,10 @@ class Engine(ABC):
             self._restore_from(self._last)
         # Last: what cannot be resumed stays as it is.
         self.folder.forget_events_after(self._last.round if self._last else 0)
+        if self.history.pending:  # it was perhaps judged, but not yet built upon: it is judged again
+            self.folder.forget_event("round", self.history.pending)
+        if self.folder.changed:
+            self.folder.event("versions", changed=self.folder.changed)
 
     def _restore_from(self, last: Checkpoint) -> None:
         try:

@@ -106,12 +106,6 @@ class Flower(Engine):
         self.history.taken = self.history.taken | moved
         return self._files(moved)
 
-    def _restore(self) -> None:
-        """A round that was judged, but not yet built upon, is judged again."""
-        super()._restore()
-        if self.history.pending:
-            self.folder.forget_event("round", self.history.pending)
-
     def recall(self, checkpoint: Checkpoint) -> None:
         """The silos keep all states that a checkpoint names; which one counts is said with each request."""
         taken = checkpoint.history.get("taken", {})

@@ -24,14 +24,14 @@ class InProcess(Engine):
         super().__init__(federation, folder, progress)
         self._participant = federation.participant()
 
-    def run(self) -> None:
-        """See `Engine.run`."""
+    def _restore(self) -> None:
+        """See `Engine._restore`. Then it is said how many silos train together."""
+        super()._restore()
         cohort = self.federation.cohort
         if self.federation.config.cohort == "auto":
             self.folder.forget_event("cohort", 0)  # of the run that is resumed, perhaps on another device
             reason = {"reason": cohort.reason} if cohort.reason else {}
             self.folder.event("cohort", round=0, size=cohort.size, **reason)
-        super().run()
 
     def rounds(self, number: int, silos: Sequence[str], broadcast: bytes) -> Iterator[Answer]:
         """See `Engine.rounds`."""
