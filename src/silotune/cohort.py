@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -36,6 +37,10 @@ ON_A_CPU, ON_A_GPU = 8, 32
 """Silos in a cohort with `cohort=auto`, where memory has room for them (the second chosen, not measured)."""
 _KEPT = 40
 """Numbers that a block keeps of a token for the way back, per unit of width (from above: 34 in a plain block)."""
+_SCORES = 3
+"""Numbers that it keeps for each other token and attention head."""
+_LIMIT = Path("/sys/fs/cgroup/memory.max")
+"""Where a container says how much of the machine's memory is its."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +71,9 @@ def choose(asked: int | str, training: LocalTraining) -> Cohort:
 def memory_of(device: torch.device) -> int:
     """Bytes that a device has in all. What is free now could be another number on resume, and lead to other bits."""
     if device.type == "cpu":
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        limit = _LIMIT.read_text().strip() if _LIMIT.is_file() else "max"
+        return min(machine, int(limit)) if limit.isdecimal() else machine
     return int(torch.cuda.get_device_properties(device).total_memory)
 
 
@@ -75,7 +82,9 @@ def _fitting(training: LocalTraining) -> Cohort:
     backbone, settings = training.backbone, training.train
     copies = max(training.copies(phase) for phase in training.phases)
     number = 4 if backbone.precision == "fp32" else 2  # bytes
-    of_a_token = copies * backbone.blocks * backbone.hidden_size * _KEPT * number
+    blocks = sum(len(backbone.base.get_submodule(stack.blocks)) for stack in backbone.architecture.stacks)
+    scores = _SCORES * int(getattr(backbone.base.config, "num_attention_heads", 0)) * settings.max_length
+    of_a_token = copies * blocks * (backbone.hidden_size * _KEPT + scores) * number
     room = memory_of(backbone.device) // 2 // (settings.batch_size * settings.max_length * of_a_token)
     most = ON_A_CPU if backbone.device.type == "cpu" else ON_A_GPU
     if room < most:

@@ -39,7 +39,8 @@ def claimed(path: Path, patience: float = 0.0) -> Iterator[None]:
         try:
             yield
         finally:
-            (path / LOCK).unlink(missing_ok=True)  # while it is ours: whoever comes next makes a new one
+            if sys.platform != "win32":  # where an open file cannot be removed
+                (path / LOCK).unlink(missing_ok=True)  # while it is ours: whoever comes next makes a new one
 
 
 def _lock(path: Path) -> IO[bytes] | None:

@@ -22,7 +22,7 @@ from silotune.methods import METHODS as CLASSES
 from silotune.parts import Scope, digest, flatten
 from silotune.runs import RunFolder
 from silotune.training import LocalTraining
-from tiny import METHODS, ONE_TASK, tiny_overrides, write_data
+from tiny import ATTENTION_HEADS, METHODS, ONE_TASK, tiny_overrides, write_data
 
 UNLIKE = {"alpha": 10, "beta": 21, "gamma": 14}
 """Rows: 2, 3 and 2 steps of 8 rows, the last ones ragged; two or three labels."""
@@ -448,14 +448,26 @@ def test_auto_is_what_pays_where_memory_has_room(device, most, words, monkeypatc
 
     federation = build(read_config("demo", words("fedmcp")))
     monkeypatch.setattr(federation.backbone, "device", torch.device(device))
-    # 8 rows of 32 tokens, three trained views, two blocks of width 32, 40 float32 numbers each
-    of_a_silo = 8 * 32 * 3 * 2 * 32 * 40 * 4
+    # 8 rows of 32 tokens, three trained views, two blocks: 40 float32 numbers for each of 32 in width, and three for
+    # each of the heads and of 32 tokens
+    of_a_silo = 8 * 32 * 3 * 2 * (32 * 40 + 3 * ATTENTION_HEADS * 32) * 4
     for memory, size in ((2 * most * of_a_silo, most), (2 * 7 * of_a_silo, 7), (of_a_silo, 1), (2**40, most)):
         monkeypatch.setattr(cohort, "memory_of", lambda _, memory=memory: memory)
         found = cohort.choose("auto", federation.training)
         assert found.size == size
         assert ("memory" in found.reason) == (size < most)
     assert cohort.choose(5, federation.training) == cohort.Cohort(5)
+
+
+def test_a_containers_memory_is_its_share_of_the_machines(tmp_path, monkeypatch):
+    from silotune import cohort
+
+    limit = tmp_path / "memory.max"
+    monkeypatch.setattr(cohort, "_LIMIT", limit)
+    machine = cohort.memory_of(torch.device("cpu"))
+    for text, expected in (("1048576\n", 2**20), ("max\n", machine), (f"{2**60}\n", machine)):
+        limit.write_text(text)
+        assert cohort.memory_of(torch.device("cpu")) == expected
 
 
 @pytest.mark.parametrize("given", ["0", "-3", "many", "1.5", "true", "[2]", ""])
