@@ -66,7 +66,7 @@ SAID = {"silo": "north", "identity": OURS.fields(), "task": TASK, "texts": 1}
 
 
 def test_a_hello_is_read():
-    found = Hello.read(Frame("hello", {**SAID, "share": ["rows"], "rows": 7}))
+    found = Hello.read(Frame("hello", SAID))
     assert (found.silo, found.identity, found.task.labels, found.texts) == ("north", OURS, ("a", "b"), 1)
 
 

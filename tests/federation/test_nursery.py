@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 from federation.processes import processes
 from silotune.errors import SilotuneError
 from silotune.federation.forked import lives
-from silotune.federation.supervision import Household
+from silotune.federation.supervision import Household, _end_groups
 from silotune.federation.watchdog import family
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks on Linux only")
@@ -38,6 +39,31 @@ def test_a_command_that_it_does_not_know_is_named(tmp_path):
         pytest.raises(SilotuneError, match=r"ls: cannot be started .*nursery\.log"),
     ):
         household.start("ls", ["ls"])
+
+
+def test_why_a_forked_command_ended_is_in_its_log():
+    script = """
+import os, sys
+from silotune.federation.nursery import fork
+print(os.waitstatus_to_exitcode(os.waitpid(fork(["worker"], lambda: sys.exit("the reason")), 0)[1]))
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.stderr) == ("1\n", "the reason\n")
+
+
+@pytest.mark.parametrize("deaf", [False, True])
+def test_a_process_that_has_no_group_of_its_own_yet_is_ended_too(deaf):
+    """As one that was forked a moment ago; here it never makes one, and may not listen either."""
+    trap = "trap '' TERM; " if deaf else ""
+    process = subprocess.Popen(["sh", "-c", f"{trap}echo ready; exec sleep 60"], stdout=subprocess.PIPE)
+    try:
+        assert process.stdout.readline() == b"ready\n"
+        _end_groups([process], grace=0.3)
+        assert process.poll() == -(signal.SIGKILL if deaf else signal.SIGTERM)
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
 
 
 @pytest.mark.long

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import stat
@@ -11,17 +12,21 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from federation.rig import DirectLink, job, local_configs
 from silotune.data.tasks import Row, SiloData, Splits, Task
-from silotune.errors import InputError
+from silotune.errors import InputError, SilotuneError
+from silotune.federation.coordinate import coordinate
 from silotune.federation.local import read_local
 from silotune.federation.protocol import Frame, ProtocolError, ask_worker, decode
 from silotune.federation.rows import read_rows, write_rows
+from silotune.federation.session import Session
 from silotune.federation.store import Store
 from silotune.federation.worker import ping
 
@@ -176,6 +181,38 @@ def test_rows_come_back_as_they_were(tmp_path):
     (tmp_path / "rows" / "test.jsonl").write_text('[["a", "b"], 7, ""]\n')
     with pytest.raises(InputError, match=r"rows of silo 'north'.*label 7"):
         read_rows(tmp_path / "rows", "north")
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        *((f'[["a"], {label}, ""]', f"line 2: label {shown}")
+          for label, shown in [("0.5", "0.5"), ("true", "True"), ("null", "None"), ('"1"', "'1'"), ("2", "2")]),
+        *((f'[{texts}, 1, ""]', "line 2: not the texts of a row")
+          for texts in ('"abc"', "[]", '["a", "b", "c"]', "[1]", '["a", null]', '{"a": 1}', "null")),
+        *((f'[["a"], 1, {answer}]', "line 2: not the texts of a row") for answer in ("null", "1", '["a"]')),
+        ('[["a"], 1]', "missing or damaged"),
+        ('{"a": 1}', "missing or damaged"),
+        ("7", "missing or damaged"),
+    ],
+)  # fmt: skip
+def test_rows_of_other_types_are_refused(tmp_path, line, said):
+    rows = [Row(("a",), 0), Row(("b",), 1)]
+    write_rows(tmp_path, SiloData("north", Task("t", ("x", "y")), Splits(rows, rows, rows)))
+    (tmp_path / "train.jsonl").write_text(f'[["a"], 0, ""]\n{line}\n')
+    with pytest.raises(InputError, match=rf"rows of silo 'north'.*{re.escape(said)}"):
+        read_rows(tmp_path, "north")
+
+
+def test_a_silo_without_a_row_to_train_on_is_refused(tiny_config, tmp_path, capfd):
+    """The coordinator learns whose rows they are, the silo's operator what is wrong with them."""
+    config = tiny_config("fedavg", "rounds=1")
+    configs = local_configs(config, tmp_path / "run")
+    (Path(configs["beta"].rows) / "train.jsonl").write_text("")
+    link = DirectLink({node: Session(local).answer for node, local in enumerate(configs.values())})
+    with pytest.raises(SilotuneError, match=r"^silo 'beta': its rows cannot be used \(see the worker's log\)$"):
+        coordinate(job(config, tmp_path / "run", configs), link)
+    assert "train.jsonl has no row" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("run", ["", "../../x", "0" * 15, "A" * 16, "0" * 16 + "/"])

@@ -121,6 +121,8 @@ def test_a_silo_shares_only_what_it_agreed_to(whole, tmp_path):
         frame = decode(data)
         assert frame.fields.get("metrics", {}) == {}
         assert "rows" not in frame.fields
+        if frame.kind == "hello":
+            assert frame.fields.keys() == {"silo", "identity", "task", "texts"}
         if frame.kind == "answer":
             header = frame.blobs["message"]
             length = int.from_bytes(header[:8], "little")

@@ -57,6 +57,15 @@ class Acquaintance:
             raise InputError(f"--resume: {out} was not made by this engine; resume it with --engine inprocess")
         return cls(secrets.token_hex(8), {})
 
+    @classmethod
+    def check(cls, out: Path) -> None:
+        """Refuse what `open` would refuse.
+
+        Raises:
+            InputError: as `open`.
+        """
+        cls.open(out)
+
     def with_silo(self, hello: Hello) -> Acquaintance:
         """Knowing one silo more, or the same silo again.
 

@@ -75,7 +75,7 @@ def prepare(config: Config, out: Path, resume: bool) -> Path:
     if not resume:
         require_unused(out, "--out", OR_RESUME)
     RunFolder.check(out, dump(config), resume)
-    Acquaintance.open(out)
+    Acquaintance.check(out)
     place = out / FOLDER
     with claimed(out), claimed(place):
         for name in ("outcome.json", "coordinator.json", "progress.json"):

@@ -77,7 +77,7 @@ def run_local(
     if privacy is not None:
         privacy.require_a_round()
     RunFolder.check(out, dump(config), resume)
-    Acquaintance.open(out)
+    Acquaintance.check(out)
     with claimed(out):
         with claimed(out / FOLDER, PREDECESSOR):  # of a run that was killed, the coordinator may be about to end
             job = _prepare(config, out, method, data)

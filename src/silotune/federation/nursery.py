@@ -122,12 +122,15 @@ def _run(words: Sequence[str], settle: Callable[[], None]) -> NoReturn:
         code = 0
     except SystemExit as exit:
         code = exit.code
+        if not isinstance(code, int | None):  # the interpreter would say it, too
+            print(code, file=sys.stderr)
+            code = 1
     except BaseException:
         traceback.print_exc()
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(code if isinstance(code, int) else 0 if code is None else 1)
+        os._exit(code or 0)
 
 
 def _quick_pulls() -> None:

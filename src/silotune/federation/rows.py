@@ -31,22 +31,19 @@ def write_rows(folder: Path, data: SiloData) -> None:
     write_text(folder / _TASK, json.dumps(asdict(data.task)))  # last: it says that the folder is whole
 
 
-def has_rows(folder: Path) -> bool:
-    """Whether `write_rows` made this folder."""
-    return (folder / _TASK).is_file()
-
-
 def read_rows(folder: Path, silo: str) -> SiloData:
     """A silo's rows, in the order in which they were written.
 
     Raises:
-        InputError: missing or damaged.
+        InputError: missing or damaged, or without a row to train on.
     """
     try:
         task = read_task(json.loads((folder / _TASK).read_text(encoding="utf-8")))
         splits = {name: _read(folder / f"{name}.jsonl", task) for name in _SPLITS}
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise InputError(f"rows of silo {silo!r} in {os.fspath(folder)}: missing or damaged ({error})") from error
+    if not splits["train"]:
+        raise InputError(f"rows of silo {silo!r} in {os.fspath(folder)}: train.jsonl has no row")
     return SiloData(silo, task, Splits(**splits))
 
 
@@ -69,10 +66,18 @@ def read_task(fields: Any) -> Task:
 
 def _read(path: Path, task: Task) -> list[Row]:
     rows = []
-    for line in path.read_text(encoding="utf-8").split("\n"):  # other separators may be part of a text
+    for number, line in enumerate(
+        path.read_text(encoding="utf-8").split("\n"), start=1
+    ):  # other separators may be part of a text
         if line:
             texts, label, answer = json.loads(line)
-            if task.kind == "classification" and not 0 <= label < len(task.labels):
-                raise ValueError(f"{path.name}: label {label!r}")
+            if not isinstance(texts, list) or not 1 <= len(texts) <= 2 or not _are_texts([*texts, answer]):
+                raise ValueError(f"{path.name}: line {number}: not the texts of a row")
+            if type(label) is not int or (task.kind == "classification" and not 0 <= label < len(task.labels)):
+                raise ValueError(f"{path.name}: line {number}: label {label!r}")
             rows.append(Row(tuple(texts), label, answer))
     return rows
+
+
+def _are_texts(values: list[Any]) -> bool:
+    return all(isinstance(value, str) for value in values)

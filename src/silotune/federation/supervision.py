@@ -168,26 +168,33 @@ def _try_signal(number: signal.Signals, handler: Any) -> Any:
 
 
 def _end_groups(processes: Sequence[subprocess.Popen[bytes] | Forked], grace: float = 5.0) -> None:
-    """End processes and their groups: first asked, after `grace` seconds forced."""
+    """End processes and their groups: first asked, after `grace` seconds forced.
+
+    One that was forked a moment ago has no group of its own yet: it is asked by itself, too.
+    """
     for number in (signal.SIGTERM, signal.SIGKILL):
         for process in processes:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, number)
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                if process.poll() is None:
+                    os.kill(process.pid, number)
         until = time.monotonic() + grace
         for process in processes:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(timeout=max(0.0, until - time.monotonic()))
-        while any(_group_lives(process.pid) for process in processes) and time.monotonic() < until:
+        while any(map(_lives, processes)) and time.monotonic() < until:
             time.sleep(0.02)
-        if not any(_group_lives(process.pid) for process in processes):
+        if not any(map(_lives, processes)):
             return
 
 
-def _group_lives(group: int) -> bool:
+def _lives(process: subprocess.Popen[bytes] | Forked) -> bool:
+    """Whether a process is there, or anything of its group."""
     try:
-        os.killpg(group, 0)
+        os.killpg(process.pid, 0)
     except (ProcessLookupError, PermissionError):
-        return False
+        return process.poll() is None
     return True
 
 

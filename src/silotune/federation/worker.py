@@ -32,7 +32,7 @@ def serve(local: LocalConfig) -> None:
     Raises:
         InputError: if another worker of this silo runs, or the socket cannot be made.
     """
-    jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+    jobs: queue.SimpleQueue[_Job] = queue.SimpleQueue()
     state = {"busy": "loading"}
 
     def stop(_number: int, _frame: FrameType | None) -> None:
@@ -49,10 +49,7 @@ def serve(local: LocalConfig) -> None:
         _say(local, f"ready on {local.socket_path}")
         while True:
             state["busy"] = ""
-            job = jobs.get()
-            if job is None:
-                break
-            data, reply = job
+            data, reply = jobs.get()
             state["busy"] = "working"
             started = time.monotonic()
             answer = session.answer(data)
@@ -95,7 +92,7 @@ def _listen(path: Path, group: bool = False) -> socket.socket:
     return listener
 
 
-def _accept(listener: socket.socket, jobs: queue.SimpleQueue[_Job | None], state: dict[str, str], name: str) -> None:
+def _accept(listener: socket.socket, jobs: queue.SimpleQueue[_Job], state: dict[str, str], name: str) -> None:
     while True:
         try:
             connection, _ = listener.accept()
@@ -104,9 +101,7 @@ def _accept(listener: socket.socket, jobs: queue.SimpleQueue[_Job | None], state
         threading.Thread(target=_connection, args=(connection, jobs, state, name), daemon=True).start()
 
 
-def _connection(
-    connection: socket.socket, jobs: queue.SimpleQueue[_Job | None], state: dict[str, str], name: str
-) -> None:
+def _connection(connection: socket.socket, jobs: queue.SimpleQueue[_Job], state: dict[str, str], name: str) -> None:
     with connection:
         try:
             data = receive(connection, time.monotonic() + _SLOW_PEER)
