@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from silotune.architectures import ARCHITECTURES, Architecture, architecture_of
 from silotune.forward import (
@@ -24,9 +23,9 @@ from silotune.forward import (
     to_the_left,
 )
 from silotune.forward import Inputs as Inputs
+from silotune.interventions import Interventions
 from silotune.plan import Plan
 from silotune.shared_prefix import Below
-from silotune.stacking import Copies
 from silotune.vocabulary import VocabularyHead
 
 if TYPE_CHECKING:
@@ -84,13 +83,11 @@ class Backbone:
             for module in self.base.modules():
                 if isinstance(module, nn.Linear):
                     module.to(_DTYPES[precision])
-        self._plan: Plan | None = None
-        self._hooked: set[str] = set()
-        self._kept: set[str] = set()
+        self._interventions = Interventions(self.base)
         if checkpointing:
             for stack in self.architecture.stacks:
                 for block in range(len(self.base.get_submodule(stack.blocks))):
-                    self._checkpoint(f"{stack.blocks}.{block}")
+                    self._interventions.checkpoint(f"{stack.blocks}.{block}")
 
     @property
     def known(self) -> Architecture | None:
@@ -122,6 +119,11 @@ class Backbone:
         return cast(Tensor, self.base.get_input_embeddings().weight)
 
     @property
+    def pad_id(self) -> int:
+        """The token that fills rows up; 0 where the tokenizer has none (the mask hides it)."""
+        return int(self.tokenizer.pad_token_id or 0)
+
+    @property
     def fingerprint(self) -> str:
         """sha256 of the float32 weights as loaded: the backbone's identity on resume and in handshakes."""
         return self._fingerprint
@@ -148,25 +150,11 @@ class Backbone:
 
     def under(self, plan: Plan, run: Callable[[], Result]) -> Result:
         """Run something that calls the base transformer or modules of it, under a plan and in the precision."""
-        for name in {*plan.outputs, *plan.inputs}:
-            self._hook(name)
-        if plan.below is not None:
-            self._prepare(plan.below)
-        self._plan = plan
-        try:
-            with self.autocast(), self._copying(plan):
-                if plan.dropout:
-                    self.base.train()
-                if not plan.weights:
-                    return run()
-                replaced = {f"base.{name}": tensor for name, tensor in plan.weights.items()}
-                return cast(Result, torch.func.functional_call(Whole(self.base), replaced, (run,)))
-        finally:
-            self._plan = None
-            if plan.below is not None:
-                plan.below.filled = True
-            if plan.dropout:
-                self.base.eval()
+        with self._interventions.under(plan), self.autocast():
+            if not plan.weights:
+                return run()
+            replaced = {f"base.{name}": tensor for name, tensor in plan.weights.items()}
+            return cast(Result, torch.func.functional_call(Whole(self.base), replaced, (run,)))
 
     def arrange(self, inputs: Inputs, plan: Plan) -> Arranged:
         """A batch with the plan's virtual tokens in place, but those of a decoder behind an encoder."""
@@ -176,7 +164,7 @@ class Backbone:
         if several and batch.prefix is not None:
             for block in range(self.blocks):
                 name = self.architecture.modules("self_attention", block)[0]
-                self._hook(name)
+                self._interventions.reach([name])
                 plan.past[name] = batch.prefix
         return batch
 
@@ -204,10 +192,6 @@ class Backbone:
         else:
             yield
 
-    @staticmethod
-    def _copying(plan: Plan) -> contextlib.AbstractContextManager[object]:
-        return contextlib.nullcontext() if plan.copies == 1 else Copies(plan.rows, plan.copies)
-
     def below(self, plans: Sequence[Plan]) -> Below:
         """What forwards under these plans over the same rows have in common; to be put into all of them.
 
@@ -227,93 +211,6 @@ class Backbone:
                 names += [f"{name}.{inner}" for inner, _ in self.site(name).named_modules() if inner]
                 break
         return Below(frozenset(names), inputs, outputs)
-
-    def _prepare(self, below: Below) -> None:
-        for name in below.inputs | below.outputs:
-            self._hook(name)
-        for name in below.modules - self._kept:
-            self._keep(name)
-            self._kept.add(name)
-        below.open = not below.filled
-
-    def _keep(self, name: str) -> None:
-        """Let what forwards have in common reach this module: its output is kept, or taken instead of being made."""
-        module = self.site(name)
-        forward = module.forward
-
-        def run(*args: Any, **kwargs: Any) -> Any:
-            below = None if self._plan is None else self._plan.below
-            if below is None or name not in below.modules:
-                return forward(*args, **kwargs)
-            if below.filled and name in below.found:
-                return below.found[name]
-            output = forward(*args, **kwargs)
-            if below.open:
-                below.found[name] = output
-            return output
-
-        module.forward = run
-
-    def _hook(self, name: str) -> None:
-        """Let plans reach this module. The hooks stay, and do nothing where no plan names the module."""
-        if name in self._hooked:
-            return
-
-        def before(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any] | None:
-            plan = self._plan
-            if plan is not None and plan.below is not None and name in plan.below.inputs:
-                plan.below.changed()
-            if plan is None or not (name in plan.inputs or name in plan.past):
-                return None
-            for function in plan.inputs.get(name, ()):
-                args = (function(args[0]), *args[1:])
-            if name in plan.past:
-                kwargs = {**kwargs, "past_key_values": plan.past[name]}
-            return args, kwargs
-
-        def after(_: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
-            plan = self._plan
-            if plan is not None and plan.below is not None and name in plan.below.outputs:
-                plan.below.changed()
-            if plan is not None and name in plan.outputs:
-                for function in plan.outputs[name]:
-                    output = function(args[0], output)
-            return output
-
-        self.site(name).register_forward_pre_hook(before, with_kwargs=True)
-        self.site(name).register_forward_hook(after)
-        self._hooked.add(name)
-
-    def _checkpoint(self, name: str) -> None:
-        """Run this block under gradient checkpointing; it is computed again under the plan it first ran under."""
-        block = self.site(name)
-        forward = block.forward
-
-        def run(*args: Any, **kwargs: Any) -> Any:
-            plan = self._plan
-            if plan is None or not torch.is_grad_enabled():
-                return forward(*args, **kwargs)
-            own = {
-                f"base.{key.removeprefix(f'{name}.')}": tensor
-                for key, tensor in plan.weights.items()
-                if key.startswith(f"{name}.")
-            }
-
-            def again(*args: Any, **kwargs: Any) -> Any:
-                outer, training, self._plan = self._plan, block.training, plan
-                try:
-                    block.train(plan.dropout)
-                    if not own:
-                        with self._copying(plan):
-                            return forward(*args, **kwargs)
-                    return torch.func.functional_call(Whole(block), own, (lambda: forward(*args, **kwargs),))
-                finally:
-                    self._plan = outer
-                    block.train(training)
-
-            return checkpoint(again, *args, use_reentrant=False, **kwargs)
-
-        block.forward = run
 
 
 def _transformer(model: Any) -> Any:

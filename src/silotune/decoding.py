@@ -30,7 +30,7 @@ class Decoding(ABC):
         self._backbone = backbone
         self._mix = list(mix)
         self._plan = make_plan(backbone, mix)
-        pad = int(cast("int | None", backbone.tokenizer.pad_token_id) or 0)
+        pad = backbone.pad_id
         ids, mask = padded(prompts, pad, left=not backbone.base.config.is_encoder_decoder)
         self._inputs = {"input_ids": ids.to(backbone.device), "attention_mask": mask.to(backbone.device)}
         self.rows = len(prompts)

@@ -157,7 +157,7 @@ class FrozenPrefix:
 
 def _computed(backbone: Backbone, own: _Rows, rows: Sequence[int], below: Below) -> _Group:
     """One forward up to the first change."""
-    pad = int(backbone.tokenizer.pad_token_id or 0)
+    pad = backbone.pad_id
     (inputs,) = make_batch(own.source, rows, pad, _ONE_MICRO_BATCH).micro
     moved: Inputs = {name: tensor.to(backbone.device) for name, tensor in inputs.items() if name not in HEAD_INPUTS}
     probe = Below(below.modules, below.inputs, below.outputs, alone=True)

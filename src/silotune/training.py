@@ -158,7 +158,9 @@ class LocalTraining:
             count = 0
             while True:
                 purpose = (silo.name, number, phase.name, count)
-                yield from epoch(silo.train, train.batch_size, self._pad, self.seed, *purpose, call_cost=cost)
+                yield from epoch(
+                    silo.train, train.batch_size, self.backbone.pad_id, self.seed, *purpose, call_cost=cost
+                )
                 count += 1
 
         if phase.epochs is None and train.steps is not None:
@@ -169,8 +171,8 @@ class LocalTraining:
     def joints(self, batches: Sequence[Batch], phase: Phase) -> list[Joint]:
         """How the rows of these batches go through the backbone together."""
         if batches[0].micro:
-            return as_cut(batches, self._pad)
-        return cut_jointly(batches, self._pad, self._call_cost(phase))
+            return as_cut(batches, self.backbone.pad_id)
+        return cut_jointly(batches, self.backbone.pad_id, self._call_cost(phase))
 
     @property
     def draws(self) -> bool:
@@ -182,10 +184,6 @@ class LocalTraining:
         """The tuners of the method's parts, each once."""
         found = {id(part.module): part.module for part in self.parts.values() if isinstance(part.module, Tuner)}
         return list(found.values())
-
-    @property
-    def _pad(self) -> int:
-        return int(self.backbone.tokenizer.pad_token_id or 0)
 
     def _call_cost(self, phase: Phase) -> int:
         """A call's cost in tokens of one copy of the rows, where a phase's views share calls."""

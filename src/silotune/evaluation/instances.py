@@ -55,7 +55,7 @@ def embed(training: LocalTraining, state: State, rows: TokenisedRows) -> Tensor:
     mix = training.resolve(weighting.view, state, {}, {})
     read: dict[str, Reading] = {weighting.representation: READINGS[weighting.representation]}
     vectors = torch.zeros(len(texts), training.backbone.hidden_size)
-    pad = int(training.backbone.tokenizer.pad_token_id or 0)
+    pad = training.backbone.pad_id
     for batch in in_order(texts, BATCH, pad):
         found = run_view(training.backbone, batch, mix, read)[weighting.representation]
         vectors[batch.rows] = found.float().cpu()

@@ -20,7 +20,7 @@ BATCH = 64
 
 def logits(training: LocalTraining, state: State, rows: TokenisedRows) -> Tensor:
     """Logits of all rows, shape (rows, classes), in the rows' order."""
-    pad = int(training.backbone.tokenizer.pad_token_id or 0)
+    pad = training.backbone.pad_id
     weights = weigh(training, state, rows)
     result = torch.zeros(len(rows), len(rows.task.labels))
     for batch in in_order(rows, BATCH, pad):
