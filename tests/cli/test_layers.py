@@ -10,7 +10,9 @@ import yaml
 
 from silotune import InputError, read_config
 from silotune.assembly.configuration import METHOD_DEFAULTS
+from silotune.comparison.plan import read_comparison
 from silotune.config import Config, dump, load_config
+from silotune.config.trees import read_tree
 from tiny import METHODS
 
 
@@ -155,6 +157,32 @@ class TestPaths:
         assert read_config("demo", ["backbone=org/other"]).backbone == "org/other"
         (tmp_path / "default").mkdir()
         assert read_config("demo", ["backbone=default"]).backbone == "default"
+
+    @pytest.mark.parametrize(
+        "keys", [{"start": "./lora", "privacy.secret": "s"}, {"start": "lora", "privacy": {"secret": "./s"}}]
+    )
+    def test_of_methods_entries_and_of_variants_as_well(self, tmp_path: Path, keys: dict[str, Any]) -> None:
+        (tmp_path / "sub" / "own").mkdir(parents=True)
+        keys = keys | {"backbone": "own", "data.path": "../rows"}
+        tree = {"per_method": {"fedavg": keys}, "compare": {"variants": {"other": keys}}}
+        (tmp_path / "sub" / "file.yaml").write_text(yaml.safe_dump(tree), encoding="utf-8")
+        read = read_tree(Path("sub/file.yaml"))
+        for found in (read["per_method"]["fedavg"], read["compare"]["variants"]["other"]):
+            assert found["start"] == str(tmp_path / "sub" / "lora")
+            assert found["privacy"] == {"secret": str(tmp_path / "sub" / "s")}
+            assert found["backbone"] == str(tmp_path / "sub" / "own")
+            assert found["data"] == {"path": str(tmp_path / "rows")}
+
+    def test_a_comparison_takes_them_from_there(self, tmp_path: Path) -> None:
+        (tmp_path / "sub").mkdir()
+        entries = {"fedavg": {"federation.labelled": "./ours"}}
+        variants = {"other": {"federation": {"labelled": "theirs"}}}
+        tree = {"preset": "demo", "per_method": entries, "compare": {"variants": variants}}
+        (tmp_path / "sub" / "file.yaml").write_text(yaml.safe_dump(tree), encoding="utf-8")
+        cells = read_comparison("sub/file.yaml", ["methods=fedavg,local"]).cells
+        ours, theirs = str(tmp_path / "sub" / "ours"), str(tmp_path / "sub" / "theirs")
+        found = {cell.row: cell.config.federation.labelled for cell in cells}
+        assert found == {"fedavg": ours, "fedavg-other": theirs, "local": None, "local-other": theirs}
 
 
 class TestOwnSilosOverAPreset:

@@ -114,37 +114,55 @@ def _set(tree: Tree, key: str, value: Any) -> None:
 def absolute(tree: Tree, folder: Path) -> Tree:
     """Make the tree's paths absolute, relative to a folder: a resolved configuration works from anywhere.
 
-    A backbone is a path only if there is one; otherwise it may be an id of the hub.
+    Those in `per_method` and `compare.variants`, too. A backbone is a path only if there is one; otherwise it may be an
+    id of the hub.
     """
     data = tree.get("data")
     if isinstance(data, dict):
-        _resolve(data, "path", folder)
+        resolve(data, "path", folder)
     silos = tree.get("silos")
     for silo in silos if isinstance(silos, list) else []:
         if isinstance(silo, dict):
-            _resolve(silo, "path", folder)
+            resolve(silo, "path", folder)
     compare = tree.get("compare")
-    if isinstance(compare, dict) and compare.get("best"):
-        best = compare["best"]
-        folders = best.split(",") if isinstance(best, str) else best
+    if isinstance(compare, dict):
+        best = compare.get("best")
+        folders = best.split(",") if best and isinstance(best, str) else best
         if isinstance(folders, list):
             compare["best"] = [_resolved(path.strip() if isinstance(path, str) else path, folder) for path in folders]
+        _entries(compare, "variants", folder)
+    _entries(tree, "per_method", folder)
     federation = tree.get("federation")
     if isinstance(federation, dict):
-        _resolve(federation, "labelled", folder)
+        resolve(federation, "labelled", folder)
     privacy = tree.get("privacy")
     if isinstance(privacy, dict):
-        _resolve(privacy, "secret", folder)
-    _resolve(tree, "start", folder)
-    backbone = tree.get("backbone")
-    if isinstance(backbone, str) and backbone not in ("", "default") and (folder / backbone).expanduser().exists():
-        _resolve(tree, "backbone", folder)
+        resolve(privacy, "secret", folder)
+    resolve(tree, "start", folder)
+    resolve_backbone(tree, folder)
     return tree
 
 
-def _resolve(tree: Tree, key: str, folder: Path) -> None:
+def _entries(tree: Tree, key: str, folder: Path) -> None:
+    """The same in groups of keys that stand under names of their own."""
+    if isinstance(tree.get(key), dict):
+        tree[key] = {
+            name: absolute(nested(entry.items()), folder) if isinstance(entry, dict) else entry
+            for name, entry in tree[key].items()
+        }
+
+
+def resolve(tree: Tree, key: str, folder: Path) -> None:
+    """Make one key's path absolute, if there is one; a value of another kind stays for the schema to refuse."""
     if key in tree:
         tree[key] = _resolved(tree[key], folder)
+
+
+def resolve_backbone(tree: Tree, folder: Path) -> None:
+    """Make a backbone's path absolute if there is such a path; it may be an id of the hub."""
+    backbone = tree.get("backbone")
+    if isinstance(backbone, str) and backbone not in ("", "default") and (folder / backbone).expanduser().exists():
+        resolve(tree, "backbone", folder)
 
 
 def _resolved(value: Any, folder: Path) -> Any:

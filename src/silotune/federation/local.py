@@ -11,7 +11,7 @@ from silotune.config.names import Name
 from silotune.config.parse import input_error
 from silotune.config.section import Section
 from silotune.config.silos import SiloConfig
-from silotune.config.trees import parse_tree
+from silotune.config.trees import parse_tree, resolve, resolve_backbone
 from silotune.errors import InputError
 
 Shared = Literal["validation", "test", "rows", "loss", "seconds"]
@@ -93,18 +93,11 @@ def read_local(path: str | Path) -> LocalConfig:
     tree = parse_tree(text, str(path))
     here = path.resolve().parent
     for key in ("folder", "rows", "start", "secret", "config", "socket", "root_certificates", "private_key"):
-        _resolve(tree, key, here)
+        resolve(tree, key, here)
     if isinstance(tree.get("data"), dict):
-        _resolve(tree["data"], "path", here)
-    if isinstance(tree.get("backbone"), str) and tree["backbone"] != "default" and (here / tree["backbone"]).exists():
-        _resolve(tree, "backbone", here)
+        resolve(tree["data"], "path", here)
+    resolve_backbone(tree, here)
     try:
         return LocalConfig.model_validate(tree)
     except ValidationError as error:
         raise InputError(f"silo config {path}: {input_error(error, LocalConfig)}") from None
-
-
-def _resolve(tree: dict[str, Any], key: str, folder: Path) -> None:
-    value = tree.get(key)
-    if isinstance(value, str) and value:
-        tree[key] = str((folder / Path(value).expanduser()).resolve())

@@ -13,7 +13,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from silotune.config.names import Name
 from silotune.config.parse import input_error
 from silotune.config.section import Section
-from silotune.config.trees import parse_tree
+from silotune.config.trees import parse_tree, resolve
 from silotune.errors import InputError
 from silotune.federation.local import LocalConfig, read_local
 
@@ -153,6 +153,5 @@ def _read(path: Path, kind: str, paths: tuple[str, ...]) -> dict[str, Any]:
         raise InputError(f"{kind} config {path}: cannot be read ({error})".lstrip()) from error
     here = path.resolve().parent
     for key in paths:
-        if isinstance(tree.get(key), str) and tree[key]:
-            tree[key] = str((here / Path(tree[key]).expanduser()).resolve())
+        resolve(tree, key, here)
     return tree
