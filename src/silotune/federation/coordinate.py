@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from silotune.data.tasks import SiloData, Splits
 from silotune.engines.flower import Flower
 from silotune.errors import OR_RESUME, InputError, SilotuneError, require_unused
 from silotune.experiment import state_digest, summarise
+from silotune.federation import outcome
 from silotune.federation.acquaintance import FOLDER, Acquaintance
 from silotune.federation.agreement import check_federated, travelling
 from silotune.federation.handshake import Hello, Identity, check_identity
@@ -78,8 +79,7 @@ def prepare(config: Config, out: Path, resume: bool) -> Path:
     Acquaintance.check(out)
     place = out / FOLDER
     with claimed(out), claimed(place):
-        for name in ("outcome.json", "coordinator.json", "progress.json"):
-            (place / name).unlink(missing_ok=True)
+        outcome.forget(place)
         write_text(place / "config.yaml", dump(config))
         Job(str(place / "config.yaml"), str(out)).write(place / "job.json")
     return place / "job.json"
@@ -98,16 +98,13 @@ def coordinate(job: Job, link: Link) -> None:
 
 
 def _coordinate(job: Job, link: Link, place: Path) -> None:
-    write_text(place / "coordinator.json", json.dumps({"pid": os.getpid()}))
+    outcome.say_begun(place)
     try:
         _run(job, link)
     except Exception as error:  # told to end, it says nothing: the run is not over
-        code = error.exit_code if isinstance(error, SilotuneError) else 1
-        text = str(error) if isinstance(error, SilotuneError) else f"{type(error).__name__}: {error}"
-        state = "lost" if isinstance(error, LinkLost) else "failed"
-        write_text(place / "outcome.json", json.dumps({"state": state, "error": text, "exit_code": code}))
+        outcome.say_ended(place, error, lost=isinstance(error, LinkLost))
         raise
-    write_text(place / "outcome.json", json.dumps({"state": "finished"}))
+    outcome.say_ended(place)
 
 
 def _run(job: Job, link: Link) -> None:
@@ -150,7 +147,7 @@ def _run(job: Job, link: Link) -> None:
     folder.append(_run_folder(out, federation))
     known.write(out)
     run["identity"] = door.identity.fields()
-    engine = Flower(federation, folder[0], calls, run, job.local, _Progress(out))
+    engine = Flower(federation, folder[0], calls, run, job.local, partial(outcome.say_progress, out / FOLDER))
     engine.run()
     _finish(engine, out, job.local)
 
@@ -210,13 +207,3 @@ def _finish(engine: Flower, out: Path, local: bool) -> None:
     best = engine.load_best()
     summary = summarise(engine) | {"engine": engine.label, "best_round": best} | final
     write_text(out / "summary.json", json.dumps(summary, indent=1) + "\n")
-
-
-class _Progress:
-    """What the coordinator is doing, in a file that others read."""
-
-    def __init__(self, out: Path) -> None:
-        self._path = out / FOLDER / "progress.json"
-
-    def __call__(self, number: int, what: str, done: int, total: int) -> None:
-        write_text(self._path, json.dumps([number, what, done, total]))

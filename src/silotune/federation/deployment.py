@@ -16,13 +16,13 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from silotune.errors import InputError, SilotuneError
+from silotune.federation.acquaintance import FOLDER
 from silotune.federation.admission import flower_environment, nodes
 from silotune.federation.flower import ENVIRONMENT, require_flower, submit, superlink, supernode, write_app
-from silotune.federation.forked import lives
 from silotune.federation.local import LocalConfig
+from silotune.federation.outcome import SLOW, Watched, read_fields, require_finished
 from silotune.federation.parties import LinkConfig, NodeConfig, read_party
 from silotune.federation.supervision import Child, Household, wait_for_port
 from silotune.federation.watchdog import end, family
@@ -33,8 +33,6 @@ LOOK = 0.5
 PAUSES = (1.0, 5.0, 15.0, 30.0)
 """Seconds before a process that ended is started again, the last for all further times: a node that was killed is not
 let in for up to a minute."""
-SLOW = 600.0
-"""Seconds that the SuperLink has to come up."""
 
 
 def up(config: LinkConfig, say: Callable[[str], None]) -> None:
@@ -64,23 +62,16 @@ def follow(out: Path, progress: Callable[[int, str, int, int], None]) -> None:
     """Wait until a run's coordinator says how it ended.
 
     Raises:
-        SilotuneError: it failed, or is gone.
+        SilotuneError: it failed, is gone, or has not begun within `SLOW` seconds.
     """
-    place, said = out / "federation", ""
-    while (outcome := _read(place / "outcome.json")) is None:
-        with contextlib.suppress(OSError, ValueError):
-            text = (place / "progress.json").read_text(encoding="utf-8")
-            if text != said:
-                said = text
-                progress(*json.loads(text))
-        begun = _read(place / "coordinator.json")
-        if begun is not None and not lives(int(begun["pid"])) and not (place / "outcome.json").exists():
-            raise SilotuneError(
-                "the coordinator's process is gone; what is finished is kept (start again with --resume)"
-            )
+    watched = Watched(out / FOLDER, progress)
+    while (outcome := watched.outcome()) is None:
+        watched.tell()
+        gone = watched.gone()
+        if gone:
+            raise SilotuneError(f"{gone}; what is finished is kept (start again with --resume)")
         time.sleep(LOOK)
-    if outcome["state"] != "finished":
-        raise (InputError if outcome.get("exit_code") == 2 else SilotuneError)(str(outcome.get("error")))
+    require_finished(outcome)
 
 
 def join(path: Path, config: LocalConfig | NodeConfig, say: Callable[[str], None]) -> None:
@@ -147,7 +138,7 @@ def status(path: Path) -> list[str]:
     """What runs of a coordinator's, a silo's or a node's file, line by line."""
     config = read_party(path)
     folder = Path(config.folder)
-    running = _read(folder / "running.json")
+    running = read_fields(folder / "running.json")
     there = running is not None and bool(family(str(running["token"])))
     kind = "coordinator" if isinstance(config, LinkConfig) else f"silo {config.name!r}"
     lines = [f"{kind}: {'running' if there else 'not running'}"]
@@ -164,7 +155,7 @@ def status(path: Path) -> list[str]:
 
 def down(path: Path) -> bool:
     """End what `up` or `join` runs for a file; whether anything ran."""
-    running = _read(Path(read_party(path).folder) / "running.json")
+    running = read_fields(Path(read_party(path).folder) / "running.json")
     if running is None or not family(str(running["token"])):
         return False
     with contextlib.suppress(ProcessLookupError):
@@ -183,7 +174,7 @@ def _running(folder: Path) -> Iterator[Household]:
     """A household that `status` and `down` find again."""
     folder.mkdir(parents=True, exist_ok=True)
     folder.chmod(0o700)
-    before = _read(folder / "running.json")
+    before = read_fields(folder / "running.json")
     if before is not None and family(str(before["token"])):
         raise InputError(f"{folder}: already running (process {before['pid']}); `silotune federation down` ends it")
     environment = {**ENVIRONMENT, "FLWR_HOME": str(folder / "flwr")}
@@ -220,9 +211,3 @@ def why(child: Child) -> str:
     known = "2004" in told[-1]
     hint = "; its key is not admitted, or the node before it was killed less than a minute ago" if known else ""
     return told[-1] + hint
-
-
-def _read(path: Path) -> dict[str, Any] | None:
-    with contextlib.suppress(OSError, ValueError):
-        return dict(json.loads(path.read_text(encoding="utf-8")))
-    return None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import subprocess
 import sys
 import time
@@ -15,11 +14,11 @@ import yaml
 
 from silotune.config import Config
 from silotune.engines.base import Progress
-from silotune.errors import InputError, SilotuneError
+from silotune.errors import SilotuneError
 from silotune.federation.acquaintance import FOLDER
 from silotune.federation.attempts import Attempts
 from silotune.federation.flower import submission, submitted, superexec, superlink, supernode, write_app, write_home
-from silotune.federation.forked import lives
+from silotune.federation.outcome import SLOW, Watched, forget, require_finished
 from silotune.federation.supervision import Household, free_ports, wait_for_port
 from silotune.runs import write_text
 
@@ -27,8 +26,6 @@ LOOK = 0.1
 """Seconds between looks at the processes."""
 STARTS = 6
 """How often anything may end without a finished round in between."""
-SLOW = 600.0
-"""Seconds that Flower, and then the coordinator, has to come up."""
 
 _APART = ("--insecure", "--isolation", "process")
 """SuperLink and SuperNodes start nothing themselves; what runs the apps is started beside them."""
@@ -72,9 +69,8 @@ class LocalProcesses:
         self._scratch = scratch
         self._household = household
         self._progress = progress or (lambda *_: None)
-        self._said = ""
         self._attempts = Attempts(STARTS, self._finished_rounds)
-        self._submitted = 0.0
+        self._coordinator = Watched(out / FOLDER, self._progress)
 
     def run(self) -> None:
         """Until the coordinator says how it ended.
@@ -83,7 +79,6 @@ class LocalProcesses:
             InputError: what the coordinator refused.
             SilotuneError: it failed, or something ended again and again.
         """
-        place = self._out / FOLDER
         self._progress(1, "starting workers and Flower", 0, len(self._names))
         configs = [self._silo_config(number, name) for number, name in enumerate(self._names)]
         self._stack()  # Flower is there before torch is
@@ -91,15 +86,13 @@ class LocalProcesses:
             words = [sys.executable, "-m", "silotune.federation.worker", str(path)]
             self._household.start(f"worker-{name}", words, imports=["silotune.federation.session", *_MODELS])
         while True:
-            outcome = _read(place / "outcome.json")
+            outcome = self._coordinator.outcome()
             if outcome is not None and not self._lost(outcome):
                 break
-            self._look_after(place)
-            self._tell(place)
+            self._look_after()
+            self._coordinator.tell()
             time.sleep(LOOK)
-        if outcome["state"] != "finished":
-            error = InputError if outcome.get("exit_code") == 2 else SilotuneError
-            raise error(str(outcome.get("error")))
+        require_finished(outcome)
 
     def _silo_config(self, number: int, name: str) -> Path:
         home = self._out / "silos" / name
@@ -151,8 +144,7 @@ class LocalProcesses:
         flower = [name for name in children if not name.startswith("worker-")]
         if flower:
             self._household.end(*flower, grace=1.0)  # what counts is on disk
-        for name in ("outcome.json", "coordinator.json"):
-            (place / name).unlink(missing_ok=True)
+        forget(place)
         port, *ports = free_ports(1 + len(self._names))
         link = start("superlink", superlink("127.0.0.1", port, _APART))
         for number, (name, own) in enumerate(zip(self._names, ports, strict=True)):
@@ -162,7 +154,7 @@ class LocalProcesses:
         wait_for_port(link, port, SLOW)
         self._submit(port)
         start("superexec", superexec(port), imports=_SERVER)
-        self._submitted = time.monotonic()
+        self._coordinator = Watched(place, self._progress)
 
     def _submit(self, port: int) -> None:
         write_home(Path(self._household.environment["FLWR_HOME"]), f"127.0.0.1:{port}")
@@ -181,9 +173,9 @@ class LocalProcesses:
         self._stack()
         return True
 
-    def _look_after(self, place: Path) -> None:
+    def _look_after(self) -> None:
         children = self._household.children
-        if not children["superlink"].alive or self._coordinator_died(place):
+        if not children["superlink"].alive or self._coordinator.gone():
             self._replace()
             return
         for child in [child for child in children.values() if not child.alive]:
@@ -192,23 +184,3 @@ class LocalProcesses:
                     f"{child.name} ended {STARTS} times without a finished round between: {child.tail()}"
                 )
             self._household.again(child.name)
-
-    def _coordinator_died(self, place: Path) -> bool:
-        said = _read(place / "coordinator.json")
-        if said is None:
-            return time.monotonic() - self._submitted > SLOW
-        return not lives(int(said["pid"])) and not (place / "outcome.json").exists()
-
-    def _tell(self, place: Path) -> None:
-        with contextlib.suppress(OSError, ValueError):
-            text = (place / "progress.json").read_text(encoding="utf-8")
-            if text != self._said:
-                self._said = text
-                number, what, done, total = json.loads(text)
-                self._progress(number, what, done, total)
-
-
-def _read(path: Path) -> dict[str, Any] | None:
-    with contextlib.suppress(OSError, ValueError):
-        return dict(json.loads(path.read_text(encoding="utf-8")))
-    return None

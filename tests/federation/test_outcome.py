@@ -1,0 +1,104 @@
+"""Whoever waits for a coordinator learns how it ended, also where it never began or is gone without a word."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+
+import pytest
+
+from silotune.errors import InputError, SilotuneError
+from silotune.federation import outcome
+from silotune.federation.deployment import follow
+
+
+@pytest.fixture
+def place(tmp_path):
+    """A run folder's part that is about the machines."""
+    (tmp_path / "federation").mkdir()
+    return tmp_path / "federation"
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Time that passes by sleeping only: `clock[0]` seconds by now. Nobody may wait for more than an hour."""
+    now = [0.0]
+
+    def sleep(seconds):
+        now[0] += seconds
+        assert now[0] < 3600, "it waits for ever"
+
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(time, "sleep", sleep)
+    return now
+
+
+def heard():
+    said = []
+    return said, lambda *words: said.append(words)
+
+
+def test_a_coordinator_that_never_begins_is_not_waited_for_for_ever(place, clock):
+    """Its ServerApp cannot be imported, say, or was refused before it said a word."""
+    with pytest.raises(SilotuneError, match=r"^the coordinator has not begun within 600 s .*start again with --resume"):
+        follow(place.parent, lambda *_: None)
+    assert 600 <= clock[0] < 610
+
+
+def test_one_that_is_gone_without_a_word_is_not_waited_for(place, clock):
+    ended = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True)
+    (place / "coordinator.json").write_text(json.dumps({"pid": int(ended.stdout)}))
+    with pytest.raises(SilotuneError, match="process is gone; what is finished is kept"):
+        follow(place.parent, lambda *_: None)
+    assert clock[0] < 10
+
+
+def test_one_that_works_is_waited_for_and_what_it_does_is_told_once(place, clock, monkeypatch):
+    outcome.say_begun(place)
+    said, progress = heard()
+    pause = time.sleep
+    steps = iter([(1, "alpha", 0, 2)] * 700 + [(1, "beta", 1, 2)] * 700)
+
+    def working(seconds):
+        pause(seconds)
+        step = next(steps, None)
+        if step is None:
+            outcome.say_ended(place)
+        else:
+            outcome.say_progress(place, *step)
+
+    monkeypatch.setattr(time, "sleep", working)
+    follow(place.parent, progress)
+    assert said == [(1, "alpha", 0, 2), (1, "beta", 1, 2)]
+    assert clock[0] > outcome.SLOW
+
+
+@pytest.mark.parametrize(
+    ("error", "lost", "raised", "said"),
+    [
+        (InputError("rounds: too many"), False, InputError, "rounds: too many"),
+        (SilotuneError("below its quorum"), False, SilotuneError, "below its quorum"),
+        (SilotuneError("Flower: ConnectError"), True, SilotuneError, "Flower: ConnectError"),
+        (KeyError("accuracy"), False, SilotuneError, "KeyError: 'accuracy'"),
+    ],
+)
+def test_how_it_ended_is_raised(place, clock, error, lost, raised, said):
+    outcome.say_begun(place)
+    outcome.say_ended(place, error, lost)
+    with pytest.raises(SilotuneError) as found:
+        follow(place.parent, lambda *_: None)
+    assert (type(found.value), str(found.value)) == (raised, said)
+    assert json.loads((place / "outcome.json").read_text())["state"] == ("lost" if lost else "failed")
+
+
+def test_what_the_one_before_said_is_forgotten(place):
+    outcome.say_begun(place)
+    outcome.say_progress(place, 1, "", 0, 1)
+    outcome.say_ended(place)
+    outcome.forget(place)
+    assert list(place.iterdir()) == []
+    watched = outcome.Watched(place, lambda *_: None)
+    watched.tell()
+    assert (watched.outcome(), watched.gone()) == (None, "")
