@@ -125,20 +125,23 @@ def _run(job: Job, link: Link) -> None:
     door = _Door(Identity.of(config, text, backbone), Acquaintance.open(out))
     run = {"run": door.known.run, "config": text, "identity": door.identity.fields()}
     folder: list[RunFolder] = []
+    turned_away: dict[str, str] = {}
 
     def report(who: str, what: str) -> None:
         who, what = who[:100], what[:500]  # both may quote what a silo says
         print(f"silotune coordinator: {who}: {what}", flush=True)
         if folder:
             folder[0].event("silo-failed", silo=who, reason=what)
+        else:
+            turned_away[who] = what
 
     options = config.federation
     calls = RollCall(link, names, Frame("hello", run).encode(), door, report, options.patience)
     missing = [name for name in calls.gather(options.join) if name not in door.known.silos]
     if missing:
-        raise SilotuneError(
-            f"silos that did not join within federation.join={options.join:g} s: {', '.join(missing)}; nothing began"
-        )
+        said = "".join(f"; {who}: {what}" for who, what in sorted(turned_away.items()))
+        late = f"silos that did not join within federation.join={options.join:g} s: {', '.join(missing)}"
+        raise SilotuneError(f"{late}; nothing began{said}")
     known = door.known
     data = [SiloData(name, known.silos[name].task, Splits()) for name in names]
     federation = build(config, backbone, data, _labelled(job, config, bool(method.server_phases())))
