@@ -1,0 +1,98 @@
+"""The numbers that leave a silo are those its operator shares, and a coordinator takes no others."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from safetensors.numpy import load as load_numpy
+
+from federation.rig import DirectLink, federate, job, local_configs
+from invariants.cases import logged
+from silotune.errors import SilotuneError
+from silotune.experiment import run
+from silotune.federation.coordinate import coordinate
+from silotune.federation.protocol import Frame, decode
+from silotune.federation.session import Session
+from silotune.runs import read_summary
+
+SHORT = ("rounds=3", "train.steps=2")
+
+
+def said_in(message):
+    """The fields of an update."""
+    header = json.loads(message[8 : 8 + int.from_bytes(message[:8], "little")])
+    return json.loads(header["__metadata__"]["silotune"])
+
+
+def test_a_silo_shares_only_what_it_agreed_to(tiny_config, tmp_path):
+    config = tiny_config("fedmcp", *SHORT)
+    expected = run(config, out=tmp_path / "whole").summary
+    out = tmp_path / "run"
+    configs = local_configs(config, out, share=["validation"])
+    link = DirectLink({node: Session(local).answer for node, local in enumerate(configs.values())})
+    coordinate(job(config, out, configs), link)
+    summary = read_summary(out)
+    assert summary["shared_sha256"] == expected["shared_sha256"]  # uniform: row counts play no part
+    for silo in summary["silos"].values():
+        assert silo["validation"] is not None
+        assert (silo["test"], silo["rows"]) == (None, None)
+    assert summary["average"] is None
+    for _, data in link.came:
+        frame = decode(data)
+        assert frame.fields.get("metrics", {}) == {}
+        assert "rows" not in frame.fields
+        if frame.kind == "hello":
+            assert frame.fields.keys() == {"silo", "identity", "task", "texts"}
+        if frame.kind == "answer":
+            assert said_in(frame.blobs["message"])["rows"] == 1
+
+
+def test_what_is_no_longer_shared_does_not_leave_with_an_answer_that_was_kept(tiny_config, tmp_path):
+    """Round 2's answer was given and went under; by the time it is asked for again, fewer numbers may leave."""
+    config = tiny_config("fedmcp", *SHORT, "uplink=clip,laplace,int8")
+    configs = local_configs(config, tmp_path / "run")
+    _, link = federate(config, tmp_path / "run")
+    (asked,) = [
+        data for node, data in link.sent if (f := decode(data)).kind == "round" and (node, f.fields["round"]) == (1, 2)
+    ]
+    full = decode(Session(configs["beta"]).answer(asked))
+    assert full.encode() in [data for _, data in link.came]
+    assert full.fields["metrics"].keys() >= {"loss", "rows", "steps", "seconds"}
+    assert full.fields["scores"]["validation"] is not None
+    quiet = decode(Session(configs["beta"].model_copy(update={"share": ["seconds"]})).answer(asked))
+    assert (quiet.fields["metrics"].keys(), quiet.fields["scores"]) == ({"seconds"}, {})
+    sent, kept = (load_numpy(frame.blobs["message"]) for frame in (quiet, full))
+    assert sent.keys() == kept.keys()  # noised once, with the noise of then
+    assert all(sent[name].tobytes() == kept[name].tobytes() for name in kept)
+    said, before = (said_in(frame.blobs["message"]) for frame in (quiet, full))
+    assert before["rows"] > 1
+    assert said == before | {"rows": 1}
+    assert decode(Session(configs["beta"]).answer(asked)) == full
+
+
+@pytest.mark.parametrize("scores", [{"validation": 50, "test": 50, "asr": 1}, {"metric": "f1"}, {"rows": 5}])
+def test_scores_that_are_none_are_refused_by_the_silos_name_and_the_run_ends(tiny_config, scores, tmp_path):
+    config = tiny_config("fedmcp", *SHORT)
+    configs = local_configs(config, tmp_path / "run")
+    sessions = [Session(local).answer for local in configs.values()]
+
+    def lying(data):
+        frame = decode(sessions[1](data))
+        return Frame("scores", frame.fields | {"scores": scores}).encode() if frame.kind == "scores" else frame.encode()
+
+    coordinate(job(config, tmp_path / "run", configs), DirectLink({0: sessions[0], 1: lying, 2: sessions[2]}))
+    found = read_summary(tmp_path / "run")["silos"]
+    nothing = {"metric": "accuracy", "validation": None, "test": None, "rows": None}
+    assert found["beta"].items() >= nothing.items()
+    assert found["beta"].keys() == found["alpha"].keys()
+    (refused, *_) = logged(tmp_path / "run", "silo-failed")
+    assert (refused["silo"], refused["reason"]) == ("beta", "answered with something else than scores")
+
+
+def test_row_counts_cannot_be_withheld_where_they_weigh(tiny_config, tmp_path):
+    config = tiny_config("fedmcp", "aggregation=samples", "rounds=1")
+    configs = local_configs(config, tmp_path / "run", share=["validation"])
+    link = DirectLink({node: Session(local).answer for node, local in enumerate(configs.values())})
+    with pytest.raises(SilotuneError, match=r"'(alpha|beta|gamma)'.*aggregation=samples.*allowed: uniform"):
+        coordinate(job(config, tmp_path / "run", configs), link)
