@@ -90,9 +90,13 @@ def test_privacy_is_told_where_there_is_noise(tmp_path: Path) -> None:
 
 def test_known_events_need_no_remark_and_other_versions_get_one(tmp_path: Path) -> None:
     extra = [{"event": "server", "round": 1, "loss": 0.5}, {"event": "versions", "changed": ["torch 2.0 → 2.1"]}]
-    run = write_run(tmp_path / "r", "fedfame", 1, {"a": 50.0}, extra=[*extra, {"event": "odd"}])
-    page = write_report(read_entries([run]), tmp_path / "page.html").read_text(encoding="utf-8")
+    extra += [{"event": "cohort", "size": 1, "reason": "r"}, {"event": "odd"}]
+    runs = [write_run(tmp_path / f"r{seed}", "fedfame", seed, {"a": 50.0}, extra=extra) for seed in (1, 2, 3)]
+    page = write_report(read_entries(runs), tmp_path / "page.html").read_text(encoding="utf-8")
     remarks = sections(page)["warnings"]
+    assert remarks.count("r1 (seed 1) and 2 more: 1 × “odd”") == 1, "what several runs have is said once"
+    assert "r2 (seed 2)" not in remarks
+    assert "“cohort”" not in page
     assert "resumed under other versions: torch 2.0 → 2.1" in remarks
     assert "“server”" not in page
     assert "“versions”" not in page

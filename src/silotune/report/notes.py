@@ -13,15 +13,14 @@ from silotune.report.collect import Entry, FinishedRun, silo_names
 from silotune.report.grids import MOST_SILOS
 from silotune.report.scores import message_bytes
 
-_KNOWN = {"silo", "round", "final", "refused", "evaluation", "server", "versions"}
+_KNOWN = {"silo", "round", "final", "refused", "evaluation", "server", "versions", "cohort"}
 """Events that need no remark of their own; changed versions get one (`_of_run`)."""
 
 
 def warnings(entries: Sequence[Entry]) -> list[str]:
     """One sentence each."""
     runs = [run for entry in entries for run in entry.runs]
-    found = [sentence for run in runs for sentence in _of_run(run)]
-    found += _differing(runs)
+    found = _once(runs) + _differing(runs)
     for entry in entries:
         seeds = [run.seed for run in entry.runs]
         twice = sorted(seed for seed, number in Counter(seeds).items() if number > 1)
@@ -44,29 +43,38 @@ def warnings(entries: Sequence[Entry]) -> list[str]:
     return found
 
 
+def _once(runs: Sequence[FinishedRun]) -> list[str]:
+    """What is to be said of single runs; the same of several is one sentence."""
+    of: dict[str, list[str]] = {}
+    for run in runs:
+        for remark in _of_run(run):
+            of.setdefault(remark, []).append(f"{run.folder.name} (seed {run.seed})")
+    return [
+        f"{names[0]}{f' and {len(names) - 1} more' if len(names) > 1 else ''}: {remark}" for remark, names in of.items()
+    ]
+
+
 def _of_run(run: FinishedRun) -> list[str]:
-    name = f"{run.folder.name} (seed {run.seed})"
     found = []
     refused = run.of("refused")
     if refused:
         first = refused[0]
         times = "1 update was" if len(refused) == 1 else f"{len(refused)} updates were"
         found.append(
-            f"{name}: {times} refused; the first in round {first.get('round')} from {first.get('silo')}: "
-            f"{first.get('reason')}"
+            f"{times} refused; the first in round {first.get('round')} from {first.get('silo')}: {first.get('reason')}"
         )
     for kind, number in Counter(str(event.get("event")) for event in run.events).items():
         if kind not in _KNOWN:
-            found.append(f"{name}: {number} × “{kind}” in events.jsonl")
+            found.append(f"{number} × “{kind}” in events.jsonl")
     for event in run.of("versions"):
-        found.append(f"{name}: resumed under other versions: {', '.join(map(str, event.get('changed', [])))}")
+        found.append(f"resumed under other versions: {', '.join(map(str, event.get('changed', [])))}")
     silos = run.summary["silos"]
     never = sorted({*silos} - {event["silo"] for event in run.of("silo")})
     if never and "centralised" not in {event["silo"] for event in run.of("silo")}:
-        found.append(f"{name}: never sampled, so never trained: {', '.join(never)}")
+        found.append(f"never sampled, so never trained: {', '.join(never)}")
     blind = sorted(silo for silo, result in silos.items() if result.get("validation") is None)
     if blind:
-        found.append(f"{name}: no validation rows in {', '.join(blind)}; the best round does not see them")
+        found.append(f"no validation rows in {', '.join(blind)}; the best round does not see them")
     return found
 
 
