@@ -214,7 +214,7 @@ def summarise(engine: Engine) -> dict[str, Any]:
         "engine": engine.name,
         "precision": federation.backbone.precision,
         "threads": torch.get_num_threads(),
-        "cohort": federation.cohort.size if engine.name == "inprocess" else 1,  # on machines of their own
+        "cohort": engine.cohort,
         "seconds": round(history.seconds, 3),
         "samples_per_second": round(history.training_rows / max(history.training_seconds, 1e-9), 2),
         **parameters(federation),

@@ -64,6 +64,7 @@ class Engine(ABC):
         self.folder = folder
         self.progress = progress or (lambda *_: None)
         self.history = History()
+        self.cohort = 1  # silos that train together
         self._best: Checkpoint | None = None
         self._last: Checkpoint | None = None
 

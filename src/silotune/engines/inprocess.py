@@ -23,6 +23,7 @@ class InProcess(Engine):
     def __init__(self, federation: Federation, folder: RunFolder, progress: Progress | None = None) -> None:
         super().__init__(federation, folder, progress)
         self._participant = federation.participant()
+        self.cohort = federation.cohort.size
 
     def _restore(self) -> None:
         """See `Engine._restore`. Then it is said how many silos train together."""
@@ -50,11 +51,10 @@ class InProcess(Engine):
 
         Silos with alike numbers of rows, so that few leave their cohort early; those with most come first.
         """
-        size = self.federation.cohort.size
-        if size > 1:
+        if self.cohort > 1:
             names = sorted(names, key=lambda name: (-self.federation.silos[name].rows, name))
-        for start in range(0, len(names), size):
-            yield start, names[start : start + size]
+        for start in range(0, len(names), self.cohort):
+            yield start, names[start : start + self.cohort]
 
     def validate(self, number: int) -> Scores:
         """See `Engine.validate`."""

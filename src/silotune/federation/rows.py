@@ -66,9 +66,8 @@ def read_task(fields: Any) -> Task:
 
 def _read(path: Path, task: Task) -> list[Row]:
     rows = []
-    for number, line in enumerate(
-        path.read_text(encoding="utf-8").split("\n"), start=1
-    ):  # other separators may be part of a text
+    lines = path.read_text(encoding="utf-8").split("\n")  # other separators may be part of a text
+    for number, line in enumerate(lines, start=1):
         if line:
             texts, label, answer = json.loads(line)
             if not isinstance(texts, list) or not 1 <= len(texts) <= 2 or not _are_texts([*texts, answer]):
