@@ -3,25 +3,37 @@
 Both train one bottleneck adapter (r = 16) and an MLP head on MiniLM with Adam, at the same precision, on the same rows
 in the same batches of 64. The bare loop is what one would write by hand: adapters as modules inside the model, every
 batch padded to its longest row. Runs alternate; the medians are compared.
+
+`..._share_of_peak` is the rate of the local steps over the machine's own rate of matrix products, measured between the
+runs: the highest of square products of `SQUARES` at the same precision and number of threads. `needed` counts what the
+real tokens take (`silotune cost`, for every row's own length), `paid` what was computed, padding included (PyTorch's
+counter): 2·m·k·n for a product, forward, back through the activations, and for the gradients of what is trained.
 """
 
 from __future__ import annotations
 
 import statistics
 import time
+from collections import Counter
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
+from benchmarks.alternating import alternate, ratio
 from silotune.assembly.building import build
 from silotune.assembly.configuration import read_config
 from silotune.assembly.federation import Federation
+from silotune.cost.estimate import estimate
 from silotune.data.batching import TokenisedRows, epoch
 from silotune.pretrained import default_backbone
 
 REPEATS = 5
 BATCH = 64
+SQUARES = (1024, 2048, 4096)
+METHOD = ("method=fedavg", "method.adapters=1")
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Adapted(nn.Module):
@@ -43,27 +55,56 @@ class Adapted(nn.Module):
 
 def measure() -> dict[str, Any]:
     """Rows per second of both, and their ratio (ours / bare)."""
-    config = read_config("demo", ["method=fedavg", "method.adapters=1", f"train.batch_size={BATCH}", "threads=2"])
+    config = read_config("demo", [*METHOD, f"train.batch_size={BATCH}", "threads=2"])
     federation = build(config)
     silos = sorted(federation.silos)
+    precision = federation.backbone.precision
     ours: list[float] = []
     bare: list[float] = []
+    peaks: list[float] = []
     for repeat in range(REPEATS + 1):
-        seconds = _ours(federation, silos), _bare(federation, silos)
+        measured = _ours(federation, silos), _bare(federation, silos), _peak(_DTYPES[precision])
         if repeat:  # the first is a warm-up
-            ours.append(seconds[0])
-            bare.append(seconds[1])
+            for kept, one in zip((ours, bare, peaks), measured, strict=True):
+                kept.append(one)
     rows = sum(federation.silos[name].rows for name in silos)
-    ratios = [b / o for o, b in zip(ours, bare, strict=True)]
+    with FlopCounterMode(display=False) as counter:
+        _ours(federation, silos)
+    paid, needed = counter.get_total_flops(), _needed(federation)
+    rates = [paid / seconds for seconds in ours]
     return {
-        "precision": federation.backbone.precision,
+        "precision": precision,
         "rows": rows,
         "silotune_rows_per_second": round(rows / statistics.median(ours), 1),
         "bare_rows_per_second": round(rows / statistics.median(bare), 1),
-        "ratio_min": round(min(ratios), 3),
-        "ratio_max": round(max(ratios), 3),
-        "ratio": round(statistics.median(ratios), 3),
+        "peak_gflop_per_second": round(statistics.median(peaks) / 1e9, 1),
+        "paid_over_needed": round(paid / needed, 3),
+        "needed_share_of_peak": ratio([rate * needed / paid for rate in rates], peaks)["ratio"],
+        "paid_share_of_peak": ratio(rates, peaks)["ratio"],
+        **ratio(bare, ours),
     }
+
+
+def _peak(dtype: torch.dtype) -> float:
+    """The most operations per second of any square product, each at its median."""
+    return max(_rate(width, dtype) for width in SQUARES)
+
+
+def _rate(width: int, dtype: torch.dtype) -> float:
+    one, other = torch.randn(width, width).to(dtype), torch.randn(width, width).to(dtype)
+    times = max(3, round((2048 / width) ** 3))
+    seconds = alternate({"product": lambda: [torch.mm(one, other) for _ in range(times)]}, 5)["product"]
+    return 2 * width**3 * times / statistics.median(seconds)
+
+
+def _needed(federation: Federation) -> int:
+    """Operations of one epoch over all silos' rows, each of its own length."""
+    trained = [rows for silo in federation.silos.values() for rows in silo.train.values()]
+    lengths = Counter(len(ids) for rows in trained for ids in rows.ids)
+    return sum(
+        rows * estimate("fedavg", [*METHOD[1:], f"tokens={tokens}"]).flops_per_sample_train
+        for tokens, rows in lengths.items()
+    )
 
 
 def _ours(federation: Federation, silos: list[str]) -> float:

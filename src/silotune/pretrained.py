@@ -11,6 +11,7 @@ import torch
 
 from silotune.backbone import Backbone
 from silotune.errors import InputError
+from silotune.heap import keep_freed_memory
 
 ModelClass = Literal["AutoModel", "AutoModelForMaskedLM", "AutoModelForCausalLM"]
 """What a head needs of a backbone: the transformer alone, or with its language-model head."""
@@ -38,6 +39,7 @@ def load_backbone(
     Raises:
         InputError: if it cannot be loaded, or has no language-model head where one is needed.
     """
+    keep_freed_memory()
     import transformers
     from transformers.utils import logging as transformers_logging
 
