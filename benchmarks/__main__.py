@@ -21,7 +21,7 @@ def main() -> int:
     module = importlib.import_module(f"benchmarks.{name.replace('-', '_')}")
     if hasattr(module, "options"):  # of this benchmark alone
         module.options(parser)
-    arguments = vars(parser.parse_args())
+    arguments = vars(parser.parse_intermixed_args())
     as_json = arguments.pop("json")
     del arguments["name"]
     try:

@@ -8,12 +8,11 @@ from dataclasses import dataclass, field
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load
 from torch import Tensor
 
 from silotune.errors import InputError
 from silotune.parts import Part, Scope, State, Tensors, flatten, unflatten
-from silotune.tensor_bytes import tensor_bytes
+from silotune.tensor_bytes import read_metadata, read_tensors, tensor_bytes
 
 Fields = dict[str, str | int | float]
 _METADATA = "silotune"
@@ -78,8 +77,7 @@ def change_message(written: Tensors, uplink: str, number: int, silo: str, rows: 
 
 def with_rows(message: bytes, rows: int) -> bytes:
     """An update of one's own, saying another row count."""
-    found = json.loads(message[8 : 8 + int.from_bytes(message[:8], "little")])["__metadata__"][_METADATA]
-    return pack(load(message), json.loads(found) | {"rows": rows})
+    return pack(read_tensors(message), read_metadata(message, _METADATA) | {"rows": rows})
 
 
 def pack(tensors: Tensors, fields: Fields) -> bytes:
@@ -99,9 +97,7 @@ def unpack(message: bytes, expected: Expected, fields: Mapping[str, type]) -> tu
         MessageRefused: with the reason, for anything that is not exactly as expected.
     """
     try:
-        tensors = dict(sorted(load(message).items()))  # safetensors gives them in an order of chance
-        header = json.loads(message[8 : 8 + int.from_bytes(message[:8], "little")])
-        found = json.loads(header["__metadata__"][_METADATA])
+        tensors, found = read_tensors(message), read_metadata(message, _METADATA)
     except (SafetensorError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise MessageRefused(f"not a silotune message ({str(error)[:80]})") from error
     _check_fields(found, fields)

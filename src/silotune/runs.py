@@ -19,12 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
-from safetensors.torch import load
 
 from silotune.errors import InputError
 from silotune.locking import LOCK, claimed
 from silotune.parts import Tensors
-from silotune.tensor_bytes import tensor_bytes
+from silotune.tensor_bytes import read_tensors, tensor_bytes
 
 _LIBRARIES = ("silotune", "torch", "transformers", "tokenizers", "safetensors", "numpy", "pydantic")
 
@@ -172,7 +171,7 @@ class RunFolder:
         """
         path = self.checkpoints / name
         try:
-            return dict(sorted(load(path.read_bytes()).items()))  # safetensors gives them in an order of chance
+            return read_tensors(path.read_bytes())
         except (OSError, SafetensorError) as error:
             raise InputError(f"checkpoint file {path}: missing or damaged ({error})") from error
 

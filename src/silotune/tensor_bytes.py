@@ -6,9 +6,12 @@ writes hundreds of thousands of small tensors a round.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from typing import Any
 
 from safetensors import TensorSpec, serialize
+from safetensors.torch import load
 from torch import Tensor
 
 
@@ -25,3 +28,22 @@ def tensor_bytes(tensors: Mapping[str, Tensor], metadata: dict[str, str] | None 
         for name, tensor in kept.items()
     }
     return bytes(serialize(specs, metadata=metadata))
+
+
+def read_tensors(content: bytes) -> dict[str, Tensor]:
+    """The tensors of a safetensors file by name; the library gives them in an order of chance.
+
+    Raises:
+        SafetensorError: for anything else.
+    """
+    return dict(sorted(load(content).items()))
+
+
+def read_metadata(content: bytes, key: str) -> Any:
+    """What was put as JSON into a safetensors file's metadata.
+
+    Raises:
+        ValueError, KeyError, TypeError, RecursionError: where there is nothing of this kind.
+    """
+    header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+    return json.loads(header["__metadata__"][key])

@@ -12,11 +12,12 @@ from collections.abc import Collection
 from pathlib import Path
 
 from safetensors import SafetensorError
-from safetensors.torch import load, save
+from safetensors.torch import save
 
 from silotune.errors import InputError
 from silotune.federation.protocol import Frame, ProtocolError, decode
 from silotune.parts import Tensors
+from silotune.tensor_bytes import read_tensors
 
 _RUN = re.compile(r"[0-9a-f]{16}")
 _NAME = re.compile(r"\d{4,}(-final)?")
@@ -64,7 +65,7 @@ class Store:
         """
         path = self._state(name)
         try:
-            return dict(sorted(load(path.read_bytes()).items()))
+            return read_tensors(path.read_bytes())
         except (OSError, SafetensorError) as error:
             raise InputError(f"state {name!r} of this silo: missing or damaged ({error})") from error
 

@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load, save
+from safetensors.torch import save
 
 from silotune.backbone import Backbone
 from silotune.errors import InputError
 from silotune.parts import Tensors, digest
+from silotune.tensor_bytes import read_metadata, read_tensors
 
 if TYPE_CHECKING:
     from silotune.training import LocalTraining
@@ -122,9 +123,7 @@ def keep_start(run: Path, training: LocalTraining) -> None:
 def _unpack(path: Path) -> Start:
     try:
         content = path.read_bytes()
-        tensors = dict(sorted(load(content).items()))
-        header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
-        fields = json.loads(header["__metadata__"][_METADATA])
+        tensors, fields = read_tensors(content), read_metadata(content, _METADATA)
         start = Start(tensors, int(fields["r"]), float(fields["alpha"]), tuple(map(str, fields["sites"])))
     except OSError as error:
         raise InputError(f"start: {path} cannot be read ({error.strerror}); {_ALLOWED}") from error
