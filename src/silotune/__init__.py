@@ -8,10 +8,14 @@ __version__ = "0.1.0"
 
 def __getattr__(name: str) -> object:
     """Load what trains only when it is asked for: importing torch takes seconds."""
-    if name in {"PersonalModel", "Run", "run"}:
+    if name in {"Run", "run"}:
         from silotune import experiment
 
         return getattr(experiment, name)
+    if name == "PersonalModel":
+        from silotune.personal import PersonalModel
+
+        return PersonalModel
     if name == "load_run":
         from silotune.finished import load_run
 

@@ -14,8 +14,8 @@ from invariants.cases import CASES, ONE_TASK_ROWS, ROUNDS, TEST_ROWS, TRAIN_ROWS
 from silotune.assembly import building
 from silotune.config import Config
 from silotune.engines.inprocess import InProcess
-from silotune.experiment import state_digest
 from silotune.runs import RunFolder
+from silotune.summary import state_digest
 from silotune.training import LocalTraining
 
 PARAMETERS = {"trainable_parameters", "sent_parameters", "adapter_parameters", "head_parameters"}

@@ -18,8 +18,8 @@ from silotune.cli.running import say
 from silotune.errors import InputError
 
 if TYPE_CHECKING:
-    from silotune.experiment import PersonalModel
     from silotune.interop.lines import Text
+    from silotune.personal import PersonalModel
 
 RunArgument = Annotated[Path, typer.Argument(help="The folder of a finished run.", metavar="RUN")]
 SiloOption = Annotated[str, typer.Option(help="Whose model.")]

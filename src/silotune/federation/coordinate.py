@@ -17,7 +17,6 @@ from silotune.config import Config, dump
 from silotune.data.tasks import SiloData, Splits
 from silotune.engines.flower import Flower
 from silotune.errors import OR_RESUME, InputError, SilotuneError, require_unused
-from silotune.experiment import state_digest, summarise
 from silotune.federation import outcome
 from silotune.federation.acquaintance import FOLDER, Acquaintance
 from silotune.federation.agreement import check_federated, travelling
@@ -32,6 +31,7 @@ from silotune.parts import digest, flatten
 from silotune.pretrained import load_backbone
 from silotune.runs import RunFolder, write_text
 from silotune.silo import SiloState
+from silotune.summary import state_digest, summarise
 
 PREDECESSOR = 30.0
 """Seconds that a coordinator which was told to end has for it."""
