@@ -15,6 +15,7 @@ from silotune.backbone import Backbone
 from silotune.config import Config, dump
 from silotune.engines.base import Progress
 from silotune.engines.inprocess import InProcess
+from silotune.engines.workers import Workers
 from silotune.errors import OR_RESUME, require_unused, unknown
 from silotune.evaluation.instances import keep_instances
 from silotune.evaluation.scores import state_of
@@ -60,6 +61,7 @@ def run(
     progress: Progress | None = None,
     backbone: Backbone | None = None,
     announce: Callable[[str], None] | None = None,
+    workers: int = 1,
 ) -> Run:
     """Run a preset, a YAML file or a configuration.
 
@@ -71,6 +73,7 @@ def run(
         progress: called before every piece of work.
         backbone: one already loaded, to run several configurations over it.
         announce: called with each line that belongs before the first round: what the run's noise promises.
+        workers: processes that silos are spread over; the bits do not depend on it.
 
     Raises:
         InputError: for bad configuration or data, before any training.
@@ -85,7 +88,8 @@ def run(
     config = federation.config
     with working_in(path, dump(config), federation.backbone.fingerprint, resume) as folder:
         keep_start(path, federation.training)
-        engine = InProcess(federation, folder, progress)
+        alone = workers == 1
+        engine = InProcess(federation, folder, progress) if alone else Workers(federation, folder, progress, workers)
         if announce is not None and federation.privacy is not None:
             for line in federation.privacy.lines():
                 announce(line)

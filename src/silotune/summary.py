@@ -46,6 +46,7 @@ def summarise(engine: Engine) -> dict[str, Any]:
         "precision": federation.backbone.precision,
         "threads": torch.get_num_threads(),
         "cohort": engine.cohort,
+        "workers": engine.workers,
         "seconds": round(history.seconds, 3),
         "samples_per_second": round(history.training_rows / max(history.training_seconds, 1e-9), 2),
         **parameters(federation),

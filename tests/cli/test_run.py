@@ -141,3 +141,15 @@ def test_a_subprocess_refuses_in_one_line_too(place: Path) -> None:
     assert ended.returncode == 2
     assert ended.stderr == "silotune: rounds: must be greater than or equal to 1 (got 0)\n"
     assert ended.stdout == ""
+
+
+def test_worker_processes_give_the_same_and_are_not_for_flower(silotune: Silotune, place: Path) -> None:
+    assert silotune(*RUN, "rounds=2", "threads=1", "--out", "alone").code == 0
+    assert silotune(*RUN, "rounds=2", "threads=1", "--workers", "2", "--out", "spread").code == 0
+    alone, spread = summary(place / "alone"), summary(place / "spread")
+    assert alone["state_sha256"] == spread["state_sha256"]
+    assert (alone["workers"], spread["workers"]) == (1, 2)
+    refused = silotune(*RUN, "--engine", "flower-local", "--workers", "2", "--out", "out")
+    assert refused.code == 2
+    assert "--workers: of the engine inprocess" in refused.err
+    assert not (place / "out").exists()

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from silotune.cli.main import app
-from silotune.errors import OR_RESUME, require_unused, unknown
+from silotune.errors import OR_RESUME, InputError, require_unused, unknown
 
 if TYPE_CHECKING:
     from silotune.config import Config
@@ -39,11 +39,16 @@ def run_command(
     engine: Annotated[
         str, typer.Option(help="What runs the silos: inprocess, or flower-local (a process for each, over Flower).")
     ] = "inprocess",
+    workers: Annotated[
+        int, typer.Option(min=1, help="Processes for the silos (give threads=1, or they share the cores).")
+    ] = 1,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Also write the run's numbers for it.")] = False,
 ) -> None:
     """Run one method over one setting."""
     if engine not in ENGINES:
         raise unknown("engine", engine, ENGINES)
+    if engine != "inprocess" and workers > 1:
+        raise InputError(f"--workers: of the engine inprocess; {engine} has a process for each silo")
     from silotune.assembly.configuration import read_config
     from silotune.experiment import run
     from silotune.report.tables import result_table
@@ -59,7 +64,7 @@ def run_command(
 
                 summary, privacy = run_local(config, folder, resume=resume, progress=report, announce=say)
             else:
-                finished = run(config, out=folder, resume=resume, progress=report, announce=say)
+                finished = run(config, out=folder, resume=resume, progress=report, announce=say, workers=workers)
                 summary, privacy = finished.summary, finished.federation.privacy
     console.print(result_table([summary]))
     say(_leaves(config, summary))

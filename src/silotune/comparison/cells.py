@@ -3,13 +3,8 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
-import os
-import signal
-import threading
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
+from concurrent.futures import as_completed
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,8 +14,9 @@ from silotune.backbone import Backbone
 from silotune.comparison.plan import Cell
 from silotune.config import Config, dump
 from silotune.engines.base import Progress
-from silotune.errors import InputError, SilotuneError
+from silotune.errors import InputError
 from silotune.experiment import run
+from silotune.worker_pool import worker_pool
 
 Summary = dict[str, Any]
 Bars = Callable[[str, int], Progress]
@@ -132,37 +128,10 @@ _OWN = _Backbones()  # of a worker process
 
 
 def _in_processes(cells: Sequence[Cell], out: Path, kind: Kind, workers: int) -> Iterable[tuple[Cell, Summary]]:
-    others = set(multiprocessing.active_children())
-    pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _begin)
-    try:
+    with worker_pool(workers) as pool:
         waiting = {pool.submit(_work, kind, cell.config, out / cell.folder): cell for cell in cells}
         for future in as_completed(waiting):
             yield waiting[future], future.result()
-    except BrokenProcessPool as error:
-        raise SilotuneError("a worker process ended abruptly (out of memory?); run again with --resume") from error
-    except BaseException:  # Ctrl-C, or a cell that cannot run: the others end at once, their checkpoints stay
-        for child in multiprocessing.active_children():
-            if child not in others:
-                child.kill()
-        raise
-    finally:
-        pool.shutdown(wait=False, cancel_futures=True)
-
-
-def _begin() -> None:
-    """In a worker: `Ctrl-C` is the parent's, and it ends with the parent, whatever ended that.
-
-    A worker that outlived a killed comparison would write into the folders of the next one.
-    """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    parent = multiprocessing.parent_process()
-    assert parent is not None, "this is a worker"
-
-    def wait() -> None:
-        parent.join()
-        os._exit(1)
-
-    threading.Thread(target=wait, daemon=True).start()
 
 
 def _work(kind: Kind, config: Config, folder: Path) -> Summary:

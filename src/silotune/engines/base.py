@@ -65,6 +65,7 @@ class Engine(ABC):
         self.progress = progress or (lambda *_: None)
         self.history = History()
         self.cohort = 1  # silos that train together
+        self.workers = 1  # processes that train
         self._best: Checkpoint | None = None
         self._last: Checkpoint | None = None
 

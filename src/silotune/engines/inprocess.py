@@ -37,13 +37,13 @@ class InProcess(Engine):
     def rounds(self, number: int, silos: Sequence[str], broadcast: bytes) -> Iterator[Answer]:
         """See `Engine.rounds`."""
         for position, names in self._cohorts(silos):
-            self.progress(number, _named(names), position, len(silos))
+            self.progress(number, named(names), position, len(silos))
             yield from self._participant.rounds([self.federation.silos[name] for name in names], broadcast)
 
     def finals(self, number: int, silos: Sequence[str], broadcast: bytes) -> Iterator[Answer]:
         """See `Engine.finals`."""
         for position, names in self._cohorts(silos):
-            self.progress(number, f"final phase: {_named(names)}", position, len(silos))
+            self.progress(number, f"final phase: {named(names)}", position, len(silos))
             yield from self._participant.finals([self.federation.silos[name] for name in names], broadcast)
 
     def _cohorts(self, names: Sequence[str]) -> Iterator[tuple[int, Sequence[str]]]:
@@ -62,8 +62,12 @@ class InProcess(Engine):
             judged = test_time(self.federation)
             measures = {"personalization": judged.personalization, "test_time": judged.test_time}
             self.folder.event("evaluation", round=number, **measures)
-        found = scores(self.federation, "validation")
+        found = self._validation(number)
         return found if self.federation.central is None else {"global": mean(found)}
+
+    def _validation(self, number: int) -> Scores:
+        """Per reported silo, the validation score at the end of that round."""
+        return scores(self.federation, "validation")
 
     def results(self) -> dict[str, dict[str, Any]]:
         """See `Engine.results`."""
@@ -92,6 +96,6 @@ class InProcess(Engine):
                     check(silo.state.private)
 
 
-def _named(names: Sequence[str]) -> str:
+def named(names: Sequence[str]) -> str:
     """Who trains, for the report of progress."""
     return names[0] if len(names) == 1 else f"{len(names)} silos, {names[0]} to {names[-1]}"
