@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from silotune import parts as part_tools
+from silotune.anchors import Anchors, constant_views
 from silotune.backbone import Backbone
 from silotune.cohort import LocalResult as LocalResult
 from silotune.cohort import train
@@ -22,6 +23,7 @@ from silotune.methods.check import check_method
 from silotune.mixing import stacks
 from silotune.parts import Part, Scope, State, Tensors
 from silotune.randomness import Stream, generator
+from silotune.readings import READINGS
 from silotune.silo import Silo, SiloState
 from silotune.tuners.base import Tuner
 from silotune.views import Ingredient, Mix, View, run_together, settled
@@ -196,6 +198,11 @@ class LocalTraining:
         shared = all(isinstance(one, Tuner) and stacks(self.backbone, one) for one in tuners)
         return max(1, len(trained)) if shared else 1
 
+    def anchors(self, phase: Phase) -> Anchors:
+        """Where a phase's constant views are kept; none are where rows pass once, or where passes differ in draws."""
+        once = (phase.epochs or self.train.epochs) == 1 and (phase.epochs is not None or self.train.steps is None)
+        return Anchors(() if once or self.draws else constant_views(phase.views, phase.trains))
+
     def make_optimiser(self, tensors: list[Tensor]) -> torch.optim.Optimizer:
         """A fresh optimiser of these tensors."""
         return make_optimiser(self.train, tensors)
@@ -214,6 +221,7 @@ class LocalTraining:
         joints: Sequence[Joint],
         mixes: Sequence[Mapping[str, Sequence[Ingredient]]],
         streams: Sequence[Stream] = (),
+        anchors: Sequence[Anchors] = (),
     ) -> list[dict[str, View]]:
         """As `views`, for batches of several silos in the same forwards; see `run_together`."""
         heads = [part.module for part in self.parts.values() if isinstance(part.module, Head)]
@@ -221,7 +229,9 @@ class LocalTraining:
         for batch in batches:
             readings = {head.name: head.reading(self.backbone, batch.task) for head in heads}
             own.append({name: reading for name, reading in readings.items() if reading is not None})
-        return run_together(self.backbone, batches, joints, mixes, head_readings=own, cache=self.cache, streams=streams)
+        if any(own):  # such heads read the backbone's states, which are not kept
+            anchors = ()
+        return run_together(self.backbone, batches, joints, mixes, READINGS, own, self.cache, streams, anchors)
 
     def resolve(self, mix: Mix, state: State, received: State, memory: Tensors) -> list[Ingredient]:
         """A mix's names as tensors. A silo's first participation has no previous parts: then the received ones."""

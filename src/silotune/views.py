@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, TypeVar
 import torch
 from torch import Tensor
 
+from silotune.anchors import Anchors
 from silotune.backbone import Backbone, Inputs
 from silotune.data.batching import Batch
-from silotune.data.joint import Joint, alone
+from silotune.data.joint import Joint, Piece, alone
 from silotune.errors import InputError
 from silotune.mixing import (
     Ingredient,
@@ -96,6 +97,7 @@ def run_together(
     head_readings: Sequence[Mapping[str, HeadReading]] = (),
     cache: FrozenPrefix | None = None,
     streams: Sequence[Stream] = (),
+    anchors: Sequence[Anchors] = (),
 ) -> list[dict[str, View]]:
     """As `run_views`, for batches of several silos in the same forwards.
 
@@ -108,20 +110,26 @@ def run_together(
         head_readings: each silo's heads'.
         cache: see `run_views`.
         streams: each silo's random numbers, where tuners draw any (`Segments`).
+        anchors: what each silo's constant views are known to say of its rows; filled here.
     """
     names = {name: tuple(identity(own[name]) for own in mixes) for name in mixes[0]}
     folded = {key: [prepared(own[name]) for own in mixes] for name, key in reversed(names.items())}
     collected = [{key: _Collected() for key in folded} for _ in batches]
     stacks: dict[tuple[int, ...], Tensors] = {}
+    constant = {key: name for name, key in names.items() if anchors and name in anchors[0].views}
     for joint in joints:
         pieces = joint.pieces
         text = {name: tensor.to(backbone.device) for name, tensor in joint.text().items()}
         own_streams = [streams[piece.member] for piece in pieces] if streams else []
         segments = Segments(joint.sizes, [piece.width for piece in pieces], own_streams, stacks)
-        here = {
-            key: [of_rows(own[piece.member], slice(piece.start, piece.stop)) for piece in pieces]
-            for key, own in folded.items()
-        }
+        here = {}
+        for key, own in folded.items():
+            known = _recalled(anchors, constant[key], batches, pieces) if key in constant else None
+            if known is None:
+                here[key] = [of_rows(own[piece.member], piece.rows) for piece in pieces]
+            else:
+                for piece, found_before in zip(pieces, known, strict=True):
+                    collected[piece.member][key].add(found_before)
         fill = None if cache is None else _filling(backbone, batches, joint, cache)
         for key, (states, plan) in encode_together(backbone, text, here, segments, fill).items():
             if any(head_readings) and plan is None:
@@ -132,9 +140,10 @@ def run_together(
             read = {name: torch.split(reading(states, text), joint.sizes) for name, reading in readings.items()}
             parted = torch.split(states, joint.sizes) if any(head_readings) else ()
             for place, piece in enumerate(pieces):
-                found = collected[piece.member][key]
-                for name, values in read.items():
-                    found.readings.setdefault(name, []).append(values[place])
+                found, of_piece = collected[piece.member][key], {name: values[place] for name, values in read.items()}
+                found.add(of_piece)
+                if key in constant:
+                    anchors[piece.member].keep(constant[key], batches[piece.member], piece.rows, of_piece)
                 if parted:
                     moved = {name: tensor.to(backbone.device) for name, tensor in piece.inputs.items()}
                     found.kept.append((parted[place], moved, plan or Plan()))
@@ -143,6 +152,15 @@ def run_together(
         for member, own in enumerate(collected)
     ]
     return [{name: own[key] for name, key in names.items()} for own in views]
+
+
+def _recalled(
+    anchors: Sequence[Anchors], view: str, batches: Sequence[Batch], pieces: Sequence[Piece]
+) -> list[dict[str, Tensor]] | None:
+    """Each piece's readings of a constant view, where all are known."""
+    found = [anchors[piece.member].recall(view, batches[piece.member], piece.rows) for piece in pieces]
+    known = [readings for readings in found if readings is not None]
+    return known if len(known) == len(found) else None
 
 
 def _filling(
@@ -154,7 +172,7 @@ def _filling(
         batch = batches[piece.member]
         if batch.source is None:
             return None
-        chosen.append((batch.source, batch.rows[piece.start : piece.stop].tolist()))
+        chosen.append((batch.source, batch.rows[piece.rows].tolist()))
     return partial(cache.fill, backbone, chosen, joint.width)
 
 
@@ -164,6 +182,11 @@ class _Collected:
 
     readings: dict[str, list[Tensor]] = field(default_factory=dict)
     kept: list[tuple[Tensor, Inputs, Plan]] = field(default_factory=list)
+
+    def add(self, readings: Mapping[str, Tensor]) -> None:
+        """A micro-batch's readings."""
+        for name, values in readings.items():
+            self.readings.setdefault(name, []).append(values)
 
     def view(self, head_readings: Mapping[str, HeadReading]) -> View:
         """All of them together."""

@@ -375,7 +375,7 @@ def test_every_row_is_in_one_piece_with_its_tokens(batches, cost):
         for piece in joint.pieces:
             batch = batches[piece.member]
             for row, ids, mask in zip(
-                batch.rows[piece.start : piece.stop].tolist(),
+                batch.rows[piece.rows].tolist(),
                 piece.inputs["input_ids"].tolist(),
                 piece.inputs["attention_mask"].tolist(),
                 strict=True,

@@ -35,9 +35,9 @@ class Piece:
         return len(self.inputs["input_ids"])
 
     @property
-    def stop(self) -> int:
-        """Behind the last row's place in its batch."""
-        return self.start + len(self)
+    def rows(self) -> slice:
+        """Their places in their batch."""
+        return slice(self.start, self.start + len(self))
 
 
 @dataclass(frozen=True)
