@@ -8,6 +8,7 @@ all threads. Last key: seconds of Flower's command over ours, at the peer's last
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -42,7 +43,11 @@ def main(path: str, precision: str, threads: int) -> None:
         start = ArrayRecord(
             {name: tensor for name, tensor in get_peft_model_state_dict(model).items() if "lora" in name}
         )
-        strategy.start(grid=grid, initial_arrays=start, num_rounds=ROUNDS)
+        found = strategy.start(grid=grid, initial_arrays=start, num_rounds=ROUNDS).train_metrics_clientapp
+        losses = [found[number]["train_loss"] if number in found else None for number in range(1, ROUNDS + 1)]
+        print("train_loss", *losses, flush=True)
+        if None in losses:  # Flower goes on where clients fail
+            os._exit(1)
 
     run_simulation(
         server_app=server,
@@ -69,9 +74,11 @@ def _client(path: str, precision: str, threads: int) -> Any:
         torch.set_num_threads(threads)
         number = int(context.node_config["partition-id"])
         model = _model(path, number)
-        set_peft_model_state_dict(model, message.content["arrays"].to_torch_state_dict())
         if "head" in context.state:
-            set_peft_model_state_dict(model, context.state["head"].to_torch_state_dict())
+            head = context.state["head"].to_torch_state_dict()
+        else:
+            head = {name: tensor for name, tensor in get_peft_model_state_dict(model).items() if "lora" not in name}
+        set_peft_model_state_dict(model, message.content["arrays"].to_torch_state_dict() | head)
         loader = _loader(path, number)
         optimizer = torch.optim.Adam([p for p in model.parameters() if p.requires_grad], lr=RATE)
         model.train()

@@ -63,7 +63,7 @@ def _classification(
     rows: int, threads: int, precision: str, found: dict[str, Any]
 ) -> tuple[dict[str, Callable[[], object]], int]:
     """The three ways over some of every silo's test rows."""
-    words = ["method=feddpa-f", "tuner=lora", f"threads={threads}", f"precision={precision}"]
+    words = ["method=feddpa-f", "tuner=lora", "head=mlp", f"threads={threads}", f"precision={precision}"]
     dynamic = build(read_config("demo", words))
     fixed = build(read_config("demo", [*words, "method.weighting=fixed"]), dynamic.backbone)
     found |= {"precision": dynamic.backbone.precision, "threads": torch.get_num_threads()}
