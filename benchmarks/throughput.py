@@ -32,8 +32,7 @@ from silotune.pretrained import default_backbone
 REPEATS = 5
 BATCH = 64
 SQUARES = (1024, 2048, 4096)
-METHOD = ("method=fedavg", "method.adapters=1")
-_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+METHOD, ADAPTERS = "fedavg", "method.adapters=1"
 
 
 class Adapted(nn.Module):
@@ -55,15 +54,15 @@ class Adapted(nn.Module):
 
 def measure() -> dict[str, Any]:
     """Rows per second of both, and their ratio (ours / bare)."""
-    config = read_config("demo", [*METHOD, f"train.batch_size={BATCH}", "threads=2"])
+    config = read_config("demo", [f"method={METHOD}", ADAPTERS, f"train.batch_size={BATCH}", "threads=2"])
     federation = build(config)
     silos = sorted(federation.silos)
-    precision = federation.backbone.precision
+    dtype = federation.backbone.site("encoder.layer.0.output.dense").weight.dtype
     ours: list[float] = []
     bare: list[float] = []
     peaks: list[float] = []
     for repeat in range(REPEATS + 1):
-        measured = _ours(federation, silos), _bare(federation, silos), _peak(_DTYPES[precision])
+        measured = _ours(federation, silos), _bare(federation, silos), _peak(dtype)
         if repeat:  # the first is a warm-up
             for kept, one in zip((ours, bare, peaks), measured, strict=True):
                 kept.append(one)
@@ -73,7 +72,7 @@ def measure() -> dict[str, Any]:
     paid, needed = counter.get_total_flops(), _needed(federation)
     rates = [paid / seconds for seconds in ours]
     return {
-        "precision": precision,
+        "precision": federation.backbone.precision,
         "rows": rows,
         "silotune_rows_per_second": round(rows / statistics.median(ours), 1),
         "bare_rows_per_second": round(rows / statistics.median(bare), 1),
@@ -102,7 +101,7 @@ def _needed(federation: Federation) -> int:
     trained = [rows for silo in federation.silos.values() for rows in silo.train.values()]
     lengths = Counter(len(ids) for rows in trained for ids in rows.ids)
     return sum(
-        rows * estimate("fedavg", [*METHOD[1:], f"tokens={tokens}"]).flops_per_sample_train
+        rows * estimate(METHOD, [ADAPTERS, f"tokens={tokens}"]).flops_per_sample_train
         for tokens, rows in lengths.items()
     )
 

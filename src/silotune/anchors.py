@@ -34,7 +34,7 @@ def constant_views(views: Mapping[str, Mix], trains: Collection[str]) -> frozens
 class _Table:
     """Of one view: which of a silo's rows are known (on the CPU), and each reading of all rows."""
 
-    source: TokenisedRows
+    source: TokenisedRows  # kept: tables are found by its id, which else might be used again
     known: Tensor
     readings: dict[str, Tensor] = field(default_factory=dict)
 
@@ -59,8 +59,10 @@ class Anchors:
         source = batch.source
         if source is None:
             return
-        new = _Table(source, torch.zeros(len(source), dtype=torch.bool))
-        table = self._tables.setdefault((view, id(source)), new)
+        key = (view, id(source))
+        if key not in self._tables:
+            self._tables[key] = _Table(source, torch.zeros(len(source), dtype=torch.bool))
+        table = self._tables[key]
         chosen = batch.rows[rows]
         table.known[chosen] = True
         for name, values in readings.items():

@@ -23,7 +23,6 @@ from silotune.methods.check import check_method
 from silotune.mixing import stacks
 from silotune.parts import Part, Scope, State, Tensors
 from silotune.randomness import Stream, generator
-from silotune.readings import READINGS
 from silotune.silo import Silo, SiloState
 from silotune.tuners.base import Tuner
 from silotune.views import Ingredient, Mix, View, run_together, settled
@@ -165,10 +164,17 @@ class LocalTraining:
                 )
                 count += 1
 
-        if phase.epochs is None and train.steps is not None:
+        epochs = self._epochs(phase)
+        if epochs is None:
             return islice(passes(), train.steps)
         per_epoch = sum(-(-len(rows) // train.batch_size) for rows in silo.train.values())
-        return islice(passes(), per_epoch * (phase.epochs or train.epochs))
+        return islice(passes(), per_epoch * epochs)
+
+    def _epochs(self, phase: Phase) -> int | None:
+        """Passes over the rows; None where `train.steps` counts instead."""
+        if phase.epochs is None and self.train.steps is not None:
+            return None
+        return phase.epochs or self.train.epochs
 
     def joints(self, batches: Sequence[Batch], phase: Phase) -> list[Joint]:
         """How the rows of these batches go through the backbone together."""
@@ -200,8 +206,9 @@ class LocalTraining:
 
     def anchors(self, phase: Phase) -> Anchors:
         """Where a phase's constant views are kept; none are where rows pass once, or where passes differ in draws."""
-        once = (phase.epochs or self.train.epochs) == 1 and (phase.epochs is not None or self.train.steps is None)
-        return Anchors(() if once or self.draws else constant_views(phase.views, phase.trains))
+        if self._epochs(phase) == 1 or self.draws:
+            return Anchors()
+        return Anchors(constant_views(phase.views, phase.trains))
 
     def make_optimiser(self, tensors: list[Tensor]) -> torch.optim.Optimizer:
         """A fresh optimiser of these tensors."""
@@ -229,9 +236,16 @@ class LocalTraining:
         for batch in batches:
             readings = {head.name: head.reading(self.backbone, batch.task) for head in heads}
             own.append({name: reading for name, reading in readings.items() if reading is not None})
-        if any(own):  # such heads read the backbone's states, which are not kept
-            anchors = ()
-        return run_together(self.backbone, batches, joints, mixes, READINGS, own, self.cache, streams, anchors)
+        return run_together(
+            self.backbone,
+            batches,
+            joints,
+            mixes,
+            head_readings=own,
+            cache=self.cache,
+            streams=streams,
+            anchors=anchors,
+        )
 
     def resolve(self, mix: Mix, state: State, received: State, memory: Tensors) -> list[Ingredient]:
         """A mix's names as tensors. A silo's first participation has no previous parts: then the received ones."""

@@ -116,7 +116,8 @@ def run_together(
     folded = {key: [prepared(own[name]) for own in mixes] for name, key in reversed(names.items())}
     collected = [{key: _Collected() for key in folded} for _ in batches]
     stacks: dict[tuple[int, ...], Tensors] = {}
-    constant = {key: name for name, key in names.items() if anchors and name in anchors[0].views}
+    stateless = anchors and not any(head_readings)  # heads' readings need the backbone's states, which are not kept
+    constant = {key: name for name, key in names.items() if stateless and name in anchors[0].views}
     for joint in joints:
         pieces = joint.pieces
         text = {name: tensor.to(backbone.device) for name, tensor in joint.text().items()}

@@ -73,6 +73,11 @@ def local_configs(config: Config, out: Path, **more: object) -> dict[str, LocalC
     return found
 
 
+def answering(configs: Mapping[str, LocalConfig]) -> dict[int, Callable[[bytes], bytes]]:
+    """Node → what answers for the silo there; they stay while the dictionary does."""
+    return {node: Session(local).answer for node, local in enumerate(configs.values())}
+
+
 def job(config: Config, out: Path, silos: Collection[str], local: bool = True) -> Job:
     """The coordinator's job; FedFAME's labelled rows are drawn as in one process."""
     place = out / "federation"
@@ -88,7 +93,7 @@ def job(config: Config, out: Path, silos: Collection[str], local: bool = True) -
 def federate(config: Config, out: Path, order: Sequence[int] = (0, 1, 2)) -> tuple[dict, DirectLink]:
     """A whole run over sessions; the summary, and the link with all that passed."""
     configs = local_configs(config, out)
-    sessions = [Session(local) for local in configs.values()]
-    link = DirectLink({node: sessions[node].answer for node in order})
+    there = answering(configs)
+    link = DirectLink({node: there[node] for node in order})
     coordinate(job(config, out, configs), link)
     return read_summary(out), link

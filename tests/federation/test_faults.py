@@ -15,14 +15,14 @@ import time
 import pytest
 
 from federation.processes import SAME, assert_nothing_is_left, finish, processes, wait_until
-from federation.rig import DirectLink, job, local_configs
+from federation.rig import DirectLink, answering, job, local_configs
+from invariants.cases import logged
 from silotune.engines.flower import Flower
 from silotune.experiment import run
 from silotune.federation.coordinate import coordinate
 from silotune.federation.link import LinkLost
 from silotune.federation.local_processes import STARTS
 from silotune.federation.protocol import decode
-from silotune.federation.session import Session
 from silotune.runs import read_summary
 from silotune.training import LocalTraining
 
@@ -70,7 +70,7 @@ class TwiceLink(DirectLink):
 def test_what_comes_twice_counts_once(whole, tmp_path):
     config, expected = whole("rounds=3")
     configs = local_configs(config, tmp_path / "run")
-    link = TwiceLink({node: Session(local).answer for node, local in enumerate(configs.values())})
+    link = TwiceLink(answering(configs))
     coordinate(job(config, tmp_path / "run", configs), link)
     assert bits(read_summary(tmp_path / "run")) == bits(expected)
 
@@ -98,24 +98,22 @@ def test_a_silo_that_is_too_slow_is_asked_again_and_does_not_train_again(whole, 
     configs = local_configs(config, tmp_path / "run")
 
     trained.clear()
-    link = SlowLink({node: Session(local).answer for node, local in enumerate(configs.values())})
+    link = SlowLink(answering(configs))
     link.always = False
     coordinate(job(config, tmp_path / "run", configs), link)
     assert bits(read_summary(tmp_path / "run")) == bits(expected)
     assert sorted(trained) == sorted([*configs] * 3)
-    quorums = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
-    assert [event["missing"] for event in quorums if event["event"] == "quorum"] == [["beta"]]
+    assert [event["missing"] for event in logged(tmp_path / "run", "quorum")] == [["beta"]]
 
 
 def test_a_silo_that_is_always_too_slow_is_done_without_where_the_quorum_allows(whole, tmp_path):
     config, _ = whole("rounds=3", "federation.deadline=0.4", "federation.retries=0", "federation.quorum=0.6")
     out = tmp_path / "run"
     configs = local_configs(config, out)
-    coordinate(job(config, out, configs), SlowLink({n: Session(c).answer for n, c in enumerate(configs.values())}))
-    events = [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()]
-    took_part = {(event["round"], event["silo"]) for event in events if event["event"] == "silo"}
+    coordinate(job(config, out, configs), SlowLink(answering(configs)))
+    took_part = {(event["round"], event["silo"]) for event in logged(out, "silo")}
     assert took_part == {(number, name) for number in (1, 2, 3) for name in configs} - {(2, "beta")}
-    assert {event["reason"] for event in events if event["event"] == "silo-failed"} == {"no answer within 0.4 s"}
+    assert {event["reason"] for event in logged(out, "silo-failed")} == {"no answer within 0.4 s"}
 
 
 @pytest.mark.parametrize("when", [5, 9, 14])
@@ -124,7 +122,7 @@ def test_a_run_whose_flower_is_gone_says_so_and_goes_on(whole, when, tmp_path):
     config, expected = whole("rounds=3")
     out = tmp_path / "run"
     configs = local_configs(config, out)
-    sessions = [Session(local) for local in configs.values()]
+    there = answering(configs)
 
     class Broken(DirectLink):
         def push(self, node, data):
@@ -133,9 +131,9 @@ def test_a_run_whose_flower_is_gone_says_so_and_goes_on(whole, when, tmp_path):
             return super().push(node, data)
 
     with pytest.raises(LinkLost):
-        coordinate(job(config, out, configs), Broken({node: s.answer for node, s in enumerate(sessions)}))
+        coordinate(job(config, out, configs), Broken(there))
     assert json.loads((out / "federation" / "outcome.json").read_text())["state"] == "lost"
-    coordinate(job(config, out, configs), DirectLink({node: s.answer for node, s in enumerate(sessions)}))
+    coordinate(job(config, out, configs), DirectLink(there))
     assert bits(read_summary(out)) == bits(expected)
 
 
@@ -144,7 +142,7 @@ def test_a_round_that_was_judged_before_a_kill_is_logged_once_by_the_engine_that
     config, expected = whole("rounds=3")
     out = tmp_path / "run"
     configs = local_configs(config, out)
-    sessions = [Session(local) for local in configs.values()]
+    there = answering(configs)
 
     class Killed(BaseException):
         pass
@@ -158,7 +156,7 @@ def test_a_round_that_was_judged_before_a_kill_is_logged_once_by_the_engine_that
 
     monkeypatch.setattr(Flower, "_checkpoint", kill)
     with pytest.raises(Killed):
-        coordinate(job(config, out, configs), DirectLink({node: s.answer for node, s in enumerate(sessions)}))
+        coordinate(job(config, out, configs), DirectLink(there))
     assert rounds_of(out) == [1]
     found = run(config, out=out, resume=True).summary
     assert bits(found) == bits(expected)
@@ -167,8 +165,7 @@ def test_a_round_that_was_judged_before_a_kill_is_logged_once_by_the_engine_that
 
 def rounds_of(out):
     """The rounds that the log says how good they were, in its order."""
-    events = [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()]
-    return [event["round"] for event in events if event["event"] == "round"]
+    return [event["round"] for event in logged(out, "round")]
 
 
 # -- over processes ----------------------------------------------------------------------------------------------------

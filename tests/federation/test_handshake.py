@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from federation.rig import DirectLink, job, local_configs
+from federation.rig import DirectLink, answering, job, local_configs
 from silotune.config import dump
 from silotune.errors import InputError, SilotuneError
 from silotune.federation import session as session_module
@@ -129,7 +129,7 @@ def started(tiny_config, tmp_path):
         out = tmp_path / "run"
         configs = local_configs(config, out)
         configs["beta"] = change(configs["beta"])
-        link = DirectLink({node: Session(local).answer for node, local in enumerate(configs.values())})
+        link = DirectLink(answering(configs))
         with pytest.raises((InputError, SilotuneError)) as refused:
             coordinate(job(config, out, configs), link)
         assert {decode(data).kind for _, data in link.sent} == {"hello"}
@@ -176,7 +176,7 @@ def test_another_configuration_than_the_one_agreed_on(started, tiny_config, tmp_
 def test_another_version(tiny_config, tmp_path, monkeypatch):
     config = tiny_config("fedmcp", "rounds=1")
     configs = local_configs(config, tmp_path / "run")
-    link = DirectLink({node: Session(local).answer for node, local in enumerate(configs.values())})
+    link = DirectLink(answering(configs))
     monkeypatch.setattr(session_module, "__version__", "0.0.9")
     with pytest.raises(SilotuneError, match=r"silo '\w+': another silotune: 0.0.9, the coordinator's: "):
         coordinate(job(config, tmp_path / "run", configs), link)

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from federation.rig import DirectLink, job, local_configs
+from federation.rig import DirectLink, answering, job, local_configs
 from silotune.errors import InputError, SilotuneError
 from silotune.federation.coordinate import coordinate
 from silotune.federation.ledger import FILE, Ledger
@@ -43,7 +43,7 @@ def test_a_damaged_record_lets_nothing_more_leave(tmp_path, text):
 def test_another_run_over_the_same_rows_finds_the_budget_spent(tiny_config, tmp_path):
     config = tiny_config("fedavg", *NOISE, "privacy.epsilon=4")
     configs = local_configs(config, tmp_path / "one")
-    link = DirectLink({n: Session(local).answer for n, local in enumerate(configs.values())})
+    link = DirectLink(answering(configs))
     coordinate(job(config, tmp_path / "one", configs), link)
     assert len(answers(link)) == 2 * len(configs)  # two rounds of ε = 2 each
     link.came.clear()
@@ -76,7 +76,7 @@ def test_a_rewound_state_does_not_rewind_the_count(tiny_config, tmp_path):
 def test_noise_that_the_coordinator_knows_is_refused(tiny_config, tmp_path):
     config = tiny_config("fedavg", *NOISE)
     configs = local_configs(config, tmp_path / "run", seeded_noise=False)
-    link = DirectLink({n: Session(local).answer for n, local in enumerate(configs.values())})
+    link = DirectLink(answering(configs))
     with pytest.raises(SilotuneError, match="secret"):
         coordinate(job(config, tmp_path / "run", configs), link)
     assert answers(link) == []
@@ -85,7 +85,7 @@ def test_noise_that_the_coordinator_knows_is_refused(tiny_config, tmp_path):
 def test_paths_of_the_silo_stay_there(tiny_config, tmp_path):
     config = tiny_config("fedavg", "rounds=1")
     configs = local_configs(config, tmp_path / "run", backbone=str(tmp_path / "secret-place" / "model"))
-    link = DirectLink({n: Session(local).answer for n, local in enumerate(configs.values())})
+    link = DirectLink(answering(configs))
     with pytest.raises(SilotuneError):
         coordinate(job(config, tmp_path / "run", configs), link)
     assert link.came

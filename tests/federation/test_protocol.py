@@ -19,14 +19,13 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from federation.rig import DirectLink, job, local_configs
+from federation.rig import DirectLink, answering, job, local_configs
 from silotune.data.tasks import Row, SiloData, Splits, Task
 from silotune.errors import InputError, SilotuneError
 from silotune.federation.coordinate import coordinate
 from silotune.federation.local import read_local
 from silotune.federation.protocol import Frame, ProtocolError, ask_worker, decode
 from silotune.federation.rows import read_rows, write_rows
-from silotune.federation.session import Session
 from silotune.federation.store import Store
 from silotune.federation.worker import ping
 
@@ -209,7 +208,7 @@ def test_a_silo_without_a_row_to_train_on_is_refused(tiny_config, tmp_path, capf
     config = tiny_config("fedavg", "rounds=1")
     configs = local_configs(config, tmp_path / "run")
     (Path(configs["beta"].rows) / "train.jsonl").write_text("")
-    link = DirectLink({node: Session(local).answer for node, local in enumerate(configs.values())})
+    link = DirectLink(answering(configs))
     with pytest.raises(SilotuneError, match=r"^silo 'beta': its rows cannot be used \(see the worker's log\)$"):
         coordinate(job(config, tmp_path / "run", configs), link)
     assert "train.jsonl has no row" in capfd.readouterr().err

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load as load_numpy
 
-from federation.rig import DirectLink, LostError, federate, job, local_configs
+from federation.rig import DirectLink, LostError, answering, federate, job, local_configs
 from silotune.errors import SilotuneError
 from silotune.experiment import run
 from silotune.federation.coordinate import coordinate
@@ -231,8 +231,7 @@ def test_below_its_quorum_a_round_is_asked_again_then_the_run_stops_with_its_sta
         coordinate(job(config, out, configs), link)
     assert [event["arrived"] for event in logged(out, "quorum")] == [2, 2]
     assert not (out / "summary.json").exists()
-    there = [Session(local) for local in configs.values()]
-    coordinate(job(config, out, configs), DirectLink({node: s.answer for node, s in enumerate(there)}))
+    coordinate(job(config, out, configs), DirectLink(answering(configs)))
     assert same(read_summary(out)) == same(expected)
 
 

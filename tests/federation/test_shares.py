@@ -7,7 +7,7 @@ import json
 import pytest
 from safetensors.numpy import load as load_numpy
 
-from federation.rig import DirectLink, federate, job, local_configs
+from federation.rig import DirectLink, answering, federate, job, local_configs
 from invariants.cases import logged
 from silotune.errors import SilotuneError
 from silotune.experiment import run
@@ -30,7 +30,7 @@ def test_a_silo_shares_only_what_it_agreed_to(tiny_config, tmp_path):
     expected = run(config, out=tmp_path / "whole").summary
     out = tmp_path / "run"
     configs = local_configs(config, out, share=["validation"])
-    link = DirectLink({node: Session(local).answer for node, local in enumerate(configs.values())})
+    link = DirectLink(answering(configs))
     coordinate(job(config, out, configs), link)
     summary = read_summary(out)
     assert summary["shared_sha256"] == expected["shared_sha256"]  # uniform: row counts play no part
@@ -93,6 +93,6 @@ def test_scores_that_are_none_are_refused_by_the_silos_name_and_the_run_ends(tin
 def test_row_counts_cannot_be_withheld_where_they_weigh(tiny_config, tmp_path):
     config = tiny_config("fedmcp", "aggregation=samples", "rounds=1")
     configs = local_configs(config, tmp_path / "run", share=["validation"])
-    link = DirectLink({node: Session(local).answer for node, local in enumerate(configs.values())})
+    link = DirectLink(answering(configs))
     with pytest.raises(SilotuneError, match=r"'(alpha|beta|gamma)'.*aggregation=samples.*allowed: uniform"):
         coordinate(job(config, tmp_path / "run", configs), link)

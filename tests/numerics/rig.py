@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor
 
@@ -25,6 +26,12 @@ def doubled(federation: Federation) -> Federation:
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0
     return federation
+
+
+def parts_in_double(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From now on parts begin in float64."""
+    init = LocalTraining._init
+    monkeypatch.setattr(LocalTraining, "_init", lambda *args: {name: one.double() for name, one in init(*args).items()})
 
 
 def random_parts(federation: Federation, silo: Silo, seed: int = 5, spread: float = 0.2) -> State:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from rig import doubled
+from rig import doubled, parts_in_double
 
 from silotune import training as training_module
 from silotune.anchors import Anchors, constant_views
 from silotune.data.batching import make_batch
 from silotune.parts import flatten
-from silotune.training import LocalTraining
 from tiny import METHODS, ONE_TASK
 
 EPOCHS = 3
@@ -21,8 +20,7 @@ WITH = ["fedmcp", "moon", "fedfame"]
 @pytest.fixture
 def rounds(tiny_federation, monkeypatch):
     """`rounds(method, …)` → a silo's results of two rounds in float64, the second one with previous parts."""
-    init = LocalTraining._init
-    monkeypatch.setattr(LocalTraining, "_init", lambda *args: {name: one.double() for name, one in init(*args).items()})
+    parts_in_double(monkeypatch)
 
     def run(method, *words, silos=1):
         one_silo = ["partition.silos=1", "data.tasks=[beta]"] if method in ONE_TASK else []
@@ -75,12 +73,12 @@ def test_the_later_passes_run_trained_views_alone(method, rounds, monkeypatch):
     """Rows that go through without gradient: each once for every anchor of a phase, not in every epoch."""
     asked, encode = [], training_module.run_together
 
-    def noted(backbone, batches, joints, mixes, *rest):
+    def noted(backbone, batches, joints, mixes, **more):
         rows = []
         handle = backbone.site("encoder.layer.1.output.dense").register_forward_hook(
             lambda module, inputs, output: None if output.requires_grad else rows.append(len(output))
         )
-        views = encode(backbone, batches, joints, mixes, *rest)
+        views = encode(backbone, batches, joints, mixes, **more)
         handle.remove()
         asked.append((sum(rows), len(batches[0])))
         return views

@@ -6,7 +6,7 @@ import json
 
 import pytest
 import torch
-from rig import doubled
+from rig import doubled, parts_in_double
 
 from invariants.cases import assert_as_if_never_interrupted, logged, tapped
 from silotune.assembly.building import build
@@ -72,12 +72,7 @@ def words(silos_folder, backbone_folder):
 @pytest.fixture
 def federation_of(words, monkeypatch):
     """Federations whose parts, messages and backbone are in double precision."""
-    init = LocalTraining._init
-
-    def in_double(self, *args):
-        return {name: tensor.double() for name, tensor in init(self, *args).items()}
-
-    monkeypatch.setattr(LocalTraining, "_init", in_double)
+    parts_in_double(monkeypatch)
     monkeypatch.setattr(Expected, "dtype", lambda *_: torch.float64)
     return lambda method, *overrides: doubled(build(read_config("demo", words(method, *overrides))))
 

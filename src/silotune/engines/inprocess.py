@@ -43,7 +43,7 @@ class InProcess(Engine):
     def finals(self, number: int, silos: Sequence[str], broadcast: bytes) -> Iterator[Answer]:
         """See `Engine.finals`."""
         for position, names in self._cohorts(silos):
-            self.progress(number, f"final phase: {named(names)}", position, len(silos))
+            self.progress(number, named(names, final=True), position, len(silos))
             yield from self._participant.finals([self.federation.silos[name] for name in names], broadcast)
 
     def _cohorts(self, names: Sequence[str]) -> Iterator[tuple[int, Sequence[str]]]:
@@ -96,6 +96,7 @@ class InProcess(Engine):
                     check(silo.state.private)
 
 
-def named(names: Sequence[str]) -> str:
-    """Who trains, for the report of progress."""
-    return names[0] if len(names) == 1 else f"{len(names)} silos, {names[0]} to {names[-1]}"
+def named(names: Sequence[str], final: bool = False) -> str:
+    """Who trains, and whether in the final phases, for the report of progress."""
+    who = names[0] if len(names) == 1 else f"{len(names)} silos, {names[0]} to {names[-1]}"
+    return f"final phase: {who}" if final else who

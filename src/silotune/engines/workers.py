@@ -7,6 +7,7 @@ work. What a silo makes of a round does not depend on where and when, so the bit
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass, replace
@@ -26,6 +27,8 @@ from silotune.silo import Silo, SiloState
 from silotune.tensor_bytes import read_tensors, tensor_bytes
 from silotune.worker_pool import worker_pool
 
+Kind = Literal["round", "final", "validation"]
+"""A local round, the final phases, or validation scores."""
 _AHEAD = 2
 """Pieces of work that wait or run, per process: none waits for the main one, and not all states are on their way."""
 
@@ -35,18 +38,18 @@ class Work:
     """What a process is asked for.
 
     Args:
-        kind: a local round, the final phases, or validation scores.
+        kind: of work.
         config: of the run, with precision and threads settled.
         fingerprint: of the backbone it runs on.
         broadcast: the shared parts.
-        silos: names and states (safetensors; None before the first participation), of silos that train together.
+        silos: names and states (safetensors; empty before the first participation), of silos that train together.
     """
 
-    kind: Literal["round", "final", "validation"]
+    kind: Kind
     config: Config
     fingerprint: str
     broadcast: bytes
-    silos: tuple[tuple[str, bytes | None], ...]
+    silos: tuple[tuple[str, bytes], ...]
 
 
 Trained = list[tuple[Answer, bytes]]
@@ -61,6 +64,7 @@ class Workers(InProcess):
     ) -> None:
         super().__init__(federation, folder, progress)
         self.workers = workers
+        self._tokens = {name: tokens(silo) for name, silo in federation.silos.items()}
         self._pool: ProcessPoolExecutor | None = None
 
     def run(self) -> None:
@@ -76,17 +80,14 @@ class Workers(InProcess):
         """See `Engine.finals`."""
         return self._train("final", number, silos, broadcast)
 
-    def _train(
-        self, kind: Literal["round", "final"], number: int, silos: Sequence[str], broadcast: bytes
-    ) -> Iterator[Answer]:
+    def _train(self, kind: Kind, number: int, silos: Sequence[str], broadcast: bytes) -> Iterator[Answer]:
         done = 0
         together = [names for _, names in self._cohorts(silos)]
         for names, trained in self._spread(kind, together, broadcast):
-            final = "final phase: " if kind == "final" else ""
-            self.progress(number, f"{final}{named(names)}", done, len(silos))
+            self.progress(number, named(names, final=kind == "final"), done, len(silos))
             done += len(names)
             for answer, state in trained:
-                self.federation.silos[answer.silo].state = SiloState.from_flat(read_tensors(state)).compact()
+                self.federation.silos[answer.silo].state = _read(state).compact()
                 yield answer
 
     def _validation(self, number: int) -> Scores:
@@ -101,17 +102,17 @@ class Workers(InProcess):
         return {name: found[name] for silo in federation.silos.values() for name in silo.evaluations}
 
     def _spread(
-        self, kind: Literal["round", "final", "validation"], groups: Sequence[Sequence[str]], broadcast: bytes
+        self, kind: Kind, groups: Sequence[Sequence[str]], broadcast: bytes
     ) -> Iterator[tuple[Sequence[str], Any]]:
         """What comes of each group of silos, in any order."""
         assert self._pool is not None, "processes live while the engine runs"
         federation = self.federation
         waiting: dict[Future[Any], Sequence[str]] = {}
-        left = sorted(groups, key=lambda names: (-sum(tokens(federation.silos[name]) for name in names), names))
+        left = deque(sorted(groups, key=lambda names: (-sum(self._tokens[name] for name in names), names)))
         while left or waiting:
             while left and len(waiting) < _AHEAD * self.workers:
-                names = left.pop(0)
-                states = tuple((name, _state(federation.silos[name])) for name in names)
+                names = left.popleft()
+                states = tuple((name, _written(federation.silos[name].state)) for name in names)
                 work = Work(kind, federation.config, federation.backbone.fingerprint, broadcast, states)
                 waiting[self._pool.submit(do, work)] = names
             for future in wait(waiting, return_when=FIRST_COMPLETED).done:
@@ -123,8 +124,13 @@ def tokens(silo: Silo) -> int:
     return sum(len(ids) for rows in silo.train.values() for ids in rows.ids)
 
 
-def _state(silo: Silo) -> bytes | None:
-    return None if silo.state is None else tensor_bytes(silo.state.flat())
+def _written(state: SiloState | None) -> bytes:
+    """As it is sent; nothing before the first participation."""
+    return b"" if state is None else tensor_bytes(state.flat())
+
+
+def _read(sent: bytes) -> SiloState:
+    return SiloState.from_flat(read_tensors(sent))
 
 
 # -- in a worker -------------------------------------------------------------------------------------------------------
@@ -149,7 +155,7 @@ def do(work: Work) -> Trained | Scores:
         raise InputError(f"--workers: {work.config.backbone!r} is not the backbone that the run has; allowed: 1")
     silos = [federation.silos[name] for name, _ in work.silos]
     for silo, (_, state) in zip(silos, work.silos, strict=True):
-        silo.state = None if state is None else SiloState.from_flat(read_tensors(state))
+        silo.state = _read(state) if state else None
     try:
         if work.kind == "validation":
             federation.coordinator.shared, _ = read_broadcast(work.broadcast, federation.coordinator.expected)
@@ -157,7 +163,7 @@ def do(work: Work) -> Trained | Scores:
         participant = federation.participant()
         train = participant.rounds if work.kind == "round" else participant.finals
         answers = train(silos, work.broadcast)
-        return [(answer, _state(silo) or b"") for answer, silo in zip(answers, silos, strict=True)]
+        return [(answer, _written(silo.state)) for answer, silo in zip(answers, silos, strict=True)]
     finally:
         for silo in silos:
             silo.state = None  # the main process has it

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load, save
 from torch import Tensor
 
 from silotune.data.batching import TokenisedRows, in_order
@@ -23,6 +22,7 @@ from silotune.parts import State, Tensors, digest, flatten
 from silotune.randomness import derive
 from silotune.readings import READINGS, Reading
 from silotune.silo import Silo
+from silotune.tensor_bytes import read_tensors, tensor_bytes
 from silotune.training import LocalTraining
 from silotune.views import run_view
 from silotune.weighting import INSTANCES, KEY, VECTORS, InstanceWeighting
@@ -124,7 +124,7 @@ def keep_instances(run: Path, silos: Iterable[Silo]) -> None:
             path = _file(run, silo)
             path.parent.mkdir(exist_ok=True)
             temporary = path.with_suffix(".tmp")
-            temporary.write_bytes(save(silo.instances[1]))
+            temporary.write_bytes(tensor_bytes(silo.instances[1]))
             temporary.replace(path)
 
 
@@ -141,7 +141,7 @@ def read_instances(run: Path, training: LocalTraining, silos: Iterable[Silo]) ->
             continue
         path = _file(run, silo)
         try:
-            found = load(path.read_bytes())
+            found = read_tensors(path.read_bytes())
         except (OSError, SafetensorError) as error:
             raise InputError(f"{path}: missing or damaged ({error})") from error
         width = training.backbone.hidden_size

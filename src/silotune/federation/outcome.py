@@ -43,12 +43,10 @@ def say_ended(place: Path, error: Exception | None = None, lost: bool = False) -
     """How it ended; `lost`: for want of Flower, so that another coordinator may go on."""
     said: dict[str, Any] = {"state": "finished"}
     if error is not None:
-        known = isinstance(error, SilotuneError)
-        said = {
-            "state": "lost" if lost else "failed",
-            "error": str(error) if known else f"{type(error).__name__}: {error}",
-            "exit_code": error.exit_code if isinstance(error, SilotuneError) else 1,
-        }
+        text, code = f"{type(error).__name__}: {error}", 1
+        if isinstance(error, SilotuneError):
+            text, code = str(error), error.exit_code
+        said = {"state": "lost" if lost else "failed", "error": text, "exit_code": code}
     write_text(place / _OUTCOME, json.dumps(said))
 
 

@@ -12,12 +12,11 @@ from collections.abc import Collection
 from pathlib import Path
 
 from safetensors import SafetensorError
-from safetensors.torch import save
 
 from silotune.errors import InputError
 from silotune.federation.protocol import Frame, ProtocolError, decode
 from silotune.parts import Tensors
-from silotune.tensor_bytes import read_tensors
+from silotune.tensor_bytes import read_tensors, tensor_bytes
 
 _RUN = re.compile(r"[0-9a-f]{16}")
 _NAME = re.compile(r"\d{4,}(-final)?")
@@ -54,8 +53,7 @@ class Store:
 
     def write(self, name: str, tensors: Tensors) -> None:
         """Keep a state."""
-        contiguous = {key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}
-        self._replace(self._state(name), save(contiguous))
+        self._replace(self._state(name), tensor_bytes(tensors))
 
     def read(self, name: str) -> Tensors:
         """A state.

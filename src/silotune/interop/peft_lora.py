@@ -9,13 +9,13 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load
 
 from silotune.architectures import SITE_FIELDS
 from silotune.backbone import Backbone
 from silotune.errors import InputError
 from silotune.interop.start import Start
 from silotune.parts import Tensors
+from silotune.tensor_bytes import read_tensors
 from silotune.tuners.sites import is_linear, widths
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -79,13 +79,13 @@ def read_peft_lora(folder: Path, backbone: Backbone) -> Start:
     if not path.is_file() and (folder / "adapter_model.bin").exists():
         raise InputError(f"{folder}: holds adapter_model.bin, a pickle, which is never opened; allowed: {WEIGHTS}")
     try:
-        found = load(path.read_bytes())
+        found = read_tensors(path.read_bytes())
     except (OSError, SafetensorError) as error:
         raise InputError(f"{path}: missing or damaged ({str(error)[:80]})") from error
     linear = {name: module for name, module in backbone.base.named_modules() if is_linear(module)}
     saved = config.get("modules_to_save") or ()
     tensors: Tensors = {}
-    for name, tensor in sorted(found.items()):
+    for name, tensor in found.items():
         site, dot, matrix = name.rpartition(".lora_")
         if not dot:
             if any(module in name.split(".") for module in saved):

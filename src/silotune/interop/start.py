@@ -14,12 +14,11 @@ from typing import TYPE_CHECKING
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import save
 
 from silotune.backbone import Backbone
 from silotune.errors import InputError
 from silotune.parts import Tensors, digest
-from silotune.tensor_bytes import read_metadata, read_tensors
+from silotune.tensor_bytes import read_metadata, read_tensors, tensor_bytes
 
 if TYPE_CHECKING:
     from silotune.training import LocalTraining
@@ -55,8 +54,7 @@ class Start:
     def pack(self) -> bytes:
         """As a file of safetensors."""
         fields = {"tuner": "lora", "r": self.r, "alpha": self.alpha, "sites": list(self.sites)}
-        tensors = {name: tensor.contiguous() for name, tensor in self.tensors.items()}
-        return save(tensors, metadata={_METADATA: json.dumps(fields)})
+        return tensor_bytes(self.tensors, {_METADATA: json.dumps(fields)})
 
 
 def read_start(source: str, backbone: Backbone, tuner: Tuner) -> Tensors:
