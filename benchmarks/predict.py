@@ -3,8 +3,8 @@
 Classification: FedDPA-F with LoRA (r = 8) on MiniLM over the demo's test rows; every text has a mix of its own, and
 goes through in batches of 64 (`batched`) or alone (`single`). `fixed` is the same model with one mix for all texts.
 Parts are untrained but moved from their start: it is time that is measured. Generation: a Llama of random weights
-(width 256, 4 blocks, vocabulary 2,000), 32 prompts of 8 to 64 tokens, 32 new tokens each, greedy; mixes by row in one
-batch or row by row. `dynamic_over_fixed`: a text costs two forwards instead of one. The last key is rows per second,
+(width 256, 4 blocks, vocabulary 2,000), 32 prompts of 8 to 64 words, 32 new tokens each, greedy, in the same ways.
+`…_dynamic_over_fixed`: a text is embedded before its answer is looked for or written. The last key is rows per second,
 batched over row by row, of classification under dynamic weighting.
 """
 
@@ -21,17 +21,16 @@ from torch import Tensor
 from benchmarks.alternating import alternate, ratio
 from silotune.assembly.building import build
 from silotune.assembly.configuration import read_config
+from silotune.assembly.federation import Federation
 from silotune.backbone import Backbone
 from silotune.data.batching import TokenisedRows
+from silotune.data.tasks import Row, SiloData, Splits, Task
 from silotune.evaluation import predict
 from silotune.evaluation.scores import state_of
-from silotune.generation import generate_ids
-from silotune.heads.lm import GenerationOptions
-from silotune.mixing import Ingredient, of_rows
+from silotune.parts import State
 from silotune.randomness import generator
 from silotune.silo import SiloState
 from silotune.training import LocalTraining
-from silotune.tuners.lora import LoRA, LoRAOptions
 
 PROMPTS, NEW_TOKENS, WIDTH, VOCABULARY = 32, 32, 256, 2000
 
@@ -49,51 +48,92 @@ def measure(repeats: int, rows: int, threads: int, precision: str) -> dict[str, 
     found: dict[str, Any] = {"repeats": repeats, "rows": rows}
     classify, number = _classification(rows, threads, precision, found)
     times = alternate(classify, repeats)
-    generation = alternate(_generation(precision), repeats)
+    generation = alternate(_generation(threads, precision), repeats)
     for name, seconds in times.items():
         found[f"classify_{name}_rows_per_second"] = round(number / statistics.median(seconds), 1)
     for name, seconds in generation.items():
         found[f"generate_{name}_tokens_per_second"] = round(PROMPTS * NEW_TOKENS / statistics.median(seconds), 1)
     found["generate_batched_over_single"] = ratio(generation["single"], generation["batched"])["ratio"]
-    found["dynamic_over_fixed"] = ratio(times["batched"], times["fixed"])["ratio"]
+    found["generate_dynamic_over_fixed"] = ratio(generation["batched"], generation["fixed"])["ratio"]
+    found["classify_dynamic_over_fixed"] = ratio(times["batched"], times["fixed"])["ratio"]
     return found | ratio(times["single"], times["batched"])
+
+
+Judged = tuple[LocalTraining, LocalTraining, State, TokenisedRows]
+"""Weights for each text, one weight for all, a silo's model, and texts for it."""
+Predict = Callable[[LocalTraining, State, TokenisedRows], object]
 
 
 def _classification(
     rows: int, threads: int, precision: str, found: dict[str, Any]
 ) -> tuple[dict[str, Callable[[], object]], int]:
     """The three ways over some of every silo's test rows."""
-    words = ["method=feddpa-f", "tuner=lora", "head=mlp", f"threads={threads}", f"precision={precision}"]
-    dynamic = build(read_config("demo", words))
-    fixed = build(read_config("demo", [*words, "method.weighting=fixed"]), dynamic.backbone)
+    words = ["tuner=lora", "head=mlp", f"threads={threads}", f"precision={precision}"]
+    dynamic, fixed = _both(words)
     found |= {"precision": dynamic.backbone.precision, "threads": torch.get_num_threads()}
-    judged: list[tuple[LocalTraining, LocalTraining, Any, TokenisedRows]] = []
+    judged = _judged(dynamic, fixed, rows)
+    return _ways(judged, predict.logits), sum(len(texts) for *_, texts in judged)
+
+
+def _generation(threads: int, precision: str) -> dict[str, Callable[[], object]]:
+    """The three ways over one silo's prompts."""
+    draws = generator(1, "prompts")
+
+    def written(count: int) -> list[Row]:
+        lengths = torch.randint(8, 65, (count,), generator=draws).tolist()
+        words = [torch.randint(5, VOCABULARY, (length,), generator=draws).tolist() for length in lengths]
+        return [Row((" ".join(f"w{number}" for number in own), ""), 0, "w5") for own in words]
+
+    silo = SiloData(
+        "writer", Task("writing", (), "rouge1", "generation"), Splits(written(PROMPTS), [], written(PROMPTS))
+    )
+    words = ["tuner=lora", "head=lm", f"head.max_new_tokens={NEW_TOKENS}", f"threads={threads}", "head.beams=1"]
+    dynamic, fixed = _both([*words, f"precision={precision}"], _llama(precision), [silo])
+    return _ways(_judged(dynamic, fixed, PROMPTS), predict.answers)
+
+
+def _both(words: list[str], backbone: Backbone | None = None, data: list[SiloData] | None = None) -> list[Federation]:
+    """FedDPA-F with a weight for each text, and with one for all."""
+    dynamic = build(read_config("demo", ["method=feddpa-f", *words]), backbone, data)
+    fixed = build(read_config("demo", ["method=feddpa-f", "method.weighting=fixed", *words]), dynamic.backbone, data)
+    return [dynamic, fixed]
+
+
+def _judged(dynamic: Federation, fixed: Federation, rows: int) -> list[Judged]:
+    found = []
     for silo in dynamic.silos.values():
         silo.state = SiloState(_moved(dynamic.training.state_of(silo).private))
         test = next(iter(silo.evaluations.values())).test
-        judged.append((dynamic.training, fixed.training, state_of(dynamic, silo), _first(test, range(rows))))
+        found.append((dynamic.training, fixed.training, state_of(dynamic, silo), _chosen(test, range(rows))))
+    return found
 
+
+def _ways(judged: Sequence[Judged], run: Predict) -> dict[str, Callable[[], object]]:
     def batched() -> None:
         for training, _, state, texts in judged:
-            predict.logits(training, state, texts)
+            run(training, state, texts)
 
     def single() -> None:
         for training, _, state, texts in judged:
             for row in range(len(texts)):
-                predict.logits(training, state, _first(texts, [row]))
+                run(training, state, _chosen(texts, [row]))
 
     def without() -> None:
         for _, training, state, texts in judged:
-            predict.logits(training, state, texts)
+            run(training, state, texts)
 
-    return {"batched": batched, "single": single, "fixed": without}, sum(len(texts) for *_, texts in judged)
+    return {"batched": batched, "single": single, "fixed": without}
 
 
-def _first(rows: TokenisedRows, chosen: Sequence[int]) -> TokenisedRows:
+def _chosen(rows: TokenisedRows, chosen: Sequence[int]) -> TokenisedRows:
     """Some of the rows."""
     places = [row for row in chosen if row < len(rows)]
-    types = None if rows.types is None else [rows.types[row] for row in places]
-    return TokenisedRows(rows.task, [rows.ids[row] for row in places], types, rows.labels[places])
+
+    def of(found: list[Any] | None) -> list[Any] | None:
+        return None if found is None else [found[row] for row in places]
+
+    lists: dict[str, Any] = {name: of(getattr(rows, name)) for name in ("types", "reads", "targets", "answers")}
+    return TokenisedRows(rows.task, [rows.ids[row] for row in places], labels=rows.labels[places], **lists)
 
 
 def _moved(state: dict[str, dict[str, Tensor]]) -> dict[str, dict[str, Tensor]]:
@@ -104,30 +144,9 @@ def _moved(state: dict[str, dict[str, Tensor]]) -> dict[str, dict[str, Tensor]]:
     }
 
 
-def _generation(precision: str) -> dict[str, Callable[[], object]]:
-    backbone = _llama(precision)
-    draws = generator(1, "prompts")
-    lengths = torch.randint(8, 65, (PROMPTS,), generator=draws).tolist()
-    prompts = [torch.randint(5, VOCABULARY, (length,), generator=draws).tolist() for length in lengths]
-    tuner = LoRA(LoRAOptions())
-    parts = [tuner.init(backbone, [], generator(1, "part", number)) for number in range(2)]
-    alpha = torch.rand(PROMPTS, generator=draws)
-    mix = [Ingredient(tuner, part, weight) for part, weight in zip(parts, (1 - alpha, alpha), strict=True)]
-    how = GenerationOptions(beams=1, max_new_tokens=NEW_TOKENS)
-
-    def batched() -> None:
-        generate_ids(backbone, prompts, mix, how)
-
-    def single() -> None:
-        for row, prompt in enumerate(prompts):
-            generate_ids(backbone, [prompt], of_rows(mix, [row]), how)
-
-    return {"batched": batched, "single": single}
-
-
 def _llama(precision: str) -> Backbone:
     """A causal model of random weights that never ends a text by itself (its end token is out of reach)."""
-    from tokenizers import Tokenizer, models
+    from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
     from silotune.pretrained import resolve_precision
@@ -145,8 +164,7 @@ def _llama(precision: str) -> Backbone:
     model = LlamaForCausalLM(config)
     with torch.no_grad():
         model.lm_head.weight[2].zero_()
-    words = {f"w{number}": number for number in range(VOCABULARY)}
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer(models.WordLevel(words, unk_token="w1")), pad_token="w0", eos_token="w2"
-    )
+    words = Tokenizer(models.WordLevel({f"w{number}": number for number in range(VOCABULARY)}, unk_token="w1"))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, pad_token="w0", eos_token="w2")
     return Backbone(model, tokenizer, precision=resolve_precision(precision))

@@ -28,7 +28,7 @@ from silotune.methods.base import PREVIOUS, Phase, Step
 from silotune.mixing import stacks
 from silotune.parts import Scope, State, Tensors
 from silotune.randomness import Stream, generator
-from silotune.silo import Silo, SiloState
+from silotune.silo import Silo
 
 if TYPE_CHECKING:
     from silotune.training import LocalTraining
@@ -177,7 +177,7 @@ class _Local:
 
 def train(
     training: LocalTraining,
-    silos: Sequence[tuple[Silo, SiloState]],
+    silos: Sequence[Silo],
     shared: State,
     number: int,
     phases: Sequence[Phase],
@@ -193,7 +193,8 @@ def train(
     device = training.backbone.device
     received = {name: on(shared[name], device) for name in shared}
     runs = []
-    for silo, own in silos:
+    for silo in silos:
+        own = training.state_of(silo)
         state: State = {
             name: on((shared if part.scope is Scope.SHARED else own.private).get(name, {}), device)
             for name, part in training.parts.items()  # a part without tensors leaves no trace in messages and files

@@ -54,6 +54,7 @@ class Participant:
         self.expected = expected
         self.uplink = uplink
         self.privacy = privacy
+        self._last: tuple[bytes, State, int] | None = None
 
     def round(self, silo: Silo, broadcast: bytes, spent: Spent = Spent()) -> Answer:
         """One local round; the silo keeps its private parts and memory.
@@ -71,13 +72,19 @@ class Participant:
             MessageRefused: as `round`.
             BudgetSpent: as `round`; all silos stay as they were.
         """
-        shared, number = read_broadcast(broadcast, self.expected)
+        shared, number = self._opened(broadcast)
         uses = [self._next_use(silo.state.memory if silo.state else {}, spent) for silo in silos]
         results = self.training.rounds(silos, shared, number)
         return [
             self._answer(silo, result, shared, number, own)
             for silo, result, own in zip(silos, results, uses, strict=True)
         ]
+
+    def _opened(self, broadcast: bytes) -> tuple[State, int]:
+        """What it holds. Silos of one process are given the same bytes one after the other: they are read once."""
+        if self._last is None or self._last[0] is not broadcast:
+            self._last = (broadcast, *read_broadcast(broadcast, self.expected))
+        return self._last[1:]
 
     def _answer(self, silo: Silo, result: LocalResult, shared: State, number: int, uses: Tensors) -> Answer:
         memory = silo.state.memory if silo.state else {}
@@ -116,7 +123,7 @@ class Participant:
 
     def finals(self, silos: Sequence[Silo], broadcast: bytes) -> list[Answer]:
         """As `final`, for silos that train together; answers in their order."""
-        shared, number = read_broadcast(broadcast, self.expected)
+        shared, number = self._opened(broadcast)
         results = self.training.finals(silos, shared, number)
         for silo, result in zip(silos, results, strict=True):
             self._keep(silo, result)

@@ -111,14 +111,12 @@ def compact(tensors: Mapping[str, Tensor]) -> Tensors:
     copies: Tensors = {}
     for dtype in {tensor.dtype for tensor in found.values()}:
         step = _LINE // dtype.itemsize
-        places, end = {}, 0
-        for name, tensor in found.items():
-            if tensor.dtype is dtype:
-                places[name], end = end, end + -(-tensor.numel() // step) * step
-        block = torch.zeros(end, dtype=dtype)
-        for name, place in places.items():
-            shape = found[name].shape
-            copies[name] = block[place : place + shape.numel()].view(shape).copy_(found[name])
+        own = {name: tensor for name, tensor in found.items() if tensor.dtype is dtype}
+        lengths = [-(-tensor.numel() // step) * step for tensor in own.values()]
+        pieces = torch.split_with_sizes(torch.zeros(sum(lengths), dtype=dtype), lengths)
+        places = [piece[: t.numel()].view(t.shape) for piece, t in zip(pieces, own.values(), strict=True)]
+        torch._foreach_copy_(places, list(own.values()))
+        copies |= zip(own, places, strict=True)
     return {name: copies[name] for name in found}
 
 

@@ -1,8 +1,9 @@
 """The run folder: configuration, versions, events, checkpoints, summary. It is the truth about a run.
 
 A checkpoint is a manifest (`checkpoints/round-0007.json`) that names the file of the shared parts and, for every silo
-that ever took part, the file of its last state. Files are written first and the manifest is moved into place last, so
-that a run killed at any instant finds a whole checkpoint, old or new. Only one process works in a run folder at a time.
+that ever took part, the file of its last state. Files are written first, while silos train, and the manifest is moved
+into place last, so that a run killed at any instant finds a whole checkpoint, old or new. Only one process works in a
+run folder at a time.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from safetensors import SafetensorError
 from silotune.errors import InputError
 from silotune.locking import LOCK, claimed
 from silotune.parts import Tensors
-from silotune.tensor_bytes import read_tensors, tensor_bytes
+from silotune.tensor_bytes import read_tensors
+from silotune.writing import Writer
 
 _LIBRARIES = ("silotune", "torch", "transformers", "tokenizers", "safetensors", "numpy", "pydantic")
 
@@ -55,6 +57,7 @@ class RunFolder:
 
         Silos of a federation on this machine write theirs here as well, and drop them themselves.
         """
+        self._writer = Writer()
         self.changed: list[str] = []
         """Libraries whose versions are others than when the run began, for the events of a run that goes on."""
 
@@ -151,14 +154,15 @@ class RunFolder:
             write_text(path, "".join(json.dumps(event) + "\n" for event in kept))
 
     def write(self, name: str, tensors: Tensors) -> str:
-        """Write a tensor file and return its name."""
+        """Write a tensor file, and return its name. It is there for certain after `commit`.
+
+        Until then nobody may change the tensors.
+        """
         path = self.checkpoints / f"{name}.safetensors"
         if path.parent not in self._made_folders:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._made_folders.add(path.parent)
-        temporary = path.with_suffix(".tmp")
-        temporary.write_bytes(tensor_bytes(tensors))
-        temporary.replace(path)
+        self._writer.write(path, tensors)
         if self._files is not None:
             self._files.add(f"{name}.safetensors")
         return f"{name}.safetensors"
@@ -169,6 +173,7 @@ class RunFolder:
         Raises:
             InputError: if it is missing or damaged.
         """
+        self._writer.finish()
         path = self.checkpoints / name
         try:
             return read_tensors(path.read_bytes())
@@ -178,13 +183,13 @@ class RunFolder:
     def commit(self, checkpoint: Checkpoint, keep: Checkpoint | None = None) -> None:
         """Make a checkpoint the newest; drop files that neither it nor `keep` needs."""
         text = json.dumps(checkpoint.__dict__, indent=1)
+        self._writer.finish()
         write_text(self._manifest(checkpoint.round), text)
         kept = checkpoint.files | (keep.files if keep else set())
         manifests = {checkpoint.round} | ({keep.round} if keep else set())
         if self._files is None:  # what a run that was killed left, too
             self._files = set(self._tensor_files())
-        for name in sorted(self._files - kept):
-            (self.checkpoints / name).unlink(missing_ok=True)  # silos of a federation on this machine tidy up too
+        self._writer.remove([self.checkpoints / name for name in sorted(self._files - kept)])
         self._files &= kept
         for number in self._rounds() - manifests:
             self._manifest(number).unlink()
@@ -194,6 +199,10 @@ class RunFolder:
         for place, _, names in os.walk(self.checkpoints):
             folder = Path(place).relative_to(self.checkpoints)
             yield from ((folder / name).as_posix() for name in names if name.endswith(".safetensors"))
+
+    def close(self) -> None:
+        """Nothing is written there any more."""
+        self._writer.close()
 
     def latest(self) -> Checkpoint | None:
         """The newest checkpoint."""
@@ -234,7 +243,11 @@ def working_in(path: Path, config: str, backbone: str, resume: bool = False) -> 
     """
     RunFolder.check(path, config, resume)
     with claimed(path):
-        yield RunFolder.begin(path, config, backbone, resume)
+        folder = RunFolder.begin(path, config, backbone, resume)
+        try:
+            yield folder
+        finally:
+            folder.close()
 
 
 def _begun(entry: Path) -> bool:

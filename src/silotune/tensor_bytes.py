@@ -17,7 +17,7 @@ from torch import Tensor
 
 def tensor_bytes(tensors: Mapping[str, Tensor], metadata: dict[str, str] | None = None) -> bytes:
     """The bytes of a safetensors file; tensors may be on any device and of any strides."""
-    kept = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}  # until they are read
+    kept = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}  # until they are read
     specs = {
         name: TensorSpec(
             dtype=str(tensor.dtype).removeprefix("torch."),

@@ -128,7 +128,7 @@ class LocalTraining:
         return [phase for phase in self.phases if phase.when == "end" and (phase.who == "all" or silo.state)]
 
     def _train(self, silos: Sequence[Silo], shared: State, number: int, phases: Sequence[Phase]) -> list[LocalResult]:
-        return train(self, [(silo, self.state_of(silo)) for silo in silos], shared, number, phases)
+        return train(self, silos, shared, number, phases)
 
     def adapt(self, silo: Silo, shared: State, number: int, anew: bool) -> State:
         """A silo's private parts after the phases that train these alone: how one joins when the rounds are over.
@@ -144,7 +144,7 @@ class LocalTraining:
 
     def server_step(self, server: Silo, shared: State, number: int) -> LocalResult:
         """The method's server phases, from the aggregated shared parts, on the coordinator's labelled rows."""
-        return train(self, [(server, SiloState({}))], shared, number, self.server_phases)[0]
+        return train(self, [replace(server, state=SiloState({}))], shared, number, self.server_phases)[0]
 
     def batches(self, silo: Silo, phase: Phase, number: int, alone: bool = True) -> Iterator[Batch]:
         """A phase's batches, in the order derived for this silo and round.

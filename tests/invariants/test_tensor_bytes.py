@@ -58,6 +58,7 @@ def test_a_commit_drops_what_no_checkpoint_needs_also_what_a_killed_run_left(tmp
         )
         folder.commit(checkpoint, there[0] if there else None)  # the first stays the best
         there.append(checkpoint)
+        folder.close()
         files = {
             path.relative_to(folder.checkpoints).as_posix()
             for path in folder.checkpoints.rglob("*.safetensors")

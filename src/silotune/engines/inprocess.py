@@ -24,6 +24,8 @@ class InProcess(Engine):
         super().__init__(federation, folder, progress)
         self._participant = federation.participant()
         self.cohort = federation.cohort.size
+        self._written: dict[str, str] = {}
+        """The files of the silos that answered in this round."""
 
     def _restore(self) -> None:
         """See `Engine._restore`. Then it is said how many silos train together."""
@@ -38,13 +40,17 @@ class InProcess(Engine):
         """See `Engine.rounds`."""
         for position, names in self._cohorts(silos):
             self.progress(number, named(names), position, len(silos))
-            yield from self._participant.rounds([self.federation.silos[name] for name in names], broadcast)
+            answers = self._participant.rounds([self.federation.silos[name] for name in names], broadcast)
+            self._write(number, names)
+            yield from answers
 
     def finals(self, number: int, silos: Sequence[str], broadcast: bytes) -> Iterator[Answer]:
         """See `Engine.finals`."""
         for position, names in self._cohorts(silos):
             self.progress(number, named(names, final=True), position, len(silos))
-            yield from self._participant.finals([self.federation.silos[name] for name in names], broadcast)
+            answers = self._participant.finals([self.federation.silos[name] for name in names], broadcast)
+            self._write(number, names)
+            yield from answers
 
     def _cohorts(self, names: Sequence[str]) -> Iterator[tuple[int, Sequence[str]]]:
         """Who trains together, and how many silos were before them.
@@ -78,13 +84,15 @@ class InProcess(Engine):
         return {name: entry | judged.entry(name) for name, entry in found.items()}
 
     def store(self, number: int, silos: Sequence[str], better: bool) -> Mapping[str, str]:
-        """One file per silo in the run folder."""
-        files = {}
-        for name in silos:
+        """One file per silo in the run folder, written since it answered."""
+        return {name: self._written.pop(name) for name in silos}
+
+    def _write(self, number: int, names: Sequence[str]) -> None:
+        """Write what these silos keep now, while others train."""
+        for name in names:
             state = self.federation.silos[name].state
             assert state is not None, "a silo that trained has a state"
-            files[name] = self.folder.write(f"silos/{name}/{number:04d}", state.flat())
-        return files
+            self._written[name] = self.folder.write(f"silos/{name}/{number:04d}", state.flat())
 
     def recall(self, checkpoint: Checkpoint) -> None:
         """From the run folder; a silo that was never sampled has no file: its state follows from the seed."""

@@ -88,7 +88,8 @@ class Workers(InProcess):
             done += len(names)
             for answer, state in trained:
                 self.federation.silos[answer.silo].state = _read(state).compact()
-                yield answer
+            self._write(number, names)
+            yield from (answer for answer, _ in trained)
 
     def _validation(self, number: int) -> Scores:
         """See `InProcess._validation`; one model on the same rows is judged once, here."""

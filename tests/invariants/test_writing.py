@@ -1,0 +1,117 @@
+"""Files that are written beside the work: a checkpoint is committed only when all of them are there."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+
+from silotune import writing
+from silotune.messages import Expected, MessageRefused, broadcast_message
+from silotune.participant import Participant
+from silotune.parts import Tensors
+from silotune.runs import Checkpoint, RunFolder
+from silotune.writing import Writer
+
+
+@pytest.fixture
+def folder(tmp_path) -> RunFolder:
+    return RunFolder.create(tmp_path / "run", "config\n", "backbone")
+
+
+@pytest.fixture
+def gate(monkeypatch):
+    """Files wait until it is opened."""
+    opened, replace = threading.Event(), writing.replace
+
+    def late(path: Path, tensors: Tensors) -> None:
+        assert opened.wait(60)
+        replace(path, tensors)
+
+    monkeypatch.setattr(writing, "replace", late)
+    yield opened
+    opened.set()
+
+
+def write_thirty(writer: Writer, folder: Path) -> None:
+    for n in range(30):
+        writer.write(folder / f"{n}.safetensors", {})
+
+
+def checkpoint(*files: str) -> Checkpoint:
+    return Checkpoint(1, files[0], {str(n): name for n, name in enumerate(files[1:])}, {})
+
+
+def test_a_commit_waits_for_every_file_written_before(folder, gate):
+    tensors = [{"x": torch.full((3,), float(n))} for n in range(5)]
+    names = [folder.write(f"silos/{n}/0001", one) for n, one in enumerate(tensors)]
+    committing = threading.Thread(target=folder.commit, args=(checkpoint(*names), None))
+    committing.start()
+    assert not (folder.checkpoints / "round-0001.json").exists()
+    assert not any((folder.checkpoints / name).exists() for name in names)
+    gate.set()
+    committing.join(60)
+    assert folder.latest() == checkpoint(*names)
+    for name, one in zip(names, tensors, strict=True):
+        assert torch.equal(folder.read(name)["x"], one["x"])
+
+
+def test_what_is_read_was_written_first(folder, gate):
+    name = folder.write("shared-0001", {"x": torch.arange(3)})
+    threading.Timer(0.2, gate.set).start()
+    assert folder.read(name)["x"].tolist() == [0, 1, 2]
+
+
+def test_a_file_that_cannot_be_written_stops_the_commit(folder):
+    name = folder.write("shared-0001", {"x": torch.ones(3)})
+    folder.commit(checkpoint(name), None)
+    (folder.checkpoints / "shared-0002.tmp").mkdir()  # where the file would be made
+    second = folder.write("shared-0002", {"x": torch.zeros(3)})
+    with pytest.raises(IsADirectoryError):
+        folder.commit(Checkpoint(2, second, {}, {}), None)
+    assert folder.latest() == checkpoint(name)
+
+
+def test_files_are_removed_beside_the_work_and_after_the_manifest(folder, gate, monkeypatch):
+    gate.set()
+    first, second = (checkpoint(folder.write(f"shared-000{n}", {"x": torch.ones(3)})) for n in (1, 2))
+    folder.commit(first, second)
+    removed, remove = threading.Event(), writing.remove
+    monkeypatch.setattr(writing, "remove", lambda paths: removed.wait(60) and remove(paths))
+    folder.commit(second, None)
+    assert folder.latest() == second
+    assert (folder.checkpoints / first.shared).exists()
+    removed.set()
+    folder.close()
+    assert [path.name for path in folder.checkpoints.glob("*.safetensors")] == [second.shared]
+
+
+def test_an_error_comes_up_at_a_later_file_too_and_few_files_wait_in_memory(tmp_path, gate):
+    writer = Writer()
+    writing_all = threading.Thread(target=write_thirty, args=(writer, tmp_path))
+    writing_all.start()
+    writing_all.join(0.5)
+    assert writing_all.is_alive()
+    assert len(writer._waiting) <= writing._AHEAD
+    gate.set()
+    writing_all.join(60)
+    writer.finish()
+    assert len(list(tmp_path.iterdir())) == 30
+    with pytest.raises(FileNotFoundError):
+        write_thirty(writer, tmp_path / "nowhere")
+    writer.close()
+
+
+def test_a_broadcast_is_read_once_for_all_silos_and_refused_for_each():
+    expected = Expected({"global/x": (2,)})
+    participant = Participant(None, expected)  # type: ignore[arg-type]
+    message = broadcast_message({"global": {"x": torch.tensor([1.0, 2.0])}}, 3)
+    assert participant._opened(message)[0] is participant._opened(message)[0]
+    other = broadcast_message({"global": {"x": torch.tensor([5.0, 2.0])}}, 4)
+    assert (participant._opened(other)[0]["global"]["x"][0], participant._opened(other)[1]) == (5.0, 4)
+    for _ in range(2):
+        with pytest.raises(MessageRefused):
+            participant._opened(b"nothing of the kind")
+    assert participant._opened(message)[1] == 3
