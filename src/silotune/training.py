@@ -13,11 +13,11 @@ from torch import Tensor
 from silotune import parts as part_tools
 from silotune.anchors import Anchors, constant_views
 from silotune.backbone import Backbone
-from silotune.cohort import LocalResult as LocalResult
-from silotune.cohort import train
 from silotune.data.batching import CALL_COST, CALL_COST_GPU, Batch, epoch
 from silotune.data.joint import Joint, alone, as_cut, cut_jointly
 from silotune.heads import Head
+from silotune.local_round import LocalResult as LocalResult
+from silotune.local_round import train
 from silotune.methods.base import Method, Phase, Step, previous_tensors
 from silotune.methods.check import check_method
 from silotune.mixing import stacks
@@ -96,7 +96,7 @@ class LocalTraining:
         return self._train([silo], shared, number, self._of_rounds)[0]
 
     def rounds(self, silos: Sequence[Silo], shared: State, number: int) -> list[LocalResult]:
-        """As `round`, for several silos at once (`silotune.cohort`); results in their order."""
+        """As `round`, for several silos at once (`silotune.local_round`); results in their order."""
         if len(silos) == 1:
             return [self.round(silos[0], shared, number)]
         return self._train(silos, shared, number, self._of_rounds)
