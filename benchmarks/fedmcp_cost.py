@@ -21,6 +21,7 @@ from silotune.assembly.building import build
 from silotune.assembly.configuration import read_config
 from silotune.assembly.federation import Federation
 from silotune.data.batching import Batch
+from silotune.data.joint import Joint
 from silotune.mixing import Ingredient
 from silotune.views import View
 
@@ -54,6 +55,8 @@ def measure(repeats: int, batch: int, threads: int, precision: str, data: str | 
         found[f"{name}_gflop_per_row"] = round(counter.get_total_flops() / rows / 1e9, 4)
         found[f"{name}_padded_over_real"] = round(metrics["padded_tokens"] / metrics["real_tokens"], 3)
         batches = int(metrics["steps"])
+    if found["one_by_one_gflop_per_row"] <= found["fedmcp_gflop_per_row"]:
+        raise AssertionError("one_by_one shares what it is there to compute apart")
     times = alternate({name: _epoch(federation) for name, federation in federations.items()}, repeats)
     for name, seconds in times.items():
         found[f"{name}_ms_per_batch"] = round(1000 * statistics.median(seconds) / batches, 1)
@@ -76,10 +79,21 @@ def _epoch(federation: Federation) -> Callable[[], dict[str, float]]:
 
 def _one_by_one(federation: Federation) -> None:
     training = federation.training
+    together = training.views_together
 
-    def views(batch: Batch, mixes: Mapping[str, Sequence[Ingredient]]) -> dict[str, View]:
-        together = type(training).views
-        return {name: together(training, batch, {name: mix})[name] for name, mix in mixes.items()}
+    def apart(
+        batches: Sequence[Batch],
+        joints: Sequence[Joint],
+        mixes: Sequence[Mapping[str, Sequence[Ingredient]]],
+        *more: Any,
+    ) -> list[dict[str, View]]:
+        found: list[dict[str, View]] = [{} for _ in mixes]
+        for name in mixes[0]:
+            for views, one in zip(
+                found, together(batches, joints, [{name: own[name]} for own in mixes], *more), strict=True
+            ):
+                views |= one
+        return found
 
-    training.views = views  # type: ignore[method-assign]
-    training._copies = lambda phase: 1  # type: ignore[method-assign]
+    training.views_together = apart  # type: ignore[method-assign]
+    training.copies = lambda phase: 1  # type: ignore[method-assign]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from silotune.errors import InputError
-from silotune.mixing import stacks
+from silotune.mixing import shares_forward
 
 if TYPE_CHECKING:
     from silotune.training import LocalTraining
@@ -78,7 +78,7 @@ def _fitting(training: LocalTraining) -> Cohort:
 def _obstacle(training: LocalTraining) -> str:
     backbone = training.backbone
     for tuner in training.tuners:
-        if not stacks(backbone, tuner):
+        if not shares_forward(backbone, tuner):
             return (
                 f"silos cannot share a forward with tuner={tuner.name} on {backbone.model_type} (where a tuner only "
                 "changes what layers take and give, row by row, they can)"

@@ -20,11 +20,11 @@ seed: 1
 backbone: default         # offline MiniLM (silotune[demo]); or a hub id, or a local folder
 
 tuner:
-  name: bottleneck        # bottleneck, lora or full
+  name: bottleneck        # also lora, prefix, prompt, p-tuning, bitfit, ia3, full
   r: 16
 
 head:
-  name: mlp               # mlp or linear
+  name: mlp               # mlp or linear; verbalizer and lm read the backbone's own vocabulary
   scope: private          # private: each silo keeps its head; shared: all silos hold one task
   pooling: mean           # mean or first (the [CLS] token)
 
@@ -45,7 +45,7 @@ silos:                    # paths are relative to this file; formats: .csv .tsv 
     label: relation
     # task: duplicates    # silos of one task share label names (default: the silo's name)
     # labels: [different, duplicate]          # where the file does not show them all
-    # metric: f1          # accuracy or f1
+    # metric: f1          # accuracy, f1, or rouge1 where answers are written
   # a folder with train.csv, validation.csv and test.csv (or other formats) is taken as it is split
 """
 

@@ -22,7 +22,7 @@ from torch import Tensor
 from silotune.backbone import Backbone
 from silotune.data.batching import HEAD_INPUTS, TokenisedRows, make_batch
 from silotune.errors import InputError
-from silotune.mixing import stacks
+from silotune.mixing import shares_forward
 from silotune.plan import Plan
 from silotune.shared_prefix import Below, Reached
 from silotune.tuners.base import Tuner
@@ -105,7 +105,7 @@ class FrozenPrefix:
         Raises:
             InputError: where they change what lies below any block, or the backbone's prefix cannot be kept.
         """
-        if not stacks(backbone, tuner) or not backbone.below([]).modules:
+        if not shares_forward(backbone, tuner) or not backbone.below([]).modules:
             raise InputError(
                 f"cache=frozen-prefix: nothing lies below tuner={tuner.name} on {backbone.model_type} that could be "
                 "kept; allowed: cache=none, or tuner=bottleneck, lora, ia3 on an encoder or decoder of a known family"

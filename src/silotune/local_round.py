@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from silotune import parts as part_tools
-from silotune.anchors import Anchors
+from silotune.constant_views import KnownReadings
 from silotune.data.batching import Batch
 from silotune.data.joint import Joint
 from silotune.errors import Diverged
@@ -50,7 +50,7 @@ class _Local:
     received: State
     memory: Tensors
     sums: dict[str, float] = field(default_factory=dict)
-    anchors: Anchors = field(default_factory=Anchors)
+    known: KnownReadings = field(default_factory=KnownReadings)
     note: str = ""
     steps: int = 0
     rows: int = 0
@@ -146,7 +146,7 @@ def _train_phase(
     alone = len(members) == 1
     batches = [training.batches(run.silo, phase, number, alone) for run in members]
     for run in members:
-        run.anchors = training.anchors(phase)
+        run.known = training.known_readings(phase)
     for taken, found in enumerate(_in_step(batches)):  # other phases leave no trace in draws
         active = [(members[place], batch) for place, batch in found]
         joints = training.joints([batch for _, batch in active], phase)
@@ -191,8 +191,8 @@ def _losses(
     alone = len(active) == 1
     losses, terms = [], []
     with streams[0] if alone else nullcontext():
-        batches, anchors = [batch for _, batch in active], [run.anchors for run, _ in active]
-        views = training.views_together(batches, joints, mixes, [] if alone else streams, anchors)
+        batches, known = [batch for _, batch in active], [run.known for run, _ in active]
+        views = training.views_together(batches, joints, mixes, [] if alone else streams, known)
         for (run, batch), own, stream in zip(active, views, streams, strict=True):
             draws = generator(training.seed, "step", run.silo.name, number, phase.name, taken)
             step = Step(batch, own, run.state, run.received, run.memory, draws, training.parts)

@@ -90,7 +90,7 @@ def together(backbone: Backbone, mix: Sequence[Ingredient], number: int) -> list
     return found
 
 
-def stacks(backbone: Backbone, tuner: Tuner) -> bool:
+def shares_forward(backbone: Backbone, tuner: Tuner) -> bool:
     """Whether mixes of this tuner's parts can share a forward over stacked rows (`silotune.stacking`)."""
     return backbone.known is not None and tuner.mixes_rows(backbone) and not tuner.virtual_tokens
 

@@ -12,6 +12,7 @@ import json
 import os
 import platform
 import re
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -203,6 +204,13 @@ class RunFolder:
     def close(self) -> None:
         """Nothing is written there any more."""
         self._writer.close()
+
+    def forget_checkpoints(self) -> None:
+        """Remove them. Manifests go first: a run that is killed meanwhile begins anew."""
+        self.close()
+        for number in self._rounds():
+            self._manifest(number).unlink()
+        shutil.rmtree(self.checkpoints, ignore_errors=True)
 
     def latest(self) -> Checkpoint | None:
         """The newest checkpoint."""

@@ -1,4 +1,4 @@
-"""One local round: a silo's rows and parts in, updated parts and numbers out."""
+"""What all local rounds of a run share: backbone, method, how batches are drawn and views are run."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ import torch
 from torch import Tensor
 
 from silotune import parts as part_tools
-from silotune.anchors import Anchors, constant_views
 from silotune.backbone import Backbone
-from silotune.data.batching import CALL_COST, CALL_COST_GPU, Batch, epoch
+from silotune.constant_views import KnownReadings, constant_views
+from silotune.data.batching import Batch, call_cost_on, epoch
 from silotune.data.joint import Joint, alone, as_cut, cut_jointly
 from silotune.heads import Head
 from silotune.local_round import LocalResult as LocalResult
 from silotune.local_round import train
 from silotune.methods.base import Method, Phase, Step, previous_tensors
 from silotune.methods.check import check_method
-from silotune.mixing import stacks
+from silotune.mixing import shares_forward
 from silotune.parts import Part, Scope, State, Tensors
 from silotune.randomness import Stream, generator
 from silotune.silo import Silo, SiloState
@@ -93,42 +93,29 @@ class LocalTraining:
 
         A fresh optimiser per phase and round; the silo's own object is not changed.
         """
-        return self._train([silo], shared, number, self._of_rounds)[0]
+        return self.rounds([silo], shared, number)[0]
 
     def rounds(self, silos: Sequence[Silo], shared: State, number: int) -> list[LocalResult]:
         """As `round`, for several silos at once (`silotune.local_round`); results in their order."""
-        if len(silos) == 1:
-            return [self.round(silos[0], shared, number)]
-        return self._train(silos, shared, number, self._of_rounds)
+        return train(self, silos, shared, number, [phase for phase in self.phases if phase.when == "round"])
 
     def final(self, silo: Silo, shared: State, number: int) -> LocalResult:
         """The final phases that concern this silo, after the last round; its own object is not changed.
 
         Phases for sampled silos pass over one that never took part.
         """
-        return self._train([silo], shared, number, self._at_the_end(silo))[0]
+        return self.finals([silo], shared, number)[0]
 
     def finals(self, silos: Sequence[Silo], shared: State, number: int) -> list[LocalResult]:
         """As `final`, for several silos at once; results in their order."""
-        if len(silos) == 1:
-            return [self.final(silos[0], shared, number)]
         found: dict[str, LocalResult] = {}
         for sampled in (True, False):
             some = [silo for silo in silos if (silo.state is not None) is sampled]
+            phases = [phase for phase in self.phases if phase.when == "end" and (phase.who == "all" or sampled)]
             if some:
-                results = self._train(some, shared, number, self._at_the_end(some[0]))
+                results = train(self, some, shared, number, phases)
                 found |= {silo.name: result for silo, result in zip(some, results, strict=True)}
         return [found[silo.name] for silo in silos]
-
-    @property
-    def _of_rounds(self) -> list[Phase]:
-        return [phase for phase in self.phases if phase.when == "round"]
-
-    def _at_the_end(self, silo: Silo) -> list[Phase]:
-        return [phase for phase in self.phases if phase.when == "end" and (phase.who == "all" or silo.state)]
-
-    def _train(self, silos: Sequence[Silo], shared: State, number: int, phases: Sequence[Phase]) -> list[LocalResult]:
-        return train(self, silos, shared, number, phases)
 
     def adapt(self, silo: Silo, shared: State, number: int, anew: bool) -> State:
         """A silo's private parts after the phases that train these alone: how one joins when the rounds are over.
@@ -139,7 +126,7 @@ class LocalTraining:
         phases = [
             replace(phase, start=phase.start if anew else {}) for phase in self.phases if {*phase.trains} <= {*private}
         ]
-        state = self._train([silo], shared, number, phases)[0].state
+        state = train(self, [silo], shared, number, phases)[0].state
         return {name: state[name] for name in private}
 
     def server_step(self, server: Silo, shared: State, number: int) -> LocalResult:
@@ -195,20 +182,20 @@ class LocalTraining:
 
     def _call_cost(self, phase: Phase) -> int:
         """A call's cost in tokens of one copy of the rows, where a phase's views share calls."""
-        return (CALL_COST if self.backbone.device.type == "cpu" else CALL_COST_GPU) // self.copies(phase)
+        return call_cost_on(self.backbone.device) // self.copies(phase)
 
     def copies(self, phase: Phase) -> int:
         """How many of a phase's trained views share a forward: a call over that many copies of the rows costs once."""
         trained = [mix for mix in phase.views.values() if {*mix} & {*phase.trains}]
         tuners = [self.parts[name].module for mix in trained for name in mix if name in self.parts]
-        shared = all(isinstance(one, Tuner) and stacks(self.backbone, one) for one in tuners)
+        shared = all(isinstance(one, Tuner) and shares_forward(self.backbone, one) for one in tuners)
         return max(1, len(trained)) if shared else 1
 
-    def anchors(self, phase: Phase) -> Anchors:
+    def known_readings(self, phase: Phase) -> KnownReadings:
         """Where a phase's constant views are kept; none are where rows pass once, or where passes differ in draws."""
         if self._epochs(phase) == 1 or self.draws:
-            return Anchors()
-        return Anchors(constant_views(phase.views, phase.trains))
+            return KnownReadings()
+        return KnownReadings(constant_views(phase.views, phase.trains))
 
     def make_optimiser(self, tensors: list[Tensor]) -> torch.optim.Optimizer:
         """A fresh optimiser of these tensors."""
@@ -228,7 +215,7 @@ class LocalTraining:
         joints: Sequence[Joint],
         mixes: Sequence[Mapping[str, Sequence[Ingredient]]],
         streams: Sequence[Stream] = (),
-        anchors: Sequence[Anchors] = (),
+        known: Sequence[KnownReadings] = (),
     ) -> list[dict[str, View]]:
         """As `views`, for batches of several silos in the same forwards; see `run_together`."""
         heads = [part.module for part in self.parts.values() if isinstance(part.module, Head)]
@@ -244,7 +231,7 @@ class LocalTraining:
             head_readings=own,
             cache=self.cache,
             streams=streams,
-            anchors=anchors,
+            known=known,
         )
 
     def resolve(self, mix: Mix, state: State, received: State, memory: Tensors) -> list[Ingredient]:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, TypeVar
 import torch
 from torch import Tensor
 
-from silotune.anchors import Anchors
 from silotune.backbone import Backbone, Inputs
+from silotune.constant_views import KnownReadings
 from silotune.data.batching import Batch
 from silotune.data.joint import Joint, Piece, alone
 from silotune.errors import InputError
@@ -24,7 +24,7 @@ from silotune.mixing import (
     plan_of_segments,
     prepared,
     settled,
-    stacks,
+    shares_forward,
     together,
 )
 from silotune.parts import Tensors
@@ -97,7 +97,7 @@ def run_together(
     head_readings: Sequence[Mapping[str, HeadReading]] = (),
     cache: FrozenPrefix | None = None,
     streams: Sequence[Stream] = (),
-    anchors: Sequence[Anchors] = (),
+    known: Sequence[KnownReadings] = (),
 ) -> list[dict[str, View]]:
     """As `run_views`, for batches of several silos in the same forwards.
 
@@ -110,14 +110,14 @@ def run_together(
         head_readings: each silo's heads'.
         cache: see `run_views`.
         streams: each silo's random numbers, where tuners draw any (`Segments`).
-        anchors: what each silo's constant views are known to say of its rows; filled here.
+        known: what each silo's constant views are known to say of its rows; filled here.
     """
     names = {name: tuple(identity(own[name]) for own in mixes) for name in mixes[0]}
     folded = {key: [prepared(own[name]) for own in mixes] for name, key in reversed(names.items())}
     collected = [{key: _Collected() for key in folded} for _ in batches]
     stacks: dict[tuple[int, ...], Tensors] = {}
-    stateless = anchors and not any(head_readings)  # heads' readings need the backbone's states, which are not kept
-    constant = {key: name for name, key in names.items() if stateless and name in anchors[0].views}
+    stateless = known and not any(head_readings)  # heads' readings need the backbone's states, which are not kept
+    constant = {key: name for name, key in names.items() if stateless and name in known[0].views}
     for joint in joints:
         pieces = joint.pieces
         text = {name: tensor.to(backbone.device) for name, tensor in joint.text().items()}
@@ -125,11 +125,11 @@ def run_together(
         segments = Segments(joint.sizes, [piece.width for piece in pieces], own_streams, stacks)
         here = {}
         for key, own in folded.items():
-            known = _recalled(anchors, constant[key], batches, pieces) if key in constant else None
-            if known is None:
+            recalled = _recalled(known, constant[key], batches, pieces) if key in constant else None
+            if recalled is None:
                 here[key] = [of_rows(own[piece.member], piece.rows) for piece in pieces]
             else:
-                for piece, found_before in zip(pieces, known, strict=True):
+                for piece, found_before in zip(pieces, recalled, strict=True):
                     collected[piece.member][key].add(found_before)
         fill = None if cache is None else _filling(backbone, batches, joint, cache)
         for key, (states, plan) in encode_together(backbone, text, here, segments, fill).items():
@@ -144,7 +144,7 @@ def run_together(
                 found, of_piece = collected[piece.member][key], {name: values[place] for name, values in read.items()}
                 found.add(of_piece)
                 if key in constant:
-                    anchors[piece.member].keep(constant[key], batches[piece.member], piece.rows, of_piece)
+                    known[piece.member].keep(constant[key], batches[piece.member], piece.rows, of_piece)
                 if parted:
                     moved = {name: tensor.to(backbone.device) for name, tensor in piece.inputs.items()}
                     found.kept.append((parted[place], moved, plan or Plan()))
@@ -156,12 +156,12 @@ def run_together(
 
 
 def _recalled(
-    anchors: Sequence[Anchors], view: str, batches: Sequence[Batch], pieces: Sequence[Piece]
+    known: Sequence[KnownReadings], view: str, batches: Sequence[Batch], pieces: Sequence[Piece]
 ) -> list[dict[str, Tensor]] | None:
     """Each piece's readings of a constant view, where all are known."""
-    found = [anchors[piece.member].recall(view, batches[piece.member], piece.rows) for piece in pieces]
-    known = [readings for readings in found if readings is not None]
-    return known if len(known) == len(found) else None
+    found = [known[piece.member].recall(view, batches[piece.member], piece.rows) for piece in pieces]
+    there = [readings for readings in found if readings is not None]
+    return there if len(there) == len(found) else None
 
 
 def _filling(
@@ -244,7 +244,7 @@ def encode_together(
                 continue
             own = [groups[0][1]]
         plan = plan_of_segments(backbone, own, segments)
-        if not all(_stacks(backbone, mix, plan) for mix in own):
+        if not all(_may_share(backbone, mix, plan) for mix in own):
             if len(own) > 1:
                 raise InputError("cohort: silos with such parts cannot share a forward; allowed: cohort=1")
             encoded[key] = backbone.encode(inputs, plan), plan
@@ -283,9 +283,9 @@ def _encode_groups(backbone: Backbone, inputs: Inputs, groups: Sequence[tuple[Te
     return torch.cat(pieces)[back.to(pieces[0].device)]
 
 
-def _stacks(backbone: Backbone, mix: Sequence[Ingredient], plan: Plan) -> bool:
+def _may_share(backbone: Backbone, mix: Sequence[Ingredient], plan: Plan) -> bool:
     """Whether it can share a forward with other mixes of the same rows."""
-    return backbone.known is not None and plan.by_row and all(stacks(backbone, part.tuner) for part in mix)
+    return backbone.known is not None and plan.by_row and all(shares_forward(backbone, part.tuner) for part in mix)
 
 
 def _learns(mix: Sequence[Ingredient]) -> bool:

@@ -27,7 +27,7 @@ class Writer:
         Raises:
             OSError: an earlier file could not be written.
         """
-        self._do(replace, path, tensors)
+        self._do(write_tensors, path, tensors)
 
     def remove(self, paths: Sequence[Path]) -> None:
         """Remove files, soon, where they are still there.
@@ -35,7 +35,7 @@ class Writer:
         Raises:
             OSError: as `write`.
         """
-        self._do(remove, paths)
+        self._do(remove_files, paths)
 
     def _do(self, action: Callable[..., None], *arguments: object) -> None:
         if self._thread is None:
@@ -61,14 +61,14 @@ class Writer:
             self._thread = None
 
 
-def replace(path: Path, tensors: Tensors) -> None:
-    """Replace a file: readers see the old bytes or the new."""
+def write_tensors(path: Path, tensors: Tensors) -> None:
+    """Replace a safetensors file: readers see the old one or the new."""
     temporary = path.with_suffix(".tmp")
     temporary.write_bytes(tensor_bytes(tensors))
     temporary.replace(path)
 
 
-def remove(paths: Sequence[Path]) -> None:
+def remove_files(paths: Sequence[Path]) -> None:
     """Remove files; those of a federation on one machine are tidied up by others too."""
     for path in paths:
         path.unlink(missing_ok=True)

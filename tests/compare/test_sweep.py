@@ -123,6 +123,25 @@ def _new(folder: Path) -> Path:
     return folder
 
 
+def test_a_trial_killed_while_its_checkpoints_are_removed_begins_anew(
+    silotune: Silotune, words: list[str], tmp_path: Path, monkeypatch
+) -> None:
+    out, few = tmp_path / "out", [word for word in words if not word.startswith("method.mu")]
+
+    def killed(path: Path, **_: object) -> None:
+        next(path.glob("shared-*.safetensors")).unlink()
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("silotune.runs.shutil.rmtree", killed)
+        assert silotune("sweep", *few, "--out", out).code != 0
+    assert not list(out.rglob("trial.json"))
+    assert silotune("sweep", *few, "--out", out, "--resume").code == 0
+    whole = tmp_path / "whole"
+    assert silotune("sweep", *few, "--out", whole).code == 0
+    assert (out / "sweep.csv").read_bytes() == (whole / "sweep.csv").read_bytes()
+
+
 def test_an_interrupted_or_larger_sweep_repeats_no_trial(silotune: Silotune, words: list[str], tmp_path: Path) -> None:
     out = tmp_path / "out"
     few = [word for word in words if not word.startswith("method.mu")]

@@ -36,6 +36,12 @@ def test_every_folder_is_a_silo_in_alphabetic_order(data_folder: Path) -> None:
     assert all(silo.splits.counts() == {"train": 60, "validation": 20, "test": 20} for silo in silos.values())
 
 
+def test_tasks_may_have_blanks_between() -> None:
+    assert read_config("demo", ["data.tasks=beta, alpha"]).data.tasks == ["beta", "alpha"]
+    found = read_config("demo", ["evaluation.test_time=true", "evaluation.unseen=beta , alpha"])
+    assert found.evaluation.unseen == ["beta", "alpha"]
+
+
 def test_tasks_are_taken_in_the_order_given(data_folder: Path) -> None:
     assert list(loaded(f"data.path={data_folder}", "data.tasks=gamma,alpha", "data.merge=false")) == ["gamma", "alpha"]
 

@@ -24,13 +24,13 @@ def folder(tmp_path) -> RunFolder:
 @pytest.fixture
 def gate(monkeypatch):
     """Files wait until it is opened."""
-    opened, replace = threading.Event(), writing.replace
+    opened, write_tensors = threading.Event(), writing.write_tensors
 
     def late(path: Path, tensors: Tensors) -> None:
         assert opened.wait(60)
-        replace(path, tensors)
+        write_tensors(path, tensors)
 
-    monkeypatch.setattr(writing, "replace", late)
+    monkeypatch.setattr(writing, "write_tensors", late)
     yield opened
     opened.set()
 
@@ -78,8 +78,8 @@ def test_files_are_removed_beside_the_work_and_after_the_manifest(folder, gate, 
     gate.set()
     first, second = (checkpoint(folder.write(f"shared-000{n}", {"x": torch.ones(3)})) for n in (1, 2))
     folder.commit(first, second)
-    removed, remove = threading.Event(), writing.remove
-    monkeypatch.setattr(writing, "remove", lambda paths: removed.wait(60) and remove(paths))
+    removed, remove = threading.Event(), writing.remove_files
+    monkeypatch.setattr(writing, "remove_files", lambda paths: removed.wait(60) and remove(paths))
     folder.commit(second, None)
     assert folder.latest() == second
     assert (folder.checkpoints / first.shared).exists()

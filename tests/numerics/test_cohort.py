@@ -333,7 +333,7 @@ def test_dropout_is_drawn_from_each_silos_own_stream(federation_of):
 
 def test_dropout_where_silos_are_cut_into_unlike_numbers_of_micro_batches(federation_of, monkeypatch):
     """A joint micro-batch of one silo's rows alone draws from that silo's stream as well."""
-    monkeypatch.setattr("silotune.training.CALL_COST", 1)
+    monkeypatch.setattr("silotune.data.batching.CALL_COST", 1)
     options = ("tuner=lora", "head.pooling=mean", "tuner.dropout=0.3", "method.adapters=1")
     together, serial = (federation_of("fedavg", *options, f"cohort={number}") for number in (2, 1))
     names = ("beta", "gamma")  # in their first batches one has two lengths, the other one

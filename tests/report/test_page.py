@@ -91,6 +91,7 @@ def test_privacy_is_told_where_there_is_noise(tmp_path: Path) -> None:
 def test_known_events_need_no_remark_and_other_versions_get_one(tmp_path: Path) -> None:
     extra = [{"event": "server", "round": 1, "loss": 0.5}, {"event": "versions", "changed": ["torch 2.0 → 2.1"]}]
     extra += [{"event": "cohort", "size": 1, "reason": "r"}, {"event": "odd"}]
+    extra += [{"event": "budget", "round": 3, "reason": "ε is spent"}]
     runs = [write_run(tmp_path / f"r{seed}", "fedfame", seed, {"a": 50.0}, extra=extra) for seed in (1, 2, 3)]
     page = write_report(read_entries(runs), tmp_path / "page.html").read_text(encoding="utf-8")
     remarks = sections(page)["warnings"]
@@ -98,6 +99,8 @@ def test_known_events_need_no_remark_and_other_versions_get_one(tmp_path: Path) 
     assert "r2 (seed 2)" not in remarks
     assert "“cohort”" not in page
     assert "resumed under other versions: torch 2.0 → 2.1" in remarks
+    assert "stopped before round 3: ε is spent" in remarks
+    assert "“budget”" not in page
     assert "“server”" not in page
     assert "“versions”" not in page
     assert "“odd”" in remarks

@@ -183,6 +183,16 @@ def test_what_a_reader_is_warned_of(tmp_path: Path, runs: Path) -> None:
     assert not any("refused" in text for text in warnings(read_entries([runs])))
 
 
+def test_who_never_trained(tmp_path: Path) -> None:
+    """Silos that were never sampled may train at the end all the same (FedLoRA, FedDPA-F)."""
+    scores, others = {"east": 50.0, "west": 1.0, "north": 2.0}, ("west", "north")
+    run = write_run(tmp_path / "r", "fedlora", 7, scores, extra=[{"event": "final", "round": 3, "silo": "west"}])
+    lines = (run / "events.jsonl").read_text().splitlines()
+    kept = [line for line in lines if json.loads(line)["event"] != "silo" or json.loads(line)["silo"] not in others]
+    (run / "events.jsonl").write_text("".join(f"{line}\n" for line in kept))
+    assert any(text.endswith("never sampled, so never trained: north") for text in warnings(read_entries([run])))
+
+
 @pytest.mark.parametrize("damage", ["summary.json", "config.yaml"])
 def test_a_damaged_folder_is_named(tmp_path: Path, damage: str) -> None:
     run = write_run(tmp_path / "r", "fedavg", 1, {"a": 1.0})

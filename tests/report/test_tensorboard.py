@@ -141,3 +141,10 @@ def test_partitioned_and_server_phases(tiny_config, tmp_path: Path) -> None:
     assert found["validation/global"] == scores
     assert "validation/mean over silos" not in found
     assert [step for step, _ in found["loss/coordinator"]] == [1, 2]
+
+
+def test_nothing_is_written_before_the_run_folder_is_made(tmp_path: Path) -> None:
+    """Who makes it (a federation's coordinator, in another process) wants it empty."""
+    with TensorBoard(tmp_path / "out") as progress:
+        progress(1, "starting", 0, 2)
+    assert not (tmp_path / "out").exists()

@@ -50,7 +50,7 @@ def check_data(config: Config, method: Method, data: list[SiloData]) -> None:
         and not any(isinstance(parts[n].module, Head) for n in shared_parts)
     ):
         raise InputError(f"head.scope=shared: method {method.name} keeps its heads in the silos; allowed: private")
-    shares_head = any(parts[name].module is head for name in names_with(parts, Scope.SHARED))
+    shares_head = any(parts[name].module is head for name in shared_parts)
     if shares_head and head.has_tensors and len(tasks) > 1:
         remedy = "use head.scope=private" if config.head.scope == "shared" else f"method={method.name} shares its head"
         raise InputError(f"head.scope: a shared head needs one task in all silos, found {', '.join(tasks)}; {remedy}")

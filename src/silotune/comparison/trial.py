@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -48,7 +47,7 @@ def _trial(
             found["reason"] = str(error)
         else:
             found |= {"validation": engine.history.best_validation, "best_round": engine.history.best_round}
-        shutil.rmtree(folder.checkpoints, ignore_errors=True)
+        folder.forget_checkpoints()
         write_text(path / FILE, json.dumps(found | {"seconds": engine.history.seconds}, indent=1) + "\n")
     return found, federation.backbone
 

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from silotune.config.names import Name, distinct, label_names
+from silotune.config.names import Name, distinct, label_names, listed
 from silotune.config.section import Section
 
 DATA_SOURCES = ("set", "path", "tasks", "task", "labels", "metric")
@@ -19,8 +19,9 @@ class DataConfig(Section):
     `set` names a data set the project knows, `path` a folder of task folders, `tasks` the tasks used (all where
     empty). `task` makes them all one task, whose label names are `labels` where their own differ; `metric` replaces
     their own. `merge` puts train and validation together and splits by `ratio`. `seed`: of the choice of rows; the
-    run's seed where it is not set. `rows_per_silo` caps a silo before its split, `rows` a data set that is
-    partitioned; the other three cap each split (`validation_rows=0`: none are held back, the last round counts).
+    run's seed where it is not set. `rows_per_silo` caps a silo before it is split (its training rows, where it comes
+    split), `rows` a data set that is partitioned; the other three cap each split (`validation_rows=0`: none are held
+    back, the last round counts).
     `parts`: every set's training rows are dealt evenly among so many silos, judged on the same rows (FedDPA, A.1).
     """
 
@@ -40,11 +41,7 @@ class DataConfig(Section):
     test_rows: int | None = Field(None, ge=1)
     parts: int = Field(1, ge=1, le=100_000)
 
-    @field_validator("tasks", mode="before")
-    @classmethod
-    def _words(cls, tasks: object) -> object:
-        return tasks.split(",") if isinstance(tasks, str) else tasks
-
+    _words = field_validator("tasks", mode="before")(listed)
     _names = field_validator("labels", mode="before")(label_names)
 
     @field_validator("tasks", "labels")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pydantic import field_validator, model_validator
 
+from silotune.config.names import listed
 from silotune.config.section import Section
 
 
@@ -21,10 +22,7 @@ class EvaluationConfig(Section):
     unseen: list[str] = []
     new_silos: list[str] = []
 
-    @field_validator("unseen", "new_silos", mode="before")
-    @classmethod
-    def _words(cls, names: object) -> object:
-        return names.split(",") if isinstance(names, str) else names
+    _words = field_validator("unseen", "new_silos", mode="before")(listed)
 
     @model_validator(mode="after")
     def _once(self) -> EvaluationConfig:

@@ -37,6 +37,11 @@ def distinct(names: list[str]) -> list[str]:
     return names
 
 
+def listed(given: object) -> object:
+    """Words with commas between as a list; anything else as it is."""
+    return [word.strip() for word in given.split(",") if word.strip()] if isinstance(given, str) else given
+
+
 def label_names(labels: object) -> object:
     """Whole numbers are names too; YAML's bare yes and no are not text."""
     if not isinstance(labels, list):

@@ -16,10 +16,10 @@ class ServerConfig(Section):
     """
 
     optimizer: Literal["none", "avgm", "adam", "yogi", "adagrad"] = "none"
-    lr: float = Field(1.0, gt=0, allow_inf_nan=False)
+    lr: float = Field(1.0, gt=0)
     beta1: float = Field(0.9, ge=0, lt=1)
     beta2: float = Field(0.99, ge=0, lt=1)
-    tau: float = Field(1e-3, gt=0, allow_inf_nan=False)
+    tau: float = Field(1e-3, gt=0)
     labels_per_class: int | None = Field(None, ge=1)
     labelled_rows: int | None = Field(None, ge=2)
 

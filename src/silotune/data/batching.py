@@ -196,7 +196,12 @@ def padded(lists: Sequence[Sequence[int]], filler: int, *, left: bool = False, w
     return ids, mask
 
 
-def in_order(rows: TokenisedRows, batch_size: int, pad_id: int) -> Iterator[Batch]:
+def call_cost_on(device: torch.device) -> int:
+    """What a call costs there, in tokens."""
+    return CALL_COST if device.type == "cpu" else CALL_COST_GPU
+
+
+def in_order(rows: TokenisedRows, batch_size: int, pad_id: int, call_cost: int | None = CALL_COST) -> Iterator[Batch]:
     """All rows once, longest together, for evaluation."""
     order = sorted(range(len(rows)), key=lambda row: len(rows.ids[row]))
     for start in range(0, len(order), batch_size):

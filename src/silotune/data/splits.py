@@ -16,8 +16,8 @@ class SplitRule:
     `merge`: train and validation are put together, capped at `rows_per_silo` and split by `ratio` (FedMCP, section
     V-A). Otherwise the ready splits are kept; a missing validation split is cut from the rest of train (a tenth of it
     where nothing is left; none for `validation_rows=0`), and without a test split the validation split serves as test.
-    `halve`: where only one of the two is there, it is halved into both instead. Either way each split is then capped by
-    `train_rows`, `validation_rows` and `test_rows`.
+    `halve`: where only one of the two is there, it is halved into both instead. Of ready splits `rows_per_silo` caps
+    train alone. Either way each split is then capped by `train_rows`, `validation_rows` and `test_rows`.
     """
 
     merge: bool = False

@@ -15,17 +15,18 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from silotune.data.batching import TokenisedRows, in_order
+from silotune.data.batching import TokenisedRows, call_cost_on, in_order
 from silotune.errors import InputError
 from silotune.heads.lm import prompt_rows
 from silotune.parts import State, Tensors, digest, flatten
 from silotune.randomness import derive
 from silotune.readings import READINGS, Reading
 from silotune.silo import Silo
-from silotune.tensor_bytes import read_tensors, tensor_bytes
+from silotune.tensor_bytes import read_tensors
 from silotune.training import LocalTraining
 from silotune.views import run_view
 from silotune.weighting import INSTANCES, KEY, VECTORS, InstanceWeighting
+from silotune.writing import write_tensors
 
 BATCH = 64
 FOLDER = "instances"
@@ -56,7 +57,7 @@ def embed(training: LocalTraining, state: State, rows: TokenisedRows) -> Tensor:
     read: dict[str, Reading] = {weighting.representation: READINGS[weighting.representation]}
     vectors = torch.zeros(len(texts), training.backbone.hidden_size)
     pad = training.backbone.pad_id
-    for batch in in_order(texts, BATCH, pad):
+    for batch in in_order(texts, BATCH, pad, call_cost_on(training.backbone.device)):
         found = run_view(training.backbone, batch, mix, read)[weighting.representation]
         vectors[batch.rows] = found.float().cpu()
     return vectors
@@ -123,9 +124,7 @@ def keep_instances(run: Path, silos: Iterable[Silo]) -> None:
         if silo.instances is not None:
             path = _file(run, silo)
             path.parent.mkdir(exist_ok=True)
-            temporary = path.with_suffix(".tmp")
-            temporary.write_bytes(tensor_bytes(silo.instances[1]))
-            temporary.replace(path)
+            write_tensors(path, silo.instances[1])
 
 
 def read_instances(run: Path, training: LocalTraining, silos: Iterable[Silo]) -> None:

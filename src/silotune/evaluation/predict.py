@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from silotune.data.batching import TokenisedRows, in_order
+from silotune.data.batching import TokenisedRows, call_cost_on, in_order
 from silotune.data.metrics import METRICS, TEXT_METRICS
 from silotune.evaluation.instances import weigh
 from silotune.generation import generate
@@ -23,7 +23,7 @@ def logits(training: LocalTraining, state: State, rows: TokenisedRows) -> Tensor
     pad = training.backbone.pad_id
     weights = weigh(training, state, rows)
     result = torch.zeros(len(rows), len(rows.task.labels))
-    for batch in in_order(rows, BATCH, pad):
+    for batch in in_order(rows, BATCH, pad, call_cost_on(training.backbone.device)):
         alpha = None if weights is None else weights.alpha[batch.rows]
         result[batch.rows] = training.logits(state, batch, alpha).float().cpu()
     return result

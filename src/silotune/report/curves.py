@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from silotune.averages import mean_of_known
+from silotune.methods.base import LOGGED
 from silotune.report.collect import Entry, FinishedRun
 from silotune.report.scores import spread
 
-_NOT_TERMS = {"event", "round", "silo", "bytes_up", "bytes_down", "steps", "rows", "seconds"}
 _SIMILARITY = "similarity_"
 MIB = 2**20
 
@@ -78,7 +78,7 @@ def numbers(event: Mapping[str, Any]) -> dict[str, float]:
     return {
         key: float(value)
         for key, value in event.items()
-        if not (key in _NOT_TERMS or key.endswith("_tokens")) and isinstance(value, (int, float))
+        if key not in LOGGED - {"loss"} and isinstance(value, (int, float))
     }
 
 

@@ -111,8 +111,6 @@ def save(spec: FigureSpec, folder: Path) -> list[Path]:
     panels = figure.subplots(rows, columns, squeeze=False).flat
     for axes, panel in zip(panels, spec.panels, strict=False):
         _draw(panel, axes)
-    for axes in list(panels)[len(spec.panels) :]:
-        axes.set_visible(False)
     for axes in figure.axes[len(spec.panels) : rows * columns]:
         axes.set_visible(False)
     if spec.legend:

@@ -13,7 +13,7 @@ from silotune.report.collect import Entry, FinishedRun, silo_names
 from silotune.report.grids import MOST_SILOS
 from silotune.report.scores import message_bytes
 
-_KNOWN = {"silo", "round", "final", "refused", "evaluation", "server", "versions", "cohort"}
+_KNOWN = {"silo", "round", "final", "refused", "evaluation", "server", "versions", "cohort", "budget"}
 """Events that need no remark of their own; changed versions get one (`_of_run`)."""
 
 
@@ -66,11 +66,14 @@ def _of_run(run: FinishedRun) -> list[str]:
     for kind, number in Counter(str(event.get("event")) for event in run.events).items():
         if kind not in _KNOWN:
             found.append(f"{number} × “{kind}” in events.jsonl")
+    for event in run.of("budget"):
+        found.append(f"stopped before round {event.get('round')}: {event.get('reason')}")
     for event in run.of("versions"):
         found.append(f"resumed under other versions: {', '.join(map(str, event.get('changed', [])))}")
     silos = run.summary["silos"]
-    never = sorted({*silos} - {event["silo"] for event in run.of("silo")})
-    if never and "centralised" not in {event["silo"] for event in run.of("silo")}:
+    trained = {event["silo"] for event in (*run.of("silo"), *run.of("final"))}
+    never = sorted({*silos} - trained)
+    if never and "centralised" not in trained:
         found.append(f"never sampled, so never trained: {', '.join(never)}")
     blind = sorted(silo for silo, result in silos.items() if result.get("validation") is None)
     if blind:

@@ -69,6 +69,8 @@ class TensorBoard:
             self._write()
 
     def _write(self) -> None:
+        if not (self._run / "versions.json").exists():
+            return  # the run folder is still to be made, and must be empty then
         if self._writer is None:
             folder = self._run / FOLDER
             for path in folder.glob("events.out.tfevents.*"):

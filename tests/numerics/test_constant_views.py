@@ -7,7 +7,7 @@ import torch
 from rig import doubled, parts_in_double
 
 from silotune import training as training_module
-from silotune.anchors import Anchors, constant_views
+from silotune.constant_views import KnownReadings, constant_views
 from silotune.data.batching import make_batch
 from silotune.parts import flatten
 from tiny import METHODS, ONE_TASK
@@ -109,7 +109,7 @@ def test_what_is_constant():
 def test_single_passes_and_dropout_keep_nothing(tiny_federation):
     def kept(*words):
         training = tiny_federation("moon", *words).training
-        return training.anchors(training.phases[0]).views
+        return training.known_readings(training.phases[0]).views
 
     assert kept() == frozenset()
     assert kept("train.epochs=2") == {"received", "previous"}
@@ -120,7 +120,7 @@ def test_single_passes_and_dropout_keep_nothing(tiny_federation):
 def test_rows_that_were_not_seen_are_not_known(tiny_federation):
     silo = tiny_federation("fedavg").silos["gamma"]
     rows = next(iter(silo.train.values()))
-    anchors = Anchors(["received"])
+    anchors = KnownReadings(["received"])
     batch, other = make_batch(rows, [3, 1, 2], 0), make_batch(rows, [1, 4], 0)
     values = torch.arange(3.0).unsqueeze(1)
     anchors.keep("received", batch, slice(0, 3), {"mean": values})

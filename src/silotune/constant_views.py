@@ -39,7 +39,7 @@ class _Table:
     readings: dict[str, Tensor] = field(default_factory=dict)
 
 
-class Anchors:
+class KnownReadings:
     """One silo's, for one phase; as much memory as its rows' readings take, for each of the views."""
 
     def __init__(self, views: Iterable[str] = ()) -> None:
