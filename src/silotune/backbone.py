@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from silotune.architectures import ARCHITECTURES, Architecture, architecture_of
+from silotune.below import Below
 from silotune.forward import (
     Arranged,
     Whole,
@@ -25,7 +26,6 @@ from silotune.forward import (
 from silotune.forward import Inputs as Inputs
 from silotune.interventions import Interventions
 from silotune.plan import Plan
-from silotune.shared_prefix import Below
 from silotune.vocabulary import VocabularyHead
 
 if TYPE_CHECKING:

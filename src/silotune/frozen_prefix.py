@@ -20,11 +20,11 @@ import torch
 from torch import Tensor
 
 from silotune.backbone import Backbone
+from silotune.below import Below, Reached
 from silotune.data.batching import HEAD_INPUTS, TokenisedRows, make_batch
 from silotune.errors import InputError
 from silotune.mixing import shares_forward
 from silotune.plan import Plan
-from silotune.shared_prefix import Below, Reached
 from silotune.tuners.base import Tuner
 
 if TYPE_CHECKING:

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from silotune.below import Below
 from silotune.forward import Whole
 from silotune.plan import Plan
-from silotune.shared_prefix import Below
 from silotune.stacking import Copies
 
 

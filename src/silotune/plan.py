@@ -9,8 +9,8 @@ from typing import Any
 
 from torch import Tensor
 
+from silotune.below import Below
 from silotune.forward import Prefix, Prompt
-from silotune.shared_prefix import Below
 
 OutputChange = Callable[[Tensor, Tensor], Tensor]
 """(a site's input, its output so far) → its output."""

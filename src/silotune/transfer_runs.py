@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from silotune.assembly.configuration import make_method, read_config
+from silotune.assembly.configuration import BackboneNeeds, make_method, read_config
 from silotune.assembly.federation import Federation
 from silotune.backbone import Backbone
 from silotune.config import Config
@@ -46,14 +46,13 @@ def open_models(
     for folder in folders:
         read_summary(folder)
     _one_backbone(folders)
-    backbones: dict[object, Backbone] = {}
+    backbones: dict[BackboneNeeds, Backbone] = {}
     models = []
     for folder in folders:
         config = read_config(str(folder / "config.yaml"))
-        setting = make_method(config).setting
-        key = (config.precision, setting.tuner.trains_backbone, setting.head.model_class)
-        run = load_run(folder, backbones.get(key))
-        backbones[key] = run.federation.backbone
+        needs = BackboneNeeds.of(config, make_method(config))
+        run = load_run(folder, backbones.get(needs))
+        backbones[needs] = run.federation.backbone
         models.append(_model(run))
         opened(str(folder))
     groups = _grouped(models)

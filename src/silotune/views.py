@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from silotune.backbone import Backbone, Inputs
+from silotune.below import Below
 from silotune.constant_views import KnownReadings
 from silotune.data.batching import Batch
 from silotune.data.joint import Joint, Piece, alone
@@ -32,7 +33,6 @@ from silotune.plan import Plan
 from silotune.randomness import Stream
 from silotune.readings import READINGS, HeadReading, Reading
 from silotune.segments import Segments
-from silotune.shared_prefix import Below
 from silotune.stacking import of_copies, stacked
 
 if TYPE_CHECKING:

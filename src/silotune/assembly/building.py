@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from silotune.assembly.checks import check_backbone, check_data, check_evaluation
-from silotune.assembly.configuration import make_method, on_this_machine
+from silotune.assembly.configuration import BackboneNeeds, make_method, on_this_machine
 from silotune.assembly.coordination import make_coordinator, promise, sampling_groups
 from silotune.assembly.federation import Federation
 from silotune.assembly.silos import backdoor, make_silos
@@ -17,7 +17,6 @@ from silotune.data.loading import load_absent, load_silos
 from silotune.data.tasks import SiloData
 from silotune.frozen_prefix import FrozenPrefix
 from silotune.interop.start import read_start
-from silotune.pretrained import load_backbone
 from silotune.silo import Silo
 from silotune.training import LocalTraining
 
@@ -46,12 +45,7 @@ def build(
     check_data(config, method, data)
     check_evaluation(config, method, data, kept_out)
     if backbone is None:
-        backbone = load_backbone(
-            config.backbone,
-            precision=config.precision,
-            keep_master=tuner.trains_backbone,
-            model_class=head.model_class,
-        )
+        backbone = BackboneNeeds.of(config, method).load()
     check_backbone(config, method, backbone)
     head.check(backbone, {silo.task.name: silo.task for silo in [*data, *kept_out]}.values())
     tokenise = head.tokeniser(backbone, config.train.max_length)

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TypeVar
 
 import torch
 from pydantic import BaseModel, ValidationError
 
+from silotune.backbone import Backbone
 from silotune.config import Choice, Config, input_error, load_config
 from silotune.errors import unknown
 from silotune.heads import HEADS
 from silotune.methods import METHODS, Method, Setting
 from silotune.parts import Scope
-from silotune.pretrained import resolve_precision
+from silotune.pretrained import ModelClass, load_backbone, resolve_precision
 from silotune.tuners import TUNERS
 
 Options = TypeVar("Options", bound=BaseModel)
@@ -42,6 +44,32 @@ def on_this_machine(config: Config) -> Config:
     """The configuration with what this machine decides where it is left open: precision and threads."""
     threads = config.threads or torch.get_num_threads()
     return config.model_copy(update={"precision": resolve_precision(config.precision), "threads": threads})
+
+
+@dataclass(frozen=True)
+class BackboneNeeds:
+    """What a run needs of a backbone: runs of equal needs can have the same one."""
+
+    name: str
+    precision: str
+    keep_master: bool
+    model_class: ModelClass
+
+    @classmethod
+    def of(cls, config: Config, method: Method) -> BackboneNeeds:
+        """Of a configuration and its method."""
+        tuner, head = method.setting.tuner, method.setting.head
+        return cls(config.backbone, config.precision, tuner.trains_backbone, head.model_class)
+
+    def load(self) -> Backbone:
+        """Load it.
+
+        Raises:
+            InputError: as `load_backbone`.
+        """
+        return load_backbone(
+            self.name, precision=self.precision, keep_master=self.keep_master, model_class=self.model_class
+        )
 
 
 def make_method(config: Config) -> Method:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from silotune.assembly.configuration import make_method, on_this_machine
+from silotune.assembly.configuration import BackboneNeeds, make_method, on_this_machine
 from silotune.backbone import Backbone
 from silotune.comparison.plan import Cell
 from silotune.config import Config, dump
@@ -110,17 +110,16 @@ class _Backbones:
     """Keeps the backbone of the last run for the next, where it fits."""
 
     def __init__(self) -> None:
-        self._key: tuple[object, ...] = ()
+        self._needs: BackboneNeeds | None = None
         self._backbone: Backbone | None = None
 
     def run(self, kind: Kind, config: Config, folder: Path, progress: Progress | None = None) -> Summary:
         """One cell."""
-        setting = make_method(config).setting
-        key = (config.backbone, config.precision, setting.tuner.trains_backbone, setting.head.model_class)
-        if key != self._key:
+        needs = BackboneNeeds.of(config, make_method(config))
+        if needs != self._needs:
             self._backbone = None  # before another is loaded
         summary, backbone = kind.work(config, folder, progress, self._backbone)
-        self._key, self._backbone = key, backbone
+        self._needs, self._backbone = needs, backbone
         return summary
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from silotune.assembly.building import build
-from silotune.assembly.configuration import make_method, on_this_machine, read_config
+from silotune.assembly.configuration import BackboneNeeds, make_method, on_this_machine, read_config
 from silotune.assembly.federation import Federation
 from silotune.config import Config, dump
 from silotune.data.tasks import SiloData, Splits
@@ -28,7 +28,6 @@ from silotune.federation.rows import read_rows
 from silotune.interop.start import keep_start
 from silotune.locking import claimed
 from silotune.parts import digest, flatten
-from silotune.pretrained import load_backbone
 from silotune.runs import RunFolder, write_text
 from silotune.silo import SiloState
 from silotune.summary import state_digest, summarise
@@ -115,12 +114,7 @@ def _run(job: Job, link: Link) -> None:
     if not names:
         raise InputError("federation.silos: name the silos that take part")
     method = make_method(config)
-    backbone = load_backbone(
-        config.backbone,
-        precision=config.precision,
-        keep_master=method.setting.tuner.trains_backbone,
-        model_class=method.setting.head.model_class,
-    )
+    backbone = BackboneNeeds.of(config, method).load()
     text = travelling(config, names)
     door = _Door(Identity.of(config, text, backbone), Acquaintance.open(out))
     run = {"run": door.known.run, "config": text, "identity": door.identity.fields()}

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from silotune.assembly.building import build
-from silotune.assembly.configuration import make_method, read_config
+from silotune.assembly.configuration import BackboneNeeds, make_method, read_config
 from silotune.assembly.federation import Federation
 from silotune.assembly.silos import make_silos
 from silotune.backbone import Backbone
@@ -24,7 +24,6 @@ from silotune.federation.handshake import HandshakeRefused, Identity, check_iden
 from silotune.federation.local import LocalConfig
 from silotune.federation.rows import read_rows
 from silotune.methods import Method
-from silotune.pretrained import load_backbone
 
 
 class Preparation:
@@ -38,7 +37,7 @@ class Preparation:
         self.local = local
         self.text = ""
         """The configuration that it is ready for, as it travels."""
-        self._backbone: tuple[tuple[str, bool, str], Backbone] | None = None
+        self._backbone: tuple[BackboneNeeds, Backbone] | None = None
         self._federation: Federation | None = None
         self._agreed: Config | None = None
         if local.config is not None:
@@ -122,14 +121,10 @@ class Preparation:
         return config.model_copy(update=update)
 
     def _load(self, config: Config, method: Method) -> Backbone:
-        wanted = (config.precision, method.setting.tuner.trains_backbone, method.setting.head.model_class)
-        if self._backbone is None or self._backbone[0] != wanted:
+        needs = BackboneNeeds.of(config, method)
+        if self._backbone is None or self._backbone[0] != needs:
             self._backbone = None
-            precision, keep_master, model_class = wanted
-            loaded = load_backbone(
-                self.local.backbone, precision=precision, keep_master=keep_master, model_class=model_class
-            )
-            self._backbone = wanted, loaded
+            self._backbone = needs, needs.load()
         return self._backbone[1]
 
     def _rows(self, config: Config) -> SiloData:
