@@ -107,6 +107,16 @@ class TestLayers:
         words = ("method=fedprox", "per_method.fedprox.rounds=2", "per_method.local.rounds=9")
         assert config(*words, rounds=5).rounds == 2
 
+    def test_per_method_on_the_command_line_over_its_other_words(self) -> None:
+        """Whichever comes first: what is said of one method is not undone by what is said of all."""
+        words = ["method=fedprox", "per_method.fedprox.rounds=2", "rounds=7"]
+        assert read_config("demo", words).rounds == read_config("demo", words[::-1]).rounds == 2
+        assert read_config("demo", ["method=local", *words[1:]]).rounds == 7
+
+    def test_changes_over_all(self) -> None:
+        words = ["method=fedprox", "rounds=7", "per_method.fedprox.rounds=2"]
+        assert read_config("demo", words, ["rounds=3"]).rounds == 3
+
 
 class TestAnotherName:
     """Options belong to the name they were given with."""

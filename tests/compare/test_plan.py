@@ -150,6 +150,12 @@ def test_overrides_per_method_hold_for_that_method() -> None:
     assert [cell.config.train.lr for cell in found.cells] == [5e-4, 1e-3]
 
 
+def test_a_variant_changes_what_was_said_of_its_method() -> None:
+    words = ["methods=local,fedavg", "per_method.local.train.lr=5e-4", "train.lr=2e-3"]
+    found = read_comparison("demo", words, ["slow: train.lr=1e-4"])
+    assert [cell.config.train.lr for cell in found.cells] == [5e-4, 1e-4, 2e-3, 1e-4]
+
+
 def test_without_methods_and_seeds_it_is_the_presets_own_method_once() -> None:
     found = read_comparison("demo", [])
     assert [cell.folder for cell in found.cells] == ["fedmcp-1"]

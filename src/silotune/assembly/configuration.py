@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -23,13 +23,13 @@ Options = TypeVar("Options", bound=BaseModel)
 METHOD_DEFAULTS: Mapping[str, Mapping[str, object]] = {name: method.defaults for name, method in METHODS.items()}
 
 
-def read_config(source: str, overrides: list[str] | None = None) -> Config:
-    """The resolved configuration of a preset or file, with method and tuner options filled in.
+def read_config(source: str, overrides: list[str] | None = None, changes: Sequence[str] = ()) -> Config:
+    """The resolved configuration of a preset or file, with method and tuner options filled in; see `load_config`.
 
     Raises:
         InputError: for a bad key or value.
     """
-    config = load_config(source, overrides or [], METHOD_DEFAULTS)
+    config = load_config(source, overrides or [], METHOD_DEFAULTS, changes)
     method = make_method(config)
     tuner = method.setting.tuner
     return config.model_copy(

@@ -71,7 +71,7 @@ def read_comparison(
     Args:
         source: a preset or a YAML file.
         words: `key=value`; `methods=a,b`, `seeds=1,2`, `best=FOLDER` (of a sweep) and `std.ddof=0|1` are the
-            comparison's own, the others go to every cell (over `per_method` and the best values of a sweep).
+            comparison's own, the others go to every cell (over a sweep's best values and the source's `per_method`).
         variants: own ones, each "name: key=value key=value"; they replace those of the source, ablations included.
         ablation: run the variants of the method's paper beside it.
 
@@ -88,7 +88,7 @@ def read_comparison(
     cells = []
     for row, method, more in _rows(methods, chosen, ablation or (asked.ablation and not variants)):
         for seed in seeds:
-            config = read_config(source, [*best.get(method, ()), *rest, f"method={method}", f"seed={seed}", *more])
+            config = read_config(source, [*best.get(method, ()), *rest, f"method={method}", f"seed={seed}"], more)
             cells.append(Cell(row, seed, config))
     rows = tuple(dict.fromkeys(cell.row for cell in cells))
     if len(cells) != len({cell.folder for cell in cells}):

@@ -48,8 +48,8 @@ class Sweep:
 
     def cells(self, method: str, chosen: Mapping[str, Any]) -> list[Cell]:
         """A trial's runs, one a seed."""
-        words = [*self.words, f"method={method}", *words_of(chosen)]
-        configs = [read_config(self.source, [*words, f"seed={seed}"]) for seed in self.seeds]
+        words, tried = [*self.words, f"method={method}"], words_of(chosen)
+        configs = [read_config(self.source, [*words, f"seed={seed}"], tried) for seed in self.seeds]
         name = sha256(dump(configs[0].model_copy(update={"seed": 0})).encode()).hexdigest()[:10]
         return [Cell(f"{method}-{name}", config.seed, config) for config in configs]
 

@@ -1,7 +1,8 @@
 """From presets, YAML files and `key=value` words to one checked `Config`.
 
 Layers, each over the one before: the schema's defaults, the preset, what the method brings along, the preset's
-`per_method` entry, the user's file, its own `per_method` entry, the command line.
+`per_method` entry, the user's file, its own `per_method` entry, the command line, its own `per_method` entry, and what
+one row of a comparison changes.
 """
 
 from __future__ import annotations
@@ -41,37 +42,43 @@ def preset_text(name: str) -> str:
     return (resources.files("silotune") / "presets" / f"{name}.yaml").read_text(encoding="utf-8")
 
 
-def load_config(source: str, overrides: Sequence[str] = (), method_defaults: MethodDefaults = {}) -> Config:
+def load_config(
+    source: str,
+    overrides: Sequence[str] = (),
+    method_defaults: MethodDefaults = {},
+    changes: Sequence[str] = (),
+) -> Config:
     """The configuration of a run.
 
     Args:
         source: a preset's name or the path of a YAML file (which may name a preset as its base: `preset: NAME`).
         overrides: `key=value` words, dotted keys.
         method_defaults: method id → what the method brings along, by dotted key.
+        changes: words over all others.
 
     Raises:
         InputError: one line that names the key and what is allowed.
     """
     try:
         preset, file = _source(source)
-        words = absolute(nested(map(parse_word, overrides)), Path())
-        return validated(_layered(preset, file, words, method_defaults))
+        words, last = (absolute(nested(map(parse_word, given)), Path()) for given in (overrides, changes))
+        return validated(_layered(preset, file, words, last, method_defaults))
     except RecursionError:
         raise InputError(f"config {source}: nested too deeply") from None
 
 
-def _layered(preset: Tree, file: Tree, words: Tree, method_defaults: MethodDefaults) -> Tree:
+def _layered(preset: Tree, file: Tree, words: Tree, last: Tree, method_defaults: MethodDefaults) -> Tree:
     entries = [_per_method(tree, method_defaults) for tree in (preset, file, words)]
     for tree in (preset, file, words):
         tree.pop("per_method", None)
-    if (file | words).get("silos"):  # own silos over a preset: its setting stays, its data set goes
+    if (file | words | last).get("silos"):  # own silos over a preset: its setting stays, its data set goes
         preset = preset | {"data": {k: v for k, v in preset.get("data", {}).items() if k not in DATA_SOURCES}}
-    layers = [_defaults(), preset, file, words]
+    layers = [_defaults(), preset, file, words, last]
     method = _keep_one_method(layers)
     own = [nested(found.get(str(method), {}).items()) for found in entries]
     brought = nested(method_defaults.get(str(method), {}).items())
     choice = {"method": {"name": method}}
-    return merged([layers[0], preset, choice, brought, own[0], file, own[1], own[2], words])
+    return merged([layers[0], preset, choice, brought, own[0], file, own[1], words, own[2], last])
 
 
 def _defaults() -> Tree:
