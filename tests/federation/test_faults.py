@@ -48,9 +48,11 @@ def whole(tiny_config, tmp_path_factory):
 @pytest.fixture
 def trained(monkeypatch):
     """The names of silos in the order in which they trained."""
-    names, local_round = [], LocalTraining.round
+    names, rounds = [], LocalTraining.rounds
     monkeypatch.setattr(
-        LocalTraining, "round", lambda self, silo, *rest: names.append(silo.name) or local_round(self, silo, *rest)
+        LocalTraining,
+        "rounds",
+        lambda self, silos, *a: names.extend(silo.name for silo in silos) or rounds(self, silos, *a),
     )
     return names
 

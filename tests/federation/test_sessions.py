@@ -149,9 +149,11 @@ def test_a_request_that_went_under_is_asked_again_and_answered_once(whole, tiny_
     trained = []
     from silotune.training import LocalTraining
 
-    local_round = LocalTraining.round
+    rounds = LocalTraining.rounds
     monkeypatch.setattr(
-        LocalTraining, "round", lambda self, silo, *a: trained.append(silo.name) or local_round(self, silo, *a)
+        LocalTraining,
+        "rounds",
+        lambda self, silos, *a: trained.extend(silo.name for silo in silos) or rounds(self, silos, *a),
     )
     configs, link, faulty = with_fault(config, tmp_path / "run", fault)
     coordinate(job(config, tmp_path / "run", configs), link)

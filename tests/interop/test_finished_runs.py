@@ -31,7 +31,7 @@ def test_a_loaded_run_predicts_bit_for_bit_as_it_did(runs, method, tmp_path, mon
     words += [] if method in ONE_TASK else ["data.tasks=[alpha,beta]"]
     ran = library.run("demo", *words, "train.steps=2", out=tmp_path / "run")
     shutil.rmtree(data)
-    monkeypatch.setattr(LocalTraining, "round", None)  # nothing may be trained
+    monkeypatch.setattr(LocalTraining, "rounds", None)  # nothing may be trained
     again = library.load_run(tmp_path / "run")
     assert again.summary == ran.summary == json.loads((tmp_path / "run" / "summary.json").read_text())
     assert again.silos == ran.silos

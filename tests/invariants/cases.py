@@ -17,15 +17,14 @@ import pytest
 from safetensors.torch import load
 from torch import Tensor
 
-from silotune import participant
 from silotune.assembly.configuration import read_config
 from silotune.backbone import Backbone
 from silotune.config import Config
 from silotune.coordinator import Coordinator
 from silotune.experiment import Run, run
 from silotune.heads import HEADS
-from silotune.messages import Expected
 from silotune.methods import METHODS, Method, Setting
+from silotune.participant import Answer, Participant
 from silotune.pretrained import load_backbone
 from silotune.training import LocalResult, LocalTraining
 from silotune.tuners import TUNERS
@@ -116,8 +115,8 @@ def tapped(tamper: Tamper | None = None, spoil: Spoil | None = None) -> Iterator
         spoil: what happens to a local round's result before a message is made of it.
     """
     wire = Wire()
-    receive, read, local_round = Coordinator.receive, participant.read_broadcast, LocalTraining.round
-    final = LocalTraining.final
+    receive, opened, closed = Coordinator.receive, Participant.rounds, Participant.finals
+    rounds, finals = LocalTraining.rounds, LocalTraining.finals
 
     def tapped_receive(self: Coordinator, number: int, silo: str, message: bytes) -> object:
         if tamper is not None:
@@ -125,27 +124,33 @@ def tapped(tamper: Tamper | None = None, spoil: Spoil | None = None) -> Iterator
         wire.up.append((number, silo, bytes(message)))
         return receive(self, number, silo, message)
 
-    def tapped_read(message: bytes, expected: Expected) -> object:
-        wire.down.append(bytes(message))
-        return read(message, expected)
+    def tapped_opening(self: Participant, silos: Any, broadcast: bytes, *args: Any) -> list[Answer]:
+        wire.down += [bytes(broadcast)] * len(silos)
+        return opened(self, silos, broadcast, *args)
 
-    def tapped_final(self: LocalTraining, silo: Any, *args: Any, **more: Any) -> LocalResult:
-        wire.final.append(wire.down.pop())  # the broadcast that was read for it
-        wire.final_results[silo.name] = final(self, silo, *args, **more)
-        return wire.final_results[silo.name]
+    def tapped_closing(self: Participant, silos: Any, broadcast: bytes) -> list[Answer]:
+        wire.final += [bytes(broadcast)] * len(silos)
+        return closed(self, silos, broadcast)
 
-    def tapped_round(self: LocalTraining, silo: Any, shared: Any, number: int, *args: Any, **more: Any) -> LocalResult:
-        result = local_round(self, silo, shared, number, *args, **more)
-        if spoil is not None:
-            spoil(result, self)
-        wire.results.setdefault((number, silo.name), result)
-        return result
+    def tapped_rounds(self: LocalTraining, silos: Any, shared: Any, number: int) -> list[LocalResult]:
+        results = rounds(self, silos, shared, number)
+        for silo, result in zip(silos, results, strict=True):
+            if spoil is not None:
+                spoil(result, self)
+            wire.results.setdefault((number, silo.name), result)
+        return results
+
+    def tapped_finals(self: LocalTraining, silos: Any, shared: Any, number: int) -> list[LocalResult]:
+        results = finals(self, silos, shared, number)
+        wire.final_results |= {silo.name: result for silo, result in zip(silos, results, strict=True)}
+        return results
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Coordinator, "receive", tapped_receive)
-        patch.setattr(participant, "read_broadcast", tapped_read)
-        patch.setattr(LocalTraining, "round", tapped_round)
-        patch.setattr(LocalTraining, "final", tapped_final)
+        patch.setattr(Participant, "rounds", tapped_opening)
+        patch.setattr(Participant, "finals", tapped_closing)
+        patch.setattr(LocalTraining, "rounds", tapped_rounds)
+        patch.setattr(LocalTraining, "finals", tapped_finals)
         yield wire
 
 

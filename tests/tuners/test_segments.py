@@ -19,13 +19,15 @@ from tuner_families import (
 
 from silotune.cohort import choose
 from silotune.errors import InputError
-from silotune.mixing import stacks
+from silotune.mixing import shares_forward
 from silotune.randomness import Stream
 from silotune.segments import Segments
 from silotune.tuners import TUNERS
 from silotune.views import Ingredient, encode_mixes, encode_together
 
-TOGETHER = [(kind, family) for kind, family in PAIRS if stacks(shared_backbone(family, double=True), make_tuner(kind))]
+TOGETHER = [
+    (kind, family) for kind, family in PAIRS if shares_forward(shared_backbone(family, double=True), make_tuner(kind))
+]
 APART = [pair for pair in PAIRS if pair not in TOGETHER]
 RAGGED = ((5, 2, 6, 4), (3,), (4, 7, 1))
 """Lengths of the rows of three silos."""
