@@ -106,29 +106,44 @@ def heatmap(entries: Sequence[Entry], path: Path) -> Path:
     """Silo × task, one panel a row of the table, means over seeds; written as PNG."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(4.6 * len(entries), 4.2), layout="constrained")
-    for panel, entry in zip(figure.subplots(1, len(entries), squeeze=False)[0], entries, strict=True):
-        silos = silo_names([entry])
-        tasks = list(entry.best.summary["silos"][silos[0]]["on_tasks"])
-        values = [
-            [mean_of_known(run.summary["silos"][silo]["on_tasks"][task] for run in entry.runs) for task in tasks]
-            for silo in silos
-        ]
+    found = [_on_tasks(entry) for entry in entries]
+    alike = len({(*silos, "", *tasks) for silos, tasks, _ in found}) == 1  # then the outer panels' labels are enough
+    columns = min(3, len(entries))
+    rows = -(-len(entries) // columns)
+    figure = Figure(figsize=(3.9 * columns + 1.2, 3.3 * rows + 1.2), layout="constrained")
+    panels = figure.subplots(rows, columns, squeeze=False, sharex=alike, sharey=alike)
+    for panel in panels.flat[len(entries) :]:
+        panel.set_visible(False)
+    for place, (panel, entry, (silos, tasks, values)) in enumerate(zip(panels.flat, entries, found, strict=False)):
         shown = [[math.nan if value is None else value for value in row] for row in values]
         image = panel.imshow(shown, vmin=0, vmax=100, cmap="Blues", aspect="auto")
-        panel.set_xticks(range(len(tasks)), labels=tasks, rotation=60, ha="right")
+        panel.set_xticks(range(len(tasks)), labels=tasks, rotation=60, ha="right", rotation_mode="anchor")
         panel.set_yticks(range(len(silos)), labels=silos)
+        panel.tick_params(
+            labelbottom=not alike or place + columns >= len(entries), labelleft=not alike or place % columns == 0
+        )
         for row, column in ((r, c) for r in range(len(silos)) for c in range(len(tasks))):
             value = values[row][column]
             if value is not None:
                 dark = "white" if value > 60 else "black"
                 panel.text(column, row, f"{value:.0f}", ha="center", va="center", fontsize=7, color=dark)
         panel.set_title(entry.label, fontsize=10)
-        panel.set_xlabel("task")
-        panel.set_ylabel("silo's model")
-        figure.colorbar(image, ax=panel, shrink=0.7)
+    figure.supxlabel("task")
+    figure.supylabel("silo's model")
+    figure.colorbar(image, ax=panels, shrink=0.7)
     figure.savefig(path, dpi=150)
     return path
+
+
+def _on_tasks(entry: Entry) -> tuple[list[str], list[str], list[list[float | None]]]:
+    """Silos, tasks, and a score for each pair: the mean over seeds."""
+    silos = silo_names([entry])
+    tasks = list(entry.best.summary["silos"][silos[0]]["on_tasks"])
+    scores = [
+        [mean_of_known(run.summary["silos"][silo]["on_tasks"][task] for run in entry.runs) for task in tasks]
+        for silo in silos
+    ]
+    return silos, tasks, scores
 
 
 def rounds(entries: Sequence[Entry], path: Path) -> Path | None:
