@@ -6,8 +6,8 @@ has no rows to be judged on. Each size runs in a process of its own, which first
 
 - overhead: seconds of a run outside local training, per silo and round (messages both ways, their checks, aggregation,
   events, checkpoints).
-- cpu: the same in processor time, where drawing a silo's first parts does not count. Other work on the machine does not
-  stretch it as it does seconds.
+- cpu: the same in processor time. Other work on the machine does not stretch it as it does seconds.
+  Drawing a silo's first parts belongs to its first local round in both.
 - growth: resident memory after the run less that before its first round (backbone, rows and the first shared parts are
   there by then), against the bytes of private state that the silos hold; `peak`: the largest during the run, less the
   same. A round's updates are in memory together until they are aggregated, and what they took stays with the process:

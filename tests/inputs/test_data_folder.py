@@ -10,6 +10,7 @@ import pytest
 from silotune import read_config
 from silotune.data.loading import load_silos
 from silotune.data.tasks import SiloData
+from silotune.errors import InputError
 
 
 def loaded(*words: str) -> dict[str, SiloData]:
@@ -40,6 +41,12 @@ def test_tasks_may_have_blanks_between() -> None:
     assert read_config("demo", ["data.tasks=beta, alpha"]).data.tasks == ["beta", "alpha"]
     found = read_config("demo", ["evaluation.test_time=true", "evaluation.unseen=beta , alpha"])
     assert found.evaluation.unseen == ["beta", "alpha"]
+
+
+@pytest.mark.parametrize("word", ["data.tasks=beta,,alpha", "data.tasks=beta,"])
+def test_a_task_without_a_name_is_refused(word: str) -> None:
+    with pytest.raises(InputError, match=r"data\.tasks.*'' cannot be a name"):
+        read_config("demo", [word])
 
 
 def test_tasks_are_taken_in_the_order_given(data_folder: Path) -> None:

@@ -39,7 +39,7 @@ def distinct(names: list[str]) -> list[str]:
 
 def listed(given: object) -> object:
     """Words with commas between as a list; anything else as it is."""
-    return [word.strip() for word in given.split(",") if word.strip()] if isinstance(given, str) else given
+    return [word.strip() for word in given.split(",")] if isinstance(given, str) else given
 
 
 def label_names(labels: object) -> object:

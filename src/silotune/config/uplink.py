@@ -6,6 +6,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from silotune.config.names import listed
 from silotune.config.section import Section
 
 NOISES = ("laplace", "gaussian")
@@ -45,11 +46,8 @@ class UplinkConfig(Section):
     @classmethod
     def _words(cls, given: object) -> object:
         """A list, or words with commas between; nothing and `none` are the empty chain."""
-        if given is None or given == "none":
-            return []
-        if isinstance(given, str):
-            return [word.strip() for word in given.split(",") if given.strip()]
-        return given
+        nothing = given is None or given == "none" or (isinstance(given, str) and not given.strip())
+        return [] if nothing else listed(given)
 
     @field_validator("name")
     @classmethod
