@@ -19,10 +19,11 @@ from silotune.engines.workers import Workers
 from silotune.errors import OR_RESUME, require_unused, unknown
 from silotune.evaluation.instances import keep_instances
 from silotune.evaluation.scores import state_of
+from silotune.files import write_text
 from silotune.interop.start import keep_start
 from silotune.parts import digest, flatten
 from silotune.personal import PersonalModel
-from silotune.runs import working_in, write_text
+from silotune.runs import working_in
 from silotune.summary import state_digest, summarise
 
 

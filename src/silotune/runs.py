@@ -10,25 +10,23 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
 
 from silotune.errors import InputError
+from silotune.files import write_text
 from silotune.locking import LOCK, claimed
 from silotune.parts import Tensors
 from silotune.tensor_bytes import read_tensors
+from silotune.versions import versions
 from silotune.writing import Writer
-
-_LIBRARIES = ("silotune", "torch", "transformers", "tokenizers", "safetensors", "numpy", "pydantic")
 
 
 @dataclass(frozen=True)
@@ -267,13 +265,6 @@ def _begun(entry: Path) -> bool:
     return entry.name == "versions.json" or entry.name.startswith((".versions.json.", ".config.yaml."))
 
 
-def write_text(path: Path, text: str) -> None:
-    """Replace a file as a whole: readers see the old text or the new."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(path)
-
-
 def events(run: Path) -> Iterator[dict[str, Any]]:
     """The events of a run; a last line cut off by a kill is passed over."""
     path = run / "events.jsonl"
@@ -298,17 +289,6 @@ def read_summary(run: Path) -> dict[str, Any]:
         return dict(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError) as error:
         raise InputError(f"{run}: no finished run there (no readable summary.json)") from error
-
-
-def versions() -> dict[str, str]:
-    """Versions of Python and of the libraries whose change may change a result."""
-    found = {"python": platform.python_version()}
-    for name in _LIBRARIES:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            found[name] = "not installed"
-    return found
 
 
 def _difference(before: str, after: str) -> str:

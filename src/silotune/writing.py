@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
+from silotune.files import write_bytes
 from silotune.parts import Tensors
 from silotune.tensor_bytes import tensor_bytes
 
@@ -63,9 +64,7 @@ class Writer:
 
 def write_tensors(path: Path, tensors: Tensors) -> None:
     """Replace a safetensors file: readers see the old one or the new."""
-    temporary = path.with_suffix(".tmp")
-    temporary.write_bytes(tensor_bytes(tensors))
-    temporary.replace(path)
+    write_bytes(path, tensor_bytes(tensors))
 
 
 def remove_files(paths: Sequence[Path]) -> None:

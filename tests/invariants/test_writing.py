@@ -67,7 +67,7 @@ def test_what_is_read_was_written_first(folder, gate):
 def test_a_file_that_cannot_be_written_stops_the_commit(folder):
     name = folder.write("shared-0001", {"x": torch.ones(3)})
     folder.commit(checkpoint(name), None)
-    (folder.checkpoints / "shared-0002.tmp").mkdir()  # where the file would be made
+    (folder.checkpoints / ".shared-0002.safetensors.tmp").mkdir()  # where the file would be made
     second = folder.write("shared-0002", {"x": torch.zeros(3)})
     with pytest.raises(IsADirectoryError):
         folder.commit(Checkpoint(2, second, {}, {}), None)

@@ -7,6 +7,7 @@ import torch
 from rig import doubled, random_parts
 
 from silotune.assembly.building import build
+from silotune.data import batching
 from silotune.data.batching import in_order, make_batch
 from silotune.errors import InputError
 from silotune.frozen_prefix import GROUP
@@ -88,13 +89,14 @@ def test_what_is_kept_does_not_depend_on_history_or_room(tiny_federation):
     assert len(results) == 1
 
 
-def test_least_recently_used_groups_go_first(tiny_federation):
+def test_least_recently_used_groups_go_first(tiny_federation, monkeypatch):
+    monkeypatch.setattr(batching, "EVALUATED", 8)
     federation = tiny_federation("fedavg", CACHED)
     cache, training = federation.training.cache, federation.training
     rows = federation.silos["gamma"].train["gamma"]
     assert len(rows) > GROUP
     state = federation.coordinator.shared | training.state_of(federation.silos["gamma"]).private
-    for batch in in_order(rows, 8, 0):
+    for batch in in_order(rows, 0):
         training.logits(state, batch)
     whole, groups = cache.size, cache.misses
     assert groups == 2
@@ -104,7 +106,7 @@ def test_least_recently_used_groups_go_first(tiny_federation):
     cache._limit = whole - 1
     other = federation.silos["beta"].train["beta"]
     training.logits(
-        federation.coordinator.shared | training.state_of(federation.silos["beta"]).private, next(in_order(other, 8, 0))
+        federation.coordinator.shared | training.state_of(federation.silos["beta"]).private, next(in_order(other, 0))
     )
     assert cache.size <= whole - 1
     assert (id(rows), 0) not in {(key[0], key[3]) for key in cache._groups}  # the oldest of gamma's groups went

@@ -6,6 +6,7 @@ import pytest
 import torch
 from rig import cut_batch, doubled, make_step, random_parts, trained
 
+from silotune.data import batching
 from silotune.data.batching import make_batch
 from silotune.parts import Scope, digest, flatten
 from tiny import FAMILIES, METHODS, ONE_TASK
@@ -87,6 +88,16 @@ def test_batches_are_cut_where_padding_and_calls_cost_least(tiny_federation):
                 assert mask.tolist() == [1] * length + [0] * (len(mask) - length)
                 assert inputs["input_ids"][position, :length].tolist() == rows.ids[row]
                 assert inputs["token_type_ids"][position, :length].tolist() == rows.types[row]
+
+
+def test_what_is_evaluated_is_cut_so_too(tiny_federation, monkeypatch):
+    rows = tiny_federation("fedmcp").silos["gamma"].train["gamma"]
+    monkeypatch.setattr(batching, "EVALUATED", 20)
+    free, dear = (list(batching.in_order(rows, 0, cost)) for cost in (0, 10**6))
+    assert sorted(row for batch in free for row in batch.rows.tolist()) == list(range(len(rows)))
+    assert all(len(batch.rows) <= 20 for batch in free)
+    assert {len(batch.micro) for batch in dear} == {1}
+    assert sum(map(cells, free)) < sum(map(cells, dear))
 
 
 def starts(batch):

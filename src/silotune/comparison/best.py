@@ -11,7 +11,7 @@ import yaml
 
 from silotune.config.trees import read_tree
 from silotune.errors import InputError
-from silotune.runs import write_text
+from silotune.files import write_text
 
 FILE = "best.yaml"
 

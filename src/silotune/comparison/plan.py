@@ -12,8 +12,8 @@ from silotune.comparison.best import read_best, words_of
 from silotune.config import Config, load_config
 from silotune.config.names import NAME_RULE, is_name
 from silotune.errors import InputError, unknown
+from silotune.files import write_text
 from silotune.methods import METHODS
-from silotune.runs import write_text
 
 FILE = "comparison.json"
 Variants = Mapping[str, tuple[str, ...]]

@@ -25,8 +25,8 @@ from silotune.comparison.space import Dimension, Range, Values, corners, grid, s
 from silotune.comparison.trial import TRIAL
 from silotune.config import dump, load_config
 from silotune.errors import InputError, SilotuneError, unknown
+from silotune.files import write_text
 from silotune.methods import METHODS
-from silotune.runs import write_text
 
 TABLE = "sweep.csv"
 

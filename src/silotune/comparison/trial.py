@@ -15,8 +15,9 @@ from silotune.data.tasks import Row
 from silotune.engines.base import Progress
 from silotune.engines.inprocess import InProcess
 from silotune.errors import Diverged, InputError
+from silotune.files import write_text
 from silotune.interop.start import keep_start
-from silotune.runs import working_in, write_text
+from silotune.runs import working_in
 
 FILE = "trial.json"
 

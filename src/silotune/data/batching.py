@@ -26,6 +26,8 @@ CALL_COST = 64
 """What one more micro-batch costs besides its tokens, in tokens (between the optima measured with 1 and 2 threads)."""
 CALL_COST_GPU = 2**14
 """The same on a GPU, where a call of few tokens takes as long as one of many (estimated, not measured)."""
+EVALUATED = 64
+"""Rows in a batch without gradient."""
 
 
 READ_ROWS, READ_POSITIONS, READ_TARGETS = "read_rows", "read_positions", "read_targets"
@@ -201,11 +203,11 @@ def call_cost_on(device: torch.device) -> int:
     return CALL_COST if device.type == "cpu" else CALL_COST_GPU
 
 
-def in_order(rows: TokenisedRows, batch_size: int, pad_id: int, call_cost: int | None = CALL_COST) -> Iterator[Batch]:
-    """All rows once, longest together, for evaluation."""
+def in_order(rows: TokenisedRows, pad_id: int, call_cost: int | None = CALL_COST) -> Iterator[Batch]:
+    """All rows once, by length, `EVALUATED` at a time."""
     order = sorted(range(len(rows)), key=lambda row: len(rows.ids[row]))
-    for start in range(0, len(order), batch_size):
-        yield make_batch(rows, order[start : start + batch_size], pad_id)
+    for start in range(0, len(order), EVALUATED):
+        yield make_batch(rows, order[start : start + EVALUATED], pad_id, call_cost)
 
 
 def epoch(

@@ -12,7 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from silotune.assembly.federation import Federation
-from silotune.engines.base import Engine, Progress, Scores
+from silotune.engines.base import Engine, Progress
+from silotune.engines.history import Scores
 from silotune.errors import InputError, SilotuneError
 from silotune.evaluation.scores import mean
 from silotune.federation.protocol import Frame

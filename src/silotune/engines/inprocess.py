@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from silotune.assembly.federation import Federation
-from silotune.engines.base import Engine, Progress, Scores, whole
+from silotune.engines.base import Engine, Progress, whole
+from silotune.engines.history import Scores
 from silotune.evaluation.backdoor import with_attack
 from silotune.evaluation.scores import mean, results, scores
 from silotune.evaluation.testtime import test_time
 from silotune.participant import Answer
 from silotune.runs import Checkpoint, RunFolder
 from silotune.silo import SiloState
+
+Training = Literal["round", "final"]
+"""A local round, or the final phases."""
 
 
 class InProcess(Engine):
@@ -38,17 +42,17 @@ class InProcess(Engine):
 
     def rounds(self, number: int, silos: Sequence[str], broadcast: bytes) -> Iterator[Answer]:
         """See `Engine.rounds`."""
-        for position, names in self._cohorts(silos):
-            self.progress(number, named(names), position, len(silos))
-            answers = self._participant.rounds([self.federation.silos[name] for name in names], broadcast)
-            self._write(number, names)
-            yield from answers
+        return self._train("round", number, silos, broadcast)
 
     def finals(self, number: int, silos: Sequence[str], broadcast: bytes) -> Iterator[Answer]:
         """See `Engine.finals`."""
+        return self._train("final", number, silos, broadcast)
+
+    def _train(self, kind: Training, number: int, silos: Sequence[str], broadcast: bytes) -> Iterator[Answer]:
+        train = self._participant.rounds if kind == "round" else self._participant.finals
         for position, names in self._cohorts(silos):
-            self.progress(number, named(names, final=True), position, len(silos))
-            answers = self._participant.finals([self.federation.silos[name] for name in names], broadcast)
+            self.progress(number, named(names, kind), position, len(silos))
+            answers = train([self.federation.silos[name] for name in names], broadcast)
             self._write(number, names)
             yield from answers
 
@@ -104,7 +108,7 @@ class InProcess(Engine):
                     check(silo.state.private)
 
 
-def named(names: Sequence[str], final: bool = False) -> str:
+def named(names: Sequence[str], kind: Training) -> str:
     """Who trains, and whether in the final phases, for the report of progress."""
     who = names[0] if len(names) == 1 else f"{len(names)} silos, {names[0]} to {names[-1]}"
-    return f"final phase: {who}" if final else who
+    return f"final phase: {who}" if kind == "final" else who

@@ -16,8 +16,9 @@ from typing import Any, Literal
 from silotune.assembly.building import build
 from silotune.assembly.federation import Federation
 from silotune.config import Config, dump
-from silotune.engines.base import Progress, Scores
-from silotune.engines.inprocess import InProcess, named
+from silotune.engines.base import Progress
+from silotune.engines.history import Scores
+from silotune.engines.inprocess import InProcess, Training, named
 from silotune.errors import InputError
 from silotune.evaluation.scores import one_model, scores
 from silotune.messages import read_broadcast
@@ -27,8 +28,8 @@ from silotune.silo import Silo, SiloState
 from silotune.tensor_bytes import read_tensors, tensor_bytes
 from silotune.worker_pool import worker_pool
 
-Kind = Literal["round", "final", "validation"]
-"""A local round, the final phases, or validation scores."""
+Kind = Training | Literal["validation"]
+"""Training, or validation scores."""
 _AHEAD = 2
 """Pieces of work that wait or run, per process: none waits for the main one, and not all states are on their way."""
 
@@ -72,19 +73,11 @@ class Workers(InProcess):
         with worker_pool(self.workers) as self._pool:
             super().run()
 
-    def rounds(self, number: int, silos: Sequence[str], broadcast: bytes) -> Iterator[Answer]:
-        """See `Engine.rounds`."""
-        return self._train("round", number, silos, broadcast)
-
-    def finals(self, number: int, silos: Sequence[str], broadcast: bytes) -> Iterator[Answer]:
-        """See `Engine.finals`."""
-        return self._train("final", number, silos, broadcast)
-
-    def _train(self, kind: Kind, number: int, silos: Sequence[str], broadcast: bytes) -> Iterator[Answer]:
+    def _train(self, kind: Training, number: int, silos: Sequence[str], broadcast: bytes) -> Iterator[Answer]:
         done = 0
         together = [names for _, names in self._cohorts(silos)]
         for names, trained in self._spread(kind, together, broadcast):
-            self.progress(number, named(names, final=kind == "final"), done, len(silos))
+            self.progress(number, named(names, kind), done, len(silos))
             done += len(names)
             for answer, state in trained:
                 self.federation.silos[answer.silo].state = _read(state).compact()

@@ -28,7 +28,6 @@ from silotune.views import run_view
 from silotune.weighting import INSTANCES, KEY, VECTORS, InstanceWeighting
 from silotune.writing import write_tensors
 
-BATCH = 64
 FOLDER = "instances"
 """Where a finished run keeps the vectors of its silos."""
 
@@ -57,7 +56,7 @@ def embed(training: LocalTraining, state: State, rows: TokenisedRows) -> Tensor:
     read: dict[str, Reading] = {weighting.representation: READINGS[weighting.representation]}
     vectors = torch.zeros(len(texts), training.backbone.hidden_size)
     pad = training.backbone.pad_id
-    for batch in in_order(texts, BATCH, pad, call_cost_on(training.backbone.device)):
+    for batch in in_order(texts, pad, call_cost_on(training.backbone.device)):
         found = run_view(training.backbone, batch, mix, read)[weighting.representation]
         vectors[batch.rows] = found.float().cpu()
     return vectors

@@ -15,15 +15,13 @@ from silotune.heads.lm import LanguageModelHead, prompt_rows
 from silotune.parts import State
 from silotune.training import LocalTraining
 
-BATCH = 64
-
 
 def logits(training: LocalTraining, state: State, rows: TokenisedRows) -> Tensor:
     """Logits of all rows, shape (rows, classes), in the rows' order."""
     pad = training.backbone.pad_id
     weights = weigh(training, state, rows)
     result = torch.zeros(len(rows), len(rows.task.labels))
-    for batch in in_order(rows, BATCH, pad, call_cost_on(training.backbone.device)):
+    for batch in in_order(rows, pad, call_cost_on(training.backbone.device)):
         alpha = None if weights is None else weights.alpha[batch.rows]
         result[batch.rows] = training.logits(state, batch, alpha).float().cpu()
     return result

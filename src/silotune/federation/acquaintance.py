@@ -13,7 +13,7 @@ from silotune.data.tasks import Task
 from silotune.errors import InputError
 from silotune.federation.handshake import HandshakeRefused, Hello
 from silotune.federation.rows import read_task
-from silotune.runs import write_text
+from silotune.files import write_text
 
 FOLDER = "federation"
 """The part of the run folder that is about the machines: who took part, progress, how it ended."""

@@ -16,7 +16,7 @@ from silotune.config.names import NAME_RULE, is_name
 from silotune.errors import InputError, SilotuneError
 from silotune.federation.flower import ENVIRONMENT, write_home
 from silotune.federation.parties import LinkConfig
-from silotune.runs import write_text
+from silotune.files import write_text
 
 PREFIX = "silo-"
 """What the SuperLink knows a silo's node by: this and the silo's name (`rollcall.py` compares them)."""

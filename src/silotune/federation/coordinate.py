@@ -25,10 +25,11 @@ from silotune.federation.link import Link, LinkLost
 from silotune.federation.protocol import Frame
 from silotune.federation.rollcall import RollCall
 from silotune.federation.rows import read_rows
+from silotune.files import write_text
 from silotune.interop.start import keep_start
 from silotune.locking import claimed
 from silotune.parts import digest, flatten
-from silotune.runs import RunFolder, write_text
+from silotune.runs import RunFolder
 from silotune.silo import SiloState
 from silotune.summary import state_digest, summarise
 

@@ -27,7 +27,7 @@ from silotune.federation.parties import LinkConfig, NodeConfig, read_party
 from silotune.federation.supervision import Child, Household, wait_for_port
 from silotune.federation.watchdog import end, family
 from silotune.federation.worker import ping
-from silotune.runs import write_text
+from silotune.files import write_text
 
 LOOK = 0.5
 PAUSES = (1.0, 5.0, 15.0, 30.0)

@@ -33,11 +33,12 @@ from silotune.federation.flower import ENVIRONMENT, require_flower
 from silotune.federation.local_processes import LocalProcesses
 from silotune.federation.rows import write_rows
 from silotune.federation.supervision import Household
+from silotune.files import write_text
 from silotune.locking import claimed
 from silotune.methods import Method
 from silotune.parts import Scope, names_with
 from silotune.privacy.budget import Privacy
-from silotune.runs import RunFolder, read_summary, write_text
+from silotune.runs import RunFolder, read_summary
 
 
 def run_local(

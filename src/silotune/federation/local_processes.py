@@ -20,7 +20,7 @@ from silotune.federation.attempts import Attempts
 from silotune.federation.flower import submission, submitted, superexec, superlink, supernode, write_app, write_home
 from silotune.federation.outcome import SLOW, Watched, forget, require_finished
 from silotune.federation.supervision import Household, free_ports, wait_for_port
-from silotune.runs import write_text
+from silotune.files import write_text
 
 LOOK = 0.1
 """Seconds between looks at the processes."""

@@ -12,7 +12,7 @@ from typing import Any
 
 from silotune.errors import InputError, SilotuneError
 from silotune.federation.forked import lives
-from silotune.runs import write_text
+from silotune.files import write_text
 
 SLOW = 600.0
 """Seconds that Flower, and then the coordinator, has to come up."""

@@ -14,7 +14,7 @@ from typing import Any
 from silotune.data.metrics import METRICS, TEXT_METRICS
 from silotune.data.tasks import Row, SiloData, Splits, Task
 from silotune.errors import InputError
-from silotune.runs import write_text
+from silotune.files import write_text
 
 _TASK = "task.json"
 _SPLITS = ("train", "validation", "test")

@@ -15,6 +15,7 @@ from safetensors import SafetensorError
 
 from silotune.errors import InputError
 from silotune.federation.protocol import Frame, ProtocolError, decode
+from silotune.files import write_bytes
 from silotune.parts import Tensors
 from silotune.tensor_bytes import read_tensors, tensor_bytes
 
@@ -53,7 +54,7 @@ class Store:
 
     def write(self, name: str, tensors: Tensors) -> None:
         """Keep a state."""
-        self._replace(self._state(name), tensor_bytes(tensors))
+        write_bytes(self._state(name), tensor_bytes(tensors))
 
     def read(self, name: str) -> Tensors:
         """A state.
@@ -70,7 +71,7 @@ class Store:
     def keep_answer(self, name: str, asked: dict[str, str], answer: Frame) -> None:
         """Remember what was answered; `asked` says to what."""
         wrapped = Frame("stored", {"asked": asked}, {"answer": answer.encode()})
-        self._replace(self.path / f"{name}.answer", wrapped.encode())
+        write_bytes(self.path / f"{name}.answer", wrapped.encode())
 
     def answered(self, name: str, asked: dict[str, str]) -> Frame | None:
         """The answer given before to the same question; None where there is none, or its state is gone."""
@@ -95,8 +96,3 @@ class Store:
         if not _NAME.fullmatch(name):
             raise InputError(f"state {name[:40]!r}: no name of a state")
         return self.path / f"{name}.safetensors"
-
-    def _replace(self, path: Path, data: bytes) -> None:
-        temporary = path.with_name(f".{path.name}.tmp")
-        temporary.write_bytes(data)
-        temporary.replace(path)

@@ -17,6 +17,7 @@ from safetensors import SafetensorError
 
 from silotune.backbone import Backbone
 from silotune.errors import InputError
+from silotune.files import write_bytes
 from silotune.parts import Tensors, digest
 from silotune.tensor_bytes import read_metadata, read_tensors, tensor_bytes
 
@@ -113,9 +114,7 @@ def keep_start(run: Path, training: LocalTraining) -> None:
         if digest(_unpack(path).tensors) != digest(training.start):
             raise InputError(f"--resume: {run} began from another LoRA than 'start' names now")
         return
-    temporary = path.with_suffix(".tmp")
-    temporary.write_bytes(Start(training.start, tuner["r"], tuner["alpha"], tuple(tuner["sites"])).pack())
-    temporary.replace(path)
+    write_bytes(path, Start(training.start, tuner["r"], tuner["alpha"], tuple(tuner["sites"])).pack())
 
 
 def _unpack(path: Path) -> Start:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from silotune.files import write_text
 from silotune.report.collect import Entry
 from silotune.report.grids import COST_NOTE, cost_grid, joined, latex, markdown, score_grid
 from silotune.report.scores import table_csv
 from silotune.report.significance import NOTE, paired
-from silotune.runs import write_text
 
 
 def write_tables(entries: Sequence[Entry], out: Path, ddof: int = 1) -> list[Path]:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from silotune.errors import InputError
+from silotune.files import write_text
 from silotune.report.collect import Entry, FinishedRun, silo_names
 from silotune.report.drawing import FigureSpec, panel_svg, save, style
 from silotune.report.grids import COST_NOTE, Grid, Value, as_html, cost_grid, score_grid
@@ -14,7 +15,6 @@ from silotune.report.notes import warnings, what_left
 from silotune.report.panels import figures
 from silotune.report.significance import NOTE, paired
 from silotune.report.style import CSS
-from silotune.runs import write_text
 
 
 def write_report(entries: Sequence[Entry], path: Path, *, ddof: int = 1, title: str = "") -> Path:
