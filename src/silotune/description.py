@@ -42,10 +42,13 @@ def describe(method: str, overrides: list[str]) -> dict[str, Any]:
         )
         if part.scope is Scope.SHARED:
             sent.append(rows[-1])
-    return {"method": method, "backbone": config.backbone, "parts": rows, "leaves": _sentence(sent, config.uplink.name)}
+    leaves = _sentence(sent, config.uplink.name, made.centralised)
+    return {"method": method, "backbone": config.backbone, "parts": rows, "leaves": leaves}
 
 
-def _sentence(sent: list[dict[str, Any]], uplink: list[str]) -> str:
+def _sentence(sent: list[dict[str, Any]], uplink: list[str], centralised: bool) -> str:
+    if centralised:
+        return "What leaves a silo: all its rows; this method is no federation."
     if not sent:
         return "What leaves a silo: nothing."
     names = ", ".join(f"{part['part']!r}" for part in sent)

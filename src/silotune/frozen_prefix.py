@@ -11,7 +11,7 @@ matrix product's last bits may depend on how many rows it has).
 from __future__ import annotations
 
 import contextlib
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -92,7 +92,9 @@ class FrozenPrefix:
     def __init__(self, mib: int) -> None:
         self._limit = mib * 2**20
         self._sets: dict[int, _Rows] = {}
-        self._groups: OrderedDict[Hashable, _Group] = OrderedDict()
+        self._groups: OrderedDict[tuple[int, Hashable, Hashable, int], _Group] = OrderedDict()
+        self._kept: Counter[int] = Counter()
+        """How many groups of each set."""
         self.size = 0
         """Bytes that are kept."""
         self.hits = self.misses = 0
@@ -130,9 +132,7 @@ class FrozenPrefix:
         below.filled = True
 
     def _places(self, backbone: Backbone, source: TokenisedRows, rows: Sequence[int], below: Below) -> list[_Place]:
-        if id(source) not in self._sets:
-            self._sets[id(source)] = _Rows.of(source)
-        own = self._sets[id(source)]
+        own = self._sets.get(id(source)) or _Rows.of(source)
         wanted = [divmod(own.place[row], GROUP) for row in rows]
         fetched = {number: self._group(backbone, own, number, below) for number in sorted({one for one, _ in wanted})}
         return [
@@ -149,9 +149,15 @@ class FrozenPrefix:
         self.misses += 1
         group = _computed(backbone, own, own.order[number * GROUP : (number + 1) * GROUP], below)
         self._groups[key] = group
+        self._sets[id(own.source)] = own  # as long as any of its groups: an id names no other set meanwhile
+        self._kept[id(own.source)] += 1
         self.size += _bytes(group)
         while self.size > self._limit and self._groups:
-            self.size -= _bytes(self._groups.popitem(last=False)[1])
+            (gone, *_), dropped = self._groups.popitem(last=False)
+            self.size -= _bytes(dropped)
+            self._kept[gone] -= 1
+            if not self._kept[gone]:
+                del self._sets[gone], self._kept[gone]
         return group
 
 

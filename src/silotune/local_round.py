@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -49,7 +50,10 @@ class _Local:
     state: State
     received: State
     memory: Tensors
-    sums: dict[str, float] = field(default_factory=dict)
+    sums: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+    """Of the loss and its terms, over the steps that have the term:"""
+    terms: Counter[str] = field(default_factory=Counter)
+    """so many."""
     known: KnownReadings = field(default_factory=KnownReadings)
     note: str = ""
     steps: int = 0
@@ -84,11 +88,12 @@ class _Local:
         self.real += sum(int(mask.sum()) for mask in masks)
         self.padded += sum(mask.numel() for mask in masks)
         for term, value in terms.items():
-            self.sums[term] = self.sums.get(term, 0.0) + value
+            self.sums[term] += value
+            self.terms[term] += 1
 
     def result(self, remembers: Sequence[str], seconds: float) -> LocalResult:
         """What the round ended with."""
-        metrics = {term: value / max(self.steps, 1) for term, value in self.sums.items()}
+        metrics = {term: value / self.terms[term] for term, value in self.sums.items()}
         metrics |= {"steps": self.steps, "rows": self.rows}
         metrics |= {"real_tokens": self.real, "padded_tokens": self.padded, "seconds": seconds}
         remembered = {

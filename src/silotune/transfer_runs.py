@@ -95,6 +95,8 @@ def _model(run: Run) -> Model:
             f"{name}: each of its {len(federation.silos)} silos predicts with its own {' and '.join(private)}; "
             "transfer takes runs with one model, e.g. method=fedavg head.scope=shared, fedfame or centralised"
         )
+    if run.summary["average"] is None:
+        raise InputError(f"{name}: its summary has no test score to compare with (silos kept theirs to themselves)")
     state = state_of(federation, next(iter(federation.silos.values())))
     task = next(iter(federation.tasks.values()))
     seed, reported = int(run.summary["seed"]), float(run.summary["average"])

@@ -179,6 +179,7 @@ def test_without_methods_and_seeds_it_is_the_presets_own_method_once() -> None:
         ([], ["a b: rounds=1"], False, "--variant"),
         ([], ["a: rounds=1", "a: rounds=2"], False, "'a' appears twice"),
         ([], ["a: rounds=0"], False, "rounds"),
+        (["methods=fedavg,fedavg-full"], ["full: rounds=1"], False, "two rows would be called 'fedavg-full'"),
         (["methods=fedavg"], [], True, "'fedavg'"),
     ],
 )

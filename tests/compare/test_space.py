@@ -23,6 +23,10 @@ def test_values_ranges_and_what_is_neither() -> None:
         "data.labels=no,yes",
         "data.path=../somewhere",
         "tuner.sites=[a,b]",
+        "tuner.sites=query,value",
+        "per_method.fedmcp.tuner.sites=query,value",
+        "uplink=clip,int8",
+        "uplink.name=clip,int8",
         "head.template='a, b'",
         "rounds=3",
     ]
@@ -82,6 +86,7 @@ def test_a_comparisons_methods_are_swept_where_none_are_named() -> None:
         (["train.lr=1..x"], 3, "low..high"),
         (["train.lr=1e-3,,1e-4"], None, "train.lr"),
         (["train.lr=1e-3,1e-3"], None, "appears twice"),
+        (["train.lr=1e-3,0.001"], None, "train.lr: 0.001 appears twice"),
         (["train.lr=1e-3,1e-4", "train.lr=1,2"], None, "train.lr: appears twice"),
         (["train.lr=1e-3,0"], None, "train.lr"),
         (["data.train_rows=10,20"], None, "data.train_rows"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import pytest
 import yaml
@@ -109,6 +110,18 @@ def test_the_card_names_model_data_method_and_scores(runs, tmp_path):
         json.loads((tmp_path / "out" / "adapter_config.json").read_text())["base_model_name_or_path"]
         == "someone/tiny-bert"
     )
+
+
+def test_what_silos_did_not_share_is_not_in_the_card(runs, tmp_path):
+    """A coordinator's folder holds no numbers of rows that a silo keeps to itself."""
+    folder = shutil.copytree(runs.run("bert", "lora").folder, tmp_path / "run")
+    summary = json.loads((folder / "summary.json").read_text())
+    summary["silos"]["alpha"] |= {"rows": None, "validation": None, "test": None}
+    (folder / "summary.json").write_text(json.dumps(summary))
+    for silo, own in (("alpha", "numbers of rows not shared"), ("beta", "12 training, 4 validation, 4 test rows")):
+        export(load_run(folder, precision="fp32"), silo, "global", tmp_path / silo)
+        text = (tmp_path / silo / "README.md").read_text(encoding="utf-8")
+        assert f"Silo {silo}: {own}. All 2 silos together: numbers of rows not shared." in text
 
 
 def test_a_part_alone_does_not_claim_the_whole_models_scores(runs, tmp_path):

@@ -13,13 +13,15 @@ from silotune.experiment import run
 
 @pytest.mark.parametrize("method", ["local", "fedavg", "fedmcp"])
 def test_a_run_that_diverges_ends_with_the_silo_and_the_rate(method: str, tiny_config, tmp_path: Path) -> None:
-    with pytest.raises(SilotuneError, match=r"silo '\w+', round 1, phase 'train': training diverged.*1e\+30") as raised:
-        run(tiny_config(method, "train.lr=1e30"), out=tmp_path / "run")
+    """One step shows nothing yet; what is logged of it are numbers."""
+    words = (method, "train.lr=1e30", "train.steps=1", "rounds=2")
+    with pytest.raises(SilotuneError, match=r"silo '\w+', round 2, phase 'train': training diverged.*1e\+30") as raised:
+        run(tiny_config(*words), out=tmp_path / "run")
     assert raised.value.exit_code == 1
-    for line in (
-        (tmp_path / "run" / "events.jsonl").read_text().splitlines() if (tmp_path / "run/events.jsonl").exists() else []
-    ):
+    lines = (tmp_path / "run" / "events.jsonl").read_text().splitlines()
+    for line in lines:
         json.loads(line, parse_constant=lambda word: pytest.fail(f"{word} in the event log"))
+    assert len([line for line in lines if json.loads(line)["event"] == "silo"]) == 3
 
 
 def test_max_norm_bounds_the_change_and_not_the_weights(tiny_config, tmp_path: Path) -> None:

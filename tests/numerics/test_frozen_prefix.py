@@ -109,6 +109,11 @@ def test_least_recently_used_groups_go_first(tiny_federation, monkeypatch):
         federation.coordinator.shared | training.state_of(federation.silos["beta"]).private, next(in_order(other, 0))
     )
     assert cache.size <= whole - 1
+    assert set(cache._sets) == {key[0] for key in cache._groups}
+    cache._limit = 0
+    for batch in in_order(other, 0):
+        training.logits(federation.coordinator.shared | training.state_of(federation.silos["beta"]).private, batch)
+    assert not cache._sets
     assert (id(rows), 0) not in {(key[0], key[3]) for key in cache._groups}  # the oldest of gamma's groups went
 
 

@@ -98,6 +98,13 @@ def test_an_unfinished_run(silotune, pair, tmp_path):
     assert "nowhere: no finished run there" in refused(silotune, tmp_path, pair[0], tmp_path / "nowhere")
 
 
+def test_a_run_whose_silos_kept_their_scores(silotune, pair, tmp_path):
+    half = shutil.copytree(pair[1], tmp_path / "half")
+    summary = json.loads((half / "summary.json").read_text())
+    (half / "summary.json").write_text(json.dumps(summary | {"average": None}))
+    assert f"{half}: its summary has no test score" in refused(silotune, tmp_path, pair[0], half)
+
+
 def test_another_backbone(silotune, made, pair, tmp_path):
     other = save_backbone("bert", tmp_path / "other", seed=8)
     run = made("fedavg", "beta", f"backbone={other}")

@@ -139,7 +139,10 @@ def _leaves(config: Config, summary: dict[str, Any]) -> str:
     from silotune.assembly.configuration import make_method
     from silotune.parts import Scope, names_with
 
-    shared = names_with(make_method(config).parts(), Scope.SHARED)
+    method = make_method(config)
+    if method.centralised:
+        return "all rows were in one place"
+    shared = names_with(method.parts(), Scope.SHARED)
     if not shared:
         return "nothing left a silo"
     sent = summary["bytes_up"]

@@ -91,8 +91,9 @@ def read_comparison(
             config = read_config(source, [*best.get(method, ()), *rest, f"method={method}", f"seed={seed}"], more)
             cells.append(Cell(row, seed, config))
     rows = tuple(dict.fromkeys(cell.row for cell in cells))
-    if len(cells) != len({cell.folder for cell in cells}):
-        raise InputError("variants: two of them would have the same folder; choose other names")
+    names = [(cell.row, cell.seed) for cell in cells]
+    if twice := next((row for position, (row, seed) in enumerate(names) if (row, seed) in names[:position]), None):
+        raise InputError(f"variants: two rows would be called {twice!r}; choose another name for the variant")
     return Comparison(source, rows, seeds, asked.std.ddof, tuple(cells))
 
 

@@ -13,9 +13,10 @@ import yaml
 from pydantic import BaseModel
 
 from silotune.config.schema import Config
-from silotune.config.trees import SECTIONS, parse_word
+from silotune.config.trees import NAMED, SECTIONS, parse_word
 from silotune.errors import InputError, unknown
 from silotune.methods import METHODS
+from silotune.tuners import TUNERS
 
 _BEGINS_LIKE_A_RANGE = re.compile(r"[-+]?\.?\d[^/]*\.\.")  # ../folder does not
 _RANGE = re.compile(r"\s*(?P<low>[^\s:]+?)\.\.(?P<high>[^\s:]+?)(?P<log>:log)?\s*")
@@ -96,13 +97,13 @@ def _dimension(key: str, text: str) -> Dimension | None:
         return _range(plain, text, method)
     if "," not in text:
         return None
-    values = [parse_word(f"{key}={word}")[1] for word in text.split(",")]
+    values = [_number(parse_word(f"{key}={word}")[1]) for word in text.split(",")]
     if any(value is None for value in values):
         raise InputError(f"{key}: must be values with commas between (got {text!r})")
     for position, value in enumerate(values):
         if value in values[:position]:
             raise InputError(f"{key}: {value!r} appears twice")
-    return Values(plain, tuple(_number(value) for value in values), method)
+    return Values(plain, tuple(values), method)
 
 
 def _range(key: str, text: str, method: str | None) -> Range:
@@ -130,16 +131,18 @@ def _number(value: Any) -> Any:
 
 
 def _takes_list(key: str) -> bool:
-    """Whether the configuration's key takes a list itself."""
-    model: type[BaseModel] = Config
-    *path, last = key.split(".")
-    for name in path:
-        section = SECTIONS.get(name) if model is Config else None
-        if section is None:
-            return False
-        model = section
-    field = model.model_fields.get(last)
-    kinds = () if field is None else (field.annotation, *get_args(field.annotation))
+    """Whether the configuration's key takes a list itself: of any tuner or method, where it is an option of those."""
+    section, _, last = key.rpartition(".")
+    if key in NAMED:  # x=a is short for x.name=a
+        section, last = key, "name"
+    options: dict[str, list[type[BaseModel]]] = {
+        "": [Config],
+        "tuner": [tuner.Options for tuner in TUNERS.values()],
+        "method": [method.Options for method in METHODS.values()],
+    }
+    models = [*options.get(section, ()), *([SECTIONS[section]] if section in SECTIONS else ())]
+    fields = [model.model_fields[last] for model in models if last in model.model_fields]
+    kinds = [kind for field in fields for kind in (field.annotation, *get_args(field.annotation))]
     return any(get_origin(kind) in (list, tuple) for kind in kinds)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -142,12 +142,13 @@ def _run(job: Job, link: Link) -> None:
     federation = build(config, backbone, data, _labelled(job, config, bool(method.server_phases())))
     federation.texts = {name: known.silos[name].texts for name in names}
     door.expect(federation.coordinator.expected.shapes)
-    folder.append(_run_folder(out, federation))
-    known.write(out)
-    run["identity"] = door.identity.fields()
-    engine = Flower(federation, folder[0], calls, run, job.local, partial(outcome.say_progress, out / FOLDER))
-    engine.run()
-    _finish(engine, out, job.local)
+    with closing(_run_folder(out, federation)) as opened:
+        folder.append(opened)
+        known.write(out)
+        run["identity"] = door.identity.fields()
+        engine = Flower(federation, opened, calls, run, job.local, partial(outcome.say_progress, out / FOLDER))
+        engine.run()
+        _finish(engine, out, job.local)
 
 
 class _Door:
@@ -184,10 +185,8 @@ def _labelled(job: Job, config: Config, wanted: bool) -> SiloData | None:
 
 
 def _run_folder(out: Path, federation: Federation) -> RunFolder:
-    begun = (out / "config.yaml").exists()
     folder = RunFolder.begin(out, dump(federation.config), federation.backbone.fingerprint, resume=True)
-    if not begun:
-        keep_start(out, federation.training)
+    keep_start(out, federation.training)
     return folder
 
 

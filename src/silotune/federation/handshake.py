@@ -124,27 +124,27 @@ class Hello:
         return cls(str(said["silo"]), identity, task, texts)
 
 
-def check_identity(silo: str, own: Identity, theirs: Identity) -> None:
+def check_identity(silo: str, coordinators: Identity, its: Identity) -> None:
     """Compare a silo's identity with the coordinator's.
 
     Args:
         silo: the silo's name, for the message.
-        own: the coordinator's.
-        theirs: the silo's.
+        coordinators: the coordinator's.
+        its: the silo's.
 
     Raises:
         HandshakeRefused: naming the silo, the first difference, and both values.
     """
     for name, called in _SAID.items():
-        one, other = getattr(own, name), getattr(theirs, name)
+        one, other = getattr(coordinators, name), getattr(its, name)
         if one != other:
             raise HandshakeRefused(
                 f"silo {silo!r}: another {called}: {_short(other)}, the coordinator's: {_short(one)}"
             )
-    if own.shapes is None or theirs.shapes is None:
+    if coordinators.shapes is None or its.shapes is None:
         return
-    for name in sorted({*own.shapes, *theirs.shapes}):
-        here, there = own.shapes.get(name), theirs.shapes.get(name)
+    for name in sorted({*coordinators.shapes, *its.shapes}):
+        here, there = coordinators.shapes.get(name), its.shapes.get(name)
         if here != there:
             raise HandshakeRefused(
                 f"silo {silo!r}: other part shapes: {name!r} is {_shape(there)}, the coordinator's: {_shape(here)}"

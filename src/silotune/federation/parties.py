@@ -130,19 +130,20 @@ def read_party(path: Path) -> Party:
 
 
 def _check_joining(path: Path, config: LocalConfig | NodeConfig) -> None:
+    kind = "node" if isinstance(config, NodeConfig) else "silo"
     if config.superlink is None:
-        raise InputError(f"silo config {path}: superlink: give the address HOST:PORT")
+        raise InputError(f"{kind} config {path}: superlink: give the address HOST:PORT")
     host, colon, port = config.superlink.rpartition(":")
     if not (host and colon and port.isdigit() and 1 <= int(port) <= 65535):
-        raise InputError(f"silo config {path}: superlink: {config.superlink!r} is not HOST:PORT")
+        raise InputError(f"{kind} config {path}: superlink: {config.superlink!r} is not HOST:PORT")
     keys = (config.root_certificates, config.private_key)
     if config.insecure and host not in LOOPBACK:
-        raise InputError(f"silo config {path}: insecure: for one machine only; superlink is {config.superlink}")
+        raise InputError(f"{kind} config {path}: insecure: for one machine only; superlink is {config.superlink}")
     if config.insecure and any(keys):
-        raise InputError(f"silo config {path}: insecure: excludes root_certificates and private_key")
+        raise InputError(f"{kind} config {path}: insecure: excludes root_certificates and private_key")
     if not config.insecure and not all(keys):
         raise InputError(
-            f"silo config {path}: give root_certificates and private_key (or insecure: true, for one machine)"
+            f"{kind} config {path}: give root_certificates and private_key (or insecure: true, for one machine)"
         )
 
 

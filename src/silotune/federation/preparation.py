@@ -50,12 +50,12 @@ class Preparation:
         found = Identity.of(federation.config, self.text, federation.backbone)
         return replace(found, shapes=federation.coordinator.expected.shapes)
 
-    def __call__(self, text: str, theirs: Identity | None) -> Federation:
+    def __call__(self, text: str, coordinators: Identity | None) -> Federation:
         """Backbone, rows and parts for a configuration; kept until another one comes.
 
         Args:
             text: the configuration as it travels.
-            theirs: what the coordinator runs; None before it asks.
+            coordinators: what the coordinator runs; None before it asks.
 
         Raises:
             HandshakeRefused: this silo does not run the same, or did not agree to it.
@@ -63,13 +63,13 @@ class Preparation:
         """
         if self._federation is None or self.text != text:
             self._federation, self.text = None, ""
-            self._federation = self._build(text, theirs)
+            self._federation = self._build(text, coordinators)
             self.text = text
-        if theirs is not None:
-            check_identity(self.local.name, theirs, self.identity())
+        if coordinators is not None:
+            check_identity(self.local.name, coordinators, self.identity())
         return self._federation
 
-    def _build(self, text: str, theirs: Identity | None) -> Federation:
+    def _build(self, text: str, coordinators: Identity | None) -> Federation:
         config = read_travelled(text)
         if self._agreed is not None:
             try:
@@ -81,8 +81,8 @@ class Preparation:
         method = make_method(config)
         config = self._own(config)
         backbone = self._load(config, method)
-        if theirs is not None:  # before anything that fails for want of the right backbone
-            check_identity(self.local.name, theirs, Identity.of(config, text, backbone))
+        if coordinators is not None:  # before anything that fails for want of the right backbone
+            check_identity(self.local.name, coordinators, Identity.of(config, text, backbone))
         data = self._rows(config)
         federation = build(config, backbone, [SiloData(self.local.name, data.task, Splits())])
         tokenise = method.setting.head.tokeniser(backbone, config.train.max_length)

@@ -93,12 +93,17 @@ def _what(about: dict[str, Any], head: dict[str, Any]) -> str:
     return "| | |\n|---|---|\n" + "".join(f"| {key} | {value} |\n" for key, value in lines.items())
 
 
+_NOT_SHARED = "numbers of rows not shared"
+
+
 def _numbers(about: dict[str, Any]) -> str:
     rows, total = about["rows"], about["rows_of_all_silos"]
+    own, together = _NOT_SHARED, _NOT_SHARED if total is None else f"{total} training rows"
+    if rows is not None:
+        own = f"{rows['train']} training, {rows['validation']} validation, {rows['test']} test rows"
     found = [
         "## Data and scores\n",
-        f"Silo {about['silo']}: {rows['train']} training, {rows['validation']} validation, {rows['test']} test rows. "
-        f"All {about['silos']} silos together: {total} training rows.\n",
+        f"Silo {about['silo']}: {own}. All {about['silos']} silos together: {together}.\n",
         "| metric | validation | test |\n|---|---|---|",
         f"| {about['metric']} (%) | {_score(about['validation'])} | {_score(about['test'])} |\n",
     ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -120,7 +121,7 @@ def _about(chosen: Chosen, base: str, base_class: str, kind: str) -> dict[str, A
         "silo": chosen.silo,
         "silos": len(run.silos),
         "rows": scores["rows"],
-        "rows_of_all_silos": sum(silo["rows"]["train"] for silo in run.silos.values()),
+        "rows_of_all_silos": _all_rows(run.silos),
         "metric": scores["metric"],
         "validation": scores["validation"],
         "test": scores["test"],
@@ -130,6 +131,12 @@ def _about(chosen: Chosen, base: str, base_class: str, kind: str) -> dict[str, A
         "precision": summary["precision"],
         "privacy": summary.get("privacy"),
     }
+
+
+def _all_rows(silos: Mapping[str, Mapping[str, Any]]) -> int | None:
+    """Training rows; None where a silo keeps its number to itself."""
+    known = [silo["rows"]["train"] for silo in silos.values() if silo["rows"] is not None]
+    return sum(known) if len(known) == len(silos) else None
 
 
 def _head(chosen: Chosen) -> dict[str, Any]:

@@ -110,10 +110,12 @@ def what_left(entry: Entry) -> str:
     """Which parts left a silo, and which stayed."""
     run = entry.best
     try:
-        parts = make_method(read_config(str(run.folder / "config.yaml"))).parts()
+        method = make_method(read_config(str(run.folder / "config.yaml")))
     except (InputError, ValueError):  # of another version of the package
         return f"{run.summary['sent_parameters']:,} parameters left a silo in every round it took part in."
-    shared, own = (", ".join(names_with(parts, scope)) for scope in (Scope.SHARED, Scope.PRIVATE))
+    if method.centralised:
+        return "All rows were in one place: no federation."
+    shared, own = (", ".join(names_with(method.parts(), scope)) for scope in (Scope.SHARED, Scope.PRIVATE))
     if not message_bytes(run):
         return f"Nothing left a silo. Kept: {own or shared}."
     size = message_bytes(run) / 2**20

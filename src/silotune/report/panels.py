@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 _MOST_SILOS = 24
 """Beyond it accuracy over rounds is shown for the mean over silos only."""
-_UNITLESS = {"contrastive", "distance"}
-"""Terms that are differences of similarities or of weights, not of log probabilities."""
+_UNITS = {"contrastive": "mean over steps", "distance": "mean over steps (no unit)"}
+"""Of terms that are no log probabilities, or (contrastive) of some methods only."""
 _WIDE = 20.0
 """From this ratio of the largest to the smallest on, an axis is logarithmic."""
 
@@ -154,8 +154,8 @@ def _losses(entries: Sequence[Entry], ddof: int) -> FigureSpec | None:
     for name in loss_terms(entries):
         curves = _found([(n, curve(entry, term(name), ddof)) for n, entry in enumerate(entries)])
         if curves:
-            unit = "no unit" if name in _UNITLESS else "nats"
-            panels.append(Panel(name.replace("_", " "), "round", f"mean over steps ({unit})", _over_rounds(curves)))
+            unit = _UNITS.get(name, "mean over steps (nats)")
+            panels.append(Panel(name.replace("_", " "), "round", unit, _over_rounds(curves)))
     if not panels:
         return None
     caption = f"Training loss and its terms as each method logs them, mean over silos{_band(entries)}."
