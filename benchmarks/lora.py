@@ -14,10 +14,10 @@ from typing import Any
 import torch
 
 from silotune.backbone import Backbone
+from silotune.mixing import Ingredient, make_plan
 from silotune.pretrained import load_backbone
 from silotune.randomness import generator
 from silotune.tuners.lora import LoRA, LoRAOptions
-from silotune.views import Ingredient, make_plan
 
 ROUNDS = 25
 INNER = 3

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from silotune.anchors import parsed
 from silotune.data.batching import Batch, TokenisedRows
 from silotune.mixing import Mix
 
@@ -20,7 +21,7 @@ def constant_views(views: Mapping[str, Mix], trains: Collection[str]) -> frozens
     """Those whose parts and weights stay as they are while these parts are trained."""
 
     def moves(name: str) -> bool:
-        anchor, _, part = name.rpartition(":")
+        anchor, part = parsed(name)
         return anchor not in ("received", "previous") and part in trains
 
     return frozenset(

@@ -12,9 +12,9 @@ from silotune.data.tasks import Row, Task
 from silotune.errors import InputError
 from silotune.evaluation.instances import weigh
 from silotune.evaluation.predict import answers, logits
+from silotune.mixing import settled
 from silotune.parts import State
 from silotune.training import LocalTraining
-from silotune.views import settled
 
 
 @dataclass(frozen=True)

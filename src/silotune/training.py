@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from silotune import parts as part_tools
+from silotune.anchors import parsed
 from silotune.backbone import Backbone
 from silotune.constant_views import KnownReadings, constant_views
 from silotune.data.batching import Batch, call_cost_on, epoch
@@ -20,12 +21,12 @@ from silotune.local_round import LocalResult as LocalResult
 from silotune.local_round import train
 from silotune.methods.base import Method, Phase, Step, previous_tensors
 from silotune.methods.check import check_method
-from silotune.mixing import shares_forward
+from silotune.mixing import Ingredient, Mix, settled, shares_forward
 from silotune.parts import Part, Scope, State, Tensors
 from silotune.randomness import Stream, generator
 from silotune.silo import Silo, SiloState
 from silotune.tuners.base import Tuner
-from silotune.views import Ingredient, Mix, View, run_together, settled
+from silotune.views import View, run_together
 
 if TYPE_CHECKING:
     from silotune.config import TrainConfig
@@ -238,7 +239,7 @@ class LocalTraining:
         """A mix's names as tensors. A silo's first participation has no previous parts: then the received ones."""
         ingredients = []
         for name, weight in settled(mix, state).items():
-            anchor, _, part = name.rpartition(":")
+            anchor, part = parsed(name)
             if anchor == "received":
                 tensors = received[part]
             elif anchor == "previous":

@@ -18,13 +18,11 @@ from silotune.data.joint import Joint, Piece, alone
 from silotune.errors import InputError
 from silotune.mixing import (
     Ingredient,
-    Mix,
     identity,
     make_plan,
     of_rows,
     plan_of_segments,
     prepared,
-    settled,
     shares_forward,
     together,
 )
@@ -37,8 +35,6 @@ from silotune.stacking import of_copies, stacked
 
 if TYPE_CHECKING:
     from silotune.frozen_prefix import FrozenPrefix
-
-__all__ = ["Ingredient", "Mix", "View", "encode_mix", "make_plan", "run_view", "run_views", "settled"]
 
 Key = TypeVar("Key", bound=Hashable)
 

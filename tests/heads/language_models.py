@@ -19,8 +19,8 @@ from transformers import (
 )
 
 from silotune.backbone import Backbone
+from silotune.mixing import Ingredient
 from silotune.tuners import TUNERS
-from silotune.views import Ingredient
 from tiny import FAMILIES as ENCODERS
 from tiny import unsettle, words
 

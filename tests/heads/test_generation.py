@@ -13,7 +13,7 @@ from silotune.data.tasks import Task
 from silotune.decoding import start
 from silotune.generation import generate_ids
 from silotune.heads.lm import GenerationOptions
-from silotune.views import Ingredient, make_plan
+from silotune.mixing import Ingredient, make_plan
 
 TEXTS = ["the garden was", "say it: the soup felt cold again and", "a", "perhaps the winter", "surely", "no song at"]
 FAMILIES = [*CAUSAL, "t5"]

@@ -14,9 +14,10 @@ from torch import nn
 from silotune.data.batching import Tokeniser
 from silotune.data.tasks import Row, Task
 from silotune.errors import InputError
+from silotune.mixing import Ingredient
 from silotune.pretrained import load_backbone
 from silotune.tuners import TUNERS, Weighted
-from silotune.views import Ingredient, run_view
+from silotune.views import run_view
 from tiny import FAMILIES
 
 TEXTS = [

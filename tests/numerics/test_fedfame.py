@@ -21,11 +21,12 @@ from silotune.methods import Phase, Setting
 from silotune.methods.fedavg import FedAvg
 from silotune.methods.fedfame import PROJECTION
 from silotune.methods.moon import model_contrast
+from silotune.mixing import Ingredient
 from silotune.parts import digest, flatten
 from silotune.silo import SiloState
 from silotune.training import LocalTraining
 from silotune.tuners import TUNERS
-from silotune.views import Ingredient, run_view
+from silotune.views import run_view
 
 SHARED = {"global", "head", PROJECTION}
 

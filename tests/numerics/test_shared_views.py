@@ -10,8 +10,9 @@ from rig import cut_batch, doubled, make_step, random_parts, some_rows, trained
 
 from silotune.methods import Step
 from silotune.methods.base import PREVIOUS
+from silotune.mixing import Ingredient
 from silotune.parts import Scope
-from silotune.views import Ingredient, run_view, run_views
+from silotune.views import run_view, run_views
 from tiny import METHODS, ONE_TASK
 
 

@@ -22,7 +22,8 @@ from tuner_families import (
 )
 
 from silotune.errors import InputError
-from silotune.views import Ingredient, encode_mix
+from silotune.mixing import Ingredient
+from silotune.views import encode_mix
 
 pairs = pytest.mark.parametrize(("kind", "family"), PAIRS)
 

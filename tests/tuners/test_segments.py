@@ -19,11 +19,11 @@ from tuner_families import (
 
 from silotune.cohort import choose
 from silotune.errors import InputError
-from silotune.mixing import shares_forward
+from silotune.mixing import Ingredient, shares_forward
 from silotune.randomness import Stream
 from silotune.segments import Segments
 from silotune.tuners import TUNERS
-from silotune.views import Ingredient, encode_mixes, encode_together
+from silotune.views import encode_mixes, encode_together
 
 TOGETHER = [
     (kind, family) for kind, family in PAIRS if shares_forward(shared_backbone(family, double=True), make_tuner(kind))

@@ -17,9 +17,10 @@ from tuner_families import (
     trainable,
 )
 
+from silotune.mixing import Ingredient
 from silotune.plan import Plan
 from silotune.stacking import Copies, stacked
-from silotune.views import Ingredient, encode_mix, encode_mixes
+from silotune.views import encode_mix, encode_mixes
 
 pairs = pytest.mark.parametrize(("kind", "family"), PAIRS)
 

@@ -14,9 +14,9 @@ from silotune.experiment import Run
 from silotune.heads import Head
 from silotune.interop.joined import Joined, Linear, join
 from silotune.methods.base import HEAD
+from silotune.mixing import settled
 from silotune.parts import Scope, Tensors
 from silotune.tuners import Tuner, Weight
-from silotune.views import settled
 
 WORDS = {"global": Scope.SHARED, "private": Scope.PRIVATE, "mixed": None, "merged": None}
 """What `--part` takes: one adapter by scope; or the silo's whole model, as one adapter or inside the weights."""

@@ -14,33 +14,22 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
+from silotune.anchors import frozen as frozen
+from silotune.anchors import previous as previous
+from silotune.anchors import received as received
 from silotune.config.section import Section
 from silotune.data.batching import Batch
 from silotune.heads import Head
+from silotune.mixing import Mix
 from silotune.parts import Part, Scope, State, Tensors
 from silotune.tuners.base import Tuner
-from silotune.views import Mix, View
+from silotune.views import View
 from silotune.weighting import InstanceWeighting
 
 # The usual names of parts.
 GLOBAL = "global"
 PRIVATE = "private"
 HEAD = "head"
-
-
-def received(part: str) -> str:
-    """Anchor: the part as this round's message brought it (without gradient). Usable in mixes."""
-    return f"received:{part}"
-
-
-def previous(part: str) -> str:
-    """Anchor: the silo's own part at the end of its last participation (without gradient). Usable in mixes."""
-    return f"previous:{part}"
-
-
-def frozen(part: str) -> str:
-    """Anchor: the part as it is now, as a constant: the view sees it, its gradient stops there."""
-    return f"frozen:{part}"
 
 
 PREVIOUS = "previous"

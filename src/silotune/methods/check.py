@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+from silotune.anchors import ANCHORS, parsed
 from silotune.methods.base import Method, Phase
 from silotune.parts import Part, Scope
 from silotune.weighting import INSTANCES, InstanceWeighting
-
-ANCHORS = ("", "received", "previous", "frozen")
 
 
 def check_method(method: Method) -> None:
@@ -28,7 +27,7 @@ def check_method(method: Method) -> None:
         used = {
             *phase.trains,
             *phase.start.values(),
-            *(key.rpartition(":")[2] for mix in phase.views.values() for key in mix),
+            *(parsed(key)[1] for mix in phase.views.values() for key in mix),
         }
         private = sorted(name for name in used if parts[name].scope is Scope.PRIVATE)
         if private:
@@ -70,10 +69,10 @@ def _check_phase(method: Method, parts: dict[str, Part], phase: Phase) -> None:
 
 
 def _check_key(method: Method, parts: dict[str, Part], where: str, key: str) -> None:
-    anchor, _, name = key.rpartition(":")
-    if anchor not in ANCHORS:
+    anchor, name = parsed(key)
+    if anchor and anchor not in ANCHORS:
         raise ValueError(
-            f"method {method.name}: {where} names an unknown anchor {anchor!r}; allowed: {', '.join(ANCHORS[1:])}"
+            f"method {method.name}: {where} names an unknown anchor {anchor!r}; allowed: {', '.join(ANCHORS)}"
         )
     if name not in parts:
         raise ValueError(f"method {method.name}: {where} mixes an unknown part {name!r}; there are: {', '.join(parts)}")

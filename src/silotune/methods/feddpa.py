@@ -10,8 +10,8 @@ from torch import Tensor
 from silotune.methods.base import GLOBAL, HEAD, PRIVATE, Phase, Prediction, Step, received
 from silotune.methods.fedit import FedIT, FedITOptions
 from silotune.methods.fedlora import FedLoRA
+from silotune.mixing import Mix
 from silotune.parts import Part, private
-from silotune.views import Mix
 from silotune.weighting import InstanceWeighting, Representation, Similarity
 
 _PAPER = "Yang et al. 2024, Dual-Personalizing Adapter for Federated Foundation Models (FedDPA)"

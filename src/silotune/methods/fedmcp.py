@@ -9,8 +9,8 @@ from torch import Tensor
 
 from silotune.methods.base import GLOBAL, PRIVATE, Method, MethodOptions, Phase, Prediction, Step, received
 from silotune.methods.similarity import SIMILARITIES
+from silotune.mixing import Mix
 from silotune.parts import Part, private, shared
-from silotune.views import Mix
 
 FULL: Mix = {GLOBAL: 0.5, PRIVATE: 0.5}  # section IV-B
 

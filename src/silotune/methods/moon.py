@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from silotune.methods.base import HEAD, Phase, Step, previous, received
 from silotune.methods.fedavg import FedAvg
 from silotune.methods.supervised import SupervisedOptions
-from silotune.views import Mix
+from silotune.mixing import Mix
 
 
 class MOONOptions(SupervisedOptions):
