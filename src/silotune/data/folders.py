@@ -1,9 +1,8 @@
-"""Labelled data sets as folders (`<set>/<task>/{train,validation,test}.jsonl` + `meta.json`) or from the hub."""
+"""Labelled data sets as folders: `<set>/<task>/{train,validation,test}.jsonl` and `meta.json`."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,19 +11,7 @@ from silotune.config.names import NAME_RULE, is_name
 from silotune.data.files import Record, grouped, read_records, rows_of
 from silotune.data.instructions import are_instructions, instruction_rows
 from silotune.data.tasks import Row, Splits, Task, generation_task, make_task
-from silotune.errors import InputError, unknown
-
-GLUE_HUB = "nyu-mll/glue"
-GLUE_TEXT = {
-    "MRPC": ("sentence1", "sentence2"),
-    "RTE": ("sentence1", "sentence2"),
-    "SST-2": ("sentence",),
-    "CoLA": ("sentence",),
-    "QNLI": ("question", "sentence"),
-    "QQP": ("question1", "question2"),
-    "MNLI": ("premise", "hypothesis"),
-}
-"""The text columns of the hub's GLUE, by task."""
+from silotune.errors import InputError
 
 
 @dataclass(frozen=True)
@@ -121,38 +108,3 @@ def _meta(path: Path) -> Record:
     if not isinstance(names, list) or len(names) < 2 or len(set(map(str, names))) < len(names):
         raise InputError(f"data file {path}: needs 'label_names', a list of at least 2 different names")
     return dict(meta)
-
-
-def check_glue(names: Sequence[str]) -> None:
-    """Refuse names that are no GLUE tasks, before anything is downloaded.
-
-    Raises:
-        InputError: naming the first.
-    """
-    for name in names:
-        if name not in GLUE_TEXT:
-            raise unknown("GLUE task in data.tasks", name, GLUE_TEXT)
-
-
-def read_glue_hub(name: str) -> LabelledSet:
-    """One GLUE task (see `GLUE_TEXT`) from the Hugging Face hub through `datasets`; validation is MNLI's matched one.
-
-    Raises:
-        InputError: if the hub cannot be reached.
-    """
-    from datasets import load_dataset
-
-    configuration = name.lower().replace("-", "")
-    try:
-        loaded = load_dataset(GLUE_HUB, configuration)
-    except Exception as error:  # the hub's client raises many kinds; all mean the same to a user
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise InputError(f"data: cannot load {GLUE_HUB}/{configuration} ({reason}); set data.path=FOLDER") from error
-    validation = "validation_matched" if name == "MNLI" else "validation"
-    names = tuple(loaded["train"].features["label"].names)
-
-    def rows(split: str) -> list[Row]:
-        texts = zip(*(loaded[split][column] for column in GLUE_TEXT[name]), strict=True)
-        return [Row(text, label) for text, label in zip(texts, loaded[split]["label"], strict=True)]
-
-    return LabelledSet(Task(name, names), Splits(train=rows("train"), validation=rows(validation)))

@@ -1,8 +1,9 @@
-"""Data sets of the hub other than GLUE, under the names and labels of the folders that `data.path` reads."""
+"""Data sets of the Hugging Face hub, under the task names of the folders that `data.path` reads."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from silotune.data.folders import LabelledSet
@@ -12,46 +13,75 @@ from silotune.errors import InputError
 
 @dataclass(frozen=True)
 class Published:
-    """Where a task is on the hub: its id and configuration, the text column, our label names by index, its splits."""
+    """Where a task is on the hub.
+
+    Args:
+        id: of the data set.
+        configuration: of it, where it has several.
+        texts: the text columns, one or two.
+        labels: our label names by index; None: the hub's own.
+        splits: our split → the hub's.
+    """
 
     id: str
     configuration: str | None
-    text: str
-    labels: tuple[str, ...]
-    splits: tuple[str, ...] = ("train", "test")
+    texts: tuple[str, ...]
+    labels: tuple[str, ...] | None = None
+    splits: Mapping[str, str] = field(default_factory=lambda: {"train": "train", "test": "test"})
 
 
+def _glue(name: str, *texts: str, validation: str = "validation") -> Published:
+    splits = {"train": "train", "validation": validation}  # GLUE's test rows have no labels
+    return Published("nyu-mll/glue", name.lower().replace("-", ""), texts, splits=splits)
+
+
+GLUE = {
+    "MRPC": _glue("MRPC", "sentence1", "sentence2"),
+    "RTE": _glue("RTE", "sentence1", "sentence2"),
+    "SST-2": _glue("SST-2", "sentence"),
+    "CoLA": _glue("CoLA", "sentence"),
+    "QNLI": _glue("QNLI", "question", "sentence"),
+    "QQP": _glue("QQP", "question1", "question2"),
+    "MNLI": _glue("MNLI", "premise", "hypothesis", validation="validation_matched"),
+}
 FEDPROMPT = {
-    "imdb": Published("stanfordnlp/imdb", None, "text", ("negative", "positive")),
+    "imdb": Published("stanfordnlp/imdb", None, ("text",), ("negative", "positive")),
     "offenseval": Published(
-        "cardiffnlp/tweet_eval", "offensive", "text", ("NOT", "OFF"), ("train", "validation", "test")
+        "cardiffnlp/tweet_eval",
+        "offensive",
+        ("text",),
+        ("NOT", "OFF"),
+        {"train": "train", "validation": "validation", "test": "test"},
     ),
-    "enron": Published("SetFit/enron_spam", None, "text", ("ham", "spam")),
+    "enron": Published("SetFit/enron_spam", None, ("text",), ("ham", "spam")),
 }
 """FedPrompt's single sentences (section 3.1). Ling-Spam is not there as a set of its own."""
+HUB: dict[str, dict[str, Published]] = {"glue": GLUE, "fedprompt": FEDPROMPT}
+"""`data.set` → the tasks of it that are on the hub."""
 
 
 def read_published(name: str, published: Published) -> LabelledSet:
-    """One task from the Hugging Face hub through `datasets`; rows without text are left out.
+    """One task from the hub through `datasets`; rows without any text are left out.
 
     Raises:
         InputError: if the hub cannot be reached, or the set is not as expected.
     """
     from datasets import load_dataset
 
-    where = "/".join(word for word in (published.id, published.configuration) if word)
+    where = [word for word in (published.id, published.configuration) if word]
     try:
-        words = [word for word in (published.id, published.configuration) if word]
-        loaded: Any = load_dataset(*words)
-        rows = {split: _rows(loaded[split], published) for split in published.splits}
+        loaded: Any = load_dataset(*where)
+        labels = published.labels or tuple(loaded["train"].features["label"].names)
+        rows = {ours: _rows(loaded[theirs], published, len(labels)) for ours, theirs in published.splits.items()}
     except Exception as error:  # the hub's client raises many kinds; all mean the same to a user
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise InputError(f"data: cannot load {where} ({reason}); set data.path=FOLDER") from error
-    return LabelledSet(Task(name, published.labels), Splits(**rows))
+        raise InputError(f"data: cannot load {'/'.join(where)} ({reason}); set data.path=FOLDER") from error
+    return LabelledSet(Task(name, labels), Splits(**rows))
 
 
-def _rows(split: Any, published: Published) -> list[Row]:
-    rows = [Row((text,), int(label)) for text, label in zip(split[published.text], split["label"], strict=True)]
-    if not all(0 <= row.label < len(published.labels) for row in rows):
-        raise ValueError(f"a label outside 0 to {len(published.labels) - 1}")
-    return [row for row in rows if row.texts[0].strip()]
+def _rows(split: Any, published: Published, labels: int) -> list[Row]:
+    texts = zip(*(split[column] for column in published.texts), strict=True)
+    rows = [Row(text, int(label)) for text, label in zip(texts, split["label"], strict=True)]
+    if not all(0 <= row.label < labels for row in rows):
+        raise ValueError(f"a label outside 0 to {labels - 1}")
+    return [row for row in rows if any(text.strip() for text in row.texts)]

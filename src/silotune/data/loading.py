@@ -8,8 +8,8 @@ from pathlib import Path
 
 from silotune.config import Config, DataConfig, SiloConfig
 from silotune.data.files import FORMATS, Record, grouped, label_names, labels_of, read_records, require_columns, rows_of
-from silotune.data.folders import GLUE_TEXT, LabelledSet, check_glue, read_folder, read_glue_hub, task_folders
-from silotune.data.hub import FEDPROMPT, read_published
+from silotune.data.folders import LabelledSet, read_folder, task_folders
+from silotune.data.hub import HUB, Published, read_published
 from silotune.data.instructions import instruction_rows
 from silotune.data.partition import by_value, divide, silo_names
 from silotune.data.splits import SplitRule, split
@@ -126,24 +126,11 @@ def demo_folder() -> Path:
 
 def _named_sets(data: DataConfig, column: str | None) -> dict[str, LabelledSet]:
     path = demo_folder() if data.set == "demo" and data.path is None else None if data.path is None else Path(data.path)
-    published = FEDPROMPT if path is None and data.set == "fedprompt" else None
-    if path is None and data.set != "glue" and not (published and data.tasks and {*data.tasks} <= {*published}):
-        what = f"data set {data.set!r}" if not data.tasks else f"{', '.join(data.tasks)} of data set {data.set!r}"
-        raise InputError(f"data.path: {what} needs a folder (data.path=FOLDER)")
+    published = {} if path else _published(data, column)
     names = data.tasks or (task_folders(path) if path else [])
-    if not names:
-        raise InputError(f"data.tasks: name the tasks to load; allowed: {', '.join(GLUE_TEXT)}")
-    if path is None:
-        if not published:
-            check_glue(names)
-        if column is not None:
-            raise InputError("partition.column: data from the hub has no such column; give data.path=FOLDER")
     sets: dict[str, LabelledSet] = {}
     for name in names:
-        if path:
-            found = read_folder(path, name, column)
-        else:
-            found = read_published(name, published[name]) if published else read_glue_hub(name)
+        found = read_folder(path, name, column) if path else read_published(name, published[name])
         task = found.task
         if data.metric is not None:
             task = _measured(task, data.metric)
@@ -157,6 +144,23 @@ def _named_sets(data: DataConfig, column: str | None) -> dict[str, LabelledSet]:
             )
         sets[name] = replace(found, task=task)
     return sets
+
+
+def _published(data: DataConfig, column: str | None) -> dict[str, Published]:
+    """The set's tasks on the hub; refused before anything is downloaded, where what is asked for is not there."""
+    published = HUB.get(data.set or "", {})
+    if data.set == "glue":
+        if not data.tasks:
+            raise InputError(f"data.tasks: name the tasks to load; allowed: {', '.join(published)}")
+        for name in data.tasks:
+            if name not in published:
+                raise unknown("GLUE task in data.tasks", name, published)
+    elif not data.tasks or not {*data.tasks} <= {*published}:
+        what = f"data set {data.set!r}" if not data.tasks else f"{', '.join(data.tasks)} of data set {data.set!r}"
+        raise InputError(f"data.path: {what} needs a folder (data.path=FOLDER)")
+    if column is not None:
+        raise InputError("partition.column: data from the hub has no such column; give data.path=FOLDER")
+    return published
 
 
 def _measured(task: Task, metric: str) -> Task:
