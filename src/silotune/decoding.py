@@ -12,7 +12,7 @@ from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
 
 from silotune.backbone import Backbone
 from silotune.data.batching import padded
-from silotune.forward import Prefix
+from silotune.forward import Prefix, encoder_states, present
 from silotune.mixing import Ingredient, make_plan, of_rows
 from silotune.plan import Plan
 
@@ -128,17 +128,11 @@ class EncoderDecoderDecoding(Decoding):
     def _first(self, plan: Plan) -> Tensor:
         base = self._backbone.base
         batch = self._backbone.arrange(self._inputs, plan)
-        known = {name: tensor for name, tensor in batch.inputs.items() if name in ("input_ids", "inputs_embeds")}
-        self._encoded = base.encoder(**known, attention_mask=batch.mask).last_hidden_state
+        self._encoded = encoder_states(base, batch)
         self._seen = batch.mask[:, batch.prefix_tokens :]
         behind = [prefix for prefix in plan.prefixes if prefix.decoder]
         self._cache = EncoderDecoderCache(self._prefixed(behind), DynamicCache(config=base.config))
-        columns = [
-            self._seen.new_ones(self.rows, prefix.tokens)
-            if prefix.present is None
-            else prefix.present.to(self._seen.dtype).unsqueeze(1).expand(-1, prefix.tokens)
-            for prefix in behind
-        ]
+        columns = [present(prefix, self.rows, self._seen) for prefix in behind]
         self._mask = torch.cat([*columns, self._seen.new_zeros(self.rows, 0)], 1)
         begin = int(base.config.decoder_start_token_id)
         return self._next(torch.full((self.rows,), begin, device=self.device))

@@ -123,7 +123,7 @@ def arrange(
     text = inputs.pop("attention_mask", torch.ones_like(ids))
     inside = inputs.pop(SOFT_AT, None)
     before: list[Prompt | Prefix] = [*prefixes, *prompts]
-    mask = torch.cat([*(_present(tokens, rows, text) for tokens in before), text], 1)
+    mask = torch.cat([*(present(tokens, rows, text) for tokens in before), text], 1)
     virtual = sum(prompt.tokens for prompt in prompts)
     prefix_tokens = sum(prefix.tokens for prefix in prefixes)
     if prompts:
@@ -210,6 +210,12 @@ def plain_forward(base: nn.Module, batch: Arranged) -> Tensor:
     return batch.of_text(cast(Tensor, output.last_hidden_state))
 
 
+def encoder_states(base: nn.Module, batch: Arranged) -> Tensor:
+    """An encoder–decoder's reading of a batch, shape (rows, tokens, hidden)."""
+    known = {name: tensor for name, tensor in batch.inputs.items() if name in ("input_ids", "inputs_embeds")}
+    return cast(Tensor, cast(Any, base).encoder(**known, attention_mask=batch.mask).last_hidden_state)
+
+
 def encoder_decoder_forward(base: nn.Module, batch: Arranged, decoder: Inputs, prefixes: Sequence[Prefix]) -> Tensor:
     """The decoder's last states, shape (rows, decoder tokens, hidden); without decoder tokens, the encoder's.
 
@@ -220,8 +226,7 @@ def encoder_decoder_forward(base: nn.Module, batch: Arranged, decoder: Inputs, p
         prefixes: those of the decoder.
     """
     model = cast(Any, base)
-    known = {name: tensor for name, tensor in batch.inputs.items() if name in ("input_ids", "inputs_embeds")}
-    encoded = cast(Tensor, model.encoder(**known, attention_mask=batch.mask).last_hidden_state)
+    encoded = encoder_states(base, batch)
     if "decoder_input_ids" not in decoder:
         return batch.of_text(encoded)
     ids = decoder["decoder_input_ids"]
@@ -232,7 +237,7 @@ def encoder_decoder_forward(base: nn.Module, batch: Arranged, decoder: Inputs, p
 
         past = decoder_cache([prefix.layers for prefix in prefixes], len(ids))
         text = torch.ones_like(ids) if mask is None else mask
-        mask = torch.cat([*(_present(prefix, len(ids), text) for prefix in prefixes), text], 1)
+        mask = torch.cat([*(present(prefix, len(ids), text) for prefix in prefixes), text], 1)
     output = model.decoder(
         input_ids=ids,
         attention_mask=mask,
@@ -244,7 +249,7 @@ def encoder_decoder_forward(base: nn.Module, batch: Arranged, decoder: Inputs, p
     return cast(Tensor, output.last_hidden_state)
 
 
-def _present(virtual: Prompt | Prefix, rows: int, like: Tensor) -> Tensor:
+def present(virtual: Prompt | Prefix, rows: int, like: Tensor) -> Tensor:
     """The virtual tokens' columns of the attention mask."""
     if virtual.present is None:
         return like.new_ones(rows, virtual.tokens)

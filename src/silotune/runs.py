@@ -129,7 +129,7 @@ class RunFolder:
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise InputError(f"--resume: {path} is not a run folder") from error
         if before != config:
-            raise InputError(f"--resume: {path} was made with another configuration ({_difference(before, config)})")
+            raise InputError(f"--resume: {path} was made with another configuration ({difference(before, config)})")
         return made
 
     def event(self, kind: str, **fields: object) -> None:
@@ -291,7 +291,8 @@ def read_summary(run: Path) -> dict[str, Any]:
         raise InputError(f"{run}: no finished run there (no readable summary.json)") from error
 
 
-def _difference(before: str, after: str) -> str:
+def difference(before: str, after: str) -> str:
+    """Where two configurations begin to differ, for a message."""
     old, new = before.splitlines(), after.splitlines()
     for one, other in zip(old, new, strict=False):
         if one != other:

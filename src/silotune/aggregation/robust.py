@@ -19,7 +19,7 @@ from silotune.parts import Tensors
 
 def median(updates: Iterable[Update]) -> Tensors:
     """The coordinate-wise median (Yin et al. 2018, Definition 1); of an even number, the mean of the middle two."""
-    ordered = _in_name_order(updates)
+    ordered = _by_name(updates)
     return _between(ordered, (len(ordered) - 1) // 2)
 
 
@@ -30,7 +30,7 @@ def trimmed_mean(updates: Iterable[Update], trim: float) -> Tensors:
         updates: one per silo.
         trim: the share of the updates that is cut at each end, rounded up.
     """
-    ordered = _in_name_order(updates)
+    ordered = _by_name(updates)
     return _between(ordered, min(cut_at_each_end(len(ordered), trim), (len(ordered) - 1) // 2))
 
 
@@ -75,7 +75,7 @@ def krum_scores(updates: Sequence[Update], byzantine: int) -> list[float]:
 
 def _nearest(updates: Iterable[Update], byzantine: int, keep: int | None) -> list[Update]:
     """The updates with the best scores, in silo-name order; among equal scores the first names."""
-    ordered = _in_name_order(updates)
+    ordered = _by_name(updates)
     f = min(byzantine, most_byzantine(len(ordered)))
     scores = krum_scores(ordered, f)
     best = sorted(range(len(ordered)), key=lambda place: (scores[place], place))
@@ -100,5 +100,5 @@ def _sorted(values: Sequence[Tensor]) -> Tensor:
     return torch.stack(list(values)).sort(dim=0, stable=True).values
 
 
-def _in_name_order(updates: Iterable[Update]) -> list[Update]:
+def _by_name(updates: Iterable[Update]) -> list[Update]:
     return sorted(updates, key=lambda update: update.silo)

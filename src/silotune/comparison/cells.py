@@ -16,6 +16,7 @@ from silotune.config import Config, dump
 from silotune.engines.base import Progress
 from silotune.errors import InputError
 from silotune.experiment import run
+from silotune.runs import difference
 from silotune.worker_pool import worker_pool
 
 Summary = dict[str, Any]
@@ -98,11 +99,10 @@ def _finished(cell: Cell, out: Path, kind: Kind) -> bool:
     if not (folder / "config.yaml").is_file():
         return False
     config = on_this_machine(cell.config)  # as a run writes it
-    before, now = (folder / "config.yaml").read_text(encoding="utf-8").splitlines(), dump(config).splitlines()
+    before, now = (folder / "config.yaml").read_text(encoding="utf-8"), dump(config)
     if before != now:
-        pairs = [f"{old.strip()} → {new.strip()}" for old, new in zip(before, now, strict=False) if old != new]
-        differing = pairs[0] if pairs else f"{len(before)} → {len(now)} lines"
-        raise InputError(f"{folder}: was made with another configuration ({differing}); choose another --out")
+        where = difference(before, now)
+        raise InputError(f"{folder}: was made with another configuration ({where}); choose another --out")
     return (folder / kind.file).exists()
 
 

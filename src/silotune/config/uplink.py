@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from silotune.config.names import listed
+from silotune.config.names import distinct, listed
 from silotune.config.section import Section
 
 NOISES = ("laplace", "gaussian")
@@ -52,11 +52,10 @@ class UplinkConfig(Section):
     @field_validator("name")
     @classmethod
     def _in_order(cls, names: list[str]) -> list[str]:
-        for position, name in enumerate(names):
+        for name in names:
             if name not in STEPS:
                 raise ValueError(f"unknown step {name!r}; allowed: {', '.join(STEPS)}")
-            if name in names[:position]:
-                raise ValueError(f"{name!r} appears twice")
+        distinct(names)
         stages = [0 if name == "clip" else 1 if name in NOISES else 2 for name in names]
         if stages != sorted(set(stages)):
             raise ValueError(

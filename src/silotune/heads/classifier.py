@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Self
 
@@ -11,6 +10,7 @@ from torch import Tensor, nn
 
 from silotune.backbone import Backbone
 from silotune.data.tasks import Task
+from silotune.fresh import draw_linear
 from silotune.heads.base import Head, Pooling
 from silotune.parts import Tensors
 from silotune.views import View
@@ -66,16 +66,6 @@ class LinearHead(Classifier):
     def logits(self, tensors: Tensors, view: View, task: Task) -> Tensor:
         """See `Head.logits`."""
         return apply_linear(tensors, f"{task.name}.out", view[self.pooling])
-
-
-def draw_linear(name: str, rows: int, columns: int, generator: torch.Generator) -> Tensors:
-    """A linear layer drawn as PyTorch draws one: uniform in ±1/√columns."""
-    bound = 1 / math.sqrt(columns)
-
-    def uniform(*shape: int) -> Tensor:
-        return (2 * torch.rand(*shape, generator=generator) - 1) * bound
-
-    return {f"{name}.weight": uniform(rows, columns), f"{name}.bias": uniform(rows)}
 
 
 def apply_linear(tensors: Tensors, name: str, x: Tensor) -> Tensor:

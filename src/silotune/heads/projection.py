@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from silotune.fresh import draw_linear
 from silotune.heads.base import Pooling
-from silotune.heads.classifier import apply_linear, draw_linear
+from silotune.heads.classifier import apply_linear
 from silotune.parts import Tensors
 from silotune.views import View
 

@@ -11,10 +11,11 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from silotune.backbone import Backbone
+from silotune.fresh import uniform
 from silotune.parts import Tensors
 from silotune.plan import OutputChange, Plan
 from silotune.tuners.base import Tuner, Weighted, all_numbers, per_row
-from silotune.tuners.sites import SiteOptions, find_sites, uniform, widths
+from silotune.tuners.sites import SiteOptions, find_sites, widths
 
 if TYPE_CHECKING:
     from silotune.data.tasks import Task

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Literal, cast
 
@@ -14,10 +13,10 @@ from silotune.architectures import families_with_prefix
 from silotune.backbone import Backbone
 from silotune.errors import InputError
 from silotune.forward import Prefix
+from silotune.fresh import draw_linear
 from silotune.parts import Tensors
 from silotune.plan import Plan
 from silotune.tuners.base import TunerOptions, Weighted
-from silotune.tuners.sites import uniform
 from silotune.tuners.virtual import PROMPT, VirtualTokens, blend, folded
 
 if TYPE_CHECKING:
@@ -58,9 +57,7 @@ class PrefixTuning(VirtualTokens):
         width, hidden = options.width or heads * head_width, options.reparametrise
         tensors: Tensors = {"embedding.weight": torch.randn(options.tokens, width, generator=generator)}
         for number, (before, after) in {0: (width, hidden), 2: (hidden, columns)}.items():
-            bound = 1 / math.sqrt(before)
-            tensors[f"transform.{number}.weight"] = uniform(generator, bound, after, before)
-            tensors[f"transform.{number}.bias"] = uniform(generator, bound, after)
+            tensors |= draw_linear(f"transform.{number}", after, before, generator)
         return tensors
 
     def fold(self, tensors: Tensors) -> Tensors:

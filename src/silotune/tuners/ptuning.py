@@ -12,10 +12,10 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from silotune.backbone import Backbone
+from silotune.fresh import draw_linear, uniform
 from silotune.parts import Tensors
 from silotune.plan import Plan
 from silotune.tuners.base import TunerOptions, Weighted
-from silotune.tuners.sites import uniform
 from silotune.tuners.virtual import PROMPT, Start, VirtualTokens, act_as_prompt, first_vectors, folded
 
 if TYPE_CHECKING:
@@ -67,9 +67,7 @@ class PTuning(VirtualTokens):
         else:
             sizes = [d, h, h, d]
         for number, (columns, rows) in enumerate(itertools.pairwise(sizes)):
-            bound = 1 / math.sqrt(columns)
-            tensors[f"mlp_head.{2 * number}.weight"] = uniform(generator, bound, rows, columns)
-            tensors[f"mlp_head.{2 * number}.bias"] = uniform(generator, bound, rows)
+            tensors |= draw_linear(f"mlp_head.{2 * number}", rows, columns, generator)
         return tensors
 
     def fold(self, tensors: Tensors) -> Tensors:

@@ -8,7 +8,6 @@ from fnmatch import fnmatchcase
 from typing import cast
 from weakref import WeakKeyDictionary
 
-import torch
 from pydantic import field_validator
 from torch import Tensor, nn
 
@@ -109,8 +108,3 @@ def _find_sites(backbone: Backbone, words: Sequence[str], tuner: str) -> list[st
                 f"{', '.join(SITE_FIELDS)} where the family has them, or patterns of module names (such as {examples})"
             )
     return list(dict.fromkeys(found))
-
-
-def uniform(generator: torch.Generator, bound: float, *shape: int) -> Tensor:
-    """A draw from ±bound."""
-    return (2 * torch.rand(*shape, generator=generator) - 1) * bound
