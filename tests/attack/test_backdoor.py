@@ -137,6 +137,10 @@ def test_weights_stay_and_the_scaled_update_is_what_leaves(attacked, place):
         if name.endswith("layer.0.attention.self.query.weight")
     }
     ((name, before),) = start.items()
+    moved = [
+        (done.federation.coordinator.shared["global"][name] - before.detach()).double().norm() for done in (one, five)
+    ]
+    assert moved[1] > 1.2 * moved[0]
     near, far = (
         attacked("rounds=1", "attack.fraction=1", f"attack.scale={scale}").federation.coordinator.shared["global"][name]
         - before.detach()

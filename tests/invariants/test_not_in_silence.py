@@ -11,17 +11,25 @@ from silotune import InputError, SilotuneError
 from silotune.experiment import run
 
 
+@pytest.mark.parametrize(
+    ("words", "number", "logged"),
+    [([], 1, 0), (["train.steps=1", "rounds=2"], 2, 3)],  # one step shows nothing yet
+)
 @pytest.mark.parametrize("method", ["local", "fedavg", "fedmcp"])
-def test_a_run_that_diverges_ends_with_the_silo_and_the_rate(method: str, tiny_config, tmp_path: Path) -> None:
-    """One step shows nothing yet; what is logged of it are numbers."""
-    words = (method, "train.lr=1e30", "train.steps=1", "rounds=2")
-    with pytest.raises(SilotuneError, match=r"silo '\w+', round 2, phase 'train': training diverged.*1e\+30") as raised:
-        run(tiny_config(*words), out=tmp_path / "run")
+def test_a_run_that_diverges_ends_with_the_silo_and_the_rate(
+    method: str, words: list[str], number: int, logged: int, tiny_config, tmp_path: Path
+) -> None:
+    """And what is logged until then are numbers."""
+    said = rf"silo '\w+', round {number}, phase 'train': training diverged.*1e\+30"
+    with pytest.raises(SilotuneError, match=said) as raised:
+        run(tiny_config(method, "train.lr=1e30", *words), out=tmp_path / "run")
     assert raised.value.exit_code == 1
-    lines = (tmp_path / "run" / "events.jsonl").read_text().splitlines()
-    for line in lines:
+    found = [
         json.loads(line, parse_constant=lambda word: pytest.fail(f"{word} in the event log"))
-    assert len([line for line in lines if json.loads(line)["event"] == "silo"]) == 3
+        for path in tmp_path.glob("run/events.jsonl")
+        for line in path.read_text().splitlines()
+    ]
+    assert [event["event"] for event in found].count("silo") == logged
 
 
 def test_max_norm_bounds_the_change_and_not_the_weights(tiny_config, tmp_path: Path) -> None:
