@@ -149,6 +149,16 @@ def test_personal_models_on_the_same_rows_keep_their_columns(tmp_path: Path) -> 
     assert score_grid(read_entries([run]), 1).header == ["a", "b", "average"]
 
 
+def test_scores_on_other_data_are_no_pairs(tmp_path: Path) -> None:
+    """A comparison over tasks: only runs on the same test rows are tested against one another."""
+    data = {"sst": {"tasks": ["SST-2"]}, "sst-less": {"tasks": ["SST-2"], "train_rows": 9}, "rte": {"tasks": ["RTE"]}}
+    for number, (name, of) in enumerate(data.items()):
+        write_run(tmp_path / name, "fedavg", 1, {"a": 50.0 - number}, central=True, more={"data": of})
+    (pair,) = paired(read_entries([tmp_path]))
+    assert (pair.difference, pair.pairs) == (1, 1)
+    assert "train_rows=9" in pair.other
+
+
 def test_equal_scores_are_no_difference(runs: Path, tmp_path: Path) -> None:
     same = [write_run(tmp_path / name, name, 1, {"a": 50.0, "b": 60.0}) for name in ("fedavg", "fedap")]
     (pair,) = paired(read_entries(same))

@@ -19,6 +19,9 @@ from silotune.runs import events, read_summary
 _OF_A_REPETITION = ("seed", "description", "threads")
 """Keys in which runs of one row may differ."""
 
+_ANY_TEST_ROWS = ("train_rows", "validation_rows")
+"""Keys of `data` that leave the test rows and how they are scored as they are."""
+
 
 @dataclass(frozen=True)
 class FinishedRun:
@@ -42,6 +45,12 @@ class FinishedRun:
     def central(self) -> bool:
         """Whether one data set was partitioned, so that all silos are judged on the same rows."""
         return self.summary.get("global") is not None
+
+    @cached_property
+    def judged_on(self) -> str:
+        """What decides, beside the seed, which rows a silo of that name is tested on and by which score."""
+        data = {key: value for key, value in (self.config.get("data") or {}).items() if key not in _ANY_TEST_ROWS}
+        return json.dumps([data, self.config.get("silos")], sort_keys=True, default=str)
 
     def of(self, kind: str) -> list[dict[str, Any]]:
         """The events of one kind."""

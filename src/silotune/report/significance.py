@@ -11,8 +11,9 @@ from silotune.report.collect import Entry
 
 NOTE = (
     "Two-sided Wilcoxon signed-rank test on the differences of test scores (zeros dropped), paired by seed and silo, "
-    "or by seed alone where all silos are judged on the same rows; p-values adjusted after Holm. Pairs of one silo "
-    "share its test rows, so they are not fully independent; with fewer than 6 pairs no p-value can fall below 0.05."
+    "or by seed alone where all silos are judged on the same rows; runs on other data have no pairs. p-values adjusted "
+    "after Holm. Pairs of one silo share its test rows, so they are not fully independent; with fewer than 6 pairs no "
+    "p-value can fall below 0.05."
 )
 
 _CENTRAL = ":all"  # no silo can have this name
@@ -54,15 +55,15 @@ def _differences(one: Entry, other: Entry) -> list[float]:
     return [mine[key] - theirs[key] for key in sorted(mine.keys() & theirs.keys())]
 
 
-def _by_pair(entry: Entry) -> dict[tuple[int, str], float]:
-    """(seed, silo) → test score. Silos that are judged on the same rows are no repetitions of one another."""
+def _by_pair(entry: Entry) -> dict[tuple[str, int, str], float]:
+    """(data, seed, silo) → test score. Silos that are judged on the same rows are no repetitions of one another."""
     central = {
-        (run.seed, _CENTRAL): float(run.summary["average"])
+        (run.judged_on, run.seed, _CENTRAL): float(run.summary["average"])
         for run in entry.runs
         if run.central and run.summary["average"] is not None
     }
     return central | {
-        (run.seed, name): float(silo["test"])
+        (run.judged_on, run.seed, name): float(silo["test"])
         for run in entry.runs
         if not run.central
         for name, silo in run.summary["silos"].items()
