@@ -14,7 +14,7 @@ from silotune.data.metrics import majority_score
 from silotune.engines.base import Engine
 from silotune.evaluation.backdoor import overall
 from silotune.evaluation.newcomers import join
-from silotune.evaluation.scores import mean
+from silotune.evaluation.scores import mean, one_model
 from silotune.evaluation.testtime import unseen
 from silotune.parts import Scope, count, digest
 from silotune.tuners import Tuner
@@ -60,7 +60,7 @@ def summarise(engine: Engine) -> dict[str, Any]:
         "global": central,
         **left_out(federation),
         "average": central["test"] if central else mean_test(silos),
-        **average_sampled(silos, central),
+        **average_sampled(silos, central is not None and one_model(federation.training)),
         **({"attack": attack} if attack else {}),
         **({"privacy": federation.privacy.summary()} if federation.privacy else {}),
     }
@@ -71,11 +71,14 @@ def mean_test(silos: Mapping[str, Mapping[str, Any]]) -> float | None:
     return mean_of_known(silo["test"] for silo in silos.values())
 
 
-def average_sampled(
-    silos: Mapping[str, Mapping[str, Any]], central: Mapping[str, Any] | None
-) -> dict[str, float | None]:
-    """The mean over the silos that ever took part, where some did not and silos are judged one by one."""
-    if central or all(silo["sampled"] for silo in silos.values()):
+def average_sampled(silos: Mapping[str, Mapping[str, Any]], alike: bool) -> dict[str, float | None]:
+    """The mean over the silos that ever took part, where some did not.
+
+    Args:
+        silos: their entries in the summary.
+        alike: whether one model answers for all silos, on the same rows; then there is one score.
+    """
+    if alike or all(silo["sampled"] for silo in silos.values()):
         return {}
     return {"average_sampled": mean_test({name: silo for name, silo in silos.items() if silo["sampled"]})}
 

@@ -150,9 +150,33 @@ def _by(models: Sequence[Model], name: Callable[[Config], str]) -> Groups:
 
 
 def _fully(config: Config) -> str:
+    alpha = alpha_of(config)
+    skew = "" if alpha is None else f", α {alpha:g}"
+    return f"{config.method.name}, {config.tuner.name}, lr {config.train.lr:g}{skew}"
+
+
+def alpha_of(config: Config) -> float | None:
+    """The partition's alpha; None where it has none, or where nothing is left of it."""
     skewed = config.partition.name in ("dirichlet", "quantity") and config.method.name != "centralised"
-    alpha = f", α {config.partition.alpha:g}" if skewed else ""
-    return f"{config.method.name}, {config.tuner.name}, lr {config.train.lr:g}{alpha}"
+    return config.partition.alpha if skewed else None
+
+
+def mixed(label: str, models: Sequence[Model]) -> str | None:
+    """In which of the settings that groups may mix these models differ, as one line; None where they are alike."""
+    asked: dict[str, Callable[[Config], float | None]] = {
+        "train.lr": lambda config: config.train.lr,
+        "partition.alpha": alpha_of,
+    }
+    differing = []
+    for key, of in asked.items():
+        values: dict[str, dict[str, None]] = {}
+        for model in models:
+            value = of(model.federation.config)
+            values.setdefault(model.task.name, {})["none" if value is None else f"{value:g}"] = None
+        if len({value for found in values.values() for value in found}) > 1:
+            told = ", ".join(f"{task} {'/'.join(found)}" for task, found in values.items())
+            differing.append(f"{key} ({told})")
+    return f"{label}: the runs differ in {' and '.join(differing)}" if differing else None
 
 
 def _check(label: str, models: Sequence[Model], head: WhoseHead) -> None:

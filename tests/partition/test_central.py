@@ -7,14 +7,12 @@ import math
 from collections import Counter
 
 import pytest
-import yaml
 
 from silotune import load_run
 from silotune.assembly.configuration import read_config
 from silotune.config import preset_names
 from silotune.evaluation import scores as judging
 from silotune.experiment import run
-from silotune.methods import METHODS
 from silotune.report.tables import result_table
 
 WORDS = (
@@ -90,6 +88,24 @@ def test_private_heads_are_judged_each_and_averaged(runs):
     validation = [silo["validation"] for silo in summary["silos"].values()]
     assert summary["global"]["validation"] == pytest.approx(sum(validation) / 4)
     assert sorted(calls.values()) == [4, 12]
+
+
+@pytest.mark.parametrize(("method", "words"), [("fedper", ()), ("fedap", ("head.scope=private",))])
+def test_silos_that_never_took_part_are_left_out_of_a_second_average(runs, method, words):
+    """Their own heads are untrained, so that they count in `average` with what chance gives."""
+    found, _ = runs(method, *words, "sampling.fraction=0.5", "rounds=1")
+    summary = found.summary
+    scores = {name: silo["test"] for name, silo in summary["silos"].items()}
+    taken = [name for name, silo in summary["silos"].items() if silo["sampled"]]
+    assert len(taken) == 2
+    assert summary["average"] == pytest.approx(sum(scores.values()) / 4)
+    assert summary["average_sampled"] == pytest.approx(sum(scores[name] for name in taken) / 2)
+
+
+def test_one_shared_model_has_one_average(runs):
+    summary = runs("fedavg", *SHARED, "sampling.fraction=0.5", "rounds=1")[0].summary
+    assert sum(silo["sampled"] for silo in summary["silos"].values()) == 2
+    assert "average_sampled" not in summary
 
 
 def test_centralised_training_is_judged_on_the_same_rows_once(runs):
@@ -183,7 +199,13 @@ def test_presets_are_the_papers_settings(task):
     assert (fedfame.method.name, fedavg.method.name) == ("fedfame", "fedavg")
     assert fedavg.server.labels_per_class is None
     assert fedfame.server.labels_per_class == SMALL.get(task, 300)
+    assert fedfame.method.options["server_epochs"] == 1
     for config in (fedfame, fedavg):
+        assert (config.partition.name, config.partition.alpha, config.partition.balanced) == ("dirichlet", 1.0, True)
+        assert config.tuner.name == "bottleneck"
+        assert (config.tuner.options["r"], config.tuner.options["sites"]) == (24, ["houlsby"])
+        assert (config.train.lr, config.train.epochs, config.train.batch_size) == (1e-3, 1, 8)
+        assert config.aggregation.name == "samples"
         assert config.partition.silos == (10 if task in SMALL else 100)
         assert config.sampling.fraction == (0.3 if task in SMALL else 0.05)
         assert (config.partition.seed, config.data.seed, config.rounds) == (10, 10, 100)
@@ -201,5 +223,3 @@ def test_the_contracts_example_is_understood():
         config = read_config("fedfame-sst2", [*words, f"method={method}"])
         assert (config.partition.alpha, config.partition.silos, config.sampling.fraction) == (0.1, 10, 0.3)
         assert config.partition.balanced
-        assert method in METHODS
-    assert yaml.safe_dump(config.model_dump(mode="json"))

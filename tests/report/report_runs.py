@@ -23,10 +23,13 @@ def write_run(
     more: Mapping[str, object] = {},
     extra: Sequence[Mapping[str, object]] = (),
     central: bool = False,
+    test_rows: int | None = 20,
+    metric: str = "accuracy",
 ) -> Path:
     """A run whose silos test at `tests`, validate at `tests − 10/round`, and send `message` bytes a round each.
 
-    `central`: one data set is partitioned, and the log has one score for all silos, their mean.
+    `central`: one data set is partitioned, and the log has one score for all silos, their mean. `test_rows`: None where
+    silos do not say how many rows they have.
     """
     folder.mkdir(parents=True)
     config = {"description": "by hand", "backbone": backbone, "method": {"name": method}, "seed": seed} | dict(more)
@@ -47,7 +50,7 @@ def write_run(
         )
     lines = "".join(json.dumps(event) + "\n" for event in [*events, *extra])
     (folder / "events.jsonl").write_text(lines, encoding="utf-8")
-    rows = {"train": 80, "validation": 20, "test": 20}
+    rows = None if test_rows is None else {"train": 80, "validation": 20, "test": test_rows}
     average = math.fsum(tests.values()) / len(tests)
     summary = {
         "method": method,
@@ -65,14 +68,25 @@ def write_run(
         "bytes_up": message * rounds * len(tests),
         "bytes_down": message * rounds * len(tests),
         "silos": {
-            silo: {"metric": "accuracy", "validation": value - 10 / rounds, "test": value, "rows": rows}
+            silo: {"metric": metric, "validation": value - 10 / rounds, "test": value, "rows": rows}
             for silo, value in tests.items()
         },
-        "tasks": {silo: {"name": silo, "labels": ["no", "yes"]} for silo in tests},
-        "global": {"metric": "accuracy", "validation": 50.0, "test": average, "majority": 50.0} if central else None,
+        "tasks": {silo: {"name": "whole" if central else silo, "labels": ["no", "yes"]} for silo in tests},
+        "global": {"metric": metric, "validation": 50.0, "test": average, "majority": 50.0} if central else None,
         "average": average,
         "best_round": rounds,
         "state_sha256": f"{seed:064x}",
     }
     (folder / "summary.json").write_text(json.dumps(summary), encoding="utf-8")
+    return folder
+
+
+def write_comparison(folder: Path, scores: Mapping[str, Mapping[int, float]], **more: object) -> Path:
+    """A comparison's folder: row → seed → the test score of its silos `a` and `b`; further words go to `write_run`."""
+    seeds = list(dict.fromkeys(seed for of in scores.values() for seed in of))
+    for row, of in scores.items():
+        for seed, score in of.items():
+            write_run(folder / f"{row}-{seed}", row, seed, {"a": score, "b": score}, **more)  # type: ignore[arg-type]
+    plan = {"source": "a-preset", "rows": list(scores), "seeds": seeds, "ddof": 1}
+    (folder / "comparison.json").write_text(json.dumps(plan), encoding="utf-8")
     return folder

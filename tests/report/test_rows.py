@@ -14,7 +14,7 @@ from rich.console import Console
 
 from silotune.errors import InputError
 from silotune.report.collect import read_entries
-from silotune.report.curves import curve, mean_validation, sent_by_silo, traffic, validation
+from silotune.report.curves import curve, mean_validation, seconds, sent_by_silo, traffic, validation
 from silotune.report.grids import latex, markdown, score_grid
 from silotune.report.notes import warnings
 from silotune.report.page import write_report
@@ -181,6 +181,16 @@ def test_curves_by_hand(runs: Path) -> None:
     assert curve(entry, traffic).mean == [4, 8, 12]  # 1 MiB both ways for two silos
     assert sent_by_silo(entry) == {"east": pytest.approx(3), "west": pytest.approx(3)}
     assert curve(entry, validation("nobody")) is None
+
+
+def test_final_phases_and_the_coordinator_count(tmp_path: Path) -> None:
+    """One silo, three rounds: 2 s and 1 MiB each way in a round; then a broadcast of 3 MiB and 4 s of training."""
+    final = {"event": "final", "round": 3, "silo": "east", "bytes_down": 3 * 2**20, "seconds": 4}
+    server = [{"event": "server", "round": number, "seconds": 1.5} for number in (1, 2, 3)]
+    run = write_run(tmp_path / "r", "fedfame", 1, {"east": 50.0}, extra=[final, *server])
+    (entry,) = read_entries([run])
+    assert curve(entry, traffic).mean == [2, 4, 9]
+    assert seconds(entry) == (3 * 2 + 4 + 3 * 1.5, 3 * 7 - (3 * 2 + 4 + 3 * 1.5))
 
 
 def test_what_a_reader_is_warned_of(tmp_path: Path, runs: Path) -> None:

@@ -11,7 +11,7 @@ from transformers import AutoModel, AutoTokenizer
 
 from silotune.evaluation.transfer import Cell, exchange, matrix
 from silotune.finished import load_run
-from silotune.transfer_runs import open_models
+from silotune.transfer_runs import alpha_of, mixed, open_models
 from tiny import LABELS
 
 TASKS = ("alpha", "beta", "gamma")
@@ -117,7 +117,22 @@ def test_learning_rate_and_alpha_tell_groups_apart_where_tasks_come_twice(made):
     twice = [made("fedavg", task, *skewed, *more) for more in ((), ("train.lr=0.01",)) for task in ("alpha", "beta")]
     assert list(open_models(twice)) == ["fedavg, lora, lr 0.03, α 2", "fedavg, lora, lr 0.01, α 2"]
     apart = [made("fedavg", "alpha"), made("fedavg", "beta", "train.lr=0.01")]  # the best rate of each task
-    assert list(open_models(apart)) == ["fedavg, lora"]
+    ((label, models),) = open_models(apart).items()
+    assert label == "fedavg, lora"
+    assert mixed(label, models) == "fedavg, lora: the runs differ in train.lr (alpha 0.03, beta 0.01)"
+
+
+def test_what_one_matrix_mixes_is_told(made):
+    skewed = ("partition=dirichlet", "partition.alpha=2.0")
+    alike = [made("fedavg", task) for task in ("alpha", "beta")]
+    ((label, models),) = open_models(alike).items()
+    assert mixed(label, models) is None
+    apart = [made("fedavg", "alpha", *skewed), made("fedavg", "beta", "train.lr=0.01")]
+    ((label, models),) = open_models(apart).items()
+    assert mixed(label, models) == (
+        "fedavg, lora: the runs differ in train.lr (alpha 0.03, beta 0.01) and partition.alpha (alpha 2, beta none)"
+    )
+    assert [alpha_of(model.federation.config) for model in models] == [2, None]
 
 
 def test_seeds_are_paired_and_averaged(made):
@@ -161,6 +176,20 @@ def test_a_matrix_by_hand():
     assert found.mean(alike=True) == pytest.approx((90 + 70) / 2)
     assert found.mean(alike=False) == pytest.approx((75 + 50 + 120 + 50) / 4)
     assert found.asymmetry() == pytest.approx((45 + 0 + 20) / 3)  # RTE–SST-2, QNLI–SST-2, QNLI–RTE
+
+
+def test_tasks_of_unknown_type_are_neither_alike_nor_different():
+    score = {("SST-2", "mine"): 10, ("mine", "SST-2"): 20, ("mine", "yours"): 30, ("yours", "mine"): 40}
+    score |= {("SST-2", "yours"): 50, ("yours", "SST-2"): 60}
+    cells = [cell(s, t, value, value) for (s, t), value in score.items()]
+    found = matrix("fedavg", cells)
+    assert found.types == ("sentiment analysis", "other", "other")
+    assert found.mean() == pytest.approx(35)
+    assert (found.mean(alike=True), found.mean(alike=False)) == (None, None)
+    known = matrix("fedavg", cells, {"SST-2": "a", "mine": "b", "yours": "b"})
+    assert (known.mean(alike=True), known.mean(alike=False)) == (35, 35)
+    half = matrix("fedavg", cells, {"SST-2": "a", "mine": "b"})
+    assert (half.mean(alike=True), half.mean(alike=False)) == (None, 15)
 
 
 def test_types_stand_together_and_an_own_score_of_0_has_no_relative():

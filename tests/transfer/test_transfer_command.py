@@ -37,6 +37,8 @@ def test_table_figure_and_what_is_printed(silotune, made, pair, tmp_path):
         assert float(row["relative"]) == pytest.approx(100 * float(row["absolute"]) / own, abs=1e-4)
         assert (row["method"], row["tuner"], row["setting"], row["seed"]) == ("fedavg", "lora", "fedavg, lora", "1")
         assert (row["metric"], row["source_type"]) == ("accuracy", "other")
+        assert {row["source_lr"], row["target_lr"]} == {"0.03"}
+        assert {row["source_alpha"], row["target_alpha"]} == {""}
         assert float(row["majority"]) == pytest.approx(
             35 if row["target"] == "gamma" else 50
         )  # 7 of 20, labels go round
@@ -45,6 +47,24 @@ def test_table_figure_and_what_is_printed(silotune, made, pair, tmp_path):
         assert scores[task, task] == pytest.approx(average, abs=1e-6)
         assert f"{average:.1f} (100)" in outcome.out
     assert [tree(run) for run in pair] == before
+    assert "the runs differ" not in outcome.out
+
+
+def test_settings_that_a_matrix_mixes_are_said_and_listed(silotune, made, tmp_path):
+    runs = (
+        made("fedavg", "alpha", "partition=dirichlet", "partition.alpha=2.0"),
+        made("fedavg", "beta", "train.lr=0.01"),
+    )
+    outcome = silotune("transfer", *runs, "--out", tmp_path / "out")
+    assert (outcome.code, outcome.err) == (0, "")
+    line = "the runs differ in train.lr (alpha 0.03, beta 0.01) and partition.alpha (alpha 2, beta none)"
+    assert f"fedavg, lora: {line}" in outcome.out.splitlines()
+    of = {"alpha": ("0.03", "2"), "beta": ("0.01", "")}
+    rows = list(csv.DictReader((tmp_path / "out" / "transfer.csv").open(encoding="utf-8")))
+    assert len(rows) == 4
+    for row in rows:
+        for end in ("source", "target"):
+            assert (row[f"{end}_lr"], row[f"{end}_alpha"]) == of[row[end]]
 
 
 def test_the_sources_head_leaves_out_other_label_counts(silotune, made, pair, tmp_path):

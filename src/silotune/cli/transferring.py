@@ -45,8 +45,8 @@ def transfer(
         raise InputError(f"transfer: at least 2 finished runs are needed (got {len(folders)})")
 
     from silotune.evaluation.transfer import exchange, matrix
-    from silotune.report.transfer import transfer_figure, write_transfer_csv
-    from silotune.transfer_runs import open_models
+    from silotune.report.transfer import Facts, transfer_figure, write_transfer_csv
+    from silotune.transfer_runs import alpha_of, mixed, open_models
 
     with console.status("opening runs") as status:
         groups = open_models(folders, head, lambda name: status.update(f"opened {name}"))
@@ -63,6 +63,8 @@ def transfer(
                 f"transfer.head=source: {label} has no two tasks with equally many labels; allowed: target"
             )
         _say_differing(models, cells[label])
+        if line := mixed(label, models):
+            say(line)
     matrices = [matrix(label, found, types) for label, found in cells.items()]
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -72,10 +74,14 @@ def transfer(
         label: (models[0].federation.config.method.name, models[0].federation.config.tuner.name, cells[label])
         for label, models in groups.items()
     }
-    majority = {
-        (label, model.task.name, model.seed): model.majority() for label, models in groups.items() for model in models
+    facts = {
+        (label, model.task.name, model.seed): Facts(
+            model.majority(), model.federation.config.train.lr, alpha_of(model.federation.config)
+        )
+        for label, models in groups.items()
+        for model in models
     }
-    table = write_transfer_csv(settings, majority, out / "transfer.csv", types)
+    table = write_transfer_csv(settings, facts, out / "transfer.csv", types)
     figure = transfer_figure(matrices, out / "transfer.png")
     for found_matrix in matrices:
         console.print(_table(found_matrix))

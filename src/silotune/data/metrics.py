@@ -40,11 +40,6 @@ TEXT_METRICS: dict[str, Callable[[Sequence[str], Sequence[str]], float]] = {"rou
 METRICS: dict[str, Callable[[Tensor, Tensor], float]] = {"accuracy": accuracy, "f1": f1}
 
 
-def majority(labels: Tensor) -> float:
-    """The accuracy of always answering the most frequent class, in percent."""
-    return 100.0 * float(torch.bincount(labels).max()) / len(labels)
-
-
 def majority_score(metric: str, labels: Tensor) -> float:
     """A metric of always answering the most frequent class, in percent (F1 of a rarer class 1 is then 0)."""
     return METRICS[metric](torch.full_like(labels, int(torch.bincount(labels).argmax())), labels)

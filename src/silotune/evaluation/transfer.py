@@ -179,14 +179,17 @@ class Matrix:
     seeds: int
 
     def mean(self, alike: bool | None = None) -> float | None:
-        """The mean relative score between two tasks: of the same type, of different types, or (None) of any."""
+        """The mean relative score between two tasks: of the same type, of different types, or (None) of any.
+
+        Of tasks whose type is unknown (`OTHER`) nobody can say which: their pairs are among any alone.
+        """
         types = dict(zip(self.tasks, self.types, strict=True))
-        values = [
-            value
-            for (source, target), value in self.relative.items()
-            if source != target and alike in (None, types[source] == types[target])
-        ]
-        return mean_of_known(values)
+
+        def counts(source: str, target: str) -> bool:
+            kinds = types[source], types[target]
+            return alike is None or (OTHER not in kinds and alike == (kinds[0] == kinds[1]))
+
+        return mean_of_known(value for (s, t), value in self.relative.items() if s != t and counts(s, t))
 
     def asymmetry(self) -> float | None:
         """The mean of |A on B − B on A| over pairs of tasks, in points of relative score."""

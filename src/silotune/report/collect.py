@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,8 +18,8 @@ from silotune.comparison.plan import FILE
 from silotune.errors import InputError
 from silotune.runs import events, read_summary
 
-_OF_A_REPETITION = ("seed", "description", "threads")
-"""Keys in which runs of one row may differ."""
+_OF_A_REPETITION = ("seed", "description", "threads", "compare")
+"""Keys in which runs of one row may differ; `compare` says what else was to be run."""
 
 _ANY_TEST_ROWS = ("train_rows", "validation_rows")
 """Keys of `data` that leave the test rows and how they are scored as they are."""
@@ -47,10 +49,31 @@ class FinishedRun:
         return self.summary.get("global") is not None
 
     @cached_property
+    def setting(self) -> str:
+        """The configuration, without what repetitions differ in."""
+        compared = {key: value for key, value in self.config.items() if key not in _OF_A_REPETITION}
+        return json.dumps(compared, sort_keys=True, default=str)
+
+    @cached_property
     def judged_on(self) -> str:
-        """What decides, beside the seed, which rows a silo of that name is tested on and by which score."""
+        """What decides, beside the seed, which rows a silo of that name is tested on and by which score.
+
+        The configuration of a deployed federation does not name its data: tasks, metrics and how many rows there are
+        tell it apart.
+        """
         data = {key: value for key, value in (self.config.get("data") or {}).items() if key not in _ANY_TEST_ROWS}
-        return json.dumps([data, self.config.get("silos")], sort_keys=True, default=str)
+        return json.dumps([data, self.config.get("silos"), self._tested()], sort_keys=True, default=str)
+
+    def _tested(self) -> object:
+        """Silo → task, metric and number of test rows; without silos where all are judged on the same rows."""
+        tasks = self.summary.get("tasks") or {}
+        found = {
+            name: (tasks.get(name, {}).get("name"), silo.get("metric"), (silo.get("rows") or {}).get("test"))
+            for name, silo in self.summary["silos"].items()
+        }
+        if not self.central:
+            return found
+        return sorted({(str(task), str(metric), rows) for task, metric, rows in found.values() if rows is not None})
 
     def of(self, kind: str) -> list[dict[str, Any]]:
         """The events of one kind."""
@@ -73,6 +96,11 @@ class Entry:
     def best(self) -> FinishedRun:
         """The first run; what does not depend on the seed is read from it."""
         return self.runs[0]
+
+    @property
+    def judged_on(self) -> str:
+        """See `FinishedRun`; rows whose scores may be set against one another have the same."""
+        return self.best.judged_on
 
 
 def read_run(folder: Path) -> FinishedRun:
@@ -97,38 +125,50 @@ def read_run(folder: Path) -> FinishedRun:
 def read_entries(folders: Sequence[Path]) -> list[Entry]:
     """The rows of a table, from run folders and folders of comparisons (all finished runs in them).
 
+    Comparisons name their rows; those of one name and one configuration are one row, whichever folders they lie in.
+
     Raises:
         InputError: for a folder without a finished run.
     """
-    labelled: dict[str, list[FinishedRun]] = {}
+    rows = [found for folder in folders for found in _rows_of(folder)]
+    labelled: dict[tuple[str, str], list[FinishedRun]] = {}
     free: list[FinishedRun] = []
     seen: set[Path] = set()
-    for folder in folders:
-        rows = _rows_of(folder)
-        for row, path in [(None, folder)] if rows is None else rows:
-            if path.resolve() in seen:
-                continue
-            seen.add(path.resolve())
-            if row is None:
-                free.append(read_run(path))
-            else:
-                labelled.setdefault(row, []).append(read_run(path))
-    entries = [Entry(row, tuple(runs)) for row, runs in labelled.items()]
-    for entry in grouped(free):
-        taken = [other.label for other in entries]
-        entries.append(Entry(_distinct(entry.label, taken), entry.runs))
+    for row, path in sorted(rows, key=lambda found: found[0] is None):  # a comparison's run is its, however it is given
+        if path.resolve() in seen:
+            continue
+        seen.add(path.resolve())
+        run = read_run(path)
+        if row is None:
+            free.append(run)
+        else:
+            labelled.setdefault((row, run.setting), []).append(run)
+    entries: list[Entry] = []
+    for entry in [*_planned(labelled), *grouped(free)]:
+        entries.append(Entry(_distinct(entry.label, [other.label for other in entries]), entry.runs))
     return entries
 
 
-def _rows_of(folder: Path) -> list[tuple[str | None, Path]] | None:
-    """(row, run folder) of a comparison or of a folder of runs; None if it is a run itself."""
+def _planned(labelled: Mapping[tuple[str, str], Sequence[FinishedRun]]) -> list[Entry]:
+    """The rows of comparisons; where one name stands for several, the comparison's folder tells them apart."""
+    several = {row for row, number in Counter(row for row, _ in labelled).items() if number > 1}
+    entries = []
+    for (row, _), runs in labelled.items():
+        folder = os.path.basename(os.path.abspath(runs[0].folder.parent))
+        entries.append(Entry(f"{folder}: {row}" if row in several else row, tuple(runs)))
+    return entries
+
+
+def _rows_of(folder: Path) -> list[tuple[str | None, Path]]:
+    """(row, run folder) of a comparison; without rows of a folder of runs, or of a run itself."""
+    itself: list[tuple[str | None, Path]] = [(None, folder)]
     if (folder / "summary.json").exists() or not folder.is_dir():
-        return None
+        return itself
     below = sorted(path.parent for path in folder.glob("*/summary.json"))
     if not below:
         if (folder / "config.yaml").exists():
             raise InputError(f"{folder}: that run is not finished; `silotune watch {folder}` shows it")
-        return None
+        return itself
     try:
         plan = json.loads((folder / FILE).read_text(encoding="utf-8"))
         rows, seeds = list(plan["rows"]), list(plan["seeds"])
@@ -143,14 +183,13 @@ def grouped(runs: Sequence[FinishedRun]) -> list[Entry]:
     """Runs by configuration; rows of one method are told apart by the keys in which they differ."""
     groups: dict[str, list[FinishedRun]] = {}
     for run in runs:
-        compared = {key: value for key, value in run.config.items() if key not in _OF_A_REPETITION}
-        groups.setdefault(json.dumps(compared, sort_keys=True, default=str), []).append(run)
-    flat = {key: flattened(group[0].config) for key, group in groups.items()}
+        groups.setdefault(run.setting, []).append(run)
+    flat = {key: flattened(json.loads(key)) for key in groups}
     labels: list[str] = []
     for key, group in groups.items():
         method = str(group[0].summary["method"])
         alike = [flat[other] for other, runs_ in groups.items() if str(runs_[0].summary["method"]) == method]
-        names = sorted({name for config in alike for name in config} - set(_OF_A_REPETITION))
+        names = sorted({name for config in alike for name in config})
         differing = [name for name in names if len({str(config.get(name)) for config in alike}) > 1]
         differing.sort(key=lambda name: not name.startswith("method."))  # a method's own options say most
         given = [(name.removeprefix("method."), flat[key].get(name)) for name in differing]
@@ -182,6 +221,14 @@ def flattened(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         else:
             flat[f"{prefix}{key}"] = value
     return flat
+
+
+def by_data(entries: Sequence[Entry]) -> list[list[Entry]]:
+    """Rows that are judged on the same data, together."""
+    groups: dict[str, list[Entry]] = {}
+    for entry in entries:
+        groups.setdefault(entry.judged_on, []).append(entry)
+    return list(groups.values())
 
 
 def centrally_judged(entries: Sequence[Entry]) -> bool:

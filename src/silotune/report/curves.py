@@ -61,9 +61,9 @@ def mean_validation(run: FinishedRun) -> Series:
 
 
 def traffic(run: FinishedRun) -> Series:
-    """Round → MiB sent and received by all silos up to it."""
+    """Round → MiB sent and received by all silos up to it; what final phases begin with counts in the last one."""
     by_round: Series = {}
-    for event in run.of("silo"):
+    for event in (*run.of("silo"), *run.of("final")):
         size = (event.get("bytes_up", 0) + event.get("bytes_down", 0)) / MIB
         by_round[event["round"]] = by_round.get(event["round"], 0.0) + size
     total, found = 0.0, {}
@@ -125,9 +125,12 @@ def sent_by_silo(entry: Entry) -> dict[str, float]:
 
 
 def seconds(entry: Entry) -> tuple[float, float]:
-    """Seconds of local training, and of the rest of the rounds (checks, aggregation, validation); means over seeds."""
+    """Seconds of training, in silos or at the coordinator, and of the rest of the rounds; means over seeds."""
     whole = entry.mean_of("seconds")
     training = sum(
-        event.get("seconds", 0.0) for run in entry.runs for kind in ("silo", "final") for event in run.of(kind)
+        event.get("seconds", 0.0)
+        for run in entry.runs
+        for kind in ("silo", "server", "final")
+        for event in run.of(kind)
     ) / len(entry.runs)
     return min(training, whole), max(whole - training, 0.0)

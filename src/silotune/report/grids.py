@@ -11,7 +11,8 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from silotune.report.collect import Entry, told_apart
+from silotune.report.collect import Entry, by_data, told_apart
+from silotune.report.ranking import ranks
 from silotune.report.scores import AVERAGE, attacked, score, shares, success_rate
 
 MOST_SILOS = 12
@@ -20,7 +21,7 @@ MOST_SILOS = 12
 
 @dataclass(frozen=True)
 class Value:
-    """A cell's text; rank 1 is the column's best, 2 its second."""
+    """A cell's text; rank 1 is the column's best among rows on the same data, 2 its second."""
 
     text: str
     rank: int = 0
@@ -48,14 +49,14 @@ def score_grid(entries: Sequence[Entry], ddof: int) -> Grid:
     seeds = sorted({len(entry.runs) for entry in entries})
     repeats = f"{seeds[0]}" if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
     several = f"mean ± std over {repeats} seeds, ddof = {ddof}" if seeds[-1] > 1 else "one seed"
-    return Grid(f"test score (%), {several}", columns, rows)
+    apart = "; best and second of each data set" if len(by_data(entries)) > 1 else ""
+    return Grid(f"test score (%), {several}{apart}", columns, rows)
 
 
 def _ranked(entries: Sequence[Entry], silo: str, ddof: int) -> list[Value]:
     scores = [score(entry, silo, ddof) for entry in entries]
-    means = sorted({round(found.mean, 6) for found in scores if found is not None}, reverse=True)
-    ranks = {mean: rank for rank, mean in enumerate(means[:2], 1)} if len(entries) > 1 else {}
-    return [Value("–") if found is None else Value(found.text, ranks.get(round(found.mean, 6), 0)) for found in scores]
+    places = ranks([found.mean if found else None for found in scores], [entry.judged_on for entry in entries])
+    return [Value(found.text, place) if found else Value("–") for found, place in zip(scores, places, strict=True)]
 
 
 def cost_grid(entries: Sequence[Entry]) -> Grid:

@@ -13,7 +13,7 @@ from silotune.report.drawing import FigureSpec, panel_svg, save, style
 from silotune.report.grids import COST_NOTE, Grid, Value, as_html, cost_grid, score_grid
 from silotune.report.notes import warnings, what_left
 from silotune.report.panels import figures
-from silotune.report.significance import NOTE, paired
+from silotune.report.significance import NOTE, heading, paired
 from silotune.report.style import CSS
 
 
@@ -122,7 +122,7 @@ def _significance(entries: Sequence[Entry]) -> str:
         )
         for pair in found
     ]
-    grid = Grid("the best average against the others", ["difference (points)", "pairs", "p (Holm)"], rows)
+    grid = Grid(heading(entries), ["difference (points)", "pairs", "p (Holm)"], rows)
     return as_html(grid) + _paragraph(NOTE)
 
 

@@ -231,7 +231,10 @@ def _seconds(entries: Sequence[Entry]) -> FigureSpec | None:
         axes.set_axisbelow(True)
 
     panel = Panel("all rounds", "seconds", "method", draw, max(1.8, 0.9 + 0.34 * len(entries)), 4.3)
-    caption = "Solid: local training; pale: messages, aggregation and validation. Mean over seeds; without start-up."
+    caption = (
+        "Solid: training, in silos and, where a method trains there, at the coordinator; pale: messages, aggregation "
+        "and validation. Mean over seeds; without start-up."
+    )
     return FigureSpec("seconds", "Time", caption, (panel,))
 
 

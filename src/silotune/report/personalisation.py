@@ -11,6 +11,7 @@ from silotune.averages import mean_of_known
 from silotune.errors import InputError
 from silotune.report.collect import Entry, FinishedRun, silo_names
 from silotune.report.grids import MOST_SILOS, Grid, Value
+from silotune.report.ranking import ranks
 from silotune.report.scores import AVERAGE, spread
 
 MEASURES = {"personalization": "personalization", "test_time": "test-time personalization"}
@@ -90,15 +91,14 @@ def _grid(
     cells: list[list[Value]] = [[] for _ in entries]
     for place in range(len(columns)):
         means = [mean_of_known(row[place]) for row in found]
-        best = sorted({round(mean, 6) for mean in means if mean is not None}, reverse=True)
-        ranks = {mean: rank for rank, mean in enumerate(best[:2], 1)} if len(entries) > 1 else {}
+        ranked = ranks(means, [entry.judged_on for entry in entries])
         for number, mean in enumerate(means):
             if mean is None:
                 cells[number].append(Value("–"))
                 continue
             std = spread(found[number][place], ddof)
             text = f"{mean:.2f}" if std is None else f"{mean:.2f} ± {std:.2f}"
-            cells[number].append(Value(text, ranks.get(round(mean, 6), 0)))
+            cells[number].append(Value(text, ranked[number]))
     return Grid(title, columns, [(entry.label, row) for entry, row in zip(entries, cells, strict=True)])
 
 

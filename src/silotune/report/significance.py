@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from silotune.report.collect import Entry
+from silotune.report.collect import Entry, by_data
 
 NOTE = (
     "Two-sided Wilcoxon signed-rank test on the differences of test scores (zeros dropped), paired by seed and silo, "
-    "or by seed alone where all silos are judged on the same rows; runs on other data have no pairs. p-values adjusted "
-    "after Holm. Pairs of one silo share its test rows, so they are not fully independent; with fewer than 6 pairs no "
-    "p-value can fall below 0.05."
+    "or by seed alone where all silos are judged on the same rows; rows on other data are tested apart, against the "
+    "best average there. p-values adjusted after Holm, all tests together. Pairs of one silo share its test rows, so "
+    "they are not fully independent; with fewer than 6 pairs no p-value can fall below 0.05."
 )
 
 _CENTRAL = ":all"  # no silo can have this name
@@ -31,9 +31,19 @@ class Paired:
 
 
 def paired(entries: Sequence[Entry]) -> list[Paired]:
-    """The row with the best average against every other one with which it has pairs."""
-    if len(entries) < 2:
-        return []
+    """On every data set the row with the best average against each other one with which it has pairs."""
+    found = [pair for group in by_data(entries) for pair in _against_the_best(group)]
+    adjusted = holm([pair.p for pair in found])
+    return [replace(pair, p=p) for pair, p in zip(found, adjusted, strict=True)]
+
+
+def heading(entries: Sequence[Entry]) -> str:
+    """What the tests are of."""
+    return f"the best average{' of each data set' if len(by_data(entries)) > 1 else ''} against the others"
+
+
+def _against_the_best(entries: Sequence[Entry]) -> list[Paired]:
+    """Rows on one data set, p-values as they are."""
     scored = [entry for entry in entries if not math.isnan(entry.mean_of("average"))]
     if not scored:
         return []
@@ -44,10 +54,7 @@ def paired(entries: Sequence[Entry]) -> list[Paired]:
         if differences:
             mean = statistics.fmean(differences)
             found.append(Paired(best.label, other.label, mean, len(differences), _wilcoxon(differences)))
-    adjusted = holm([pair.p for pair in found])
-    return [
-        Paired(pair.best, pair.other, pair.difference, pair.pairs, p) for pair, p in zip(found, adjusted, strict=True)
-    ]
+    return found
 
 
 def _differences(one: Entry, other: Entry) -> list[float]:
@@ -55,15 +62,15 @@ def _differences(one: Entry, other: Entry) -> list[float]:
     return [mine[key] - theirs[key] for key in sorted(mine.keys() & theirs.keys())]
 
 
-def _by_pair(entry: Entry) -> dict[tuple[str, int, str], float]:
-    """(data, seed, silo) → test score. Silos that are judged on the same rows are no repetitions of one another."""
+def _by_pair(entry: Entry) -> dict[tuple[int, str], float]:
+    """(seed, silo) → test score. Silos that are judged on the same rows are no repetitions of one another."""
     central = {
-        (run.judged_on, run.seed, _CENTRAL): float(run.summary["average"])
+        (run.seed, _CENTRAL): float(run.summary["average"])
         for run in entry.runs
         if run.central and run.summary["average"] is not None
     }
     return central | {
-        (run.judged_on, run.seed, name): float(silo["test"])
+        (run.seed, name): float(silo["test"])
         for run in entry.runs
         if not run.central
         for name, silo in run.summary["silos"].items()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from rich.table import Table
+
+from silotune.report.ranking import ranks
 
 _FACTS: dict[str, Callable[[dict[str, Any]], str]] = {
     "trained parameters": lambda summary: f"{summary['trainable_parameters']:,}",
@@ -43,15 +45,13 @@ def result_table(summaries: Sequence[dict[str, Any]]) -> Table:
 
 def _marked(scores: Sequence[float | None]) -> list[str]:
     """Scores for reading, best and second marked; a silo may keep its score to itself."""
-    ranks = sorted({round(score, 6) for score in scores if score is not None}, reverse=True)
-    marks = dict(zip(ranks, ("bold", "underline"), strict=False)) if len(scores) > 1 else {}
-    return [_cell(score, marks) for score in scores]
+    return [_cell(score, rank) for score, rank in zip(scores, ranks(scores), strict=True)]
 
 
-def _cell(score: float | None, marks: Mapping[float, str]) -> str:
+def _cell(score: float | None, rank: int) -> str:
     if score is None:
         return "–"
-    style = marks.get(round(score, 6))
+    style = {1: "bold", 2: "underline"}.get(rank)
     return f"[{style}]{score:.1f}[/{style}]" if style else f"{score:.1f}"
 
 

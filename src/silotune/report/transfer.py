@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 COLUMNS = (
     *("source", "target", "metric", "absolute", "relative"),
     *("method", "tuner", "setting", "seed", "majority", "source_type", "target_type"),
+    *("source_lr", "target_lr", "source_alpha", "target_alpha"),
 )
 
 TYPE_COLOURS = {SENTIMENT: "#2563c9", INFERENCE: "#1f8a4c", PARAPHRASE: "#c8323c", OTHER: "#5a6673"}
@@ -27,9 +29,24 @@ _CELL = 0.62  # inches
 _LUMINANCE = np.array([0.299, 0.587, 0.114])
 
 
+@dataclass(frozen=True)
+class Facts:
+    """Of a run, beside its scores.
+
+    Args:
+        majority: what the most frequent label scores; None for generation.
+        lr: the learning rate.
+        alpha: the partition's; None where it has none.
+    """
+
+    majority: float | None
+    lr: float
+    alpha: float | None
+
+
 def write_transfer_csv(
     groups: Mapping[str, tuple[str, str, Sequence[Cell]]],
-    majority: Mapping[tuple[str, str, int], float | None],
+    facts: Mapping[tuple[str, str, int], Facts],
     path: Path,
     types: Mapping[str, str] = TASK_TYPES,
 ) -> Path:
@@ -37,7 +54,7 @@ def write_transfer_csv(
 
     Args:
         groups: setting → (method, tuner, cells).
-        majority: (setting, task, seed) → what the most frequent label scores.
+        facts: of the run of each setting, task and seed.
         path: the file.
         types: task → type.
     """
@@ -46,12 +63,14 @@ def write_transfer_csv(
         writer.writerow(COLUMNS)
         for setting, (method, tuner, cells) in groups.items():
             for cell in sorted(cells, key=lambda cell: (cell.source, cell.target, cell.seed)):
-                always = majority[setting, cell.target, cell.seed]
+                runs = [facts[setting, name, cell.seed] for name in (cell.source, cell.target)]
                 writer.writerow(
                     [
                         *(cell.source, cell.target, cell.metric, _number(cell.absolute), _number(cell.relative)),
-                        *(method, tuner, setting, cell.seed, _number(always)),
+                        *(method, tuner, setting, cell.seed, _number(runs[1].majority)),
                         *(types.get(name, OTHER) for name in (cell.source, cell.target)),
+                        *(f"{run.lr:g}" for run in runs),
+                        *("" if run.alpha is None else f"{run.alpha:g}" for run in runs),
                     ]
                 )
     return path
