@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -27,7 +28,7 @@ def test_uses_of_this_run_and_the_sum_of_the_others(tmp_path):
     ledger = Ledger(tmp_path)
     assert ledger.spent("a" * 16) == Spent(0, 0.0)
     for run, name, epsilon in (("a", "0001", 2.0), ("a", "0002", 2.0), ("b", "0001", 0.5)):
-        ledger.record(run * 16, name, epsilon)
+        ledger.record(run * 16, name, epsilon, 0.0)
     assert ledger.spent("a" * 16) == Spent(2, 0.5)
     assert ledger.spent("b" * 16) == Spent(1, 4.0)
     assert ledger.spent("c" * 16) == Spent(0, 4.5)
@@ -80,6 +81,45 @@ def test_noise_that_the_coordinator_knows_is_refused(tiny_config, tmp_path):
     with pytest.raises(SilotuneError, match="secret"):
         coordinate(job(config, tmp_path / "run", configs), link)
     assert answers(link) == []
+
+
+@pytest.mark.parametrize("own", [{"secret": "key"}, {"epsilon": 3.0}])
+def test_a_silo_that_wants_noise_answers_no_run_without(own, tiny_config, tmp_path):
+    """Whatever the coordinator's configuration says: it could ask for the parts as they are."""
+    (tmp_path / "key").write_bytes(b"s" * 32)
+    own = {key: str(tmp_path / value) if key == "secret" else value for key, value in own.items()}
+    config = tiny_config("fedavg", "rounds=1")
+    configs = local_configs(config, tmp_path / "run", **own)
+    link = DirectLink(answering(configs))
+    with pytest.raises(SilotuneError, match=f"answers with noise alone.*{next(iter(own))}"):
+        coordinate(job(config, tmp_path / "run", configs), link)
+    assert answers(link) == []
+
+
+def test_an_operators_own_budget_holds_where_the_run_has_none(tiny_config, tmp_path):
+    config = tiny_config("fedavg", *NOISE)  # ε = 2 a round
+    configs = local_configs(config, tmp_path / "run", epsilon=3.0)
+    link = DirectLink(answering(configs))
+    with pytest.raises(SilotuneError):
+        coordinate(job(config, tmp_path / "run", configs), link)
+    assert {frame.fields["round"] for frame in answers(link)} == {1}
+    ledger = tmp_path / "run" / "checkpoints" / "silos" / next(iter(configs)) / FILE
+    assert [json.loads(line)["epsilon"] for line in ledger.read_text().splitlines()] == [2.0]
+
+
+def test_central_noise_on_machines_of_their_own_needs_a_secret_of_the_coordinator(tiny_config, tmp_path):
+    """Silos know the seed. With the secret they need none of their own, and cannot tell who takes part."""
+    words = ("rounds=2", "aggregation=uniform", "aggregation.clip=1", "aggregation.noise_multiplier=1")
+    config = tiny_config("fedavg", *words, "sampling.count=1")
+    configs = local_configs(config, tmp_path / "elsewhere", seeded_noise=False)
+    asked = replace(job(config, tmp_path / "run", configs), local=False)
+    with pytest.raises(InputError, match=r"noise_multiplier.*privacy\.secret"):
+        coordinate(asked, DirectLink(answering(configs)))
+    (tmp_path / "key").write_bytes(b"s" * 32)
+    config = tiny_config("fedavg", *words, "sampling.count=1", f"privacy.secret={tmp_path / 'key'}")
+    link = DirectLink(answering(configs))
+    coordinate(replace(job(config, tmp_path / "run", configs), local=False), link)
+    assert len(answers(link)) == 2
 
 
 def test_paths_of_the_silo_stay_there(tiny_config, tmp_path):

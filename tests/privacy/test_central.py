@@ -10,6 +10,7 @@ import torch
 from scipy import stats
 
 from silotune.aggregation import Update, uniform
+from silotune.assembly.building import build
 from silotune.coordinator import Coordinator
 from silotune.privacy.central import CentralNoise
 
@@ -77,6 +78,31 @@ def test_the_coordinator_uses_it_and_each_round_has_its_own():
     assert not np.isclose(after[0], after[2]).all()
     with pytest.raises(AssertionError):
         Coordinator(shared, uniform, 1, noise=noise).aggregate(updates(2))
+
+
+def test_with_a_secret_it_decides_who_takes_part(tiny_config, tmp_path):
+    """The bound for sampling supposes that silos, who know the seed, cannot tell."""
+    words = (
+        "fedavg",
+        "aggregation=uniform",
+        "aggregation.clip=1",
+        "aggregation.noise_multiplier=1",
+        "sampling.count=1",
+    )
+
+    def chosen(*more: str) -> list[list[str]]:
+        federation = build(tiny_config(*words, *more))
+        return [federation.coordinator.choose(number, sorted(federation.silos)) for number in range(1, 13)]
+
+    (tmp_path / "one").write_bytes(b"1" * 32)
+    (tmp_path / "two").write_bytes(b"2" * 32)
+    plain, one, two = (
+        chosen(),
+        chosen(f"privacy.secret={tmp_path / 'one'}"),
+        chosen(f"privacy.secret={tmp_path / 'two'}"),
+    )
+    assert one == chosen(f"privacy.secret={tmp_path / 'one'}")
+    assert len({str(found) for found in (plain, one, two)}) == 3
 
 
 def test_without_it_a_round_without_updates_changes_nothing():

@@ -12,7 +12,7 @@ from scipy import stats
 
 from silotune.config.uplink import UplinkConfig
 from silotune.errors import InputError
-from silotune.uplink.draws import draws, read_secret
+from silotune.uplink.draws import Draws, draws, read_secret
 from uplink.changes import chain, change, flat
 
 ORDER = {"l1": 1, "l2": 2}
@@ -120,7 +120,7 @@ def test_every_coordinate_tensor_silo_round_and_seed_has_noise_of_its_own():
 
 
 def test_uniform_numbers_fill_the_open_interval_evenly():
-    found = draws(1, None, "alpha", 1, {}).uniform("p", "n", (COUNT,)).numpy()
+    found = draws(1, None, "alpha", 1, {}, "").uniform("p", "n", (COUNT,)).numpy()
     assert found.min() > 0
     assert found.max() < 1
     assert stats.kstest(found, "uniform").pvalue > 1e-3
@@ -154,6 +154,31 @@ def test_two_changes_never_wear_the_same_noise_under_a_secret():
         made = chain("clip", "laplace", secret=secret)
         one, other = (noise_of(made.send(c, {}, "alpha", 1)[0], c, made) for c in (before, moved))
         assert np.allclose(one, other, atol=1e-6) is same
+
+
+@pytest.mark.parametrize("noise", ["laplace", "gaussian"])
+def test_one_change_never_wears_the_same_noise_at_two_strengths_under_a_secret(noise):
+    """Else two runs that differ in ε alone, (4 · one − other) / 3, would lay the change bare."""
+    before = change(0, 0.01)
+    for secret, same in ((None, True), (b"s" * 32, False)):
+        noises = []
+        for epsilon in (8.0, 2.0):
+            made = chain("clip", noise, secret=secret, epsilon=epsilon)
+            noises.append(noise_of(made.send(before, {}, "alpha", 1)[0], before, made))
+        assert bool(np.corrcoef(*noises)[0, 1] > 0.999) is same
+
+
+def test_uniform_numbers_never_reach_an_end(monkeypatch):
+    class Stream:
+        def __init__(self, byte: bytes) -> None:
+            self.byte = byte
+
+        def digest(self, size: int) -> bytes:
+            return self.byte * size
+
+    for byte, found in ((b"\xff", 1 - 2**-53), (b"\x00", 2**-53)):
+        monkeypatch.setattr("silotune.uplink.draws.hashlib.shake_256", lambda _, byte=byte: Stream(byte))
+        assert Draws(b"key").uniform("p", "n", (3,)).tolist() == [found] * 3
 
 
 def test_a_secret_is_read_from_a_file(tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from silotune.aggregation import AGGREGATIONS, make_aggregation
 from silotune.config import Config
@@ -14,7 +15,9 @@ from silotune.privacy.budget import Privacy, make_privacy
 from silotune.privacy.central import CentralNoise
 from silotune.server_optimizers import ServerOptimizer
 from silotune.uplink import NO_UPLINK, make_chain
-from silotune.uplink.draws import read_secret
+from silotune.uplink.draws import read_secret, secret_seed
+
+_LABELLED = "the labelled rows that the coordinator trains on (in a simulation they are drawn from the silos' rows)"
 
 
 def make_coordinator(
@@ -28,11 +31,12 @@ def make_coordinator(
     communicates = any(shared.values())
     secret = read_secret(config.privacy.secret) if communicates else None
     server, a_round = config.server, sum(chosen for _, chosen in sampled_sizes(config, silos, groups))
+    noise = _central_noise(config, a_round, secret) if communicates else None
     return Coordinator(
         shared,
         # where nothing is combined, no number of silos is too small
         make_aggregation(config.aggregation, a_round) if communicates else AGGREGATIONS["uniform"],
-        config.seed,
+        config.seed if noise is None or secret is None else secret_seed(config.seed, secret),
         fraction=config.sampling.fraction,
         count=config.sampling.count,
         groups=groups,
@@ -40,7 +44,7 @@ def make_coordinator(
         clip=config.aggregation.clip,
         optimizer=ServerOptimizer(server.optimizer, server.lr, server.beta1, server.beta2, server.tau),
         uplink=make_chain(config.uplink, config.seed, secret) if communicates else NO_UPLINK,
-        noise=_central_noise(config, a_round, secret) if communicates else None,
+        noise=noise,
     )
 
 
@@ -52,13 +56,17 @@ def _central_noise(config: Config, a_round: int, secret: bytes | None) -> Centra
     return CentralNoise(chosen.noise_multiplier, chosen.clip, a_round, config.seed, secret)
 
 
-def promise(config: Config, silos: Sequence[str], groups: Mapping[str, str] | None) -> Privacy | None:
-    """What a run over these silos promises; None without noise. It follows from the configuration and names alone."""
+def promise(config: Config, silos: Sequence[str], groups: Mapping[str, str] | None, labelled: bool) -> Privacy | None:
+    """What a run over these silos promises; None without noise. It follows from the configuration and names alone.
+
+    `labelled`: whether the coordinator trains on labelled rows.
+    """
     sampling = config.sampling
     chooser = Coordinator(
         {}, AGGREGATIONS["uniform"], config.seed, fraction=sampling.fraction, count=sampling.count, groups=groups
     )
-    return make_privacy(config, sampled_sizes(config, silos, groups), lambda number: chooser.choose(number, silos))
+    found = make_privacy(config, sampled_sizes(config, silos, groups), lambda number: chooser.choose(number, silos))
+    return replace(found, uncovered=_LABELLED) if found and labelled else found
 
 
 def sampling_groups(config: Config, data: Iterable[SiloData]) -> dict[str, str] | None:

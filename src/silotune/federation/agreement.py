@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from silotune.config import Config, dump
-from silotune.config.attack import AttackConfig
 from silotune.config.data import DataConfig
 from silotune.config.parse import validated
 from silotune.config.partition import PartitionConfig
@@ -29,7 +28,7 @@ def check_federated(config: Config) -> None:
     """
     if config.method.name in METHODS and METHODS[config.method.name].centralised:
         raise InputError(f"method={config.method.name}: needs all silos' rows in one place; use --engine inprocess")
-    if config.attack != AttackConfig():
+    if config.attack.name != "none":
         raise InputError("attack: simulated with --engine inprocess only; here silos are what they are")
     if config.cohort not in (1, "auto"):
         raise InputError(f"cohort={config.cohort}: every silo trains on its own machine; allowed: cohort=1 or auto")

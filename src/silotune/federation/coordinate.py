@@ -111,6 +111,11 @@ def _run(job: Job, link: Link) -> None:
     out = Path(job.out)
     config = on_this_machine(read_config(job.config))
     check_federated(config)
+    if config.aggregation.noise_multiplier is not None and config.privacy.secret is None and not job.local:
+        raise InputError(
+            "aggregation.noise_multiplier: noise from the run's seed hides nothing from silos, who know the seed; give "
+            "privacy.secret=FILE (head -c 32 /dev/urandom > FILE)"
+        )
     names = sorted(job.silos or config.federation.silos)
     if not names:
         raise InputError("federation.silos: name the silos that take part")

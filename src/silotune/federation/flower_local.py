@@ -74,7 +74,7 @@ def run_local(
         raise InputError("silos: names that differ in case only cannot be folders everywhere")
     privacy = None
     if names_with(method.parts(), Scope.SHARED):
-        privacy = promise(config, sorted(names), sampling_groups(config, data))
+        privacy = promise(config, sorted(names), sampling_groups(config, data), bool(method.server_phases()))
     if privacy is not None:
         privacy.require_a_round()
     RunFolder.check(out, dump(config), resume)

@@ -44,10 +44,10 @@ class Ledger:
             raise InputError(f"privacy: the record of what was released cannot be read ({FILE})") from error
         return Spent(uses, others)
 
-    def record(self, run: str, answer: str, epsilon: float) -> None:
-        """One more noised answer is about to leave, at this ε."""
+    def record(self, run: str, answer: str, epsilon: float, delta: float) -> None:
+        """One more noised answer is about to leave, at this ε and δ."""
         self.folder.mkdir(parents=True, exist_ok=True)
         with (self.folder / FILE).open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"run": run, "answer": answer, "epsilon": epsilon}) + "\n")
+            file.write(json.dumps({"run": run, "answer": answer, "epsilon": epsilon, "delta": delta}) + "\n")
             file.flush()
             os.fsync(file.fileno())

@@ -28,11 +28,11 @@ class LocalConfig(Section):
     (and the numbers of steps and tokens, which follow from them), losses, seconds. Without `rows` among them only
     aggregations that do not weigh silos are accepted. `backbone`, `start`, `threads`: on this machine. `secret`: random
     bytes for the silo's own noise; without them noise is refused, unless `seeded_noise` takes it from the run's seed,
-    which the coordinator knows. `config`: the configuration that was agreed on; any other is refused. `socket`:
-    where the worker listens; `socket_group`: the socket's group may connect too, so that the SuperNode can run as
-    another user, who cannot read the rows. `superlink`:
-    address of the coordinator's SuperLink (or of the proxy before it); `root_certificates` and `private_key` prove who
-    is who; `insecure` is for one machine.
+    which the coordinator knows. `epsilon`: what all runs over these rows may cost together, whatever budget a run has.
+    With `secret` or `epsilon` a run without noise is refused. `config`: the configuration that was agreed on; any other
+    is refused. `socket`: where the worker listens; `socket_group`: the socket's group may connect too, so that the
+    SuperNode can run as another user, who cannot read the rows. `superlink`: address of the coordinator's SuperLink (or
+    of the proxy before it); `root_certificates` and `private_key` prove who is who; `insecure` is for one machine.
     """
 
     name: Name
@@ -44,6 +44,7 @@ class LocalConfig(Section):
     start: str | None = Field(None, min_length=1)
     secret: str | None = Field(None, min_length=1)
     seeded_noise: bool = False
+    epsilon: float | None = Field(None, gt=0)
     threads: int | None = Field(None, ge=1, le=1024)
     config: str | None = Field(None, min_length=1)
     socket: str | None = Field(None, min_length=1)

@@ -96,15 +96,30 @@ class Preparation:
                 f"silo {self.local.name!r}: aggregation=samples weighs silos by their rows, and this one does not say "
                 "how many it has; allowed: uniform, median, trimmed-mean, krum, multi-krum"
             )
-        if config.privacy.secret is not None and self.local.secret is None:
-            raise HandshakeRefused(f"silo {self.local.name!r}: its noise needs a secret; its silo config names none")
-        if config.uplink.noise is not None and self.local.secret is None and not self.local.seeded_noise:
-            raise HandshakeRefused(
-                f"silo {self.local.name!r}: noise from the run's seed hides nothing from the coordinator, who knows "
-                "the seed; its silo config needs secret (or seeded_noise: true, for a rehearsal)"
-            )
+        self._check_noise(config)
         if config.start is not None and self.local.start is None:
             raise HandshakeRefused(f"silo {self.local.name!r}: the run starts from a LoRA; its silo config needs start")
+
+    def _check_noise(self, config: Config) -> None:
+        """The silo's own noise is as its operator wants it, whatever the coordinator would have."""
+        local, who = self.local, f"silo {self.local.name!r}"
+        if config.uplink.noise is None:
+            if local.secret is not None or local.epsilon is not None:
+                key = "secret" if local.secret is not None else "epsilon"
+                raise HandshakeRefused(f"{who}: answers with noise alone (its silo config has {key}); uplink has none")
+            return
+        if local.secret is None and config.privacy.secret is not None:
+            raise HandshakeRefused(f"{who}: its noise needs a secret; its silo config names none")
+        if local.secret is None and not local.seeded_noise:
+            raise HandshakeRefused(
+                f"{who}: noise from the run's seed hides nothing from the coordinator, who knows the seed; its silo "
+                "config needs secret (or seeded_noise: true, for a rehearsal)"
+            )
+
+    def _budget(self, config: Config) -> float | None:
+        """The smaller of the run's and the operator's; None: neither has one."""
+        budgets = [given for given in (config.privacy.epsilon, self.local.epsilon) if given is not None]
+        return min(budgets, default=None)
 
     def _own(self, config: Config) -> Config:
         """The coordinator's configuration with this machine's paths, for a federation of this silo alone."""
@@ -115,7 +130,7 @@ class Preparation:
             "sampling": SamplingConfig(),
             "aggregation": AggregationConfig(name="uniform"),
             "partition": PartitionConfig(),
-            "privacy": config.privacy.model_copy(update={"secret": self.local.secret}),
+            "privacy": config.privacy.model_copy(update={"secret": self.local.secret, "epsilon": self._budget(config)}),
             "silos": [] if self.local.data is None else [self.local.data],
         }
         return config.model_copy(update=update)

@@ -141,7 +141,7 @@ class Session:
             ledger, run = Ledger(Path(self.local.folder)), store.path.name
             made = participant.round(silo, broadcast, ledger.spent(run) if participant.privacy else Spent())
             if participant.privacy and made.message:
-                ledger.record(run, name, participant.privacy.epsilon_round)
+                ledger.record(run, name, participant.privacy.epsilon_round, participant.privacy.account.delta)
         assert silo.state is not None, "a silo that trained has a state"
         store.write(name, silo.state.flat())
         fields = {"silo": silo.name, "round": int(number), "state": name, "metrics": made.metrics, "note": made.note}

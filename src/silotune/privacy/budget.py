@@ -36,12 +36,13 @@ class Privacy:
 
     Args:
         account: what one use of the noise costs, and many.
-        epsilon_round: of one round.
+        epsilon_round: of one round, at the total's δ.
         noise: what is added to what, in words.
         wanted: the rounds that the configuration asks for.
         rounds: those that the budget lasts for.
         uses: in so many rounds, of the silo that takes part most often.
         budget: `privacy.epsilon`.
+        uncovered: what it does not hold for, in words.
     """
 
     account: Account
@@ -51,6 +52,7 @@ class Privacy:
     rounds: int
     uses: int
     budget: float | None
+    uncovered: str = ""
 
     def require_a_round(self) -> None:
         """Refuse a run whose budget lasts for no round at all.
@@ -99,7 +101,7 @@ class Privacy:
             f"privacy: {self.noise}; ε = {self.epsilon_round:.4g} a round, ε = {self.account.total(self.uses):.4g} in "
             f"total at δ = {self.account.delta:g} ({often})"
         )
-        return [total, self.stops] if self.stops else [total]
+        return [line for line in (total, self.uncovered and f"privacy: not for {self.uncovered}", self.stops) if line]
 
     def summary(self) -> dict[str, Any]:
         """`summary.json`'s entry."""
@@ -111,6 +113,7 @@ class Privacy:
             "participations": self.uses,
             "noise": self.noise,
             "budget": self.budget,
+            **({"uncovered": self.uncovered} if self.uncovered else {}),
         }
 
 
@@ -131,7 +134,6 @@ def make_privacy(config: Config, sampled: Sequence[tuple[int, int]], choose: Cho
 
 def _local(config: Config, choose: Choose) -> Privacy:
     uplink, account = config.uplink, local_account(config)
-    assert uplink.epsilon is not None, "the section fills it in"
     assert uplink.clip is not None, "the section fills it in"
     noise = f"{uplink.noise} noise in every silo, on a change clipped to an {uplink.norm} norm of {uplink.clip:g}"
     counts = _participations(config.rounds, choose)
@@ -140,7 +142,7 @@ def _local(config: Config, choose: Choose) -> Privacy:
         fitting = affordable(account, config.privacy.epsilon, counts[-1])
         rounds = sum(count <= fitting for count in counts)
     uses = counts[rounds - 1] if rounds else 0
-    return Privacy(account, uplink.epsilon, noise, config.rounds, rounds, uses, config.privacy.epsilon)
+    return Privacy(account, account.total(1), noise, config.rounds, rounds, uses, config.privacy.epsilon)
 
 
 def local_account(config: Config) -> Account:

@@ -45,5 +45,5 @@ class CentralNoise:
             for name, tensor in scaled_down(change, self.clip, "l2").items():
                 mean[name] += tensor / self.silos
         noise = Gaussian(self.multiplier * self.clip / self.silos)
-        noised = noise(mean, draws(self.seed, self.secret, COORDINATOR, number, mean))
+        noised = noise(mean, draws(self.seed, self.secret, COORDINATOR, number, mean, repr(noise)))
         return {name: (tensor.double() + noised[name]).to(tensor.dtype) for name, tensor in before.items()}

@@ -66,7 +66,7 @@ class Chain:
             number: the round.
         """
         change = {name: tensor.double() for name, tensor in sorted(change.items())}
-        drawn = draws(self.seed, self.secret, silo, number, change)
+        drawn = draws(self.seed, self.secret, silo, number, change, repr((self.steps, self.codec)))
         for step in self.steps:
             change = step(change, drawn)
         if self.codec is None:

@@ -2,8 +2,9 @@
 
 Derived from the seed, noise is a part of the experiment: the same run gives the same bits, and whoever knows the seed
 can subtract it. So a silo that really wants to hide something has a secret of its own. Its noise is then derived from
-the secret and *from what is noised*: the same answer sent twice reveals nothing twice, and two different changes (the
-coordinator repeats a round with other parts) never wear the same noise, whose difference would lay both bare.
+the secret, *from what is noised* and from how: the same answer sent twice reveals nothing twice. Two different changes
+(the coordinator repeats a round with other parts), or one change under two strengths of noise (another run with another
+ε), never wear the same noise: what they differ in would lay both bare.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from silotune.errors import InputError
 from silotune.parts import Tensors, digest
 
 _LEAST = 16
-_HALF = 2.0**-54
+_PIECE = 2.0**-52
 
 
 class Draws:
@@ -31,13 +32,13 @@ class Draws:
         self._key = key
 
     def uniform(self, purpose: str, name: str, shape: tuple[int, ...]) -> Tensor:
-        """Float64 in (0, 1), neither end ever: the middles of 2⁵³ equal pieces."""
+        """Float64 in (0, 1), neither end ever: the middles of 2⁵² equal pieces, all of which float64 holds exactly."""
         stream = hashlib.shake_256(f"{purpose}\x1f{name}\x1f".encode() + self._key).digest(8 * prod(shape))
-        pieces = np.frombuffer(stream, dtype="<u8") >> np.uint64(11)
-        return torch.from_numpy(pieces.astype(np.float64) * 2.0**-53 + _HALF).reshape(shape)
+        pieces = np.frombuffer(stream, dtype="<u8") >> np.uint64(12)
+        return torch.from_numpy((pieces.astype(np.float64) + 0.5) * _PIECE).reshape(shape)
 
 
-def draws(seed: int, secret: bytes | None, silo: str, number: int, change: Tensors) -> Draws:
+def draws(seed: int, secret: bytes | None, silo: str, number: int, change: Tensors, how: str) -> Draws:
     """The draws of a silo in a round.
 
     Args:
@@ -45,12 +46,18 @@ def draws(seed: int, secret: bytes | None, silo: str, number: int, change: Tenso
         secret: the silo's own; None: the seed decides, reproducibly.
         silo: its name; the coordinator's noise has a name of its own.
         number: the round.
-        change: what is noised; it decides only where there is a secret.
+        change: what is noised, and
+        how: by what steps and how strong, in words; both decide only where there is a secret.
     """
     purpose = f"uplink\x1f{silo}\x1f{number}"
     if secret is None:
         return Draws(hashlib.sha256(f"{purpose}\x1f{seed}".encode()).digest())
-    return Draws(hmac.digest(secret, f"{purpose}\x1f{digest(change)}".encode(), "sha256"))
+    return Draws(hmac.digest(secret, f"{purpose}\x1f{how}\x1f{digest(change)}".encode(), "sha256"))
+
+
+def secret_seed(seed: int, secret: bytes) -> int:
+    """A seed for what only the coordinator may know: which silos take part, where central noise counts on it."""
+    return int.from_bytes(hmac.digest(secret, f"choose\x1f{seed}".encode(), "sha256")[:8], "big") >> 1
 
 
 def read_secret(path: str | None) -> bytes | None:
