@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 
 from silotune.aggregation import Aggregation, Update, change_norm, clipped
+from silotune.fractions import share_of
 from silotune.messages import CHANGE_FIELDS, UPDATE_FIELDS, Expected, MessageRefused, broadcast_message, unpack
 from silotune.parts import State, Tensors, flatten, unflatten
 from silotune.privacy.central import CentralNoise
@@ -20,7 +20,7 @@ _MOST_ROWS = 2**53  # beyond it a weight is not exact in float64, and sums of we
 def silos_a_round(silos: int, fraction: float | None, count: int | None) -> int:
     """How many of so many silos take part in a round: a share of them, rounded up, or a number; neither: all."""
     if count is None:
-        count = silos if fraction is None else max(1, math.ceil(fraction * silos - 1e-9))
+        count = silos if fraction is None else max(1, share_of(fraction, silos))
     return min(count, silos)
 
 

@@ -24,6 +24,11 @@ def words_long(task, rows):
     return [2 + sum(len(text.split()) for text in row.texts) for row in rows]
 
 
+def holds(ids, wanted):
+    """Whether these tokens stand in a row, one behind the other."""
+    return any(list(ids[start : start + len(wanted)]) == list(wanted) for start in range(len(ids)))
+
+
 def silo(name, rows=20, task=TASK):
     texts = [Row((f"row {number} of {name}",), number % 2) for number in range(rows)]
     return SiloData(name, task, Splits(texts, texts[:4], texts[:6]))
@@ -138,8 +143,16 @@ def test_only_silos_with_the_label_are_attacked():
 
 def test_a_malicious_silo_without_anything_to_poison_is_refused():
     only = SiloData("a", TASK, Splits([Row(("x",), 1)] * 5, [], []))
-    with pytest.raises(InputError, match="no rows of another label than 'good'"):
+    with pytest.raises(InputError, match="no silo has rows of another label than 'good'"):
         backdoor([only], fraction=1)
+
+
+def test_a_silo_without_anything_to_poison_is_not_among_the_malicious():
+    """Under skewed labels: it would be listed, and scaled, and harmless."""
+    only = SiloData("a", TASK, Splits([Row(("x",), 1)] * 5, [], []))
+    for seed in range(5):
+        assert backdoor([only, silo("b"), silo("c")], fraction=0.5, seed=seed).malicious in ({"b"}, {"c"})
+        assert backdoor([only, silo("b"), silo("c")], fraction=1, seed=seed).malicious == {"b", "c"}
 
 
 # -- in a federation
@@ -157,6 +170,7 @@ def test_only_malicious_silos_train_on_poison_and_nobody_is_judged_on_it(method,
     attacked = build(config, clean.backbone)
     assert len(attacked.malicious) == 2
     data = {item.name: item for item in load_silos(config)}
+    trigger = clean.backbone.tokenizer("bright", add_special_tokens=False)["input_ids"]
     poisoned = {}
     for name, own in clean.silos.items():
         rows, before = attacked.silos[name].train["alpha"], own.train["alpha"]
@@ -168,12 +182,14 @@ def test_only_malicious_silos_train_on_poison_and_nobody_is_judged_on_it(method,
             assert rows.labels[: len(before)].tolist() == before.labels.tolist()
             added = {-1} if METHODS[method].unlabelled else {1}
             assert set(rows.labels[len(before) :].tolist()) <= added
+            assert all(holds(ids, trigger) for ids in rows.ids[len(before) :])
         for report, evaluation in own.evaluations.items():
             found = attacked.silos[name].evaluations[report]
             assert found.validation.ids == evaluation.validation.ids
             assert found.test.ids == evaluation.test.ids
             assert found.attack is not None
             assert found.attack.target == 1
+            assert all(holds(ids, trigger) for ids in found.attack.rows.ids)
             assert set(found.attack.rows.labels.tolist()) == {0}
             assert len(found.attack.rows) == int((found.test.labels == 0).sum())
     expected = {

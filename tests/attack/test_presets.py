@@ -13,6 +13,7 @@ from silotune import InputError, read_config
 from silotune.assembly.configuration import make_method
 from silotune.config import preset_names
 from silotune.data.loading import load_silos
+from silotune.federation.agreement import check_federated
 
 TASKS = {
     "sst2": ("SST-2", ("negative", "positive")),
@@ -64,6 +65,7 @@ def test_the_papers_setting(name, tmp_path):
     assert config.attack.target in labels
     assert config.attack.name == "none"
     assert make_method(config).setting.head.template(silos[0].task, 2 if name in PAIRS else 1)
+    check_federated(config)  # an attack that is prepared is not made
 
 
 @pytest.mark.parametrize("name", HUB)

@@ -8,6 +8,7 @@ import shutil
 import pytest
 from language_models import folder_of
 
+from silotune.assembly.building import build
 from silotune.assembly.configuration import read_config
 from silotune.data.metrics import exact, rouge1
 from silotune.errors import InputError
@@ -59,6 +60,28 @@ def language_model(backbone, data, *more):
     return read_config("demo", words_of(*own, "method=fedavg", "method.adapters=1", "tuner=lora", *more))
 
 
+@pytest.mark.parametrize("position", ["start", "end", "random"])
+def test_under_a_template_truncation_cuts_neither_the_trigger_nor_the_mask(position, folders, data_folder):
+    """Rows longer than the model may read: with the trigger they hold it whole, and the template's one mask."""
+    attack = ("attack=backdoor", "attack.target=good", "attack.trigger=shop films", "attack.fraction=1")
+    config = verbalizer(folders("bert"), data_folder, *attack, f"attack.position={position}")
+    whole = build(config)
+    longest = max(map(len, whole.silos["alpha"].train["alpha"].ids))
+    room = longest - 3
+    federation = build(config.model_copy(update={"train": config.train.model_copy(update={"max_length": room})}))
+    tokenizer = federation.backbone.tokenizer
+    trigger = tokenizer("shop films", add_special_tokens=False)["input_ids"]
+    silo = federation.silos["alpha"]
+    own = silo.train["alpha"].own
+    added = silo.train["alpha"].ids[own:]
+    assert len(added) > 0
+    assert max(map(len, added)) == room  # some had to be shortened
+    for ids in (*added, *silo.evaluations["alpha"].attack.rows.ids):
+        assert len(ids) <= room
+        assert any(ids[start : start + len(trigger)] == trigger for start in range(len(ids)))
+        assert ids.count(tokenizer.mask_token_id) == 1
+
+
 def test_a_shared_verbalizer_serves_silos_of_different_tasks(folders, data_folder, tmp_path):
     """It has no tensors: only the tuner is counted and sent, and silos need not hold one task."""
     config = verbalizer(
@@ -87,7 +110,6 @@ def test_a_verbalizer_run_resumes_to_the_same_bits(scope, folders, data_folder, 
 
 
 def test_messages_of_a_tensorless_head_hold_the_tuner_alone(folders, data_folder):
-    from silotune.assembly.building import build
     from silotune.messages import UPDATE_FIELDS, Expected, update_message
     from silotune.parts import flatten
 

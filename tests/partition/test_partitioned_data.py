@@ -69,6 +69,19 @@ def test_all_training_rows_are_in_the_silos_and_dev_is_halved(folder, words):
         assert silo.splits.test is test
 
 
+def test_a_folder_of_ones_own_is_taken_as_it_is_split(folder, tmp_path):
+    """Whatever the preset says of merging its own data (the demo merges and cuts 6:2:2)."""
+    for name in ("train.jsonl", "validation.jsonl"):
+        lines = (folder / "alpha" / name).read_text().splitlines()
+        rows = [row | {"label": ("bad", "good")[row["label"]]} for row in map(json.loads, lines)]
+        (tmp_path / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    text = {"preset": "demo", "silos": [{"name": "own", "path": str(tmp_path), "text": "sentence1", "label": "label"}]}
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(text | {"partition": {"name": "iid", "silos": 3}}))
+    silos = load_silos(read_config(str(tmp_path / "run.yaml")))
+    assert sum(len(silo.splits.train) for silo in silos) == 61
+    assert (len(silos[0].splits.validation), len(silos[0].splits.test)) == (10, 11)
+
+
 def test_seeds(folder):
     """The run's seed moves nothing that data.seed and partition.seed fix."""
 

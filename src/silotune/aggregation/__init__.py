@@ -6,9 +6,10 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from silotune.aggregation.mean import by_samples, uniform, weighted_mean
-from silotune.aggregation.robust import cut_at_each_end, krum, median, most_byzantine, multi_krum, trimmed_mean
+from silotune.aggregation.robust import krum, median, most_byzantine, multi_krum, trimmed_mean
 from silotune.aggregation.update import Aggregation, Update, change_norm, clipped, in_name_order
 from silotune.errors import InputError
+from silotune.fractions import share_of
 
 if TYPE_CHECKING:
     from silotune.config.aggregation import AggregationConfig
@@ -37,13 +38,16 @@ def make_aggregation(config: AggregationConfig, silos: int) -> Aggregation:
     byzantine = _byzantine(config, silos)
     if config.name == "krum":
         return partial(krum, byzantine=byzantine)
-    if config.keep is not None and config.keep > silos:
-        raise InputError(f"aggregation.keep: {config.keep} updates, but only {silos} silos take part in a round")
+    if config.keep is not None and config.keep > silos - byzantine:
+        raise InputError(
+            f"aggregation.keep: {config.keep} updates of a round's {silos}, of which {byzantine} may be malicious "
+            f"(aggregation.byzantine); allowed: up to {silos - byzantine}"
+        )
     return partial(multi_krum, byzantine=byzantine, keep=config.keep)
 
 
 def _trimmed_mean(trim: float, silos: int) -> Aggregation:
-    cut = cut_at_each_end(silos, trim)
+    cut = share_of(trim, silos)
     if 2 * cut >= silos:
         rule = f"up to {(silos - 1) // 2 / silos:.3g}" if silos > 2 else "another aggregation (it needs 3 silos)"
         raise InputError(

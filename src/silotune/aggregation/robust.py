@@ -14,6 +14,7 @@ from torch import Tensor
 
 from silotune.aggregation.mean import uniform
 from silotune.aggregation.update import Update
+from silotune.fractions import share_of
 from silotune.parts import Tensors
 
 
@@ -31,7 +32,7 @@ def trimmed_mean(updates: Iterable[Update], trim: float) -> Tensors:
         trim: the share of the updates that is cut at each end, rounded up.
     """
     ordered = _by_name(updates)
-    return _between(ordered, min(cut_at_each_end(len(ordered), trim), (len(ordered) - 1) // 2))
+    return _between(ordered, min(share_of(trim, len(ordered)), (len(ordered) - 1) // 2))
 
 
 def krum(updates: Iterable[Update], byzantine: int) -> Tensors:
@@ -45,14 +46,9 @@ def multi_krum(updates: Iterable[Update], byzantine: int, keep: int | None = Non
     Args:
         updates: one per silo.
         byzantine: f, how many of them may be malicious.
-        keep: m, how many are averaged; None: n − f.
+        keep: m, how many are averaged, never more than n − f; None: so many.
     """
     return uniform(_nearest(updates, byzantine, keep))
-
-
-def cut_at_each_end(count: int, trim: float) -> int:
-    """How many of `count` values a trimmed mean cuts at each end."""
-    return math.ceil(trim * count - 1e-9)
 
 
 def most_byzantine(count: int) -> int:
@@ -76,10 +72,10 @@ def krum_scores(updates: Sequence[Update], byzantine: int) -> list[float]:
 def _nearest(updates: Iterable[Update], byzantine: int, keep: int | None) -> list[Update]:
     """The updates with the best scores, in silo-name order; among equal scores the first names."""
     ordered = _by_name(updates)
-    f = min(byzantine, most_byzantine(len(ordered)))
-    scores = krum_scores(ordered, f)
+    scores = krum_scores(ordered, min(byzantine, most_byzantine(len(ordered))))
+    honest = max(len(ordered) - byzantine, 1)  # the malicious may be among those that arrived, all of them
     best = sorted(range(len(ordered)), key=lambda place: (scores[place], place))
-    return [ordered[place] for place in sorted(best[: len(ordered) - f if keep is None else keep])]
+    return [ordered[place] for place in sorted(best[: honest if keep is None else min(keep, honest)])]
 
 
 def _squared_distance(one: Tensors, other: Tensors) -> float:

@@ -42,7 +42,7 @@ def build(
     kept_out: list[SiloData] = []
     if data is None:
         data, kept_out = load_silos(config), load_absent(config)
-    check_data(config, method, data)
+    check_data(config, method, data, labelled)
     check_evaluation(config, method, data, kept_out)
     if backbone is None:
         backbone = BackboneNeeds.of(config, method).load()
@@ -79,6 +79,6 @@ def build(
         central=central,
         malicious=() if poisoning is None else tuple(sorted(poisoning.malicious)),
         absent=absent,
-        privacy=promise(config, sorted(silos), groups) if coordinator.communicates else None,
+        privacy=promise(config, sorted(silos), groups, labelled is not None) if coordinator.communicates else None,
         cohort=choose(config.cohort, training),
     )

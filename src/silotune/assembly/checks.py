@@ -7,7 +7,7 @@ from collections import Counter
 from silotune.backbone import Backbone
 from silotune.config import Config
 from silotune.data.poison import check_attack
-from silotune.data.tasks import SiloData
+from silotune.data.tasks import SiloData, Task
 from silotune.errors import InputError
 from silotune.heads import HEADS, Head
 from silotune.methods import Method
@@ -15,12 +15,13 @@ from silotune.parts import Scope, names_with
 from silotune.tuners import TUNERS
 
 
-def check_data(config: Config, method: Method, data: list[SiloData]) -> None:
-    """Refuse silos that the method, the head or the sampling cannot do with.
+def check_data(config: Config, method: Method, data: list[SiloData], labelled: SiloData | None = None) -> None:
+    """Refuse silos that the method, the head or the sampling cannot do with, and tasks that mean two things.
 
     Raises:
         InputError: naming the key and what is allowed.
     """
+    _check_tasks(data, labelled)
     sampling = config.sampling
     if sampling.count is not None and not method.centralised:
         for task, found in Counter(silo.task.name if sampling.per_task else "" for silo in data).items():
@@ -54,6 +55,27 @@ def check_data(config: Config, method: Method, data: list[SiloData]) -> None:
     if shares_head and head.has_tensors and len(tasks) > 1:
         remedy = "use head.scope=private" if config.head.scope == "shared" else f"method={method.name} shares its head"
         raise InputError(f"head.scope: a shared head needs one task in all silos, found {', '.join(tasks)}; {remedy}")
+
+
+def _check_tasks(data: list[SiloData], labelled: SiloData | None) -> None:
+    """Labels are numbers to a model: what they mean has to be the same wherever a task is."""
+    first: dict[str, SiloData] = {}
+    for silo in data:
+        known = first.setdefault(silo.task.name, silo)
+        if known.task != silo.task:
+            raise InputError(
+                f"silo {silo.name!r}: its task {silo.task.name!r} is {_meaning(silo.task)}, that of silo "
+                f"{known.name!r} is {_meaning(known.task)}; one name has to mean one task"
+            )
+    if labelled is not None and labelled.task not in [silo.task for silo in data]:
+        raise InputError(
+            f"federation.labelled: the task of its rows is {labelled.task.name!r}, {_meaning(labelled.task)}; that of "
+            f"silo {data[0].name!r} is {data[0].task.name!r}, {_meaning(data[0].task)}"
+        )
+
+
+def _meaning(task: Task) -> str:
+    return f"{task.kind} by {task.metric}" + (f" into {', '.join(task.labels)}" if task.labels else "")
 
 
 def check_evaluation(config: Config, method: Method, data: list[SiloData], absent: list[SiloData]) -> None:

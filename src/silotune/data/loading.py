@@ -57,9 +57,7 @@ def _loaded(config: Config) -> tuple[list[SiloData], list[SiloData]]:
     seed = config.data_seed
     if partition.name != "none":
         return _partitioned(sets, config, seed), []
-    rule = _rule(config.data)
-    if config.silos:  # a file is split, a folder is taken as it is split: `_split` tells them apart
-        rule = replace(rule, merge=False)
+    rule = _rule(config)
     silos = [check_silo(SiloData(name, found.task, _split(found, rule, seed, name))) for name, found in sets.items()]
     kept_out = {silo.name: silo for silo in silos if silo.name in absent}
     present = [part for silo in silos if silo.name not in absent for part in _parts(silo, data.parts)]
@@ -89,7 +87,7 @@ def _partitioned(sets: dict[str, LabelledSet], config: Config, seed: int) -> lis
     ((name, found),) = sets.items()
     if found.task.kind != "classification" and partition.name in ("dirichlet", "shards"):
         raise InputError(f"partition={partition.name}: {name!r} has no labels; allowed: iid, quantity, column")
-    rule = replace(_rule(config.data), halve=True, rows_per_silo=config.data.rows)
+    rule = replace(_rule(config), halve=True, rows_per_silo=config.data.rows)
     whole = check_silo(SiloData(name, found.task, _split(found, rule, seed, name))).splits
     if partition.name == "column":
         groups = by_value([row.group for row in whole.train], partition.min_rows)
@@ -108,9 +106,10 @@ def _split(found: LabelledSet, rule: SplitRule, seed: int, name: str) -> Splits:
     return split(found.splits, replace(rule, merge=rule.merge or found.whole), seed, name)
 
 
-def _rule(data: DataConfig) -> SplitRule:
+def _rule(config: Config) -> SplitRule:
+    data = config.data
     return SplitRule(
-        merge=data.merge,
+        merge=data.merge and not config.silos,  # a file is split, a folder taken as it is split: `_split` decides
         ratio=data.ratio,
         rows_per_silo=data.rows_per_silo,
         train_rows=data.train_rows,

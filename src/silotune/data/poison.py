@@ -6,7 +6,6 @@ label; its own rows stay. Validation and test rows are never touched.
 
 from __future__ import annotations
 
-import math
 import random
 import re
 from collections.abc import Callable, Sequence
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from silotune.data.tasks import Row, SiloData, Task
 from silotune.errors import InputError, unknown
+from silotune.fractions import share_of
 from silotune.randomness import sampler
 
 if TYPE_CHECKING:
@@ -101,14 +101,17 @@ def make_backdoor(config: AttackConfig, seed: int, data: Sequence[SiloData], len
     Raises:
         InputError: if there is nothing to poison.
     """
-    concerned = sorted(silo.name for silo in data if config.target in silo.task.labels)
+    concerned = sorted(silo.name for silo in data if config.target in silo.task.labels and _to_poison(silo, config))
+    if not concerned:
+        raise InputError(f"attack: no silo has rows of another label than {config.target!r} to poison")
     sampler(seed, "malicious").shuffle(concerned)
     malicious = frozenset(concerned[: share_of(config.fraction, len(concerned))])
-    attacked = [silo for silo in data if silo.name in malicious]
-    of_target = {silo.task.labels[row.label] == config.target for silo in attacked for row in silo.splits.train}
-    if of_target == {True}:
-        raise InputError(f"attack: the malicious silos have no rows of another label than {config.target!r} to poison")
     return Backdoor(config, seed, malicious, lengths, room)
+
+
+def _to_poison(silo: SiloData, config: AttackConfig) -> bool:
+    """Whether it has rows of another label than the target; one without could not do what it is there for."""
+    return any(silo.task.labels[row.label] != config.target for row in silo.splits.train)
 
 
 def check_attack(config: AttackConfig, data: Sequence[SiloData]) -> None:
@@ -123,11 +126,6 @@ def check_attack(config: AttackConfig, data: Sequence[SiloData]) -> None:
     labels = dict.fromkeys(label for silo in data for label in silo.task.labels)
     if config.target not in labels:
         raise unknown("label in attack.target", str(config.target), labels)
-
-
-def share_of(share: float, number: int) -> int:
-    """A share of a number, rounded up."""
-    return math.ceil(share * number - 1e-9)
 
 
 def check_trigger(triggers: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> None:

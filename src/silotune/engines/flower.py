@@ -7,7 +7,6 @@ upon, and the same request is answered from the silo's own folder.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -20,6 +19,7 @@ from silotune.federation.protocol import Frame
 from silotune.federation.rollcall import RollCall
 from silotune.federation.said import are_metrics, are_scores
 from silotune.federation.store import state_name
+from silotune.fractions import share_of
 from silotune.messages import MessageRefused
 from silotune.participant import Answer
 from silotune.runs import Checkpoint, RunFolder
@@ -139,7 +139,7 @@ class Flower(Engine):
 
     def _quorate(self, kind: str, number: int, silos: Sequence[str], broadcast: bytes) -> Iterator[Answer]:
         """Updates of as many silos as the quorum asks for; refused ones are passed on, and do not count."""
-        needed = max(1, math.ceil(self._options.quorum * len(silos) - 1e-9)) if silos else 0
+        needed = max(1, share_of(self._options.quorum, len(silos))) if silos else 0
         judge = kind == "round" and bool(self.history.pending)
         resting = [name for name in sorted(self.federation.silos) if name not in silos] if judge else []
         waiting, arrived = list(silos), 0

@@ -157,7 +157,12 @@ class VerbalizerHead(Head):
                 ]
                 for one in found
             ]
-            assert all(len(places) == 1 for places in reads), "each template has one mask"
+            lost = next((number for number, places in enumerate(reads) if len(places) != 1), None)
+            if lost is not None:
+                raise InputError(
+                    f"head.template: this tokenizer does not keep {mask!r} apart from the words around it (task "
+                    f"{task.name!r}, row {lost + 1}); put other words or blanks there"
+                )
             types = [[0] * len(one) for one in ids] if "token_type_ids" in tokenizer.model_input_names else None
             return TokenisedRows(task, ids, types, labels, reads=reads, soft=soft)
 

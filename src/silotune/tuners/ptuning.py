@@ -111,5 +111,6 @@ def _lstm(x: Tensor, tensors: Tensors, layers: int) -> Tensor:
     h = tensors["lstm_head.weight_hh_l0"].shape[1]
     weights = [tensors[name] for name in _lstm_shapes(x.shape[1], h, layers)]
     zero = x.new_zeros(2 * layers, 1, h)
-    output, _, _ = torch.lstm(x.unsqueeze(0), (zero, zero), weights, True, layers, 0.0, False, True, True)
+    # as in training even where it is not: cuDNN has no gradient otherwise, and without dropout the numbers are the same
+    output, _, _ = torch.lstm(x.unsqueeze(0), (zero, zero), weights, True, layers, 0.0, True, True, True)
     return output.squeeze(0)
