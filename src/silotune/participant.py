@@ -9,6 +9,7 @@ import torch
 
 from silotune.attack import magnified
 from silotune.messages import Expected, change_message, read_broadcast, shared_tensors, update_message
+from silotune.norms import change_from
 from silotune.parts import Scope, State, Tensors, flatten
 from silotune.privacy.budget import Privacy
 from silotune.silo import Silo, SiloState
@@ -101,11 +102,7 @@ class Participant:
 
     def _change(self, state: State, received: State, memory: Tensors, number: int, silo: Silo) -> tuple[bytes, Tensors]:
         """The message with the shared parts' change, and what the silo keeps of it."""
-        before = flatten(received)
-        change = {
-            name: tensor.double() - before[name].double()
-            for name, tensor in shared_tensors(state, self.training.parts).items()
-        }
+        change = change_from(flatten(received), shared_tensors(state, self.training.parts))
         written, kept = self.uplink.send(change, memory, silo.name, number)
         return change_message(written, self.uplink.label, number, silo.name, silo.rows), kept
 

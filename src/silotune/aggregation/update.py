@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from silotune.norms import change_from, norm_of, scaled_down
 from silotune.parts import Tensors
 
 
@@ -40,8 +40,8 @@ def in_name_order(updates: Iterable[Update], silos: Sequence[str]) -> Iterator[U
 
 
 def change_norm(tensors: Tensors, before: Tensors) -> float:
-    """`‖θ_k − θ‖₂` over all tensors, in float64: of the change, not of the weights."""
-    return math.sqrt(sum(float((t.double() - before[name].double()).square().sum()) for name, t in tensors.items()))
+    """`‖θ_k − θ‖₂` over all tensors: of the change, not of the weights."""
+    return norm_of(change_from(before, tensors), "l2")
 
 
 def clipped(update: Update, before: Tensors, limit: float) -> Update:
@@ -50,12 +50,9 @@ def clipped(update: Update, before: Tensors, limit: float) -> Update:
     Norm clipping at the coordinator (Sun et al. 2019, "Can You Really Backdoor Federated Learning?", section 4). An
     update within the limit is kept to the bit.
     """
-    norm = change_norm(update.tensors, before)
-    if norm <= limit:
+    change = change_from(before, update.tensors)
+    if norm_of(change, "l2") <= limit:
         return update
-    factor = limit / norm
-    tensors = {
-        name: (before[name].double() + factor * (tensor.double() - before[name].double())).to(tensor.dtype)
-        for name, tensor in update.tensors.items()
-    }
+    shorter = scaled_down(change, limit, "l2")
+    tensors = {name: (before[name].double() + shorter[name]).to(t.dtype) for name, t in update.tensors.items()}
     return replace(update, tensors=tensors)

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 
 from silotune.aggregation.update import Update
+from silotune.norms import change_from, scaled_down
 from silotune.parts import Tensors
-from silotune.uplink.clip import scaled_down
 from silotune.uplink.draws import draws
 from silotune.uplink.gaussian import Gaussian
 
@@ -41,8 +41,7 @@ class CentralNoise:
         """The shared parts after a round; `updates` in silo-name order."""
         mean: Tensors = {name: torch.zeros_like(tensor, dtype=torch.float64) for name, tensor in before.items()}
         for update in updates:
-            change = {name: update.tensors[name].double() - tensor.double() for name, tensor in before.items()}
-            for name, tensor in scaled_down(change, self.clip, "l2").items():
+            for name, tensor in scaled_down(change_from(before, update.tensors), self.clip, "l2").items():
                 mean[name] += tensor / self.silos
         noise = Gaussian(self.multiplier * self.clip / self.silos)
         noised = noise(mean, draws(self.seed, self.secret, COORDINATOR, number, mean, repr(noise)))
