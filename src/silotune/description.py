@@ -58,5 +58,6 @@ def _sentence(sent: list[dict[str, Any]], uplink: list[str], centralised: bool) 
         what = f"the change of {names} ({parameters:,} parameters) after {', '.join(uplink)}"
     return (
         f"What leaves a silo: {what}, the "
-        "round number, the silo's name and its number of training rows. Texts, labels and all other parts stay."
+        "round number, the silo's name and its number of training rows. Texts, their labels and all other parts stay. "
+        "Between machines also the names of its task and of the labels, and the numbers in its silo config's `share`."
     )

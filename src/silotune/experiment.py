@@ -11,6 +11,7 @@ from typing import Any
 from silotune.assembly.building import build
 from silotune.assembly.configuration import read_config
 from silotune.assembly.federation import Federation
+from silotune.assembly.start import keep_start
 from silotune.backbone import Backbone
 from silotune.config import Config, dump
 from silotune.engines.base import Progress
@@ -20,7 +21,6 @@ from silotune.errors import OR_RESUME, require_unused, unknown
 from silotune.evaluation.instances import keep_instances
 from silotune.evaluation.scores import state_of
 from silotune.files import write_text
-from silotune.interop.start import keep_start
 from silotune.parts import digest, flatten
 from silotune.personal import PersonalModel
 from silotune.runs import working_in

@@ -9,6 +9,7 @@ from typing import Any
 
 from silotune.assembly.building import build
 from silotune.assembly.configuration import make_method, read_config
+from silotune.assembly.start import FILE
 from silotune.backbone import Backbone
 from silotune.config import Config
 from silotune.data.tasks import SiloData, Splits, Task
@@ -16,7 +17,6 @@ from silotune.engines.inprocess import InProcess
 from silotune.errors import InputError
 from silotune.evaluation.instances import read_instances
 from silotune.experiment import Run
-from silotune.interop.start import FILE
 from silotune.parts import Scope, names_with
 from silotune.runs import RunFolder, read_summary
 
@@ -57,7 +57,7 @@ def load_run(folder: str | Path, backbone: Backbone | None = None, precision: st
 
 def _check_whole(path: Path, summary: dict[str, Any], config: Config) -> None:
     """Refuse a folder without the private parts: what began with the seed must not pass for what a silo trained."""
-    if summary.get("engine") != "flower":  # engines.flower.Flower.label; Flower itself need not be installed here
+    if summary.get("engine") != "flower":  # federation.engine.Flower.label; Flower itself need not be installed here
         return
     private = names_with(make_method(config).parts(), Scope.PRIVATE)
     if private:

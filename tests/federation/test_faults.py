@@ -17,9 +17,9 @@ import pytest
 from federation.processes import SAME, assert_nothing_is_left, finish, processes, wait_until
 from federation.rig import DirectLink, answering, job, local_configs
 from invariants.cases import logged
-from silotune.engines.flower import Flower
 from silotune.experiment import run
 from silotune.federation.coordinate import coordinate
+from silotune.federation.engine import Flower
 from silotune.federation.link import LinkLost
 from silotune.federation.local_processes import STARTS
 from silotune.federation.protocol import decode

@@ -21,9 +21,9 @@ from safetensors.torch import load, save
 
 from federation.rig import DirectLink, job, local_configs
 from silotune.aggregation import Update
-from silotune.engines.flower import Flower
 from silotune.federation import coordinate as coordinate_module
 from silotune.federation.coordinate import coordinate
+from silotune.federation.engine import Flower
 from silotune.federation.protocol import Frame, decode
 from silotune.federation.session import Session
 from silotune.parts import flatten

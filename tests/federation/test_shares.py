@@ -48,6 +48,30 @@ def test_a_silo_shares_only_what_it_agreed_to(tiny_config, tmp_path):
             assert said_in(frame.blobs["message"])["rows"] == 1
 
 
+def test_parts_that_an_operator_does_not_let_go_stay(tiny_config, tmp_path):
+    """Whatever the coordinator configures: the silo refuses before anything is trained."""
+    for method, words, send, refused in (
+        (
+            "fedavg",
+            ("head=linear", "head.scope=shared", "data.tasks=[alpha]", "method.adapters=1"),
+            ["global"],
+            "shares head",
+        ),
+        ("fedmcp", (), [], "shares global; its silo config lets only nothing leave"),
+        ("fedmcp", (), ["global", "head"], None),
+    ):
+        config = tiny_config(method, "rounds=1", "train.steps=1", *words)
+        out = tmp_path / f"{method}-{refused is None}-{len(send)}"
+        configs = local_configs(config, out, send=send)
+        link = DirectLink(answering(configs))
+        if refused is None:
+            coordinate(job(config, out, configs), link)
+        else:
+            with pytest.raises(SilotuneError, match=refused):
+                coordinate(job(config, out, configs), link)
+            assert not any(decode(data).kind == "answer" for _, data in link.came)
+
+
 def test_what_is_no_longer_shared_does_not_leave_with_an_answer_that_was_kept(tiny_config, tmp_path):
     """Round 2's answer was given and went under; by the time it is asked for again, fewer numbers may leave."""
     config = tiny_config("fedmcp", *SHORT, "uplink=clip,laplace,int8")

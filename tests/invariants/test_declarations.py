@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from silotune.heads import HEADS
 from silotune.methods import METHODS, Setting
-from silotune.methods.base import GLOBAL, PRIVATE, Phase, Prediction, frozen, previous, received
+from silotune.methods.base import GLOBAL, HEAD, PRIVATE, Phase, Prediction, frozen, previous, received
 from silotune.methods.check import check_method
 from silotune.methods.fedmatch import FedMatch
+from silotune.parts import Part
 from silotune.tuners import TUNERS
 
 
@@ -44,6 +47,8 @@ def variant(**changes: object) -> FedMatch:
         ({"views": {"full": {previous(GLOBAL): 1}}}, "'remembers' does not name"),
         ({"start": {GLOBAL: PRIVATE}}, "copies the private part 'private' into the shared 'global'"),
         ({"start": {PRIVATE: "head_2"}}, "unknown part 'head_2'"),
+        ({"skips_first": True}, "skips a silo's first participation, which nothing tells"),
+        ({"views": {"full": {HEAD: 1}}}, "mixes 'head', which is no adapter"),
     ],
 )
 def test_a_slip_is_refused_by_name(changes: dict, complaint: str) -> None:
@@ -64,3 +69,25 @@ def test_a_prediction_of_an_unknown_part_is_refused() -> None:
 
     with pytest.raises(ValueError, match="unknown part 'globl'"):
         check_method(Lost(setting()))
+
+
+def test_a_prediction_whose_head_is_an_adapter_is_refused() -> None:
+    class Headless(FedMatch):
+        name = "headless"
+
+        def prediction(self) -> Prediction:
+            return Prediction({GLOBAL: 1}, head=GLOBAL)
+
+    with pytest.raises(ValueError, match="unknown head 'global'"):
+        check_method(Headless(setting()))
+
+
+def test_a_part_that_begins_as_an_unknown_one_is_refused() -> None:
+    class Orphan(FedMatch):
+        name = "orphan"
+
+        def parts(self) -> dict[str, Part]:
+            return super().parts() | {PRIVATE: replace(super().parts()[PRIVATE], start="globl")}
+
+    with pytest.raises(ValueError, match="'private' begins as an unknown part 'globl'"):
+        check_method(Orphan(setting()))

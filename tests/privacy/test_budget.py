@@ -10,11 +10,13 @@ import torch
 from invariants.cases import logged, same, tapped
 from silotune.assembly.building import build
 from silotune.assembly.configuration import read_config
+from silotune.config import uplink as words_of_the_uplink
 from silotune.errors import InputError
 from silotune.finished import load_run
 from silotune.participant import USES, Participant
 from silotune.privacy.accounting import CentralAccount, GaussianAccount, gaussian_multiplier
-from silotune.privacy.budget import BudgetSpent, Privacy, make_privacy
+from silotune.privacy.budget import ACCOUNTS, BudgetSpent, Privacy, make_privacy
+from silotune.uplink import CODECS, NOISES
 
 LDP = ("uplink=clip,laplace", "uplink.epsilon=8")
 
@@ -182,3 +184,9 @@ def test_the_command_prints_the_promise_before_it_starts(silotune, place):
     assert refused.code == 2
     assert "privacy.epsilon" in refused.err
     assert not (place / "other").exists()
+
+
+def test_every_noise_has_a_step_and_an_account():
+    """A word that the configuration knows and one of them does not would be another noise, or free of cost."""
+    assert set(NOISES) == set(ACCOUNTS) == set(words_of_the_uplink.NOISES)
+    assert set(CODECS) == set(words_of_the_uplink.CODECS)

@@ -132,7 +132,7 @@ def test_a_real_partitioned_run(tiny_config, tmp_path: Path) -> None:
     assert "<td" in found["results"]
     for entry in entries:
         points = curve(entry, mean_validation)
-        logged = [event["validation"]["global"] for event in entry.best.of("round")]
+        logged = [event["validation"]["global"] for event in entry.first.of("round")]
         assert points is not None
         assert (points.x, points.mean) == ([1, 2], logged)
 

@@ -9,6 +9,7 @@ from silotune.assembly.configuration import BackboneNeeds, make_method, on_this_
 from silotune.assembly.coordination import make_coordinator, promise, sampling_groups
 from silotune.assembly.federation import Federation
 from silotune.assembly.silos import backdoor, make_silos
+from silotune.assembly.start import read_start
 from silotune.backbone import Backbone
 from silotune.cohort import choose
 from silotune.config import Config
@@ -16,7 +17,6 @@ from silotune.data.labelled import labelled_rows
 from silotune.data.loading import load_absent, load_silos
 from silotune.data.tasks import SiloData
 from silotune.frozen_prefix import FrozenPrefix
-from silotune.interop.start import read_start
 from silotune.silo import Silo
 from silotune.training import LocalTraining
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from silotune.assembly.building import build
+from silotune.assembly.start import keep_start
 from silotune.backbone import Backbone
 from silotune.comparison.cells import Kind, Summary
 from silotune.config import Config, dump
@@ -16,7 +17,6 @@ from silotune.engines.base import Progress
 from silotune.engines.inprocess import InProcess
 from silotune.errors import Diverged, InputError
 from silotune.files import write_text
-from silotune.interop.start import keep_start
 from silotune.runs import working_in
 
 FILE = "trial.json"

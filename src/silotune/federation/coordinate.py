@@ -13,20 +13,20 @@ from typing import Any
 from silotune.assembly.building import build
 from silotune.assembly.configuration import BackboneNeeds, make_method, on_this_machine, read_config
 from silotune.assembly.federation import Federation
+from silotune.assembly.start import keep_start
 from silotune.config import Config, dump
 from silotune.data.tasks import SiloData, Splits
-from silotune.engines.flower import Flower
 from silotune.errors import OR_RESUME, InputError, SilotuneError, require_unused
 from silotune.federation import outcome
 from silotune.federation.acquaintance import FOLDER, Acquaintance
 from silotune.federation.agreement import check_federated, travelling
+from silotune.federation.engine import Flower
 from silotune.federation.handshake import Hello, Identity, check_identity
 from silotune.federation.link import Link, LinkLost
 from silotune.federation.protocol import Frame
 from silotune.federation.rollcall import RollCall
 from silotune.federation.rows import read_rows
 from silotune.files import write_text
-from silotune.interop.start import keep_start
 from silotune.locking import claimed
 from silotune.parts import digest, flatten
 from silotune.runs import RunFolder

@@ -26,7 +26,8 @@ class LocalConfig(Section):
     `data`: its rows, with the keys of an entry of `silos` (path, text, label, task, labels, kind, metric); or `rows`:
     a folder of rows as they are. `share`: the numbers that may leave: scores on validation and test rows, row counts
     (and the numbers of steps and tokens, which follow from them), losses, seconds. Without `rows` among them only
-    aggregations that do not weigh silos are accepted. `backbone`, `start`, `threads`: on this machine. `secret`: random
+    aggregations that do not weigh silos are accepted. `send`: the parts that may leave, by name (`silotune parts
+    METHOD`); a run that shares others is refused. `backbone`, `start`, `threads`: on this machine. `secret`: random
     bytes for the silo's own noise; without them noise is refused, unless `seeded_noise` takes it from the run's seed,
     which the coordinator knows. `epsilon`: what all runs over these rows may cost together, whatever budget a run has.
     With `secret` or `epsilon` a run without noise is refused. `config`: the configuration that was agreed on; any other
@@ -40,6 +41,7 @@ class LocalConfig(Section):
     data: SiloConfig | None = None
     rows: str | None = Field(None, min_length=1)
     share: list[Shared]
+    send: list[str] | None = None
     backbone: str = "default"
     start: str | None = Field(None, min_length=1)
     secret: str | None = Field(None, min_length=1)

@@ -24,6 +24,7 @@ from silotune.federation.handshake import HandshakeRefused, Identity, check_iden
 from silotune.federation.local import LocalConfig
 from silotune.federation.rows import read_rows
 from silotune.methods import Method
+from silotune.parts import Scope, names_with
 
 
 class Preparation:
@@ -79,6 +80,7 @@ class Preparation:
         check_federated(config)
         self._check_shared(config)
         method = make_method(config)
+        self._check_sent(method)
         config = self._own(config)
         backbone = self._load(config, method)
         if coordinators is not None:  # before anything that fails for want of the right backbone
@@ -99,6 +101,17 @@ class Preparation:
         self._check_noise(config)
         if config.start is not None and self.local.start is None:
             raise HandshakeRefused(f"silo {self.local.name!r}: the run starts from a LoRA; its silo config needs start")
+
+    def _check_sent(self, method: Method) -> None:
+        """A method says what is shared, and the coordinator which method: the operator has a say as well."""
+        allowed = self.local.send
+        shared = names_with(method.parts(), Scope.SHARED)
+        others = [] if allowed is None else [name for name in shared if name not in allowed]
+        if others:
+            raise HandshakeRefused(
+                f"silo {self.local.name!r}: method={method.name} shares {', '.join(others)}; its silo config lets only "
+                f"{', '.join(allowed or ['nothing'])} leave (send)"
+            )
 
     def _check_noise(self, config: Config) -> None:
         """The silo's own noise is as its operator wants it, whatever the coordinator would have."""

@@ -1,6 +1,7 @@
 """A silo's side of one run: backbone, tokenised rows and state, and what is answered to the coordinator's requests.
 
-Torch runs here, in one thread. Everything that leaves is made by `Session.answer`.
+Torch runs here, in one thread. Every answer to a coordinator is made by `Session.answer` (to a ping, which tools on the
+same machine ask, `worker.py` says its name, process and whether it is busy).
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from silotune.errors import InputError
 from silotune.interop.joined import Joined
 from silotune.pretrained import default_backbone
 
@@ -50,6 +51,8 @@ def fold_in(model: Any, kind: str, adapter: Joined) -> None:
         elif kind == "bitfit":
             bias = base.get_submodule(name.removesuffix(".bias")).bias
             bias.copy_((bias.double() + tensor.double()).float())
+        elif kind != "lora":
+            raise InputError(f"export: tuner={kind} cannot be folded into weights")
 
 
 def _scale(module: nn.Module, factor: Tensor) -> None:

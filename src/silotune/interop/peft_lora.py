@@ -11,9 +11,9 @@ import torch
 from safetensors import SafetensorError
 
 from silotune.architectures import SITE_FIELDS
+from silotune.assembly.start import Start
 from silotune.backbone import Backbone
 from silotune.errors import InputError
-from silotune.interop.start import Start
 from silotune.parts import Tensors
 from silotune.tensor_bytes import read_tensors
 from silotune.tuners.sites import is_linear, widths

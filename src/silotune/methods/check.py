@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from silotune.anchors import ANCHORS, parsed
+from silotune.heads import Head
 from silotune.methods.base import Method, Phase
 from silotune.parts import Part, Scope
+from silotune.tuners import Tuner
 from silotune.weighting import INSTANCES, InstanceWeighting
 
 
@@ -12,8 +14,9 @@ def check_method(method: Method) -> None:
     """Check parts, phases and prediction against each other.
 
     Raises:
-        ValueError: a part that does not exist, an unknown anchor, an anchor of a part that has none, a private part
-            copied into a shared one, or one in a phase of the coordinator.
+        ValueError: a part that does not exist or cannot stand there, an unknown anchor, an anchor of a part that has
+            none, a private part copied into a shared one or used in a phase of the coordinator, or a phase that no
+            silo would ever run.
     """
     parts = method.parts()
     for name in parts:
@@ -21,6 +24,8 @@ def check_method(method: Method) -> None:
             raise ValueError(f"method {method.name}: part name {name!r} holds a slash or colon")
         if name == INSTANCES:
             raise ValueError(f"method {method.name}: no part can be called {name!r}; a silo's own texts are")
+        if parts[name].start is not None and parts[name].start not in parts:
+            raise ValueError(f"method {method.name}: part {name!r} begins as an unknown part {parts[name].start!r}")
     for phase in (*method.phases(), *method.server_phases()):
         _check_phase(method, parts, phase)
     for phase in method.server_phases():
@@ -37,7 +42,7 @@ def check_method(method: Method) -> None:
     prediction = method.prediction()
     for key in prediction.mix:
         _check_key(method, parts, "the prediction", key)
-    if prediction.head not in parts:
+    if prediction.head not in parts or not isinstance(parts[prediction.head].module, Head):
         raise ValueError(f"method {method.name}: the prediction names an unknown head {prediction.head!r}")
     if prediction.weighting is not None:
         _check_weighting(method, parts, prediction.weighting)
@@ -53,6 +58,11 @@ def _check_weighting(method: Method, parts: dict[str, Part], weighting: Instance
 
 def _check_phase(method: Method, parts: dict[str, Part], phase: Phase) -> None:
     where = f"phase {phase.name!r}"
+    if phase.skips_first and not method.remembers:
+        raise ValueError(
+            f"method {method.name}: {where} skips a silo's first participation, which nothing tells from later ones: "
+            "'remembers' names no part"
+        )
     for name in (*phase.trains, *phase.start, *phase.start.values(), *method.remembers):
         if name not in parts:
             raise ValueError(
@@ -76,6 +86,8 @@ def _check_key(method: Method, parts: dict[str, Part], where: str, key: str) -> 
         )
     if name not in parts:
         raise ValueError(f"method {method.name}: {where} mixes an unknown part {name!r}; there are: {', '.join(parts)}")
+    if not isinstance(parts[name].module, Tuner):
+        raise ValueError(f"method {method.name}: {where} mixes {name!r}, which is no adapter")
     if anchor == "received" and parts[name].scope is Scope.PRIVATE:
         raise ValueError(
             f"method {method.name}: {where} asks for the private part {name!r} as received; it never travels"

@@ -78,7 +78,7 @@ class Privacy:
             BudgetSpent: it does not fit into the budget.
         """
         if self.budget is not None and affordable(self.account, self.budget - before, uses) < uses:
-            others = f", other runs {before:.4g}" if before else ""
+            others = ", and other runs over the same rows" if before else ""  # how much is not the coordinator's affair
             raise BudgetSpent(
                 f"privacy.epsilon: the budget of {self.budget:g} is spent after {uses - 1} rounds "
                 f"(ε = {self.account.total(uses - 1):.4g}{others})"
@@ -147,13 +147,25 @@ def _local(config: Config, choose: Choose) -> Privacy:
 
 def local_account(config: Config) -> Account:
     """Of the noise in a silo."""
+    assert config.uplink.noise is not None, "there is noise"
+    return ACCOUNTS[config.uplink.noise](config)
+
+
+def _laplace(config: Config) -> Account:
+    assert config.uplink.epsilon is not None, "the section fills it in"
+    return LaplaceAccount(config.uplink.epsilon, config.privacy.delta or 0.0)
+
+
+def _gaussian(config: Config) -> Account:
     uplink = config.uplink
     assert uplink.epsilon is not None, "the section fills it in"
-    if uplink.noise == "laplace":
-        return LaplaceAccount(uplink.epsilon, config.privacy.delta or 0.0)
     assert uplink.delta is not None, "the section fills it in"
     multiplier = gaussian_multiplier(uplink.epsilon, uplink.delta)
     return GaussianAccount(multiplier, config.privacy.delta or uplink.delta)
+
+
+ACCOUNTS: dict[str, Callable[[Config], Account]] = {"laplace": _laplace, "gaussian": _gaussian}
+"""What each noise of `uplink.NOISES` costs."""
 
 
 def _participations(rounds: int, choose: Choose) -> list[int]:

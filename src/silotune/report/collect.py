@@ -93,14 +93,14 @@ class Entry:
         return sum(found) / len(found) if found else math.nan
 
     @property
-    def best(self) -> FinishedRun:
+    def first(self) -> FinishedRun:
         """The first run; what does not depend on the seed is read from it."""
         return self.runs[0]
 
     @property
     def judged_on(self) -> str:
         """See `FinishedRun`; rows whose scores may be set against one another have the same."""
-        return self.best.judged_on
+        return self.first.judged_on
 
 
 def read_run(folder: Path) -> FinishedRun:

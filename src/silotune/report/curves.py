@@ -86,7 +86,7 @@ def loss_terms(entries: Sequence[Entry]) -> list[str]:
     """All logged terms, the loss first."""
     names: dict[str, None] = {}
     for entry in entries:
-        for event in entry.best.of("silo"):
+        for event in entry.first.of("silo"):
             names |= {key: None for key in numbers(event) if not key.startswith(_SIMILARITY)}
     return sorted(names, key=lambda name: (name != "loss", name))
 

@@ -108,7 +108,7 @@ def versions(run: FinishedRun) -> dict[str, str]:
 
 def what_left(entry: Entry) -> str:
     """Which parts left a silo, and which stayed."""
-    run = entry.best
+    run = entry.first
     try:
         method = make_method(read_config(str(run.folder / "config.yaml")))
     except (InputError, ValueError):  # of another version of the package

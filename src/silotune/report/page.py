@@ -76,7 +76,7 @@ def _title(entries: Sequence[Entry]) -> str:
 
 
 def _lead(entries: Sequence[Entry]) -> str:
-    first, silos = entries[0].best, silo_names(entries)
+    first, silos = entries[0].first, silo_names(entries)
     runs = [run for entry in entries for run in entry.runs]
     facts = {
         "setting": first.config.get("description") or "own silos",
@@ -189,6 +189,6 @@ def _runs(entries: Sequence[Entry]) -> Grid:
 def _configs(entries: Sequence[Entry]) -> str:
     found = []
     for entry in entries:
-        text = (entry.best.folder / "config.yaml").read_text(encoding="utf-8")
+        text = (entry.first.folder / "config.yaml").read_text(encoding="utf-8")
         found.append(f"<details><summary>{html.escape(entry.label)}</summary><pre>{html.escape(text)}</pre></details>")
     return "".join(found)

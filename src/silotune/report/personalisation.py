@@ -138,7 +138,7 @@ def heatmap(entries: Sequence[Entry], path: Path) -> Path:
 def _on_tasks(entry: Entry) -> tuple[list[str], list[str], list[list[float | None]]]:
     """Silos, tasks, and a score for each pair: the mean over seeds."""
     silos = silo_names([entry])
-    tasks = list(entry.best.summary["silos"][silos[0]]["on_tasks"])
+    tasks = list(entry.first.summary["silos"][silos[0]]["on_tasks"])
     scores = [
         [mean_of_known(run.summary["silos"][silo]["on_tasks"][task] for run in entry.runs) for task in tasks]
         for silo in silos

@@ -69,10 +69,10 @@ def success_rate(entry: Entry, silo: str = AVERAGE, ddof: int = 1) -> Score | No
 
 def metric(entry: Entry, silo: str) -> str:
     """The silo's metric; for the average the one that all share, else `mixed`."""
-    silos = entry.best.summary["silos"]
+    silos = entry.first.summary["silos"]
     if silo != AVERAGE:
         return str(silos.get(silo, {}).get("metric", ""))
-    shared = entry.best.summary.get("global") or {}
+    shared = entry.first.summary.get("global") or {}
     names = {str(found["metric"]) for found in silos.values()} or {str(shared.get("metric", ""))}
     return names.pop() if len(names) == 1 else "mixed"
 
@@ -93,7 +93,7 @@ class Shares:
 
 def shares(entry: Entry) -> Shares:
     """The shares of a row, from its first run."""
-    run = entry.best
+    run = entry.first
     full = full_parameters(run)
 
     def percent(number: float) -> float | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from silotune.privacy.accounting import gaussian_multiplier
@@ -14,7 +15,7 @@ from silotune.uplink.quantize import Codec, Half, Integers
 if TYPE_CHECKING:
     from silotune.config.uplink import UplinkConfig
 
-__all__ = ["NO_UPLINK", "Chain", "make_chain"]
+__all__ = ["CODECS", "NOISES", "NO_UPLINK", "Chain", "make_chain"]
 
 
 def make_chain(config: UplinkConfig, seed: int = 0, secret: bytes | None = None) -> Chain:
@@ -26,22 +27,37 @@ def make_chain(config: UplinkConfig, seed: int = 0, secret: bytes | None = None)
     return Chain(tuple(config.name), _steps(config), _codec(config), bool(config.feedback), seed, secret)
 
 
+def _laplace(config: UplinkConfig) -> Step:
+    assert config.clip is not None, "the section fills it in"
+    assert config.epsilon is not None, "the section fills it in"
+    return Laplace(laplace_scale(config.clip, config.epsilon))
+
+
+def _gaussian(config: UplinkConfig) -> Step:
+    assert config.clip is not None, "the section fills it in"
+    assert config.epsilon is not None, "the section fills it in"
+    assert config.delta is not None, "the section fills it in"
+    return Gaussian(2 * config.clip * gaussian_multiplier(config.epsilon, config.delta))
+
+
+NOISES: dict[str, Callable[[UplinkConfig], Step]] = {"laplace": _laplace, "gaussian": _gaussian}
+"""How much of each; `privacy/budget.py` `ACCOUNTS` says what each costs."""
+
+CODECS: dict[str, Callable[[UplinkConfig], Codec]] = {
+    "fp16": lambda config: Half(),
+    "int8": lambda config: Integers(127, config.rounding == "stochastic"),
+    "int4": lambda config: Integers(7, config.rounding == "stochastic"),
+}
+
+
 def _steps(config: UplinkConfig) -> tuple[Step, ...]:
     if "clip" not in config.name:
         return ()
     assert config.clip is not None, "the section fills it in"
     assert config.norm is not None, "the section fills it in"
     clip = Clip(config.clip, config.norm)
-    if config.noise is None:
-        return (clip,)
-    assert config.epsilon is not None, "the section fills it in"
-    if config.noise == "laplace":
-        return (clip, Laplace(laplace_scale(config.clip, config.epsilon)))
-    assert config.delta is not None, "the section fills it in"
-    return (clip, Gaussian(2 * config.clip * gaussian_multiplier(config.epsilon, config.delta)))
+    return (clip,) if config.noise is None else (clip, NOISES[config.noise](config))
 
 
 def _codec(config: UplinkConfig) -> Codec | None:
-    if config.codec in (None, "fp16"):
-        return None if config.codec is None else Half()
-    return Integers(127 if config.codec == "int8" else 7, config.rounding == "stochastic")
+    return None if config.codec is None else CODECS[config.codec](config)
