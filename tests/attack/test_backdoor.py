@@ -11,6 +11,7 @@ from silotune.attack import magnified
 from silotune.data.loading import load_silos
 from silotune.evaluation.backdoor import overall, success_rate
 from silotune.experiment import run
+from silotune.finished import load_run
 from silotune.parts import Part, Scope
 from silotune.pretrained import load_backbone
 from silotune.runs import events
@@ -162,6 +163,13 @@ def test_an_attacked_run_resumes_to_the_same_bits(attacked, place, tmp_path):
     again = run(config, out=tmp_path / "cut", resume=True, backbone=place[0])
     assert again.summary["state_sha256"] == whole.summary["state_sha256"]
     assert again.summary["attack"] == whole.summary["attack"]
+
+
+def test_an_attacked_run_is_opened_again_without_its_rows(attacked, place):
+    whole = attacked(*REPLACEMENT, "rounds=1")
+    opened = load_run(whole.folder, place[0])
+    assert list(opened.federation.malicious) == whole.summary["attack"]["malicious"]
+    assert opened.model("silo-1").predict(["the garden was bright"])[0].label in ("bad", "good")
 
 
 @pytest.mark.parametrize("method", ["fedmcp", "fedprompt", "local", "centralised"])
