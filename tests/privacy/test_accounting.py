@@ -15,6 +15,7 @@ from silotune.privacy.accounting import (
     CentralAccount,
     GaussianAccount,
     LaplaceAccount,
+    SampledCentralAccount,
     affordable,
     gaussian_epsilon,
     gaussian_multiplier,
@@ -103,7 +104,8 @@ def test_gaussian_rounds_are_the_closed_form_and_the_librarys(times):
 
 def test_without_sampling_the_central_account_is_the_gaussian_one():
     for times in (1, 7):
-        assert CentralAccount(2.0, 1e-5, 10, 10).total(times) == GaussianAccount(2.0, 1e-5).total(times)
+        plain = GaussianAccount(2.0, 1e-5).total(times)
+        assert SampledCentralAccount(2.0, 1e-5, 10, 10).total(times) == CentralAccount(2.0, 1e-5).total(times) == plain
 
 
 @pytest.mark.parametrize(("silos", "sampled", "times"), [(100, 5, 50), (1000, 10, 200)])
@@ -111,13 +113,13 @@ def test_sampling_is_accounted_as_in_the_library_and_helps(silos, sampled, times
     accountant = rdp.RdpAccountant(neighboring_relation=dp_accounting.NeighboringRelation.REPLACE_ONE)
     event = dp_accounting.GaussianDpEvent(2.0)
     accountant.compose(dp_accounting.SampledWithoutReplacementDpEvent(silos, sampled, event), times)
-    found = CentralAccount(2.0, 1e-5, silos, sampled).total(times)
+    found = SampledCentralAccount(2.0, 1e-5, silos, sampled).total(times)
     assert found == pytest.approx(accountant.get_epsilon(1e-5), rel=1e-9)
     assert found < GaussianAccount(2.0, 1e-5).total(times)
 
 
 def test_where_sampling_is_bounded_too_loosely_the_plain_bound_counts():
-    account = CentralAccount(1.0, 1e-5, 4, 3)
+    account = SampledCentralAccount(1.0, 1e-5, 4, 3)
     assert account.total(3) <= GaussianAccount(1.0, 1e-5).total(3)
 
 
@@ -128,13 +130,13 @@ ACCOUNTS = [
     LaplaceAccount(0.1),
     LaplaceAccount(0.1, 1e-5),
     GaussianAccount(5.0, 1e-5),
-    CentralAccount(2.0, 1e-5, 50, 5),
+    SampledCentralAccount(2.0, 1e-5, 50, 5),
 ]
 
 
 @pytest.mark.parametrize("account", ACCOUNTS, ids=lambda account: account.mechanism)
 def test_a_budget_lasts_for_as_many_uses_as_cost_no_more(account: Account):
-    most = 6 if isinstance(account, CentralAccount) else 20  # its library takes a second each
+    most = 6 if isinstance(account, SampledCentralAccount) else 20  # its library takes a second each
     totals = [account.total(times) for times in range(most + 1)]
     assert totals == sorted(totals)
     for budget in (totals[1] / 2, totals[1], totals[4], (totals[4] + totals[5]) / 2, totals[most] * 2):

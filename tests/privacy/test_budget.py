@@ -14,7 +14,7 @@ from silotune.config import uplink as words_of_the_uplink
 from silotune.errors import InputError
 from silotune.finished import load_run
 from silotune.participant import USES, Participant
-from silotune.privacy.accounting import CentralAccount, GaussianAccount, gaussian_multiplier
+from silotune.privacy.accounting import GaussianAccount, SampledCentralAccount, gaussian_multiplier
 from silotune.privacy.budget import ACCOUNTS, BudgetSpent, Privacy, make_privacy
 from silotune.uplink import CODECS, NOISES
 
@@ -52,19 +52,36 @@ def test_gaussian_is_composed_exactly():
     assert promise("uplink=clip,gaussian", "privacy.delta=1e-4").account.delta == 1e-4
 
 
+CENTRAL = ("aggregation=uniform", "aggregation.clip=3", "aggregation.noise_multiplier=4", "privacy.delta=1e-5")
+
+
 def test_central_noise_is_half_its_multiplier_to_one_silo():
     """The noise is z·C/m and replacing one silo's rows moves the mean by 2C/m."""
-    words = ("aggregation=uniform", "aggregation.clip=3", "aggregation.noise_multiplier=4", "privacy.delta=1e-5")
-    found = promise(*words, silos=100, a_round=5)
-    assert found.account.total(10) == CentralAccount(2.0, 1e-5, 100, 5).total(10)
+    found = promise(*CENTRAL, "privacy.secret=FILE", silos=100, a_round=5)
+    assert found.account.total(10) == SampledCentralAccount(2.0, 1e-5, 100, 5).total(10)
     assert found.summary()["mechanism"] == "central-gaussian"
     assert found.epsilon_round == found.account.total(1) < found.account.total(10)
+    assert found.lines()[0].endswith("(over 10 rounds; a secret draws who takes part)")
+    assert not found.uncovered
+
+
+def test_without_a_secret_sampling_hides_nobody():
+    """Who takes part then follows from the seed: a silo pays in full for each of its rounds, and for no other."""
+    choices = [["a", "b"], ["c", "d"], ["b", "c"], *[["d", "e"]] * 2, *[["b", "f"]] * 2, *[["g", "h"]] * 3]
+    found = promise(*CENTRAL, choices=choices, silos=100, a_round=2)
+    assert found.uses == 4, "b's"
+    assert found.summary()["epsilon_total"] == pytest.approx(GaussianAccount(2.0 / 2, 1e-5).total(1))  # 2 = √4
+    assert found.epsilon_round == GaussianAccount(2.0, 1e-5).total(1)
+    assert "up to 4 of 10 rounds" in found.lines()[0]
+    assert "not for whoever knows the run's seed" in found.lines()[1]
+    once = promise(*CENTRAL, f"privacy.epsilon={found.epsilon_round}", choices=choices, silos=100, a_round=2)
+    assert (once.rounds, once.uses) == (2, 1)
 
 
 def test_central_noise_over_groups_hides_a_silo_as_in_the_group_of_which_most_take_part():
-    words = ["aggregation=uniform", "aggregation.clip=3", "aggregation.noise_multiplier=4", "rounds=10"]
-    found = make_privacy(read_config("demo", words), [(100, 2), (20, 2), (50, 1)], lambda number: [])
-    assert found.account.total(10) == CentralAccount(2.0, 1e-5, 20, 2).total(10)
+    config = read_config("demo", [*CENTRAL, "rounds=10", "privacy.secret=FILE"])
+    found = make_privacy(config, [(100, 2), (20, 2), (50, 1)], lambda number: [])
+    assert found.account.total(10) == SampledCentralAccount(2.0, 1e-5, 20, 2).total(10)
     assert "over 5 of 170 silos" in found.noise
 
 
@@ -78,7 +95,7 @@ def test_a_budget_ends_the_run_before_the_round_that_would_break_it():
     found = promise(*LDP, "privacy.epsilon=16", choices=choices)
     assert (found.rounds, found.uses) == (4, 2)
     assert "lasts for 4 of 10 rounds" in found.stops
-    assert found.lines()[1] == found.stops
+    assert found.lines()[-1] == found.stops
     assert promise(*LDP).stops == ""
 
 
@@ -96,9 +113,10 @@ def test_a_run_stops_when_the_budget_is_spent_with_its_state_kept(federate, tmp_
     lines: list[str] = []
     words = (*LDP, "privacy.epsilon=16", "rounds=5")
     run = federate.run("fedavg", tmp_path / "run", *words, announce=lines.append)
-    assert len(lines) == 2
+    assert len(lines) == 3
+    assert "not for whoever knows the run's seed" in lines[1]
     assert "ε = 8 a round, ε = 16 in total at δ = 0" in lines[0]
-    assert "ends after round 2" in lines[1]
+    assert "ends after round 2" in lines[2]
     assert [event["round"] for event in logged(run.folder, "round")] == [1, 2]
     assert [event["round"] for event in logged(run.folder, "budget")] == [2]
     summary = json.loads((run.folder / "summary.json").read_text())

@@ -79,11 +79,12 @@ def test_privacy_is_told_where_there_is_noise(tmp_path: Path) -> None:
     noised, plain = (write_run(tmp_path / name, name, 1, {"a": 50.0}) for name in ("fedavg", "local"))
     summary = json.loads((noised / "summary.json").read_text())
     summary["privacy"] = {"mechanism": "gaussian", "epsilon_round": 1.25, "epsilon_total": 3.5, "delta": 1e-5}
-    summary["privacy"] |= {"participations": 7, "noise": "noise", "budget": None}
+    summary["privacy"] |= {"participations": 7, "noise": "noise", "budget": None, "uncovered": "those who know <it>"}
     (noised / "summary.json").write_text(json.dumps(summary))
     page = write_report(read_entries([noised, plain]), tmp_path / "page.html").read_text(encoding="utf-8")
     cells = re.findall(r"<td[^>]*>(.*?)</td>", sections(page)["privacy"])
     assert cells == ["fedavg", "gaussian", "1.25", "3.5", "1e-05", "7"], "the noised run alone"
+    assert "Not for those who know &lt;it&gt;." in sections(page)["privacy"]
     page = write_report(read_entries([plain]), tmp_path / "plain.html").read_text(encoding="utf-8")
     assert "privacy" not in sections(page)
 

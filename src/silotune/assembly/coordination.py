@@ -66,7 +66,7 @@ def promise(config: Config, silos: Sequence[str], groups: Mapping[str, str] | No
         {}, AGGREGATIONS["uniform"], config.seed, fraction=sampling.fraction, count=sampling.count, groups=groups
     )
     found = make_privacy(config, sampled_sizes(config, silos, groups), lambda number: chooser.choose(number, silos))
-    return replace(found, uncovered=_LABELLED) if found and labelled else found
+    return replace(found, uncovered=(*found.uncovered, _LABELLED)) if found and labelled else found
 
 
 def sampling_groups(config: Config, data: Iterable[SiloData]) -> dict[str, str] | None:

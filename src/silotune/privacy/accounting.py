@@ -108,13 +108,18 @@ class GaussianAccount(Account):
 
 
 class CentralAccount(GaussianAccount):
-    """Gaussian noise on the mean over `sampled` of `silos` silos, drawn anew each round without replacement.
-
-    Where all take part, as `GaussianAccount`. Else the smaller of that and the library's bound for sampling (Wang,
-    Balle and Kasiviswanathan 2019, Theorem 27), which supposes that nobody learns who took part.
-    """
+    """Gaussian noise on the coordinator's mean: a silo pays for the rounds in which it takes part."""
 
     mechanism = "central-gaussian"
+
+
+class SampledCentralAccount(CentralAccount):
+    """Gaussian noise on the mean over `sampled` of `silos` silos, drawn anew each round without replacement.
+
+    The smaller of `CentralAccount` over all rounds and of the library's bound for sampling (Wang, Balle and
+    Kasiviswanathan 2019, Theorem 27). The latter supposes that nobody learns who took part: silos must be drawn from
+    a secret, not from the run's seed.
+    """
 
     def __init__(self, multiplier: float, delta: float, silos: int, sampled: int) -> None:
         super().__init__(multiplier, delta)
@@ -122,7 +127,7 @@ class CentralAccount(GaussianAccount):
         self.sampled = sampled
 
     def total(self, times: int) -> float:
-        """See `Account.total`."""
+        """See `Account.total`; `times` are rounds, whoever took part."""
         plain = super().total(times)
         if times == 0 or self.sampled >= self.silos:
             return plain

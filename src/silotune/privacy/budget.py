@@ -13,6 +13,7 @@ from silotune.privacy.accounting import (
     CentralAccount,
     GaussianAccount,
     LaplaceAccount,
+    SampledCentralAccount,
     affordable,
     gaussian_multiplier,
 )
@@ -24,6 +25,7 @@ Choose = Callable[[int], Sequence[str]]
 """Round → the silos that take part in it. Drawn without looking at any row, so it may be known."""
 DELTA = 1e-5
 """Of central noise, where `privacy.delta` is not set."""
+SEEDED = "whoever knows the run's seed, which noise is drawn from without a secret (privacy.secret; a silo's own)"
 
 
 class BudgetSpent(InputError):
@@ -40,9 +42,10 @@ class Privacy:
         noise: what is added to what, in words.
         wanted: the rounds that the configuration asks for.
         rounds: those that the budget lasts for.
-        uses: in so many rounds, of the silo that takes part most often.
+        uses: in so many rounds, of the silo that takes part most often; all of them, where that is `hidden`.
         budget: `privacy.epsilon`.
         uncovered: what it does not hold for, in words.
+        hidden: silos are drawn from a secret.
     """
 
     account: Account
@@ -52,7 +55,8 @@ class Privacy:
     rounds: int
     uses: int
     budget: float | None
-    uncovered: str = ""
+    uncovered: tuple[str, ...] = ()
+    hidden: bool = False
 
     def require_a_round(self) -> None:
         """Refuse a run whose budget lasts for no round at all.
@@ -97,11 +101,14 @@ class Privacy:
     def lines(self) -> list[str]:
         """What is printed before the run starts."""
         often = f"a silo takes part in up to {self.uses} of {self.rounds} rounds"
+        if self.hidden:
+            often = f"over {self.rounds} rounds; a secret draws who takes part"
         total = (
             f"privacy: {self.noise}; ε = {self.epsilon_round:.4g} a round, ε = {self.account.total(self.uses):.4g} in "
             f"total at δ = {self.account.delta:g} ({often})"
         )
-        return [line for line in (total, self.uncovered and f"privacy: not for {self.uncovered}", self.stops) if line]
+        limits = f"privacy: not for {'; nor for '.join(self.uncovered)}" if self.uncovered else ""
+        return [line for line in (total, limits, self.stops) if line]
 
     def summary(self) -> dict[str, Any]:
         """`summary.json`'s entry."""
@@ -113,7 +120,7 @@ class Privacy:
             "participations": self.uses,
             "noise": self.noise,
             "budget": self.budget,
-            **({"uncovered": self.uncovered} if self.uncovered else {}),
+            **({"uncovered": "; ".join(self.uncovered)} if self.uncovered else {}),
         }
 
 
@@ -126,23 +133,29 @@ def make_privacy(config: Config, sampled: Sequence[tuple[int, int]], choose: Cho
         choose: which.
     """
     if config.aggregation.noise_multiplier is not None:
-        return _central(config, sampled)
+        return _central(config, sampled, choose)
     if config.uplink.noise is None:
         return None
     return _local(config, choose)
 
 
 def _local(config: Config, choose: Choose) -> Privacy:
-    uplink, account = config.uplink, local_account(config)
+    uplink = config.uplink
     assert uplink.clip is not None, "the section fills it in"
     noise = f"{uplink.noise} noise in every silo, on a change clipped to an {uplink.norm} norm of {uplink.clip:g}"
-    counts = _participations(config.rounds, choose)
+    return _by_participation(config, local_account(config), noise, choose)
+
+
+def _by_participation(config: Config, account: Account, noise: str, choose: Choose) -> Privacy:
+    """Where it is known who takes part, a silo pays for the rounds in which it does."""
+    counts, budget = _participations(config.rounds, choose), config.privacy.epsilon
     rounds = config.rounds
-    if config.privacy.epsilon is not None:
-        fitting = affordable(account, config.privacy.epsilon, counts[-1])
+    if budget is not None:
+        fitting = affordable(account, budget, counts[-1])
         rounds = sum(count <= fitting for count in counts)
     uses = counts[rounds - 1] if rounds else 0
-    return Privacy(account, account.total(1), noise, config.rounds, rounds, uses, config.privacy.epsilon)
+    limits = () if config.privacy.secret else (SEEDED,)
+    return Privacy(account, account.total(1), noise, config.rounds, rounds, uses, budget, limits)
 
 
 def local_account(config: Config) -> Account:
@@ -178,18 +191,21 @@ def _participations(rounds: int, choose: Choose) -> list[int]:
     return counts
 
 
-def _central(config: Config, sampled: Sequence[tuple[int, int]]) -> Privacy:
+def _central(config: Config, sampled: Sequence[tuple[int, int]], choose: Choose) -> Privacy:
     aggregation, budget = config.aggregation, config.privacy.epsilon
     assert aggregation.noise_multiplier is not None, "there is central noise"
     assert aggregation.clip is not None, "the section refuses noise without it"
     # the noise is z·C/m; one silo's rows replaced move the mean by 2C/m
-    # where groups are sampled by themselves, it is least hidden in the one of which most take part
-    silos, a_round = max(sampled, key=lambda group: group[1] / group[0])
-    account = CentralAccount(aggregation.noise_multiplier / 2, config.privacy.delta or DELTA, silos, a_round)
+    multiplier, delta = aggregation.noise_multiplier / 2, config.privacy.delta or DELTA
     everyone, chosen = (sum(numbers) for numbers in zip(*sampled, strict=True))
     noise = (
         f"gaussian noise on the coordinator's mean over {chosen} of {everyone} silos, each change clipped to an l2 "
         f"norm of {aggregation.clip:g}"
     )
+    if config.privacy.secret is None or chosen == everyone:
+        return _by_participation(config, CentralAccount(multiplier, delta), noise, choose)
+    # where groups are sampled by themselves, it is least hidden in the one of which most take part
+    silos, a_round = max(sampled, key=lambda group: group[1] / group[0])
+    account = SampledCentralAccount(multiplier, delta, silos, a_round)
     rounds = config.rounds if budget is None else affordable(account, budget, config.rounds)
-    return Privacy(account, account.total(1), noise, config.rounds, rounds, rounds, budget)
+    return Privacy(account, account.total(1), noise, config.rounds, rounds, rounds, budget, hidden=True)

@@ -149,10 +149,11 @@ def _left(entries: Sequence[Entry]) -> str:
 
 def _privacy(entries: Sequence[Entry]) -> str:
     """What the noise of each run promises, where any is noised."""
-    rows = []
+    rows, limits = [], dict[str, None]()
     for entry in entries:
         for run in entry.runs:
             if found := run.summary.get("privacy"):
+                limits |= dict.fromkeys([f"Not for {found['uncovered']}."] if found.get("uncovered") else [])
                 texts = [
                     run.folder.name,
                     str(found["mechanism"]),
@@ -163,7 +164,8 @@ def _privacy(entries: Sequence[Entry]) -> str:
                 ]
                 rows.append((entry.label, [Value(text) for text in texts]))
     header = ["folder", "mechanism", "ε a round", "ε in total", "δ", "participations"]
-    return as_html(Grid("differential privacy of every noised run", header, rows)) if rows else ""
+    table = as_html(Grid("differential privacy of every noised run", header, rows)) if rows else ""
+    return table + "".join(map(_paragraph, limits))
 
 
 def _runs(entries: Sequence[Entry]) -> Grid:
