@@ -10,7 +10,9 @@ from silotune.parts import Part, Scope, State
 def magnified(state: State, received: State, parts: Mapping[str, Part], scale: float) -> State:
     """The state with the shared parts' change multiplied: `received + scale·(trained − received)`.
 
-    Model replacement (Bagdasaryan et al. 2020, eq. 3): with a scale of n/η the aggregate becomes the attacker's model.
+    Model replacement (Bagdasaryan et al. 2020, eq. 3): where a silo weighs w in the mean, a scale of 1/w makes the
+    aggregate the attacker's model, as far as the others' changes cancel. Under a uniform mean of n silos that is n, by
+    rows N/n_k.
     Private parts stay as they are; so does everything at a scale of 1, to the bit.
     """
     if scale == 1:

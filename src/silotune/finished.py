@@ -12,6 +12,7 @@ from silotune.assembly.configuration import make_method, read_config
 from silotune.assembly.start import FILE
 from silotune.backbone import Backbone
 from silotune.config import Config
+from silotune.config.attack import AttackConfig
 from silotune.data.tasks import SiloData, Splits, Task
 from silotune.engines.inprocess import InProcess
 from silotune.errors import InputError
@@ -45,6 +46,7 @@ def load_run(folder: str | Path, backbone: Backbone | None = None, precision: st
     if federation.backbone.fingerprint != fingerprint(path):
         raise InputError(f"{path}: was made with another backbone than {config.backbone!r} is now (its weights differ)")
     federation.config, federation.texts = config, texts
+    federation.malicious = tuple((summary.get("attack") or {}).get("malicious", ()))
     run_folder = RunFolder(path)
     try:
         best = run_folder.load(int(summary["best_round"]))
@@ -93,8 +95,14 @@ def _tasks(path: Path, summary: dict[str, Any]) -> tuple[dict[str, Task], dict[s
 
 
 def _self_contained(config: Config, path: Path) -> Config:
-    """The run's own copy of what it began as: what `start` names may be gone by now. Nothing is noised any more."""
-    update: dict[str, object] = {"privacy": config.privacy.model_copy(update={"secret": None})}
+    """The run's own copy of what it began as: what `start` names may be gone by now.
+
+    Nothing is noised any more, and nothing poisoned: the summary says whose rows were, which are not here.
+    """
+    update: dict[str, object] = {
+        "privacy": config.privacy.model_copy(update={"secret": None}),
+        "attack": AttackConfig(),
+    }
     if config.start is not None:
         update["start"] = str(path / FILE)
     return config.model_copy(update=update)

@@ -165,8 +165,10 @@ def test_an_attacked_run_resumes_to_the_same_bits(attacked, place, tmp_path):
     assert again.summary["attack"] == whole.summary["attack"]
 
 
-def test_an_attacked_run_is_opened_again_without_its_rows(attacked, place):
-    whole = attacked(*REPLACEMENT, "rounds=1")
+@pytest.mark.parametrize("more", [(), ("partition=shards", "partition.shards=1", "attack.fraction=0.5")])
+def test_an_attacked_run_is_opened_again_without_its_rows(attacked, place, more):
+    """The second way some silos have the target's rows alone, so nothing to poison: without rows nobody can tell."""
+    whole = attacked(*REPLACEMENT, "rounds=1", *more)
     opened = load_run(whole.folder, place[0])
     assert list(opened.federation.malicious) == whole.summary["attack"]["malicious"]
     assert opened.model("silo-1").predict(["the garden was bright"])[0].label in ("bad", "good")

@@ -110,12 +110,8 @@ def make_backdoor(config: AttackConfig, seed: int, data: Sequence[SiloData], len
 
 
 def _to_poison(silo: SiloData, config: AttackConfig) -> bool:
-    """Whether it has rows of another label than the target; one without could not do what it is there for.
-
-    A finished run is opened without any rows: nothing can be said then.
-    """
-    rows = silo.splits.train
-    return not rows or any(silo.task.labels[row.label] != config.target for row in rows)
+    """Whether it has rows of another label than the target; one without could not do what it is there for."""
+    return any(silo.task.labels[row.label] != config.target for row in silo.splits.train)
 
 
 def check_attack(config: AttackConfig, data: Sequence[SiloData]) -> None:
