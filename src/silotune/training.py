@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+from transformers.optimization import Adafactor
 
 from silotune import parts as part_tools
 from silotune.anchors import parsed
@@ -266,11 +267,15 @@ class LocalTraining:
 
 
 def make_optimiser(train: TrainConfig, tensors: list[Tensor]) -> torch.optim.Optimizer:
-    """A fresh optimiser with constant learning rate."""
+    """A fresh optimiser with constant learning rate.
+
+    Adafactor too (Shazeer and Stern 2018, algorithm 4 without relative steps and parameter scaling), as prompt tuning
+    on T5 has it (Lester et al. 2021): torch's own can be neither.
+    """
     if train.optimizer == "sgd":
         return torch.optim.SGD(tensors, lr=train.lr)
     if train.optimizer == "adafactor":
-        return torch.optim.Adafactor(tensors, lr=train.lr)
+        return Adafactor(tensors, lr=train.lr, relative_step=False, scale_parameter=False)  # type: ignore[no-untyped-call]
     kind = torch.optim.Adam if train.optimizer == "adam" else torch.optim.AdamW
     fused = all(tensor.dtype is torch.float32 for tensor in tensors)
     return kind(tensors, lr=train.lr, fused=fused)

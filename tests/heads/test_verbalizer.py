@@ -144,9 +144,12 @@ def test_several_words_a_class_by_hand():
         single[word], single["great"] = pair[:, 0].tolist(), pair[:, 1].tolist()
     logits, _, _ = head_logits(backbone, VerbalizerHead(words=chosen), TASK, rows)
     probable, _, _ = head_logits(backbone, VerbalizerHead(words=chosen, average="probabilities"), TASK, rows)
+    best, _, _ = head_logits(backbone, VerbalizerHead(words=chosen, average="best"), TASK, rows)
     for row in range(len(rows)):
         mean = sum(single[word][row] for word in chosen["bad"]) / 3
         assert logits[row].tolist() == pytest.approx([mean, single["great"][row]], abs=1e-5)
+        most = max(single[word][row] for word in chosen["bad"])
+        assert best[row].tolist() == pytest.approx([most, single["great"][row]], abs=1e-5)
         bad = sum(math.exp(single[word][row]) for word in chosen["bad"]) / 3
         good = math.exp(single["great"][row])
         expected = [bad / (bad + good), good / (bad + good)]

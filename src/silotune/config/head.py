@@ -14,7 +14,8 @@ class HeadConfig(Section):
 
     `mlp` and `linear` read the state chosen by `pooling`. `verbalizer` reads label words at a template's mask:
     `template` (for all tasks, or by task), `words` (label: its words), `multi_token` (words of several tokens),
-    `average` (of several words). `lm` writes answers: `template` (or `chat`), `beams`, `max_new_tokens`.
+    `average` (of several words: of their logits or probabilities; `best`: the likeliest word alone). `lm` writes
+    answers: `template` (or `chat`), `beams`, `max_new_tokens`.
     """
 
     common: ClassVar = ("scope", "pooling")
@@ -26,7 +27,7 @@ class HeadConfig(Section):
     template: str | dict[str, str] | None = None
     words: dict[str, list[str]] | None = None
     multi_token: Literal["refuse", "average"] = "refuse"
-    average: Literal["logits", "probabilities"] = "logits"
+    average: Literal["logits", "probabilities", "best"] = "logits"
     beams: int = Field(1, ge=1, le=64)
     max_new_tokens: int = Field(80, ge=1, le=4096)
 

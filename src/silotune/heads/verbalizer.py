@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from silotune.config.head import HeadConfig
 
 MultiToken = Literal["refuse", "average"]
-Average = Literal["logits", "probabilities"]
+Average = Literal["logits", "probabilities", "best"]
 SENTINEL = "<extra_id_0>"
 """T5's mask."""
 
@@ -50,8 +50,8 @@ class LabelWords:
     def classes(self, scores: Tensor, average: Average) -> Tensor:
         """Token scores, shape (rows, tokens), as class logits, shape (rows, classes).
 
-        The mean of the words' logits; or the logarithm of the mean of their probabilities (among the label words, up
-        to a constant in each row that no softmax sees).
+        The mean of the words' logits; the logarithm of the mean of their probabilities (among the label words, up to
+        a constant in each row that no softmax sees); or the best word's logit (FedPrompt, section 2.1).
         """
         words = scores @ self.of_word.to(scores.dtype).T
         number = self.of_class.sum(1)
@@ -59,6 +59,8 @@ class LabelWords:
             return words @ (self.of_class / number.unsqueeze(1)).to(scores.dtype).T
         absent = self.of_class == 0
         spread = words.unsqueeze(1).masked_fill(absent, float("-inf"))
+        if average == "best":
+            return spread.amax(-1)
         return torch.logsumexp(spread, -1) - number.log().to(scores.dtype)
 
 
@@ -69,7 +71,7 @@ class VerbalizerHead(Head):
         template: for all tasks, or by task name; None: "{text} is {mask}." and, for pairs, "{a}? {mask}, {b}".
         words: label name → its words; a label without an entry is its own word.
         multi_token: what to do with a word of several tokens: refuse it, or take the mean of their logits.
-        average: of several words, the mean of their logits or of their probabilities.
+        average: of several words, the mean of their logits or of their probabilities, or the best word's logit.
     """
 
     name = "verbalizer"
