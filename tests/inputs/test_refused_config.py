@@ -50,6 +50,12 @@ WORDS: dict[str, tuple[list[str], list[str]]] = {
     "option-yes": (["method.mu=on"], ["method.mu", "number"]),
     "option-infinite": (["method.mu=.inf"], ["method.mu", "finite"]),
     "date-that-is-none": (["seed=2001-99-99"], ["seed", "integer"]),
+    # set where it means nothing
+    "vain-beta": (
+        ["server.beta1=0.5"],
+        ["server", "beta1 belongs to server.optimizer=avgm or", "leave server.beta1 out"],
+    ),
+    "vain-mib": (["cache.mib=9"], ["mib belongs to cache=frozen-prefix, not to cache=none"]),
     # unknown names
     "method": (["method=fedmpc"], ["method 'fedmpc'", "did you mean 'fedmcp'", "fedavg", "local"]),
     "method-none": (["method="], ["method.name", "string"]),

@@ -11,6 +11,7 @@ import yaml
 
 from commandline import write_csv
 from silotune.assembly.configuration import read_config
+from silotune.config.trees import merged
 from silotune.data.loading import load_silos
 from silotune.errors import InputError
 from tiny import write_data
@@ -56,10 +57,12 @@ WAYS = [
 
 @pytest.mark.parametrize("words", WAYS)
 def test_all_training_rows_are_in_the_silos_and_dev_is_halved(folder, words):
-    silos = silos_of(folder, *words, "partition.silos=5", "partition.min_rows=3")
+    by_column = words[0] == "partition=column"
+    number = () if by_column else ("partition.silos=5",)
+    silos = silos_of(folder, *words, *number, "partition.min_rows=3")
     assert sum((counted(silo.splits.train) for silo in silos), Counter()) == published(folder, "train")
     assert [silo.name for silo in silos] == (
-        ["7", "films_tv", "shop"] if words[0] == "partition=column" else [f"silo-{n}" for n in range(1, 6)]
+        ["7", "films_tv", "shop"] if by_column else [f"silo-{n}" for n in range(1, 6)]
     )
     validation, test = silos[0].splits.validation, silos[0].splits.test
     assert (len(validation), len(test)) == (10, 11)
@@ -131,6 +134,21 @@ def test_a_file_of_ones_own_is_cut_and_its_train_rows_divided(tmp_path):
             assert all(site[row.texts[0]] == silo.name for silo in silos for row in silo.splits.train)
 
 
+def test_another_way_keeps_what_means_something_to_it():
+    """The preset's 100 silos of α = 1, under another name; and of a chain of steps those that are left."""
+    quantity = read_config("fedavg-peft-sst2", ["partition.alpha=0.3", "partition=quantity"]).partition
+    assert (quantity.silos, quantity.alpha, quantity.balanced, quantity.seed) == (100, 0.3, False, 10)
+    iid = read_config("fedavg-peft-sst2", ["partition=iid"]).partition
+    assert (iid.silos, iid.alpha, iid.seed) == (100, 1.0, 10)
+    layers = [{"uplink": {"name": "clip,gaussian", "clip": 2.0, "delta": 1e-6, "epsilon": 3.0}}]
+    assert merged([*layers, {"uplink": {"name": ["clip", "laplace"]}}])["uplink"] == {
+        "name": ["clip", "laplace"],
+        "clip": 2.0,
+        "epsilon": 3.0,
+    }
+    assert merged([*layers, {"uplink": {"name": None}}])["uplink"] == {"name": None}
+
+
 REFUSED = {
     ("partition=iid", "data.tasks=[alpha,beta]"): r"^partition: divides one labelled data set, found 2 \(alpha, beta\)",
     ("partition=iid", "partition.silos=62"): r"^partition\.min_rows: 62 silos of at least 1 rows need 62 rows",
@@ -138,6 +156,15 @@ REFUSED = {
     ("partition=column", "partition.column=town"): r"train\.jsonl: no column 'town'; columns: domain, label, sentence1",
     ("partition=column", "partition.column=domain", "partition.min_rows=21"): r"^partition\.min_rows: '7' has only 20",
     ("partition=iid", "partition.shards=3"): r"^partition: shards belongs to partition=shards",
+    (
+        "partition=iid",
+        "partition.alpha=3",
+    ): r"^partition: alpha belongs to partition=dirichlet or partition=quantity, n",
+    (
+        "partition=column",
+        "partition.column=domain",
+        "partition.silos=3",
+    ): r"^partition: silos belongs to partition=iid ",
     ("partition=iid", "data.rows_per_silo=20"): r"^data\.rows_per_silo: not of a data set that is partitioned",
     ("data.rows=20",): r"^data\.rows: of a data set that is partitioned",
     ("partition=dirichlet", "partition.alpha=0"): r"^partition\.alpha: must be greater than 0",

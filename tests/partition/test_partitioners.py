@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from silotune.config.names import is_name
 from silotune.config.partition import PartitionConfig
+from silotune.config.section import means_anything
 from silotune.data import partition as partitioners
 from silotune.data.partition import by_value, divide, silo_names
 from silotune.errors import InputError
@@ -21,7 +22,8 @@ DRAWN = ("iid", "dirichlet", "balanced", "quantity", "shards")
 def rule(name: str, **options) -> PartitionConfig:
     if name == "balanced":
         name, options = "dirichlet", options | {"balanced": True}
-    return PartitionConfig(name=name, **options)
+    fitting = {key: value for key, value in options.items() if means_anything(PartitionConfig, key, name)}
+    return PartitionConfig(name=name, **fitting)
 
 
 def labels_of(rows: int, classes: int, seed: int, skewed: bool) -> list[int]:

@@ -8,8 +8,6 @@ from pydantic import Field, model_validator
 
 from silotune.config.section import Section
 
-_OWN = {"trim": ("trimmed-mean",), "byzantine": ("krum", "multi-krum"), "keep": ("multi-krum",)}
-
 
 class AggregationConfig(Section):
     """How updates are combined. `max_norm` refuses larger updates, `clip` scales their change down to this norm.
@@ -21,6 +19,7 @@ class AggregationConfig(Section):
     """
 
     common: ClassVar = ("max_norm", "clip")
+    owners: ClassVar = {"trim": ("trimmed-mean",), "byzantine": ("krum", "multi-krum"), "keep": ("multi-krum",)}
 
     name: Literal["uniform", "samples", "median", "trimmed-mean", "krum", "multi-krum"] = "samples"
     max_norm: float | None = Field(None, gt=0)
@@ -32,10 +31,6 @@ class AggregationConfig(Section):
 
     @model_validator(mode="after")
     def _fitting(self) -> AggregationConfig:
-        for key, owners in _OWN.items():
-            if self.name not in owners and getattr(self, key) != AggregationConfig.model_fields[key].default:
-                having = " or ".join(f"aggregation={owner}" for owner in owners)
-                raise ValueError(f"{key} belongs to {having}, not to aggregation={self.name}")
         if self.noise_multiplier is not None:
             if self.name != "uniform":
                 raise ValueError(

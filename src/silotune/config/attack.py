@@ -21,6 +21,7 @@ class AttackConfig(Section):
 
     common: ClassVar = ("trigger", "target", "position")
     """What a preset may say of an attack that it does not make."""
+    owners: ClassVar = dict.fromkeys(("fraction", "rate", "scale"), ("backdoor",))
 
     name: Literal["none", "backdoor"] = "none"
     fraction: float = Field(0.1, ge=0, le=1)
@@ -53,11 +54,7 @@ class AttackConfig(Section):
 
     @model_validator(mode="after")
     def _fitting(self) -> AttackConfig:
-        if self.name == "none":
-            for key in ("fraction", "rate", "scale"):
-                if getattr(self, key) != AttackConfig.model_fields[key].default:
-                    raise ValueError(f"{key} belongs to attack=backdoor, not to attack=none")
-        elif self.target is None:
+        if self.name != "none" and self.target is None:
             raise ValueError("which label is the attack to bring about? give attack.target=LABEL")
         return self
 

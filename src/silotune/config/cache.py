@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
@@ -14,6 +14,8 @@ class CacheConfig(Section):
 
     `mib`: the memory it may take, in MiB; the least recently used rows go first.
     """
+
+    owners: ClassVar = {"mib": ("frozen-prefix",)}
 
     name: Literal["none", "frozen-prefix"] = "none"
     mib: int = Field(512, ge=1, le=2**22)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator
 
 from silotune.config.section import Section
 
@@ -19,7 +19,14 @@ class HeadConfig(Section):
     """
 
     common: ClassVar = ("scope", "pooling")
-    """The keys that stay when another name is chosen."""
+    owners: ClassVar = {
+        "template": ("verbalizer", "lm"),
+        "words": ("verbalizer",),
+        "multi_token": ("verbalizer",),
+        "average": ("verbalizer",),
+        "beams": ("lm",),
+        "max_new_tokens": ("lm",),
+    }
 
     name: Literal["mlp", "linear", "verbalizer", "lm"] = "mlp"
     scope: Literal["private", "shared"] = "private"
@@ -47,15 +54,3 @@ class HeadConfig(Section):
                 raise ValueError(f"needs a word, or a list of words, for label {label!r} (got {chosen!r})")
             found[str(label)] = several
         return found
-
-    @model_validator(mode="after")
-    def _fitting(self) -> HeadConfig:
-        own = {
-            "verbalizer": ("template", "words", "multi_token", "average"),
-            "lm": ("template", "beams", "max_new_tokens"),
-        }
-        for key in ("template", "words", "multi_token", "average", "beams", "max_new_tokens"):
-            if key not in own.get(self.name, ()) and getattr(self, key) != HeadConfig.model_fields[key].default:
-                having = " or ".join(f"head={name}" for name, keys in own.items() if key in keys)
-                raise ValueError(f"{key} belongs to {having}, not to head={self.name}")
-        return self

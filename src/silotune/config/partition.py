@@ -18,6 +18,13 @@ class PartitionConfig(Section):
     """
 
     common: ClassVar = ("silos", "alpha", "seed", "min_rows")
+    owners: ClassVar = {
+        "silos": ("iid", "dirichlet", "quantity", "shards"),
+        "alpha": ("dirichlet", "quantity"),
+        "balanced": ("dirichlet",),
+        "shards": ("shards",),
+        "column": ("column",),
+    }
 
     name: Literal["none", "iid", "dirichlet", "quantity", "shards", "column"] = "none"
     silos: int = Field(10, ge=1, le=100_000)
@@ -30,9 +37,6 @@ class PartitionConfig(Section):
 
     @model_validator(mode="after")
     def _fitting(self) -> PartitionConfig:
-        for key, owner in (("balanced", "dirichlet"), ("shards", "shards"), ("column", "column")):
-            if self.name != owner and getattr(self, key) != PartitionConfig.model_fields[key].default:
-                raise ValueError(f"{key} belongs to partition={owner}, not to partition={self.name}")
         if self.name == "column" and self.column is None:
             raise ValueError("which column makes the silos? give partition.column=NAME")
         return self

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
-from typing import get_args
+from collections.abc import Mapping
+from typing import Any, ClassVar, Self, get_args
 
-from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
+from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator, model_validator
 
 
 class Section(BaseModel):
-    """A group of keys. Unknown keys are errors, and so are NaN, infinity, and yes/no where a number is asked for."""
+    """A group of keys. Unknown keys are errors, and so are NaN, infinity, and yes/no where a number is asked for.
+
+    So is a key that is set where it means nothing: `owners` is key → the choices under which it means anything; a key
+    that is not there means something under all. `chooser` is the key that chooses (one, or a list). `common`: the keys
+    that stay when another is chosen, if they mean anything then.
+    """
+
+    owners: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    chooser: ClassVar[str] = "name"
+    common: ClassVar[tuple[str, ...]] = ()
 
     model_config = ConfigDict(extra="forbid", validate_default=True, allow_inf_nan=False)
 
@@ -20,3 +30,23 @@ class Section(BaseModel):
             if {int, float} & {annotation, *get_args(annotation)}:
                 raise ValueError(f"must be a number (got {value})")
         return value
+
+    @model_validator(mode="after")
+    def _nothing_set_in_vain(self) -> Self:
+        """Ahead of a section's own validators, which may fill in what was not set."""
+        cls, section = type(self), type(self).__name__.removesuffix("Config").lower()
+        for key, owners in self.owners.items():
+            chosen = getattr(self, self.chooser)
+            if not means_anything(cls, key, chosen) and getattr(self, key) != cls.model_fields[key].get_default():
+                names = chosen if isinstance(chosen, str) else ",".join(chosen) or "none"
+                choice = section if self.chooser == "name" else f"{section}.{self.chooser}"
+                having = " or ".join(f"{choice}={owner}" for owner in owners)
+                raise ValueError(f"{key} belongs to {having}, not to {choice}={names}; leave {section}.{key} out")
+        return self
+
+
+def means_anything(section: type[Section], key: str, chosen: Any) -> bool:
+    """Whether a key means anything where this is chosen: a name, or several, as a list or with commas between."""
+    owners = section.owners.get(key)
+    names = chosen.split(",") if isinstance(chosen, str) else chosen if isinstance(chosen, list) else []
+    return owners is None or any(str(name).strip() in owners for name in names)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -14,6 +14,13 @@ class ServerConfig(Section):
 
     `labels_per_class`: rows of each label that the coordinator has (FedFAME); `labelled_rows`: in all, evenly by label.
     """
+
+    chooser: ClassVar = "optimizer"
+    owners: ClassVar = {
+        "beta1": ("avgm", "adam", "yogi", "adagrad"),
+        "beta2": ("adam", "yogi"),
+        "tau": ("adam", "yogi", "adagrad"),
+    }
 
     optimizer: Literal["none", "avgm", "adam", "yogi", "adagrad"] = "none"
     lr: float = Field(1.0, gt=0)

@@ -10,7 +10,7 @@ import yaml
 
 from silotune.config.choice import Choice
 from silotune.config.schema import Config
-from silotune.config.section import Section
+from silotune.config.section import Section, means_anything
 from silotune.errors import InputError
 
 Tree = dict[str, Any]
@@ -180,9 +180,13 @@ def merged(layers: Sequence[Mapping[str, Any]]) -> Tree:
                 before = result[key]
                 if key in NAMED and "name" in value and value["name"] != before.get("name"):
                     # Another name brings other options: the earlier ones would not fit it.
-                    common = getattr(SECTIONS[key], "common", ())
-                    before = {option: before[option] for option in common if option in before}
+                    before = {option: before[option] for option in _staying(key, value["name"]) if option in before}
                 result[key] = merged([before, value])
             else:
                 result[key] = merged([value]) if isinstance(value, dict) else value
     return result
+
+
+def _staying(section: str, chosen: Any) -> list[str]:
+    kind = SECTIONS[section]
+    return [key for key in kind.common if means_anything(kind, key, chosen)] if issubclass(kind, Section) else []

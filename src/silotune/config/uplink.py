@@ -7,20 +7,12 @@ from typing import ClassVar, Literal
 from pydantic import Field, field_validator, model_validator
 
 from silotune.config.names import distinct, listed
-from silotune.config.section import Section
+from silotune.config.section import Section, means_anything
 
 NOISES = ("laplace", "gaussian")
 CODECS = ("fp16", "int8", "int4")
 STEPS = ("clip", *NOISES, *CODECS)
 _DEFAULTS: dict[str, float] = {"clip": 1.0, "epsilon": 8.0, "delta": 1e-5}
-_OWNERS = {
-    "clip": ("clip",),
-    "norm": ("clip",),
-    "epsilon": NOISES,
-    "delta": ("gaussian",),
-    "rounding": ("int8", "int4"),
-    "feedback": CODECS,
-}
 
 
 class UplinkConfig(Section):
@@ -32,7 +24,15 @@ class UplinkConfig(Section):
     took away is kept in the silo and added to its next change (on where it is not set).
     """
 
-    common: ClassVar = tuple(_OWNERS)
+    owners: ClassVar = {
+        "clip": ("clip",),
+        "norm": ("clip",),
+        "epsilon": NOISES,
+        "delta": ("gaussian",),
+        "rounding": ("int8", "int4"),
+        "feedback": CODECS,
+    }
+    common: ClassVar = tuple(owners)
 
     name: list[str] = []
     clip: float | None = Field(None, gt=0)
@@ -67,15 +67,9 @@ class UplinkConfig(Section):
 
     @model_validator(mode="after")
     def _fitting(self) -> UplinkConfig:
-        for key, owners in _OWNERS.items():
-            having = any(owner in self.name for owner in owners)
-            if not having and getattr(self, key) is not None:
-                chain = ",".join(self.name) or "none"
-                raise ValueError(
-                    f"{key} belongs to {' or '.join(owners)}, not to uplink={chain}; unset it (uplink.{key}=)"
-                )
-            if having and getattr(self, key) is None and key in _DEFAULTS:
-                setattr(self, key, _DEFAULTS[key])
+        for key, default in _DEFAULTS.items():
+            if getattr(self, key) is None and means_anything(UplinkConfig, key, self.name):
+                setattr(self, key, default)
         if "clip" in self.name:
             fitting = {"laplace": "l1", "gaussian": "l2"}.get(self.noise or "")
             if fitting is not None and self.norm not in (None, fitting):
