@@ -25,7 +25,7 @@ from silotune.data.joint import Joint
 from silotune.errors import Diverged
 from silotune.methods.base import PREVIOUS, Phase, Step
 from silotune.parts import Scope, State, Tensors
-from silotune.randomness import Stream, generator
+from silotune.randomness import Stream
 from silotune.silo import Silo
 
 if TYPE_CHECKING:
@@ -199,8 +199,7 @@ def _losses(
         batches, known = [batch for _, batch in active], [run.known for run, _ in active]
         views = training.views_together(batches, joints, mixes, [] if alone else streams, known)
         for (run, batch), own, stream in zip(active, views, streams, strict=True):
-            draws = generator(training.seed, "step", run.silo.name, number, phase.name, taken)
-            step = Step(batch, own, run.state, run.received, run.memory, draws, training.parts)
+            step = Step(batch, own, run.state, run.received, run.memory, training.parts)
             with nullcontext() if alone else stream:
                 losses.append(phase.loss(step))
             terms.append({"loss": losses[-1].detach(), **step.terms})

@@ -108,10 +108,10 @@ def identity(mix: Sequence[Ingredient]) -> Hashable:
     )
 
 
-def make_plan(backbone: Backbone, mix: Sequence[Ingredient], rows: slice = slice(None)) -> Plan:
-    """The plan of a mix for some rows of a batch. A part of weight 0 is absent, exactly."""
+def make_plan(backbone: Backbone, mix: Sequence[Ingredient]) -> Plan:
+    """The plan of a mix. A part of weight 0 is absent, exactly."""
     plan = Plan()
-    for tuner, weighted in _by_tuner(of_rows(mix, rows)):
+    for tuner, weighted in _by_tuner(mix):
         tuner.act(backbone, weighted, plan)
     return plan
 

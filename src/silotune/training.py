@@ -262,7 +262,7 @@ class LocalTraining:
         """
         prediction = self.method.prediction()
         view = self.view(batch, self.resolve(prediction.mixed(alpha), state, {}, {}))
-        step = Step(batch, {"prediction": view}, state, {}, {}, torch.Generator(), self.parts)
+        step = Step(batch, {"prediction": view}, state, {}, {}, self.parts)
         return step.logits("prediction", prediction.head)
 
 

@@ -61,7 +61,7 @@ def test_each_gets_the_gradient_the_paper_gives_it(apfl, tiny_federation) -> Non
         if change:
             parts["alpha"]["value"] = (state["alpha"]["value"] + change).requires_grad_(grad)
         views = {n: training.view(batch, training.resolve(m, parts, {}, {})) for n, m in phase.views.items()}
-        step = Step(batch, views, parts, {}, {}, draws, training.parts)
+        step = Step(batch, views, parts, {}, {}, training.parts)
         return (phase.loss(step) if view == "both" else step.cross_entropy(view, f"head_{view}")), parts
 
     both, joint = loss_of("both")

@@ -61,7 +61,7 @@ def test_what_is_no_score_is_not(bad):
 
 @pytest.mark.parametrize("name", sorted(LOGGED))
 def test_a_methods_term_may_not_wear_the_logs_names(name):
-    step = Step(None, {}, {}, {}, {}, torch.Generator(), {})
+    step = Step(None, {}, {}, {}, {}, {})
     with pytest.raises(ValueError, match=name):
         step.log(**{name: torch.tensor(1.0)})
     step.log(full=torch.tensor(2.0))

@@ -119,7 +119,7 @@ def test_the_local_phase_sees_base_and_both_updates(config, alpha):
     batch = make_batch(rows, range(7), 0)
     views = {name: training.view(batch, training.resolve(mix, state, {}, {})) for name, mix in phase.views.items()}
     with torch.no_grad():
-        found = phase.loss(Step(batch, views, state, {}, {}, torch.Generator(), training.parts))
+        found = phase.loss(Step(batch, views, state, {}, {}, training.parts))
         model = merged(state, {"global": 1 - alpha, "private": alpha})
         losses = []
         for row in range(7):

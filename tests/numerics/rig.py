@@ -91,7 +91,7 @@ def make_step(training: LocalTraining, phase: Phase, batch: Batch, state: State,
         name: run_view(training.backbone, batch, training.resolve(mix, state, received, {}))
         for name, mix in phase.views.items()
     }
-    return Step(batch, views, state, received, {}, torch.Generator(), training.parts)
+    return Step(batch, views, state, received, {}, training.parts)
 
 
 def arrays(tensors: Mapping[str, Tensor]) -> dict[str, np.ndarray]:

@@ -36,7 +36,7 @@ def test_loss_in_numpy(tau, mu, adapters, representation, tiny_federation):
         name: run_view(training.backbone, batch, training.resolve(mix, state, received, memory))
         for name, mix in phase.views.items()
     }
-    step = Step(batch, views, state, received, memory, torch.Generator(), training.parts)
+    step = Step(batch, views, state, received, memory, training.parts)
     loss = float(phase.loss(step))
 
     rows = batch.rows.tolist()

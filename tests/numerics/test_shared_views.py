@@ -38,7 +38,7 @@ def result(training, phase, batch, state, received, memory, together):
         views = training.views(batch, mixes)
     else:
         views = {name: training.view(batch, mix) for name, mix in mixes.items()}
-    loss = phase.loss(Step(batch, views, state, received, memory, torch.Generator(), training.parts))
+    loss = phase.loss(Step(batch, views, state, received, memory, training.parts))
     loss.backward()
     return float(loss.detach()), {name: leaf.grad for name, leaf in leaves.items() if leaf.grad is not None}
 

@@ -101,7 +101,7 @@ def count_work(backbone: Backbone, method: Method, state: State, batch: Batch, t
         with FlopCounterMode(display=False) as counter, _saved() as kept:
             mixes = {name: training.resolve(mix, own, received, {}) for name, mix in phase.views.items()}
             views = run_views(backbone, batch, mixes, _READINGS)
-            step = Step(batch, views, own, received, {}, torch.Generator(), training.parts)
+            step = Step(batch, views, own, received, {}, training.parts)
             phase.loss(step).backward()  # type: ignore[no-untyped-call]
         operations += counter.get_total_flops()
         leaves = constant | {tensor.untyped_storage()._cdata for tensor in parts}
@@ -113,7 +113,7 @@ def count_work(backbone: Backbone, method: Method, state: State, batch: Batch, t
         if prediction.weighting is not None:
             run_view(backbone, batch, training.resolve(prediction.weighting.view, state, {}, {}))
         view = run_view(backbone, batch, training.resolve(prediction.mix, state, {}, {}), _READINGS)
-        step = Step(batch, {"prediction": view}, state, {}, {}, torch.Generator(), training.parts)
+        step = Step(batch, {"prediction": view}, state, {}, {}, training.parts)
         step.logits("prediction", prediction.head)
     return Work(round(operations / rows), round(counter.get_total_flops() / rows), saved, held)
 

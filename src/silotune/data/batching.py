@@ -111,11 +111,6 @@ class Tokeniser:
         self._tokenizer = tokenizer
         self._max_length = max_length
 
-    @property
-    def pad_id(self) -> int:
-        """The padding token's id."""
-        return int(cast(int, self._tokenizer.pad_token_id) or 0)
-
     def __call__(self, task: Task, rows: Sequence[Row]) -> TokenisedRows:
         """Token ids of rows (one text or a pair each), truncated to the maximum length."""
         if not rows:

@@ -65,7 +65,8 @@ class Setting:
 class Step:
     """What a loss sees of one batch: its views, and the silo's parts, anchors and memory.
 
-    `terms` collects what the loss wants logged.
+    `terms` collects what the loss wants logged. A loss may draw with torch's own generator: the stream is the
+    step's.
     """
 
     batch: Batch
@@ -73,7 +74,6 @@ class Step:
     state: State
     received: State
     memory: Tensors
-    generator: torch.Generator
     modules: Mapping[str, Part]
     terms: dict[str, Tensor] = field(default_factory=dict)
 
