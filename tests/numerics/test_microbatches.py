@@ -6,6 +6,7 @@ import pytest
 import torch
 from rig import cut_batch, doubled, make_step, random_parts, trained
 
+from silotune.assembly.building import build
 from silotune.data import batching
 from silotune.data.batching import make_batch
 from silotune.parts import Scope, digest, flatten
@@ -138,3 +139,27 @@ def test_dropout_draws_from_the_runs_seed(tiny_federation):
         assert torch.equal(torch.get_rng_state(), before)
         found.add(digest(flatten(result.state)))
     assert len(found) == 1
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("fedmcp",),
+        ("fedavg", "cache=frozen-prefix", "tuner=lora", "tuner.sites=encoder.layer.1.attention.self.query"),
+        ("fedavg-full", "cohort=1"),
+    ],
+    ids=lambda words: words[0],
+)
+def test_gradient_checkpointing_changes_memory_alone(words, tiny_config):
+    """A round of a cohort's silos ends with the same numbers; and the key reaches the blocks."""
+    found, again = [], []
+    for chosen in (False, True):
+        federation = build(tiny_config(words[0], "cohort=2", *words[1:], f"train.gradient_checkpointing={chosen}"))
+        block = federation.backbone.base.encoder.layer[1]
+        again.append("forward" in vars(block) and "checkpoint" in block.forward.__qualname__)
+        silos = [federation.silos[name] for name in ("alpha", "beta")][: federation.config.cohort]
+        found.append([one.state for one in federation.training.rounds(silos, federation.coordinator.shared, 1)])
+    assert again == [False, True]
+    for plain, saving in zip(*found, strict=True):
+        for name, tensor in flatten(plain).items():
+            torch.testing.assert_close(flatten(saving)[name], tensor, rtol=1e-5, atol=1e-6)

@@ -54,12 +54,14 @@ class BackboneNeeds:
     precision: str
     keep_master: bool
     model_class: ModelClass
+    checkpointing: bool
 
     @classmethod
     def of(cls, config: Config, method: Method) -> BackboneNeeds:
         """Of a configuration and its method."""
         tuner, head = method.setting.tuner, method.setting.head
-        return cls(config.backbone, config.precision, tuner.trains_backbone, head.model_class)
+        again = config.train.gradient_checkpointing
+        return cls(config.backbone, config.precision, tuner.trains_backbone, head.model_class, again)
 
     def load(self) -> Backbone:
         """Load it.
@@ -68,7 +70,11 @@ class BackboneNeeds:
             InputError: as `load_backbone`.
         """
         return load_backbone(
-            self.name, precision=self.precision, keep_master=self.keep_master, model_class=self.model_class
+            self.name,
+            precision=self.precision,
+            keep_master=self.keep_master,
+            checkpointing=self.checkpointing,
+            model_class=self.model_class,
         )
 
 

@@ -6,6 +6,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from silotune.config.names import quoted
 from silotune.config.section import Section
 
 
@@ -34,17 +35,15 @@ class AttackConfig(Section):
     @field_validator("target", mode="before")
     @classmethod
     def _label_name(cls, target: object) -> object:
-        """Whole numbers are label names too; YAML's bare yes and no are not text."""
-        if isinstance(target, bool):
-            raise ValueError("YAML reads a bare yes, no, on or off as a truth value; put the label in quotes")
+        """Whole numbers are label names too."""
+        quoted([target], "the label")
         return str(target) if isinstance(target, int) else target
 
     @field_validator("trigger", mode="before")
     @classmethod
     def _words(cls, trigger: object) -> object:
         several = trigger if isinstance(trigger, list) else [trigger]
-        if any(isinstance(word, bool) for word in several):
-            raise ValueError("YAML reads a bare yes, no, on or off as a truth value; put the trigger in quotes")
+        quoted(several, "the trigger")
         words = [str(word) for word in several if isinstance(word, (str, int))]
         if not words or len(words) < len(several) or not all(word.strip() for word in words):
             raise ValueError(f"must be a word or phrase, or a list of them, none empty (got {trigger!r})")

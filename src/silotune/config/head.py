@@ -6,6 +6,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, field_validator
 
+from silotune.config.names import quoted
 from silotune.config.section import Section
 
 
@@ -41,15 +42,13 @@ class HeadConfig(Section):
     @field_validator("words", mode="before")
     @classmethod
     def _lists(cls, words: object) -> object:
-        """One word may stand alone; whole numbers are labels too; YAML's bare yes and no are neither."""
+        """One word may stand alone; whole numbers are labels too."""
         if not isinstance(words, dict):
             return words
         found = {}
         for label, chosen in words.items():
             several = chosen if isinstance(chosen, list) else [chosen]
-            for text in (label, *several):
-                if isinstance(text, bool):
-                    raise ValueError("YAML reads a bare yes, no, true or false as a truth value; put it in quotes")
+            quoted((label, *several), "the word")
             if not several or not all(isinstance(word, str) and word.strip() for word in several):
                 raise ValueError(f"needs a word, or a list of words, for label {label!r} (got {chosen!r})")
             found[str(label)] = several

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import Annotated
 
 from pydantic import AfterValidator
@@ -42,10 +43,19 @@ def listed(given: object) -> object:
     return [word.strip() for word in given.split(",")] if isinstance(given, str) else given
 
 
+def quoted(values: Iterable[object], what: str) -> None:
+    """Refuse YAML's bare yes and no, which are not text.
+
+    Raises:
+        ValueError: saying what to put in quotes.
+    """
+    if any(isinstance(value, bool) for value in values):
+        raise ValueError(f"YAML reads a bare yes, no, true, false, on or off as a truth value; put {what} in quotes")
+
+
 def label_names(labels: object) -> object:
-    """Whole numbers are names too; YAML's bare yes and no are not text."""
+    """Whole numbers are names too."""
     if not isinstance(labels, list):
         return labels
-    if any(isinstance(label, bool) for label in labels):
-        raise ValueError("YAML reads a bare yes, no, on or off as a truth value; put the label in quotes")
+    quoted(labels, "the label")
     return [str(label) if isinstance(label, int) else label for label in labels]
