@@ -5,16 +5,19 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load
 
+from silotune.assembly.building import build
 from silotune.assembly.configuration import read_config
 from silotune.attack import magnified
 from silotune.data.loading import load_silos
 from silotune.evaluation.backdoor import overall, success_rate
 from silotune.experiment import run
 from silotune.finished import load_run
-from silotune.parts import Part, Scope
+from silotune.parts import Part, Scope, flatten
 from silotune.pretrained import load_backbone
 from silotune.runs import events
+from silotune.tuners import TUNERS
 from silotune.tuners.lora import LoRA
 from tiny import tiny_overrides, write_data
 
@@ -184,6 +187,28 @@ def test_every_kind_of_method_reports_the_attack(method, tiny_config, tmp_path):
     assert found["attack"]["asr"] == found["silos"]["alpha"]["asr"]
     assert 0 <= found["attack"]["asr"] <= 100
     assert found["attack"]["accuracy"] == found["silos"]["alpha"]["test"]
+
+
+@pytest.mark.parametrize("tuner", TUNERS)
+def test_every_tuner_sends_the_attackers_change_magnified(tuner, tiny_config):
+    """With and without model replacement: the malicious silo's message is ten times as far away, the other's equal."""
+    words = (f"tuner={tuner}", "rounds=1", "data.tasks=[alpha]", "partition=iid", "partition.silos=2")
+    attack = ("attack=backdoor", "attack.target=good", "attack.fraction=0.5")
+    sent = []
+    for scale in (1, 10):
+        federation = build(tiny_config("fedavg", *words, *attack, f"attack.scale={scale}"))
+        before, participant = flatten(federation.coordinator.shared), federation.participant()
+        broadcast = federation.coordinator.broadcast(1)
+        answers = {name: participant.round(silo, broadcast).message for name, silo in federation.silos.items()}
+        sent.append(
+            {name: {key: tensor - before[key] for key, tensor in load(answers[name]).items()} for name in answers}
+        )
+    (evil,) = federation.malicious
+    one, ten = sent
+    assert max(float(change.abs().max()) for change in one[evil].values()) > 1e-5
+    for name in one:
+        for key, change in one[name].items():
+            torch.testing.assert_close(ten[name][key], (10 if name == evil else 1) * change, rtol=0, atol=2e-5)
 
 
 def test_accuracy_is_reported_where_the_metric_is_another(tiny_config, tmp_path):

@@ -11,6 +11,7 @@ from datasets import Dataset, DatasetDict
 
 from silotune import InputError, read_config
 from silotune.assembly.configuration import make_method
+from silotune.comparison.plan import read_comparison
 from silotune.config import preset_names
 from silotune.data.loading import load_silos
 from silotune.federation.agreement import check_federated
@@ -45,6 +46,30 @@ def folder(path, name):
         lines = "\n".join(json.dumps(row(name, number)) for number in range(count))
         (path / task / f"{split}.jsonl").write_text(lines)
     return path
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_the_rows_of_table_2(name, tmp_path):
+    """IID and by quantity, clean and poisoned; the clean federations are measured with the trigger, too."""
+    words = [f"data.path={folder(tmp_path, name)}", "attack=backdoor", "attack.fraction=0", "seeds=1,2"]
+    found = read_comparison(f"fedprompt-{name}", words)
+    rows = {
+        cell.row.removeprefix("fedprompt").removeprefix("-"): (
+            cell.config.partition.name,
+            cell.config.partition.alpha if cell.config.partition.name == "quantity" else None,
+            cell.config.attack.fraction,
+        )
+        for cell in found.cells
+    }
+    assert rows == {
+        "": ("iid", None, 0),
+        "noniid": ("quantity", 0.5, 0),
+        "poisoned": ("iid", None, 0.1),
+        "noniid-poisoned": ("quantity", 0.5, 0.1),
+    }
+    assert {cell.config.attack.name for cell in found.cells} == {"backdoor"}
+    assert {cell.config.partition.silos for cell in found.cells} == {10}
+    assert len(found.cells) == 8
 
 
 @pytest.mark.parametrize("name", TASKS)
