@@ -9,6 +9,7 @@ import csv
 import io
 import json
 import math
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +21,7 @@ from silotune.errors import InputError
 Record = dict[str, Any]
 _DELIMITERS = {".csv": ",", ".tsv": "\t"}
 FORMATS = (*_DELIMITERS, ".jsonl", ".parquet")
+_WHOLE_NUMBER = re.compile(r"-?\d{1,1000}")  # what `int` takes: not ①, ² or --1, nor thousands of digits
 
 
 def read_records(path: Path) -> list[Record]:
@@ -156,9 +158,9 @@ def labels_of(path: Path, records: Sequence[Record], column: str) -> list[str | 
 
 def label_names(labels: Iterable[str | int]) -> tuple[str, ...]:
     """The label names found in data: whole numbers in numeric order, else text in alphabetic order."""
-    found = {str(label) for label in labels}
-    numeric = all(name.lstrip("-").isdigit() for name in found)
-    return tuple(sorted(found, key=int if numeric else str))
+    found = sorted({str(label) for label in labels})  # names of one number (1, 01) have an order, too
+    numeric = all(_WHOLE_NUMBER.fullmatch(name) for name in found)
+    return tuple(sorted(found, key=int)) if numeric else tuple(found)
 
 
 def rows_of(
