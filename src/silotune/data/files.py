@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from silotune.data.tasks import Row
+from silotune.data.texts import fault_of
 from silotune.errors import InputError
 
 Record = dict[str, Any]
@@ -119,19 +120,15 @@ def text_of(path: Path, number: int, record: Record, column: str) -> str:
     """The text of one cell.
 
     Raises:
-        InputError: missing, empty or not a string.
+        InputError: missing, not a string, or not one that can be tokenised.
     """
     value = record.get(column)
     if value is None or (isinstance(value, float) and math.isnan(value)):
         raise InputError(f"data file {path}: row {number}: {column!r} is missing or NaN")
     if not isinstance(value, str):
         raise InputError(f"data file {path}: row {number}: {column!r} is not text but {type(value).__name__}")
-    if not value.strip():
-        raise InputError(f"data file {path}: row {number}: {column!r} is empty")
-    if not value.isascii() and any("\ud800" <= character <= "\udfff" for character in value):
-        raise InputError(f"data file {path}: row {number}: {column!r} holds half a character (a lone surrogate)")
-    if "\0" in value:
-        raise InputError(f"data file {path}: row {number}: {column!r} holds a NUL character; only text is allowed")
+    if fault := fault_of(value):
+        raise InputError(f"data file {path}: row {number}: {column!r} {fault}")
     return value
 
 
