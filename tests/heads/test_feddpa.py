@@ -488,3 +488,11 @@ def test_tables_and_figures_of_both_measures(silotune, finished, config, tmp_pat
     refused = silotune("personalization", plain.folder, "--out", tmp_path / "none")
     assert refused.code == 2
     assert "evaluation.test_time=true" in refused.err
+
+
+def test_a_folder_for_the_tables_that_cannot_be_made(silotune, finished, tmp_path):
+    (tmp_path / "file").write_text("mine")
+    refused = silotune("personalization", finished.folder, "--out", tmp_path / "file" / "out")
+    assert refused.code == 2
+    assert f"--out {tmp_path / 'file' / 'out'}: cannot be made" in refused.err
+    assert len(refused.err.splitlines()) == 1
