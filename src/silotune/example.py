@@ -7,7 +7,8 @@ import json
 from pathlib import Path
 
 from silotune.data.loading import demo_folder
-from silotune.errors import InputError, require_unused
+from silotune.errors import require_unused
+from silotune.files import make_folder
 
 CONFIG = """\
 # A federation of your own silos. Run it with: silotune run {name}
@@ -57,10 +58,7 @@ def write_example(directory: Path) -> Path:
         InputError: if the directory holds anything already.
     """
     require_unused(directory)
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"{directory}: cannot be made ({error.strerror})") from error
+    make_folder(directory, str(directory))
     _csv("sentiment", directory / "reviews.csv", ["review", "opinion"])
     _csv("duplicate_question", directory / "support.csv", ["first_question", "second_question", "relation"])
     path = directory / "federation.yaml"

@@ -1,9 +1,26 @@
-"""Files that are replaced as a whole: whoever reads one finds the old content or the new, whenever the writer ended."""
+"""Folders that are made, and files that are replaced as a whole.
+
+Whoever reads one finds the old content or the new, whenever the writer ended.
+"""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
+
+from silotune.errors import InputError
+
+
+def make_folder(path: Path, culprit: str) -> None:
+    """Make a folder that a user asked for, where there is none.
+
+    Raises:
+        InputError: naming the culprit; it cannot be made.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"{culprit}: cannot be made ({error.strerror})") from error
 
 
 def write_bytes(path: Path, content: bytes) -> None:

@@ -43,6 +43,20 @@ def claimed(path: Path, patience: float = 0.0) -> Iterator[None]:
                 (path / LOCK).unlink(missing_ok=True)  # while it is ours: whoever comes next makes a new one
 
 
+def at_work(path: Path) -> bool:
+    """Whether a process has a folder; True where the system cannot say."""
+    if sys.platform == "win32":
+        return True
+    try:
+        with (path / LOCK).open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # for this moment: others may look as well
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+    return False
+
+
 def _lock(path: Path) -> IO[bytes] | None:
     """The lock of a folder, open; None where another has it."""
     while True:

@@ -21,7 +21,7 @@ from typing import Any
 from safetensors import SafetensorError
 
 from silotune.errors import InputError
-from silotune.files import write_text
+from silotune.files import make_folder, write_text
 from silotune.locking import LOCK, claimed
 from silotune.parts import Tensors
 from silotune.tensor_bytes import read_tensors
@@ -92,10 +92,7 @@ class RunFolder:
         """
         cls.check(path, config, resume)
         folder = cls(path)
-        try:
-            folder.checkpoints.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise InputError(f"--out {path}: cannot be made ({error.strerror})") from error
+        make_folder(folder.checkpoints, f"--out {path}")
         write_text(path / "versions.json", json.dumps(versions() | {"backbone": backbone}, indent=1) + "\n")
         write_text(path / "config.yaml", config)
         return folder

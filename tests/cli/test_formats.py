@@ -17,6 +17,7 @@ from safetensors.numpy import load_file
 import silotune as package
 from commandline import Silotune
 from silotune import read_config
+from silotune.data.files import label_names
 from silotune.data.loading import load_silos
 from silotune.data.tasks import Row
 
@@ -113,6 +114,22 @@ def test_whole_numbers_are_label_names_in_numeric_order(
     assert {(row.texts[0], labels[row.label]) for row in rows} == {
         (f"text {i}", ("0", "10", "2")[i % 3]) for i in range(30)
     }
+
+
+@pytest.mark.parametrize(
+    ("written", "names"),
+    [
+        (["①", "②"], ("①", "②")),
+        (["²", "10"], ("10", "²")),
+        (["--1", "0"], ("--1", "0")),
+        (["1" * 5000, "0"], ("0", "1" * 5000)),
+        (["-2", "10", "3", "-10"], ("-10", "-2", "3", "10")),
+        (["1", "0001", "01", "001"], ("0001", "001", "01", "1")),
+    ],
+    ids=["circled", "superscript", "two signs", "too long for a number", "negative", "one number"],
+)
+def test_label_names_have_one_order_whatever_they_look_like(written: list[str], names: tuple[str, ...]) -> None:
+    assert label_names(written) == names
 
 
 def test_declared_labels_keep_their_order_and_may_be_more_than_are_seen(place: Path) -> None:

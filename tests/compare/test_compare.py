@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -169,6 +170,23 @@ def test_a_file_with_a_compare_section_needs_no_more(silotune: Silotune, place: 
     assert silotune("compare", "federation.yaml", "--out", "out").code == 0
     assert [row["method"] for row in table(place / "out")][::3] == ["local", "local-slow", "fedavg", "fedavg-slow"]
     assert {row["n"] for row in table(place / "out")} == {"2"}
+
+
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.long)])
+def test_cells_that_diverge_are_named_when_the_others_are_finished(
+    silotune: Silotune, place: Path, backbone_folder, workers: int
+) -> None:
+    compare = {"methods": ["local", "fedavg"], "variants": {"wild": {"train.lr": 1e30}}}
+    write_federation(place, backbone_folder("bert"), compare=compare)
+    outcome = silotune("compare", "federation.yaml", "--out", "out", "--workers", workers)
+    assert outcome.code == 1
+    (line,) = outcome.err.splitlines()
+    assert "2 of 4 cells diverged, the others are finished: " in line
+    for cell in ("local-wild-1", "fedavg-wild-1"):
+        assert re.search(rf"out/{cell}: silo 'north', round 1, [^;]*the loss is nan \(train.lr is 1e\+30\)", line)
+        assert not (place / "out" / cell / "summary.json").exists()
+    for cell in ("local-1", "fedavg-1"):
+        assert (place / "out" / cell / "summary.json").is_file()
 
 
 def children(parent: int) -> list[int]:

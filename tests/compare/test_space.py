@@ -84,6 +84,8 @@ def test_a_comparisons_methods_are_swept_where_none_are_named() -> None:
         (["train.lr=0..1:log"], 3, "above 0"),
         (["train.lr=0..1"], 3, "train.lr"),  # 0 is not allowed there
         (["train.lr=1..x"], 3, "low..high"),
+        (["train.lr=1..{"], 3, "low..high"),
+        (["train.lr=1..2001-99-99"], 3, "low..high"),
         (["train.lr=1e-3,,1e-4"], None, "train.lr"),
         (["train.lr=1e-3,1e-3"], None, "appears twice"),
         (["train.lr=1e-3,0.001"], None, "train.lr: 0.001 appears twice"),

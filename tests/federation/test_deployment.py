@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from silotune.errors import InputError, SilotuneError
-from silotune.federation import admission, deployment
+from silotune.federation import admission, deployment, flower
 from silotune.federation.local import LocalConfig
 from silotune.federation.parties import LinkConfig, NodeConfig, read_joining, read_link, read_party
 from silotune.federation.supervision import Child
@@ -115,7 +115,7 @@ def flwr(monkeypatch):
 
     found = Flwr()
     found.asked = []
-    monkeypatch.setattr(admission.subprocess, "run", found.run)
+    monkeypatch.setattr(flower.subprocess, "run", found.run)
     return found
 
 
@@ -146,6 +146,17 @@ def test_a_refusal_is_said_in_flowers_words_and_nothing_is_kept(link, flwr, key)
     with pytest.raises(SilotuneError, match=r"silo 'north' was not admitted: .*\[code: 23\] Public key already in use"):
         admission.admit(link, "north", key)
     assert admission.admitted(link) == {}
+
+
+def test_a_superlink_that_does_not_answer_is_named(link, key, tmp_path, monkeypatch):
+    def run(words, *, timeout, **options):
+        raise subprocess.TimeoutExpired(words, timeout)
+
+    monkeypatch.setattr(flower.subprocess, "run", run)
+    with pytest.raises(SilotuneError, match="silo 'north' was not admitted: the SuperLink did not answer within 300 s"):
+        admission.admit(link, "north", key)
+    with pytest.raises(SilotuneError, match="flwr run: the SuperLink did not answer within 300 s"):
+        flower.submit(tmp_path / "app", tmp_path / "job", {})
 
 
 def test_what_cannot_be_a_silos_key_is_not_sent(link, flwr, key, tmp_path):

@@ -19,6 +19,7 @@ from silotune.errors import InputError
 from silotune.evaluation.instances import embed, weigh, with_instances
 from silotune.evaluation.predict import answers
 from silotune.evaluation.scores import state_of
+from silotune.evaluation.testtime import test_time as judged_on_all_tasks
 from silotune.experiment import run
 from silotune.finished import load_run
 from silotune.methods.base import Step
@@ -402,6 +403,19 @@ def test_parts_of_a_task_are_judged_on_the_same_rows(config, tmp_path):
     assert all(entry["on_tasks"].keys() == SILOS.keys() for entry in done.silos.values())
 
 
+def test_a_silo_may_be_called_as_the_task_of_another(data, config, tmp_path):
+    """`echo` and `always` hold task `noun`; the silo of task `echo` is called `other`. Three sets stay three."""
+    silos = {"echo": ("echo", "noun"), "always": ("always", "noun"), "other": ("noun", "echo")}
+    lines = [f"- {{name: {n}, path: {data / d}, task: {t}, kind: generation, " for n, (d, t) in silos.items()]
+    rest = "text: [instruction, input], label: output}\n"
+    (tmp_path / "own.yaml").write_text("silos:\n" + "".join(line + rest for line in lines))
+    words = [f"backbone={config('fedit').backbone}", "method=fedit", "tuner=lora", "head=lm", "head.max_new_tokens=2"]
+    federation = build(read_config(str(tmp_path / "own.yaml"), [*words, "precision=fp32", "threads=1"]))
+    found = judged_on_all_tasks(federation)
+    assert found.own == {name: name for name in silos}
+    assert all(row.keys() == silos.keys() for row in found.measured.values())
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -474,3 +488,11 @@ def test_tables_and_figures_of_both_measures(silotune, finished, config, tmp_pat
     refused = silotune("personalization", plain.folder, "--out", tmp_path / "none")
     assert refused.code == 2
     assert "evaluation.test_time=true" in refused.err
+
+
+def test_a_folder_for_the_tables_that_cannot_be_made(silotune, finished, tmp_path):
+    (tmp_path / "file").write_text("mine")
+    refused = silotune("personalization", finished.folder, "--out", tmp_path / "file" / "out")
+    assert refused.code == 2
+    assert f"--out {tmp_path / 'file' / 'out'}: cannot be made" in refused.err
+    assert len(refused.err.splitlines()) == 1

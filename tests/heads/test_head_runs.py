@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import shutil
 
@@ -11,8 +12,12 @@ from language_models import folder_of
 from silotune.assembly.building import build
 from silotune.assembly.configuration import read_config
 from silotune.data.metrics import exact, rouge1
+from silotune.data.tasks import Row
 from silotune.errors import InputError
+from silotune.evaluation.scores import state_of
 from silotune.experiment import run
+from silotune.generation import generate_ids
+from silotune.heads.lm import GenerationOptions, prompt_rows
 from silotune.messages import unpack
 from silotune.runs import events
 
@@ -182,6 +187,36 @@ def test_what_cannot_be_is_refused_before_anything_is_loaded(words, said, data_f
 def test_instruction_rows_need_a_head_that_writes(instructions, tmp_path):
     with pytest.raises(InputError, match="silo 'echo' holds instructions with outputs; allowed: lm"):
         run(read_config("demo", words_of(f"data.path={instructions}", "data.tasks=echo")), out=tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("words", "allowed"),
+    [(["train.max_length=160"], 81), (["train.max_length=150", "tuner=prompt", "tuner.tokens=4"], 82)],
+    ids=["plain", "virtual tokens"],
+)
+def test_an_answer_needs_places_behind_the_longest_prompt(words, allowed, folders, instructions):
+    """GPT-2's table of positions ends at 160: the longest answer that is allowed is written, no longer one."""
+
+    def made(new):
+        return build(language_model(folders("gpt2"), instructions, *words, f"head.max_new_tokens={new}"))
+
+    federation = made(allowed)
+    training, backbone = federation.training, copy.copy(federation.backbone)
+    backbone.tokenizer = copy.copy(backbone.tokenizer)
+    backbone.tokenizer.eos_token = "<unk>"  # the answer does not end by itself
+    head = training.method.setting.head
+    rows = head.tokeniser(backbone, training.train.max_length)(
+        federation.tasks["echo"], [Row(("say it again " * 100, ""), 0)]
+    )
+    silo = federation.silos["echo"]
+    mix = training.resolve(training.method.prediction().mix, state_of(federation, silo), {}, {})
+    (prompt,) = prompt_rows(rows).ids
+    assert len(prompt) == head.prompt_room(training.train.max_length)
+    assert len(generate_ids(backbone, [prompt], mix, head.generation)[0]) == allowed
+    with pytest.raises(IndexError):
+        generate_ids(backbone, [prompt], mix, GenerationOptions(1, allowed + 1))
+    with pytest.raises(InputError, match=rf"head.max_new_tokens: {allowed + 1} .* allowed: up to {allowed}$"):
+        made(allowed + 1)
 
 
 def test_metrics_of_texts_by_hand():

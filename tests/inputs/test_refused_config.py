@@ -94,6 +94,8 @@ WORDS: dict[str, tuple[list[str], list[str]]] = {
     "silos-and-set": (["data.set=demo"], ["'silos'", "'data.set'"]),
     "silos-and-tasks": (["data.tasks=north"], ["'silos'", "'data.tasks'"]),
     "no-data": (["silos=[]"], ["silos", "data.path"]),
+    "silos-elsewhere": (["silos=[]", "federation.silos=[north]"], ["federation.silos", "own machines", "data.path"]),
+    "tasks-elsewhere": (["silos=[]", "federation.silos=[north]", "data.tasks=x"], ["federation.silos", "own machines"]),
     "shared-head": (["head.scope=shared", "method=fedavg"], ["head.scope", "north", "south", "private"]),
     "odd-task": (["silos=[]", "data.set=demo", "data.tasks=[../x]"], ["data.tasks", "'../x'", "letters"]),
     "task-twice": (["silos=[]", "data.set=demo", "data.tasks=sentiment,sentiment"], ["data.tasks", "'sentiment'"]),

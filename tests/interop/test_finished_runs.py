@@ -127,6 +127,9 @@ def test_answers_of_a_generation_task(silotune: Silotune, runs):
     outcome = silotune("predict", run.folder, "--silo", "east", "--text", "say a river 2")
     assert (outcome.code, outcome.err) == (0, "")
     assert lines_of(outcome.out) == [{"text": "say a river 2", "answer": run.model("east").write(["say a river 2"])[0]}]
+    without = silotune("predict", run.folder, "--silo", "east", "--text", '["say a river 2", ""]')
+    assert (without.code, without.err) == (0, "")
+    assert lines_of(without.out)[0]["answer"] == lines_of(outcome.out)[0]["answer"], "an input may be empty"
 
 
 @pytest.mark.parametrize(
@@ -137,6 +140,13 @@ def test_answers_of_a_generation_task(silotune: Silotune, runs):
         (["--silo", "beta", "--text", "a\tb\tc"], "needs two texts"),
         (["--silo", "alpha", "--text", '["a", "b"]'], "needs one text"),
         (["--silo", "alpha", "--text", '["a", 3]'], "needs one text"),
+        (["--silo", "alpha", "--text", " "], "--text: is empty"),
+        (["--silo", "alpha", "--text", '""'], "--text line 1: a text is empty"),
+        (["--silo", "beta", "--text", "one text\t"], "--text line 1: a text is empty"),
+        (["--silo", "alpha", "--text", r'"\ud800"'], "--text line 1: a text holds half a character"),
+        (["--silo", "alpha", "--text", "caf\udce9"], "--text line 1: a text holds half a character"),
+        (["--silo", "beta", "--text", r'["a", "b\u0000"]'], "--text line 1: a text holds a NUL character"),
+        (["--silo", "alpha", "--file", "nul.txt"], "nul.txt line 2: a text holds a NUL character"),
         (["--silo", "alpha", "--text", "x", "--file", "y"], "--text and --file exclude each other"),
         (
             ["--silo", "alpha", "--file", "nowhere.txt"],
@@ -148,6 +158,7 @@ def test_answers_of_a_generation_task(silotune: Silotune, runs):
 def test_predict_refuses_in_one_line(silotune: Silotune, runs, words, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "latin.txt").write_bytes("caf\xe9".encode("latin-1"))
+    (tmp_path / "nul.txt").write_bytes(b"\nwords\0\n")
     outcome = silotune("predict", runs.run("bert", "lora").folder, *words)
     assert (outcome.code, len(outcome.err.splitlines()), outcome.out) == (2, 1, "")
     assert message in outcome.err

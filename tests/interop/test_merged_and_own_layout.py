@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,9 +15,11 @@ from safetensors.torch import load_file, save_file
 from small_runs import PAIRS, SINGLE, close, encoded, head_logits, own_states, rows_of, tokenised
 from transformers import AutoModel, AutoModelForCausalLM
 
+from silotune.errors import InputError
 from silotune.evaluation.predict import logits
 from silotune.evaluation.scores import state_of
 from silotune.interop.export import export
+from silotune.interop.merge import load_plain
 
 MIX = {"global": 0.5, "private": 0.5}
 
@@ -75,6 +78,17 @@ def test_a_merged_language_model_keeps_its_head(runs, tmp_path):
     for ids, states in zip(rows.ids, own_states(run, "east", {"global": 1}, SINGLE), strict=True):
         with torch.no_grad():
             close([model.eval()(torch.tensor([ids])).logits[0]], [run.federation.backbone.vocabulary(states)])
+
+
+def test_a_backbone_is_not_unpickled(runs, tmp_path):
+    """Safetensors files alone are read, also where there are none."""
+    folder = shutil.copytree(runs.model("bert"), tmp_path / "pickled")
+    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+    assert AutoModel.from_pretrained(folder), "transformers would take it"
+    with pytest.raises(InputError, match=r"backbone: cannot load .*pickled.*safetensors") as refused:
+        load_plain(str(folder), "AutoModel")
+    assert "\n" not in str(refused.value)
 
 
 def test_one_part_of_full_fine_tuning_is_a_plain_model(runs, tmp_path):

@@ -100,7 +100,7 @@ def test_known_events_need_no_remark_and_other_versions_get_one(tmp_path: Path) 
     assert "r2 (seed 2)" not in remarks
     assert "“cohort”" not in page
     assert "resumed under other versions: torch 2.0 → 2.1" in remarks
-    assert "stopped before round 3: ε is spent" in remarks
+    assert "stopped after round 3: ε is spent" in remarks
     assert "“budget”" not in page
     assert "“server”" not in page
     assert "“versions”" not in page

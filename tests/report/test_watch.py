@@ -10,6 +10,7 @@ from report_runs import write_run
 from rich.console import Console
 
 from commandline import Silotune
+from silotune.locking import LOCK, claimed
 from silotune.report.watch import follow, frame
 
 
@@ -42,6 +43,30 @@ def test_it_ends_with_the_run(tmp_path: Path) -> None:
     assert not watching.is_alive()
     console.file.flush()
     assert "finished" in (tmp_path / "seen").read_text()
+
+
+def test_it_ends_where_nobody_works_any_more(tmp_path: Path) -> None:
+    """A run that was killed, or a sweep's trial: no summary will come."""
+    run = write_run(tmp_path / "run", "fedavg", 1, {"east": 60.0}, more={"method": {"name": "fedavg"}, "rounds": 4})
+    (run / "summary.json").unlink()
+    console = Console(file=(tmp_path / "seen").open("w"), force_terminal=True, width=100)
+    watching = threading.Thread(
+        target=follow, args=(run, console), kwargs={"every": 0.05, "patience": 0.2}, daemon=True
+    )
+    with claimed(run):
+        (tmp_path / "kept").hardlink_to(run / LOCK)
+        watching.start()
+        time.sleep(0.6)
+        assert watching.is_alive()
+    (tmp_path / "kept").rename(run / LOCK)  # one who is killed leaves it there
+    watching.join(10)
+    assert not watching.is_alive()
+    console.file.flush()
+    shown = (tmp_path / "seen").read_text()
+    assert "round 3/4" in shown
+    assert "not finished, and nobody works on it" in shown.splitlines()[-1]
+    with claimed(run):
+        pass
 
 
 def test_a_run_that_has_only_begun(tmp_path: Path) -> None:

@@ -167,6 +167,21 @@ def test_changed_data(silotune, made, data_folder, pair, tmp_path):
     assert f"{run}: data.path" in refused(silotune, tmp_path, pair[0], run)
 
 
+def test_silos_that_did_not_say_how_many_rows_they_have(silotune, pair, tmp_path):
+    """Of a federation on several machines: there is nothing to compare the data with."""
+    run = shutil.copytree(pair[1], tmp_path / "run")
+    summary = json.loads((run / "summary.json").read_text())
+    summary["silos"] = {name: silo | {"rows": None} for name, silo in summary["silos"].items()}
+    (run / "summary.json").write_text(json.dumps(summary))
+    outcome = silotune("transfer", pair[0], run, "--out", tmp_path / "out")
+    assert (outcome.code, outcome.err) == (0, "")
+    summary["silos"] |= {"elsewhere": summary["silos"]["silo-1"]}
+    summary["tasks"] |= {"elsewhere": summary["tasks"]["silo-1"]}
+    (run / "summary.json").write_text(json.dumps(summary))
+    line = refused(silotune, tmp_path, pair[0], run)
+    assert "its data has changed (silo 'elsewhere': no test rows now, an unknown number when it ran)" in line
+
+
 def test_words(silotune, pair, tmp_path):
     assert "at least 2 finished runs" in refused(silotune, tmp_path, pair[0])
     assert f"{pair[0]} is given twice" in refused(silotune, tmp_path, pair[0], f"{pair[0]}/.")

@@ -9,7 +9,7 @@ from silotune.config import Config
 from silotune.data.poison import check_attack
 from silotune.data.tasks import SiloData, Task
 from silotune.errors import InputError
-from silotune.heads import HEADS, Head
+from silotune.heads import HEADS, Head, LanguageModelHead
 from silotune.methods import Method
 from silotune.parts import Scope, names_with
 from silotune.tuners import TUNERS
@@ -118,4 +118,19 @@ def check_backbone(config: Config, method: Method, backbone: Backbone) -> None:
         raise InputError(
             f"train.max_length: {length} is more than the backbone reads{beside}; allowed: up to "
             f"{backbone.longest - virtual}"
+        )
+    head = method.setting.head
+    if backbone.longest is not None and isinstance(head, LanguageModelHead):
+        _check_written(head, backbone, length, backbone.longest - virtual)
+
+
+def _check_written(head: LanguageModelHead, backbone: Backbone, length: int, places: int) -> None:
+    """Answers may be longer than those of training: behind the longest prompt each token needs a place of its own."""
+    if backbone.base.config.is_encoder_decoder:  # the prompt takes none of the decoder's places
+        return
+    new, allowed = head.generation.max_new_tokens, places - head.prompt_room(length) + 1  # the last one is not read
+    if new > allowed:
+        raise InputError(
+            f"head.max_new_tokens: {new} behind a prompt of up to {head.prompt_room(length)} tokens (train.max_length) "
+            f"are more than the backbone reads; allowed: up to {allowed}"
         )

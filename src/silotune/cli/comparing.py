@@ -14,6 +14,7 @@ from rich.table import Table
 from silotune.cli.main import app
 from silotune.cli.running import console, progress_bars, say
 from silotune.errors import OR_RESUME, InputError, require_unused
+from silotune.files import make_folder
 
 if TYPE_CHECKING:
     from silotune.comparison import Comparison
@@ -51,7 +52,7 @@ def compare(
 
     out = _unused(out, resume, "compare")
     found = read_comparison(source, words or [], variant or [], ablation)
-    _make(out)
+    make_folder(out, f"--out {out}")
     found.write(out)
 
     with progress_bars() as bars:
@@ -82,7 +83,7 @@ def sweep(
 
     out = _unused(out, resume, "sweep")
     found = read_sweep(source, words or [], trials)
-    _make(out)
+    make_folder(out, f"--out {out}")
 
     with progress_bars() as bars:
 
@@ -103,13 +104,6 @@ def _unused(out: Path | None, resume: bool, command: str) -> Path:
     if not resume:
         require_unused(out, "--out", OR_RESUME)
     return out
-
-
-def _make(out: Path) -> None:
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"--out {out}: cannot be made ({error.strerror})") from error
 
 
 def _trials(found: Sweep, trials: Sequence[Trial]) -> Table:

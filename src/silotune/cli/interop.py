@@ -121,6 +121,8 @@ def _answers(model: PersonalModel, texts: list[Text], explain: bool) -> Iterator
 def _lines(text: str | None, file: Path | None) -> Iterator[Iterable[str]]:
     """Where the texts are; a file that cannot be read is refused before anything is loaded."""
     if text is not None:
+        if not text.strip():
+            raise InputError("--text: is empty")
         yield [text.replace("\n", " ").replace("\r", " ")]
         return
     if file is None:

@@ -51,6 +51,7 @@ def personalization(
 ) -> None:
     """Personalisation and test-time personalisation per task, of runs with evaluation.test_time=true (FedDPA)."""
     from silotune.errors import require_unused
+    from silotune.files import make_folder
     from silotune.report.collect import read_entries
     from silotune.report.grids import markdown, terminal
     from silotune.report.personalisation import heatmap, measure_grids, rounds, unseen_grid
@@ -61,7 +62,7 @@ def personalization(
     grids = [*measure_grids(entries, ddof), *([left_out] if left_out else [])]
     for grid in grids:
         console.print(terminal(grid, console.width))
-    out.mkdir(parents=True, exist_ok=True)
+    make_folder(out, f"--out {out}")
     tables = "\n".join(f"## {grid.title}\n\n{markdown(grid)}" for grid in grids)
     (out / "tables.md").write_text(tables, encoding="utf-8")
     heatmap(entries, out / "silo-task.png")

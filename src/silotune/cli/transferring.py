@@ -13,6 +13,7 @@ from rich.table import Table
 from silotune.cli.main import app
 from silotune.cli.running import console, say
 from silotune.errors import InputError, require_unused, unknown
+from silotune.files import make_folder
 
 if TYPE_CHECKING:
     from silotune.evaluation.transfer import Matrix, Model, WhoseHead
@@ -66,10 +67,7 @@ def transfer(
         if line := mixed(label, models):
             say(line)
     matrices = [matrix(label, found, types) for label, found in cells.items()]
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"--out {out}: cannot be made ({error.strerror})") from error
+    make_folder(out, f"--out {out}")
     settings = {
         label: (models[0].federation.config.method.name, models[0].federation.config.tuner.name, cells[label])
         for label, models in groups.items()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import as_completed
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,12 +14,13 @@ from silotune.backbone import Backbone
 from silotune.comparison.plan import Cell
 from silotune.config import Config, dump
 from silotune.engines.base import Progress
-from silotune.errors import InputError
+from silotune.errors import Diverged, InputError
 from silotune.experiment import run
 from silotune.runs import difference
 from silotune.worker_pool import worker_pool
 
 Summary = dict[str, Any]
+_Found = Summary | Diverged
 Bars = Callable[[str, int], Progress]
 """(title, rounds) → where one run's progress goes."""
 Done = Callable[[Cell, Summary], None]
@@ -80,17 +81,21 @@ def run_cells(
 
     Raises:
         InputError: a run folder was made with another configuration, or a configuration cannot work.
+        Diverged: naming the cells whose training diverged, once all others are finished.
     """
     left = [cell for cell in cells if not _finished(cell, out, kind)]
     done = done or (lambda *_: None)
-    if workers > 1 and len(left) > 1:
-        for cell, summary in _in_processes(left, out, kind, min(workers, len(left))):
-            done(cell, summary)
-    else:
-        backbones = _Backbones()
-        for cell in left:
-            progress = bars(cell.folder, cell.config.rounds) if bars else None
-            done(cell, backbones.run(kind, cell.config, out / cell.folder, progress))
+    processes = min(workers, len(left))
+    outcomes = _in_processes(left, out, kind, processes) if processes > 1 else _here(left, out, kind, bars)
+    diverged = {}
+    for cell, found in outcomes:
+        if isinstance(found, Diverged):
+            diverged[cell.folder] = found
+        else:
+            done(cell, found)
+    if diverged:
+        told = "; ".join(f"{out / cell.folder}: {diverged[cell.folder]}" for cell in left if cell.folder in diverged)
+        raise Diverged(f"{len(diverged)} of {len(cells)} cells diverged, the others are finished: {told}")
     return {cell.folder: kind.read(out / cell.folder) for cell in cells}
 
 
@@ -106,6 +111,13 @@ def _finished(cell: Cell, out: Path, kind: Kind) -> bool:
     return (folder / kind.file).exists()
 
 
+def _here(cells: Sequence[Cell], out: Path, kind: Kind, bars: Bars | None) -> Iterator[tuple[Cell, _Found]]:
+    backbones = _Backbones()
+    for cell in cells:
+        progress = bars(cell.folder, cell.config.rounds) if bars else None
+        yield cell, backbones.run(kind, cell.config, out / cell.folder, progress)
+
+
 class _Backbones:
     """Keeps the backbone of the last run for the next, where it fits."""
 
@@ -113,12 +125,15 @@ class _Backbones:
         self._needs: BackboneNeeds | None = None
         self._backbone: Backbone | None = None
 
-    def run(self, kind: Kind, config: Config, folder: Path, progress: Progress | None = None) -> Summary:
+    def run(self, kind: Kind, config: Config, folder: Path, progress: Progress | None = None) -> _Found:
         """One cell."""
         needs = BackboneNeeds.of(config, make_method(config))
         if needs != self._needs:
             self._backbone = None  # before another is loaded
-        summary, backbone = kind.work(config, folder, progress, self._backbone)
+        try:
+            summary, backbone = kind.work(config, folder, progress, self._backbone)
+        except Diverged as error:
+            return Diverged(str(error))  # without its traceback, which keeps the run in memory
         self._needs, self._backbone = needs, backbone
         return summary
 
@@ -126,12 +141,12 @@ class _Backbones:
 _OWN = _Backbones()  # of a worker process
 
 
-def _in_processes(cells: Sequence[Cell], out: Path, kind: Kind, workers: int) -> Iterable[tuple[Cell, Summary]]:
+def _in_processes(cells: Sequence[Cell], out: Path, kind: Kind, workers: int) -> Iterator[tuple[Cell, _Found]]:
     with worker_pool(workers) as pool:
         waiting = {pool.submit(_work, kind, cell.config, out / cell.folder): cell for cell in cells}
         for future in as_completed(waiting):
             yield waiting[future], future.result()
 
 
-def _work(kind: Kind, config: Config, folder: Path) -> Summary:
+def _work(kind: Kind, config: Config, folder: Path) -> _Found:
     return _OWN.run(kind, config, folder)

@@ -9,7 +9,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args, get_origin
 
-import yaml
 from pydantic import BaseModel
 
 from silotune.config.schema import Config
@@ -108,7 +107,8 @@ def _dimension(key: str, text: str) -> Dimension | None:
 
 def _range(key: str, text: str, method: str | None) -> Range:
     match = _RANGE.fullmatch(text)
-    low, high = (_number(yaml.safe_load(match[name])) for name in ("low", "high")) if match else (None, None)
+    ends = [match["low"], match["high"]] if match else ["", ""]
+    low, high = (_number(parse_word(f"{key}={end}")[1]) for end in ends)
     proper = [isinstance(end, (int, float)) and not isinstance(end, bool) and math.isfinite(end) for end in (low, high)]
     if match is None or not all(proper):
         raise InputError(f"{key}: a range is low..high, or low..high:log (got {text!r})")

@@ -85,7 +85,10 @@ def load_shape(name: str) -> Shape:
     kind: Any = AutoModel  # its annotations do not hold under strict checking
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     with mode:
-        model = kind.from_config(config, attn_implementation="eager")
+        try:
+            model = kind.from_config(config, attn_implementation="eager")
+        except Exception as error:
+            raise _no_configuration(name, error) from error
         parameters, pooler = _count(model), _count(getattr(model, "pooler", None))
         # no tokenizer: nothing here reads text
         backbone = Backbone(model, cast(Any, None), precision="fp32", shape_only=True, name=name)
@@ -117,9 +120,14 @@ def _config(name: str) -> Any:
             ) from error
     try:
         return AutoConfig.for_model(**json.loads(text))
-    except (ValueError, TypeError) as error:
-        reason = str(error).strip().splitlines()[0][:120]
-        raise InputError(f"backbone: {name} is no configuration that transformers knows ({reason})") from error
+    except Exception as error:
+        raise _no_configuration(name, error) from error
+
+
+def _no_configuration(name: str, error: Exception) -> InputError:
+    """The library raises many kinds; all mean the same to a user."""
+    reason = " ".join(str(error).split())[:160]
+    return InputError(f"backbone: {name} is no configuration that transformers knows ({reason})")
 
 
 def _language_model(config: Any) -> int:

@@ -9,17 +9,20 @@ import csv
 import io
 import json
 import math
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from silotune.data.tasks import Row
+from silotune.data.texts import fault_of
 from silotune.errors import InputError
 
 Record = dict[str, Any]
 _DELIMITERS = {".csv": ",", ".tsv": "\t"}
 FORMATS = (*_DELIMITERS, ".jsonl", ".parquet")
+_WHOLE_NUMBER = re.compile(r"-?\d{1,1000}")  # what `int` takes: not ①, ² or --1, nor thousands of digits
 
 
 def read_records(path: Path) -> list[Record]:
@@ -117,19 +120,15 @@ def text_of(path: Path, number: int, record: Record, column: str) -> str:
     """The text of one cell.
 
     Raises:
-        InputError: missing, empty or not a string.
+        InputError: missing, not a string, or not one that can be tokenised.
     """
     value = record.get(column)
     if value is None or (isinstance(value, float) and math.isnan(value)):
         raise InputError(f"data file {path}: row {number}: {column!r} is missing or NaN")
     if not isinstance(value, str):
         raise InputError(f"data file {path}: row {number}: {column!r} is not text but {type(value).__name__}")
-    if not value.strip():
-        raise InputError(f"data file {path}: row {number}: {column!r} is empty")
-    if not value.isascii() and any("\ud800" <= character <= "\udfff" for character in value):
-        raise InputError(f"data file {path}: row {number}: {column!r} holds half a character (a lone surrogate)")
-    if "\0" in value:
-        raise InputError(f"data file {path}: row {number}: {column!r} holds a NUL character; only text is allowed")
+    if fault := fault_of(value):
+        raise InputError(f"data file {path}: row {number}: {column!r} {fault}")
     return value
 
 
@@ -156,9 +155,9 @@ def labels_of(path: Path, records: Sequence[Record], column: str) -> list[str | 
 
 def label_names(labels: Iterable[str | int]) -> tuple[str, ...]:
     """The label names found in data: whole numbers in numeric order, else text in alphabetic order."""
-    found = {str(label) for label in labels}
-    numeric = all(name.lstrip("-").isdigit() for name in found)
-    return tuple(sorted(found, key=int if numeric else str))
+    found = sorted({str(label) for label in labels})  # names of one number (1, 01) have an order, too
+    numeric = all(_WHOLE_NUMBER.fullmatch(name) for name in found)
+    return tuple(sorted(found, key=int)) if numeric else tuple(found)
 
 
 def rows_of(

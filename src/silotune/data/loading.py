@@ -147,7 +147,12 @@ def _named_sets(data: DataConfig, column: str | None) -> dict[str, LabelledSet]:
 
 def _published(data: DataConfig, column: str | None) -> dict[str, Published]:
     """The set's tasks on the hub; refused before anything is downloaded, where what is asked for is not there."""
-    published = HUB.get(data.set or "", {})
+    if data.set is None:  # else the configuration has no data at all, and was refused
+        raise InputError(
+            "federation.silos: these silos' rows are on their own machines, not here; use `silotune federation start`, "
+            "or give silos, data.path or a preset"
+        )
+    published = HUB.get(data.set, {})
     if data.set == "glue":
         if not data.tasks:
             raise InputError(f"data.tasks: name the tasks to load; allowed: {', '.join(published)}")

@@ -104,7 +104,10 @@ def _reported(federation: Federation) -> dict[str, list[str]]:
 
 
 def _test_sets(federation: Federation) -> tuple[dict[str, TokenisedRows], dict[str, str]]:
-    """Task → its test rows, and reported silo → its task. Where two sets are of one task, they go by their silos."""
+    """Task → its test rows, and reported silo → its task. Sets of one task go by their silos' names.
+
+    So do all sets, where such a name is a task's, too.
+    """
     by_rows: dict[int, list[str]] = {}
     rows: dict[int, TokenisedRows] = {}
     for silo in federation.silos.values():
@@ -115,5 +118,7 @@ def _test_sets(federation: Federation) -> tuple[dict[str, TokenisedRows], dict[s
     labels = {
         key: names[0] if tasks.count(rows[key].task.name) > 1 else rows[key].task.name for key, names in by_rows.items()
     }
+    if len({*labels.values()}) < len(labels):  # one is called as the task of another
+        labels = {key: names[0] for key, names in by_rows.items()}
     own = {name: labels[key] for key, names in by_rows.items() for name in names}
     return {labels[key]: found for key, found in rows.items()}, own

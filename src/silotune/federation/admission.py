@@ -7,20 +7,18 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 from silotune.config.names import NAME_RULE, is_name
 from silotune.errors import InputError, SilotuneError
-from silotune.federation.flower import ENVIRONMENT, write_home
+from silotune.federation.flower import ENVIRONMENT, ask, write_home
 from silotune.federation.parties import LinkConfig
 from silotune.files import write_text
 
 PREFIX = "silo-"
 """What the SuperLink knows a silo's node by: this and the silo's name (`rollcall.py` compares them)."""
-PATIENCE = 300.0
 
 
 def flower_environment(config: LinkConfig) -> dict[str, str]:
@@ -100,22 +98,11 @@ def nodes(config: LinkConfig) -> dict[str, str]:
 
 
 def _ask(config: LinkConfig, failure: str, verb: str, *words: str) -> dict[str, Any]:
-    """One of `flwr supernode …`; with JSON wanted its exit code is 0 even where it failed."""
+    """One of `flwr supernode …`."""
     command = ["flwr", "supernode", verb, *words[:1], "silotune", *words[1:], "--format", "json"]
-    environment = flower_environment(config)
+    done = ask(command, flower_environment(config), failure)
     try:
-        done = subprocess.run(
-            command,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE,
-            check=False,
-        )
         said = dict(json.loads(done.stdout))
-    except subprocess.TimeoutExpired as error:
-        raise SilotuneError(f"{failure}: the SuperLink did not answer within {PATIENCE:g} s") from error
     except (ValueError, TypeError):
         said = {"error-message": f"{done.stdout} {done.stderr}"}
     if said.get("success") is not True:

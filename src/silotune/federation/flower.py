@@ -16,6 +16,8 @@ ENVIRONMENT: Mapping[str, str] = {
     "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.05",
 }
 """What all of Flower's processes see: nothing is sent home, and new messages are looked for often."""
+PATIENCE = 300.0
+"""Seconds for one of Flower's commands."""
 
 _APP = """[project]
 name = "silotune-federation"
@@ -106,11 +108,35 @@ def submit(app: Path, job: Path, environment: Mapping[str, str]) -> str:
     """Hand a job to the SuperLink; the run's id.
 
     Raises:
-        SilotuneError: it was not taken.
+        SilotuneError: it was not taken, or nobody answered.
     """
-    words = submission(app, job)
-    done = subprocess.run(words, env=dict(environment), capture_output=True, text=True, timeout=300, check=False)
+    done = ask(submission(app, job), environment, "flwr run")
     return submitted(f"{done.stdout} {done.stderr}")
+
+
+def ask(words: Sequence[str], environment: Mapping[str, str], failure: str) -> subprocess.CompletedProcess[str]:
+    """One of Flower's commands to the SuperLink; with JSON wanted its exit code is 0 even where it failed.
+
+    Args:
+        words: the command.
+        environment: all that it sees.
+        failure: what a complaint begins with.
+
+    Raises:
+        SilotuneError: the SuperLink did not answer.
+    """
+    try:
+        return subprocess.run(
+            words,
+            env=dict(environment),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise SilotuneError(f"{failure}: the SuperLink did not answer within {PATIENCE:g} s") from error
 
 
 def submitted(said: str) -> str:

@@ -71,6 +71,10 @@ class LanguageModelHead(Head):
         if backbone.tokenizer.eos_token_id is None:
             raise InputError("head=lm: the backbone's tokenizer has no end token")
 
+    def prompt_room(self, max_length: int) -> int:
+        """The longest prompt before which no encoder stands, in tokens."""
+        return max_length - min(self.generation.max_new_tokens, max_length // 2)
+
     def tokeniser(self, backbone: Backbone, max_length: int) -> Tokenise:
         """Prompts and responses as token ids.
 
@@ -82,7 +86,7 @@ class LanguageModelHead(Head):
         fill: Fill = chat_template(tokenizer) if self._chat else self._template
         end = int(tokenizer.eos_token_id)
         several = bool(backbone.base.config.is_encoder_decoder)
-        room = max_length if several else max_length - min(self.generation.max_new_tokens, max_length // 2)
+        room = max_length if several else self.prompt_room(max_length)
 
         def tokenise(task: Task, rows: Sequence[Row]) -> TokenisedRows:
             labels = torch.zeros(len(rows), dtype=torch.int64)

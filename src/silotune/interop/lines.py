@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from silotune.data.texts import fault_of
 from silotune.errors import InputError
 
 Text = str | tuple[str, str]
@@ -23,7 +24,7 @@ def read_lines(lines: Iterable[str], where: str, texts: tuple[int, ...]) -> Iter
         texts: how many texts a row may have.
 
     Raises:
-        InputError: naming the line, where it has another number of texts.
+        InputError: naming the line, where it has another number of texts, or one that cannot be tokenised.
     """
     for number, line in enumerate(lines, 1):
         line = line.rstrip("\r\n")
@@ -35,6 +36,9 @@ def read_lines(lines: Iterable[str], where: str, texts: tuple[int, ...]) -> Iter
         if len(found) not in texts or not all(isinstance(text, str) for text in found):
             wanted = " or ".join("one text" if count == 1 else "two texts, with a tab between" for count in texts)
             raise InputError(f"{where} line {number}: needs {wanted}, or JSON (got {line[:60]!r})")
+        needed = found[: min(texts)] + [text for text in found[min(texts) :] if text]  # an input may be left empty
+        if fault := next(filter(None, map(fault_of, needed)), ""):
+            raise InputError(f"{where} line {number}: a text {fault}")
         yield found[0] if len(found) == 1 else (found[0], found[1])
 
 

@@ -13,13 +13,23 @@ from silotune.pretrained import default_backbone
 
 
 def load_plain(source: str, base_class: str) -> Any:
-    """The backbone as transformers loads it, whole (poolers too) and in float32."""
+    """The backbone as transformers loads it, whole (poolers too) and in float32.
+
+    Raises:
+        InputError: its weights are gone since the run was opened.
+    """
     import transformers
 
     name = default_backbone() if source == "default" else source
-    model, found = getattr(transformers, base_class).from_pretrained(
-        name, dtype=torch.float32, output_loading_info=True
-    )
+    try:
+        model, found = getattr(transformers, base_class).from_pretrained(
+            name,
+            dtype=torch.float32,
+            use_safetensors=True,  # nothing is unpickled
+            output_loading_info=True,
+        )
+    except (OSError, ValueError) as error:
+        raise InputError(f"backbone: cannot load {source!r} ({str(error).strip().splitlines()[0]})") from error
     if any(key.startswith("pooler.") for key in found["missing_keys"]):
         model.base_model.pooler = None  # it was never there, and would be random
     return model.eval()

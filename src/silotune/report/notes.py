@@ -67,7 +67,7 @@ def _of_run(run: FinishedRun) -> list[str]:
         if kind not in _KNOWN:
             found.append(f"{number} × “{kind}” in events.jsonl")
     for event in run.of("budget"):
-        found.append(f"stopped before round {event.get('round')}: {event.get('reason')}")
+        found.append(f"stopped after round {event.get('round')}: {event.get('reason')}")
     for event in run.of("versions"):
         found.append(f"resumed under other versions: {', '.join(map(str, event.get('changed', [])))}")
     silos = run.summary["silos"]

@@ -15,12 +15,16 @@ from rich.table import Table
 from rich.text import Text
 
 from silotune.errors import InputError
+from silotune.locking import at_work
 from silotune.report.tables import mebibytes
 from silotune.runs import events
 
+PATIENCE = 10.0
+"""Seconds without anybody at work in the folder: one who resumes a run loads its backbone first."""
 
-def follow(run: Path, console: Console, *, once: bool = False, every: float = 1.0) -> None:
-    """Show a run until it is finished.
+
+def follow(run: Path, console: Console, *, once: bool = False, every: float = 1.0, patience: float = PATIENCE) -> None:
+    """Show a run until it is finished, or nobody works on it.
 
     Raises:
         InputError: if there is no run folder.
@@ -30,11 +34,18 @@ def follow(run: Path, console: Console, *, once: bool = False, every: float = 1.
     if once:
         console.print(frame(run))
         return
+    seen = time.monotonic()
     with Live(frame(run), console=console, auto_refresh=False) as live:
-        while not (run / "summary.json").exists():
+        while not (run / "summary.json").exists() and time.monotonic() - seen < patience:
             time.sleep(every)
+            if at_work(run):
+                seen = time.monotonic()
             live.update(frame(run), refresh=True)
         live.update(frame(run), refresh=True)
+    if not (run / "summary.json").exists():
+        console.print(
+            "not finished, and nobody works on it: interrupted (--resume goes on), or a sweep's trial", soft_wrap=True
+        )
 
 
 def frame(run: Path) -> Group:
