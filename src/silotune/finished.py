@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,8 @@ from silotune.errors import InputError
 from silotune.evaluation.instances import read_instances
 from silotune.experiment import Run
 from silotune.parts import Scope, names_with
-from silotune.runs import RunFolder, read_summary
+from silotune.records import read_summary, read_versions
+from silotune.runs import RunFolder
 
 
 def load_run(folder: str | Path, backbone: Backbone | None = None, precision: str | None = None) -> Run:
@@ -43,7 +43,7 @@ def load_run(folder: str | Path, backbone: Backbone | None = None, precision: st
     tasks, texts = _tasks(path, summary)
     data = [SiloData(name, task, Splits()) for name, task in tasks.items()]
     federation = build(_self_contained(config, path), backbone, data)
-    if federation.backbone.fingerprint != fingerprint(path):
+    if federation.backbone.fingerprint != read_versions(path)["backbone"]:
         raise InputError(f"{path}: was made with another backbone than {config.backbone!r} is now (its weights differ)")
     federation.config, federation.texts = config, texts
     federation.malicious = tuple((summary.get("attack") or {}).get("malicious", ()))
@@ -67,18 +67,6 @@ def _check_whole(path: Path, summary: dict[str, Any], config: Config) -> None:
             f"{path}: is the coordinator's folder of a federation; the private parts ({', '.join(private)}) are in the "
             "silos' own folders"
         )
-
-
-def fingerprint(path: Path) -> str:
-    """The fingerprint of the backbone that a run was made with.
-
-    Raises:
-        InputError: if the folder does not say it.
-    """
-    try:
-        return str(json.loads((path / "versions.json").read_text(encoding="utf-8"))["backbone"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InputError(f"{path}/versions.json: missing or damaged") from error
 
 
 def _tasks(path: Path, summary: dict[str, Any]) -> tuple[dict[str, Task], dict[str, int]]:

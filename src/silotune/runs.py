@@ -24,6 +24,7 @@ from silotune.errors import InputError
 from silotune.files import make_folder, write_text
 from silotune.locking import LOCK, claimed
 from silotune.parts import Tensors
+from silotune.records import events, read_versions
 from silotune.tensor_bytes import read_tensors
 from silotune.versions import versions
 from silotune.writing import Writer
@@ -120,10 +121,8 @@ class RunFolder:
     def _made(path: Path, config: str) -> dict[str, Any]:
         """By which versions, and over which backbone, a run of this configuration was made."""
         try:
-            before = (path / "config.yaml").read_text(encoding="utf-8")
-            made = dict(json.loads((path / "versions.json").read_text(encoding="utf-8")))
-            made["backbone"]
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            before, made = (path / "config.yaml").read_text(encoding="utf-8"), read_versions(path)
+        except (OSError, ValueError, InputError) as error:
             raise InputError(f"--resume: {path} is not a run folder") from error
         if before != config:
             raise InputError(f"--resume: {path} was made with another configuration ({difference(before, config)})")
@@ -260,32 +259,6 @@ def _begun(entry: Path) -> bool:
     if entry.name in ("federation", "silos"):  # what is there before a federation's coordinator makes the run folder
         return entry.is_dir()
     return entry.name == "versions.json" or entry.name.startswith((".versions.json.", ".config.yaml."))
-
-
-def events(run: Path) -> Iterator[dict[str, Any]]:
-    """The events of a run; a last line cut off by a kill is passed over."""
-    path = run / "events.jsonl"
-    if not path.is_file():
-        return
-    with path.open(encoding="utf-8") as file:
-        for line in file:
-            try:
-                yield json.loads(line)
-            except ValueError:
-                return
-
-
-def read_summary(run: Path) -> dict[str, Any]:
-    """A finished run's `summary.json`.
-
-    Raises:
-        InputError: if it is not there.
-    """
-    path = run / "summary.json"
-    try:
-        return dict(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError) as error:
-        raise InputError(f"{run}: no finished run there (no readable summary.json)") from error
 
 
 def difference(before: str, after: str) -> str:

@@ -16,10 +16,10 @@ from silotune.errors import InputError
 from silotune.evaluation.scores import state_of
 from silotune.evaluation.transfer import Model, WhoseHead, check_alike
 from silotune.experiment import Run
-from silotune.finished import fingerprint, load_run
+from silotune.finished import load_run
 from silotune.heads import Head
 from silotune.parts import Scope
-from silotune.runs import read_summary
+from silotune.records import read_summary, read_versions
 
 Groups = dict[str, list[Model]]
 """What a matrix is of (method, tuner, and what else tells two apart) → its models, one per task and seed."""
@@ -72,7 +72,7 @@ def _one_backbone(folders: Sequence[Path]) -> None:
     names = {folder: read_config(str(folder / "config.yaml")).backbone for folder in folders}
     first = folders[0]
     for folder in folders[1:]:
-        if fingerprint(folder) != fingerprint(first):
+        if read_versions(folder)["backbone"] != read_versions(first)["backbone"]:
             raise InputError(
                 f"{folder}: was made with another backbone ({names[folder]}) than {first} ({names[first]}); transfer "
                 "takes runs over one backbone"

@@ -16,7 +16,7 @@ from silotune.experiment import run
 from silotune.finished import load_run
 from silotune.parts import Part, Scope, flatten
 from silotune.pretrained import load_backbone
-from silotune.runs import events
+from silotune.records import events
 from silotune.tuners import TUNERS
 from silotune.tuners.lora import LoRA
 from tiny import tiny_overrides, write_data

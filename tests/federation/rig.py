@@ -14,7 +14,7 @@ from silotune.federation.link import Arrival
 from silotune.federation.local import LocalConfig
 from silotune.federation.rows import write_rows
 from silotune.federation.session import Session
-from silotune.runs import read_summary
+from silotune.records import read_summary
 
 ALL = ["validation", "test", "rows", "loss", "seconds"]
 Silo = Callable[[bytes], bytes]

@@ -23,7 +23,7 @@ from silotune.federation.engine import Flower
 from silotune.federation.link import LinkLost
 from silotune.federation.local_processes import STARTS
 from silotune.federation.protocol import decode
-from silotune.runs import read_summary
+from silotune.records import read_summary
 from silotune.training import LocalTraining
 
 

@@ -24,7 +24,7 @@ from silotune.assembly.configuration import read_config
 from silotune.config import Config, dump
 from silotune.data.loading import load_silos
 from silotune.experiment import run
-from silotune.runs import read_summary
+from silotune.records import read_summary
 
 IP = shutil.which("ip") or shutil.which("ip", path="/usr/sbin:/sbin")
 TCPDUMP = shutil.which("tcpdump") or shutil.which("tcpdump", path="/usr/sbin:/sbin")

@@ -15,7 +15,7 @@ from silotune.federation import session as session_module
 from silotune.federation.coordinate import coordinate, prepare
 from silotune.federation.protocol import decode
 from silotune.federation.session import Session
-from silotune.runs import read_summary
+from silotune.records import read_summary
 
 
 def test_a_silo_judges_once_however_often_it_is_asked(tiny_config, tmp_path, monkeypatch):

@@ -14,7 +14,7 @@ from silotune.federation.link import Arrival
 from silotune.federation.protocol import Frame, decode
 from silotune.federation.rollcall import RollCall
 from silotune.federation.session import Session
-from silotune.runs import read_summary
+from silotune.records import read_summary
 
 PATIENCE = 10.0
 HELLO = Frame("hello", {}).encode()

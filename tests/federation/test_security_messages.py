@@ -28,7 +28,7 @@ from silotune.federation.coordinate import coordinate
 from silotune.federation.protocol import Frame, decode
 from silotune.federation.session import Session
 from silotune.finished import load_run
-from silotune.runs import read_summary
+from silotune.records import read_summary
 from tiny import save_backbone
 
 TASKS = ["sentiment", "paraphrase", "inference"]

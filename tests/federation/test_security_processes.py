@@ -29,7 +29,7 @@ from silotune.errors import InputError
 from silotune.experiment import run
 from silotune.federation import deployment
 from silotune.federation.supervision import free_ports
-from silotune.runs import read_summary
+from silotune.records import read_summary
 
 pytestmark = [
     pytest.mark.skipif(NGINX is None, reason="nginx is not installed"),

@@ -16,7 +16,7 @@ from silotune.federation.coordinate import coordinate
 from silotune.federation.protocol import Frame, decode
 from silotune.federation.session import Session
 from silotune.finished import load_run
-from silotune.runs import read_summary
+from silotune.records import read_summary
 
 SAME = ("shared_sha256", "state_sha256", "silos", "average", "best_round", "bytes_up", "bytes_down", "tasks")
 ALL_METHODS = ["fedavg", "fedmcp", "fedrep", "fedfame", "fedprompt", "feddpa-t", "fedlora", "local"]

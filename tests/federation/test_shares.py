@@ -14,7 +14,7 @@ from silotune.experiment import run
 from silotune.federation.coordinate import coordinate
 from silotune.federation.protocol import Frame, decode
 from silotune.federation.session import Session
-from silotune.runs import read_summary
+from silotune.records import read_summary
 
 SHORT = ("rounds=3", "train.steps=2")
 

@@ -19,7 +19,7 @@ from silotune.experiment import run
 from silotune.generation import generate_ids
 from silotune.heads.lm import GenerationOptions, prompt_rows
 from silotune.messages import unpack
-from silotune.runs import events
+from silotune.records import events
 
 WORDS = 'head.words={bad: awful, good: [great, warm], "yes": surely, maybe: perhaps, "no": never}'
 COLOURS = ("bright", "kind", "grim", "rude")

@@ -86,8 +86,8 @@ def start(
     from silotune.federation import deployment
     from silotune.federation.coordinate import prepare
     from silotune.federation.parties import read_link
+    from silotune.records import read_summary
     from silotune.report.tables import result_table
-    from silotune.runs import read_summary
 
     link = read_link(coordinator)
     config = read_config(source, overrides or [])

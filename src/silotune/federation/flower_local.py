@@ -38,7 +38,8 @@ from silotune.locking import claimed
 from silotune.methods import Method
 from silotune.parts import Scope, names_with
 from silotune.privacy.budget import Privacy
-from silotune.runs import RunFolder, read_summary
+from silotune.records import read_summary
+from silotune.runs import RunFolder
 
 
 def run_local(

@@ -16,7 +16,7 @@ import yaml
 
 from silotune.comparison.plan import FILE
 from silotune.errors import InputError
-from silotune.runs import events, read_summary
+from silotune.records import events, read_summary
 
 _OF_A_REPETITION = ("seed", "description", "threads", "compare")
 """Keys in which runs of one row may differ; `compare` says what else was to be run."""

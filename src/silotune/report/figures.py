@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from silotune.runs import events, read_summary
+from silotune.records import events, read_summary
 
 
 def rounds_figure(runs: Sequence[Path], path: Path) -> Path:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Callable, Sequence
 
 from silotune.assembly.configuration import make_method, read_config
 from silotune.errors import InputError
 from silotune.parts import Scope, names_with
+from silotune.records import read_versions
 from silotune.report.collect import Entry, FinishedRun, silo_names
 from silotune.report.grids import MOST_SILOS
 from silotune.report.scores import message_bytes
@@ -101,8 +101,8 @@ def _differing(runs: Sequence[FinishedRun]) -> list[str]:
 def versions(run: FinishedRun) -> dict[str, str]:
     """The run's `versions.json`; empty if there is none."""
     try:
-        return dict(json.loads((run.folder / "versions.json").read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError):
+        return read_versions(run.folder)
+    except InputError:
         return {}
 
 

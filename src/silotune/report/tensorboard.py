@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from silotune.engines.base import Progress
 from silotune.errors import InputError
+from silotune.records import events
 from silotune.report.curves import numbers
-from silotune.runs import events
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter

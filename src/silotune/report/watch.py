@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from pathlib import Path
 from typing import Any
@@ -16,8 +15,8 @@ from rich.text import Text
 
 from silotune.errors import InputError
 from silotune.locking import at_work
+from silotune.records import events, read_summary
 from silotune.report.tables import mebibytes
-from silotune.runs import events
 
 PATIENCE = 10.0
 """Seconds without anybody at work in the folder: one who resumes a run loads its backbone first."""
@@ -107,9 +106,9 @@ def _silos(log: list[dict[str, Any]]) -> Table:
 
 def _finished(run: Path) -> str:
     try:
-        summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
+        summary = read_summary(run)
         return f"finished: average test score {summary['average']:.2f} at round {summary['best_round']}"
-    except (OSError, ValueError, KeyError, TypeError):
+    except (InputError, KeyError, TypeError):
         return "finished"
 
 
