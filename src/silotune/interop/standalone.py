@@ -36,7 +36,9 @@ def load(folder: str | Path, base: str | Path | None = None) -> Model:
     folder = Path(folder)
     about = json.loads((folder / "export.json").read_text(encoding="utf-8"))
     source = folder if about["layout"] == "weights" else base or about["base_model"]
-    model = getattr(transformers, about["base_class"]).from_pretrained(source, dtype=torch.float32)
+    model = getattr(transformers, about["base_class"]).from_pretrained(
+        source, dtype=torch.float32, use_safetensors=True
+    )
     peft_config = None
     if about["layout"] == "silotune":
         attach(model, folder)
