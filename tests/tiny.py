@@ -33,6 +33,8 @@ from silotune.methods import METHODS as _METHODS
 METHODS: list[str] = list(_METHODS)
 """Every method's id, for parametrisation."""
 
+UNPARTITIONED = ("partition=none", "partition.silos=10")
+"""Takes the words back that divide one task among silos: the number is the default again."""
 ONE_TASK = {"fedfame"}
 """Those that share a head, and so cannot have tasks of different kinds."""
 

@@ -28,7 +28,7 @@ from silotune.participant import Answer, Participant
 from silotune.pretrained import load_backbone
 from silotune.training import LocalResult, LocalTraining
 from silotune.tuners import TUNERS
-from tiny import tiny_overrides, write_data
+from tiny import UNPARTITIONED, tiny_overrides, write_data
 
 TRAIN_ROWS = {"alpha": 10, "beta": 18, "gamma": 14}
 """Unequal, so that weights by rows differ from uniform ones, and not all multiples of the batch size."""
@@ -59,7 +59,7 @@ class Case:
         return not trains and not any(word.startswith("server.optimizer") for word in self.overrides)
 
 
-_SEMI_SUPERVISED = ("partition=none", "server.labels_per_class=4", "head=linear")
+_SEMI_SUPERVISED = (*UNPARTITIONED, "server.labels_per_class=4", "head=linear")
 
 
 CASES: dict[str, Case] = {name: Case(name) for name in METHODS} | {

@@ -22,7 +22,7 @@ from silotune.methods import METHODS as CLASSES
 from silotune.parts import Scope, digest, flatten
 from silotune.runs import RunFolder
 from silotune.training import LocalTraining
-from tiny import ATTENTION_HEADS, METHODS, ONE_TASK, tiny_overrides, write_data
+from tiny import ATTENTION_HEADS, METHODS, ONE_TASK, UNPARTITIONED, tiny_overrides, write_data
 
 UNLIKE = {"alpha": 10, "beta": 21, "gamma": 14}
 """Rows: 2, 3 and 2 steps of 8 rows, the last ones ragged; two or three labels."""
@@ -62,7 +62,7 @@ def words(silos_folder, backbone_folder):
     def make(method, *overrides):
         one_task = method in ONE_TASK
         rows, data = (ALIKE, "alike") if one_task else (UNLIKE, "unlike")
-        task = ["data.task=alpha", "partition=none", "server.labels_per_class=4", "head=linear"] if one_task else []
+        task = ["data.task=alpha", *UNPARTITIONED, "server.labels_per_class=4", "head=linear"] if one_task else []
         own = tiny_overrides(method, backbone_folder("bert"), silos_folder / data)
         return [*own, f"data.tasks=[{','.join(rows)}]", *task, *overrides]
 

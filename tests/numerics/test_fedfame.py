@@ -27,6 +27,7 @@ from silotune.silo import SiloState
 from silotune.training import LocalTraining
 from silotune.tuners import TUNERS
 from silotune.views import run_view
+from tiny import UNPARTITIONED
 
 SHARED = {"global", "head", PROJECTION}
 
@@ -340,7 +341,7 @@ REFUSED = {
     ("server.labels_per_class=",): r"^server\.labels_per_class: say how many",
     ("server.labelled_rows=10",): r"^server: labels_per_class and labelled_rows exclude each other",
     ("server.labels_per_class=0",): r"^server\.labels_per_class: must be greater than or equal to 1",
-    ("data.tasks=[alpha,beta]", "partition=none"): r"^head\.scope: .* method=fedfame shares its head$",
+    ("data.tasks=[alpha,beta]", *UNPARTITIONED): r"^head\.scope: .* method=fedfame shares its head$",
 }
 
 

@@ -12,7 +12,7 @@ import pytest
 from commandline import tree
 from silotune.evaluation.transfer import Matrix
 from silotune.report import transfer as drawing
-from tiny import save_backbone
+from tiny import UNPARTITIONED, save_backbone
 
 
 @pytest.fixture
@@ -151,7 +151,7 @@ def test_what_cannot_be_compared(silotune, made, pair, tmp_path, case):
 
 
 def test_several_tasks_in_one_run(silotune, made, pair, tmp_path):
-    words = ("data.tasks=[alpha,beta]", "partition=none", "head.scope=private")
+    words = ("data.tasks=[alpha,beta]", *UNPARTITIONED, "head.scope=private")
     run = made("local", "alpha", *words)
     assert "holds 2 tasks (alpha, beta)" in refused(silotune, tmp_path, pair[0], run)
 
