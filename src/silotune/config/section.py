@@ -7,6 +7,8 @@ from typing import Any, ClassVar, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator, model_validator
 
+from silotune.config.names import listed
+
 
 class Section(BaseModel):
     """A group of keys. Unknown keys are errors, and so are NaN, infinity, and yes/no where a number is asked for.
@@ -35,8 +37,10 @@ class Section(BaseModel):
     def _nothing_set_in_vain(self) -> Self:
         """Ahead of a section's own validators, which may fill in what was not set."""
         cls, section = type(self), type(self).__name__.removesuffix("Config").lower()
+        if not self.owners:
+            return self
+        chosen = getattr(self, self.chooser)
         for key, owners in self.owners.items():
-            chosen = getattr(self, self.chooser)
             if not means_anything(cls, key, chosen) and getattr(self, key) != cls.model_fields[key].get_default():
                 names = chosen if isinstance(chosen, str) else ",".join(chosen) or "none"
                 choice = section if self.chooser == "name" else f"{section}.{self.chooser}"
@@ -47,6 +51,5 @@ class Section(BaseModel):
 
 def means_anything(section: type[Section], key: str, chosen: Any) -> bool:
     """Whether a key means anything where this is chosen: a name, or several, as a list or with commas between."""
-    owners = section.owners.get(key)
-    names = chosen.split(",") if isinstance(chosen, str) else chosen if isinstance(chosen, list) else []
-    return owners is None or any(str(name).strip() in owners for name in names)
+    owners, names = section.owners.get(key), listed(chosen)
+    return owners is None or (isinstance(names, list) and any(name in owners for name in names))

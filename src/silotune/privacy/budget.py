@@ -42,10 +42,9 @@ class Privacy:
         noise: what is added to what, in words.
         wanted: the rounds that the configuration asks for.
         rounds: those that the budget lasts for.
-        uses: in so many rounds, of the silo that takes part most often; all of them, where that is `hidden`.
+        uses: in so many rounds, of the silo that takes part most often; all of them, where a secret draws who does.
         budget: `privacy.epsilon`.
         uncovered: what it does not hold for, in words.
-        hidden: silos are drawn from a secret.
     """
 
     account: Account
@@ -56,7 +55,6 @@ class Privacy:
     uses: int
     budget: float | None
     uncovered: tuple[str, ...] = ()
-    hidden: bool = False
 
     def require_a_round(self) -> None:
         """Refuse a run whose budget lasts for no round at all.
@@ -101,7 +99,7 @@ class Privacy:
     def lines(self) -> list[str]:
         """What is printed before the run starts."""
         often = f"a silo takes part in up to {self.uses} of {self.rounds} rounds"
-        if self.hidden:
+        if isinstance(self.account, SampledCentralAccount):
             often = f"over {self.rounds} rounds; a secret draws who takes part"
         total = (
             f"privacy: {self.noise}; ε = {self.epsilon_round:.4g} a round, ε = {self.account.total(self.uses):.4g} in "
@@ -208,4 +206,4 @@ def _central(config: Config, sampled: Sequence[tuple[int, int]], choose: Choose)
     silos, a_round = max(sampled, key=lambda group: group[1] / group[0])
     account = SampledCentralAccount(multiplier, delta, silos, a_round)
     rounds = config.rounds if budget is None else affordable(account, budget, config.rounds)
-    return Privacy(account, account.total(1), noise, config.rounds, rounds, rounds, budget, hidden=True)
+    return Privacy(account, account.total(1), noise, config.rounds, rounds, rounds, budget)
