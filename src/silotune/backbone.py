@@ -75,6 +75,7 @@ class Backbone:
         self.vocabulary = None if self.model.get_output_embeddings() is None else VocabularyHead(model, self.base)
         """The language-model head, where the model was loaded with one (`load_backbone(…, model_class=…)`)."""
         own = self.vocabulary.parameters if self.vocabulary else {}
+        self.shape_only = shape_only
         self._fingerprint = "" if shape_only else _fingerprint(self.base, own)
         self.device = torch.device("cuda" if torch.cuda.is_available() and not shape_only else "cpu")
         if not shape_only:

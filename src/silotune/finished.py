@@ -12,6 +12,8 @@ from silotune.assembly.start import FILE
 from silotune.backbone import Backbone
 from silotune.config import Config
 from silotune.config.attack import AttackConfig
+from silotune.config.privacy import PrivacyConfig
+from silotune.config.uplink import UplinkConfig
 from silotune.data.tasks import SiloData, Splits, Task
 from silotune.engines.inprocess import InProcess
 from silotune.errors import InputError
@@ -85,10 +87,12 @@ def _tasks(path: Path, summary: dict[str, Any]) -> tuple[dict[str, Task], dict[s
 def _self_contained(config: Config, path: Path) -> Config:
     """The run's own copy of what it began as: what `start` names may be gone by now.
 
-    Nothing is noised any more, and nothing poisoned: the summary says whose rows were, which are not here.
+    Nothing is sent or noised any more, and nothing poisoned: the summary says whose rows were, which are not here.
     """
     update: dict[str, object] = {
-        "privacy": config.privacy.model_copy(update={"secret": None}),
+        "uplink": UplinkConfig(),
+        "aggregation": config.aggregation.model_copy(update={"noise_multiplier": None}),
+        "privacy": PrivacyConfig(),
         "attack": AttackConfig(),
     }
     if config.start is not None:

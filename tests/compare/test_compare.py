@@ -81,6 +81,24 @@ def test_the_table_by_hand(compared: Path, backbone_folder) -> None:
     assert min(int(row["bytes_up"]) for row in rows if row["method"] == "fedmcp") > 0
 
 
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_what_noise_promises_is_said_of_every_cell(workers: str, silotune: Silotune, place: Path) -> None:
+    noise = ("uplink=clip,laplace", "uplink.epsilon=3")
+    words = (*WORDS, "methods=fedavg", *noise, "--workers", workers, "--out", "noised")
+    if workers == "1":
+        outcome = silotune(*words)
+        code, out = outcome.code, outcome.out
+    else:  # processes write to the real output
+        done = subprocess.run([sys.executable, "-m", "silotune", *words], capture_output=True, text=True, timeout=300)
+        code, out = done.returncode, done.stdout
+    assert code == 0
+    for cell in ("fedavg-1", "fedavg-2"):
+        said = [line for line in out.splitlines() if line.startswith(f"{cell}: ")]
+        assert "privacy: laplace noise in every silo" in said[0]
+        assert "ε = 3 a round, ε = 6 in total" in said[0]
+        assert said[-1].endswith(" s)")  # finished
+
+
 def test_nothing_finished_is_repeated_and_rows_can_be_added(silotune: Silotune, compared: Path) -> None:
     before = {cell: times(compared / cell) for cell in CELLS}
     first = (compared / "table.csv").read_bytes()

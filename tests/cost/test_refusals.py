@@ -58,6 +58,11 @@ def test_the_table_for_reading_shows_what_leaves(config_file: ConfigFile, silotu
         (("fedavg", "backbone=shape:bert-base", "silos=0"), "silos: must be a whole number of at least 1"),
         (("fedavg", "backbone=shape:bert-base", "tokens=many"), "tokens: must be"),
         (("fedavg", "backbone=shape:bert-base", "labels=1"), "labels: must be"),
+        (("fedavg", "backbone=shape:bert-base", "tokens=513"), "tokens: 513 is more than the backbone reads; allowed"),
+        (
+            ("fedavg", "backbone=shape:bert-base", "tuner=prompt", "tokens=493"),
+            "beside 20 virtual tokens (tuner.tokens); allowed: up to 492",
+        ),
         (("fedavg", "backbone=shape:bert-base", "tuner=lore"), "did you mean 'lora'"),
         (("fedavg", "backbone=shape:llama-7b", "tuner=bitfit"), "bitfit"),
         (("fedavg", "--papers"), "--papers"),
@@ -70,6 +75,13 @@ def test_bad_input_is_one_line(words: tuple[str, ...], culprit: str, silotune: S
     assert culprit in outcome.err
     assert len(outcome.err.strip().splitlines()) == 1
     assert "Traceback" not in outcome.err
+
+
+def test_words_that_a_prompt_begins_as_need_no_tokenizer() -> None:
+    words = ["backbone=shape:bert-base", "tuner=prompt", "method.adapters=1"]
+    begun = estimate("fedavg", [*words, "tuner.init=words", "tuner.words=it was great"], work=False)
+    assert begun == estimate("fedavg", words, work=False)
+    assert begun.adapter_parameters == 20 * 768
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,13 @@ from dataclasses import replace
 import pytest
 
 from federation.rig import DirectLink, answering, job, local_configs
+from silotune.assembly.building import build
 from silotune.errors import InputError, SilotuneError
+from silotune.federation.agreement import travelling
 from silotune.federation.coordinate import coordinate
-from silotune.federation.ledger import FILE, Ledger
+from silotune.federation.handshake import Identity
+from silotune.federation.ledger import FILE, Ledger, Price
+from silotune.federation.outcome import Watched
 from silotune.federation.protocol import Frame, decode
 from silotune.federation.session import Session
 from silotune.participant import Spent
@@ -26,19 +30,22 @@ def answers(link: DirectLink) -> list[Frame]:
 
 def test_uses_of_this_run_and_the_sum_of_the_others(tmp_path):
     ledger = Ledger(tmp_path)
-    assert ledger.spent("a" * 16) == Spent(0, 0.0)
-    for run, name, epsilon in (("a", "0001", 2.0), ("a", "0002", 2.0), ("b", "0001", 0.5)):
-        ledger.record(run * 16, name, epsilon, 0.0)
-    assert ledger.spent("a" * 16) == Spent(2, 0.5)
-    assert ledger.spent("b" * 16) == Spent(1, 4.0)
-    assert ledger.spent("c" * 16) == Spent(0, 4.5)
+    two, half = Price("laplace", 2.0, 0.0), Price("laplace", 0.5, 0.0)
+    assert ledger.spent("a" * 16, two) == Spent(0, 0.0)
+    for run, name, price in (("a", "0001", two), ("a", "0002", two), ("b", "0001", half)):
+        ledger.record(run * 16, name, price)
+    assert ledger.spent("a" * 16, two) == Spent(2, 0.5)
+    assert ledger.spent("b" * 16, half) == Spent(1, 4.0)
+    assert ledger.spent("c" * 16, half) == Spent(0, 4.5)
+    for other in (half, Price("gaussian", 2.0, 0.0), Price("laplace", 2.0, 1e-5)):  # the same run, another price
+        assert ledger.spent("a" * 16, other) == Spent(0, 4.5)
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"run": "x"}', '{"run": "x", "epsilon": null}'])
 def test_a_damaged_record_lets_nothing_more_leave(tmp_path, text):
     (tmp_path / FILE).write_text(text + "\n")
     with pytest.raises(InputError, match=FILE):
-        Ledger(tmp_path).spent("a" * 16)
+        Ledger(tmp_path).spent("a" * 16, Price("laplace", 1.0, 0.0))
 
 
 def test_another_run_over_the_same_rows_finds_the_budget_spent(tiny_config, tmp_path):
@@ -105,6 +112,56 @@ def test_an_operators_own_budget_holds_where_the_run_has_none(tiny_config, tmp_p
     assert {frame.fields["round"] for frame in answers(link)} == {1}
     ledger = tmp_path / "run" / "checkpoints" / "silos" / next(iter(configs)) / FILE
     assert [json.loads(line)["epsilon"] for line in ledger.read_text().splitlines()] == [2.0]
+
+
+def test_a_coordinator_that_changes_the_noise_within_a_run_does_not_stretch_the_budget(tiny_config, tmp_path):
+    """Round n at ε = 4/n: each alone would fit, priced at its own configuration, for ever."""
+    config = tiny_config("fedavg", *NOISE)
+    local = local_configs(config, tmp_path / "run", epsilon=4.0)["alpha"]
+    session, left = Session(local), []
+    for number in range(1, 6):
+        asked = tiny_config("fedavg", *NOISE, f"uplink.epsilon={4 / number}", "rounds=9")
+        answer = session.answer(round_request(asked, number).encode())
+        left.append(decode(answer))
+    assert [frame.kind for frame in left] == ["answer", *["failed"] * 4]
+    assert all("budget of 4 is spent" in frame.fields["reason"] for frame in left[1:])
+
+
+@pytest.mark.parametrize(("own", "kind"), [({}, "failed"), ({"delta": 0.9}, "answer")])
+def test_a_coordinator_does_not_choose_the_delta_of_an_operators_budget(own, kind, tiny_config, tmp_path):
+    """Noise for ε = 0.1 at δ = 0.9 is next to none: at 1e-5 it costs far more than 4."""
+    config = tiny_config("fedavg", "uplink=clip,gaussian", "uplink.epsilon=0.1", "uplink.delta=0.9", "rounds=1")
+    local = local_configs(config, tmp_path / "run", epsilon=4.0, **own)["alpha"]
+    assert decode(Session(local).answer(round_request(config, 1).encode())).kind == kind
+
+
+def round_request(config, number: int) -> Frame:
+    """A coordinator's request for a round of a run that is always called the same."""
+    federation = build(config)
+    text = travelling(config, sorted(federation.silos))
+    run = {"run": "0" * 16, "config": text, "identity": Identity.of(federation.config, text, federation.backbone)}
+    fields = run | {"identity": run["identity"].fields(), "round": number, "base": "", "keep": [], "judge": False}
+    return Frame("round", fields, {"broadcast": federation.coordinator.broadcast(number)})
+
+
+def test_what_the_noise_promises_is_said_before_the_first_round(tiny_config, tmp_path, capsys):
+    config = tiny_config("fedavg", *NOISE)
+    configs = local_configs(config, tmp_path / "run")
+    link, said = DirectLink(answering(configs)), []
+    watched = Watched(tmp_path / "run" / "federation", lambda *_: None, said.append)
+    told_at = []
+
+    def first(data):
+        watched.tell()
+        told_at.append((decode(data).kind, len(said)))
+        return answering(configs)[0](data)
+
+    link.joined[0] = first
+    coordinate(job(config, tmp_path / "run", configs), link)
+    assert {count for kind, count in told_at if kind == "hello"} == {0}
+    assert {count for kind, count in told_at if kind == "round"} == {2}
+    assert "ε = 2 a round, ε = 4 in total at δ = 0" in said[0]
+    assert "silotune coordinator: privacy: laplace noise" in capsys.readouterr().out
 
 
 def test_central_noise_on_machines_of_their_own_needs_a_secret_of_the_coordinator(tiny_config, tmp_path):

@@ -23,11 +23,11 @@ from federation.rig import DirectLink, answering, job, local_configs
 from silotune.data.tasks import Row, SiloData, Splits, Task
 from silotune.errors import InputError, SilotuneError
 from silotune.federation.coordinate import coordinate
-from silotune.federation.local import read_local
+from silotune.federation.local import LocalConfig, read_local
 from silotune.federation.protocol import Frame, ProtocolError, ask_worker, decode
 from silotune.federation.rows import read_rows, write_rows
 from silotune.federation.store import Store
-from silotune.federation.worker import ping
+from silotune.federation.worker import ping, serve
 
 TEXTS = st.text(max_size=20)
 
@@ -156,6 +156,14 @@ def test_the_worker_survives_nonsense_and_ends_when_told(worker):
     process.terminate()
     assert process.wait(timeout=30) == 0
     assert not worker.socket.exists()
+
+
+def test_a_file_where_the_socket_should_be_stays(tmp_path):
+    path = tmp_path / "rows.csv"
+    path.write_text("text,label\n")
+    with pytest.raises(InputError, match=r"rows\.csv is there and is no socket"):
+        serve(LocalConfig(name="north", folder=str(tmp_path), rows=str(tmp_path), share=[], socket=str(path)))
+    assert path.read_text() == "text,label\n"
 
 
 def test_a_killed_worker_can_be_started_again(worker):

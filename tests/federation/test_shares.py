@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from safetensors.numpy import load as load_numpy
 
-from federation.rig import DirectLink, answering, federate, job, local_configs
+from federation.rig import ALL, DirectLink, answering, federate, job, local_configs
 from invariants.cases import logged
+from silotune.config.federation import FederationConfig
+from silotune.data.loading import load_silos
 from silotune.errors import SilotuneError
 from silotune.experiment import run
-from silotune.federation.coordinate import coordinate
+from silotune.federation.agreement import read_travelled, travelling
+from silotune.federation.coordinate import Job, coordinate, prepare
+from silotune.federation.local import LocalConfig
 from silotune.federation.protocol import Frame, decode
+from silotune.federation.rows import write_rows
 from silotune.federation.session import Session
 from silotune.records import read_summary
 
@@ -46,6 +52,28 @@ def test_a_silo_shares_only_what_it_agreed_to(tiny_config, tmp_path):
             assert frame.fields.keys() == {"silo", "identity", "task", "texts"}
         if frame.kind == "answer":
             assert said_in(frame.blobs["message"])["rows"] == 1
+
+
+def test_each_machine_has_its_own_number_of_threads(tiny_config):
+    config = tiny_config("fedmcp", "threads=3")
+    assert read_travelled(travelling(config, ["alpha"])).threads is None
+
+
+def test_silos_of_a_deployed_federation_have_no_test_set_in_common(tiny_config, tmp_path):
+    """A preset may divide one set: on machines of their own silos have divided it already."""
+    named = FederationConfig(silos=["north", "south"])
+    config = tiny_config("fedavg", "data.tasks=[alpha]", "partition=iid", "partition.silos=2", "rounds=1")
+    task = Job.read(prepare(config.model_copy(update={"federation": named}), tmp_path / "run", resume=False))
+    halves = dict(zip(named.silos, load_silos(config), strict=True))
+    configs = {}
+    for name, data in halves.items():
+        write_rows(tmp_path / name, replace(data, name=name))
+        fields = {"folder": str(tmp_path / f"{name}-state"), "rows": str(tmp_path / name), "share": ALL}
+        configs[name] = LocalConfig(name=name, backbone=config.backbone, **fields)
+    coordinate(task, DirectLink(answering(configs)))
+    summary = read_summary(tmp_path / "run")
+    assert summary["global"] is None
+    assert summary["silos"].keys() == {"north", "south"}
 
 
 def test_parts_that_an_operator_does_not_let_go_stay(tiny_config, tmp_path):

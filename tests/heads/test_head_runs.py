@@ -9,13 +9,17 @@ import shutil
 import pytest
 from language_models import folder_of
 
+from federation.rig import federate
 from silotune.assembly.building import build
 from silotune.assembly.configuration import read_config
+from silotune.comparison.trial import TRIAL
+from silotune.config.evaluation import EvaluationConfig
 from silotune.data.metrics import exact, rouge1
 from silotune.data.tasks import Row
 from silotune.errors import InputError
 from silotune.evaluation.scores import state_of
 from silotune.experiment import run
+from silotune.finished import load_run
 from silotune.generation import generate_ids
 from silotune.heads.lm import GenerationOptions, prompt_rows
 from silotune.messages import unpack
@@ -102,6 +106,29 @@ def test_a_shared_verbalizer_serves_silos_of_different_tasks(folders, data_folde
     assert sum(predicted[0].probabilities.values()) == pytest.approx(1, abs=1e-6)
 
 
+def test_words_of_unseen_tasks_are_still_known_when_a_run_is_opened_or_tried(folders, data_folder, tmp_path):
+    config = verbalizer(folders("bert"), data_folder, "tuner=bitfit", "evaluation.unseen=gamma", "rounds=1")
+    done = run(config, out=tmp_path / "run")
+    texts = ["the garden was cold"]
+    assert load_run(tmp_path / "run").model("alpha").predict(texts) == done.model("alpha").predict(texts)
+    assert TRIAL.work(config, tmp_path / "trial", None, None, None)[0]["best_round"] == 1
+    wrong = config.model_copy(update={"evaluation": EvaluationConfig()})
+    wrong = wrong.model_copy(update={"data": config.data.model_copy(update={"tasks": ["alpha"]})})
+    with pytest.raises(InputError, match=r"unknown label in head\.words"):
+        TRIAL.work(wrong, tmp_path / "wrong", None, None, None)
+
+
+def test_a_silo_of_a_federation_need_not_have_the_labels_of_all(folders, data_folder, tmp_path):
+    config = verbalizer(folders("bert"), data_folder, "tuner=bitfit", "rounds=1", "data.tasks=alpha,gamma")
+    alone = run(config, out=tmp_path / "alone")
+    summary, _ = federate(config, tmp_path / "federation", order=(0, 1))
+    assert summary["state_sha256"] == alone.summary["state_sha256"]
+    words = config.head.words | {"often": ["never"]}
+    wrong = config.model_copy(update={"head": config.head.model_copy(update={"words": words})})
+    with pytest.raises(InputError, match=r"unknown label in head\.words 'often'"):
+        federate(wrong, tmp_path / "wrong", order=(0, 1))
+
+
 @pytest.mark.parametrize("scope", ["private", "shared"])
 def test_a_verbalizer_run_resumes_to_the_same_bits(scope, folders, data_folder, tmp_path):
     more = ("tuner=prompt", "tuner.tokens=3", f"head.scope={scope}", "rounds=2")
@@ -112,6 +139,31 @@ def test_a_verbalizer_run_resumes_to_the_same_bits(scope, folders, data_folder, 
     again = run(config, out=tmp_path / "again", resume=True)
     assert again.summary["state_sha256"] == whole.summary["state_sha256"]
     assert again.summary["silos"] == whole.summary["silos"]
+
+
+@pytest.mark.parametrize(
+    ("family", "tuner", "optimizer"),
+    [
+        ("roberta", "prompt", "adam"),
+        pytest.param("roberta", "prefix", "adam", marks=pytest.mark.long),
+        ("t5", "prompt", "adafactor"),
+        pytest.param("t5", "p-tuning", "adam", marks=pytest.mark.long),
+    ],
+)
+def test_prompts_learn_on_other_families_too(family, tuner, optimizer, folders, data_folder, tmp_path):
+    config = read_config(
+        "demo",
+        words_of(
+            *(f"backbone={folders(family)}", f"data.path={data_folder}", "data.tasks=alpha", "head=verbalizer"),
+            *("head.words={bad: awful, good: great}", "method=fedprompt", f"tuner={tuner}", "tuner.tokens=4"),
+            *(f"train.optimizer={optimizer}", "train.lr=0.1", "train.epochs=10", "rounds=3"),
+            *("attack=backdoor", "attack.target=good", "attack.fraction=0", "partition=quantity", "partition.silos=2"),
+        ),
+    )
+    done = run(config, out=tmp_path / "run")
+    losses = [event["loss"] for event in events(tmp_path / "run") if event.get("silo") == "silo-1" and "loss" in event]
+    assert losses[-1] < 0.95 * losses[0]
+    assert 0 <= done.summary["attack"]["asr"] <= 100
 
 
 def test_messages_of_a_tensorless_head_hold_the_tuner_alone(folders, data_folder):

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import math
+from copy import deepcopy as copy_of
+from types import SimpleNamespace
 
 import pytest
 import torch
 from language_models import MASKED, backbone_of, folder_of, ingredients, made
+from tokenizers import normalizers, pre_tokenizers
 
 from silotune.data.batching import make_batch
 from silotune.data.tasks import Row, Task
 from silotune.data.templates import PAIR, SINGLE
 from silotune.errors import InputError
 from silotune.heads import VerbalizerHead
+from silotune.heads.verbalizer import label_words
 from silotune.parts import copy
 from silotune.pretrained import load_backbone
 from silotune.views import run_view
@@ -175,13 +179,46 @@ def test_words_of_several_tokens_are_averaged_where_that_is_chosen():
         ({"good": ["xyz"]}, "'xyz', for label 'good' of task 'mood', splits into x + ##y + ##z"),
         ({"good": ["awful"], "bad": ["awful"]}, "is also the word of label 'bad'"),
         ({"good": ["漢"]}, "not in the backbone's vocabulary"),
-        ({"goood": ["great"]}, "did you mean 'good'"),
     ],
 )
 def test_words_that_cannot_work_are_refused_and_named(words, said):
     with pytest.raises(InputError, match=r"head\.words") as error:
         VerbalizerHead(words={"good": ["great"], "bad": ["awful"]} | words).check(backbone_of("bert"), [TASK])
     assert said in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"words": {"goood": ["great"]}}, r"head\.words.*'goood'.*did you mean 'good'"),
+        ({"template": {"mod": "{text} {mask}"}}, r"head\.template.*'mod'.*did you mean 'mood'"),
+    ],
+)
+def test_options_for_what_no_task_has_are_refused(options, said):
+    head = VerbalizerHead(**options)
+    head.check(backbone_of("bert"), [Task("t", ("cold", "warm"))])  # some of a run's tasks: another may have it
+    with pytest.raises(InputError, match=said):
+        head.check_names([TASK])
+
+
+def test_words_that_a_tokenizer_reads_as_one_count_once():
+    tokenizer = copy_of(backbone_of("bert").tokenizer)
+    tokenizer.backend_tokenizer.normalizer = normalizers.Lowercase()
+    backbone = SimpleNamespace(tokenizer=tokenizer, device="cpu")
+    found = label_words(backbone, TASK, [["awful", "Awful", "dull"], ["great"]], "refuse")
+    assert found.ids.tolist() == tokenizer.convert_tokens_to_ids(["awful", "dull", "great"])
+    assert found.of_class.tolist() == [[1, 1, 0], [0, 0, 1]]
+
+
+def test_a_word_is_read_as_inside_a_text():
+    """RoBERTa's own tokenizer has other tokens for a word at the start of a text: its first blank is not added."""
+    tokenizer = copy_of(backbone_of("roberta").tokenizer)
+    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inside = tokenizer("it was great", add_special_tokens=False)["input_ids"][-1]
+    assert tokenizer.convert_ids_to_tokens(inside) == "Ġgreat"
+    backbone = SimpleNamespace(tokenizer=tokenizer, device="cpu")
+    assert label_words(backbone, TASK, [["awful"], ["great"]], "average").ids.tolist()[-1] == inside
+    assert tokenizer("great", add_special_tokens=False)["input_ids"] != [inside]
 
 
 def test_label_names_are_their_own_words():

@@ -56,6 +56,7 @@ WORDS: dict[str, tuple[list[str], list[str]]] = {
         ["server", "beta1 belongs to server.optimizer=avgm or", "leave server.beta1 out"],
     ),
     "vain-mib": (["cache.mib=9"], ["mib belongs to cache=frozen-prefix, not to cache=none"]),
+    "home-of-nobody": (["silos=[]", "data.path=~nobody-of-this-name/x"], ["~nobody-of-this-name/x", "no user"]),
     # unknown names
     "method": (["method=fedmpc"], ["method 'fedmpc'", "did you mean 'fedmcp'", "fedavg", "local"]),
     "method-none": (["method="], ["method.name", "string"]),

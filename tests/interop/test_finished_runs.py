@@ -41,6 +41,21 @@ def test_a_loaded_run_predicts_bit_for_bit_as_it_did(runs, method, tmp_path, mon
         assert again.model(silo).predict(texts) == ran.model(silo).predict(texts)
 
 
+@pytest.mark.parametrize(
+    "noise",
+    [
+        ("uplink=clip,gaussian", "uplink.epsilon=8"),
+        ("aggregation.clip=1", "aggregation.noise_multiplier=1"),
+        ("uplink=clip,gaussian", "uplink.epsilon=8", "privacy.epsilon=1000"),
+    ],
+)
+def test_a_noised_run_is_opened_without_its_accountant(runs, noise, tmp_path, monkeypatch):
+    words = [*tiny_overrides("fedavg", runs.model("bert"), runs.data), "data.tasks=[alpha]", "train.steps=2"]
+    ran = library.run("demo", *words, *noise, out=tmp_path / "run")
+    monkeypatch.setitem(sys.modules, "dp_accounting", None)  # not installed
+    assert library.load_run(tmp_path / "run").model("alpha").predict(SINGLE) == ran.model("alpha").predict(SINGLE)
+
+
 def test_another_backbone_under_the_same_name_is_refused(runs, tmp_path):
     model = shutil.copytree(runs.model("bert"), tmp_path / "model")
     words = [*tiny_overrides("local", model, runs.data), "data.tasks=[alpha]", "rounds=1"]

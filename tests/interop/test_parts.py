@@ -132,6 +132,18 @@ def test_a_part_alone_does_not_claim_the_whole_models_scores(runs, tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("weighting", "said"),
+    [("dynamic", "predicts with global, private, weighted anew for every text."), ("fixed", " · global, ")],
+)
+def test_the_card_gives_no_fixed_mix_where_texts_are_weighted(runs, weighting, said, tmp_path):
+    words = ("method=feddpa-f", f"method.weighting={weighting}")
+    export(runs.generation("llama", "causal", "lora", *words), "east", "global", tmp_path / "out")
+    assert said in (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
+    about = json.loads((tmp_path / "out" / "export.json").read_text())
+    assert about["per_text"] == (weighting == "dynamic")
+
+
+@pytest.mark.parametrize(
     ("part", "head", "mix"), [("global", "head_global", {"global": 1}), ("mixed", "head_full", None)]
 )
 def test_the_head_is_the_one_trained_on_what_is_exported(runs, part, head, mix, tmp_path):

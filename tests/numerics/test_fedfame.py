@@ -20,7 +20,7 @@ from silotune.heads import LinearHead
 from silotune.methods import Phase, Setting
 from silotune.methods.fedavg import FedAvg
 from silotune.methods.fedfame import PROJECTION
-from silotune.methods.moon import model_contrast
+from silotune.methods.similarity import model_contrast
 from silotune.mixing import Ingredient
 from silotune.parts import digest, flatten
 from silotune.silo import SiloState

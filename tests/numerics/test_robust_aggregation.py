@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from silotune.aggregation import Update, clipped, make_aggregation
+from silotune.aggregation import AGGREGATIONS, Update, clipped, make_aggregation
 from silotune.config.aggregation import AggregationConfig
 from silotune.coordinator import Coordinator
 from silotune.errors import InputError
@@ -209,6 +209,43 @@ def test_the_coordinator_clips_what_is_too_long_and_nothing_else():
     expected = (flat(small) + flat(large) / np.linalg.norm(flat(large))) / 2
     result = Update("", flatten(coordinator.shared), 1)
     np.testing.assert_allclose(flat(result), expected, rtol=1e-5, atol=1e-8)
+
+
+@pytest.mark.parametrize("name", [*AGGREGATIONS, "trimmed-mean", "krum", "multi-krum"])
+def test_every_aggregation_sees_clipped_changes(name):
+    start = {key: torch.full(shape, 0.5) for key, shape in SHAPES.items()}
+    found = random_updates(5, seed=3, centre=0.5)
+    combine = make_aggregation(AggregationConfig(name=name), 5)
+    coordinator = Coordinator(unflatten(start), combine, 1, clip=0.7)
+    coordinator.aggregate(found)
+    shortened = []
+    for update in found:
+        change = flat(update) - 0.5
+        values, places = change * min(1, 0.7 / np.linalg.norm(change)) + 0.5, [0, *np.cumsum([12, 3, 1])]
+        tensors = {
+            key: torch.tensor(values[one:other].reshape(shape), dtype=torch.float32)
+            for (key, shape), (one, other) in zip(SHAPES.items(), itertools.pairwise(places), strict=True)
+        }
+        shortened.append(Update(update.silo, tensors, update.rows))
+    expected, plain = (Update("", combine(updates), 1) for updates in (shortened, found))
+    np.testing.assert_allclose(flat(Update("", flatten(coordinator.shared), 1)), flat(expected), atol=1e-6)
+    assert np.abs(flat(plain) - flat(expected)).max() > 0.01
+
+
+@pytest.mark.parametrize("count", [3, 4, 5])
+def test_multi_krum_leaves_one_out_at_least(count):
+    """Of 3 or 4 silos Krum's bound allows no malicious one: a mean of all would be no defence. Who wants it says so."""
+    values = [Update(f"s{n}", {"x": torch.tensor([float(n)])}, 1) for n in range(count - 1)]
+    evil = Update("evil", {"x": torch.tensor([1e6])}, 1)
+    assert aggregate("multi-krum", [*values, evil])["x"].item() == pytest.approx((count - 2) / 2)
+    assert aggregate("multi-krum", [*values, evil], byzantine=0)["x"].item() > 1e5
+
+
+@pytest.mark.parametrize("count", [5, 7, 11, 13, 15])
+def test_a_refused_trim_names_one_that_is_taken(count):
+    with pytest.raises(InputError, match="allowed: up to ") as error:
+        make_aggregation(AggregationConfig(name="trimmed-mean", trim=0.49), count)
+    make_aggregation(AggregationConfig(name="trimmed-mean", trim=float(str(error.value).rpartition(" ")[2])), count)
 
 
 REFUSED = {

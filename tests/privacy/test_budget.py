@@ -112,7 +112,12 @@ def test_a_budget_for_no_round_is_refused():
 def test_a_run_stops_when_the_budget_is_spent_with_its_state_kept(federate, tmp_path):
     lines: list[str] = []
     words = (*LDP, "privacy.epsilon=16", "rounds=5")
-    run = federate.run("fedavg", tmp_path / "run", *words, announce=lines.append)
+
+    def announce(line: str) -> None:
+        assert not list((tmp_path / "run" / "checkpoints").glob("round-*"))  # before the first
+        lines.append(line)
+
+    run = federate.run("fedavg", tmp_path / "run", *words, announce=announce)
     assert len(lines) == 3
     assert "not for whoever knows the run's seed" in lines[1]
     assert "ε = 8 a round, ε = 16 in total at δ = 0" in lines[0]

@@ -9,6 +9,7 @@ import functools
 import json
 import math
 
+import dp_accounting
 import numpy as np
 import pytest
 import torch
@@ -20,8 +21,17 @@ from silotune.experiment import Run
 from silotune.methods import METHODS
 from silotune.parts import Scope, digest, flatten
 
-UPLINKS = {"int8": ("uplink=int8",), "clip,laplace": ("uplink=clip,laplace", "uplink.clip=0.5", "uplink.epsilon=20")}
-SHORT = {("fedmcp", "int8"), ("fedavg", "clip,laplace"), ("fedfame", "int8"), ("local", "clip,laplace")}
+CLIP, EPSILON, DELTA = 0.5, 20.0, 1e-5
+_NOISED = (f"uplink.clip={CLIP}", f"uplink.epsilon={EPSILON}")
+UPLINKS = {
+    "int8": ("uplink=int8",),
+    "clip,laplace": ("uplink=clip,laplace", *_NOISED),
+    "clip,gaussian": ("uplink=clip,gaussian", *_NOISED, f"uplink.delta={DELTA}"),
+}
+SHORT = {
+    *(("fedmcp", "int8"), ("fedavg", "clip,laplace"), ("fedfame", "int8"), ("local", "clip,laplace")),
+    ("fedprompt", "clip,gaussian"),
+}
 PAIRS = [
     pytest.param(method, uplink, marks=() if (method, uplink) in SHORT else pytest.mark.long, id=f"{method}-{uplink}")
     for method in METHODS
@@ -44,6 +54,11 @@ def sent(federate: Federate, tmp_path_factory: pytest.TempPathFactory):
 
 def shared_names(run: Run) -> list[str]:
     return [name for name, part in run.federation.training.parts.items() if part.scope is Scope.SHARED]
+
+
+def gaussian():
+    """The noise that (ε, δ) asks for at a sensitivity of 2C, by the library."""
+    return stats.norm(scale=2 * CLIP * dp_accounting.get_sigma_gaussian(EPSILON, DELTA))
 
 
 def numbers(written: dict[str, torch.Tensor], name: str) -> np.ndarray:
@@ -103,12 +118,14 @@ def test_the_change_is_what_was_trained_rounded_or_noised(sent, method, uplink):
                 step = float(written[f"{name}:scale"].max())
                 assert np.abs(found - value).max() <= step / 2 * (1 + 1e-5)
             continue
-        length = math.fsum(np.abs(value).sum() for value in change.values())
-        factor = min(1, 0.5 / max(length, 0.5))
-        noise = np.concatenate([(numbers(written, name) - factor * value).ravel() for name, value in change.items()])
-        scale = 2 * 0.5 / 20
-        assert stats.kstest(noise, stats.laplace(scale=scale).cdf).pvalue > 1e-4
-        assert np.abs(noise).mean() == pytest.approx(scale, abs=5 * scale / math.sqrt(len(noise)))
+        values = np.concatenate([value.ravel() for value in change.values()])
+        norm, drawn = (1, stats.laplace(scale=2 * CLIP / EPSILON)) if uplink == "clip,laplace" else (2, gaussian())
+        factor = min(1, CLIP / max(np.linalg.norm(values, norm), CLIP))
+        noise = np.concatenate([numbers(written, name).ravel() for name in change]) - factor * values
+        assert stats.kstest(noise, drawn.cdf).pvalue > 1e-4
+        absolute = drawn.expect(np.abs)
+        spread = math.sqrt(drawn.var() - absolute**2)  # of |noise|
+        assert np.abs(noise).mean() == pytest.approx(absolute, abs=5 * spread / math.sqrt(len(noise)))
 
 
 @every_pair

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -38,6 +39,8 @@ def make_aggregation(config: AggregationConfig, silos: int) -> Aggregation:
     byzantine = _byzantine(config, silos)
     if config.name == "krum":
         return partial(krum, byzantine=byzantine)
+    if config.byzantine is None:
+        byzantine = max(byzantine, 1)  # of 3 or 4 silos Krum's bound allows none, and all would be averaged
     if config.keep is not None and config.keep > silos - byzantine:
         raise InputError(
             f"aggregation.keep: {config.keep} updates of a round's {silos}, of which {byzantine} may be malicious "
@@ -49,7 +52,8 @@ def make_aggregation(config: AggregationConfig, silos: int) -> Aggregation:
 def _trimmed_mean(trim: float, silos: int) -> Aggregation:
     cut = share_of(trim, silos)
     if 2 * cut >= silos:
-        rule = f"up to {(silos - 1) // 2 / silos:.3g}" if silos > 2 else "another aggregation (it needs 3 silos)"
+        most = math.floor(1000 * ((silos - 1) // 2) / silos) / 1000
+        rule = f"up to {most:g}" if silos > 2 else "another aggregation (it needs 3 silos)"
         raise InputError(
             f"aggregation.trim: {trim:g} cuts {cut} at each end, and only {silos} silos take part in a round; "
             f"allowed: {rule}"

@@ -29,6 +29,7 @@ def build(
 ) -> Federation:
     """Load the backbone and the data (unless given), and make silos and coordinator.
 
+    `data`: some of the run's silos, perhaps: who has all of them calls `Head.check_names`.
     `labelled`: the coordinator's labelled rows, where they are its own; else they are drawn from the silos' rows.
 
     Raises:
@@ -42,6 +43,7 @@ def build(
     kept_out: list[SiloData] = []
     if data is None:
         data, kept_out = load_silos(config), load_absent(config)
+        head.check_names(silo.task for silo in [*data, *kept_out])
     check_data(config, method, data, labelled)
     check_evaluation(config, method, data, kept_out)
     if backbone is None:

@@ -12,7 +12,7 @@ from silotune.errors import InputError
 from silotune.heads import HEADS, Head, LanguageModelHead
 from silotune.methods import Method
 from silotune.parts import Scope, names_with
-from silotune.tuners import TUNERS
+from silotune.tuners import TUNERS, Tuner
 
 
 def check_data(config: Config, method: Method, data: list[SiloData], labelled: SiloData | None = None) -> None:
@@ -112,16 +112,24 @@ def check_backbone(config: Config, method: Method, backbone: Backbone) -> None:
             f"backbone: the one given runs in {backbone.precision}, the configuration wants {config.precision}"
             + (" with float32 weights (tuner trains them)" if method.setting.tuner.trains_backbone else "")
         )
-    length, virtual = config.train.max_length, method.setting.tuner.virtual_tokens
+    length, tuner, head = config.train.max_length, method.setting.tuner, method.setting.head
+    check_length("train.max_length", length, tuner, backbone)
+    if backbone.longest is not None and isinstance(head, LanguageModelHead):
+        _check_written(head, backbone, length, backbone.longest - tuner.virtual_tokens)
+
+
+def check_length(key: str, length: int, tuner: Tuner, backbone: Backbone) -> None:
+    """Refuse texts of so many tokens if the backbone does not read them beside the tuner's own.
+
+    Raises:
+        InputError: naming the key and what is allowed.
+    """
+    virtual = tuner.virtual_tokens
     if backbone.longest is not None and length + virtual > backbone.longest:
         beside = f" beside {virtual} virtual tokens (tuner.tokens)" if virtual else ""
         raise InputError(
-            f"train.max_length: {length} is more than the backbone reads{beside}; allowed: up to "
-            f"{backbone.longest - virtual}"
+            f"{key}: {length} is more than the backbone reads{beside}; allowed: up to {backbone.longest - virtual}"
         )
-    head = method.setting.head
-    if backbone.longest is not None and isinstance(head, LanguageModelHead):
-        _check_written(head, backbone, length, backbone.longest - virtual)
 
 
 def _check_written(head: LanguageModelHead, backbone: Backbone, length: int, places: int) -> None:

@@ -62,7 +62,7 @@ def compare(
                 bars.progress.remove_task(task)
             say(f"{cell.folder}: {summary['average']:.2f} ({summary['seconds']:.0f} s)")
 
-        run_cells(found.cells, out, workers=workers, bars=bars, done=done)
+        run_cells(found.cells, out, workers=workers, bars=bars, done=done, announce=say)
     _show(found, out)
 
 

@@ -97,7 +97,7 @@ def start(
     if not wait:
         return
     with progress_bars() as bars:
-        deployment.follow(folder, bars(config.method.name, config.rounds))
+        deployment.follow(folder, bars(config.method.name, config.rounds), say)
     console.print(result_table([read_summary(folder)]))
 
 

@@ -24,8 +24,10 @@ _Found = Summary | Diverged
 Bars = Callable[[str, int], Progress]
 """(title, rounds) → where one run's progress goes."""
 Done = Callable[[Cell, Summary], None]
-Work = Callable[[Config, Path, Progress | None, Backbone | None], tuple[Summary, Backbone]]
-"""(configuration, folder, progress, a backbone that fits) → what was found, and the backbone for the next."""
+Announce = Callable[[str], None]
+"""Is told what the noise of a cell promises, before its first round; processes need it by name."""
+Work = Callable[[Config, Path, Progress | None, Backbone | None, Announce | None], tuple[Summary, Backbone]]
+"""(configuration, folder, progress, a backbone that fits, announce) → what was found, the backbone for the next."""
 
 
 @dataclass(frozen=True)
@@ -48,9 +50,13 @@ class Kind:
 
 
 def _whole_run(
-    config: Config, folder: Path, progress: Progress | None, backbone: Backbone | None
+    config: Config, folder: Path, progress: Progress | None, backbone: Backbone | None, announce: Announce | None
 ) -> tuple[Summary, Backbone]:
-    finished = run(config, out=folder, resume=True, progress=progress, backbone=backbone)
+    def of_cell(line: str) -> None:
+        if announce is not None:
+            announce(f"{folder.name}: {line}")
+
+    finished = run(config, out=folder, resume=True, progress=progress, backbone=backbone, announce=of_cell)
     return finished.summary, finished.federation.backbone
 
 
@@ -65,6 +71,7 @@ def run_cells(
     workers: int = 1,
     bars: Bars | None = None,
     done: Done | None = None,
+    announce: Announce | None = None,
 ) -> dict[str, Summary]:
     """Run what is left, and return every cell's summary by folder name.
 
@@ -78,6 +85,7 @@ def run_cells(
         workers: processes; each loads the backbone once.
         bars: progress of each run (only with one worker).
         done: called after every cell that was run now.
+        announce: told what the noise of a cell promises, before its first round.
 
     Raises:
         InputError: a run folder was made with another configuration, or a configuration cannot work.
@@ -86,7 +94,9 @@ def run_cells(
     left = [cell for cell in cells if not _finished(cell, out, kind)]
     done = done or (lambda *_: None)
     processes = min(workers, len(left))
-    outcomes = _in_processes(left, out, kind, processes) if processes > 1 else _here(left, out, kind, bars)
+    outcomes = (
+        _in_processes(left, out, kind, processes, announce) if processes > 1 else _here(left, out, kind, bars, announce)
+    )
     diverged = {}
     for cell, found in outcomes:
         if isinstance(found, Diverged):
@@ -111,11 +121,13 @@ def _finished(cell: Cell, out: Path, kind: Kind) -> bool:
     return (folder / kind.file).exists()
 
 
-def _here(cells: Sequence[Cell], out: Path, kind: Kind, bars: Bars | None) -> Iterator[tuple[Cell, _Found]]:
+def _here(
+    cells: Sequence[Cell], out: Path, kind: Kind, bars: Bars | None, announce: Announce | None
+) -> Iterator[tuple[Cell, _Found]]:
     backbones = _Backbones()
     for cell in cells:
         progress = bars(cell.folder, cell.config.rounds) if bars else None
-        yield cell, backbones.run(kind, cell.config, out / cell.folder, progress)
+        yield cell, backbones.run(kind, cell.config, out / cell.folder, progress, announce)
 
 
 class _Backbones:
@@ -125,13 +137,15 @@ class _Backbones:
         self._needs: BackboneNeeds | None = None
         self._backbone: Backbone | None = None
 
-    def run(self, kind: Kind, config: Config, folder: Path, progress: Progress | None = None) -> _Found:
+    def run(
+        self, kind: Kind, config: Config, folder: Path, progress: Progress | None, announce: Announce | None
+    ) -> _Found:
         """One cell."""
         needs = BackboneNeeds.of(config, make_method(config))
         if needs != self._needs:
             self._backbone = None  # before another is loaded
         try:
-            summary, backbone = kind.work(config, folder, progress, self._backbone)
+            summary, backbone = kind.work(config, folder, progress, self._backbone, announce)
         except Diverged as error:
             return Diverged(str(error))  # without its traceback, which keeps the run in memory
         self._needs, self._backbone = needs, backbone
@@ -141,12 +155,14 @@ class _Backbones:
 _OWN = _Backbones()  # of a worker process
 
 
-def _in_processes(cells: Sequence[Cell], out: Path, kind: Kind, workers: int) -> Iterator[tuple[Cell, _Found]]:
+def _in_processes(
+    cells: Sequence[Cell], out: Path, kind: Kind, workers: int, announce: Announce | None
+) -> Iterator[tuple[Cell, _Found]]:
     with worker_pool(workers) as pool:
-        waiting = {pool.submit(_work, kind, cell.config, out / cell.folder): cell for cell in cells}
+        waiting = {pool.submit(_work, kind, cell.config, out / cell.folder, announce): cell for cell in cells}
         for future in as_completed(waiting):
             yield waiting[future], future.result()
 
 
-def _work(kind: Kind, config: Config, folder: Path) -> _Found:
-    return _OWN.run(kind, config, folder)
+def _work(kind: Kind, config: Config, folder: Path, announce: Announce | None) -> _Found:
+    return _OWN.run(kind, config, folder, None, announce)

@@ -7,11 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from silotune.assembly.building import build
+from silotune.assembly.configuration import make_method
 from silotune.assembly.start import keep_start
 from silotune.backbone import Backbone
-from silotune.comparison.cells import Kind, Summary
+from silotune.comparison.cells import Announce, Kind, Summary
 from silotune.config import Config, dump
-from silotune.data.loading import load_silos
+from silotune.data.loading import load_absent, load_silos
 from silotune.data.tasks import Row
 from silotune.engines.base import Progress
 from silotune.engines.inprocess import InProcess
@@ -23,7 +24,7 @@ FILE = "trial.json"
 
 
 def _trial(
-    config: Config, path: Path, progress: Progress | None, backbone: Backbone | None
+    config: Config, path: Path, progress: Progress | None, backbone: Backbone | None, _announce: Announce | None
 ) -> tuple[Summary, Backbone]:
     """The rounds of a run, and the validation score at its best round (percent, mean over silos).
 
@@ -35,6 +36,7 @@ def _trial(
     """
     none: list[Row] = []  # one for all: silos that are judged on the same rows go on sharing them
     data = [replace(silo, splits=replace(silo.splits, test=none)) for silo in load_silos(config)]
+    make_method(config).setting.head.check_names(silo.task for silo in [*data, *load_absent(config)])
     if not any(silo.splits.validation for silo in data):
         raise InputError("sweep: no silo has validation rows, so there is nothing to choose by")
     federation = build(config, backbone, data)

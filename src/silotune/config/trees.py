@@ -161,14 +161,21 @@ def resolve(tree: Tree, key: str, folder: Path) -> None:
 def resolve_backbone(tree: Tree, folder: Path) -> None:
     """Make a backbone's path absolute if there is such a path; it may be an id of the hub."""
     backbone = tree.get("backbone")
-    if isinstance(backbone, str) and backbone not in ("", "default") and (folder / backbone).expanduser().exists():
+    if isinstance(backbone, str) and backbone not in ("", "default") and _under(folder, backbone).exists():
         resolve(tree, "backbone", folder)
 
 
 def _resolved(value: Any, folder: Path) -> Any:
     if isinstance(value, str) and value and "\0" not in value:
-        return str((folder / Path(value).expanduser()).resolve())
+        return str(_under(folder, value).resolve())
     return value
+
+
+def _under(folder: Path, path: str) -> Path:
+    try:
+        return folder / Path(path).expanduser()
+    except RuntimeError as error:
+        raise InputError(f"{path}: no user of this name has a home; allowed: ~/…, or a path without ~") from error
 
 
 def merged(layers: Sequence[Mapping[str, Any]]) -> Tree:

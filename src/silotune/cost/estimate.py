@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from silotune.assembly.checks import check_length
 from silotune.assembly.configuration import make_method, read_config
 from silotune.config import Config
 from silotune.cost.heads import LANGUAGE_MODEL_HEADS, FrozenVocabulary
@@ -100,6 +101,8 @@ def estimate(method: str, words: Sequence[str] = (), *, work: bool = True) -> Co
     config = read_config("demo", [f"method={method}", *rest])
     shape = load_shape(config.backbone)
     made = _method(config, shape)
+    if work:
+        check_length("tokens", options["tokens"], made.setting.tuner, shape.backbone)
     task = Task("task", tuple(f"label {number}" for number in range(options["labels"])))
     with shape.mode:
         state: State = {

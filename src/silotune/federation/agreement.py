@@ -41,13 +41,14 @@ def travelling(config: Config, silos: Iterable[str]) -> str:
     """A resolved configuration as YAML for the silos.
 
     Args:
-        config: with precision and threads settled.
+        config: with precision settled.
         silos: the names of all.
     """
     rules = {key: getattr(config.data, key) for key in _RULES}
     update: dict[str, Any] = {
         "backbone": Path(config.backbone).name,
         "start": None if config.start is None else Path(config.start).name,
+        "threads": None,
         "privacy": config.privacy.model_copy(update={"secret": config.privacy.secret and "own"}),
         "silos": [],
         "data": DataConfig(**rules),

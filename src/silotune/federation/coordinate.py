@@ -15,6 +15,7 @@ from silotune.assembly.configuration import BackboneNeeds, make_method, on_this_
 from silotune.assembly.federation import Federation
 from silotune.assembly.start import keep_start
 from silotune.config import Config, dump
+from silotune.config.partition import PartitionConfig
 from silotune.data.tasks import SiloData, Splits
 from silotune.errors import OR_RESUME, InputError, SilotuneError, require_unused
 from silotune.federation import outcome
@@ -70,7 +71,8 @@ def prepare(config: Config, out: Path, resume: bool) -> Path:
             as it is.
     """
     check_federated(config)
-    config = on_this_machine(config)
+    # rows are divided already: no silo is judged on rows of all
+    config = on_this_machine(config).model_copy(update={"partition": PartitionConfig()})
     if not config.federation.silos:
         raise InputError("federation.silos: name the silos that take part")
     if not resume:
@@ -144,6 +146,7 @@ def _run(job: Job, link: Link) -> None:
         raise SilotuneError(f"{late}; nothing began{said}")
     known = door.known
     data = [SiloData(name, known.silos[name].task, Splits()) for name in names]
+    method.setting.head.check_names(silo.task for silo in data)
     federation = build(config, backbone, data, _labelled(job, config, bool(method.server_phases())))
     federation.texts = {name: known.silos[name].texts for name in names}
     door.expect(federation.coordinator.expected.shapes)
@@ -151,6 +154,10 @@ def _run(job: Job, link: Link) -> None:
         folder.append(opened)
         known.write(out)
         run["identity"] = door.identity.fields()
+        if federation.privacy is not None:
+            lines = federation.privacy.lines()
+            outcome.say_promise(out / FOLDER, lines)
+            print("\n".join(f"silotune coordinator: {line}" for line in lines), flush=True)
         engine = Flower(federation, opened, calls, run, job.local, partial(outcome.say_progress, out / FOLDER))
         engine.run()
         _finish(engine, out, job.local)

@@ -58,13 +58,15 @@ def start(config: LinkConfig, job: Path) -> str:
     return submit(write_app(Path(config.folder) / "app"), job, flower_environment(config))
 
 
-def follow(out: Path, progress: Callable[[int, str, int, int], None]) -> None:
+def follow(
+    out: Path, progress: Callable[[int, str, int, int], None], announce: Callable[[str], None] | None = None
+) -> None:
     """Wait until a run's coordinator says how it ended.
 
     Raises:
         SilotuneError: it failed, is gone, or has not begun within `SLOW` seconds.
     """
-    watched = Watched(out / FOLDER, progress)
+    watched = Watched(out / FOLDER, progress, announce)
     while (outcome := watched.outcome()) is None:
         watched.tell()
         gone = watched.gone()

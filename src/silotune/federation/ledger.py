@@ -8,13 +8,33 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from silotune.errors import InputError
 from silotune.participant import Spent
 
+if TYPE_CHECKING:
+    from silotune.privacy.budget import Privacy
+
 FILE = "released.jsonl"
+
+
+@dataclass(frozen=True)
+class Price:
+    """What one noised answer costs: an accountant composes those of one price alone."""
+
+    mechanism: str
+    epsilon: float
+    delta: float
+
+    @classmethod
+    def of(cls, source: Privacy | dict[str, Any]) -> Price:
+        """Of what a configuration promises, or of a line in the file."""
+        if isinstance(source, dict):
+            return cls(str(source["mechanism"]), float(source["epsilon"]), float(source["delta"]))
+        return cls(source.account.mechanism, source.epsilon_round, source.account.delta)
 
 
 @dataclass(frozen=True)
@@ -23,8 +43,8 @@ class Ledger:
 
     folder: Path
 
-    def spent(self, run: str) -> Spent:
-        """The noised answers given in a run, and the ε of all other runs over the same rows (their plain sum).
+    def spent(self, run: str, price: Price) -> Spent:
+        """The noised answers given in a run at this price, and the ε of all others over the same rows (plain sum).
 
         Raises:
             InputError: if the file is damaged; without it nothing more may leave.
@@ -34,7 +54,7 @@ class Ledger:
         try:
             for line in path.read_text(encoding="utf-8").splitlines():
                 entry = json.loads(line)
-                if entry["run"] == run:
+                if entry["run"] == run and Price.of(entry) == price:
                     uses += 1
                 else:
                     others += float(entry["epsilon"])
@@ -44,10 +64,10 @@ class Ledger:
             raise InputError(f"privacy: the record of what was released cannot be read ({FILE})") from error
         return Spent(uses, others)
 
-    def record(self, run: str, answer: str, epsilon: float, delta: float) -> None:
-        """One more noised answer is about to leave, at this ε and δ."""
+    def record(self, run: str, answer: str, price: Price) -> None:
+        """One more noised answer is about to leave."""
         self.folder.mkdir(parents=True, exist_ok=True)
         with (self.folder / FILE).open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"run": run, "answer": answer, "epsilon": epsilon, "delta": delta}) + "\n")
+            file.write(json.dumps({"run": run, "answer": answer, **asdict(price)}) + "\n")
             file.flush()
             os.fsync(file.fileno())

@@ -29,11 +29,12 @@ class LocalConfig(Section):
     aggregations that do not weigh silos are accepted. `send`: the parts that may leave, by name (`silotune parts
     METHOD`); a run that shares others is refused. `backbone`, `start`, `threads`: on this machine. `secret`: random
     bytes for the silo's own noise; without them noise is refused, unless `seeded_noise` takes it from the run's seed,
-    which the coordinator knows. `epsilon`: what all runs over these rows may cost together, whatever budget a run has.
-    With `secret` or `epsilon` a run without noise is refused. `config`: the configuration that was agreed on; any other
-    is refused. `socket`: where the worker listens; `socket_group`: the socket's group may connect too, so that the
-    SuperNode can run as another user, who cannot read the rows. `superlink`: address of the coordinator's SuperLink (or
-    of the proxy before it); `root_certificates` and `private_key` prove who is who; `insecure` is for one machine.
+    which the coordinator knows. `epsilon`: what all runs over these rows may cost together, whatever budget a run has;
+    `delta`: each counted at this δ (1e-5), or at the run's where that is smaller. With `secret` or `epsilon` a run
+    without noise is refused. `config`: the configuration that was agreed on; any other is refused. `socket`: where the
+    worker listens; `socket_group`: the socket's group may connect too, so that the SuperNode can run as another user,
+    who cannot read the rows. `superlink`: address of the coordinator's SuperLink (or of the proxy before it);
+    `root_certificates` and `private_key` prove who is who; `insecure` is for one machine.
     """
 
     name: Name
@@ -47,6 +48,7 @@ class LocalConfig(Section):
     secret: str | None = Field(None, min_length=1)
     seeded_noise: bool = False
     epsilon: float | None = Field(None, gt=0)
+    delta: float | None = Field(None, gt=0, lt=1)
     threads: int | None = Field(None, ge=1, le=1024)
     config: str | None = Field(None, min_length=1)
     socket: str | None = Field(None, min_length=1)
@@ -72,6 +74,8 @@ class LocalConfig(Section):
             raise ValueError("data.name: a silo has one name")
         if len(str(self.socket_path).encode()) > LONGEST_SOCKET:
             raise ValueError(f"socket: {self.socket_path} is too long for a Unix socket; set a shorter path")
+        if self.delta is not None and self.epsilon is None:
+            raise ValueError("delta: belongs to epsilon; give both, or leave delta out")
         if self.insecure and (self.root_certificates or self.private_key):
             raise ValueError("insecure: excludes root_certificates and private_key")
         return self

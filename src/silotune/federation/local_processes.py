@@ -103,6 +103,7 @@ class LocalProcesses:
             "share": ["validation", "test", "rows", "loss", "seconds"],
             "backbone": self._config.backbone,
             "start": self._config.start,
+            "threads": self._config.threads,
             "secret": self._config.privacy.secret if self._config.uplink.noise else None,
             "seeded_noise": self._config.privacy.secret is None,
             "config": str((self._out / FOLDER / "silos.yaml").resolve()),

@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from silotune.files import write_text
 
 SLOW = 600.0
 """Seconds that Flower, and then the coordinator, has to come up."""
-_BEGUN, _PROGRESS, _OUTCOME = "coordinator.json", "progress.json", "outcome.json"
+_BEGUN, _PROMISE, _PROGRESS, _OUTCOME = "coordinator.json", "promise.json", "progress.json", "outcome.json"
 
 
 def forget(place: Path) -> None:
@@ -25,13 +25,18 @@ def forget(place: Path) -> None:
     Args:
         place: the run folder's part that is about the machines.
     """
-    for name in (_BEGUN, _PROGRESS, _OUTCOME):
+    for name in (_BEGUN, _PROMISE, _PROGRESS, _OUTCOME):
         (place / name).unlink(missing_ok=True)
 
 
 def say_begun(place: Path) -> None:
     """Say that the coordinator is this process."""
     write_text(place / _BEGUN, json.dumps({"pid": os.getpid()}))
+
+
+def say_promise(place: Path, lines: Sequence[str]) -> None:
+    """What its noise promises, before the first round."""
+    write_text(place / _PROMISE, json.dumps(list(lines)))
 
 
 def say_progress(place: Path, number: int, what: str, done: int, total: int) -> None:
@@ -63,11 +68,18 @@ class Watched:
     Args:
         place: the run folder's part that is about the machines.
         progress: told what the coordinator does, when that changes.
+        announce: told, line by line, what the run's noise promises.
     """
 
-    def __init__(self, place: Path, progress: Callable[[int, str, int, int], None]) -> None:
+    def __init__(
+        self,
+        place: Path,
+        progress: Callable[[int, str, int, int], None],
+        announce: Callable[[str], None] | None = None,
+    ) -> None:
         self._place = place
         self._progress = progress
+        self._announce = announce
         self._told = ""
         self._since = time.monotonic()
 
@@ -76,7 +88,11 @@ class Watched:
         return read_fields(self._place / _OUTCOME)
 
     def tell(self) -> None:
-        """Pass its progress on."""
+        """Pass what it says on."""
+        if self._announce is not None and (self._place / _PROMISE).exists():
+            for line in json.loads((self._place / _PROMISE).read_text(encoding="utf-8")):
+                self._announce(line)
+            self._announce = None
         with contextlib.suppress(OSError, ValueError):
             text = (self._place / _PROGRESS).read_text(encoding="utf-8")
             if text != self._told:

@@ -15,6 +15,7 @@ from silotune.backbone import Backbone
 from silotune.config import Config
 from silotune.config.aggregation import AggregationConfig
 from silotune.config.partition import PartitionConfig
+from silotune.config.privacy import PrivacyConfig
 from silotune.config.sampling import SamplingConfig
 from silotune.data.loading import load_silos
 from silotune.data.tasks import SiloData, Splits
@@ -25,6 +26,7 @@ from silotune.federation.local import LocalConfig
 from silotune.federation.rows import read_rows
 from silotune.methods import Method
 from silotune.parts import Scope, names_with
+from silotune.privacy.budget import DELTA
 
 
 class Preparation:
@@ -134,16 +136,23 @@ class Preparation:
         budgets = [given for given in (config.privacy.epsilon, self.local.epsilon) if given is not None]
         return min(budgets, default=None)
 
+    def _delta(self, config: Config) -> float | None:
+        """The δ at which this silo counts; None: the noise has none."""
+        chosen, local = config.privacy.delta or config.uplink.delta, self.local
+        if local.epsilon is None or chosen is None:
+            return config.privacy.delta
+        return min(chosen, local.delta or DELTA)
+
     def _own(self, config: Config) -> Config:
         """The coordinator's configuration with this machine's paths, for a federation of this silo alone."""
         update: dict[str, Any] = {
             "backbone": self.local.backbone,
             "start": None if config.start is None else self.local.start,
-            "threads": self.local.threads or config.threads,
+            "threads": self.local.threads,
             "sampling": SamplingConfig(),
             "aggregation": AggregationConfig(name="uniform"),
             "partition": PartitionConfig(),
-            "privacy": config.privacy.model_copy(update={"secret": self.local.secret, "epsilon": self._budget(config)}),
+            "privacy": PrivacyConfig(secret=self.local.secret, epsilon=self._budget(config), delta=self._delta(config)),
             "silos": [] if self.local.data is None else [self.local.data],
         }
         return config.model_copy(update=update)

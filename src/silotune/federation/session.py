@@ -21,7 +21,7 @@ from silotune.evaluation.instances import keep_instances
 from silotune.evaluation.scores import results, scores
 from silotune.federation.agreement import read_travelled, travelling
 from silotune.federation.handshake import HandshakeRefused, Identity, text_digest
-from silotune.federation.ledger import Ledger
+from silotune.federation.ledger import Ledger, Price
 from silotune.federation.local import LocalConfig
 from silotune.federation.preparation import Preparation
 from silotune.federation.protocol import Frame, ProtocolError, decode, mapping
@@ -140,9 +140,10 @@ class Session:
             made = participant.final(silo, broadcast)
         else:
             ledger, run = Ledger(Path(self.local.folder)), store.path.name
-            made = participant.round(silo, broadcast, ledger.spent(run) if participant.privacy else Spent())
-            if participant.privacy and made.message:
-                ledger.record(run, name, participant.privacy.epsilon_round, participant.privacy.account.delta)
+            price = None if participant.privacy is None else Price.of(participant.privacy)
+            made = participant.round(silo, broadcast, Spent() if price is None else ledger.spent(run, price))
+            if price is not None and made.message:
+                ledger.record(run, name, price)
         assert silo.state is not None, "a silo that trained has a state"
         store.write(name, silo.state.flat())
         fields = {"silo": silo.name, "round": int(number), "state": name, "metrics": made.metrics, "note": made.note}

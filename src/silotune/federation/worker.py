@@ -79,6 +79,8 @@ def _listen(path: Path, group: bool = False) -> socket.socket:
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.exists() and ping(path) is not None:
         raise InputError(f"worker: another one answers on {path}; stop it first")
+    if path.exists() and not path.is_socket():
+        raise InputError(f"socket: {path} is there and is no socket; name a path where nothing is")
     path.unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     before = os.umask(0o117 if group else 0o177)  # the owner alone may connect, or the group as well

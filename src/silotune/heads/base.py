@@ -57,6 +57,16 @@ class Head(ABC):
             InputError: with the option to change.
         """
 
+    def check_names(self, tasks: Iterable[Task]) -> None:  # noqa: B027  (few name tasks or labels)
+        """Refuse options for tasks or labels that are not there.
+
+        Args:
+            tasks: all of the run, the absent ones too.
+
+        Raises:
+            InputError: naming the option.
+        """
+
     def tokeniser(self, backbone: Backbone, max_length: int) -> Tokenise:
         """How rows become token ids; `max_length` tokens at most."""
         return Tokeniser(backbone.tokenizer, max_length)

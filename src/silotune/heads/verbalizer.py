@@ -101,7 +101,12 @@ class VerbalizerHead(Head):
         return cls(config.template, config.words, config.multi_token, config.average)
 
     def check(self, backbone: Backbone, tasks: Iterable[Task]) -> None:
-        """See `Head.check`: label words must be known words, templates must belong to tasks."""
+        """See `Head.check`: label words must be known words."""
+        for task in tasks:
+            self._label_words(backbone, task)
+
+    def check_names(self, tasks: Iterable[Task]) -> None:
+        """See `Head.check_names`: of `words` and `template`."""
         tasks = list(tasks)
         labels = {label for task in tasks for label in task.labels}
         for label in self._words:
@@ -110,8 +115,6 @@ class VerbalizerHead(Head):
         for name in self._by_task:
             if name not in {task.name for task in tasks}:
                 raise unknown("task in head.template", name, [task.name for task in tasks])
-        for task in tasks:
-            self._label_words(backbone, task)
 
     def template(self, task: Task, texts: int) -> ClozeTemplate:
         """The template of a task whose rows have one or two texts.
@@ -217,8 +220,9 @@ def label_words(backbone: Backbone, task: Task, chosen: Sequence[Sequence[str]],
             if seen.setdefault(tuple(ids), number) != number:
                 other = task.labels[seen[tuple(ids)]]
                 raise InputError(f"{where} is also the word of label {other!r}; choose different words")
-            tokens.append(ids)
-            owners.append(number)
+            if ids not in tokens:  # an uncased tokenizer may read two of a label's words as one
+                tokens.append(ids)
+                owners.append(number)
     of_word = torch.zeros(len(tokens), sum(map(len, tokens)))
     of_class = torch.zeros(len(task.labels), len(tokens))
     begin = 0

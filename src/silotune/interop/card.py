@@ -108,9 +108,11 @@ def _numbers(about: dict[str, Any]) -> str:
         f"| {about['metric']} (%) | {_score(about['validation'])} | {_score(about['test'])} |\n",
     ]
     if not about["whole"]:
+        used = ", ".join(f"{weight:g} · {name}" for name, weight in about["prediction"].items())
+        if about["per_text"]:
+            used = f"{', '.join(about['prediction'])}, weighted anew for every text"
         found.append(
-            "These are the scores of the silo's whole model, not of this part alone. "
-            f"The silo predicts with {', '.join(f'{w:g} · {name}' for name, w in about['prediction'].items())}.\n"
+            f"These are the scores of the silo's whole model, not of this part alone. The silo predicts with {used}.\n"
         )
     return "\n".join(found)
 

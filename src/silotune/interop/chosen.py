@@ -56,9 +56,18 @@ class Chosen:
         return self.run.federation.method.setting.tuner
 
     @property
+    def per_text(self) -> bool:
+        """Whether the silo weights its adapters anew for every text; `prediction` is what it starts from."""
+        return self.run.federation.method.prediction().weighting is not None
+
+    @property
     def whole(self) -> bool:
         """Whether this is what the silo predicts with."""
-        return self.prediction == self.mix and self.run.federation.method.prediction().head == self.head_part
+        return (
+            not self.per_text
+            and self.prediction == self.mix
+            and self.run.federation.method.prediction().head == self.head_part
+        )
 
 
 def choose(run: Run, silo: str, word: str) -> Chosen:

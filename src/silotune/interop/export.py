@@ -113,6 +113,7 @@ def _about(chosen: Chosen, base: str, base_class: str, kind: str) -> dict[str, A
         "mix": chosen.mix,
         "whole": chosen.whole,
         "prediction": chosen.prediction,
+        "per_text": chosen.per_text,
         "private": list(chosen.private),
         "tuner": {"name": chosen.tuner.name, **chosen.adapter.options},
         "virtual_tokens": chosen.tuner.virtual_tokens,

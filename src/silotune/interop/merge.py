@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from silotune.errors import InputError
 from silotune.interop.joined import Joined
 from silotune.pretrained import default_backbone
+from silotune.tuners.sites import is_transposed
 
 
 def load_plain(source: str, base_class: str) -> Any:
@@ -77,13 +78,8 @@ def _scale(module: nn.Module, factor: Tensor) -> None:
 def _rows_out(module: nn.Module) -> Tensor:
     """A linear layer's weight as (out, in), also where it is kept the other way round."""
     weight = cast(Tensor, module.weight)
-    return weight.t() if _transposed(module) else weight
+    return weight.t() if is_transposed(module) else weight
 
 
 def _set(module: nn.Module, weight: Tensor) -> None:
-    cast(Tensor, module.weight).copy_((weight.t() if _transposed(module) else weight).float())
-
-
-def _transposed(module: nn.Module) -> bool:
-    """GPT-2's linear layers keep (in, out)."""
-    return not isinstance(module, nn.Linear)
+    cast(Tensor, module.weight).copy_((weight.t() if is_transposed(module) else weight).float())

@@ -13,6 +13,7 @@ from silotune.backbone import Backbone
 from silotune.errors import InputError
 from silotune.interop.joined import Joined
 from silotune.parts import Tensors
+from silotune.tuners.sites import is_transposed
 from silotune.tuners.virtual import PROMPT
 
 KINDS = {"lora": "LORA", "ia3": "IA3", "prompt": "PROMPT_TUNING", "p-tuning": "P_TUNING", "prefix": "PREFIX_TUNING"}
@@ -58,7 +59,7 @@ def peft_layout(backbone: Backbone, kind: str, adapter: Joined, base: str, base_
 
 
 def _weights_config(backbone: Backbone, kind: str, adapter: Joined, sites: list[str]) -> dict[str, Any]:
-    transposed = {type(backbone.site(site)).__name__ == "Conv1D" for site in sites}
+    transposed = {is_transposed(backbone.site(site)) for site in sites}
     config: dict[str, Any] = {
         "target_modules": short_names(backbone, sites),
         "fan_in_fan_out": transposed == {True},

@@ -20,7 +20,7 @@ from silotune.methods.base import (
     previous,
     received,
 )
-from silotune.methods.moon import model_contrast
+from silotune.methods.similarity import model_contrast
 from silotune.parts import Part, shared
 
 PROJECTION = "head_projection"

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Literal, cast
 
-import torch
 from pydantic import Field
-from torch import Tensor, nn
+from torch import Tensor
 
 from silotune.methods.base import HEAD, Phase, Step, previous, received
 from silotune.methods.fedavg import FedAvg
+from silotune.methods.similarity import model_contrast
 from silotune.methods.supervised import SupervisedOptions
 from silotune.mixing import Mix
 
@@ -55,17 +55,3 @@ class MOON(FedAvg):
         contrastive = model_contrast(z, z_glob, z_prev, options.tau)
         step.log(cross_entropy=cross_entropy, contrastive=contrastive)
         return cross_entropy + options.mu * contrastive
-
-
-def model_contrast(z: Tensor, positive: Tensor, negative: Tensor, tau: float) -> Tensor:
-    """`−log( e^{sim(z, z⁺)/τ} / (e^{sim(z, z⁺)/τ} + e^{sim(z, z⁻)/τ}) )`, mean over rows; sim is the cosine.
-
-    Args:
-        z: shape (rows, width), and so the other two.
-        positive: towards which z is pulled.
-        negative: from which it is pushed.
-        tau: the temperature.
-    """
-    similar = nn.functional.cosine_similarity(z, positive, dim=-1) / tau
-    unlike = nn.functional.cosine_similarity(z, negative, dim=-1) / tau
-    return (torch.logaddexp(similar, unlike) - similar).mean()

@@ -1,4 +1,4 @@
-"""How alike two sets of representations are: linear CKA over HSIC (FedMCP eqs. 6-7), and cosine."""
+"""How alike two sets of representations are: linear CKA over HSIC (FedMCP eqs. 6-7), cosine, MOON's contrast."""
 
 from __future__ import annotations
 
@@ -50,3 +50,17 @@ def cosine(x: Tensor, y: Tensor) -> Tensor:
 
 
 SIMILARITIES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"cka": cka, "cosine": cosine}
+
+
+def model_contrast(z: Tensor, positive: Tensor, negative: Tensor, tau: float) -> Tensor:
+    """`−log( e^{sim(z, z⁺)/τ} / (e^{sim(z, z⁺)/τ} + e^{sim(z, z⁻)/τ}) )`, mean over rows; sim: cosine (FedFAME eq. 2).
+
+    Args:
+        z: shape (rows, width), and so the other two.
+        positive: towards which z is pulled.
+        negative: from which it is pushed.
+        tau: the temperature.
+    """
+    similar = nn.functional.cosine_similarity(z, positive, dim=-1) / tau
+    unlike = nn.functional.cosine_similarity(z, negative, dim=-1) / tau
+    return (torch.logaddexp(similar, unlike) - similar).mean()

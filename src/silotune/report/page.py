@@ -144,7 +144,9 @@ def _figure(spec: FigureSpec) -> str:
 
 def _left(entries: Sequence[Entry]) -> str:
     items = "".join(f"<dt>{html.escape(entry.label)}</dt><dd>{html.escape(what_left(entry))}</dd>" for entry in entries)
-    return f"<dl>{items}</dl>" + _paragraph("Besides: the round, the silo's name and its number of training rows.")
+    return f"<dl>{items}</dl>" + _paragraph(
+        "Beside parts: the round, the silo's name and, where it shares it, its number of training rows."
+    )
 
 
 def _privacy(entries: Sequence[Entry]) -> str:

@@ -48,17 +48,18 @@ class SiteOptions(TunerOptions):
 
 def is_linear(module: nn.Module) -> bool:
     """Whether a low-rank or scaling tuner can sit here: a linear layer, or GPT-2's transposed form of one."""
-    return isinstance(module, nn.Linear) or _is_transposed(module)
+    return isinstance(module, nn.Linear) or is_transposed(module)
 
 
 def widths(module: nn.Module) -> tuple[int, int]:
     """A linear layer's input and output width."""
     weight = cast(Tensor, module.weight)
     rows, columns = weight.shape
-    return (int(rows), int(columns)) if _is_transposed(module) else (int(columns), int(rows))
+    return (int(rows), int(columns)) if is_transposed(module) else (int(columns), int(rows))
 
 
-def _is_transposed(module: nn.Module) -> bool:
+def is_transposed(module: nn.Module) -> bool:
+    """Whether it is GPT-2's linear layer, whose weight is (in, out)."""
     return type(module).__name__ == "Conv1D" and not isinstance(module, nn.Conv1d)  # by name: no import of transformers
 
 

@@ -95,7 +95,7 @@ def first_vectors(backbone: Backbone, tokens: int, start: Start, words: str, gen
     table = backbone.word_embeddings.detach()
     if start == "random":
         return torch.randn(tokens, table.shape[1], generator=generator) * table.float().std().cpu()
-    if start == "vocabulary":
+    if start == "vocabulary" or backbone.shape_only:  # shapes alone have no tokenizer for words
         chosen = torch.randint(len(table), (tokens,), generator=generator)
     else:
         ids = _ids(backbone.tokenizer, words)
