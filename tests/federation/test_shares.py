@@ -54,6 +54,12 @@ def test_a_silo_shares_only_what_it_agreed_to(tiny_config, tmp_path):
             assert said_in(frame.blobs["message"])["rows"] == 1
 
 
+def test_silos_are_named_with_commas_as_other_names_are():
+    assert FederationConfig(silos="north, south").silos == ["north", "south"]
+    with pytest.raises(ValueError, match="'north' appears twice"):
+        FederationConfig(silos="north,north")
+
+
 def test_each_machine_has_its_own_number_of_threads(tiny_config):
     config = tiny_config("fedmcp", "threads=3")
     assert read_travelled(travelling(config, ["alpha"])).threads is None

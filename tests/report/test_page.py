@@ -16,7 +16,6 @@ from report_runs import write_run
 from commandline import Silotune
 from silotune.report.collect import read_entries
 from silotune.report.curves import curve, mean_validation
-from silotune.report.figures import rounds_figure
 from silotune.report.page import write_report
 
 FIGURES = {"tests": 1, "communication": 1, "rounds": 3, "losses": 4, "similarity": 1, "sent": 1, "seconds": 1}
@@ -205,8 +204,3 @@ def test_a_real_run_joins(silotune: Silotune, place: Path, runs: Path) -> None:
     found = sections((place / "page.html").read_text(encoding="utf-8"))
     assert "Sent: global (" in found["left"]
     assert "Kept: private, head_full, head_global" in found["left"]
-
-
-def test_the_demos_figure(runs: Path, tmp_path: Path) -> None:
-    path = rounds_figure([runs / "alone-1", runs / "sharing-1"], tmp_path / "accuracy.png")
-    assert path.read_bytes().startswith(b"\x89PNG")

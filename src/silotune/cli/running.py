@@ -75,13 +75,14 @@ def run_command(
 
 @app.command()
 def demo(
-    out: Annotated[Path, typer.Option(help="Where the run folders and figures go.")] = Path("runs/demo"),
+    out: Annotated[Path, typer.Option(help="Where the run folders and the report go.")] = Path("runs/demo"),
     resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted demo.")] = False,
 ) -> None:
     """Federate six small tasks: Local, FedAvg (PEFT) and FedMCP, side by side."""
     from silotune.assembly.configuration import read_config
     from silotune.experiment import run
-    from silotune.report.figures import rounds_figure
+    from silotune.report.collect import read_entries
+    from silotune.report.page import write_report
     from silotune.report.tables import result_table
 
     if not resume:
@@ -95,9 +96,9 @@ def demo(
             report = bars(method, config.rounds)
             runs.append(run(config, out=folder, resume=resume, progress=report, backbone=backbone))
     console.print(result_table([finished.summary for finished in runs]))
-    figure = rounds_figure([finished.folder for finished in runs], out / "accuracy.png")
+    page = write_report(read_entries([finished.folder for finished in runs]), out / "report.html", title="The demo")
     say(f"run folders: {', '.join(str(finished.folder) for finished in runs)}")
-    say(f"accuracy per round and silo: {figure}")
+    say(f"accuracy per round and silo, and what was sent: {page}")
 
 
 @contextmanager

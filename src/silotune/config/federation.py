@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field, field_validator
 
-from silotune.config.names import Name, distinct
+from silotune.config.names import Name, distinct, listed
 from silotune.config.section import Section
 
 
@@ -27,6 +27,8 @@ class FederationConfig(Section):
     retries: int = Field(2, ge=0)
     patience: float = Field(120, gt=0)
     away: float = Field(120, gt=0)
+
+    _words = field_validator("silos", mode="before")(listed)
 
     @field_validator("silos")
     @classmethod
