@@ -41,7 +41,7 @@ def pearson(x: Tensor, y: Tensor) -> Tensor:
     return cosine(x - x.mean(-1, keepdim=True), y - y.mean(-1, keepdim=True))
 
 
-SIMILARITIES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"cosine": cosine, "l2": l2, "pearson": pearson}
+TEXT_SIMILARITIES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"cosine": cosine, "l2": l2, "pearson": pearson}
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class InstanceWeighting:
         near: the part that gets α.
         far: the part that gets 1 − α.
         view: the mix under which texts are embedded.
-        similarity: of `SIMILARITIES`.
+        similarity: of `TEXT_SIMILARITIES`.
         representation: the reading of the last layer's states that stands for a text.
         samples: S; a silo with fewer rows takes all.
         scale: λ.
@@ -81,7 +81,7 @@ class InstanceWeighting:
 
     def similarities(self, instances: Tensors, vectors: Tensor, drawn: Tensor) -> Tensor:
         """Shape (texts, S): of texts' vectors, shape (texts, hidden), to the drawn rows'."""
-        found = SIMILARITIES[self.similarity](vectors.unsqueeze(1), instances[VECTORS][drawn])
+        found = TEXT_SIMILARITIES[self.similarity](vectors.unsqueeze(1), instances[VECTORS][drawn])
         return found.clamp(0, 1) if self.clip else found
 
     def alpha(self, similarities: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ import typer
 from rich.table import Table
 
 from silotune.cli.main import app
-from silotune.cli.running import Overrides, console, say
+from silotune.cli.output import Overrides, console, say
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 

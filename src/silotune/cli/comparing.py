@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from silotune.cli.main import app
-from silotune.cli.running import console, progress_bars, say
+from silotune.cli.output import console, progress_bars, say
 from silotune.errors import OR_RESUME, InputError, require_unused
 from silotune.files import make_folder
 

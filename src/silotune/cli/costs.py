@@ -10,7 +10,7 @@ from rich.table import Table
 
 from silotune.cli.catalogue import Json
 from silotune.cli.main import app
-from silotune.cli.running import Overrides, console
+from silotune.cli.output import Overrides, console
 from silotune.errors import InputError
 
 

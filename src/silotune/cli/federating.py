@@ -32,7 +32,7 @@ AnyFile = Annotated[Path, typer.Argument(help="The coordinator's or a silo's fil
 @federation.command()
 def up(coordinator: LinkFile) -> None:
     """Run the coordinator's SuperLink, in the foreground."""
-    from silotune.cli.running import say
+    from silotune.cli.output import say
     from silotune.federation import deployment
     from silotune.federation.parties import read_link
 
@@ -44,7 +44,7 @@ def admit(
     coordinator: LinkFile, silo: SiloName, key: Annotated[Path, typer.Argument(help="Its public key (….pub).")]
 ) -> None:
     """Let a silo's key in."""
-    from silotune.cli.running import say
+    from silotune.cli.output import say
     from silotune.federation import admission
     from silotune.federation.parties import read_link
 
@@ -54,7 +54,7 @@ def admit(
 @federation.command()
 def expel(coordinator: LinkFile, silo: SiloName) -> None:
     """Take a silo's key out: it left, or its key is lost and another one comes."""
-    from silotune.cli.running import say
+    from silotune.cli.output import say
     from silotune.federation import admission
     from silotune.federation.parties import read_link
 
@@ -64,7 +64,7 @@ def expel(coordinator: LinkFile, silo: SiloName) -> None:
 @federation.command()
 def join(silo: JoinFile) -> None:
     """Run a silo's worker and SuperNode, in the foreground."""
-    from silotune.cli.running import say
+    from silotune.cli.output import say
     from silotune.federation import deployment
     from silotune.federation.parties import read_joining
 
@@ -82,7 +82,7 @@ def start(
 ) -> None:
     """Start a run with the silos that `federation.silos` names."""
     from silotune.assembly.configuration import read_config
-    from silotune.cli.running import console, progress_bars, say
+    from silotune.cli.output import console, default_folder, progress_bars, say
     from silotune.federation import deployment
     from silotune.federation.coordinate import prepare
     from silotune.federation.parties import read_link
@@ -91,7 +91,7 @@ def start(
 
     link = read_link(coordinator)
     config = read_config(source, overrides or [])
-    folder = (out or Path("runs") / f"{Path(source).stem}-{config.method.name}-seed{config.seed}").resolve()
+    folder = (out or default_folder(source, config)).resolve()
     job = prepare(config, folder, resume)
     say(f"run {deployment.start(link, job)} in {folder}")
     if not wait:
@@ -104,7 +104,7 @@ def start(
 @federation.command()
 def status(file: AnyFile) -> None:
     """Say what runs."""
-    from silotune.cli.running import say
+    from silotune.cli.output import say
     from silotune.federation import deployment
 
     for line in deployment.status(file):
@@ -114,7 +114,7 @@ def status(file: AnyFile) -> None:
 @federation.command()
 def down(file: AnyFile) -> None:
     """End what `up` or `join` runs."""
-    from silotune.cli.running import say
+    from silotune.cli.output import say
     from silotune.federation import deployment
 
     say("ended" if deployment.down(file) else "nothing was running")

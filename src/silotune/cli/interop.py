@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from silotune.cli.main import app
-from silotune.cli.running import say
+from silotune.cli.output import say
 from silotune.errors import InputError
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from silotune.cli.catalogue import Json
 from silotune.cli.main import app
-from silotune.cli.running import Overrides, console, say
+from silotune.cli.output import Overrides, console, say
 from silotune.errors import InputError
 
 

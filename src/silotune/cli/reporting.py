@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from silotune.cli.main import app
-from silotune.cli.running import console, say
+from silotune.cli.output import console, say
 
 
 @app.command()

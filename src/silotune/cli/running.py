@@ -2,32 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from silotune.cli.main import app
+from silotune.cli.output import Overrides, console, default_folder, progress_bars, say
 from silotune.errors import OR_RESUME, InputError, require_unused, unknown
 
 if TYPE_CHECKING:
     from silotune.config import Config
-    from silotune.engines.base import Progress as Report
     from silotune.experiment import Run
 
-console = Console(highlight=False)
-Overrides = Annotated[list[str] | None, typer.Argument(help="key=value …", metavar="[KEY=VALUE]…")]
 ENGINES = ("inprocess", "flower-local")
 DEMO_METHODS = ("local", "fedavg", "fedmcp")
-
-
-def say(text: str) -> None:
-    """Print a line as it is: no wrapping (a path must stay in one piece), nothing in it is markup."""
-    console.print(text, markup=False, emoji=False, soft_wrap=True)
 
 
 @app.command("run")
@@ -55,7 +45,7 @@ def run_command(
     from silotune.report.tensorboard import TensorBoard
 
     config = read_config(source, overrides or [])
-    folder = out or Path("runs") / f"{Path(source).stem}-{config.method.name}-seed{config.seed}"
+    folder = out or default_folder(source, config)
     with progress_bars() as bars:
         progress = bars(config.method.name, config.rounds)
         with TensorBoard(folder, progress) if tensorboard else nullcontext(progress) as report:
@@ -101,41 +91,6 @@ def demo(
     say(f"accuracy per round and silo, and what was sent: {page}")
 
 
-@contextmanager
-def progress_bars() -> Iterator[type[_Bar]]:
-    """Yields a maker of progress reports: `bars(title, rounds)`, one bar each."""
-    columns = (
-        TextColumn("{task.fields[title]:<12}"),
-        BarColumn(bar_width=30),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("eta"),
-        TimeRemainingColumn(),
-        TextColumn("{task.description}"),
-    )
-    with Progress(*columns, console=console) as display:
-
-        class Bar(_Bar):
-            progress = display
-
-        yield Bar
-
-
-class _Bar:
-    """One run's bar; its unit is a silo's round."""
-
-    progress: Progress
-
-    def __init__(self, title: str, rounds: int) -> None:
-        self._rounds = rounds
-        self._task = self.progress.add_task("loading", total=None, title=title)
-
-    def __call__(self, number: int, what: str, done: int, total: int) -> None:
-        finished = (number - 1) * total + done
-        text = f"round {number}/{self._rounds}: {what}"
-        self.progress.update(self._task, completed=finished, total=self._rounds * total, description=text)
-
-
 def _leaves(config: Config, summary: dict[str, Any]) -> str:
     from silotune.assembly.configuration import make_method
     from silotune.parts import Scope, names_with
@@ -148,7 +103,3 @@ def _leaves(config: Config, summary: dict[str, Any]) -> str:
         return "nothing left a silo"
     sent = summary["bytes_up"]
     return f"what left the silos: {', '.join(shared)} ({sent / 2**20:.2f} MiB in all); everything else stayed"
-
-
-if TYPE_CHECKING:
-    _: Report = _Bar("", 0)

@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from silotune.cli.main import app
-from silotune.cli.running import console, say
+from silotune.cli.output import console, say
 from silotune.errors import InputError, require_unused, unknown
 from silotune.files import make_folder
 

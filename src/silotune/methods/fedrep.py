@@ -18,7 +18,10 @@ class FedRepOptions(SupervisedOptions):
 
 
 class FedRep(FedPer):
-    """Algorithm 1: the personal head with the body fixed, then the body with the head fixed."""
+    """Algorithm 1: the personal head with the body fixed, then the body with the head fixed.
+
+    Loss and prediction are those of every method with one head (`silotune.methods.supervised`).
+    """
 
     name = "fedrep"
     paper = "Collins et al. 2021, Exploiting Shared Representations for Personalized Federated Learning"

@@ -12,7 +12,7 @@ from silotune.backbone import Backbone
 from silotune.parts import Tensors
 from silotune.plan import Plan
 from silotune.tuners.base import TunerOptions, Weighted
-from silotune.tuners.virtual import PROMPT, Start, VirtualTokens, act_as_prompt, first_vectors
+from silotune.tuners.virtual import PROMPT, Init, VirtualTokens, act_as_prompt, first_vectors
 
 if TYPE_CHECKING:
     from silotune.data.tasks import Task
@@ -22,7 +22,7 @@ class PromptOptions(TunerOptions):
     """`tokens`: how many. `init`: `vocabulary` rows drawn at random, `words` (of `words`) in turn, or `random`."""
 
     tokens: int = Field(20, ge=1)
-    init: Start = "vocabulary"
+    init: Init = "vocabulary"
     words: str = ""
 
 

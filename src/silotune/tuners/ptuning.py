@@ -16,7 +16,7 @@ from silotune.fresh import draw_linear, uniform
 from silotune.parts import Tensors
 from silotune.plan import Plan
 from silotune.tuners.base import TunerOptions, Weighted
-from silotune.tuners.virtual import PROMPT, Start, VirtualTokens, act_as_prompt, first_vectors, folded
+from silotune.tuners.virtual import PROMPT, Init, VirtualTokens, act_as_prompt, first_vectors, folded
 
 if TYPE_CHECKING:
     from silotune.data.tasks import Task
@@ -35,7 +35,7 @@ class PTuningOptions(TunerOptions):
     width: int | None = Field(None, ge=1)
     layers: int = Field(2, ge=1)
     offset: bool = True
-    init: Start = "vocabulary"
+    init: Init = "vocabulary"
     words: str = ""
 
 

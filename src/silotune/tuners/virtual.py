@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 PROMPT = "prompt_embeddings"
 """The one tensor of a folded part, as peft saves it: shape (tokens, width)."""
 
-Start = Literal["vocabulary", "words", "random"]
+Init = Literal["vocabulary", "words", "random"]
 
 
 class VirtualTokens(Tuner):
@@ -78,7 +78,7 @@ def act_as_prompt(tuner: Tuner, mix: Sequence[Weighted], plan: Plan) -> None:
         plan.prompts.append(Prompt(*blended))
 
 
-def first_vectors(backbone: Backbone, tokens: int, start: Start, words: str, generator: torch.Generator) -> Tensor:
+def first_vectors(backbone: Backbone, tokens: int, start: Init, words: str, generator: torch.Generator) -> Tensor:
     """Vectors to begin with, shape (tokens, width of the word embeddings), float32 on the CPU.
 
     Args:
