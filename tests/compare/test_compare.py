@@ -81,7 +81,7 @@ def test_the_table_by_hand(compared: Path, backbone_folder) -> None:
     assert min(int(row["bytes_up"]) for row in rows if row["method"] == "fedmcp") > 0
 
 
-@pytest.mark.parametrize("workers", ["1", "2"])
+@pytest.mark.parametrize("workers", ["1", pytest.param("2", marks=pytest.mark.long)])
 def test_what_noise_promises_is_said_of_every_cell(workers: str, silotune: Silotune, place: Path) -> None:
     noise = ("uplink=clip,laplace", "uplink.epsilon=3")
     words = (*WORDS, "methods=fedavg", *noise, "--workers", workers, "--out", "noised")
