@@ -19,6 +19,15 @@ ModelClass = Literal["AutoModel", "AutoModelForMaskedLM", "AutoModelForCausalLM"
 DEFAULT_BACKBONE_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 
 
+def quiet() -> None:
+    """No remarks and bars of transformers: what matters is an error of silotune's own."""
+    from transformers.utils import logging as transformers_logging
+
+    transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    logging.getLogger("transformers").setLevel(logging.ERROR)
+
+
 def load_backbone(
     name: str,
     *,
@@ -41,11 +50,8 @@ def load_backbone(
     """
     keep_freed_memory()
     import transformers
-    from transformers.utils import logging as transformers_logging
 
-    transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
-    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    logging.getLogger("transformers").setLevel(logging.ERROR)
+    quiet()
     source = default_backbone() if name == "default" else name
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(source)

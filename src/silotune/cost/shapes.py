@@ -7,7 +7,6 @@ the package runs unchanged, LLaMA-7B included.
 from __future__ import annotations
 
 import json
-import logging
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
@@ -20,7 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from silotune.backbone import Backbone
 from silotune.cost.heads import LANGUAGE_MODEL_HEADS
 from silotune.errors import InputError, unknown
-from silotune.pretrained import default_backbone
+from silotune.pretrained import default_backbone, quiet
 
 PREFIX = "shape:"
 
@@ -77,10 +76,8 @@ def load_shape(name: str) -> Shape:
         InputError: if there is no such configuration, or transformers does not know its model.
     """
     from transformers import AutoModel
-    from transformers.utils import logging as transformers_logging
 
-    transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
-    logging.getLogger("transformers").setLevel(logging.ERROR)
+    quiet()
     config = _config(name)
     kind: Any = AutoModel  # its annotations do not hold under strict checking
     mode = FakeTensorMode(allow_non_fake_inputs=True)
