@@ -115,6 +115,7 @@ def test_nothing_finished_is_repeated_and_rows_can_be_added(silotune: Silotune, 
         assert float(row["std"]) == pytest.approx(float(once["std"]) * np.sqrt(1 / 2), abs=1e-5)
 
 
+@pytest.mark.long
 def test_killed_and_restarted(silotune: Silotune, compared: Path) -> None:
     place = compared.parent
     command = [sys.executable, "-m", "silotune", *WORDS, "--out", "killed"]

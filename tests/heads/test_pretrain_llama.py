@@ -55,6 +55,7 @@ def test_rows_say_what_they_ask(benchmarks):
     assert all(small_llama.held_out(next(kept)) for _ in range(30))
 
 
+@pytest.mark.long  # a model is trained for it
 def test_rows_are_encoded_as_the_head_encodes_them(benchmarks, trained):
     from silotune.data.tasks import Row, generation_task
     from silotune.heads.lm import LanguageModelHead
@@ -74,6 +75,7 @@ def test_rows_are_encoded_as_the_head_encodes_them(benchmarks, trained):
     assert backbone.tokenizer("say yes")["input_ids"][-1] == word[-2]  # one token, in a text and as an answer
 
 
+@pytest.mark.long  # a model is trained for it
 def test_the_loss_is_the_weighted_mean_by_hand(benchmarks, trained):
     made_text, small_llama, _ = benchmarks
     tokenizer = AutoTokenizer.from_pretrained(trained)
@@ -109,6 +111,7 @@ def trained(tmp_path_factory):
     return out
 
 
+@pytest.mark.long  # a model is trained for it
 def test_the_folder_is_a_backbone(trained):
     found = json.loads((trained / "pretraining.json").read_text())
     assert (found["steps"], found["seed"], found["threads"]) == (6, 3, 1)
@@ -121,6 +124,7 @@ def test_the_folder_is_a_backbone(trained):
     assert (backbone.model_type, backbone.hidden_size, backbone.blocks) == ("llama", 32, 1)
 
 
+@pytest.mark.long  # a model is trained for it
 def test_interrupted_at_any_step_it_ends_with_the_same_weights(benchmarks, trained, tmp_path):
     """Three stops, each right after a saved state; and a run by minutes is one by steps."""
     _, small_llama, pretrain_llama = benchmarks

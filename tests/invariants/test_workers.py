@@ -78,7 +78,7 @@ def test_the_work_is_done_elsewhere_and_the_longest_first(federate, pool, tmp_pa
     assert reported[-1] == "validation"
 
 
-@pytest.mark.parametrize("at", [1, 3])
+@pytest.mark.parametrize("at", [1, pytest.param(3, marks=pytest.mark.long)])
 def test_an_interruption_ends_the_processes_and_the_run_goes_on(federate, reference, at, tmp_path):
     before = set(multiprocessing.active_children())
     calls = 0
