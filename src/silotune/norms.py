@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Literal
 
 from torch import Tensor
@@ -34,5 +34,11 @@ def scaled_down(change: Tensors, bound: float, norm: Norm) -> Tensors:
 
 
 def change_from(before: Tensors, tensors: Tensors) -> Tensors:
-    """`θ_k − θ`, tensor by tensor, in float64."""
-    return {name: tensor.double() - before[name].double() for name, tensor in tensors.items()}
+    """`θ_k − θ` in float64."""
+    return dict(changes(before, tensors))
+
+
+def changes(before: Tensors, tensors: Tensors) -> Iterator[tuple[str, Tensor]]:
+    """`θ_k − θ`, tensor by tensor, in float64: never all at once."""
+    for name, tensor in tensors.items():
+        yield name, tensor.double() - before[name].double()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from silotune.norms import change_from, norm_of, scale_to
+from silotune.norms import changes, norm_of, scale_to
 from silotune.parts import Tensors
 
 
@@ -41,7 +41,7 @@ def in_name_order(updates: Iterable[Update], silos: Sequence[str]) -> Iterator[U
 
 def change_norm(tensors: Tensors, before: Tensors) -> float:
     """`‖θ_k − θ‖₂` over all tensors: of the change, not of the weights."""
-    return norm_of(change_from(before, tensors).values(), "l2")
+    return norm_of((change for _, change in changes(before, tensors)), "l2")
 
 
 def clipped(update: Update, before: Tensors, limit: float) -> Update:
@@ -50,11 +50,11 @@ def clipped(update: Update, before: Tensors, limit: float) -> Update:
     Norm clipping at the coordinator (Sun et al. 2019, "Can You Really Backdoor Federated Learning?", section 4). An
     update within the limit is kept to the bit.
     """
-    change = change_from(before, update.tensors)
-    factor = scale_to(norm_of(change.values(), "l2"), limit)
+    factor = scale_to(change_norm(update.tensors, before), limit)
     if factor == 1:
         return update
     tensors = {
-        name: (before[name].double() + delta * factor).to(update.tensors[name].dtype) for name, delta in change.items()
+        name: (before[name].double() + change * factor).to(update.tensors[name].dtype)
+        for name, change in changes(before, update.tensors)
     }
     return replace(update, tensors=tensors)

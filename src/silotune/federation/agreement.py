@@ -16,7 +16,7 @@ from silotune.methods import METHODS
 
 _RULES = ("merge", "ratio", "seed", "rows_per_silo", "train_rows", "validation_rows", "test_rows")
 """The keys of `data` by which a silo splits its own rows."""
-_OWN = {"backbone", "start", "threads", "precision", "federation", "description"}
+_OWN = {"backbone", "start", "precision", "federation", "description"}
 """What parties say for themselves, or what is compared apart."""
 
 

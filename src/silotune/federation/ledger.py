@@ -10,7 +10,7 @@ import json
 import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from silotune.errors import InputError
 from silotune.participant import Spent
@@ -30,11 +30,9 @@ class Price:
     delta: float
 
     @classmethod
-    def of(cls, source: Privacy | dict[str, Any]) -> Price:
-        """Of what a configuration promises, or of a line in the file."""
-        if isinstance(source, dict):
-            return cls(str(source["mechanism"]), float(source["epsilon"]), float(source["delta"]))
-        return cls(source.account.mechanism, source.epsilon_round, source.account.delta)
+    def of(cls, privacy: Privacy) -> Price:
+        """Of what a configuration promises."""
+        return cls(privacy.account.mechanism, privacy.epsilon_round, privacy.account.delta)
 
 
 @dataclass(frozen=True)
@@ -54,7 +52,7 @@ class Ledger:
         try:
             for line in path.read_text(encoding="utf-8").splitlines():
                 entry = json.loads(line)
-                if entry["run"] == run and Price.of(entry) == price:
+                if entry["run"] == run and entry.items() >= asdict(price).items():
                     uses += 1
                 else:
                     others += float(entry["epsilon"])
