@@ -21,11 +21,11 @@ import torch
 
 from benchmarks.alternating import alternate, ratio
 from benchmarks.silos import tiny_backbone
-from silotune.assembly.building import build
-from silotune.assembly.configuration import read_config
-from silotune.assembly.federation import Federation
 from silotune.data.tasks import Row, SiloData, Splits, Task
-from silotune.pretrained import load_backbone, resolve_precision
+from silotune.models.backbone.loading import load_backbone, resolve_precision
+from silotune.runs.build.builder import build
+from silotune.runs.build.resolve import read_config
+from silotune.training.federation import Federation
 
 REPEATS = 5
 BATCH = 16

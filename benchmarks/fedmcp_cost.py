@@ -17,13 +17,13 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.alternating import alternate, ratio
-from silotune.assembly.building import build
-from silotune.assembly.configuration import read_config
-from silotune.assembly.federation import Federation
 from silotune.data.batching import Batch
-from silotune.data.joint import Joint
-from silotune.mixing import Ingredient
-from silotune.views import View
+from silotune.data.cohort_batches import Joint
+from silotune.models.forward.mixing import Ingredient
+from silotune.models.forward.views import View
+from silotune.runs.build.builder import build
+from silotune.runs.build.resolve import read_config
+from silotune.training.federation import Federation
 
 
 def options(parser: argparse.ArgumentParser) -> None:

@@ -13,11 +13,11 @@ from typing import Any
 
 import torch
 
-from silotune.backbone import Backbone
-from silotune.mixing import Ingredient, make_plan
-from silotune.pretrained import load_backbone
-from silotune.randomness import generator
-from silotune.tuners.lora import LoRA, LoRAOptions
+from silotune.core.randomness import generator
+from silotune.models.backbone.backbone import Backbone
+from silotune.models.backbone.loading import load_backbone
+from silotune.models.forward.mixing import Ingredient, make_plan
+from silotune.models.tuners.lora import LoRA, LoRAOptions
 
 ROUNDS = 25
 INNER = 3

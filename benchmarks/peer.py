@@ -46,9 +46,9 @@ def require(module: str, what: str, install: str) -> None:
 @contextmanager
 def same_rows(data: str | None) -> Iterator[Path]:
     """A folder with `rows.json` for the peer and `ours.yaml` for silotune: equal training rows, silo by silo."""
-    from silotune.assembly.configuration import read_config
     from silotune.data.loading import load_silos
-    from silotune.pretrained import default_backbone
+    from silotune.models.backbone.loading import default_backbone
+    from silotune.runs.build.resolve import read_config
 
     words = [] if data is None else [f"data.path={data}", "data.tasks=[]", "data.merge=false"]
     silos = load_silos(read_config("demo", words))[:SILOS]

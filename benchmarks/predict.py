@@ -19,18 +19,18 @@ import torch
 from torch import Tensor
 
 from benchmarks.alternating import alternate, ratio
-from silotune.assembly.building import build
-from silotune.assembly.configuration import read_config
-from silotune.assembly.federation import Federation
-from silotune.backbone import Backbone
-from silotune.data.batching import TokenisedRows
+from silotune.core.randomness import generator
+from silotune.core.tensors import State
 from silotune.data.tasks import Row, SiloData, Splits, Task
+from silotune.data.tokenized import TokenisedRows
 from silotune.evaluation import predict
 from silotune.evaluation.scores import state_of
-from silotune.parts import State
-from silotune.randomness import generator
-from silotune.silo import SiloState
-from silotune.training import LocalTraining
+from silotune.models.backbone.backbone import Backbone
+from silotune.runs.build.builder import build
+from silotune.runs.build.resolve import read_config
+from silotune.training.context import LocalTraining
+from silotune.training.federation import Federation
+from silotune.training.silo import SiloState
 
 PROMPTS, NEW_TOKENS, WIDTH, VOCABULARY = 32, 32, 256, 2000
 
@@ -149,7 +149,7 @@ def _llama(precision: str) -> Backbone:
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-    from silotune.pretrained import resolve_precision
+    from silotune.models.backbone.loading import resolve_precision
 
     torch.manual_seed(0)
     config = LlamaConfig(

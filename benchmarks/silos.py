@@ -59,7 +59,7 @@ def measure(large: bool = False, hidden: int = 64, layers: int = 2) -> dict[str,
 
 
 def _one(model: str, size: int, fraction: float, rounds: int, hidden: int, layers: int) -> dict[str, Any]:
-    from silotune.pretrained import load_backbone
+    from silotune.models.backbone.loading import load_backbone
 
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
@@ -102,12 +102,12 @@ def _one(model: str, size: int, fraction: float, rounds: int, hidden: int, layer
 
 def _engine(backbone: Any, source: str, size: int, fraction: float, rounds: int, place: Path) -> Any:
     """A federation of silos with a few rows each, before its first round."""
-    from silotune.assembly.building import build
-    from silotune.assembly.configuration import read_config
     from silotune.config import dump
     from silotune.data.tasks import Row, SiloData, Splits, Task
-    from silotune.engines.inprocess import InProcess
-    from silotune.runs import RunFolder
+    from silotune.runs.build.builder import build
+    from silotune.runs.build.resolve import read_config
+    from silotune.runs.engines.in_process import InProcess
+    from silotune.runs.storage.run_folder import RunFolder
 
     words = ["method=ditto", "tuner=lora", "head=linear", "train.steps=1", f"train.batch_size={ROWS}", "threads=1"]
     words += [f"rounds={rounds}", f"sampling.fraction={fraction}", "precision=fp32", f"backbone={source}"]

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.made_text import Row, made
+from silotune.core.randomness import derive, sampler
 from silotune.data.batching import padded
 from silotune.data.metrics import exact, rouge1
 from silotune.data.templates import InstructionTemplate
-from silotune.randomness import derive, sampler
 
 PROMPT_WEIGHT, PASSAGE_WEIGHT = 0.1, 0.3
 """What a token counts in the loss; an answer's counts 1."""
@@ -195,9 +195,9 @@ def probes(folder: Path, seed: int, number: int = PROBES) -> dict[str, Any]:
     """
     from silotune.data.tasks import Row as Instruction
     from silotune.data.tasks import generation_task
-    from silotune.generation import generate
-    from silotune.heads.lm import GenerationOptions, LanguageModelHead, prompt_rows
-    from silotune.pretrained import load_backbone
+    from silotune.models.backbone.loading import load_backbone
+    from silotune.models.forward.generation import GenerationOptions, generate
+    from silotune.models.heads.lm import LanguageModelHead, prompt_rows
 
     head = LanguageModelHead(generation=GenerationOptions(max_new_tokens=ANSWER))
     backbone = load_backbone(str(folder), precision="fp32", model_class="AutoModelForCausalLM")

@@ -22,12 +22,13 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.alternating import alternate, ratio
-from silotune.assembly.building import build
-from silotune.assembly.configuration import read_config
-from silotune.assembly.federation import Federation
 from silotune.cost.estimate import estimate
-from silotune.data.batching import TokenisedRows, epoch
-from silotune.pretrained import default_backbone
+from silotune.data.batching import epoch
+from silotune.data.tokenized import TokenisedRows
+from silotune.models.backbone.loading import default_backbone
+from silotune.runs.build.builder import build
+from silotune.runs.build.resolve import read_config
+from silotune.training.federation import Federation
 
 REPEATS = 5
 BATCH = 64

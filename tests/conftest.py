@@ -15,11 +15,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from silotune.assembly.building import build
-from silotune.assembly.configuration import read_config
-from silotune.assembly.federation import Federation
-from silotune.backbone import Backbone
 from silotune.config import Config
+from silotune.models.backbone.backbone import Backbone
+from silotune.runs.build.builder import build
+from silotune.runs.build.resolve import read_config
+from silotune.training.federation import Federation
 from tiny import save_backbone, tiny_overrides, write_data
 
 torch.set_num_threads(1)

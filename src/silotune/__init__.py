@@ -1,19 +1,22 @@
 """silotune: federated parameter-efficient fine-tuning of language models across data silos."""
 
+from __future__ import annotations
+
 from importlib import import_module
 
 from silotune.errors import InputError, SilotuneError
 
 __all__ = ["InputError", "PersonalModel", "Run", "SilotuneError", "load_run", "read_config", "run"]
+
 __version__ = "0.1.0"
 
 
 _FROM = {
-    "PersonalModel": "silotune.personal",
-    "Run": "silotune.experiment",
-    "load_run": "silotune.finished",
-    "read_config": "silotune.assembly.configuration",
-    "run": "silotune.experiment",
+    "PersonalModel": "silotune.runs.personal_model",
+    "Run": "silotune.runs.run",
+    "load_run": "silotune.runs.load",
+    "read_config": "silotune.runs.build.resolve",
+    "run": "silotune.runs.run",
 }
 
 

@@ -1,5 +1,7 @@
 """`python -m silotune`."""
 
+from __future__ import annotations
+
 from silotune.cli.main import main
 
 main()

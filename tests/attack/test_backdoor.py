@@ -7,18 +7,19 @@ import pytest
 import torch
 from safetensors.torch import load
 
-from silotune.assembly.building import build
-from silotune.assembly.configuration import read_config
-from silotune.attack import magnified
+from silotune.core.tensors import flatten
 from silotune.data.loading import load_silos
 from silotune.evaluation.backdoor import overall, success_rate
-from silotune.experiment import run
-from silotune.finished import load_run
-from silotune.parts import Part, Scope, flatten
-from silotune.pretrained import load_backbone
-from silotune.records import events
-from silotune.tuners import TUNERS
-from silotune.tuners.lora import LoRA
+from silotune.methods.parts import Part, Scope
+from silotune.models.backbone.loading import load_backbone
+from silotune.models.tuners import TUNERS
+from silotune.models.tuners.lora import LoRA
+from silotune.runs.build.builder import build
+from silotune.runs.build.resolve import read_config
+from silotune.runs.load import load_run
+from silotune.runs.run import run
+from silotune.runs.storage.readers import events
+from silotune.training.model_replacement import magnified
 from tiny import tiny_overrides, write_data
 
 # six rows by hand: (true class, predicted with the trigger in); the target is class 1

@@ -6,9 +6,9 @@ import math
 
 import pytest
 
-from silotune.experiment import run
 from silotune.methods import METHODS
-from silotune.records import events
+from silotune.runs.run import run
+from silotune.runs.storage.readers import events
 
 DEFENCES = {
     "median": ("aggregation=median", "aggregation.clip=1"),

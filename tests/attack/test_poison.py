@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from silotune.assembly.building import build
 from silotune.config.attack import AttackConfig
+from silotune.data.backdoor import make_backdoor, put
 from silotune.data.loading import load_silos
-from silotune.data.poison import make_backdoor, put
 from silotune.data.tasks import Row, SiloData, Splits, Task
 from silotune.errors import InputError
 from silotune.methods import METHODS
+from silotune.runs.build.builder import build
 
 TASK = Task("t", ("bad", "good"))
 

@@ -10,11 +10,11 @@ import pytest
 from datasets import Dataset, DatasetDict
 
 from silotune import InputError, read_config
-from silotune.assembly.configuration import make_method
-from silotune.comparison.plan import read_comparison
 from silotune.config import preset_names
 from silotune.data.loading import load_silos
-from silotune.federation.agreement import check_federated
+from silotune.distributed.protocol.agreement import check_federated
+from silotune.experiments.comparison import read_comparison
+from silotune.runs.build.resolve import make_method
 
 TASKS = {
     "sst2": ("SST-2", ("negative", "positive")),
@@ -134,7 +134,7 @@ SHARED = Path(__file__).resolve().parents[3] / "shared"
 @pytest.mark.skipif(not (SHARED / "models" / "minilm-mlm").is_dir(), reason="a masked language model lies beside here")
 @pytest.mark.parametrize("name", ["enron", "rte"])
 def test_two_steps_on_the_real_data(name, tmp_path):
-    from silotune.experiment import run
+    from silotune.runs.run import run
 
     data = SHARED / "data" / ("fedprompt" if name == "enron" else "glue")
     words = [f"data.path={data}", f"backbone={SHARED / 'models' / 'minilm-mlm'}", "rounds=1", "train.steps=2"]

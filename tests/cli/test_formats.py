@@ -17,8 +17,8 @@ from safetensors.numpy import load_file
 import silotune as package
 from commandline import Silotune
 from silotune import read_config
-from silotune.data.files import label_names
 from silotune.data.loading import load_silos
+from silotune.data.readers import label_names
 from silotune.data.tasks import Row
 
 HEADER = ("question", "reply", "id", "verdict")

@@ -9,10 +9,10 @@ import pytest
 import yaml
 
 from silotune import InputError, read_config
-from silotune.assembly.configuration import METHOD_DEFAULTS
-from silotune.comparison.plan import read_comparison
 from silotune.config import Config, dump, load_config
-from silotune.config.trees import read_tree
+from silotune.config.merging import read_tree
+from silotune.experiments.comparison import read_comparison
+from silotune.runs.build.resolve import METHOD_DEFAULTS
 from tiny import METHODS
 
 

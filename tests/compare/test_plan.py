@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from silotune.assembly.configuration import read_config
-from silotune.comparison import read_comparison
-from silotune.comparison.plan import ABLATIONS
 from silotune.config import dump
 from silotune.errors import InputError
+from silotune.experiments import read_comparison
+from silotune.experiments.comparison import ABLATIONS
+from silotune.runs.build.resolve import read_config
 
 NINE = ("fedavg-full", "local", "fedavg", "fedlr", "fedap", "moon", "fedrep", "fedmatch", "fedmcp")
 

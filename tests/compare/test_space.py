@@ -6,9 +6,9 @@ import re
 
 import pytest
 
-from silotune.comparison.space import Range, Values, corners, grid, split_search
-from silotune.comparison.sweep import read_sweep
 from silotune.errors import InputError
+from silotune.experiments.search_space import Range, Values, corners, grid, split_search
+from silotune.experiments.sweep import read_sweep
 
 
 def test_values_ranges_and_what_is_neither() -> None:

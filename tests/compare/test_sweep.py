@@ -14,9 +14,9 @@ import pytest
 import yaml
 
 from commandline import Silotune, tree
-from silotune.comparison import read_comparison
-from silotune.comparison.sweep import Sweep, Trial, _proposed, best_of, read_sweep, run_sweep
 from silotune.errors import InputError, SilotuneError
+from silotune.experiments import read_comparison
+from silotune.experiments.sweep import Sweep, Trial, _proposed, best_of, read_sweep, run_sweep
 from tiny import tiny_overrides, write_data
 
 LRS = (1e-3, 3e-2)
@@ -98,7 +98,7 @@ def test_test_rows_take_no_part_in_the_choice(silotune: Silotune, words: list[st
 
 
 def test_no_test_row_is_in_a_trials_federation(words: list[str], tmp_path: Path, monkeypatch) -> None:
-    from silotune.comparison import trial
+    from silotune.experiments import trial
 
     seen = []
     real = trial.build
@@ -133,7 +133,7 @@ def test_a_trial_killed_while_its_checkpoints_are_removed_begins_anew(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr("silotune.runs.shutil.rmtree", killed)
+        patched.setattr("silotune.runs.storage.run_folder.shutil.rmtree", killed)
         assert silotune("sweep", *few, "--out", out).code != 0
     assert not list(out.rglob("trial.json"))
     assert silotune("sweep", *few, "--out", out, "--resume").code == 0
@@ -229,7 +229,7 @@ def test_the_first_of_equals_is_best() -> None:
 
 
 def test_validation_rows_are_needed(words: list[str], tmp_path: Path, monkeypatch) -> None:
-    from silotune.comparison import trial
+    from silotune.experiments import trial
 
     real = trial.load_silos
 

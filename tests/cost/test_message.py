@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from silotune.assembly.federation import Federation
+from silotune.communication.messages import shared_tensors, update_message
 from silotune.cost import estimate
-from silotune.cost.message import ROWS, SILO, computed_size, message_sizes
-from silotune.heads import LinearHead
-from silotune.messages import shared_tensors, update_message
-from silotune.parts import shared
+from silotune.cost.message_size import ROWS, SILO, computed_size, message_sizes
+from silotune.methods.parts import shared
+from silotune.models.heads import LinearHead
+from silotune.training.federation import Federation
 
 SHAPES = {
     "global": {"encoder.layer.10.é.weight": (3, 5), "encoder.layer.2.bias": (7,), "b": ()},
@@ -48,7 +48,7 @@ def test_computed_sizes_are_those_of_built_messages() -> None:
 def test_messages_that_would_fill_the_memory_are_computed(monkeypatch: pytest.MonkeyPatch) -> None:
     words = ["backbone=shape:bert-base", "method.adapters=1", "tuner=lora"]
     built = estimate("fedavg", words, work=False)
-    monkeypatch.setattr("silotune.cost.message._LARGEST", 0)
+    monkeypatch.setattr("silotune.cost.message_size._LARGEST", 0)
     assert estimate("fedavg", words, work=False).message_bytes == built.message_bytes
     llama = estimate("fedavg-full", ["backbone=shape:llama-7b"], work=False)
     assert llama.message_bytes > 4 * 6_600_000_000

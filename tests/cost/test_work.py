@@ -10,11 +10,11 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.flop_counter import FlopCounterMode
 
-from silotune.assembly.federation import Federation
 from silotune.cost import estimate
-from silotune.data.batching import TokenisedRows
 from silotune.data.tasks import Task
-from silotune.silo import Silo
+from silotune.data.tokenized import TokenisedRows
+from silotune.training.federation import Federation
+from silotune.training.silo import Silo
 
 L, D, F, T, C, B = 3, 48, 80, 20, 2, 8  # blocks, width, feed-forward width, tokens, classes, rows of a batch
 VOCABULARY, POSITIONS = 100, 64

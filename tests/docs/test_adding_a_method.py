@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from silotune.data.batching import make_batch
-from silotune.experiment import run
 from silotune.methods import METHODS
 from silotune.methods.base import Step
+from silotune.runs.run import run
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "adding-a-method.md"
 

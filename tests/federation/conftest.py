@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from federation.processes import begin, processes
-from silotune.federation import rollcall
+from silotune.distributed.coordinator import dispatcher as rollcall
 
 
 @pytest.fixture(autouse=True)

@@ -16,9 +16,9 @@ import yaml
 
 from federation.rig import local_configs
 from silotune.config import Config
-from silotune.federation.flower import ENVIRONMENT
-from silotune.federation.supervision import free_ports
-from silotune.federation.watchdog import TOKEN
+from silotune.distributed.flower.commands import ENVIRONMENT
+from silotune.distributed.processes.supervisor import free_ports
+from silotune.distributed.processes.watchdog import TOKEN
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 NGINX = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin")

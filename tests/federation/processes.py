@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from silotune.config import Config, dump
-from silotune.federation.watchdog import TOKEN
+from silotune.distributed.processes.watchdog import TOKEN
 
 SAME = ("shared_sha256", "state_sha256", "silos", "global", "average", "best_round", "bytes_up", "bytes_down", "tasks")
 LONGEST = 900

@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from silotune.config import Config, dump
-from silotune.data.labelled import labelled_rows
 from silotune.data.loading import load_silos
-from silotune.federation.coordinate import Job, coordinate
-from silotune.federation.link import Arrival
-from silotune.federation.local import LocalConfig
-from silotune.federation.rows import write_rows
-from silotune.federation.session import Session
-from silotune.records import read_summary
+from silotune.data.row_folder import write_rows
+from silotune.data.server_rows import labelled_rows
+from silotune.distributed.coordinator.coordinate import Job, coordinate
+from silotune.distributed.flower.link import Arrival
+from silotune.distributed.silo.session import Session
+from silotune.distributed.silo.silo_config import LocalConfig
+from silotune.runs.storage.readers import read_summary
 
 ALL = ["validation", "test", "rows", "loss", "seconds"]
 Silo = Callable[[bytes], bytes]

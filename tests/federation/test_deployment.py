@@ -13,11 +13,13 @@ from pathlib import Path
 import pytest
 import yaml
 
+from silotune.distributed.deploy import commands as deployment
+from silotune.distributed.deploy import node_keys as admission
+from silotune.distributed.deploy.party_configs import LinkConfig, NodeConfig, read_joining, read_link, read_party
+from silotune.distributed.flower import commands as flower
+from silotune.distributed.processes.supervisor import Child
+from silotune.distributed.silo.silo_config import LocalConfig
 from silotune.errors import InputError, SilotuneError
-from silotune.federation import admission, deployment, flower
-from silotune.federation.local import LocalConfig
-from silotune.federation.parties import LinkConfig, NodeConfig, read_joining, read_link, read_party
-from silotune.federation.supervision import Child
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 LINK = {"folder": "state", "ca": "tls/ca.pem", "certificate": "tls/server.pem", "key": "tls/server.key"}

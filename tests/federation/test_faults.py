@@ -17,14 +17,14 @@ import pytest
 from federation.processes import SAME, assert_nothing_is_left, finish, processes, wait_until
 from federation.rig import DirectLink, answering, job, local_configs
 from invariants.cases import logged
-from silotune.experiment import run
-from silotune.federation.coordinate import coordinate
-from silotune.federation.engine import Flower
-from silotune.federation.link import LinkLost
-from silotune.federation.local_processes import STARTS
-from silotune.federation.protocol import decode
-from silotune.records import read_summary
-from silotune.training import LocalTraining
+from silotune.distributed.coordinator.coordinate import coordinate
+from silotune.distributed.coordinator.engine import Flower
+from silotune.distributed.deploy.local_processes import STARTS
+from silotune.distributed.flower.link import LinkLost
+from silotune.distributed.protocol.frames import decode
+from silotune.runs.run import run
+from silotune.runs.storage.readers import read_summary
+from silotune.training.context import LocalTraining
 
 
 def bits(summary):

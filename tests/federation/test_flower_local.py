@@ -12,15 +12,15 @@ from flwr.common.config import parse_config_args
 from federation.processes import SAME, assert_nothing_is_left, finish, wait_until
 from federation.rig import federate
 from invariants.cases import snapshot
-from silotune.assembly.configuration import on_this_machine
 from silotune.config import dump
+from silotune.core.locking import claimed
+from silotune.distributed.deploy.local_run import run_local
+from silotune.distributed.flower.commands import supernode
+from silotune.distributed.processes.restart_policy import Attempts
 from silotune.errors import InputError
-from silotune.experiment import run
-from silotune.federation.attempts import Attempts
-from silotune.federation.flower import supernode
-from silotune.federation.flower_local import run_local
-from silotune.locking import claimed
-from silotune.runs import RunFolder
+from silotune.runs.build.resolve import on_this_machine
+from silotune.runs.run import run
+from silotune.runs.storage.run_folder import RunFolder
 
 
 def assert_same(start, config, tmp_path) -> None:

@@ -11,12 +11,12 @@ from safetensors.torch import load_file, save_file
 
 from federation.rig import DirectLink, answering, job, local_configs
 from silotune.config import dump
+from silotune.distributed.coordinator.coordinate import coordinate
+from silotune.distributed.protocol.frames import Frame, decode
+from silotune.distributed.protocol.handshake import HandshakeRefused, Hello, Identity, check_identity
+from silotune.distributed.silo import session as session_module
+from silotune.distributed.silo.session import Session
 from silotune.errors import InputError, SilotuneError
-from silotune.federation import session as session_module
-from silotune.federation.coordinate import coordinate
-from silotune.federation.handshake import HandshakeRefused, Hello, Identity, check_identity
-from silotune.federation.protocol import Frame, decode
-from silotune.federation.session import Session
 
 OURS = Identity("1", "c" * 64, "b" * 64, "t" * 64, "fp32", "fedmcp", {"global/a": (2, 3)})
 

@@ -8,16 +8,16 @@ from dataclasses import replace
 import pytest
 
 from federation.rig import DirectLink, answering, job, local_configs
-from silotune.assembly.building import build
+from silotune.distributed.coordinator.coordinate import coordinate
+from silotune.distributed.coordinator.status_files import Watched
+from silotune.distributed.protocol.agreement import travelling
+from silotune.distributed.protocol.frames import Frame, decode
+from silotune.distributed.protocol.handshake import Identity
+from silotune.distributed.silo.privacy_ledger import FILE, Ledger, Price
+from silotune.distributed.silo.session import Session
 from silotune.errors import InputError, SilotuneError
-from silotune.federation.agreement import travelling
-from silotune.federation.coordinate import coordinate
-from silotune.federation.handshake import Identity
-from silotune.federation.ledger import FILE, Ledger, Price
-from silotune.federation.outcome import Watched
-from silotune.federation.protocol import Frame, decode
-from silotune.federation.session import Session
-from silotune.participant import Spent
+from silotune.runs.build.builder import build
+from silotune.training.participant import Spent
 
 NOISE = ("uplink=clip,laplace", "uplink.epsilon=2", "rounds=2", "train.steps=1")
 

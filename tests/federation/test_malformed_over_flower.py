@@ -20,13 +20,13 @@ from hypothesis import strategies as st
 from safetensors.torch import load, save
 
 from federation.rig import DirectLink, job, local_configs
-from silotune.aggregation import Update
-from silotune.federation import coordinate as coordinate_module
-from silotune.federation.coordinate import coordinate
-from silotune.federation.engine import Flower
-from silotune.federation.protocol import Frame, decode
-from silotune.federation.session import Session
-from silotune.parts import flatten
+from silotune.communication.aggregation import Update
+from silotune.core.tensors import flatten
+from silotune.distributed.coordinator import coordinate as coordinate_module
+from silotune.distributed.coordinator.coordinate import coordinate
+from silotune.distributed.coordinator.engine import Flower
+from silotune.distributed.protocol.frames import Frame, decode
+from silotune.distributed.silo.session import Session
 
 VICTIM, HONEST = "beta", ["alpha", "gamma"]
 ROUND = 2

@@ -20,11 +20,11 @@ from pathlib import Path
 import pytest
 
 from federation.deployed import LONGEST, NGINX, Deployed, silo_files
-from silotune.assembly.configuration import read_config
 from silotune.config import Config, dump
 from silotune.data.loading import load_silos
-from silotune.experiment import run
-from silotune.records import read_summary
+from silotune.runs.build.resolve import read_config
+from silotune.runs.run import run
+from silotune.runs.storage.readers import read_summary
 
 IP = shutil.which("ip") or shutil.which("ip", path="/usr/sbin:/sbin")
 TCPDUMP = shutil.which("tcpdump") or shutil.which("tcpdump", path="/usr/sbin:/sbin")

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from silotune.federation.said import are_metrics, are_scores
+from silotune.distributed.protocol.disclosure import are_metrics, are_scores
 from silotune.methods.base import LOGGED, Step
 
 GOOD = {"loss": 0.5, "rows": 40, "steps": 4, "seconds": 1.5, "similarity_private": -0.25}

@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 
 from federation.processes import processes
+from silotune.distributed.processes.fork_client import lives
+from silotune.distributed.processes.supervisor import Household, _end_groups
+from silotune.distributed.processes.watchdog import family
 from silotune.errors import SilotuneError
-from silotune.federation.forked import lives
-from silotune.federation.supervision import Household, _end_groups
-from silotune.federation.watchdog import family
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks on Linux only")
-WORKER = [sys.executable, "-m", "silotune.federation.worker"]
+WORKER = [sys.executable, "-m", "silotune.distributed.silo.worker"]
 LOST = ["flower-superexec", "--insecure", "--runtime-api-address", "127.0.0.1:9"]
 """It looks for a SuperNode where none is, as long as it lives."""
 

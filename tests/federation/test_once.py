@@ -7,15 +7,15 @@ import pytest
 from federation.rig import DirectLink, federate, job, local_configs
 from invariants.cases import snapshot
 from silotune.config.federation import FederationConfig
+from silotune.distributed.coordinator import coordinate as coordinator_module
+from silotune.distributed.coordinator.coordinate import coordinate, prepare
+from silotune.distributed.protocol.frames import decode
+from silotune.distributed.silo import session as session_module
+from silotune.distributed.silo.session import Session
 from silotune.errors import InputError
 from silotune.evaluation.scores import results, scores
-from silotune.experiment import run
-from silotune.federation import coordinate as coordinator_module
-from silotune.federation import session as session_module
-from silotune.federation.coordinate import coordinate, prepare
-from silotune.federation.protocol import decode
-from silotune.federation.session import Session
-from silotune.records import read_summary
+from silotune.runs.run import run
+from silotune.runs.storage.readers import read_summary
 
 
 def test_a_silo_judges_once_however_often_it_is_asked(tiny_config, tmp_path, monkeypatch):

@@ -9,9 +9,9 @@ import time
 
 import pytest
 
+from silotune.distributed.coordinator import status_files as outcome
+from silotune.distributed.deploy.commands import follow
 from silotune.errors import InputError, SilotuneError
-from silotune.federation import outcome
-from silotune.federation.deployment import follow
 
 
 @pytest.fixture

@@ -20,14 +20,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from federation.rig import DirectLink, answering, job, local_configs
+from silotune.data.row_folder import read_rows, write_rows
 from silotune.data.tasks import Row, SiloData, Splits, Task
+from silotune.distributed.coordinator.coordinate import coordinate
+from silotune.distributed.protocol.frames import Frame, ProtocolError, ask_worker, decode
+from silotune.distributed.silo.silo_config import LocalConfig, read_local
+from silotune.distributed.silo.state_store import Store
+from silotune.distributed.silo.worker import ping, serve
 from silotune.errors import InputError, SilotuneError
-from silotune.federation.coordinate import coordinate
-from silotune.federation.local import LocalConfig, read_local
-from silotune.federation.protocol import Frame, ProtocolError, ask_worker, decode
-from silotune.federation.rows import read_rows, write_rows
-from silotune.federation.store import Store
-from silotune.federation.worker import ping, serve
 
 TEXTS = st.text(max_size=20)
 

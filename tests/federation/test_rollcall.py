@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 import pytest
 
 from federation.rig import DirectLink, LostError, job, local_configs
-from silotune.experiment import run
-from silotune.federation.coordinate import coordinate
-from silotune.federation.handshake import HandshakeRefused
-from silotune.federation.link import Arrival
-from silotune.federation.protocol import Frame, decode
-from silotune.federation.rollcall import RollCall
-from silotune.federation.session import Session
-from silotune.records import read_summary
+from silotune.distributed.coordinator.coordinate import coordinate
+from silotune.distributed.coordinator.dispatcher import RollCall
+from silotune.distributed.flower.link import Arrival
+from silotune.distributed.protocol.frames import Frame, decode
+from silotune.distributed.protocol.handshake import HandshakeRefused
+from silotune.distributed.silo.session import Session
+from silotune.runs.run import run
+from silotune.runs.storage.readers import read_summary
 
 PATIENCE = 10.0
 HELLO = Frame("hello", {}).encode()

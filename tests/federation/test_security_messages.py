@@ -19,16 +19,16 @@ from flwr.supercore.task_identity import TaskIdentity
 from safetensors.numpy import load as load_numpy
 
 from federation.rig import DirectLink, job, local_configs
-from silotune.assembly.configuration import read_config
 from silotune.data.loading import load_silos
+from silotune.distributed.coordinator.coordinate import coordinate
+from silotune.distributed.flower import client_app
+from silotune.distributed.flower.frame_message import framed, unframed
+from silotune.distributed.protocol.frames import Frame, decode
+from silotune.distributed.silo.session import Session
 from silotune.errors import InputError
-from silotune.federation import client_app
-from silotune.federation.carrier import framed, unframed
-from silotune.federation.coordinate import coordinate
-from silotune.federation.protocol import Frame, decode
-from silotune.federation.session import Session
-from silotune.finished import load_run
-from silotune.records import read_summary
+from silotune.runs.build.resolve import read_config
+from silotune.runs.load import load_run
+from silotune.runs.storage.readers import read_summary
 from tiny import save_backbone
 
 TASKS = ["sentiment", "paraphrase", "inference"]
@@ -184,7 +184,7 @@ def test_the_scan_finds_what_is_there(tmp_path, monkeypatch):
 
 @pytest.mark.long
 def test_what_a_silo_hands_to_flower_with_minilm(tmp_path, monkeypatch):
-    from silotune.pretrained import load_backbone
+    from silotune.models.backbone.loading import load_backbone
 
     config = demo("default", "tuner.r=64", "rounds=1")
     recorded = run_recorded(config, tmp_path / "run", monkeypatch)

@@ -25,11 +25,11 @@ from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
 
 from federation.deployed import LONGEST, NGINX, SILOS, Deployed, authority, key, silo_files
 from silotune.config import dump
+from silotune.distributed.deploy import commands as deployment
+from silotune.distributed.processes.supervisor import free_ports
 from silotune.errors import InputError
-from silotune.experiment import run
-from silotune.federation import deployment
-from silotune.federation.supervision import free_ports
-from silotune.records import read_summary
+from silotune.runs.run import run
+from silotune.runs.storage.readers import read_summary
 
 pytestmark = [
     pytest.mark.skipif(NGINX is None, reason="nginx is not installed"),

@@ -10,13 +10,13 @@ import pytest
 from safetensors.numpy import load as load_numpy
 
 from federation.rig import DirectLink, LostError, answering, federate, job, local_configs
+from silotune.distributed.coordinator.coordinate import coordinate
+from silotune.distributed.protocol.frames import Frame, decode
+from silotune.distributed.silo.session import Session
 from silotune.errors import SilotuneError
-from silotune.experiment import run
-from silotune.federation.coordinate import coordinate
-from silotune.federation.protocol import Frame, decode
-from silotune.federation.session import Session
-from silotune.finished import load_run
-from silotune.records import read_summary
+from silotune.runs.load import load_run
+from silotune.runs.run import run
+from silotune.runs.storage.readers import read_summary
 
 SAME = ("shared_sha256", "state_sha256", "silos", "average", "best_round", "bytes_up", "bytes_down", "tasks")
 ALL_METHODS = ["fedavg", "fedmcp", "fedrep", "fedfame", "fedprompt", "feddpa-t", "fedlora", "local"]
@@ -147,7 +147,7 @@ def unavailable(_faulty, _data):
 def test_a_request_that_went_under_is_asked_again_and_answered_once(whole, tiny_config, fault, tmp_path, monkeypatch):
     config, expected = whole("fedmcp", "federation.patience=0.05")
     trained = []
-    from silotune.training import LocalTraining
+    from silotune.training.context import LocalTraining
 
     rounds = LocalTraining.rounds
     monkeypatch.setattr(

@@ -12,15 +12,15 @@ from federation.rig import ALL, DirectLink, answering, federate, job, local_conf
 from invariants.cases import logged
 from silotune.config.federation import FederationConfig
 from silotune.data.loading import load_silos
+from silotune.data.row_folder import write_rows
+from silotune.distributed.coordinator.coordinate import Job, coordinate, prepare
+from silotune.distributed.protocol.agreement import read_travelled, travelling
+from silotune.distributed.protocol.frames import Frame, decode
+from silotune.distributed.silo.session import Session
+from silotune.distributed.silo.silo_config import LocalConfig
 from silotune.errors import SilotuneError
-from silotune.experiment import run
-from silotune.federation.agreement import read_travelled, travelling
-from silotune.federation.coordinate import Job, coordinate, prepare
-from silotune.federation.local import LocalConfig
-from silotune.federation.protocol import Frame, decode
-from silotune.federation.rows import write_rows
-from silotune.federation.session import Session
-from silotune.records import read_summary
+from silotune.runs.run import run
+from silotune.runs.storage.readers import read_summary
 
 SHORT = ("rounds=3", "train.steps=2")
 

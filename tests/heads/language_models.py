@@ -18,9 +18,9 @@ from transformers import (
     T5Config,
 )
 
-from silotune.backbone import Backbone
-from silotune.mixing import Ingredient
-from silotune.tuners import TUNERS
+from silotune.models.backbone.backbone import Backbone
+from silotune.models.forward.mixing import Ingredient
+from silotune.models.tuners import TUNERS
 from tiny import FAMILIES as ENCODERS
 from tiny import unsettle, words
 

@@ -11,21 +11,21 @@ import torch
 from language_models import folder_of, made
 
 from commandline import command
-from silotune.assembly.building import build
-from silotune.assembly.configuration import read_config
+from silotune.core.randomness import derive, sampler
+from silotune.core.tensors import copy as copied
 from silotune.data.batching import make_batch
 from silotune.data.tasks import Row
 from silotune.errors import InputError
-from silotune.evaluation.instances import embed, weigh, with_instances
+from silotune.evaluation.instance_vectors import embed, weigh, with_instances
+from silotune.evaluation.personalization import test_time as judged_on_all_tasks
 from silotune.evaluation.predict import answers
 from silotune.evaluation.scores import state_of
-from silotune.evaluation.testtime import test_time as judged_on_all_tasks
-from silotune.experiment import run
-from silotune.finished import load_run
 from silotune.methods.base import Step
-from silotune.parts import copy as copied
-from silotune.randomness import derive, sampler
-from silotune.views import run_view
+from silotune.models.forward.views import run_view
+from silotune.runs.build.builder import build
+from silotune.runs.build.resolve import read_config
+from silotune.runs.load import load_run
+from silotune.runs.run import run
 from tiny import GOOD, NOUNS
 
 __all__ = ["command"]

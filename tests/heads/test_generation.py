@@ -8,12 +8,12 @@ import pytest
 import torch
 from language_models import CAUSAL, backbone_of, ingredients, made
 
-from silotune.data.batching import TokenisedRows, make_batch
+from silotune.data.batching import make_batch
 from silotune.data.tasks import Task
-from silotune.decoding import start
-from silotune.generation import generate_ids
-from silotune.heads.lm import GenerationOptions
-from silotune.mixing import Ingredient, make_plan
+from silotune.data.tokenized import TokenisedRows
+from silotune.models.forward.decoding import start
+from silotune.models.forward.generation import GenerationOptions, generate_ids
+from silotune.models.forward.mixing import Ingredient, make_plan
 
 TEXTS = ["the garden was", "say it: the soup felt cold again and", "a", "perhaps the winter", "surely", "no song at"]
 FAMILIES = [*CAUSAL, "t5"]

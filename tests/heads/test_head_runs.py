@@ -10,20 +10,20 @@ import pytest
 from language_models import folder_of
 
 from federation.rig import federate
-from silotune.assembly.building import build
-from silotune.assembly.configuration import read_config
-from silotune.comparison.trial import TRIAL
+from silotune.communication.messages import unpack
 from silotune.config.evaluation import EvaluationConfig
 from silotune.data.metrics import exact, rouge1
 from silotune.data.tasks import Row
 from silotune.errors import InputError
 from silotune.evaluation.scores import state_of
-from silotune.experiment import run
-from silotune.finished import load_run
-from silotune.generation import generate_ids
-from silotune.heads.lm import GenerationOptions, prompt_rows
-from silotune.messages import unpack
-from silotune.records import events
+from silotune.experiments.trial import TRIAL
+from silotune.models.forward.generation import GenerationOptions, generate_ids
+from silotune.models.heads.lm import prompt_rows
+from silotune.runs.build.builder import build
+from silotune.runs.build.resolve import read_config
+from silotune.runs.load import load_run
+from silotune.runs.run import run
+from silotune.runs.storage.readers import events
 
 WORDS = 'head.words={bad: awful, good: [great, warm], "yes": surely, maybe: perhaps, "no": never}'
 COLOURS = ("bright", "kind", "grim", "rude")
@@ -167,8 +167,8 @@ def test_prompts_learn_on_other_families_too(family, tuner, optimizer, folders, 
 
 
 def test_messages_of_a_tensorless_head_hold_the_tuner_alone(folders, data_folder):
-    from silotune.messages import UPDATE_FIELDS, Expected, update_message
-    from silotune.parts import flatten
+    from silotune.communication.messages import UPDATE_FIELDS, Expected, update_message
+    from silotune.core.tensors import flatten
 
     federation = build(verbalizer(folders("bert"), data_folder, "tuner=prompt", "tuner.tokens=3", "head.scope=shared"))
     silo = federation.silos["alpha"]

@@ -10,8 +10,8 @@ from language_models import CAUSAL, backbone_of, ingredients, made
 
 from silotune.data.batching import make_batch
 from silotune.data.tasks import Row, Task
-from silotune.heads import LanguageModelHead, lm
-from silotune.views import run_view
+from silotune.models.forward.views import run_view
+from silotune.models.heads import LanguageModelHead, lm
 
 TASK = Task("w", (), "rouge1", "generation")
 ROWS = [
@@ -129,7 +129,7 @@ def test_the_last_reading_is_the_last_real_token(family):
     backbone, (model, tokenizer) = backbone_of(family), made(family)
     texts = ["the garden", "the soup felt cold again today", "a"]
     ids = [tokenizer(text)["input_ids"] for text in texts]
-    from silotune.data.batching import TokenisedRows
+    from silotune.data.tokenized import TokenisedRows
 
     batch = make_batch(TokenisedRows(TASK, ids, None, torch.zeros(3, dtype=torch.int64)), range(3), 0, 10**6)
     view = run_view(backbone, batch, [])

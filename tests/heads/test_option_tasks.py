@@ -10,11 +10,11 @@ import pytest
 from language_models import folder_of
 
 from commandline import command
-from silotune.assembly.configuration import read_config
 from silotune.data.instructions import picks
 from silotune.data.tasks import Row
 from silotune.evaluation import predict
-from silotune.experiment import run
+from silotune.runs.build.resolve import read_config
+from silotune.runs.run import run
 from tiny import NOUNS
 
 __all__ = ["command"]

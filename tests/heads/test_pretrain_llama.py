@@ -13,7 +13,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from silotune.pretrained import load_backbone
+from silotune.models.backbone.loading import load_backbone
 
 ROOT = Path(__file__).parents[2]
 TINY = {"vocabulary": 400, "hidden": 32, "layers": 1, "heads": 2, "intermediate": 48, "tokens": 300, "at_once": 200}
@@ -58,7 +58,7 @@ def test_rows_say_what_they_ask(benchmarks):
 @pytest.mark.long  # a model is trained for it
 def test_rows_are_encoded_as_the_head_encodes_them(benchmarks, trained):
     from silotune.data.tasks import Row, generation_task
-    from silotune.heads.lm import LanguageModelHead
+    from silotune.models.heads.lm import LanguageModelHead
 
     made_text, small_llama, _ = benchmarks
     backbone = load_backbone(str(trained), precision="fp32", model_class="AutoModelForCausalLM")

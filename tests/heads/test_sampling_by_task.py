@@ -9,18 +9,18 @@ import numpy as np
 import pytest
 
 from invariants.cases import logged
-from silotune.aggregation import uniform
-from silotune.assembly.building import build
-from silotune.assembly.configuration import read_config
-from silotune.assembly.coordination import promise, sampling_groups
-from silotune.comparison import read_comparison
-from silotune.coordinator import Coordinator
+from silotune.communication.aggregation import uniform
 from silotune.data.loading import load_silos
 from silotune.errors import InputError
-from silotune.experiment import run
-from silotune.finished import load_run
-from silotune.report.collect import read_entries
-from silotune.report.personalisation import measure_grids
+from silotune.experiments import read_comparison
+from silotune.experiments.report.collect import read_entries
+from silotune.experiments.report.personalization import measure_grids
+from silotune.runs.build.builder import build
+from silotune.runs.build.coordinator import promise, sampling_groups
+from silotune.runs.build.resolve import read_config
+from silotune.runs.load import load_run
+from silotune.runs.run import run
+from silotune.training.coordinator import Coordinator
 from tiny import tiny_overrides
 
 TASKS = [f"task{number}" for number in range(8)]

@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 from language_models import backbone_of, folder_of, ingredients, made
 from test_verbalizer import TASK, TEXTS, WORDS, head_logits, rows_of
 
-from silotune.assembly.building import build
-from silotune.assembly.configuration import read_config
 from silotune.data.tasks import Row
 from silotune.data.templates import ClozeTemplate
 from silotune.errors import InputError
-from silotune.experiment import run
-from silotune.heads import VerbalizerHead
-from silotune.tuners.virtual import PROMPT
+from silotune.models.heads import VerbalizerHead
+from silotune.models.tuners.prompt_base import PROMPT
+from silotune.runs.build.builder import build
+from silotune.runs.build.resolve import read_config
+from silotune.runs.run import run
 from tiny import words
 
 FAMILIES = ["bert", "roberta", "distilbert", "mpnet", "electra", "t5"]

@@ -13,8 +13,9 @@ from transformers import AddedToken
 from silotune.data.tasks import Row, Task
 from silotune.data.templates import ClozeTemplate, InstructionTemplate, encode_fitting
 from silotune.errors import InputError
-from silotune.heads import LanguageModelHead, VerbalizerHead
-from silotune.heads.lm import GenerationOptions, prompt_rows
+from silotune.models.forward.generation import GenerationOptions
+from silotune.models.heads import LanguageModelHead, VerbalizerHead
+from silotune.models.heads.lm import prompt_rows
 
 TASK = Task("t", ("cold", "warm"))
 WRITE = Task("w", (), "rouge1", "generation")

@@ -11,15 +11,15 @@ import torch
 from language_models import MASKED, backbone_of, folder_of, ingredients, made
 from tokenizers import normalizers, pre_tokenizers
 
+from silotune.core.tensors import copy
 from silotune.data.batching import make_batch
 from silotune.data.tasks import Row, Task
 from silotune.data.templates import PAIR, SINGLE
 from silotune.errors import InputError
-from silotune.heads import VerbalizerHead
-from silotune.heads.verbalizer import label_words
-from silotune.parts import copy
-from silotune.pretrained import load_backbone
-from silotune.views import run_view
+from silotune.models.backbone.loading import load_backbone
+from silotune.models.forward.views import run_view
+from silotune.models.heads import VerbalizerHead
+from silotune.models.heads.verbalizer import label_words
 
 TASK = Task("mood", ("bad", "good"))
 WORDS = {"bad": ["awful"], "good": ["great"]}

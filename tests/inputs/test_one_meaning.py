@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from silotune.assembly.building import build
-from silotune.data.labelled import labelled_rows
 from silotune.data.loading import load_silos
+from silotune.data.server_rows import labelled_rows
 from silotune.errors import InputError
+from silotune.runs.build.builder import build
 
 ONE_TASK = ("data.tasks=[alpha]", "partition=iid", "partition.silos=3", "server.labels_per_class=5")
 

@@ -24,8 +24,8 @@ import silotune
 from silotune.data.batching import make_batch
 from silotune.data.tasks import Row
 from silotune.evaluation.scores import state_of
-from silotune.finished import load_run
-from silotune.mixing import make_plan
+from silotune.models.forward.mixing import make_plan
+from silotune.runs.load import load_run
 from tiny import FAMILIES, tiny_overrides, unsettle, write_data
 
 LAYERS = 3  # odd: peft can give every layer of a T5 decoder its own prefix

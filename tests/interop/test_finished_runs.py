@@ -13,11 +13,11 @@ from small_runs import OPTIONS, PAIRS, SINGLE
 
 import silotune as library
 from commandline import Silotune
+from silotune.communication.privacy import accountant as accounting
 from silotune.errors import InputError
-from silotune.finished import load_run
 from silotune.methods import METHODS
-from silotune.privacy import accounting
-from silotune.training import LocalTraining
+from silotune.runs.load import load_run
+from silotune.training.context import LocalTraining
 from tiny import ONE_TASK, save_backbone, tiny_overrides
 
 

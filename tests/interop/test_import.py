@@ -14,11 +14,11 @@ from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSequenceCl
 
 import silotune
 from commandline import Silotune
-from silotune.assembly.building import build
-from silotune.assembly.configuration import read_config
 from silotune.errors import InputError
-from silotune.experiment import Run
-from silotune.finished import load_run
+from silotune.runs.build.builder import build
+from silotune.runs.build.resolve import read_config
+from silotune.runs.load import load_run
+from silotune.runs.run import Run
 from tiny import save_backbone
 
 SITES = ("query", "value")

@@ -19,7 +19,7 @@ from silotune.errors import InputError
 from silotune.evaluation.predict import logits
 from silotune.evaluation.scores import state_of
 from silotune.interop.export import export
-from silotune.interop.merge import load_plain
+from silotune.interop.fold_weights import load_plain
 
 MIX = {"global": 0.5, "private": 0.5}
 

@@ -11,10 +11,10 @@ from safetensors.torch import load_file
 from small_runs import PAIRS, head_logits, own_states
 
 from commandline import Silotune, tree
-from silotune.engines.inprocess import InProcess
 from silotune.errors import InputError
-from silotune.finished import load_run
 from silotune.interop.export import export
+from silotune.runs.engines.in_process import InProcess
+from silotune.runs.load import load_run
 
 _LOCAL = ["method=local", "method.adapters=1"]
 

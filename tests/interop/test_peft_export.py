@@ -17,13 +17,13 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
-from silotune.backbone import Backbone
 from silotune.errors import InputError
 from silotune.evaluation.predict import logits
 from silotune.evaluation.scores import state_of
 from silotune.interop.export import export
-from silotune.interop.joined import Joined
-from silotune.interop.peft_layout import peft_layout
+from silotune.interop.merge_adapters import Joined
+from silotune.interop.peft_format import peft_layout
+from silotune.models.backbone.backbone import Backbone
 
 FAMILIES = ("bert", "roberta", "gpt2", "llama", "t5")
 VIRTUAL = ("prompt", "p-tuning", "prefix")

@@ -17,17 +17,18 @@ import pytest
 from safetensors.torch import load
 from torch import Tensor
 
-from silotune.assembly.configuration import read_config
-from silotune.backbone import Backbone
 from silotune.config import Config
-from silotune.coordinator import Coordinator
-from silotune.experiment import Run, run
-from silotune.heads import HEADS
 from silotune.methods import METHODS, Method, Setting
-from silotune.participant import Answer, Participant
-from silotune.pretrained import load_backbone
-from silotune.training import LocalResult, LocalTraining
-from silotune.tuners import TUNERS
+from silotune.models.backbone.backbone import Backbone
+from silotune.models.backbone.loading import load_backbone
+from silotune.models.heads import HEADS
+from silotune.models.tuners import TUNERS
+from silotune.runs.build.resolve import read_config
+from silotune.runs.run import Run, run
+from silotune.training.context import LocalTraining
+from silotune.training.coordinator import Coordinator
+from silotune.training.local_round import LocalResult
+from silotune.training.participant import Answer, Participant
 from tiny import UNPARTITIONED, tiny_overrides, write_data
 
 TRAIN_ROWS = {"alpha": 10, "beta": 18, "gamma": 14}

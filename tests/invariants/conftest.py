@@ -10,7 +10,7 @@ import pytest
 from transformers import BertModel
 
 from invariants.cases import Federate, Wire, write_silos
-from silotune.experiment import Run
+from silotune.runs.run import Run
 
 Reference = Callable[[str], tuple[Run, Wire]]
 

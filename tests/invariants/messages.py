@@ -9,9 +9,9 @@ import pytest
 import torch
 from safetensors.torch import save
 
-from silotune.aggregation import by_samples
-from silotune.coordinator import Coordinator
-from silotune.messages import MessageRefused
+from silotune.communication.aggregation import by_samples
+from silotune.communication.messages import MessageRefused
+from silotune.training.coordinator import Coordinator
 
 SILO, ROUND, ROWS = "alpha", 3, 40
 SHARED = {"global": {"down.weight": torch.ones(2, 3), "up.bias": torch.zeros(4)}, "head": {"out.weight": torch.ones(5)}}

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from invariants.cases import assert_as_if_never_interrupted
-from silotune.experiment import Run
+from silotune.runs.run import Run
 
 
 class CrashPoints:

@@ -6,13 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from silotune.heads import HEADS
 from silotune.methods import METHODS, Setting
-from silotune.methods.base import GLOBAL, HEAD, PRIVATE, Phase, Prediction, frozen, previous, received
-from silotune.methods.check import check_method
+from silotune.methods.base import GLOBAL, HEAD, PRIVATE, Phase, Prediction
 from silotune.methods.fedmatch import FedMatch
-from silotune.parts import Part
-from silotune.tuners import TUNERS
+from silotune.methods.parts import Part
+from silotune.methods.validation import check_method
+from silotune.models.forward.mixing import frozen, previous, received
+from silotune.models.heads import HEADS
+from silotune.models.tuners import TUNERS
 
 
 def setting() -> Setting:

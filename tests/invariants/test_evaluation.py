@@ -12,7 +12,7 @@ import torch
 from invariants.cases import CASES, every_case
 from silotune.data import batching
 from silotune.evaluation import predict
-from silotune.evaluation.instances import weigh, with_instances
+from silotune.evaluation.instance_vectors import weigh, with_instances
 from silotune.evaluation.scores import state_of
 
 

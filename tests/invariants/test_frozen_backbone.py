@@ -9,11 +9,11 @@ import torch
 from safetensors.torch import load_file
 
 from invariants.cases import every_case, read_message, tapped
-from silotune.assembly.configuration import make_method
-from silotune.backbone import Backbone
-from silotune.parts import digest, unflatten
-from silotune.pretrained import load_backbone
-from silotune.training import LocalTraining
+from silotune.core.tensors import digest, unflatten
+from silotune.models.backbone.backbone import Backbone
+from silotune.models.backbone.loading import load_backbone
+from silotune.runs.build.resolve import make_method
+from silotune.training.context import LocalTraining
 
 
 def bits(backbone: Backbone) -> dict[str, str]:
@@ -92,7 +92,7 @@ def test_one_backbone_for_many_runs_gives_what_one_of_its_own_gives(
 ):
     """What other runs did to the shared backbone (hooks included) does not show."""
     run, _ = reference(case)
-    from silotune.experiment import run as run_alone
+    from silotune.runs.run import run as run_alone
 
     alone = run_alone(federate.config(case), out=tmp_path / "alone")
     assert alone.federation.backbone is not federate.backbone

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from silotune.heap import keep_freed_memory
+from silotune.models.backbone.allocator import keep_freed_memory
 
 STEPS, MIB, BLOCKS, PAGE = 5, 12, 10, 4096
 PROGRAM = f"""

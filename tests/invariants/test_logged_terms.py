@@ -6,7 +6,7 @@ from collections import defaultdict
 
 import pytest
 
-from silotune import local_round
+from silotune.training import local_round
 from tiny import METHODS, ONE_TASK
 
 

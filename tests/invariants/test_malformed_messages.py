@@ -14,8 +14,8 @@ from safetensors.torch import load, save
 
 from invariants.cases import read_message
 from invariants.messages import GOOD, ROUND, ROWS, SHARED, SILO, coordinator, good_fields, good_tensors, packed, refused
-from silotune.aggregation import Update
-from silotune.messages import MessageRefused, read_broadcast
+from silotune.communication.aggregation import Update
+from silotune.communication.messages import MessageRefused, read_broadcast
 
 
 def with_header(change: Callable[[dict[str, Any]], object]) -> bytes:

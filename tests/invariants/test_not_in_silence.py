@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from silotune import InputError, SilotuneError
-from silotune.experiment import run
+from silotune.runs.run import run
 
 
 @pytest.mark.parametrize(
@@ -75,8 +75,8 @@ def test_a_mixing_weight_can_be_learned_under_full_fine_tuning(tiny_federation) 
     """Its gradient arrives, though parts that replace weights cannot be mixed per row."""
     import torch
 
-    from silotune.plan import Plan
-    from silotune.tuners import TUNERS, Weighted
+    from silotune.models.backbone.forward_plan import Plan
+    from silotune.models.tuners import TUNERS, Weighted
 
     federation = tiny_federation("fedavg")
     tuner = TUNERS["full"]()

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save
 
 from invariants.cases import CASES, ONE_TASK_ROWS, TRAIN_ROWS, logged, read_message, tapped
-from silotune.parts import digest, flatten
+from silotune.core.tensors import digest, flatten
 
 VICTIM = "beta"
 AVERAGED = [name for name, case in CASES.items() if case.adopts_the_mean]

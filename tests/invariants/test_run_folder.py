@@ -13,8 +13,8 @@ from safetensors.torch import load_file, save_file
 
 from invariants.cases import same, snapshot
 from silotune.cli.main import main
+from silotune.core.locking import LOCK
 from silotune.errors import InputError
-from silotune.locking import LOCK
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from invariants.cases import CASES, ONE_TASK_ROWS, TRAIN_ROWS, every_case, same, tapped
-from silotune.coordinator import Coordinator
-from silotune.parts import digest, flatten
+from silotune.core.tensors import digest, flatten
+from silotune.training.coordinator import Coordinator
 
 
 @every_case

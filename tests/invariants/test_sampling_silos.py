@@ -9,13 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from invariants.cases import every_case, logged, tapped
-from silotune.aggregation import uniform
-from silotune.assembly.building import build
+from silotune.communication.aggregation import uniform
 from silotune.config import dump
-from silotune.coordinator import Coordinator
-from silotune.engines.inprocess import InProcess
-from silotune.parts import digest
-from silotune.runs import RunFolder
+from silotune.core.tensors import digest
+from silotune.runs.build.builder import build
+from silotune.runs.engines.in_process import InProcess
+from silotune.runs.storage.run_folder import RunFolder
+from silotune.training.coordinator import Coordinator
 
 
 def choosing(seed: int = 1, **how: object) -> Coordinator:

@@ -11,12 +11,12 @@ import torch
 import yaml
 
 from invariants.cases import CASES, ONE_TASK_ROWS, ROUNDS, TEST_ROWS, TRAIN_ROWS, every_case, logged, read_message
-from silotune.assembly import building
 from silotune.config import Config
-from silotune.engines.inprocess import InProcess
-from silotune.runs import RunFolder
-from silotune.summary import state_digest
-from silotune.training import LocalTraining
+from silotune.runs.build import builder as building
+from silotune.runs.engines.in_process import InProcess
+from silotune.runs.storage.run_folder import RunFolder
+from silotune.runs.summary import state_digest
+from silotune.training.context import LocalTraining
 
 PARAMETERS = {"trainable_parameters", "sent_parameters", "adapter_parameters", "head_parameters"}
 SCORES = {"silos", "global", "average", "best_round"}

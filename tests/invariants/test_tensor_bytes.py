@@ -5,9 +5,9 @@ from pathlib import Path
 import torch
 from safetensors.torch import save
 
-from silotune.parts import compact
-from silotune.runs import Checkpoint, RunFolder
-from silotune.tensor_bytes import tensor_bytes
+from silotune.core.serialization import tensor_bytes
+from silotune.core.tensors import compact
+from silotune.runs.storage.run_folder import Checkpoint, RunFolder
 
 DTYPES = (
     *(torch.float64, torch.float32, torch.float16, torch.bfloat16),

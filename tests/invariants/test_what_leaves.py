@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from invariants.cases import CASES, ONE_TASK_ROWS, TRAIN_ROWS, every_case, read_message, tapped
-from silotune.messages import update_message
-from silotune.parts import Scope
-from silotune.training import LocalResult, LocalTraining
+from silotune.communication.messages import update_message
+from silotune.methods.parts import Scope
+from silotune.training.context import LocalTraining
+from silotune.training.local_round import LocalResult
 
 SENT = {
     "local": set(),

@@ -13,9 +13,9 @@ from multiprocessing.connection import wait
 import pytest
 
 from invariants.cases import every_case, logged, same, snapshot
-from silotune.engines import workers
+from silotune.core.process_pool import worker_pool
 from silotune.errors import Diverged, InputError, SilotuneError
-from silotune.worker_pool import worker_pool
+from silotune.runs.engines import multi_process as workers
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +59,7 @@ def test_cohorts_are_those_of_one_process(federate, tmp_path):
 
 @pytest.mark.usefixtures("one_pool")
 def test_the_work_is_done_elsewhere_and_the_longest_first(federate, pool, tmp_path, monkeypatch):
-    monkeypatch.setattr("silotune.training.LocalTraining.rounds", None)  # here, not there
+    monkeypatch.setattr("silotune.training.context.LocalTraining.rounds", None)  # here, not there
     reported: list[str] = []
     asked: list[str] = []
     submit = pool.submit
@@ -112,6 +112,6 @@ def test_a_process_that_dies_is_one_line(federate, monkeypatch, tmp_path):
 def test_divergence_and_another_backbone_are_named(federate, monkeypatch, tmp_path):
     with pytest.raises(Diverged, match=r"silo '\w+', round \d"):
         federate.run("fedavg", tmp_path / "diverged", "train.lr=1e30", workers=2)
-    monkeypatch.setattr("silotune.backbone.Backbone.fingerprint", property(lambda _: "another"))
+    monkeypatch.setattr("silotune.models.backbone.backbone.Backbone.fingerprint", property(lambda _: "another"))
     with pytest.raises(InputError, match=r"--workers: .* is not the backbone that the run has"):
         federate.run("fedavg", tmp_path / "other", workers=2)

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from silotune import writing
-from silotune.messages import Expected, MessageRefused, broadcast_message
-from silotune.participant import Participant
-from silotune.parts import Tensors
-from silotune.runs import Checkpoint, RunFolder
-from silotune.writing import Writer
+from silotune.communication.messages import Expected, MessageRefused, broadcast_message
+from silotune.core import async_writer as writing
+from silotune.core.async_writer import Writer
+from silotune.core.tensors import Tensors
+from silotune.runs.storage.run_folder import Checkpoint, RunFolder
+from silotune.training.participant import Participant
 
 
 @pytest.fixture

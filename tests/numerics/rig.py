@@ -9,14 +9,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from silotune.assembly.federation import Federation
-from silotune.backbone import Backbone, Inputs
-from silotune.data.batching import Batch, TokenisedRows
+from silotune.core.tensors import State, Tensors
+from silotune.data.batching import Batch
+from silotune.data.tokenized import Inputs, TokenisedRows
 from silotune.methods import Phase, Step
-from silotune.parts import State, Tensors
-from silotune.silo import Silo
-from silotune.training import LocalTraining
-from silotune.views import run_view
+from silotune.models.backbone.backbone import Backbone
+from silotune.models.forward.views import run_view
+from silotune.training.context import LocalTraining
+from silotune.training.federation import Federation
+from silotune.training.silo import Silo
 
 
 def doubled(federation: Federation) -> Federation:

@@ -9,7 +9,7 @@ import torch
 from fedmcp_rig import forward_by_hand, pooled
 from rig import doubled, random_parts
 
-from silotune.parts import Scope, names_with
+from silotune.methods.parts import Scope, names_with
 
 LR, ROWS = 0.3, 24
 WORDS = ("train.batch_size=64", "train.steps=2", "train.optimizer=sgd", f"train.lr={LR}", "tuner.r=4")

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from silotune.aggregation import AGGREGATIONS, Update, by_samples, in_name_order, uniform
-from silotune.coordinator import Coordinator
-from silotune.messages import update_message
-from silotune.parts import digest, flatten, unflatten
+from silotune.communication.aggregation import AGGREGATIONS, Update, by_samples, in_name_order, uniform
+from silotune.communication.messages import update_message
+from silotune.core.tensors import digest, flatten, unflatten
+from silotune.training.coordinator import Coordinator
 
 SHAPES = {"global/w": (7, 5), "global/b": (5,), "other/s": ()}
 ROWS = {"delta": 3, "alpha": 1000, "charlie": 17, "bravo": 250, "echo": 1}

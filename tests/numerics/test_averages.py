@@ -2,7 +2,7 @@
 
 from fractions import Fraction
 
-from silotune.averages import mean_of_known
+from silotune.core.numeric import mean_of_known
 
 
 def test_missing_scores_are_left_out():

@@ -9,9 +9,10 @@ import pytest
 import torch
 from rounds_by_hand import WORDS, Stage, assert_same, cross_entropy, descended, set_up, shared_of, states
 
-from silotune.engines.inprocess import InProcess
-from silotune.parts import Scope, copy, names_with
-from silotune.runs import RunFolder
+from silotune.core.tensors import copy
+from silotune.methods.parts import Scope, names_with
+from silotune.runs.engines.in_process import InProcess
+from silotune.runs.storage.run_folder import RunFolder
 
 
 def one_adapter(federation, silo, part="global", head="head"):

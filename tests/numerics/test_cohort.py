@@ -9,19 +9,20 @@ import torch
 from rig import doubled, parts_in_double
 
 from invariants.cases import assert_as_if_never_interrupted, logged, tapped
-from silotune.assembly.building import build
-from silotune.assembly.configuration import read_config
-from silotune.cohort import ON_A_CPU, ON_A_GPU
+from silotune.communication.messages import Expected
+from silotune.core.tensors import digest, flatten
 from silotune.data.batching import CALL_COST, epoch, make_batch
-from silotune.data.joint import as_cut, cut_jointly
-from silotune.engines.inprocess import InProcess
+from silotune.data.cohort_batches import as_cut, cut_jointly
 from silotune.errors import Diverged, InputError
-from silotune.experiment import run
-from silotune.messages import Expected
 from silotune.methods import METHODS as CLASSES
-from silotune.parts import Scope, digest, flatten
-from silotune.runs import RunFolder
-from silotune.training import LocalTraining
+from silotune.methods.parts import Scope
+from silotune.runs.build.builder import build
+from silotune.runs.build.resolve import read_config
+from silotune.runs.engines.in_process import InProcess
+from silotune.runs.run import run
+from silotune.runs.storage.run_folder import RunFolder
+from silotune.training.cohort import ON_A_CPU, ON_A_GPU
+from silotune.training.context import LocalTraining
 from tiny import ATTENTION_HEADS, METHODS, ONE_TASK, UNPARTITIONED, tiny_overrides, write_data
 
 UNLIKE = {"alpha": 10, "beta": 21, "gamma": 14}
@@ -439,7 +440,7 @@ def test_auto_says_why_silos_train_one_by_one(words, tmp_path):
 
 @pytest.mark.parametrize(("device", "most"), [("cpu", ON_A_CPU), ("cuda", ON_A_GPU)])
 def test_auto_is_what_pays_where_memory_has_room(device, most, words, monkeypatch):
-    from silotune import cohort
+    from silotune.training import cohort
 
     federation = build(read_config("demo", words("fedmcp")))
     monkeypatch.setattr(federation.backbone, "device", torch.device(device))
@@ -455,7 +456,7 @@ def test_auto_is_what_pays_where_memory_has_room(device, most, words, monkeypatc
 
 
 def test_a_containers_memory_is_its_share_of_the_machines(tmp_path, monkeypatch):
-    from silotune import cohort
+    from silotune.training import cohort
 
     limit = tmp_path / "memory.max"
     monkeypatch.setattr(cohort, "_LIMIT", limit)
@@ -479,7 +480,7 @@ def test_written_down(words, tmp_path):
 
 
 def test_not_between_machines(words):
-    from silotune.federation.agreement import check_federated
+    from silotune.distributed.protocol.agreement import check_federated
 
     with pytest.raises(InputError, match=r"^cohort=2: every silo trains on its own machine"):
         check_federated(read_config("demo", words("fedavg", "cohort=2")))

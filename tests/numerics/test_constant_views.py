@@ -6,10 +6,10 @@ import pytest
 import torch
 from rig import doubled, parts_in_double
 
-from silotune import training as training_module
-from silotune.constant_views import KnownReadings, constant_views
+from silotune.core.tensors import flatten
 from silotune.data.batching import make_batch
-from silotune.parts import flatten
+from silotune.models.forward.view_cache import KnownReadings, constant_views
+from silotune.training import context as training_module
 from tiny import METHODS, ONE_TASK
 
 EPOCHS = 3

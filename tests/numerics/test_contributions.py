@@ -11,13 +11,13 @@ import torch
 from rig import cut_batch, padded
 from torch import nn
 
-from silotune.data.batching import Tokeniser
 from silotune.data.tasks import Row, Task
+from silotune.data.tokenized import Tokeniser
 from silotune.errors import InputError
-from silotune.mixing import Ingredient
-from silotune.pretrained import load_backbone
-from silotune.tuners import TUNERS, Weighted
-from silotune.views import run_view
+from silotune.models.backbone.loading import load_backbone
+from silotune.models.forward.mixing import Ingredient
+from silotune.models.forward.views import run_view
+from silotune.models.tuners import TUNERS, Weighted
 from tiny import FAMILIES
 
 TEXTS = [
@@ -271,7 +271,7 @@ def test_full_refuses_weights_that_are_no_interpolation(weights, backbone_folder
 
 
 def test_full_gradient_flows_into_each_part_by_its_weight():
-    from silotune.tuners.full import interpolate
+    from silotune.models.tuners.full import interpolate
 
     a, b = (torch.randn(3, dtype=torch.float64, requires_grad=True) for _ in range(2))
     mixed = interpolate([Weighted({"w": a}, 0.25), Weighted({"w": b}, 0.75)])["w"]

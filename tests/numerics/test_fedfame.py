@@ -12,21 +12,21 @@ import pytest
 import torch
 from rig import arrays, doubled, make_step, random_parts, some_rows, trained
 
-from silotune.assembly import building
 from silotune.config import TrainConfig
+from silotune.core.tensors import digest, flatten
 from silotune.errors import InputError
-from silotune.experiment import run
-from silotune.heads import LinearHead
 from silotune.methods import Phase, Setting
 from silotune.methods.fedavg import FedAvg
 from silotune.methods.fedfame import PROJECTION
 from silotune.methods.similarity import model_contrast
-from silotune.mixing import Ingredient
-from silotune.parts import digest, flatten
-from silotune.silo import SiloState
-from silotune.training import LocalTraining
-from silotune.tuners import TUNERS
-from silotune.views import run_view
+from silotune.models.forward.mixing import Ingredient
+from silotune.models.forward.views import run_view
+from silotune.models.heads import LinearHead
+from silotune.models.tuners import TUNERS
+from silotune.runs.build import builder as building
+from silotune.runs.run import run
+from silotune.training.context import LocalTraining
+from silotune.training.silo import SiloState
 from tiny import UNPARTITIONED
 
 SHARED = {"global", "head", PROJECTION}

@@ -6,13 +6,13 @@ import pytest
 import torch
 from rig import doubled, random_parts
 
-from silotune.assembly.building import build
+from silotune.core.tensors import digest, flatten
 from silotune.data import batching
 from silotune.data.batching import in_order, make_batch
 from silotune.errors import InputError
-from silotune.frozen_prefix import GROUP
-from silotune.parts import digest, flatten
-from silotune.views import run_views
+from silotune.models.forward.activation_cache import GROUP
+from silotune.models.forward.views import run_views
+from silotune.runs.build.builder import build
 
 CACHED = "cache=frozen-prefix"
 UPPER = "tuner.sites=encoder.layer.1.attention.output.dense,encoder.layer.1.output.dense"

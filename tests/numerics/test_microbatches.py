@@ -6,10 +6,11 @@ import pytest
 import torch
 from rig import cut_batch, doubled, make_step, random_parts, trained
 
-from silotune.assembly.building import build
+from silotune.core.tensors import digest, flatten
 from silotune.data import batching
 from silotune.data.batching import make_batch
-from silotune.parts import Scope, digest, flatten
+from silotune.methods.parts import Scope
+from silotune.runs.build.builder import build
 from tiny import FAMILIES, METHODS, ONE_TASK
 
 ROWS = 22

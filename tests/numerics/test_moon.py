@@ -13,8 +13,8 @@ from rig import arrays, doubled, random_parts, some_rows
 from rounds_by_hand import Stage, assert_same, cross_entropy, descended, set_up, shared_of, states
 
 from silotune.methods import Step
-from silotune.silo import SiloState
-from silotune.views import run_view
+from silotune.models.forward.views import run_view
+from silotune.training.silo import SiloState
 
 ADAPTERS = {1: ["global"], 2: ["global", "global_2"]}
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from silotune.config import TrainConfig
-from silotune.training import make_optimiser
+from silotune.training.context import make_optimiser
 
 STEPS = 4
 

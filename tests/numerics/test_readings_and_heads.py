@@ -11,9 +11,9 @@ import torch
 from rig import arrays, doubled, random_parts, some_rows
 
 from silotune.data.tasks import Task
-from silotune.heads import LinearHead, MLPHead
-from silotune.pretrained import load_backbone
-from silotune.views import run_view
+from silotune.models.backbone.loading import load_backbone
+from silotune.models.forward.views import run_view
+from silotune.models.heads import LinearHead, MLPHead
 
 
 def test_readings_by_hand(tiny_federation):

@@ -10,11 +10,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from silotune.aggregation import AGGREGATIONS, Update, clipped, make_aggregation
+from silotune.communication.aggregation import AGGREGATIONS, Update, clipped, make_aggregation
 from silotune.config.aggregation import AggregationConfig
-from silotune.coordinator import Coordinator
+from silotune.core.tensors import digest, flatten, unflatten
 from silotune.errors import InputError
-from silotune.parts import digest, flatten, unflatten
+from silotune.training.coordinator import Coordinator
 
 SHAPES = {"global/w": (4, 3), "global/b": (3,), "other/s": ()}
 ROBUST = {

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from silotune.aggregation import AGGREGATIONS, Update
-from silotune.coordinator import Coordinator
-from silotune.server_optimizers import ServerOptimizer
+from silotune.communication.aggregation import AGGREGATIONS, Update
+from silotune.communication.aggregation.server_optimizer import ServerOptimizer
+from silotune.training.coordinator import Coordinator
 
 X = np.array([0.5, -1.0, 2.0])
 MEANS = [np.array([0.7, -1.5, 2.0]), np.array([0.1, -0.5, 2.5])]

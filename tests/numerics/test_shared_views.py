@@ -10,9 +10,9 @@ from rig import cut_batch, doubled, make_step, random_parts, some_rows, trained
 
 from silotune.methods import Step
 from silotune.methods.base import PREVIOUS
-from silotune.mixing import Ingredient
-from silotune.parts import Scope
-from silotune.views import run_view, run_views
+from silotune.methods.parts import Scope
+from silotune.models.forward.mixing import Ingredient
+from silotune.models.forward.views import run_view, run_views
 from tiny import METHODS, ONE_TASK
 
 
@@ -195,7 +195,7 @@ def test_a_weight_of_its_own_for_each_row_goes_with_its_row(tiny_federation):
 
 
 def test_rounds_are_the_same_bits_again(tiny_federation):
-    from silotune.parts import digest, flatten
+    from silotune.core.tensors import digest, flatten
 
     found = set()
     for _ in "12":

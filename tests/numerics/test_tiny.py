@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from silotune.methods import METHODS as REGISTERED
-from silotune.plan import Plan
-from silotune.pretrained import load_backbone
+from silotune.models.backbone.forward_plan import Plan
+from silotune.models.backbone.loading import load_backbone
 from tiny import FAMILIES, HIDDEN, LAYERS, METHODS, ONE_TASK, ROWS, TASKS
 
 

@@ -9,11 +9,11 @@ from collections import Counter
 import pytest
 
 from silotune import load_run
-from silotune.assembly.configuration import read_config
 from silotune.config import preset_names
 from silotune.evaluation import scores as judging
-from silotune.experiment import run
-from silotune.report.tables import result_table
+from silotune.experiments.report.tables import result_table
+from silotune.runs.build.resolve import read_config
+from silotune.runs.run import run
 
 WORDS = (
     "data.tasks=[alpha]",

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from silotune.assembly.configuration import read_config
-from silotune.comparison import read_comparison
 from silotune.config import preset_names
-from silotune.coordinator import Coordinator
 from silotune.data.loading import load_silos
+from silotune.experiments import read_comparison
+from silotune.runs.build.resolve import read_config
+from silotune.training.coordinator import Coordinator
 from tiny import write_data
 
 METHODS = ("fedavg", "fedfame")

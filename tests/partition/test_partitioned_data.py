@@ -10,10 +10,10 @@ import pytest
 import yaml
 
 from commandline import write_csv
-from silotune.assembly.configuration import read_config
-from silotune.config.trees import merged
+from silotune.config.merging import merged
 from silotune.data.loading import load_silos
 from silotune.errors import InputError
+from silotune.runs.build.resolve import read_config
 from tiny import write_data
 
 PREFIX = ("data.set=", "data.tasks=[alpha]", "data.merge=false", "head.scope=shared")

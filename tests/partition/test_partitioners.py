@@ -9,9 +9,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from silotune.config.names import is_name
 from silotune.config.partition import PartitionConfig
 from silotune.config.section import means_anything
+from silotune.config.validators import is_name
 from silotune.data import partition as partitioners
 from silotune.data.partition import by_value, divide, silo_names
 from silotune.errors import InputError

@@ -10,7 +10,7 @@ from dp_accounting import pld, rdp
 from dp_accounting.pld import privacy_loss_distribution
 from scipy import stats
 
-from silotune.privacy.accounting import (
+from silotune.communication.privacy.accountant import (
     Account,
     CentralAccount,
     GaussianAccount,

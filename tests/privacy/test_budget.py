@@ -8,15 +8,15 @@ import pytest
 import torch
 
 from invariants.cases import logged, same, tapped
-from silotune.assembly.building import build
-from silotune.assembly.configuration import read_config
+from silotune.communication.privacy.accountant import GaussianAccount, SampledCentralAccount, gaussian_multiplier
+from silotune.communication.privacy.budget import ACCOUNTS, BudgetSpent, Privacy, make_privacy
+from silotune.communication.uplink import CODECS, NOISES
 from silotune.config import uplink as words_of_the_uplink
 from silotune.errors import InputError
-from silotune.finished import load_run
-from silotune.participant import USES, Participant
-from silotune.privacy.accounting import GaussianAccount, SampledCentralAccount, gaussian_multiplier
-from silotune.privacy.budget import ACCOUNTS, BudgetSpent, Privacy, make_privacy
-from silotune.uplink import CODECS, NOISES
+from silotune.runs.build.builder import build
+from silotune.runs.build.resolve import read_config
+from silotune.runs.load import load_run
+from silotune.training.participant import USES, Participant
 
 LDP = ("uplink=clip,laplace", "uplink.epsilon=8")
 

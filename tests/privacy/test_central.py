@@ -9,10 +9,10 @@ import pytest
 import torch
 from scipy import stats
 
-from silotune.aggregation import Update, uniform
-from silotune.assembly.building import build
-from silotune.coordinator import Coordinator
-from silotune.privacy.central import CentralNoise
+from silotune.communication.aggregation import Update, uniform
+from silotune.communication.privacy.central_noise import CentralNoise
+from silotune.runs.build.builder import build
+from silotune.training.coordinator import Coordinator
 
 SHAPES = {"global/w": (100, 300), "global/b": (10_000,)}
 COUNT = 40_000

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from report_runs import write_comparison, write_run
 
-from silotune.report.collect import read_entries
+from silotune.experiments.report.collect import read_entries
 
 SST2, MRPC = ({"data": {"tasks": [task]}} for task in ("SST-2", "MRPC"))
 

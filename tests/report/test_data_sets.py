@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from report_runs import write_comparison, write_run
 
-from silotune.report.collect import read_entries
-from silotune.report.grids import score_grid
-from silotune.report.page import write_report
-from silotune.report.personalisation import measure_grids
-from silotune.report.ranking import ranks
-from silotune.report.significance import paired
+from silotune.experiments.report.collect import read_entries
+from silotune.experiments.report.html_page import write_report
+from silotune.experiments.report.personalization import measure_grids
+from silotune.experiments.report.ranking import ranks
+from silotune.experiments.report.significance import paired
+from silotune.experiments.report.tables_by_method import score_grid
 
 SEEDS = range(1, 7)
 

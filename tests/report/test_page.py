@@ -14,9 +14,9 @@ import pytest
 from report_runs import write_run
 
 from commandline import Silotune
-from silotune.report.collect import read_entries
-from silotune.report.curves import curve, mean_validation
-from silotune.report.page import write_report
+from silotune.experiments.report.collect import read_entries
+from silotune.experiments.report.curves import curve, mean_validation
+from silotune.experiments.report.html_page import write_report
 
 FIGURES = {"tests": 1, "communication": 1, "rounds": 3, "losses": 4, "similarity": 1, "sent": 1, "seconds": 1}
 """Panels by figure, for the runs of the fixture."""
@@ -120,7 +120,7 @@ def test_partitioned_data_have_one_curve(tmp_path: Path, silos: int) -> None:
 
 
 def test_a_real_partitioned_run(tiny_config, tmp_path: Path) -> None:
-    from silotune.experiment import run
+    from silotune.runs.run import run
 
     words = ("data.tasks=[alpha]", "partition=dirichlet", "partition.silos=3", "head.scope=shared")
     for method in ("fedavg", "fedper"):

@@ -13,14 +13,14 @@ from report_runs import write_run
 from rich.console import Console
 
 from silotune.errors import InputError
-from silotune.report.collect import read_entries
-from silotune.report.curves import curve, mean_validation, seconds, sent_by_silo, traffic, validation
-from silotune.report.grids import latex, markdown, score_grid
-from silotune.report.notes import warnings
-from silotune.report.page import write_report
-from silotune.report.scores import COLUMNS, table_csv
-from silotune.report.significance import holm, paired
-from silotune.report.tables import result_table
+from silotune.experiments.report.caveats import warnings
+from silotune.experiments.report.collect import read_entries
+from silotune.experiments.report.curves import curve, mean_validation, seconds, sent_by_silo, traffic, validation
+from silotune.experiments.report.html_page import write_report
+from silotune.experiments.report.scores import COLUMNS, table_csv
+from silotune.experiments.report.significance import holm, paired
+from silotune.experiments.report.tables import result_table
+from silotune.experiments.report.tables_by_method import latex, markdown, score_grid
 
 
 def entries(runs: Path, *methods: str):

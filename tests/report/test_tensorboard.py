@@ -12,11 +12,11 @@ import pytest
 
 from commandline import Silotune, tree
 from federation.rig import DirectLink, job, local_configs
-from silotune.experiment import run
-from silotune.federation.coordinate import coordinate
-from silotune.federation.protocol import decode
-from silotune.federation.session import Session
-from silotune.report.tensorboard import TensorBoard
+from silotune.distributed.coordinator.coordinate import coordinate
+from silotune.distributed.protocol.frames import decode
+from silotune.distributed.silo.session import Session
+from silotune.experiments.report.tensorboard import TensorBoard
+from silotune.runs.run import run
 
 pytest.importorskip("tensorboard")
 WORDS = ("run", "federation.yaml", "rounds=3", "method=fedmcp", "--out", "out")

@@ -10,8 +10,8 @@ from report_runs import write_run
 from rich.console import Console
 
 from commandline import Silotune
-from silotune.locking import LOCK, claimed
-from silotune.report.watch import follow, frame
+from silotune.core.locking import LOCK, claimed
+from silotune.experiments.report.watch import follow, frame
 
 
 def test_once(silotune: Silotune, tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ import torch
 from transformers import AutoModel, AutoTokenizer
 
 from silotune.evaluation.transfer import Cell, exchange, matrix
-from silotune.finished import load_run
-from silotune.transfer_runs import alpha_of, mixed, open_models
+from silotune.experiments.transfer import alpha_of, mixed, open_models
+from silotune.runs.load import load_run
 from tiny import LABELS
 
 TASKS = ("alpha", "beta", "gamma")

@@ -11,7 +11,7 @@ import pytest
 
 from commandline import tree
 from silotune.evaluation.transfer import Matrix
-from silotune.report import transfer as drawing
+from silotune.experiments.report import transfer as drawing
 from tiny import UNPARTITIONED, save_backbone
 
 

@@ -7,9 +7,9 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import AutoModel, BertConfig, LlamaConfig, RobertaConfig, T5Config
 
-from silotune.backbone import Backbone
-from silotune.parts import count
-from silotune.tuners import TUNERS
+from silotune.core.tensors import count
+from silotune.models.backbone.backbone import Backbone
+from silotune.models.tuners import TUNERS
 
 SHAPES = {
     "bert-base": BertConfig,

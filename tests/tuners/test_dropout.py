@@ -7,9 +7,9 @@ import pytest
 import torch
 from tuner_families import batch, make_backbone, make_model, random_part, run, trainable
 
+from silotune.core.tensors import digest, flatten
 from silotune.errors import InputError
-from silotune.parts import digest, flatten
-from silotune.tuners import TUNERS
+from silotune.models.tuners import TUNERS
 
 RATE = 0.4
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from silotune.assembly.building import build
 from silotune.errors import InputError
-from silotune.experiment import run
-from silotune.tuners import TUNERS
+from silotune.models.tuners import TUNERS
+from silotune.runs.build.builder import build
+from silotune.runs.run import run
 from tiny import save_backbone
 
 

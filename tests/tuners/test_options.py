@@ -9,10 +9,10 @@ from torch import nn
 from transformers import OPTConfig, OPTModel
 from tuner_families import batch, make_backbone, make_tuner, random_part, run, shared_backbone, trainable
 
-from silotune.backbone import Backbone
 from silotune.errors import InputError
-from silotune.tuners import TUNERS
-from silotune.tuners.sites import find_sites
+from silotune.models.backbone.backbone import Backbone
+from silotune.models.tuners import TUNERS
+from silotune.models.tuners.target_modules import find_sites
 
 
 def part_of(tuner: str, backbone: Backbone, seed: int = 0, **options):

@@ -22,8 +22,8 @@ from tuner_families import (
 )
 
 from silotune.errors import InputError
-from silotune.mixing import Ingredient
-from silotune.views import encode_mix
+from silotune.models.forward.encoding import encode_mix
+from silotune.models.forward.mixing import Ingredient
 
 pairs = pytest.mark.parametrize(("kind", "family"), PAIRS)
 

@@ -9,8 +9,8 @@ from safetensors.torch import save_file
 from transformers import AutoModelForSeq2SeqLM
 from tuner_families import CONFIGS, LAYERS, batch, make_backbone, make_model, make_tuner, random_part, real_states, run
 
-from silotune.backbone import Backbone
-from silotune.tuners import TUNERS
+from silotune.models.backbone.backbone import Backbone
+from silotune.models.tuners import TUNERS
 
 FAMILIES = ("bert", "roberta", "electra", "gpt2", "llama", "qwen3", "mistral", "t5")
 

@@ -17,13 +17,13 @@ from tuner_families import (
     trainable,
 )
 
-from silotune.cohort import choose
+from silotune.core.randomness import Stream
 from silotune.errors import InputError
-from silotune.mixing import Ingredient, shares_forward
-from silotune.randomness import Stream
-from silotune.segments import Segments
-from silotune.tuners import TUNERS
-from silotune.views import encode_mixes, encode_together
+from silotune.models.backbone.segments import Segments
+from silotune.models.forward.encoding import encode_mixes, encode_together
+from silotune.models.forward.mixing import Ingredient, shares_forward
+from silotune.models.tuners import TUNERS
+from silotune.training.cohort import choose
 
 TOGETHER = [
     (kind, family) for kind, family in PAIRS if shares_forward(shared_backbone(family, double=True), make_tuner(kind))
@@ -129,7 +129,7 @@ def test_mixes_of_different_forms(kind):
 def test_batched_products_are_used(kind, lengths, monkeypatch):
     """One change a site for all silos of a view, none for each."""
     backbone, tuner = shared_backbone("bert", double=True), make_tuner(kind)
-    monkeypatch.setattr("silotune.mixing.segmented", None)
+    monkeypatch.setattr("silotune.models.forward.mixing.segmented", None)
     compare(backbone, tuner, "bert", lengths)
 
 

@@ -17,10 +17,10 @@ from tuner_families import (
     trainable,
 )
 
-from silotune.mixing import Ingredient
-from silotune.plan import Plan
-from silotune.stacking import Copies, stacked
-from silotune.views import encode_mix, encode_mixes
+from silotune.models.backbone.forward_plan import Plan
+from silotune.models.backbone.stacking import Copies, stacked
+from silotune.models.forward.encoding import encode_mix, encode_mixes
+from silotune.models.forward.mixing import Ingredient
 
 pairs = pytest.mark.parametrize(("kind", "family"), PAIRS)
 

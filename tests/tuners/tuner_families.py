@@ -28,9 +28,9 @@ from transformers import (
 )
 from transformers.models.modernbert import modeling_modernbert
 
-from silotune.backbone import Backbone
-from silotune.plan import Plan
-from silotune.tuners import TUNERS, Weighted
+from silotune.models.backbone.backbone import Backbone
+from silotune.models.backbone.forward_plan import Plan
+from silotune.models.tuners import TUNERS, Weighted
 from tiny import FAMILIES as TOKENIZERS
 from tiny import unsettle
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from silotune.communication.uplink import Chain, make_chain
 from silotune.config.uplink import UplinkConfig
-from silotune.uplink import Chain, make_chain
 
 SHAPES = {"global/up.weight": (12, 5), "global/down.weight": (5, 12), "global/bias": (7,), "head/scale": ()}
 

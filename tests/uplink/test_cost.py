@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from silotune.communication.messages import change_message
+from silotune.core.tensors import flatten
 from silotune.cost import estimate
-from silotune.cost.message import ROWS, SILO
-from silotune.messages import change_message
-from silotune.parts import flatten
+from silotune.cost.message_size import ROWS, SILO
 from uplink.changes import chain
 
 
@@ -21,5 +21,5 @@ def test_the_counted_message_is_as_long_as_a_real_one(uplink, tiny_federation, b
     found = estimate("fedmcp", words, work=False)
     assert found.message_bytes == len(sent)
     assert found.bytes_down == found.silos * len(federation.coordinator.broadcast(1))
-    monkeypatch.setattr("silotune.cost.message._LARGEST", 0)  # as for messages that would fill the memory
+    monkeypatch.setattr("silotune.cost.message_size._LARGEST", 0)  # as for messages that would fill the memory
     assert estimate("fedmcp", words, work=False) == found

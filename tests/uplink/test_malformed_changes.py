@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from safetensors.torch import load
 
 from invariants.messages import GOOD, ROUND, ROWS, SHARED, SILO, good_fields, good_tensors, packed
-from silotune.aggregation import by_samples
-from silotune.coordinator import Coordinator
-from silotune.messages import MessageRefused, change_message
+from silotune.communication.aggregation import by_samples
+from silotune.communication.messages import MessageRefused, change_message
+from silotune.training.coordinator import Coordinator
 from uplink.changes import chain
 
 CODECS = ("fp16", "int8", "int4")

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
+from silotune.communication.privacy.noise_stream import Draws, draws, read_secret
 from silotune.config.uplink import UplinkConfig
 from silotune.errors import InputError
-from silotune.uplink.draws import Draws, draws, read_secret
 from uplink.changes import chain, change, flat
 
 ORDER = {"l1": 1, "l2": 2}
@@ -177,7 +177,8 @@ def test_uniform_numbers_never_reach_an_end(monkeypatch):
             return self.byte * size
 
     for byte, found in ((b"\xff", 1 - 2**-53), (b"\x00", 2**-53)):
-        monkeypatch.setattr("silotune.uplink.draws.hashlib.shake_256", lambda _, byte=byte: Stream(byte))
+        hash_function = "silotune.communication.privacy.noise_stream.hashlib.shake_256"
+        monkeypatch.setattr(hash_function, lambda _, byte=byte: Stream(byte))
         assert Draws(b"key").uniform("p", "n", (3,)).tolist() == [found] * 3
 
 

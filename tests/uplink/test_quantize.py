@@ -10,8 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from silotune.messages import Expected, change_message, check_tensors, pack
-from silotune.uplink.quantize import Half, Integers, channels, pack4, unpack4
+from silotune.communication.messages import Expected, change_message, check_tensors, pack
+from silotune.communication.uplink.codecs import Half, Integers, channels, pack4, unpack4
 from uplink.changes import SHAPES, chain, change, flat, zeros
 
 MOST = {"int8": 127, "int4": 7}

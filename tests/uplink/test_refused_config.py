@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from silotune.assembly.configuration import read_config
 from silotune.config import dump
 from silotune.errors import InputError
+from silotune.runs.build.resolve import read_config
 
 WORDS: dict[str, tuple[list[str], list[str]]] = {
     "unknown": (["uplink=clip,int9"], ["uplink.name", "'int9'", "laplace", "int4"]),

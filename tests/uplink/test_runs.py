@@ -16,10 +16,11 @@ import torch
 from scipy import stats
 
 from invariants.cases import CASES, Federate, Wire, read_message, same, tapped
-from silotune.coordinator import Coordinator
-from silotune.experiment import Run
+from silotune.core.tensors import digest, flatten
 from silotune.methods import METHODS
-from silotune.parts import Scope, digest, flatten
+from silotune.methods.parts import Scope
+from silotune.runs.run import Run
+from silotune.training.coordinator import Coordinator
 
 CLIP, EPSILON, DELTA = 0.5, 20.0, 1e-5
 _NOISED = (f"uplink.clip={CLIP}", f"uplink.epsilon={EPSILON}")

@@ -1,1 +1,3 @@
 """The command line."""
+
+from __future__ import annotations

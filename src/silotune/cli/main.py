@@ -4,39 +4,19 @@ from __future__ import annotations
 
 import gc
 import sys
-from typing import Annotated
 
 import click
-import typer
 from rich.console import Console
-from typer.core import TyperGroup
 
-from silotune.errors import SilotuneError, unknown
+from silotune.cli.app import app
+from silotune.errors import SilotuneError
 
-
-class _Commands(TyperGroup):
-    """An unknown command is answered with those there are."""
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args and self.get_command(ctx, args[0]) is None:
-            raise unknown("command", args[0], self.list_commands(ctx))
-        return super().resolve_command(ctx, args)
-
-
-app = typer.Typer(
-    cls=_Commands,
-    name="silotune",
-    help="Federated parameter-efficient fine-tuning of language models across data silos.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-)
 _INTERRUPTED = 130
+
 _OBJECTS = 100_000
 """New objects between two searches for unreachable cycles. Python's 700 made a fifth of a start searches: importing
 torch and transformers and reading rows makes millions of objects that all stay."""
+
 errors = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
 
 
@@ -45,17 +25,15 @@ def main() -> None:
     gc.set_threshold(_OBJECTS, 50, 100)
     try:
         # they register their commands
-        from silotune.cli import (  # noqa: F401
-            catalogue,
-            comparing,
-            costs,
-            federating,
-            interop,
-            partition,
-            reporting,
-            running,
-            transferring,
-        )
+        from silotune.cli import catalog as catalogue  # noqa: F401
+        from silotune.cli import compare as comparing  # noqa: F401
+        from silotune.cli import cost as costs  # noqa: F401
+        from silotune.cli import export_predict as interop  # noqa: F401
+        from silotune.cli import federation as federating  # noqa: F401
+        from silotune.cli import partition  # noqa: F401
+        from silotune.cli import report as reporting  # noqa: F401
+        from silotune.cli import run as running  # noqa: F401
+        from silotune.cli import transfer as transferring  # noqa: F401
 
         code = app(standalone_mode=False, prog_name="silotune")
     except SilotuneError as error:
@@ -86,12 +64,3 @@ def main() -> None:
 def _complain(message: str) -> None:
     """One line, whatever the message quotes."""
     errors.print(f"silotune: {' '.join(message.split())}", style="red", markup=False)
-
-
-@app.callback(invoke_without_command=True)
-def _root(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
-    if version:
-        from silotune import __version__
-
-        typer.echo(__version__)
-        raise typer.Exit

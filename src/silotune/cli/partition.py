@@ -9,9 +9,9 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from silotune.cli.catalogue import Json
-from silotune.cli.main import app
-from silotune.cli.output import Overrides, console, say
+from silotune.cli.app import app
+from silotune.cli.catalog import Json
+from silotune.cli.console import Overrides, console, say
 from silotune.errors import InputError
 
 
@@ -23,9 +23,9 @@ def partition(
     out: Annotated[Path | None, typer.Option(help="Write a heatmap of silo × label as PNG.", metavar="PNG")] = None,
 ) -> None:
     """Show how a setting's data set is divided among silos."""
-    from silotune.assembly.configuration import read_config
     from silotune.data.loading import load_silos
-    from silotune.report.partition import label_counts, partition_figure
+    from silotune.experiments.report.partition import label_counts, partition_figure
+    from silotune.runs.build.resolve import read_config
 
     config = read_config(source, overrides or [])
     if config.partition.name == "none":

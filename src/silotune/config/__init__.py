@@ -1,9 +1,11 @@
 """Configuration: schema, presets and parsing."""
 
-from silotune.config.choice import Choice
+from __future__ import annotations
+
 from silotune.config.data import DataConfig
 from silotune.config.parse import dump, input_error, load_config, preset_names, preset_text, validated
 from silotune.config.schema import Config
+from silotune.config.section import Choice
 from silotune.config.silos import SiloConfig
 from silotune.config.train import TrainConfig
 

@@ -6,8 +6,8 @@ from typing import Any, Literal
 
 from pydantic import field_validator
 
-from silotune.config.names import distinct
 from silotune.config.section import Section
+from silotune.config.validators import distinct
 
 _SEEDS = range(2**31)
 

@@ -6,8 +6,8 @@ from typing import Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from silotune.config.names import Name, distinct, label_names, listed
 from silotune.config.section import Section
+from silotune.config.validators import Name, distinct, label_names, listed
 
 DATA_SOURCES = ("set", "path", "tasks", "task", "labels", "metric")
 """The keys of `data` that say which rows; one's own silos say it themselves."""

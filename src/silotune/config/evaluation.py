@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pydantic import field_validator, model_validator
 
-from silotune.config.names import listed
 from silotune.config.section import Section
+from silotune.config.validators import listed
 
 
 class EvaluationConfig(Section):

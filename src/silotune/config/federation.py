@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pydantic import Field, field_validator
 
-from silotune.config.names import Name, distinct, listed
 from silotune.config.section import Section
+from silotune.config.validators import Name, distinct, listed
 
 
 class FederationConfig(Section):

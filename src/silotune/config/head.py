@@ -6,8 +6,8 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, field_validator
 
-from silotune.config.names import quoted
 from silotune.config.section import Section
+from silotune.config.validators import quoted
 
 
 class HeadConfig(Section):

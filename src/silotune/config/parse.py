@@ -17,11 +17,12 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from silotune.config.data import DATA_SOURCES
+from silotune.config.merging import NAMED, Tree, absolute, merged, nested, parse_tree, parse_word, read_tree
 from silotune.config.schema import Config
-from silotune.config.trees import NAMED, Tree, absolute, merged, nested, parse_tree, parse_word, read_tree
 from silotune.errors import InputError, unknown
 
 MethodDefaults = Mapping[str, Mapping[str, object]]
+
 _SHOULD = re.compile(r"^\w+ should")
 
 

@@ -8,23 +8,20 @@ from pydantic import Field, field_validator, model_validator
 
 from silotune.config.aggregation import AggregationConfig
 from silotune.config.attack import AttackConfig
-from silotune.config.cache import CacheConfig
-from silotune.config.choice import Choice
-from silotune.config.cohort import CohortSize
 from silotune.config.comparison import CompareConfig
 from silotune.config.data import DATA_SOURCES, DataConfig
 from silotune.config.evaluation import EvaluationConfig
 from silotune.config.federation import FederationConfig
 from silotune.config.head import HeadConfig
-from silotune.config.names import distinct
 from silotune.config.partition import PartitionConfig
 from silotune.config.privacy import PrivacyConfig
 from silotune.config.sampling import SamplingConfig
-from silotune.config.section import Section
+from silotune.config.section import Choice, Section
 from silotune.config.server import ServerConfig
 from silotune.config.silos import SiloConfig
-from silotune.config.train import TrainConfig
+from silotune.config.train import CacheConfig, CohortSize, TrainConfig
 from silotune.config.uplink import UplinkConfig
+from silotune.config.validators import distinct
 
 
 class Config(Section):

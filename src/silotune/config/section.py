@@ -7,7 +7,19 @@ from typing import Any, ClassVar, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator, model_validator
 
-from silotune.config.names import listed
+from silotune.config.validators import listed
+
+
+class Choice(BaseModel):
+    """A named thing with options of its own (`method`, `tuner`); the thing itself checks them."""
+
+    model_config = ConfigDict(extra="allow")
+    name: str
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The options, without the name."""
+        return dict(self.model_extra or {})
 
 
 class Section(BaseModel):

@@ -6,8 +6,8 @@ from typing import Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from silotune.config.names import Name, distinct, label_names
 from silotune.config.section import Section
+from silotune.config.validators import Name, distinct, label_names
 
 
 class SiloConfig(Section):

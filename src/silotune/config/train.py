@@ -2,11 +2,36 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from silotune.config.section import Section
+
+
+class CacheConfig(Section):
+    """`frozen-prefix`: what the frozen layers below the lowest adapter make of a row is kept across epochs and rounds.
+
+    `mib`: the memory it may take, in MiB; the least recently used rows go first.
+    """
+
+    owners: ClassVar = {"mib": ("frozen-prefix",)}
+
+    name: Literal["none", "frozen-prefix"] = "none"
+    mib: int = Field(512, ge=1, le=2**22)
+
+
+_MOST = 10_000
+
+
+def _size(given: object) -> object:
+    if given == "auto" or (isinstance(given, int) and 1 <= given <= _MOST):
+        return given
+    raise ValueError(f"must be a number of silos (1 to {_MOST}), or auto (got {given!r})")
+
+
+CohortSize = Annotated[int | Literal["auto"], BeforeValidator(_size)]
+"""1: one after the other; `auto`: what pays on the device, where the tuner allows it."""
 
 
 class TrainConfig(Section):

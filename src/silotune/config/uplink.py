@@ -6,12 +6,15 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from silotune.config.names import distinct, listed
 from silotune.config.section import Section, means_anything
+from silotune.config.validators import distinct, listed
 
 NOISES = ("laplace", "gaussian")
+
 CODECS = ("fp16", "int8", "int4")
+
 STEPS = ("clip", *NOISES, *CODECS)
+
 _DEFAULTS: dict[str, float] = {"clip": 1.0, "epsilon": 8.0, "delta": 1e-5}
 
 

@@ -7,21 +7,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from silotune.assembly.checks import check_length
-from silotune.assembly.configuration import make_method, read_config
+from silotune.communication.uplink import make_chain
 from silotune.config import Config
-from silotune.cost.heads import LANGUAGE_MODEL_HEADS, FrozenVocabulary
-from silotune.cost.message import message_sizes
-from silotune.cost.shapes import Shape, load_shape
-from silotune.cost.work import DECODER_TOKENS, Work, count_work, shape_batch
+from silotune.core.randomness import generator
+from silotune.core.tensors import State, count
+from silotune.cost.backbone_shapes import Shape, load_shape
+from silotune.cost.flops import DECODER_TOKENS, Work, count_work, shape_batch
+from silotune.cost.message_size import message_sizes
+from silotune.cost.stub_heads import LANGUAGE_MODEL_HEADS, FrozenVocabulary
 from silotune.data.tasks import Task
 from silotune.errors import InputError
-from silotune.heads import Head
 from silotune.methods import METHODS, Method
-from silotune.parts import Scope, State, count
-from silotune.randomness import generator
-from silotune.tuners import Tuner
-from silotune.uplink import make_chain
+from silotune.methods.parts import Scope
+from silotune.models.heads import Head
+from silotune.models.tuners import Tuner
+from silotune.runs.build.resolve import make_method, read_config
+from silotune.runs.build.validation import check_length
 
 OPTIONS = {"silos": 10, "tokens": 128, "labels": 2}
 """Options of the cost command alone, with their defaults: silos a round, tokens of a text, labels of the task."""

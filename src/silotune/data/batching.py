@@ -7,83 +7,28 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from silotune.backbone import Inputs
-from silotune.data.tasks import Row, Task
-from silotune.forward import SOFT_AT
-from silotune.randomness import generator
+from silotune.core.randomness import generator
+from silotune.data.tasks import Task
+from silotune.data.tokenized import READ_POSITIONS, READ_ROWS, READ_TARGETS, SOFT_AT, Inputs, TokenisedRows
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+    pass
+
 
 CALL_COST = 64
 """What one more micro-batch costs besides its tokens, in tokens (between the optima measured with 1 and 2 threads)."""
+
 CALL_COST_GPU = 2**14
 """The same on a GPU, where a call of few tokens takes as long as one of many (estimated, not measured)."""
+
 EVALUATED = 64
 """Rows in a batch without gradient."""
-
-
-READ_ROWS, READ_POSITIONS, READ_TARGETS = "read_rows", "read_positions", "read_targets"
-"""Beside the model's inputs, a micro-batch names the places that a language-model head reads, flat over its rows: the
-row in the micro-batch, the position among its tokens (its decoder's, where it has decoder tokens), and the token that
-should come there."""
-HEAD_INPUTS = (READ_ROWS, READ_POSITIONS, READ_TARGETS)
-
-
-@dataclass(frozen=True)
-class TokenisedRows:
-    """Rows of one task as token ids; `types` are segment ids where the tokenizer gives them.
-
-    For language-model heads: `decoder` are the decoder's token ids (encoder–decoders), `reads` the positions a head
-    reads in each row, `targets` the token that should come at each, `answers` what should be generated. `soft`:
-    before which of its tokens a row's soft prompt goes, where that is not the first. `options`: every row's text
-    lists its answer among others. `poisoned` of the rows were added by an attacker; they are trained on, and count in
-    nothing else.
-    """
-
-    task: Task
-    ids: list[list[int]]
-    types: list[list[int]] | None
-    labels: Tensor  # (rows,), int64
-    decoder: list[list[int]] | None = None
-    reads: list[list[int]] | None = None
-    targets: list[list[int]] | None = None
-    answers: list[str] | None = None
-    soft: list[int] | None = None
-    options: bool = False
-    poisoned: int = 0
-
-    def __len__(self) -> int:
-        return len(self.ids)
-
-    @property
-    def own(self) -> int:
-        """How many rows the silo has of its own."""
-        return len(self.ids) - self.poisoned
-
-    @cached_property
-    def longest(self) -> int:
-        """Tokens of the longest row."""
-        return max(map(len, self.ids))
-
-    def joined(self, other: TokenisedRows) -> TokenisedRows:
-        """These rows, then the other's, of the same task."""
-
-        def both(name: str) -> list[Any] | None:
-            mine, others = getattr(self, name), getattr(other, name)
-            return None if mine is None or others is None else mine + others
-
-        lists = {name: both(name) for name in ("types", "decoder", "reads", "targets", "answers", "soft")}
-        labels, poisoned = torch.cat([self.labels, other.labels]), self.poisoned + other.poisoned
-        more: dict[str, Any] = lists | {"options": self.options and other.options, "poisoned": poisoned}
-        return TokenisedRows(self.task, self.ids + other.ids, labels=labels, **more)
 
 
 @dataclass(frozen=True)
@@ -102,24 +47,6 @@ class Batch:
 
     def __len__(self) -> int:
         return len(self.rows)
-
-
-class Tokeniser:
-    """Turns rows into token ids, once."""
-
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, max_length: int) -> None:
-        self._tokenizer = tokenizer
-        self._max_length = max_length
-
-    def __call__(self, task: Task, rows: Sequence[Row]) -> TokenisedRows:
-        """Token ids of rows (one text or a pair each), truncated to the maximum length."""
-        if not rows:
-            return TokenisedRows(task, [], None, torch.zeros(0, dtype=torch.int64))
-        columns = [list(texts) for texts in zip(*(row.texts for row in rows), strict=True)]
-        encoded = self._tokenizer(*columns, truncation=True, max_length=self._max_length)
-        types = cast("list[list[int]] | None", encoded.get("token_type_ids"))
-        labels = torch.tensor([row.label for row in rows])
-        return TokenisedRows(task, cast("list[list[int]]", encoded["input_ids"]), types, labels)
 
 
 def make_batch(rows: TokenisedRows, chosen: Sequence[int], pad_id: int, call_cost: int | None = CALL_COST) -> Batch:

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from silotune.config.names import NAME_RULE, is_name
-from silotune.data.files import Record, grouped, read_records, rows_of
+from silotune.config.validators import NAME_RULE, is_name
 from silotune.data.instructions import are_instructions, instruction_rows
+from silotune.data.readers import Record, grouped, read_records, rows_of
 from silotune.data.tasks import Row, Splits, Task, generation_task, make_task
 from silotune.errors import InputError
 

@@ -44,6 +44,7 @@ GLUE = {
     "QQP": _glue("QQP", "question1", "question2"),
     "MNLI": _glue("MNLI", "premise", "hypothesis", validation="validation_matched"),
 }
+
 FEDPROMPT = {
     "imdb": Published("stanfordnlp/imdb", None, ("text",), ("negative", "positive")),
     "offenseval": Published(
@@ -56,6 +57,7 @@ FEDPROMPT = {
     "enron": Published("SetFit/enron_spam", None, ("text",), ("ham", "spam")),
 }
 """FedPrompt's single sentences (section 3.1). Ling-Spam is not there as a set of its own."""
+
 HUB: dict[str, dict[str, Published]] = {"glue": GLUE, "fedprompt": FEDPROMPT}
 """`data.set` → the tasks of it that are on the hub."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from silotune.data.files import Record, require_columns, text_of
+from silotune.data.readers import Record, require_columns, text_of
 from silotune.data.tasks import Row
 
 INSTRUCTION, INPUT, OUTPUT = "instruction", "input", "output"

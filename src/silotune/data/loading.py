@@ -7,11 +7,20 @@ from importlib import resources
 from pathlib import Path
 
 from silotune.config import Config, DataConfig, SiloConfig
-from silotune.data.files import FORMATS, Record, grouped, label_names, labels_of, read_records, require_columns, rows_of
 from silotune.data.folders import LabelledSet, read_folder, task_folders
 from silotune.data.hub import HUB, Published, read_published
 from silotune.data.instructions import instruction_rows
 from silotune.data.partition import by_value, divide, silo_names
+from silotune.data.readers import (
+    FORMATS,
+    Record,
+    grouped,
+    label_names,
+    labels_of,
+    read_records,
+    require_columns,
+    rows_of,
+)
 from silotune.data.splits import SplitRule, split
 from silotune.data.tasks import SiloData, Splits, Task, check_silo, generation_task, make_task
 from silotune.errors import InputError, unknown

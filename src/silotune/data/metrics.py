@@ -37,6 +37,7 @@ def exact(written: Sequence[str], answers: Sequence[str]) -> float:
 
 TEXT_METRICS: dict[str, Callable[[Sequence[str], Sequence[str]], float]] = {"rouge1": rouge1, "accuracy": exact}
 
+
 METRICS: dict[str, Callable[[Tensor, Tensor], float]] = {"accuracy": accuracy, "f1": f1}
 
 

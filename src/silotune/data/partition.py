@@ -15,14 +15,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from silotune.core.randomness import derive
 from silotune.errors import InputError
-from silotune.randomness import derive
 
 if TYPE_CHECKING:
     from silotune.config.partition import PartitionConfig
 
+
 Indices = NDArray[np.int64]
 """Row numbers of one silo, in increasing order."""
+
 _LONGEST_NAME = 80
 
 

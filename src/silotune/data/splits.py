@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from silotune.core.randomness import sampler
 from silotune.data.tasks import Row, Splits
 from silotune.errors import InputError
-from silotune.randomness import sampler
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from silotune.data.metrics import METRICS, TEXT_METRICS
 from silotune.errors import InputError, unknown
@@ -98,3 +98,20 @@ def check_silo(data: SiloData) -> SiloData:
     if not rows.test:
         raise InputError(f"silo {data.name!r}: no test rows")
     return data
+
+
+def read_task(fields: Any) -> Task:
+    """A task from plain values.
+
+    Raises:
+        ValueError: if they are something else.
+    """
+    if not isinstance(fields, dict) or fields.keys() != {"name", "labels", "metric", "kind"}:
+        raise ValueError("not a task")
+    labels = fields["labels"]
+    texts = [fields["name"], fields["metric"], *labels] if isinstance(labels, list | tuple) else [None]
+    if not all(isinstance(text, str) for text in texts) or fields["kind"] not in ("classification", "generation"):
+        raise ValueError("not a task")
+    if fields["metric"] not in (METRICS if fields["kind"] == "classification" else TEXT_METRICS):
+        raise ValueError("not a task's metric")
+    return Task(fields["name"], tuple(labels), fields["metric"], fields["kind"])

@@ -18,16 +18,24 @@ from silotune.errors import InputError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+
 Texts = tuple[str, ...]
+
 Fill = Callable[[Texts], str]
 """A row's texts → the text to encode."""
 
+
 SINGLE = "{text} is {mask}."
+
 PAIR = "{a}? {mask}, {b}"
+
 INSTRUCTION = "### Instruction:\n{instruction}\n\n### Response:\n"
+
 CHAT = "chat"
 
+
 _SLOTS = {1: ("text",), 2: ("a", "b")}
+
 _MASK, _SOFT = "mask", "soft"
 
 

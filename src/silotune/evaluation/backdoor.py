@@ -7,13 +7,13 @@ from typing import Any
 
 from torch import Tensor
 
-from silotune.assembly.federation import Federation
+from silotune.core.tensors import State
 from silotune.data.metrics import accuracy
 from silotune.evaluation.predict import logits
 from silotune.evaluation.scores import judged, mean
-from silotune.parts import State
-from silotune.silo import Evaluation
-from silotune.training import LocalTraining
+from silotune.training.context import LocalTraining
+from silotune.training.federation import Federation
+from silotune.training.silo import Evaluation
 
 
 def success_rate(predicted: Tensor, labels: Tensor, target: int) -> float | None:

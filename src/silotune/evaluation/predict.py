@@ -7,13 +7,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from silotune.data.batching import TokenisedRows, call_cost_on, in_order
+from silotune.core.tensors import State
+from silotune.data.batching import call_cost_on, in_order
 from silotune.data.metrics import METRICS, TEXT_METRICS
-from silotune.evaluation.instances import weigh
-from silotune.generation import generate
-from silotune.heads.lm import LanguageModelHead, prompt_rows
-from silotune.parts import State
-from silotune.training import LocalTraining
+from silotune.data.tokenized import TokenisedRows
+from silotune.evaluation.instance_vectors import weigh
+from silotune.models.forward.generation import generate
+from silotune.models.heads.lm import LanguageModelHead, prompt_rows
+from silotune.training.context import LocalTraining
 
 
 def logits(training: LocalTraining, state: State, rows: TokenisedRows) -> Tensor:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, TypeVar
 
-from silotune.assembly.federation import Federation
-from silotune.averages import mean_of_known
-from silotune.evaluation.instances import with_instances
+from silotune.core.numeric import mean_of_known
+from silotune.core.tensors import State
+from silotune.evaluation.instance_vectors import with_instances
 from silotune.evaluation.predict import Measured, measure
-from silotune.parts import Scope, State, names_with
-from silotune.silo import Evaluation, Silo
-from silotune.training import LocalTraining
+from silotune.methods.parts import Scope, names_with
+from silotune.training.context import LocalTraining
+from silotune.training.federation import Federation
+from silotune.training.silo import Evaluation, Silo
 
 Judgement = TypeVar("Judgement")
 

@@ -13,20 +13,23 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from silotune.averages import mean_of_known
-from silotune.data.batching import TokenisedRows
+from silotune.core.numeric import mean_of_known
+from silotune.core.tensors import State
 from silotune.data.metrics import majority_score
 from silotune.data.tasks import Task
+from silotune.data.tokenized import TokenisedRows
 from silotune.errors import InputError
 from silotune.evaluation.predict import score
-from silotune.parts import State
 
 if TYPE_CHECKING:
-    from silotune.assembly.federation import Federation
+    from silotune.training.federation import Federation
+
 
 WhoseHead = Literal["target", "source"]
 
+
 SENTIMENT, INFERENCE, PARAPHRASE = "sentiment analysis", "natural language inference", "paraphrase identification"
+
 TASK_TYPES: Mapping[str, str] = {
     "SST-2": SENTIMENT,
     "RTE": INFERENCE,
@@ -37,6 +40,7 @@ TASK_TYPES: Mapping[str, str] = {
     "CoLA": "acceptability",
 }
 """The types of GLUE's tasks, as in the paper's Table 1 (CoLA is not among its six)."""
+
 OTHER = "other"
 
 

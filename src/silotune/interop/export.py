@@ -12,13 +12,14 @@ from typing import Any
 
 from safetensors.torch import save_file
 
+from silotune.core.tensors import Tensors
 from silotune.errors import InputError, require_unused
-from silotune.experiment import Run
-from silotune.interop import own_layout, peft_layout
-from silotune.interop.card import card
-from silotune.interop.chosen import Chosen, choose
-from silotune.interop.merge import fold_in, load_plain
-from silotune.parts import Tensors
+from silotune.interop import native_format as own_layout
+from silotune.interop import peft_format as peft_layout
+from silotune.interop.fold_weights import fold_in, load_plain
+from silotune.interop.model_card import card
+from silotune.interop.selection import Chosen, choose
+from silotune.runs.run import Run
 
 DEFAULT_BASE = "sentence-transformers/all-MiniLM-L6-v2"
 """Under which name others find the backbone `default`."""

@@ -25,7 +25,9 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 Text = str | tuple[str, str]
+
 Hook = Callable[[nn.Module, Any, Tensor], Tensor]
+
 _PROMPTS = ("PROMPT_TUNING", "P_TUNING")
 
 

@@ -1,6 +1,8 @@
 """The algorithms. A new one is a file here and a line in `METHODS`."""
 
-from silotune.methods.base import Method, MethodOptions, Phase, Prediction, Setting, Step, previous, received
+from __future__ import annotations
+
+from silotune.methods.base import Method, MethodOptions, Phase, Prediction, Setting, Step
 from silotune.methods.centralised import Centralised
 from silotune.methods.ditto import Ditto
 from silotune.methods.fedap import FedAP, FedLR
@@ -17,13 +19,16 @@ from silotune.methods.fedprox import FedProx
 from silotune.methods.fedrep import FedRep
 from silotune.methods.local import Local
 from silotune.methods.moon import MOON
+from silotune.models.forward.mixing import previous, received
 
 _ALL: tuple[type[Method], ...] = (
     *(Local, Centralised, FedAvg, FedAvgFull, FedProx),
     *(FedAP, FedLR, MOON, FedRep, FedPer, FedMatch, Ditto, FedMCP, FedFAME, FedPrompt),
     *(FedIT, FedLoRA, FedDPAF, FedDPAT),
 )
+
 METHODS: dict[str, type[Method]] = {method.name: method for method in _ALL}
+
 
 __all__ = [
     "METHODS",

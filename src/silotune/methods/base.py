@@ -14,21 +14,24 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from silotune.anchors import frozen as frozen
-from silotune.anchors import previous as previous
-from silotune.anchors import received as received
 from silotune.config.section import Section
+from silotune.core.tensors import State, Tensors
 from silotune.data.batching import Batch
-from silotune.heads import Head
-from silotune.mixing import Mix
-from silotune.parts import Part, Scope, State, Tensors
-from silotune.tuners.base import Tuner
-from silotune.views import View
-from silotune.weighting import InstanceWeighting
+from silotune.methods.instance_weighting import InstanceWeighting
+from silotune.methods.parts import Part, Scope
+from silotune.models.forward.mixing import Mix
+from silotune.models.forward.mixing import frozen as frozen
+from silotune.models.forward.mixing import previous as previous
+from silotune.models.forward.mixing import received as received
+from silotune.models.forward.views import View
+from silotune.models.heads import Head
+from silotune.models.tuners.base import Tuner
 
 # The usual names of parts.
 GLOBAL = "global"
+
 PRIVATE = "private"
+
 HEAD = "head"
 
 
@@ -48,6 +51,7 @@ def proximal(tensors: Tensors, anchor: Tensors) -> Tensor:
 
 
 _WORK = ("loss", "steps", "rows", "real_tokens", "padded_tokens", "seconds")
+
 LOGGED = frozenset(("event", "round", "silo", "note", "bytes_up", "bytes_down", *_WORK))
 """What the events of a silo's round say of their own; no term of a loss has such a name."""
 

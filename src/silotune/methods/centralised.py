@@ -1,5 +1,7 @@
 """Centralised training: all rows in one place, the bound that federation is measured against."""
 
+from __future__ import annotations
+
 from silotune.methods.local import Local
 
 

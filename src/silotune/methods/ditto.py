@@ -8,7 +8,7 @@ from pydantic import Field
 from torch import Tensor
 
 from silotune.methods.base import GLOBAL, PRIVATE, Method, MethodOptions, Phase, Prediction, Step, proximal
-from silotune.parts import Part, Scope, private, shared
+from silotune.methods.parts import Part, Scope, private, shared
 
 
 class DittoOptions(MethodOptions):

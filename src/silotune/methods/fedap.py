@@ -1,5 +1,7 @@
 """FedAP and FedLR (Zhang et al. 2023, FedPETuning): FedAvg of one bottleneck adapter, or of LoRA."""
 
+from __future__ import annotations
+
 from silotune.methods.fedavg import FedAvg
 
 _PAPER = "Zhang et al. 2023, FedPETuning: When Federated Learning Meets the PEFT Methods of Pre-trained Language Models"

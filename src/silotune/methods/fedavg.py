@@ -1,8 +1,10 @@
 """FedAvg (McMahan et al. 2017): clients train on their data, the coordinator averages what they send."""
 
+from __future__ import annotations
+
 from silotune.methods.base import GLOBAL
+from silotune.methods.parts import Scope
 from silotune.methods.supervised import Supervised
-from silotune.parts import Scope
 
 
 class FedAvg(Supervised):

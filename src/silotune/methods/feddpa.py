@@ -7,14 +7,15 @@ from typing import Literal, cast
 from pydantic import Field
 from torch import Tensor
 
-from silotune.methods.base import GLOBAL, HEAD, PRIVATE, Phase, Prediction, Step, received
+from silotune.methods.base import GLOBAL, HEAD, PRIVATE, Phase, Prediction, Step
 from silotune.methods.fedit import FedIT, FedITOptions
 from silotune.methods.fedlora import FedLoRA
-from silotune.mixing import Mix
-from silotune.parts import Part, private
-from silotune.weighting import InstanceWeighting, Representation, Similarity
+from silotune.methods.instance_weighting import InstanceWeighting, Representation, Similarity
+from silotune.methods.parts import Part, private
+from silotune.models.forward.mixing import Mix, received
 
 _PAPER = "Yang et al. 2024, Dual-Personalizing Adapter for Federated Foundation Models (FedDPA)"
+
 _EMBED: dict[str, Mix] = {"global": {GLOBAL: 1}, "local": {PRIVATE: 1}, "base": {}}
 
 

@@ -7,21 +7,11 @@ from typing import cast
 from pydantic import Field
 from torch import Tensor, nn
 
-from silotune.heads.projection import Projection
-from silotune.methods.base import (
-    GLOBAL,
-    HEAD,
-    Method,
-    MethodOptions,
-    Phase,
-    Prediction,
-    Setting,
-    Step,
-    previous,
-    received,
-)
+from silotune.methods.base import GLOBAL, HEAD, Method, MethodOptions, Phase, Prediction, Setting, Step
+from silotune.methods.parts import Part, shared
 from silotune.methods.similarity import model_contrast
-from silotune.parts import Part, shared
+from silotune.models.forward.mixing import previous, received
+from silotune.models.heads.projection import Projection
 
 PROJECTION = "head_projection"
 

@@ -8,7 +8,7 @@ from pydantic import Field
 from torch import Tensor
 
 from silotune.methods.base import GLOBAL, HEAD, Method, MethodOptions, Phase, Prediction, Step, proximal
-from silotune.parts import Part, shared
+from silotune.methods.parts import Part, shared
 
 
 class FedITOptions(MethodOptions):

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from silotune.methods.base import GLOBAL, HEAD, PRIVATE, Phase, Prediction, Step
 from silotune.methods.fedit import FedIT
-from silotune.parts import Part, Scope, private
+from silotune.methods.parts import Part, Scope, private
 
 
 class FedLoRA(FedIT):

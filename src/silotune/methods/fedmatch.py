@@ -5,8 +5,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from silotune.methods.base import GLOBAL, HEAD, PRIVATE, Method, Phase, Prediction, Step
-from silotune.mixing import Mix
-from silotune.parts import Part, private, shared
+from silotune.methods.parts import Part, private, shared
+from silotune.models.forward.mixing import Mix
 
 FULL: Mix = {GLOBAL: 0.5, PRIVATE: 0.5}
 

@@ -7,10 +7,10 @@ from typing import Literal, cast
 from pydantic import Field
 from torch import Tensor
 
-from silotune.methods.base import GLOBAL, PRIVATE, Method, MethodOptions, Phase, Prediction, Step, received
+from silotune.methods.base import GLOBAL, PRIVATE, Method, MethodOptions, Phase, Prediction, Step
+from silotune.methods.parts import Part, private, shared
 from silotune.methods.similarity import SIMILARITIES
-from silotune.mixing import Mix
-from silotune.parts import Part, private, shared
+from silotune.models.forward.mixing import Mix, received
 
 FULL: Mix = {GLOBAL: 0.5, PRIVATE: 0.5}  # section IV-B
 

@@ -1,7 +1,9 @@
 """FedPer (Arivazhagan et al. 2019): a shared body under a personal head, trained together."""
 
+from __future__ import annotations
+
 from silotune.methods.fedavg import FedAvg
-from silotune.parts import Part, private
+from silotune.methods.parts import Part, private
 
 
 class FedPer(FedAvg):

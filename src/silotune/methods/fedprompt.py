@@ -1,5 +1,7 @@
 """FedPrompt (Zhao et al. 2023): federated prompt tuning; only the soft prompt is trained and sent."""
 
+from __future__ import annotations
+
 from silotune.methods.fedavg import FedAvg
 
 

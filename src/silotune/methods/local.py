@@ -1,8 +1,10 @@
 """Local training: each silo tunes its own model and sends nothing."""
 
+from __future__ import annotations
+
 from silotune.methods.base import PRIVATE
+from silotune.methods.parts import Part, Scope
 from silotune.methods.supervised import Supervised
-from silotune.parts import Part, Scope
 
 
 class Local(Supervised):

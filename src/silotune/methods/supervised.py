@@ -7,8 +7,8 @@ from typing import ClassVar, Literal, cast
 from torch import Tensor
 
 from silotune.methods.base import HEAD, Method, MethodOptions, Phase, Prediction, Step
-from silotune.mixing import Mix
-from silotune.parts import Part, Scope
+from silotune.methods.parts import Part, Scope
+from silotune.models.forward.mixing import Mix
 
 
 class SupervisedOptions(MethodOptions):

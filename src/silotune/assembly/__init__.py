@@ -1,1 +1,0 @@
-"""Puts a run together: configuration → backbone, method, silos, coordinator. Nothing here trains."""

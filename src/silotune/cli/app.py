@@ -1,0 +1,41 @@
+"""The typer application that all commands join."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import click
+import typer
+from typer.core import TyperGroup
+
+from silotune.errors import unknown
+
+
+class _Commands(TyperGroup):
+    """An unknown command is answered with those there are."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and self.get_command(ctx, args[0]) is None:
+            raise unknown("command", args[0], self.list_commands(ctx))
+        return super().resolve_command(ctx, args)
+
+
+app = typer.Typer(
+    cls=_Commands,
+    name="silotune",
+    help="Federated parameter-efficient fine-tuning of language models across data silos.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+@app.callback(invoke_without_command=True)
+def _root(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
+    if version:
+        from silotune import __version__
+
+        typer.echo(__version__)
+        raise typer.Exit

@@ -1,0 +1,63 @@
+"""`silotune cost`: parameters, messages, operations and memory of a method, from shapes alone."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from silotune.cli.app import app
+from silotune.cli.catalog import Json
+from silotune.cli.console import Overrides, console
+from silotune.errors import InputError
+
+
+@app.command()
+def cost(
+    method: Annotated[str | None, typer.Argument(metavar="METHOD")] = None,
+    overrides: Overrides = None,
+    as_json: Json = False,
+    papers: Annotated[bool, typer.Option("--papers", help="Print the papers' parameter tables beside ours.")] = False,
+) -> None:
+    """Print what a method costs on a backbone's shape: no weights are needed.
+
+    backbone: shape:bert-base, shape:roberta-base, shape:t5-base, shape:llama-7b, the path of a config.json, default, a
+    local folder or a hub id. Own options: silos (10 a round), tokens (128 a text), labels (2). Tuner and head are those
+    of the demo's setting unless given.
+    """
+    from silotune.cost import estimate, papers_table
+
+    if papers:
+        if method is not None or as_json:
+            raise InputError("cost --papers: takes no method and no --json")
+        typer.echo(papers_table())
+        return
+    if method is None:
+        raise InputError("cost: name a method (see `silotune methods`), or --papers")
+    found = estimate(method, overrides or [])
+    if as_json:
+        typer.echo(json.dumps(found.as_dict(), indent=1))
+        return
+    table = Table(title=f"{found.method} on {found.backbone}: {found.tuner}, head {found.head}")
+    table.add_column("what one silo has")
+    table.add_column("", justify="right")
+    for part in found.parts:
+        table.add_row(f"part {part.part!r} ({part.module}, {part.scope})", f"{part.parameters:,}")
+    table.add_section()
+    share = "of full fine-tuning"
+    table.add_row("model assembled, parameters", f"{found.full_parameters:,}")
+    table.add_row("trained parameters", f"{found.trainable_parameters:,}")
+    table.add_row(share, f"{found.trainable_percent:.4f} %")
+    table.add_row("sent parameters", f"{found.sent_parameters:,}")
+    table.add_row(share, f"{found.sent_percent:.4f} %")
+    table.add_section()
+    table.add_row("one message", f"{found.message_mib:.3f} MiB ({found.message_bytes:,} bytes)")
+    table.add_row(f"{found.silos} silos, up, one round", f"{found.bytes_up:,} bytes")
+    table.add_row(f"{found.silos} silos, down, one round", f"{found.bytes_down:,} bytes")
+    table.add_section()
+    table.add_row(f"training, a text of {found.tokens} tokens", f"{found.flops_per_sample_train / 1e9:,.2f} GFLOP")
+    table.add_row(f"prediction, a text of {found.tokens} tokens", f"{found.flops_per_sample_predict / 1e9:,.2f} GFLOP")
+    table.add_row("peak memory of training, float32 (estimate)", f"{found.peak_memory_mib:,.0f} MiB")
+    console.print(table)

@@ -1,0 +1,145 @@
+"""`silotune export`, `import` and `predict`: what can be done with a finished run, and with a LoRA from elsewhere."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from silotune.cli.app import app
+from silotune.cli.console import say
+from silotune.errors import InputError
+
+if TYPE_CHECKING:
+    from silotune.cli.text_input import Text
+    from silotune.runs.personal_model import PersonalModel
+
+
+RunArgument = Annotated[Path, typer.Argument(help="The folder of a finished run.", metavar="RUN")]
+
+SiloOption = Annotated[str, typer.Option(help="Whose model.")]
+
+_AT_ONCE = 256
+"""Texts answered together: a pipe gets its answers in pieces."""
+
+
+@app.command("export")
+def export_command(
+    run: RunArgument,
+    silo: SiloOption,
+    part: Annotated[
+        str, typer.Option(help="global, private, mixed (the silo's whole model as one adapter) or merged.")
+    ],
+    to: Annotated[Path, typer.Option(help="A new or empty folder.")],
+    base: Annotated[str | None, typer.Option(help="The base model's name in the export; the run's by default.")] = None,
+) -> None:
+    """Write a silo's adapter in the Hugging Face PEFT layout, or its model with adapters folded into the weights."""
+    from silotune.interop.export import check_target, export
+    from silotune.runs.load import load_run
+
+    check_target(to)
+    about = export(load_run(run, precision="fp32"), silo, part, to, base)
+    say(f"wrote {to}: {about['part']} of silo {silo}, round {about['best_round']}; README.md says how to load it")
+    if about["private"]:
+        say(f"it holds parts that never left the silo while training: {', '.join(about['private'])}")
+
+
+@app.command("import")
+def import_command(
+    directory: Annotated[Path, typer.Argument(help="A LoRA as peft saves it.", metavar="DIR")],
+    to: Annotated[Path, typer.Option(help="A new file for `start=`.")],
+    backbone: Annotated[str | None, typer.Option(help="The base model; the one the LoRA names by default.")] = None,
+) -> None:
+    """Check a LoRA of peft against its base model and write it as a run's starting point (`start=FILE`)."""
+    from silotune.models.backbone.loading import load_backbone
+    from silotune.models.tuners.peft_import import read_config, read_peft_lora
+
+    if to.exists():
+        raise InputError(f"--to {to}: already there; choose another file")
+    name = backbone or read_config(directory).get("base_model_name_or_path")
+    if not isinstance(name, str) or not name:
+        raise InputError(f"{directory}/adapter_config.json: names no base model; give it with --backbone")
+    start = read_peft_lora(directory, load_backbone(name, precision="fp32"))
+    try:
+        to.parent.mkdir(parents=True, exist_ok=True)
+        to.write_bytes(start.pack())
+    except OSError as error:
+        raise InputError(f"--to {to}: cannot be written ({error.strerror})") from error
+    say(f"wrote {to}: a LoRA of rank {start.r} at {len(start.tensors) // 2} modules of {name}")
+    say(f"begin a run from it with: silotune run … backbone={name} {' '.join(start.words)} start={to}")
+
+
+@app.command()
+def predict(
+    run: RunArgument,
+    silo: SiloOption,
+    text: Annotated[str | None, typer.Option(help="One text; a pair with a tab between, or as JSON.")] = None,
+    file: Annotated[Path | None, typer.Option(help="A file with one text (or pair) a line; default: stdin.")] = None,
+    explain: Annotated[bool, typer.Option("--explain", help="Also say which parts answer, how weighted.")] = False,
+) -> None:
+    """Answer texts with a finished run's model of one silo: one JSON line each, with label and probabilities.
+
+    Instructions (with an input behind a tab) get an answer instead. --explain adds the weight of each part, and for
+    FedDPA the text's alpha and the similarities it is the mean of.
+    """
+    from silotune.cli.text_input import read_lines
+    from silotune.runs.load import load_run
+
+    if text is not None and file is not None:
+        raise InputError("predict: --text and --file exclude each other; give one of them")
+    with _lines(text, file) as lines:
+        finished = load_run(run)
+        model = finished.model(silo)
+        generates = model.task.kind == "generation"
+        texts = (1, 2) if generates else (finished.federation.texts[silo],)
+        where = "--text" if text is not None else str(file or "stdin")
+        rows = read_lines(lines, where, texts)
+        while some := list(islice(rows, _AT_ONCE)):
+            for line in _answers(model, some, explain):
+                typer.echo(line)
+
+
+def _answers(model: PersonalModel, texts: list[Text], explain: bool) -> Iterator[str]:
+    """One JSON line a text."""
+    found: list[dict[str, object]]
+    if model.task.kind == "generation":
+        found = [{"answer": answer} for answer in model.write(texts)]
+    else:
+        found = [{"label": one.label, "probabilities": one.probabilities} for one in model.predict(texts)]
+    if explain:
+        for answer, why in zip(found, model.explain(texts), strict=True):
+            answer |= {key: value for key, value in asdict(why).items() if value is not None}
+    for text, answer in zip(texts, found, strict=True):
+        yield json.dumps({"text": text, **answer}, ensure_ascii=False)
+
+
+@contextmanager
+def _lines(text: str | None, file: Path | None) -> Iterator[Iterable[str]]:
+    """Where the texts are; a file that cannot be read is refused before anything is loaded."""
+    if text is not None:
+        if not text.strip():
+            raise InputError("--text: is empty")
+        yield [text.replace("\n", " ").replace("\r", " ")]
+        return
+    if file is None:
+        yield (_decoded(line, f"stdin line {number}") for number, line in enumerate(sys.stdin.buffer, 1))
+        return
+    try:
+        content = file.read_bytes()
+    except OSError as error:
+        raise InputError(f"--file {file}: cannot be read ({error.strerror})") from error
+    yield _decoded(content, f"--file {file}").split("\n")
+
+
+def _decoded(content: bytes, where: str) -> str:
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{where}: not UTF-8 (byte {error.start})") from error

@@ -1,0 +1,78 @@
+"""The example that `silotune init` writes: two silos with CSV files, taken from the demo's data."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+from silotune.core.files import make_folder
+from silotune.data.loading import demo_folder
+from silotune.errors import require_unused
+
+CONFIG = """\
+# A federation of your own silos. Run it with: silotune run {name}
+# Any key can also be given on the command line: silotune run {name} method=fedavg rounds=4
+
+method: fedmcp            # silotune methods lists them; silotune parts METHOD says what leaves a silo
+rounds: 3
+seed: 1
+
+backbone: default         # offline MiniLM (silotune[demo]); or a hub id, or a local folder
+
+tuner:
+  name: bottleneck        # also lora, prefix, prompt, p-tuning, bitfit, ia3, full
+  r: 16
+
+head:
+  name: mlp               # mlp or linear; verbalizer and lm read the backbone's own vocabulary
+  scope: private          # private: each silo keeps its head; shared: all silos hold one task
+  pooling: mean           # mean or first (the [CLS] token)
+
+train:                    # one silo's training in one round
+  lr: 1e-3
+  epochs: 1
+  batch_size: 16
+  max_length: 64          # tokens; longer rows are cut
+
+silos:                    # paths are relative to this file; formats: .csv .tsv .jsonl .parquet
+  - name: reviews         # one file is split 6:2:2 into train, validation and test
+    path: reviews.csv
+    text: review          # the text column
+    label: opinion        # label names are read from this column
+  - name: support
+    path: support.csv
+    text: [first_question, second_question]   # two columns: pairs
+    label: relation
+    # task: duplicates    # silos of one task share label names (default: the silo's name)
+    # labels: [different, duplicate]          # where the file does not show them all
+    # metric: f1          # accuracy, f1, or rouge1 where answers are written
+  # a folder with train.csv, validation.csv and test.csv (or other formats) is taken as it is split
+"""
+
+
+def write_example(directory: Path) -> Path:
+    """Write the example and return the path of its configuration.
+
+    Raises:
+        InputError: if the directory holds anything already.
+    """
+    require_unused(directory)
+    make_folder(directory, str(directory))
+    _csv("sentiment", directory / "reviews.csv", ["review", "opinion"])
+    _csv("duplicate_question", directory / "support.csv", ["first_question", "second_question", "relation"])
+    path = directory / "federation.yaml"
+    path.write_text(CONFIG.format(name=path), encoding="utf-8")
+    return path
+
+
+def _csv(task: str, path: Path, columns: list[str]) -> None:
+    folder = demo_folder() / task
+    names = json.loads((folder / "meta.json").read_text(encoding="utf-8"))["label_names"]
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(columns)
+        for line in (folder / "train.jsonl").read_text(encoding="utf-8").splitlines():
+            row = json.loads(line)
+            texts = [row[column] for column in ("sentence1", "sentence2") if column in row]
+            writer.writerow([*texts, names[row["label"]]])

@@ -1,0 +1,70 @@
+"""`silotune report` and `silotune watch`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from silotune.cli.app import app
+from silotune.cli.console import console, say
+
+
+@app.command()
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="Run folders, or folders of compare.", metavar="RUN…")],
+    out: Annotated[Path, typer.Option(help="The HTML file.")] = Path("report.html"),
+    ddof: Annotated[int, typer.Option(min=0, max=1, help="Of the standard deviation over seeds.")] = 1,
+    title: Annotated[str, typer.Option(help="Of the page.")] = "",
+) -> None:
+    """One self-contained HTML page about finished runs; figures also as PNG and SVG beside it."""
+    from silotune.errors import InputError
+    from silotune.experiments.report.collect import read_entries
+    from silotune.experiments.report.html_page import write_report
+    from silotune.experiments.report.tables_by_method import score_grid, terminal
+
+    if out.is_dir():
+        raise InputError(f"--out {out}: is a folder; give the HTML file's path")
+    entries = read_entries(runs)
+    console.print(terminal(score_grid(entries, ddof), console.width))
+    say(f"wrote {write_report(entries, out, ddof=ddof, title=title)}")
+
+
+@app.command()
+def watch(
+    run: Annotated[Path, typer.Argument(help="The run folder.", metavar="RUN")],
+    once: Annotated[bool, typer.Option("--once", help="Show it once and end.")] = False,
+    every: Annotated[float, typer.Option(min=0.1, help="Seconds between looks.")] = 1.0,
+) -> None:
+    """A running run, live; ends with it."""
+    from silotune.experiments.report.watch import follow
+
+    follow(run, console, once=once, every=every)
+
+
+@app.command()
+def personalization(
+    runs: Annotated[list[Path], typer.Argument(help="Run folders, or folders of compare.", metavar="RUN…")],
+    out: Annotated[Path, typer.Option(help="A new or empty folder for tables and figures.")],
+    ddof: Annotated[int, typer.Option(min=0, max=1, help="Of the standard deviation over seeds.")] = 1,
+) -> None:
+    """Personalisation and test-time personalisation per task, of runs with evaluation.test_time=true (FedDPA)."""
+    from silotune.core.files import make_folder
+    from silotune.errors import require_unused
+    from silotune.experiments.report.collect import read_entries
+    from silotune.experiments.report.personalization import heatmap, measure_grids, rounds, unseen_grid
+    from silotune.experiments.report.tables_by_method import markdown, terminal
+
+    require_unused(out, "--out")
+    entries = read_entries(runs)
+    left_out = unseen_grid(entries, ddof)
+    grids = [*measure_grids(entries, ddof), *([left_out] if left_out else [])]
+    for grid in grids:
+        console.print(terminal(grid, console.width))
+    make_folder(out, f"--out {out}")
+    tables = "\n".join(f"## {grid.title}\n\n{markdown(grid)}" for grid in grids)
+    (out / "tables.md").write_text(tables, encoding="utf-8")
+    heatmap(entries, out / "silo-task.png")
+    rounds(entries, out / "rounds.png")
+    say(f"wrote {out}: tables.md and figures")

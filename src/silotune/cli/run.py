@@ -1,0 +1,107 @@
+"""`silotune run` and `silotune demo`."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from silotune.cli.app import app
+from silotune.cli.console import Overrides, console, default_folder, progress_bars, say
+from silotune.errors import OR_RESUME, InputError, require_unused, unknown
+
+if TYPE_CHECKING:
+    from silotune.config import Config
+    from silotune.runs.run import Run
+
+
+ENGINES = ("inprocess", "flower-local")
+
+DEMO_METHODS = ("local", "fedavg", "fedmcp")
+
+
+@app.command("run")
+def run_command(
+    source: Annotated[str, typer.Argument(help="A preset or a YAML file.", metavar="PRESET_OR_YAML")],
+    overrides: Overrides = None,
+    out: Annotated[Path | None, typer.Option(help="The run folder.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted run.")] = False,
+    engine: Annotated[
+        str, typer.Option(help="What runs the silos: inprocess, or flower-local (a process for each, over Flower).")
+    ] = "inprocess",
+    workers: Annotated[
+        int, typer.Option(min=1, help="Processes for the silos (give threads=1, or they share the cores).")
+    ] = 1,
+    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Also write the run's numbers for it.")] = False,
+) -> None:
+    """Run one method over one setting."""
+    if engine not in ENGINES:
+        raise unknown("engine", engine, ENGINES)
+    if engine != "inprocess" and workers > 1:
+        raise InputError(f"--workers: of the engine inprocess; {engine} has a process for each silo")
+    from silotune.experiments.report.tables import result_table
+    from silotune.experiments.report.tensorboard import TensorBoard
+    from silotune.runs.build.resolve import read_config
+    from silotune.runs.run import run
+
+    config = read_config(source, overrides or [])
+    folder = out or default_folder(source, config)
+    with progress_bars() as bars:
+        progress = bars(config.method.name, config.rounds)
+        with TensorBoard(folder, progress) if tensorboard else nullcontext(progress) as report:
+            if engine == "flower-local":
+                from silotune.distributed.deploy.local_run import run_local
+
+                summary, privacy = run_local(config, folder, resume=resume, progress=report, announce=say)
+            else:
+                finished = run(config, out=folder, resume=resume, progress=report, announce=say, workers=workers)
+                summary, privacy = finished.summary, finished.federation.privacy
+    console.print(result_table([summary]))
+    say(_leaves(config, summary))
+    if privacy is not None and privacy.stops:
+        say(privacy.stops)
+    say(f"run folder: {folder}")
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option(help="Where the run folders and the report go.")] = Path("runs/demo"),
+    resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted demo.")] = False,
+) -> None:
+    """Federate six small tasks: Local, FedAvg (PEFT) and FedMCP, side by side."""
+    from silotune.experiments.report.collect import read_entries
+    from silotune.experiments.report.html_page import write_report
+    from silotune.experiments.report.tables import result_table
+    from silotune.runs.build.resolve import read_config
+    from silotune.runs.run import run
+
+    if not resume:
+        require_unused(out, "--out", OR_RESUME)
+    runs: list[Run] = []
+    with progress_bars() as bars:
+        for method in DEMO_METHODS:
+            config = read_config("demo", [f"method={method}"])
+            folder = out / method
+            backbone = runs[-1].federation.backbone if runs else None
+            report = bars(method, config.rounds)
+            runs.append(run(config, out=folder, resume=resume, progress=report, backbone=backbone))
+    console.print(result_table([finished.summary for finished in runs]))
+    page = write_report(read_entries([finished.folder for finished in runs]), out / "report.html", title="The demo")
+    say(f"run folders: {', '.join(str(finished.folder) for finished in runs)}")
+    say(f"accuracy per round and silo, and what was sent: {page}")
+
+
+def _leaves(config: Config, summary: dict[str, Any]) -> str:
+    from silotune.methods.parts import Scope, names_with
+    from silotune.runs.build.resolve import make_method
+
+    method = make_method(config)
+    if method.centralised:
+        return "all rows were in one place"
+    shared = names_with(method.parts(), Scope.SHARED)
+    if not shared:
+        return "nothing left a silo"
+    sent = summary["bytes_up"]
+    return f"what left the silos: {', '.join(shared)} ({sent / 2**20:.2f} MiB in all); everything else stayed"

@@ -1,0 +1,77 @@
+"""How the coordinator combines updates: means, robust statistics, and clipping before either."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import TYPE_CHECKING
+
+from silotune.communication.aggregation.mean import by_samples, uniform, weighted_mean
+from silotune.communication.aggregation.robust import krum, median, most_byzantine, multi_krum, trimmed_mean
+from silotune.communication.aggregation.update import Aggregation, Update, change_norm, clipped, in_name_order
+from silotune.core.numeric import share_of
+from silotune.errors import InputError
+
+if TYPE_CHECKING:
+    from silotune.config.aggregation import AggregationConfig
+
+
+__all__ = ["AGGREGATIONS", "Aggregation", "Update", "by_samples", "change_norm", "clipped", "make_aggregation"]
+
+__all__ += ["in_name_order", "uniform", "weighted_mean"]
+
+
+AGGREGATIONS: dict[str, Aggregation] = {"uniform": uniform, "samples": by_samples, "median": median}
+"""Those without options; `make_aggregation` knows all."""
+
+
+def make_aggregation(config: AggregationConfig, silos: int) -> Aggregation:
+    """The configured aggregation.
+
+    Args:
+        config: the section `aggregation`.
+        silos: how many silos send an update in a round.
+
+    Raises:
+        InputError: if its options do not fit that many.
+    """
+    if config.name in AGGREGATIONS:
+        return AGGREGATIONS[config.name]
+    if config.name == "trimmed-mean":
+        return _trimmed_mean(config.trim, silos)
+    byzantine = _byzantine(config, silos)
+    if config.name == "krum":
+        return partial(krum, byzantine=byzantine)
+    if config.byzantine is None:
+        byzantine = max(byzantine, 1)  # of 3 or 4 silos Krum's bound allows none, and all would be averaged
+    if config.keep is not None and config.keep > silos - byzantine:
+        raise InputError(
+            f"aggregation.keep: {config.keep} updates of a round's {silos}, of which {byzantine} may be malicious "
+            f"(aggregation.byzantine); allowed: up to {silos - byzantine}"
+        )
+    return partial(multi_krum, byzantine=byzantine, keep=config.keep)
+
+
+def _trimmed_mean(trim: float, silos: int) -> Aggregation:
+    cut = share_of(trim, silos)
+    if 2 * cut >= silos:
+        most = math.floor(1000 * ((silos - 1) // 2) / silos) / 1000
+        rule = f"up to {most:g}" if silos > 2 else "another aggregation (it needs 3 silos)"
+        raise InputError(
+            f"aggregation.trim: {trim:g} cuts {cut} at each end, and only {silos} silos take part in a round; "
+            f"allowed: {rule}"
+        )
+    return partial(trimmed_mean, trim=trim)
+
+
+def _byzantine(config: AggregationConfig, silos: int) -> int:
+    """Krum's f: the one given, or the most that this many silos allow."""
+    if silos < 3:
+        raise InputError(f"aggregation={config.name}: needs at least 3 silos in a round, but only {silos} take part")
+    most = most_byzantine(silos)
+    if config.byzantine is not None and config.byzantine > most:
+        raise InputError(
+            f"aggregation.byzantine: {config.byzantine} malicious silos among {silos} in a round are too many for "
+            f"{config.name} (it needs n >= 2f + 3); allowed: up to {most}"
+        )
+    return most if config.byzantine is None else config.byzantine

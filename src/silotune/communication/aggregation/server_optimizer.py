@@ -1,0 +1,68 @@
+"""Server optimisers: the coordinator takes a step along the aggregated change instead of adopting the mean.
+
+FedAvgM (Hsu et al. 2019); FedAdagrad, FedAdam, FedYogi (Reddi et al. 2021, Algorithm 2, without bias correction).
+An orthogonal choice for any method.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from silotune.core.tensors import Tensors
+
+_SecondMoment = Callable[[Tensor, Tensor, float], Tensor]
+
+SECOND_MOMENTS: dict[str, _SecondMoment] = {
+    "adagrad": lambda v, square, beta2: v + square,
+    "adam": lambda v, square, beta2: beta2 * v + (1 - beta2) * square,
+    "yogi": lambda v, square, beta2: v - (1 - beta2) * square * torch.sign(v - square),
+}
+"""The v of Algorithm 2: (v, Δ², β₂) → new v."""
+
+
+@dataclass
+class ServerOptimizer:
+    """`Δ = mean − x`; `m ← β₁·m + (1 − β₁)·Δ`; `x ← x + lr·m / (√v + τ)`.
+
+    `none` adopts the mean (lr 1) or goes `lr` of the way; `avgm` is momentum without the (1 − β₁) and without v.
+
+    Args:
+        name: none, avgm, adam, yogi or adagrad.
+        lr: the server's learning rate.
+        beta1: momentum.
+        beta2: decay of the second moment.
+        tau: adaptivity; v starts at τ².
+        state: `{"m/part/tensor": …, "v/part/tensor": …}`, float32, kept in checkpoints.
+    """
+
+    name: str = "none"
+    lr: float = 1.0
+    beta1: float = 0.9
+    beta2: float = 0.99
+    tau: float = 1e-3
+    state: Tensors = field(default_factory=dict)
+
+    def step(self, current: Tensors, mean: Tensors) -> Tensors:
+        """The new shared tensors, by "part/tensor" name."""
+        if self.name == "none" and self.lr == 1:
+            return mean
+        return {name: self._step(name, current[name], mean[name]) for name in current}
+
+    def _step(self, name: str, x: Tensor, mean: Tensor) -> Tensor:
+        delta = mean - x
+        if self.name == "none":
+            return x + self.lr * delta
+        m = self.state.get(f"m/{name}", torch.zeros_like(x))
+        if self.name == "avgm":
+            m = self.beta1 * m + delta
+            self.state[f"m/{name}"] = m
+            return x + self.lr * m
+        m = self.beta1 * m + (1 - self.beta1) * delta
+        v = self.state.get(f"v/{name}", torch.full_like(x, self.tau**2))
+        v = SECOND_MOMENTS[self.name](v, delta.square(), self.beta2)
+        self.state |= {f"m/{name}": m, f"v/{name}": v}
+        return x + self.lr * m / (v.sqrt() + self.tau)

@@ -1,0 +1,161 @@
+"""What travels: safetensors bytes with shared tensors and a few fields, checked on arrival. Nothing is unpickled."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from safetensors import SafetensorError
+from torch import Tensor
+
+from silotune.core.serialization import read_metadata, read_tensors, tensor_bytes
+from silotune.core.tensors import State, Tensors, flatten, unflatten
+from silotune.errors import InputError
+from silotune.methods.parts import Part, Scope
+
+Fields = dict[str, str | int | float]
+
+_METADATA = "silotune"
+
+_SMALL = 65_536  # numbers
+
+
+BROADCAST_FIELDS: Mapping[str, type] = {"round": int}
+
+UPDATE_FIELDS: Mapping[str, type] = {"round": int, "silo": str, "rows": int}
+
+CHANGE_FIELDS: Mapping[str, type] = {**UPDATE_FIELDS, "uplink": str}
+"""Of an update that holds a change instead of the parts; `uplink` names what the change has passed."""
+
+
+class MessageRefused(InputError):
+    """A malformed message; the round goes on without it."""
+
+
+@dataclass(frozen=True)
+class Expected:
+    """The shapes and dtypes a message must have, by "part/tensor" name. Float32 where no dtype is said."""
+
+    shapes: dict[str, tuple[int, ...]]
+    dtypes: Mapping[str, torch.dtype] = field(default_factory=dict)
+
+    @classmethod
+    def like(cls, tensors: Tensors) -> Expected:
+        """The shapes of these tensors."""
+        return cls({name: tuple(tensor.shape) for name, tensor in tensors.items()})
+
+    def dtype(self, name: str) -> torch.dtype:
+        """A tensor's dtype."""
+        return self.dtypes.get(name, torch.float32)
+
+
+def shared_tensors(state: State, parts: Mapping[str, Part]) -> Tensors:
+    """The only way from a silo's state into a message: the tensors of the shared parts, by "part/tensor" name."""
+    return flatten({name: state[name] for name, part in parts.items() if part.scope is Scope.SHARED})
+
+
+def broadcast_message(shared: State, number: int) -> bytes:
+    """What opens a round: the shared parts and the round's number."""
+    return pack(flatten(shared), {"round": number})
+
+
+def read_broadcast(message: bytes, expected: Expected) -> tuple[State, int]:
+    """The shared parts and the round's number.
+
+    Raises:
+        MessageRefused: for anything that is not exactly as expected.
+    """
+    tensors, fields = unpack(message, expected, BROADCAST_FIELDS)
+    return unflatten(tensors), int(fields["round"])
+
+
+def update_message(state: State, parts: Mapping[str, Part], number: int, silo: str, rows: int) -> bytes:
+    """What leaves a silo: exactly the shared parts, the round, its name and its row count."""
+    return pack(shared_tensors(state, parts), {"round": number, "silo": silo, "rows": rows})
+
+
+def change_message(written: Tensors, uplink: str, number: int, silo: str, rows: int) -> bytes:
+    """What leaves a silo that has an uplink: what this made of the shared parts' change, and the same fields."""
+    return pack(written, {"round": number, "silo": silo, "rows": rows, "uplink": uplink})
+
+
+def with_rows(message: bytes, rows: int) -> bytes:
+    """An update of one's own, saying another row count."""
+    return pack(read_tensors(message), read_metadata(message, _METADATA) | {"rows": rows})
+
+
+def pack(tensors: Tensors, fields: Fields) -> bytes:
+    """Serialise tensors and fields."""
+    return tensor_bytes(tensors, {_METADATA: json.dumps(fields, sort_keys=True)})
+
+
+def unpack(message: bytes, expected: Expected, fields: Mapping[str, type]) -> tuple[Tensors, Fields]:
+    """Read a message and check it.
+
+    Args:
+        message: the bytes as received.
+        expected: names, shapes and dtypes of the tensors.
+        fields: the fields that must be there, with their types.
+
+    Raises:
+        MessageRefused: with the reason, for anything that is not exactly as expected.
+    """
+    try:
+        tensors, found = read_tensors(message), read_metadata(message, _METADATA)
+    except (SafetensorError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise MessageRefused(f"not a silotune message ({str(error)[:80]})") from error
+    _check_fields(found, fields)
+    check_tensors(tensors, expected)
+    return tensors, found
+
+
+def _check_fields(found: object, fields: Mapping[str, type]) -> None:
+    if not isinstance(found, dict) or found.keys() != fields.keys():
+        raise MessageRefused(f"fields must be {sorted(fields)}")
+    for name, kind in fields.items():
+        if type(found[name]) is not kind:
+            raise MessageRefused(f"field {name!r} must be {kind.__name__}")
+
+
+def check_tensors(tensors: Tensors, expected: Expected) -> None:
+    """Refuse tensors that are not as expected.
+
+    Raises:
+        MessageRefused: missing, extra, wrong shape or dtype, or not finite.
+    """
+    missing = sorted(expected.shapes.keys() - tensors.keys())
+    extra = sorted(tensors.keys() - expected.shapes.keys())
+    if missing or extra:
+        raise MessageRefused(f"tensors missing {missing[:3]}, unexpected {extra[:3]}")
+    for name, shape in expected.shapes.items():
+        tensor = tensors[name]
+        if tuple(tensor.shape) != shape:
+            raise MessageRefused(f"tensor {name!r} has shape {tuple(tensor.shape)}, expected {shape}")
+        if tensor.dtype is not expected.dtype(name):
+            raise MessageRefused(f"tensor {name!r} has dtype {tensor.dtype}, expected {expected.dtype(name)}")
+    if not _all_finite(tensors.values()):
+        name = next(name for name in expected.shapes if not torch.isfinite(tensors[name]).all())
+        raise MessageRefused(f"tensor {name!r} holds NaN or infinity")
+
+
+def _all_finite(tensors: Iterable[Tensor]) -> bool:
+    """Small tensors are put together: a call for each would cost more than all their numbers.
+
+    The least and the largest of them are finite only where all are: one pass, no mask.
+    """
+    small: dict[torch.dtype, list[Tensor]] = {}
+    large = []
+    for tensor in tensors:
+        if tensor.dtype.is_floating_point and tensor.numel() <= _SMALL:
+            small.setdefault(tensor.dtype, []).append(tensor.reshape(-1))
+        else:
+            large.append(tensor)
+    together = [*map(torch.cat, small.values()), *large]
+    return all(bool(torch.isfinite(torch.stack(torch.aminmax(one))).all()) for one in together if one.numel())
+
+
+def size(tensors: Mapping[str, Tensor]) -> int:
+    """Bytes of the tensors themselves, without header."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())

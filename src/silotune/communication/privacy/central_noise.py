@@ -1,0 +1,48 @@
+"""Noise on the coordinator's mean: central differential privacy (McMahan et al. 2018, Algorithm 1)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+
+from silotune.communication.aggregation.update import Update
+from silotune.communication.privacy.gaussian import Gaussian
+from silotune.communication.privacy.noise_stream import draws
+from silotune.core.norms import change_from, scaled_down
+from silotune.core.tensors import Tensors
+
+COORDINATOR = ":coordinator"
+
+
+@dataclass(frozen=True)
+class CentralNoise:
+    """The mean of clipped changes plus Gaussian noise of `multiplier·clip / silos` per number.
+
+    The sum is divided by how many silos a round has, not by how many updates arrived: one that is missing or refused
+    counts as no change. Replacing one silo's rows then moves the mean by `2·clip / silos` at most.
+
+    Args:
+        multiplier: z, the noise in units of `clip`.
+        clip: the L2 norm that a change is scaled down to.
+        silos: in a round.
+        seed: of the run.
+        secret: the coordinator's; see `uplink/draws.py`.
+    """
+
+    multiplier: float
+    clip: float
+    silos: int
+    seed: int
+    secret: bytes | None = None
+
+    def __call__(self, before: Tensors, updates: Iterable[Update], number: int) -> Tensors:
+        """The shared parts after a round; `updates` in silo-name order."""
+        mean: Tensors = {name: torch.zeros_like(tensor, dtype=torch.float64) for name, tensor in before.items()}
+        for update in updates:
+            for name, tensor in scaled_down(change_from(before, update.tensors), self.clip, "l2").items():
+                mean[name] += tensor / self.silos
+        noise = Gaussian(self.multiplier * self.clip / self.silos)
+        noised = noise(mean, draws(self.seed, self.secret, COORDINATOR, number, mean, repr(noise)))
+        return {name: (tensor.double() + noised[name]).to(tensor.dtype) for name, tensor in before.items()}

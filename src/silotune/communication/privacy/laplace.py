@@ -1,0 +1,38 @@
+"""Laplace noise on what a silo sends (FedPrompt, section 3.4; Dwork et al. 2006, Proposition 1)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from silotune.communication.privacy.noise_stream import Draws
+from silotune.core.tensors import Tensors
+
+PURPOSE = "laplace"
+
+
+def laplace_scale(clip: float, epsilon: float) -> float:
+    """`2C / ε`: replacing all of a silo's rows moves a change of L1 norm C or less by 2C at most, in L1."""
+    return 2 * clip / epsilon
+
+
+def laplace(uniform: Tensor, scale: float) -> Tensor:
+    """Uniform numbers in (0, 1) → Laplace numbers, by the inverse of the distribution function."""
+    centred = uniform - 0.5
+    return -scale * centred.sign() * torch.log1p(-2 * centred.abs())
+
+
+@dataclass(frozen=True)
+class Laplace:
+    """Adds an independent Laplace number of this scale to every coordinate."""
+
+    scale: float
+
+    def __call__(self, change: Tensors, draws: Draws) -> Tensors:
+        """See `uplink.base.Step`."""
+        return {
+            name: tensor.double() + laplace(draws.uniform(PURPOSE, name, tuple(tensor.shape)), self.scale)
+            for name, tensor in change.items()
+        }

@@ -1,0 +1,161 @@
+"""Fewer bits per number: half precision, and signed integers of 8 or 4 bits with a scale per channel.
+
+A channel is a slice along the shorter of a tensor's first and last axis (a rank of a LoRA, a unit of a bottleneck, a
+token of a prompt): few scales, each over many numbers. Tensors of one axis or none have one scale. The largest number
+of a channel is exactly within reach, zero is exactly zero, and with rounding to the nearest code nothing moves by more
+than half a scale.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+Shape = tuple[int, ...]
+
+Layout = dict[str, tuple[Shape, torch.dtype]]
+"""What stands for one tensor in a message: suffix of its name → shape and dtype."""
+
+
+VALUES = ""
+
+SCALE = ":scale"
+
+_FP16_MOST = 65504.0
+
+
+class Codec(Protocol):
+    """How numbers are written in a message."""
+
+    @property
+    def draws(self) -> bool:
+        """Whether `encode` needs uniform numbers."""
+
+    def layout(self, shape: Shape) -> Layout:
+        """What `encode` makes of a tensor of this shape."""
+
+    def encode(self, tensor: Tensor, uniform: Tensor | None = None) -> dict[str, Tensor]:
+        """A float tensor as it is written; `uniform`, of its shape, is for rounding by chance."""
+
+    def decode(self, written: Mapping[str, Tensor], shape: Shape) -> Tensor:
+        """What was written as float32.
+
+        Raises:
+            ValueError: with the reason, where `encode` cannot have written it.
+        """
+
+
+@dataclass(frozen=True)
+class Half:
+    """IEEE half precision; what is beyond its range becomes its largest number."""
+
+    draws: bool = False
+
+    def layout(self, shape: Shape) -> Layout:
+        """See `Codec.layout`."""
+        return {VALUES: (shape, torch.float16)}
+
+    def encode(self, tensor: Tensor, uniform: Tensor | None = None) -> dict[str, Tensor]:
+        """See `Codec.encode`."""
+        return {VALUES: tensor.clamp(-_FP16_MOST, _FP16_MOST).to(torch.float16)}
+
+    def decode(self, written: Mapping[str, Tensor], shape: Shape) -> Tensor:
+        """See `Codec.decode`."""
+        return written[VALUES].float()
+
+
+@dataclass(frozen=True)
+class Integers:
+    """Codes from −most to most: 127 for int8, 7 for int4, of which two share a byte (the first in its low half)."""
+
+    most: int
+    stochastic: bool = False
+
+    @property
+    def draws(self) -> bool:
+        """See `Codec.draws`."""
+        return self.stochastic
+
+    @property
+    def packed(self) -> bool:
+        """Whether two codes share a byte."""
+        return self.most < 8
+
+    def layout(self, shape: Shape) -> Layout:
+        """See `Codec.layout`."""
+        scales = (channels(shape),)
+        if self.packed:
+            return {VALUES: ((-(-prod(shape) // 2),), torch.uint8), SCALE: (scales, torch.float32)}
+        return {VALUES: (shape, torch.int8), SCALE: (scales, torch.float32)}
+
+    def encode(self, tensor: Tensor, uniform: Tensor | None = None) -> dict[str, Tensor]:
+        """See `Codec.encode`."""
+        shape = tuple(tensor.shape)
+        rows = _by_channel(tensor.double(), shape)
+        scale = self._scales(rows)
+        steps = rows / scale.double().unsqueeze(1)
+        steps = steps.round() if uniform is None else (steps + _by_channel(uniform, shape)).floor()
+        codes = steps.nan_to_num(0.0, 0.0, 0.0).clamp(-self.most, self.most)  # a channel of zeros, or a scale of NaN
+        values = _from_channels(codes.to(torch.int8), shape)
+        return {VALUES: pack4(values) if self.packed else values, SCALE: scale}
+
+    def _scales(self, rows: Tensor) -> Tensor:
+        """Float32, rounded up where rounding down would put a channel's largest number out of reach."""
+        largest = rows.abs().amax(1) if rows.shape[1] else rows.new_zeros(len(rows))
+        scale = (largest / self.most).float()
+        return torch.where(scale.double() * self.most < largest, scale.nextafter(torch.tensor(torch.inf)), scale)
+
+    def decode(self, written: Mapping[str, Tensor], shape: Shape) -> Tensor:
+        """See `Codec.decode`."""
+        scale = written[SCALE]
+        if bool((scale < 0).any()):
+            raise ValueError("has a negative scale")
+        codes = unpack4(written[VALUES], prod(shape)).reshape(shape) if self.packed else written[VALUES]
+        if bool((codes < -self.most).any()):
+            raise ValueError(f"holds a code below {-self.most}")
+        found = _by_channel(codes, shape).float() * scale.unsqueeze(1)
+        return _from_channels(found, shape)
+
+
+def channels(shape: Shape) -> int:
+    """How many scales a tensor has."""
+    return min(shape[0], shape[-1]) if len(shape) > 1 else 1
+
+
+def _by_channel(tensor: Tensor, shape: Shape) -> Tensor:
+    """Shape (channels, numbers of one)."""
+    if len(shape) > 1 and shape[-1] < shape[0]:
+        tensor = tensor.movedim(-1, 0)
+    return tensor.reshape(channels(shape), prod(shape) // max(channels(shape), 1))
+
+
+def _from_channels(rows: Tensor, shape: Shape) -> Tensor:
+    """The inverse of `_by_channel`."""
+    if len(shape) > 1 and shape[-1] < shape[0]:
+        return rows.reshape(shape[-1], *shape[:-1]).movedim(0, -1).contiguous()
+    return rows.reshape(shape)
+
+
+def pack4(codes: Tensor) -> Tensor:
+    """Codes from −7 to 7, each plus 8, two to a byte; an odd one out shares its byte with a zero."""
+    halves = (codes.reshape(-1).to(torch.int16) + 8).to(torch.uint8)
+    if len(halves) % 2:
+        halves = torch.cat([halves, torch.full((1,), 8, dtype=torch.uint8)])
+    return halves[0::2] | (halves[1::2] << 4)
+
+
+def unpack4(packed: Tensor, count: int) -> Tensor:
+    """The first `count` codes of packed bytes, int8.
+
+    Raises:
+        ValueError: what fills the last byte is not zero.
+    """
+    halves = torch.stack([packed & 15, packed >> 4], dim=1).reshape(-1).to(torch.int8) - 8
+    if bool((halves[count:] != 0).any()):
+        raise ValueError("has a number too many in its last byte")
+    return halves[:count]

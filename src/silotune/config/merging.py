@@ -1,0 +1,200 @@
+"""Configuration before it is checked: nested dictionaries ("trees") from YAML, dotted keys and layers."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from silotune.config.schema import Config
+from silotune.config.section import Choice, Section, means_anything
+from silotune.errors import InputError
+
+Tree = dict[str, Any]
+
+SECTIONS: dict[str, type[Section] | type[Choice]] = {
+    name: field.annotation
+    for name, field in Config.model_fields.items()
+    if isinstance(field.annotation, type) and issubclass(field.annotation, (Choice, Section))
+}
+"""The groups of keys of a configuration."""
+
+NAMED = tuple(name for name, section in SECTIONS.items() if "name" in section.model_fields)
+"""The sections for which `x=name` is short for `x.name=name`."""
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML in which a key given twice is an error instead of the last one winning."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.value in seen:
+                raise yaml.constructor.ConstructorError(None, None, f"key {key.value!r} appears twice", key.start_mark)
+            seen.add(str(key.value))
+        return super().construct_mapping(node, deep)
+
+
+def read_tree(path: Path) -> Tree:
+    """A YAML file as a tree; its paths are relative to the file.
+
+    Raises:
+        InputError: if it cannot be read, or is not a YAML mapping in UTF-8.
+    """
+    try:
+        text = path.read_bytes().decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InputError(f"config {path}: not UTF-8 (byte {error.start})") from error
+    except OSError as error:
+        raise InputError(f"config {path}: cannot be read ({error.strerror})") from error
+    return absolute(parse_tree(text, str(path)), path.parent)
+
+
+def parse_tree(text: str, source: str) -> Tree:
+    """YAML as a tree.
+
+    Raises:
+        InputError: naming `source` and the line.
+    """
+    try:
+        loaded = yaml.load(text, _Loader)  # a SafeLoader
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f" line {mark.line + 1}:" if mark else ""
+        raise InputError(f"config {source}:{line} not valid YAML ({getattr(error, 'problem', error)})") from error
+    if loaded is None:
+        return {}
+    if not isinstance(loaded, dict):
+        raise InputError(f"config {source}: must be a mapping of keys, not a {type(loaded).__name__}")
+    # a section with nothing in it (all of it a comment, say) says nothing
+    return nested((key, value) for key, value in loaded.items() if key not in SECTIONS or value is not None)
+
+
+def parse_word(text: str) -> tuple[str, Any]:
+    """`key=value` from a command line; the value is read as YAML.
+
+    Raises:
+        InputError: without a key or an equals sign.
+    """
+    key, equals, value = text.partition("=")
+    if not equals or not key.strip():
+        raise InputError(f"expected key=value, got {text!r}")
+    try:
+        return key.strip(), yaml.load(value, _Loader)
+    except (yaml.YAMLError, ValueError, RecursionError):
+        return key.strip(), value
+
+
+def nested(pairs: Iterable[tuple[Any, Any]]) -> Tree:
+    """A tree from (dotted key, value) pairs."""
+    tree: Tree = {}
+    for key, value in pairs:
+        _set(tree, str(key), value)
+    return tree
+
+
+def _set(tree: Tree, key: str, value: Any) -> None:
+    """Set a dotted key; `x=name` for a named section means `x.name=name`."""
+    *path, last = key.split(".")
+    if not path and last in SECTIONS:
+        if isinstance(value, dict):
+            for inner, item in value.items():
+                _set(tree, f"{last}.{inner}", item)
+            return
+        if last in NAMED:
+            path, last = [last], "name"
+    for word in path:
+        tree = tree.setdefault(word, {})
+        if not isinstance(tree, dict):
+            raise InputError(f"{key}: {word!r} already has a plain value")
+    tree[last] = value
+
+
+def absolute(tree: Tree, folder: Path) -> Tree:
+    """Make the tree's paths absolute, relative to a folder: a resolved configuration works from anywhere.
+
+    Those in `per_method` and `compare.variants`, too. A backbone is a path only if there is one; otherwise it may be an
+    id of the hub.
+    """
+    data = tree.get("data")
+    if isinstance(data, dict):
+        resolve(data, "path", folder)
+    silos = tree.get("silos")
+    for silo in silos if isinstance(silos, list) else []:
+        if isinstance(silo, dict):
+            resolve(silo, "path", folder)
+    compare = tree.get("compare")
+    if isinstance(compare, dict):
+        best = compare.get("best")
+        folders = best.split(",") if best and isinstance(best, str) else best
+        if isinstance(folders, list):
+            compare["best"] = [_resolved(path.strip() if isinstance(path, str) else path, folder) for path in folders]
+        _entries(compare, "variants", folder)
+    _entries(tree, "per_method", folder)
+    federation = tree.get("federation")
+    if isinstance(federation, dict):
+        resolve(federation, "labelled", folder)
+    privacy = tree.get("privacy")
+    if isinstance(privacy, dict):
+        resolve(privacy, "secret", folder)
+    resolve(tree, "start", folder)
+    resolve_backbone(tree, folder)
+    return tree
+
+
+def _entries(tree: Tree, key: str, folder: Path) -> None:
+    """The same in groups of keys that stand under names of their own."""
+    if isinstance(tree.get(key), dict):
+        tree[key] = {
+            name: absolute(nested(entry.items()), folder) if isinstance(entry, dict) else entry
+            for name, entry in tree[key].items()
+        }
+
+
+def resolve(tree: Tree, key: str, folder: Path) -> None:
+    """Make one key's path absolute, if there is one; a value of another kind stays for the schema to refuse."""
+    if key in tree:
+        tree[key] = _resolved(tree[key], folder)
+
+
+def resolve_backbone(tree: Tree, folder: Path) -> None:
+    """Make a backbone's path absolute if there is such a path; it may be an id of the hub."""
+    backbone = tree.get("backbone")
+    if isinstance(backbone, str) and backbone not in ("", "default") and _under(folder, backbone).exists():
+        resolve(tree, "backbone", folder)
+
+
+def _resolved(value: Any, folder: Path) -> Any:
+    if isinstance(value, str) and value and "\0" not in value:
+        return str(_under(folder, value).resolve())
+    return value
+
+
+def _under(folder: Path, path: str) -> Path:
+    try:
+        return folder / Path(path).expanduser()
+    except RuntimeError as error:
+        raise InputError(f"{path}: no user of this name has a home; allowed: ~/…, or a path without ~") from error
+
+
+def merged(layers: Sequence[Mapping[str, Any]]) -> Tree:
+    """Layers over one another, the last on top."""
+    result: Tree = {}
+    for layer in layers:
+        for key, value in layer.items():
+            if isinstance(value, dict) and isinstance(result.get(key), dict):
+                before = result[key]
+                if key in NAMED and "name" in value and value["name"] != before.get("name"):
+                    # Another name brings other options: the earlier ones would not fit it.
+                    before = {option: before[option] for option in _staying(key, value["name"]) if option in before}
+                result[key] = merged([before, value])
+            else:
+                result[key] = merged([value]) if isinstance(value, dict) else value
+    return result
+
+
+def _staying(section: str, chosen: Any) -> list[str]:
+    kind = SECTIONS[section]
+    return [key for key in kind.common if means_anything(kind, key, chosen)] if issubclass(kind, Section) else []

@@ -1,0 +1,64 @@
+"""What a method consists of and what leaves a silo, as `silotune parts` prints it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from silotune.communication.messages import size
+from silotune.core.randomness import generator
+from silotune.core.tensors import count
+from silotune.data.tasks import Task
+from silotune.methods.parts import Scope
+from silotune.models.backbone.loading import load_backbone
+from silotune.runs.build.resolve import make_method, read_config
+
+EXAMPLE_TASK = Task("task", ("no", "yes"))
+
+
+def describe(method: str, overrides: list[str]) -> dict[str, Any]:
+    """A method's parts with their sizes, and a sentence on what leaves a silo.
+
+    Raises:
+        InputError: for an unknown method or a bad option.
+    """
+    config = read_config("demo", [f"method={method}", *overrides])
+    made = make_method(config)
+    backbone = load_backbone(
+        config.backbone, keep_master=True, precision="fp32"
+    )  # no part is of its language-model head
+    rows, sent = [], []
+    for name, part in made.parts().items():
+        tensors = part.module.init(backbone, [EXAMPLE_TASK], generator(config.seed, "init", name))
+        if not tensors:  # a head that scores words has none of its own
+            continue
+        rows.append(
+            {
+                "part": name,
+                "module": part.module.name,
+                "scope": str(part.scope),
+                "tensors": len(tensors),
+                "parameters": count(tensors),
+                "bytes": size(tensors),
+            }
+        )
+        if part.scope is Scope.SHARED:
+            sent.append(rows[-1])
+    leaves = _sentence(sent, config.uplink.name, made.centralised)
+    return {"method": method, "backbone": config.backbone, "parts": rows, "leaves": leaves}
+
+
+def _sentence(sent: list[dict[str, Any]], uplink: list[str], centralised: bool) -> str:
+    if centralised:
+        return "What leaves a silo: all its rows; this method is no federation."
+    if not sent:
+        return "What leaves a silo: nothing."
+    names = ", ".join(f"{part['part']!r}" for part in sent)
+    parameters, size_sent = (sum(part[key] for part in sent) for key in ("parameters", "bytes"))
+    what = f"the tensors of {names} ({parameters:,} parameters, {size_sent:,} bytes a round)"
+    if uplink:
+        what = f"the change of {names} ({parameters:,} parameters) after {', '.join(uplink)}"
+    return (
+        f"What leaves a silo: {what}, the "
+        "round number, the silo's name and its number of training rows. Texts, their labels and all other parts stay. "
+        "Between machines also the names of its task and of the labels, and the numbers in its silo config's `share`."
+    )

@@ -1,0 +1,155 @@
+"""Floating-point operations and memory of a method's step, counted over its real views, losses and heads.
+
+The method's own phases run on fake tensors, and PyTorch's counter sees every matrix product that a real step would do.
+
+What is counted: 2·m·k·n for a product of (m × k) and (k × n). For a backbone of B blocks of width d, feed-forward width
+f and T tokens, one view's forward is `B·(8·T·d² + 4·T·d·f + 4·T²·d)` (query, key, value and output; feed-forward;
+scores and their use), and a part adds `2·T·numel` for each of its matrices. Going back, every product costs once more
+for the gradient of its activation, where something trainable lies below it, and once more for the gradient of its
+weight, where that is trainable: frozen weights have none. So a step costs a forward for every view, and about as much
+again for every view with trained parts in it (twice as much in full fine-tuning); views of constant parts, such as
+`received(...)`, cost the forward alone. Where texts are weighted one by one (FedDPA), a prediction is two forwards: the
+one that embeds the text, and the personalised model's; the silo's own rows are embedded once and kept, which is not
+counted. Additions, norms, softmax and the optimiser are not counted, as is usual.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils.flop_counter import FlopCounterMode
+
+from silotune.config import TrainConfig
+from silotune.core.tensors import State, copy
+from silotune.cost.stub_heads import STATES, states
+from silotune.data.batching import Batch
+from silotune.data.tasks import Task
+from silotune.data.tokenized import Inputs
+from silotune.methods import Method, Step
+from silotune.methods.parts import Scope
+from silotune.models.backbone.backbone import Backbone
+from silotune.models.forward.pooling import READINGS
+from silotune.models.forward.views import run_view, run_views
+from silotune.training.context import LocalTraining
+
+_READINGS = READINGS | {STATES: states}
+
+DECODER_TOKENS = 2
+"""What an encoder–decoder's decoder sees of a classified row: its start token and the mask (FedPrompt)."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """Operations per sample, and bytes that are held at the start of the backward pass.
+
+    Args:
+        train: one pass over a sample through all of a round's phases.
+        predict: one forward of the personalised model, and of what its weights need to know of the text.
+        saved: activations of one batch that autograd keeps, the most of any phase.
+        training_state: parts with gradients, optimiser state and received copies, the most of any phase.
+    """
+
+    train: int
+    predict: int
+    saved: int
+    training_state: int
+
+
+def shape_batch(backbone: Backbone, task: Task, rows: int, tokens: int, decode: int) -> Batch:
+    """A batch without content: `rows` texts of `tokens` tokens, no padding.
+
+    Args:
+        backbone: which it is for.
+        task: of the rows.
+        rows: how many.
+        tokens: of each.
+        decode: tokens of the decoder, in an encoder–decoder; 0: it does not run.
+    """
+    ones = torch.ones(rows, tokens, dtype=torch.int64)
+    inputs: Inputs = {"input_ids": ones, "attention_mask": ones}
+    if decode and backbone.base.config.is_encoder_decoder:
+        decoder = torch.ones(rows, decode, dtype=torch.int64)
+        inputs |= {"decoder_input_ids": decoder, "decoder_attention_mask": decoder}
+    labels = torch.zeros(rows, dtype=torch.int64)
+    return Batch(task, torch.arange(rows), labels, (inputs,))
+
+
+def count_work(backbone: Backbone, method: Method, state: State, batch: Batch, train: TrainConfig) -> Work:
+    """Run every phase's step and a prediction on fake tensors (under their mode), and count.
+
+    Args:
+        backbone: a shape's.
+        method: with its setting.
+        state: all parts of one silo.
+        batch: as from `shape_batch`.
+        train: the optimiser is read.
+    """
+    training = LocalTraining(backbone, method, train, 0)
+    constant = {tensor.untyped_storage()._cdata for tensor in backbone.base.state_dict(keep_vars=True).values()}
+    rows = len(batch)
+    operations = saved = held = 0
+    for phase in training.phases:
+        if phase.when != "round":
+            continue
+        own = {name: copy(tensors) for name, tensors in state.items()}
+        received = {name: copy(own[name]) for name, part in training.parts.items() if part.scope is Scope.SHARED}
+        for name in phase.trains:
+            own[name] = {key: tensor.requires_grad_() for key, tensor in own[name].items()}
+        parts = [*_tensors(own), *_tensors(received)]
+        with FlopCounterMode(display=False) as counter, _saved() as kept:
+            mixes = {name: training.resolve(mix, own, received, {}) for name, mix in phase.views.items()}
+            views = run_views(backbone, batch, mixes, _READINGS)
+            step = Step(batch, views, own, received, {}, training.parts)
+            phase.loss(step).backward()  # type: ignore[no-untyped-call]
+        operations += counter.get_total_flops()
+        leaves = constant | {tensor.untyped_storage()._cdata for tensor in parts}
+        saved = max(saved, sum(size for storage, size in kept.items() if storage not in leaves))
+        trained = [tensor for name in phase.trains for tensor in own[name].values()]
+        held = max(held, 4 * (_numel(parts) + _numel(trained) + sum(_moments(tensor, train) for tensor in trained)))
+    prediction = method.prediction()
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        if prediction.weighting is not None:
+            run_view(backbone, batch, training.resolve(prediction.weighting.view, state, {}, {}))
+        view = run_view(backbone, batch, training.resolve(prediction.mix, state, {}, {}), _READINGS)
+        step = Step(batch, {"prediction": view}, state, {}, {}, training.parts)
+        step.logits("prediction", prediction.head)
+    return Work(round(operations / rows), round(counter.get_total_flops() / rows), saved, held)
+
+
+def _tensors(state: State) -> list[Tensor]:
+    return [tensor for tensors in state.values() for tensor in tensors.values()]
+
+
+def _numel(tensors: list[Tensor]) -> int:
+    return sum(tensor.numel() for tensor in tensors)
+
+
+def _moments(tensor: Tensor, train: TrainConfig) -> int:
+    """Numbers that the optimiser keeps for a tensor."""
+    if train.optimizer == "sgd":
+        return 0
+    if train.optimizer == "adafactor":
+        size = tensor.numel()
+        return size if tensor.dim() < 2 else size // tensor.shape[-1] + size // tensor.shape[-2]
+    return 2 * tensor.numel()
+
+
+@contextmanager
+def _saved() -> Iterator[dict[int, int]]:
+    """Yields what is filled with the storages that autograd saves: id → bytes."""
+    kept: dict[int, int] = {}
+    alive: list[Tensor] = []  # an id may be used again once its storage is gone
+
+    def pack(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        kept[storage._cdata] = storage.nbytes()
+        alive.append(tensor)
+        return tensor
+
+    with saved_tensors_hooks(pack, lambda tensor: tensor):
+        yield kept

@@ -1,0 +1,75 @@
+"""The exact size of what travels, from the shapes of the shared parts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from math import prod
+
+import torch
+
+from silotune.communication.messages import Expected, broadcast_message, change_message, update_message
+from silotune.communication.uplink import NO_UPLINK, Chain
+from silotune.core.tensors import count, flatten
+from silotune.methods.parts import Part, Scope
+
+Shapes = Mapping[str, Mapping[str, tuple[int, ...]]]
+"""Part → tensor → shape."""
+
+
+SILO, ROWS = "silo", 1000
+"""The name and row count in the counted message; a longer name makes it longer by as much."""
+
+_KINDS = {torch.float32: "F32", torch.float16: "F16", torch.int8: "I8", torch.uint8: "U8"}
+
+_LARGEST = 2**28
+"""Messages above this many bytes are counted from their header instead of being built."""
+
+
+def message_sizes(shapes: Shapes, parts: Mapping[str, Part], uplink: Chain = NO_UPLINK) -> tuple[int, int]:
+    """Bytes of one silo's update by its uplink and of the coordinator's broadcast; 0 where nothing is shared.
+
+    They are the real messages with tensors of zeros; where these would fill the memory, the same number is computed
+    from the header of the safetensors format.
+    """
+    shared = {name: shapes[name] for name, part in parts.items() if part.scope is Scope.SHARED}
+    numbers = sum(prod(shape) for tensors in shared.values() for shape in tensors.values())
+    if not numbers:
+        return 0, 0
+    if 4 * numbers > _LARGEST:
+        return _computed_update(shared, uplink), computed_size(shared, {"round": 1})
+    zeros = {part: {name: torch.zeros(shape) for name, shape in tensors.items()} for part, tensors in shared.items()}
+    assert count(flatten(zeros)) == numbers
+    sent = {name: parts[name] for name in shared}
+    if uplink.names:
+        written, _ = uplink.send(flatten(zeros), {}, SILO, 1)
+        update = change_message(written, uplink.label, 1, SILO, ROWS)
+    else:
+        update = update_message(zeros, sent, 1, SILO, ROWS)
+    return len(update), len(broadcast_message(zeros, 1))
+
+
+def _computed_update(shared: Shapes, uplink: Chain) -> int:
+    fields: dict[str, str | int] = {"round": 1, "silo": SILO, "rows": ROWS}
+    if not uplink.names:
+        return computed_size(shared, fields)
+    flat = {f"{part}/{name}": shape for part, tensors in shared.items() for name, shape in tensors.items()}
+    return _size(uplink.expected(Expected(flat)), fields | {"uplink": uplink.label})
+
+
+def computed_size(shapes: Shapes, fields: Mapping[str, str | int]) -> int:
+    """Bytes of a safetensors file of float32 tensors: header length, header padded to 8 bytes, tensors by name."""
+    flat = {f"{part}/{name}": shape for part, tensors in shapes.items() for name, shape in tensors.items()}
+    return _size(Expected(flat), fields)
+
+
+def _size(found: Expected, fields: Mapping[str, str | int]) -> int:
+    header: dict[str, object] = {"__metadata__": {"silotune": json.dumps(dict(fields), sort_keys=True)}}
+    end = 0
+    largest_first = sorted(found.shapes, key=lambda name: (-found.dtype(name).itemsize, name))
+    for name in largest_first:
+        start, end = end, end + found.dtype(name).itemsize * prod(found.shapes[name])
+        kind = _KINDS[found.dtype(name)]
+        header[name] = {"dtype": kind, "shape": list(found.shapes[name]), "data_offsets": [start, end]}
+    length = len(json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode())
+    return 8 + -(-length // 8) * 8 + end

@@ -1,0 +1,1 @@
+"""From files to tokenized rows and batches: readers, splits, partitions, templates, metrics."""

@@ -1,0 +1,214 @@
+"""Rows from files: CSV, TSV, JSON lines and Parquet, read strictly.
+
+Every complaint names the file, the row and the column.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from silotune.data.tasks import Row
+from silotune.data.text_checks import fault_of
+from silotune.errors import InputError
+
+Record = dict[str, Any]
+
+_DELIMITERS = {".csv": ",", ".tsv": "\t"}
+
+FORMATS = (*_DELIMITERS, ".jsonl", ".parquet")
+
+_WHOLE_NUMBER = re.compile(r"-?\d{1,1000}")  # what `int` takes: not ①, ² or --1, nor thousands of digits
+
+
+def read_records(path: Path) -> list[Record]:
+    """All rows of a file as dictionaries.
+
+    Raises:
+        InputError: missing, empty, unreadable, or of an unknown format.
+    """
+    if not path.is_file():
+        raise InputError(f"data file {path}: not found")
+    kind = path.suffix.lower()
+    if kind not in FORMATS:
+        raise InputError(f"data file {path}: unknown format {path.suffix!r}; allowed: {', '.join(FORMATS)}")
+    try:
+        if kind == ".parquet":
+            records = _parquet(path)
+        else:
+            lines = io.StringIO(_text(path), newline="")
+            records = _json_lines(path, lines) if kind == ".jsonl" else _table(path, lines, _DELIMITERS[kind])
+    except OSError as error:
+        raise InputError(f"data file {path}: cannot be read ({error.strerror or error})") from error
+    if not records:
+        raise InputError(f"data file {path}: no rows")
+    return records
+
+
+def _text(path: Path) -> str:
+    data = path.read_bytes()
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise InputError(f"data file {path}: line {line}: not UTF-8 (byte {error.start})") from error
+
+
+def _table(path: Path, lines: Iterable[str], delimiter: str) -> list[Record]:
+    reader = csv.reader(lines, delimiter=delimiter, strict=True)
+    try:
+        table = [cells for cells in reader if cells]
+    except csv.Error as error:
+        raise InputError(f"data file {path}: line {reader.line_num}: {error}") from error
+    if not table:
+        raise InputError(f"data file {path}: empty; a header and rows are needed")
+    header, *rows = table
+    for column in header:
+        if header.count(column) > 1:
+            raise InputError(f"data file {path}: column {column!r} appears twice in the header")
+    for number, cells in enumerate(rows, start=1):
+        if len(cells) != len(header):
+            raise InputError(f"data file {path}: row {number} has {len(cells)} columns, the header {len(header)}")
+    return [dict(zip(header, cells, strict=True)) for cells in rows]
+
+
+def _json_lines(path: Path, lines: Iterable[str]) -> list[Record]:
+    records = []
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            reason = getattr(error, "msg", error)
+            raise InputError(f"data file {path}: line {number} is not JSON ({reason})") from error
+        if not isinstance(record, dict):
+            raise InputError(f"data file {path}: line {number} is not a JSON object")
+        records.append(record)
+    return records
+
+
+def _parquet(path: Path) -> list[Record]:
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        # not `read_table`, which would add columns for folders named like `key=value`
+        return list(pyarrow.parquet.ParquetFile(path).read().to_pylist())
+    except (pyarrow.ArrowException, OSError, ValueError) as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise InputError(f"data file {path}: not a readable Parquet file ({reason})") from error
+
+
+def require_columns(path: Path, record: Record, columns: Sequence[str]) -> None:
+    """Refuse a record without these columns.
+
+    Raises:
+        InputError: naming the column and those there are.
+    """
+    for column in columns:
+        if column not in record:
+            there = ", ".join(sorted(map(str, record)))
+            raise InputError(f"data file {path}: no column {column!r}; columns: {there}")
+
+
+def text_of(path: Path, number: int, record: Record, column: str) -> str:
+    """The text of one cell.
+
+    Raises:
+        InputError: missing, not a string, or not one that can be tokenised.
+    """
+    value = record.get(column)
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        raise InputError(f"data file {path}: row {number}: {column!r} is missing or NaN")
+    if not isinstance(value, str):
+        raise InputError(f"data file {path}: row {number}: {column!r} is not text but {type(value).__name__}")
+    if fault := fault_of(value):
+        raise InputError(f"data file {path}: row {number}: {column!r} {fault}")
+    return value
+
+
+def labels_of(path: Path, records: Sequence[Record], column: str) -> list[str | int]:
+    """The label column's cells, text without blanks around it.
+
+    Raises:
+        InputError: for a missing label or one that is neither text nor a whole number.
+    """
+    labels: list[str | int] = []
+    for number, record in enumerate(records, start=1):
+        value = record.get(column)
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        if isinstance(value, str):
+            value = value.strip()
+        if isinstance(value, bool) or not isinstance(value, (str, int)) or value == "":
+            raise InputError(
+                f"data file {path}: row {number}: {column!r} is no label: {value!r}; allowed: text or a whole number"
+            )
+        labels.append(value)
+    return labels
+
+
+def label_names(labels: Iterable[str | int]) -> tuple[str, ...]:
+    """The label names found in data: whole numbers in numeric order, else text in alphabetic order."""
+    found = sorted({str(label) for label in labels})  # names of one number (1, 01) have an order, too
+    numeric = all(_WHOLE_NUMBER.fullmatch(name) for name in found)
+    return tuple(sorted(found, key=int)) if numeric else tuple(found)
+
+
+def rows_of(
+    path: Path, records: Sequence[Record], text: Sequence[str], label: str, names: Sequence[str], by_index: bool
+) -> list[Row]:
+    """Rows with label indices.
+
+    Args:
+        path: for messages.
+        records: as read.
+        text: the text column, or the two of a pair.
+        label: the label column.
+        names: the task's label names.
+        by_index: whether a whole-number label is an index into `names` (data sets with a `meta.json`).
+
+    Raises:
+        InputError: for a missing column, a bad cell, or a label that the task does not have.
+    """
+    index = {name: position for position, name in enumerate(names)}
+    rows = []
+    for number, (record, value) in enumerate(zip(records, _checked_labels(path, records, text, label), strict=True), 1):
+        position = value if by_index and isinstance(value, int) else index.get(str(value), -1)
+        if not 0 <= position < len(names):
+            raise InputError(
+                f"data file {path}: row {number}: unknown label {value!r}; allowed: {', '.join(map(str, names))}"
+            )
+        rows.append(Row(tuple(text_of(path, number, record, column) for column in text), position))
+    return rows
+
+
+def grouped(path: Path, records: Sequence[Record], rows: Sequence[Row], column: str | None) -> list[Row]:
+    """The rows with their value of a column; those without one have an empty value.
+
+    Raises:
+        InputError: for a column that is not there.
+    """
+    if column is None:
+        return list(rows)
+    require_columns(path, records[0], [column])
+    return [replace(row, group=_value(record.get(column))) for row, record in zip(rows, records, strict=True)]
+
+
+def _value(cell: object) -> str:
+    if cell is None or (isinstance(cell, float) and math.isnan(cell)):
+        return ""
+    return str(int(cell) if isinstance(cell, float) and cell.is_integer() else cell).strip()
+
+
+def _checked_labels(path: Path, records: Sequence[Record], text: Sequence[str], label: str) -> list[str | int]:
+    require_columns(path, records[0], [*text, label])
+    return labels_of(path, records, label)

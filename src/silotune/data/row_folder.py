@@ -1,0 +1,65 @@
+"""A silo's rows as a folder, exactly as they are: `task.json`, `train.jsonl`, `validation.jsonl`, `test.jsonl`.
+
+`silotune run --engine flower-local` writes one per silo, so that each silo's process reads its own rows only.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from silotune.core.files import write_text
+from silotune.data.tasks import Row, SiloData, Splits, Task, read_task
+from silotune.errors import InputError
+
+_TASK = "task.json"
+
+_SPLITS = ("train", "validation", "test")
+
+
+def write_rows(folder: Path, data: SiloData) -> None:
+    """Write a silo's rows; only the owner may read them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    folder.chmod(0o700)
+    for name in _SPLITS:
+        rows: list[Row] = getattr(data.splits, name)
+        lines = (json.dumps([list(row.texts), row.label, row.answer], ensure_ascii=False) for row in rows)
+        write_text(folder / f"{name}.jsonl", "".join(f"{line}\n" for line in lines))
+    write_text(folder / _TASK, json.dumps(asdict(data.task)))  # last: it says that the folder is whole
+
+
+def read_rows(folder: Path, silo: str) -> SiloData:
+    """A silo's rows, in the order in which they were written.
+
+    Raises:
+        InputError: missing or damaged, or without a row to train on.
+    """
+    try:
+        task = read_task(json.loads((folder / _TASK).read_text(encoding="utf-8")))
+        splits = {name: _read(folder / f"{name}.jsonl", task) for name in _SPLITS}
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise InputError(f"rows of silo {silo!r} in {os.fspath(folder)}: missing or damaged ({error})") from error
+    if not splits["train"]:
+        raise InputError(f"rows of silo {silo!r} in {os.fspath(folder)}: train.jsonl has no row")
+    return SiloData(silo, task, Splits(**splits))
+
+
+def _read(path: Path, task: Task) -> list[Row]:
+    rows = []
+    lines = path.read_text(encoding="utf-8").split("\n")  # other separators may be part of a text
+    for number, line in enumerate(lines, start=1):
+        if line:
+            texts, label, answer = json.loads(line)
+            if not isinstance(texts, list) or not 1 <= len(texts) <= 2 or not _are_texts([*texts, answer]):
+                raise ValueError(f"{path.name}: line {number}: not the texts of a row")
+            if type(label) is not int or (task.kind == "classification" and not 0 <= label < len(task.labels)):
+                raise ValueError(f"{path.name}: line {number}: label {label!r}")
+            rows.append(Row(tuple(texts), label, answer))
+    return rows
+
+
+def _are_texts(values: list[Any]) -> bool:
+    return all(isinstance(value, str) for value in values)

@@ -1,0 +1,1 @@
+"""The coordinator over Flower: dispatching requests, admitting silos, status files."""

@@ -1,0 +1,218 @@
+"""The coordinator of a federation: who takes part, the handshake, all rounds, the summary. It sees no silo's row."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from contextlib import closing, nullcontext
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from silotune.config import Config, dump
+from silotune.config.partition import PartitionConfig
+from silotune.core.files import write_text
+from silotune.core.locking import claimed
+from silotune.core.tensors import digest, flatten
+from silotune.data.row_folder import read_rows
+from silotune.data.tasks import SiloData, Splits
+from silotune.distributed.coordinator import status_files as outcome
+from silotune.distributed.coordinator.dispatcher import RollCall
+from silotune.distributed.coordinator.engine import Flower
+from silotune.distributed.coordinator.run_registry import FOLDER, Acquaintance
+from silotune.distributed.flower.link import Link, LinkLost
+from silotune.distributed.protocol.agreement import check_federated, travelling
+from silotune.distributed.protocol.frames import Frame
+from silotune.distributed.protocol.handshake import Hello, Identity, check_identity
+from silotune.errors import OR_RESUME, InputError, SilotuneError, require_unused
+from silotune.runs.build.builder import build
+from silotune.runs.build.initial_adapter import keep_start
+from silotune.runs.build.resolve import BackboneNeeds, make_method, on_this_machine, read_config
+from silotune.runs.storage.run_folder import RunFolder
+from silotune.runs.summary import state_digest, summarise
+from silotune.training.federation import Federation
+from silotune.training.silo import SiloState
+
+PREDECESSOR = 30.0
+"""Seconds that a coordinator which was told to end has for it."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a coordinator is to do.
+
+    `config`: the run's configuration file. `out`: the run folder. `silos`: their names, where the configuration does
+    not say them. `labelled`: the coordinator's labelled rows. `local`: all silos' folders lie in the run folder.
+    """
+
+    config: str
+    out: str
+    silos: tuple[str, ...] = ()
+    labelled: str | None = None
+    local: bool = False
+
+    @classmethod
+    def read(cls, path: str | Path) -> Job:
+        """From a JSON file."""
+        fields = json.loads(Path(path).read_text(encoding="utf-8"))
+        return cls(**(fields | {"silos": tuple(fields["silos"])}))
+
+    def write(self, path: Path) -> None:
+        """As a JSON file."""
+        write_text(path, json.dumps(asdict(self), indent=1))
+
+
+def prepare(config: Config, out: Path, resume: bool) -> Path:
+    """Make a run folder ready for its coordinator; the coordinator's job.
+
+    Raises:
+        InputError: the folder is in use, or holds something else than a run of this configuration to resume; it stays
+            as it is.
+    """
+    check_federated(config)
+    # rows are divided already: no silo is judged on rows of all
+    config = on_this_machine(config).model_copy(update={"partition": PartitionConfig()})
+    if not config.federation.silos:
+        raise InputError("federation.silos: name the silos that take part")
+    if not resume:
+        require_unused(out, "--out", OR_RESUME)
+    RunFolder.check(out, dump(config), resume)
+    Acquaintance.check(out)
+    place = out / FOLDER
+    with claimed(out), claimed(place):
+        outcome.forget(place)
+        write_text(place / "config.yaml", dump(config))
+        Job(str(place / "config.yaml"), str(out)).write(place / "job.json")
+    return place / "job.json"
+
+
+def coordinate(job: Job, link: Link) -> None:
+    """Run a job to its end, and say in `federation/outcome.json` how it ended.
+
+    Raises:
+        SilotuneError: what ended it; where another coordinator works in the folder, that is left alone.
+    """
+    place = Path(job.out) / FOLDER
+    # who started all silos on this machine has the run folder; a coordinator that it replaces may be about to end
+    with nullcontext() if job.local else claimed(Path(job.out)), claimed(place, PREDECESSOR):
+        _coordinate(job, link, place)
+
+
+def _coordinate(job: Job, link: Link, place: Path) -> None:
+    outcome.say_begun(place)
+    try:
+        _run(job, link)
+    except Exception as error:  # told to end, it says nothing: the run is not over
+        outcome.say_ended(place, error, lost=isinstance(error, LinkLost))
+        raise
+    outcome.say_ended(place)
+
+
+def _run(job: Job, link: Link) -> None:
+    out = Path(job.out)
+    config = on_this_machine(read_config(job.config))
+    check_federated(config)
+    if config.aggregation.noise_multiplier is not None and config.privacy.secret is None and not job.local:
+        raise InputError(
+            "aggregation.noise_multiplier: noise from the run's seed hides nothing from silos, who know the seed; give "
+            "privacy.secret=FILE (head -c 32 /dev/urandom > FILE)"
+        )
+    names = sorted(job.silos or config.federation.silos)
+    if not names:
+        raise InputError("federation.silos: name the silos that take part")
+    method = make_method(config)
+    backbone = BackboneNeeds.of(config, method).load()
+    text = travelling(config, names)
+    door = _Door(Identity.of(config, text, backbone), Acquaintance.open(out))
+    run = {"run": door.known.run, "config": text, "identity": door.identity.fields()}
+    folder: list[RunFolder] = []
+    turned_away: dict[str, str] = {}
+
+    def report(who: str, what: str) -> None:
+        who, what = who[:100], what[:500]  # both may quote what a silo says
+        print(f"silotune coordinator: {who}: {what}", flush=True)
+        if folder:
+            folder[0].event("silo-failed", silo=who, reason=what)
+        else:
+            turned_away[who] = what
+
+    options = config.federation
+    calls = RollCall(link, names, Frame("hello", run).encode(), door, report, options.patience)
+    missing = [name for name in calls.gather(options.join) if name not in door.known.silos]
+    if missing:
+        said = "".join(f"; {who}: {what}" for who, what in sorted(turned_away.items()))
+        late = f"silos that did not join within federation.join={options.join:g} s: {', '.join(missing)}"
+        raise SilotuneError(f"{late}; nothing began{said}")
+    known = door.known
+    data = [SiloData(name, known.silos[name].task, Splits()) for name in names]
+    method.setting.head.check_names(silo.task for silo in data)
+    federation = build(config, backbone, data, _labelled(job, config, bool(method.server_phases())))
+    federation.texts = {name: known.silos[name].texts for name in names}
+    door.expect(federation.coordinator.expected.shapes)
+    with closing(_run_folder(out, federation)) as opened:
+        folder.append(opened)
+        known.write(out)
+        run["identity"] = door.identity.fields()
+        if federation.privacy is not None:
+            lines = federation.privacy.lines()
+            outcome.say_promise(out / FOLDER, lines)
+            print("\n".join(f"silotune coordinator: {line}" for line in lines), flush=True)
+        engine = Flower(federation, opened, calls, run, job.local, partial(outcome.say_progress, out / FOLDER))
+        engine.run()
+        _finish(engine, out, job.local)
+
+
+class _Door:
+    """Lets silos in that run the same, and whose task is what it was."""
+
+    def __init__(self, identity: Identity, known: Acquaintance) -> None:
+        self.identity = identity
+        self.known = known
+        self._said: dict[str, Identity] = {}
+
+    def __call__(self, frame: Frame) -> None:
+        hello = Hello.read(frame)
+        check_identity(hello.silo, self.identity, hello.identity)
+        self.known = self.known.with_silo(hello)
+        self._said[hello.silo] = hello.identity
+
+    def expect(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        """Compare shared parts too, of silos that are in, and of all that come later."""
+        self.identity = replace(self.identity, shapes=shapes)
+        for name, identity in sorted(self._said.items()):
+            check_identity(name, self.identity, identity)
+
+
+def _labelled(job: Job, config: Config, wanted: bool) -> SiloData | None:
+    if not wanted:
+        return None
+    folder = job.labelled or config.federation.labelled
+    if folder is None:
+        raise InputError(
+            f"federation.labelled: method={config.method.name} trains on the coordinator's own labelled rows; give "
+            "their folder"
+        )
+    return read_rows(Path(folder), "coordinator")
+
+
+def _run_folder(out: Path, federation: Federation) -> RunFolder:
+    folder = RunFolder.begin(out, dump(federation.config), federation.backbone.fingerprint, resume=True)
+    keep_start(out, federation.training)
+    return folder
+
+
+def _finish(engine: Flower, out: Path, local: bool) -> None:
+    federation, folder = engine.federation, engine.folder
+    final: dict[str, Any] = {"shared_sha256": digest(flatten(federation.coordinator.shared)), "state_sha256": None}
+    if local:  # the silos' folders lie here too
+        last = folder.latest()
+        assert last is not None, "no round was run"
+        for name, file in last.silos.items():
+            federation.silos[name].state = SiloState.from_flat(folder.read(file))
+        final["state_sha256"] = state_digest(federation)
+        for silo in federation.silos.values():
+            silo.state = None
+    best = engine.load_best()
+    summary = summarise(engine) | {"engine": engine.label, "best_round": best} | final
+    write_text(out / "summary.json", json.dumps(summary, indent=1) + "\n")

@@ -1,0 +1,21 @@
+"""The ServerApp: reads which job it is to do from the run's configuration, and coordinates it over Flower's grid."""
+
+from __future__ import annotations
+
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+
+app = ServerApp()
+
+TTL = 7 * 24 * 3600.0
+"""Seconds after which Flower drops a message that nobody fetched."""
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """One run."""
+    from silotune.distributed.coordinator.coordinate import Job, coordinate
+    from silotune.distributed.flower.link import FlowerLink
+
+    job = str(context.run_config["job"])
+    coordinate(Job.read(job), FlowerLink(grid, TTL))

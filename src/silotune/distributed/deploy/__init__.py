@@ -1,0 +1,1 @@
+"""Commands and files of a deployment: keys, parties, local federations as processes."""

@@ -1,0 +1,216 @@
+"""A federation on several machines: what `silotune federation up, start, join, status, down` do.
+
+`up` and `join` stay in the foreground and look after their processes, as systemd and containers want it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import ssl
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from silotune.core.files import write_text
+from silotune.distributed.coordinator.run_registry import FOLDER
+from silotune.distributed.coordinator.status_files import SLOW, Watched, read_fields, require_finished
+from silotune.distributed.deploy.node_keys import flower_environment, nodes
+from silotune.distributed.deploy.party_configs import LinkConfig, NodeConfig, read_party
+from silotune.distributed.flower.commands import ENVIRONMENT, require_flower, submit, superlink, supernode, write_app
+from silotune.distributed.processes.supervisor import Child, Household, wait_for_port
+from silotune.distributed.processes.watchdog import end, family
+from silotune.distributed.silo.silo_config import LocalConfig
+from silotune.distributed.silo.worker import ping
+from silotune.errors import InputError, SilotuneError
+
+LOOK = 0.5
+
+PAUSES = (1.0, 5.0, 15.0, 30.0)
+"""Seconds before a process that ended is started again, the last for all further times: a node that was killed is not
+let in for up to a minute."""
+
+
+def up(config: LinkConfig, say: Callable[[str], None]) -> None:
+    """Run the SuperLink until told to end."""
+    require_flower()
+    folder = Path(config.folder)
+    with _running(folder) as household:
+        secured = ["--insecure"]
+        if not config.insecure:
+            secured = ["--ssl-ca-certfile", str(config.ca), "--ssl-certfile", str(config.certificate)]
+            secured += ["--ssl-keyfile", str(config.key), "--enable-supernode-auth"]
+        secured += ["--database", str(folder / "superlink.db")]
+        link = household.start("superlink", superlink(config.host, config.port, secured))
+        wait_for_port(link, config.port, SLOW)
+        say(f"SuperLink on {config.address}; logs: {folder / 'logs'}")
+        with contextlib.suppress(KeyboardInterrupt):  # Ctrl-C, or `down`
+            _look_after(household, say)
+
+
+def start(config: LinkConfig, job: Path) -> str:
+    """Hand a job (`coordinate.Job`) to the SuperLink; the run's id."""
+    require_flower()
+    return submit(write_app(Path(config.folder) / "app"), job, flower_environment(config))
+
+
+def follow(
+    out: Path, progress: Callable[[int, str, int, int], None], announce: Callable[[str], None] | None = None
+) -> None:
+    """Wait until a run's coordinator says how it ended.
+
+    Raises:
+        SilotuneError: it failed, is gone, or has not begun within `SLOW` seconds.
+    """
+    watched = Watched(out / FOLDER, progress, announce)
+    while (outcome := watched.outcome()) is None:
+        watched.tell()
+        gone = watched.gone()
+        if gone:
+            raise SilotuneError(f"{gone}; what is finished is kept (start again with --resume)")
+        time.sleep(LOOK)
+    require_finished(outcome)
+
+
+def join(path: Path, config: LocalConfig | NodeConfig, say: Callable[[str], None]) -> None:
+    """Run a silo's worker and SuperNode until told to end; for a node's file the SuperNode alone.
+
+    Raises:
+        InputError: what answers at `superlink` is not the coordinator that the certificates are for.
+    """
+    require_flower()
+    assert config.superlink is not None, "the file was checked"
+    if not config.insecure:
+        assert config.root_certificates is not None, "the file was checked"
+        problem = greet(config.superlink, config.root_certificates)
+        if problem:
+            say(f"{problem}; goes on trying")
+    with _running(Path(config.folder)) as household:
+        secured = ["--insecure"]
+        if not config.insecure:
+            secured = ["--root-certificates", str(config.root_certificates)]
+            secured += ["--auth-supernode-private-key", str(config.private_key)]
+        if isinstance(config, LocalConfig):
+            household.start("worker", [sys.executable, "-m", "silotune", "worker", str(path.resolve())])
+        words = supernode(config.superlink, config.port, config.name, config.socket_path, secured)
+        household.start("supernode", words)
+        say(f"silo {config.name!r} joins {config.superlink}; logs: {Path(config.folder) / 'logs'}")
+        with contextlib.suppress(KeyboardInterrupt):
+            _look_after(household, say)
+
+
+def greet(address: str, certificates: str, patience: float = 20.0) -> str:
+    """Look whether a party that the certificates vouch for answers at an address; what is in the way for now, if so.
+
+    Flower's SuperNode tries for ever also where no patience helps.
+
+    Raises:
+        InputError: the certificates are none, or the other side has another one, or no TLS at all.
+    """
+    host, _, port = address.rpartition(":")
+    try:
+        context = ssl.create_default_context(cafile=certificates)
+    except (OSError, ssl.SSLError) as error:
+        raise InputError(f"root_certificates {certificates}: cannot be used ({error})") from error
+    bare = host.strip("[]")
+    try:
+        with (
+            socket.create_connection((bare, int(port)), timeout=patience) as plain,
+            context.wrap_socket(plain, server_hostname=bare),
+        ):
+            return ""
+    except ssl.SSLCertVerificationError as error:
+        raise InputError(
+            f"superlink {address}: its certificate is not one that root_certificates vouches for "
+            f"({error.verify_message})"
+        ) from error
+    except ssl.SSLError as error:
+        if error.reason in ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE"):
+            raise InputError(f"superlink {address}: does not speak TLS") from error
+        return f"superlink {address}: TLS failed ({error.reason})"
+    except OSError as error:
+        return f"superlink {address}: not reachable ({error.strerror or error})"
+
+
+def status(path: Path) -> list[str]:
+    """What runs of a coordinator's, a silo's or a node's file, line by line."""
+    config = read_party(path)
+    folder = Path(config.folder)
+    running = read_fields(folder / "running.json")
+    there = running is not None and bool(family(str(running["token"])))
+    kind = "coordinator" if isinstance(config, LinkConfig) else f"silo {config.name!r}"
+    lines = [f"{kind}: {'running' if there else 'not running'}"]
+    if not isinstance(config, LinkConfig):
+        said = ping(config.socket_path)
+        lines.append("worker: " + ("no answer" if said is None else str(said.get("busy") or "ready")))
+    elif there:
+        try:
+            lines += [f"{name}: {state}" for name, state in sorted(nodes(config).items())]
+        except SilotuneError as error:
+            lines.append(f"SuperLink: does not answer ({error})")
+    return lines
+
+
+def down(path: Path) -> bool:
+    """End what `up` or `join` runs for a file; whether anything ran."""
+    running = read_fields(Path(read_party(path).folder) / "running.json")
+    if running is None or not family(str(running["token"])):
+        return False
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(int(running["pid"]), signal.SIGTERM)
+    until = time.monotonic() + 30
+    while family(str(running["token"])) and time.monotonic() < until:
+        time.sleep(0.1)
+    left = end(str(running["token"]))
+    if left:
+        raise SilotuneError(f"processes that do not end: {', '.join(map(str, left))}")
+    return True
+
+
+@contextmanager
+def _running(folder: Path) -> Iterator[Household]:
+    """A household that `status` and `down` find again."""
+    folder.mkdir(parents=True, exist_ok=True)
+    folder.chmod(0o700)
+    before = read_fields(folder / "running.json")
+    if before is not None and family(str(before["token"])):
+        raise InputError(f"{folder}: already running (process {before['pid']}); `silotune federation down` ends it")
+    environment = {**ENVIRONMENT, "FLWR_HOME": str(folder / "flwr")}
+    with Household(folder / "logs", environment) as household:
+        write_text(folder / "running.json", json.dumps({"pid": os.getpid(), "token": household.token}))
+        try:
+            yield household
+        finally:
+            (folder / "running.json").unlink(missing_ok=True)
+
+
+def _look_after(household: Household, say: Callable[[str], None]) -> None:
+    due: dict[str, float] = {}
+    while True:
+        for child in list(household.children.values()):
+            if child.alive:
+                continue
+            now = time.monotonic()
+            if child.name not in due:
+                pause = PAUSES[min(child.starts, len(PAUSES)) - 1]
+                due[child.name] = now + pause
+                say(f"{child.name} ended with code {child.process.returncode}; again in {pause:g} s ({why(child)})")
+            elif now >= due[child.name]:
+                del due[child.name]
+                household.again(child.name)
+        time.sleep(LOOK)
+
+
+def why(child: Child) -> str:
+    """The line of a log that says why its process ended: Flower's own, which others follow; else the last."""
+    told = [line for line in child.tail(60).split(" | ") if line.startswith("[code: ")]
+    if not told:
+        return child.tail(1)
+    known = "2004" in told[-1]
+    hint = "; its key is not admitted, or the node before it was killed less than a minute ago" if known else ""
+    return told[-1] + hint

@@ -1,0 +1,206 @@
+"""The processes of a federation on one machine: Flower's, one worker per silo, the coordinator; looked after."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from silotune.config import Config
+from silotune.core.files import write_text
+from silotune.distributed.coordinator.run_registry import FOLDER
+from silotune.distributed.coordinator.status_files import SLOW, Watched, forget, require_finished
+from silotune.distributed.flower.commands import (
+    submission,
+    submitted,
+    superexec,
+    superlink,
+    supernode,
+    write_app,
+    write_home,
+)
+from silotune.distributed.processes.restart_policy import Attempts
+from silotune.distributed.processes.supervisor import Household, free_ports, wait_for_port
+from silotune.errors import SilotuneError
+from silotune.runs.engines.base import Progress
+
+LOOK = 0.1
+"""Seconds between looks at the processes."""
+
+STARTS = 6
+"""How often anything may end without a finished round in between."""
+
+
+_APART = ("--insecure", "--isolation", "process")
+"""SuperLink and SuperNodes start nothing themselves; what runs the apps is started beside them."""
+
+_CLIENT = ("flwr.supernode.cli", "silotune.distributed.flower.client_app")
+
+_MODELS = tuple(
+    f"transformers.{name}" for name in ("modeling_utils", "models.auto.modeling_auto", "models.auto.tokenization_auto")
+)
+
+_SERVER = (
+    "flwr.superlink.cli",
+    "silotune.distributed.coordinator.server_app",
+    "silotune.distributed.coordinator.coordinate",
+    *_MODELS,
+)
+"""What ClientApp, any backbone and ServerApp import."""
+
+_FLOWER = "Flower"
+"""What `Attempts` calls the stack of Flower's processes."""
+
+
+class LocalProcesses:
+    """The processes of one run, and what is done when one of them dies.
+
+    Args:
+        config: the run's.
+        out: the run folder, with all parties' files.
+        silos: their names.
+        job: the coordinator's.
+        scratch: a folder whose path is short.
+        household: where the processes live.
+        progress: told what the coordinator does.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        out: Path,
+        silos: Sequence[str],
+        job: Path,
+        scratch: Path,
+        household: Household,
+        progress: Progress | None,
+    ) -> None:
+        self._config = config
+        self._out = out
+        self._names = silos
+        self._job = job
+        self._scratch = scratch
+        self._household = household
+        self._progress = progress or (lambda *_: None)
+        self._attempts = Attempts(STARTS, self._finished_rounds)
+        self._coordinator = Watched(out / FOLDER, self._progress)
+
+    def run(self) -> None:
+        """Until the coordinator says how it ended.
+
+        Raises:
+            InputError: what the coordinator refused.
+            SilotuneError: it failed, or something ended again and again.
+        """
+        self._progress(1, "starting workers and Flower", 0, len(self._names))
+        configs = [self._silo_config(number, name) for number, name in enumerate(self._names)]
+        self._stack()  # Flower is there before torch is
+        for name, path in zip(self._names, configs, strict=True):
+            words = [sys.executable, "-m", "silotune.distributed.silo.worker", str(path)]
+            self._household.start(f"worker-{name}", words, imports=["silotune.distributed.silo.session", *_MODELS])
+        while True:
+            outcome = self._coordinator.outcome()
+            if outcome is not None and not self._lost(outcome):
+                break
+            self._look_after()
+            self._coordinator.tell()
+            time.sleep(LOOK)
+        require_finished(outcome)
+
+    def _silo_config(self, number: int, name: str) -> Path:
+        home = self._out / "silos" / name
+        tree = {
+            "name": name,
+            "folder": str((self._out / "checkpoints" / "silos" / name).resolve()),
+            "rows": str((home / "rows").resolve()),
+            "share": ["validation", "test", "rows", "loss", "seconds"],
+            "backbone": self._config.backbone,
+            "start": self._config.start,
+            "threads": self._config.threads,
+            "secret": self._config.privacy.secret if self._config.uplink.noise else None,
+            "seeded_noise": self._config.privacy.secret is None,
+            "config": str((self._out / FOLDER / "silos.yaml").resolve()),
+            "socket": str(self._socket(number)),
+        }
+        path = home / "silo.yaml"
+        write_text(path, yaml.safe_dump(tree, sort_keys=False, allow_unicode=True))
+        return path
+
+    def _socket(self, number: int) -> Path:
+        return self._scratch / f"{number}.sock"
+
+    def _finished_rounds(self) -> list[str]:
+        return sorted(path.name for path in (self._out / "checkpoints").glob("round-*.json"))
+
+    def _stack(self) -> None:
+        """Flower's processes, and the job."""
+        while True:
+            try:
+                self._build()
+                return
+            except SilotuneError:  # its SuperLink died meanwhile, or another took its port
+                link = self._household.children.get("superlink")
+                if link is None or link.alive or not self._attempts.ended(_FLOWER):
+                    raise
+
+    def _replace(self) -> None:
+        """A stack that broke is replaced as a whole: the run resumes."""
+        if not self._attempts.ended(_FLOWER):
+            logs = self._out / FOLDER / "logs"
+            raise SilotuneError(
+                f"Flower's processes ended {STARTS} times without a finished round between (see {logs})"
+            )
+        self._stack()
+
+    def _build(self) -> None:
+        place = self._out / FOLDER
+        start, children = self._household.start, self._household.children
+        flower = [name for name in children if not name.startswith("worker-")]
+        if flower:
+            self._household.end(*flower, grace=1.0)  # what counts is on disk
+        forget(place)
+        port, *ports = free_ports(1 + len(self._names))
+        link = start("superlink", superlink("127.0.0.1", port, _APART))
+        for number, (name, own) in enumerate(zip(self._names, ports, strict=True)):
+            home = {"FLWR_HOME": str(self._scratch / str(number))}  # apps are unpacked there, by one process at a time
+            start(f"supernode-{name}", supernode(f"127.0.0.1:{port}", own, name, self._socket(number), _APART), home)
+            start(f"superexec-{name}", superexec(own), home, _CLIENT)
+        wait_for_port(link, port, SLOW)
+        self._submit(port)
+        start("superexec", superexec(port), imports=_SERVER)
+        self._coordinator = Watched(place, self._progress)
+
+    def _submit(self, port: int) -> None:
+        write_home(Path(self._household.environment["FLWR_HOME"]), f"127.0.0.1:{port}")
+        words = submission(write_app(self._scratch / "app"), self._job)
+        child = self._household.start("submission", words)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.process.wait(timeout=SLOW)
+        self._household.end("submission")
+        submitted(child.log.read_text(encoding="utf-8", errors="replace"))
+        child.log.unlink()
+
+    def _lost(self, outcome: dict[str, Any]) -> bool:
+        """Whether a run ended for want of Flower: then the next stack goes on."""
+        if outcome["state"] != "lost" or not self._attempts.ended(_FLOWER):
+            return False
+        self._stack()
+        return True
+
+    def _look_after(self) -> None:
+        children = self._household.children
+        if not children["superlink"].alive or self._coordinator.gone():
+            self._replace()
+            return
+        for child in [child for child in children.values() if not child.alive]:
+            if not self._attempts.ended(child.name):
+                raise SilotuneError(
+                    f"{child.name} ended {STARTS} times without a finished round between: {child.tail()}"
+                )
+            self._household.again(child.name)

@@ -1,0 +1,131 @@
+"""`--engine flower-local`: a whole federation as processes on this machine, talking over 127.0.0.1 only.
+
+Every silo's rows are put into a folder of its own and its worker reads nothing else; private parts stay in the silos'
+folders (which lie in the run folder, because all of them belong to this user).
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from silotune.communication.privacy.budget import Privacy
+from silotune.config import Config, dump
+from silotune.core.files import write_text
+from silotune.core.locking import claimed
+from silotune.data.loading import load_silos
+from silotune.data.metrics import majority_score
+from silotune.data.row_folder import write_rows
+from silotune.data.server_rows import labelled_rows
+from silotune.data.tasks import SiloData
+from silotune.distributed.coordinator.coordinate import PREDECESSOR, Job
+from silotune.distributed.coordinator.run_registry import FOLDER, Acquaintance
+from silotune.distributed.deploy.local_processes import LocalProcesses
+from silotune.distributed.flower.commands import ENVIRONMENT, require_flower
+from silotune.distributed.processes.supervisor import Household
+from silotune.distributed.protocol.agreement import check_federated, travelling
+from silotune.errors import OR_RESUME, InputError, require_unused
+from silotune.evaluation.instance_vectors import FOLDER as INSTANCES
+from silotune.methods import Method
+from silotune.methods.parts import Scope, names_with
+from silotune.runs.build.coordinator import promise, sampling_groups
+from silotune.runs.build.resolve import make_method, on_this_machine
+from silotune.runs.build.validation import check_data
+from silotune.runs.engines.base import Progress
+from silotune.runs.storage.readers import read_summary
+from silotune.runs.storage.run_folder import RunFolder
+
+
+def run_local(
+    config: Config,
+    out: Path,
+    resume: bool = False,
+    progress: Progress | None = None,
+    announce: Callable[[str], None] | None = None,
+) -> tuple[dict[str, Any], Privacy | None]:
+    """Run a configuration; its summary, and what it promised.
+
+    Args:
+        config: the run's.
+        out: the run folder; must be new or empty unless `resume`.
+        resume: continue an interrupted run.
+        progress: called before every piece of work.
+        announce: told, line by line, what the run promises before it starts.
+
+    Raises:
+        InputError: bad configuration or data, before any process is started, or found by the coordinator.
+        SilotuneError: the run could not be finished; what is finished is in the run folder.
+    """
+    require_flower()
+    if not resume:
+        require_unused(out, "--out", OR_RESUME)
+    check_federated(config)
+    config = on_this_machine(config)
+    method = make_method(config)
+    data = load_silos(config)
+    check_data(config, method, data)
+    names = [silo.name for silo in data]
+    if len(set(map(str.lower, names))) < len(names):
+        raise InputError("silos: names that differ in case only cannot be folders everywhere")
+    privacy = None
+    if names_with(method.parts(), Scope.SHARED):
+        privacy = promise(config, sorted(names), sampling_groups(config, data), bool(method.server_phases()))
+    if privacy is not None:
+        privacy.require_a_round()
+    RunFolder.check(out, dump(config), resume)
+    Acquaintance.check(out)
+    with claimed(out):
+        with claimed(out / FOLDER, PREDECESSOR):  # of a run that was killed, the coordinator may be about to end
+            job = _prepare(config, out, method, data)
+        if privacy is not None and announce is not None:
+            for line in privacy.lines():
+                announce(line)
+        with tempfile.TemporaryDirectory(prefix="silotune-") as scratch:  # short: sockets' paths may not be long
+            environment = {**ENVIRONMENT, "FLWR_HOME": str(Path(scratch) / "flwr")}
+            with Household(out / FOLDER / "logs", environment, nursery=True) as household:
+                LocalProcesses(config, out, names, job, Path(scratch), household, progress).run()
+        return _finished(out, config, data), privacy
+
+
+def _prepare(config: Config, out: Path, method: Method, data: list[SiloData]) -> Path:
+    """Every party's files; the coordinator's job."""
+    place, names = out / FOLDER, [silo.name for silo in data]
+    labelled = None
+    if method.server_phases():
+        labelled = place / "labelled"
+        write_rows(labelled, labelled_rows(data, config.server, config.data_seed))
+    write_text(place / "config.yaml", dump(config))
+    write_text(place / "silos.yaml", travelling(config, names))
+    for silo in data:
+        write_rows(out / "silos" / silo.name / "rows", silo)
+    job = Job(str(place / "config.yaml"), str(out), tuple(names), None if labelled is None else str(labelled), True)
+    job.write(place / "job.json")
+    return place / "job.json"
+
+
+def _finished(out: Path, config: Config, data: list[SiloData]) -> dict[str, Any]:
+    """The summary, with what only somebody who sees all rows can say, and the silos' vectors beside it (FedDPA)."""
+    summary = read_summary(out)
+    if config.partition.name != "none" and summary["global"]:
+        test, task = data[0].splits.test, data[0].task
+        if task.kind == "classification" and test:
+            summary["global"]["majority"] = majority_score(task.metric, torch.tensor([row.label for row in test]))
+            write_text(out / "summary.json", json.dumps(summary, indent=1) + "\n")
+    for found in _instances(out, [silo.name for silo in data]):
+        (out / INSTANCES).mkdir(exist_ok=True)
+        shutil.copyfile(found, out / INSTANCES / found.name)
+    return summary
+
+
+def _instances(out: Path, names: list[str]) -> Iterator[Path]:
+    run = Acquaintance.open(out).run
+    for name in names:
+        found = out / "checkpoints" / "silos" / name / run / INSTANCES / f"{name}.safetensors"
+        if found.is_file():
+            yield found

@@ -1,0 +1,159 @@
+"""The files of those who run Flower's processes: the coordinator's, and a node's where its worker runs elsewhere.
+
+A silo's own file is `local.LocalConfig`. Which of the three a file is follows from its keys.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field, ValidationError, field_validator, model_validator
+
+from silotune.config.merging import parse_tree, resolve
+from silotune.config.parse import input_error
+from silotune.config.section import Section
+from silotune.config.validators import Name
+from silotune.distributed.silo.silo_config import LocalConfig, read_local
+from silotune.errors import InputError
+
+LOOPBACK = ("127.0.0.1", "localhost")
+
+_OF_A_SILO = {"data", "rows", "share"}
+"""Keys that only a silo's own file has."""
+
+
+class LinkConfig(Section):
+    """The coordinator's side of the wire.
+
+    `folder`: SuperLink's state and logs. `host` and `port`: where it listens; on loopback alone, because who reaches
+    more of it than `/v1/fleet/` and `/health` can run code on the silos: a proxy lets those two through. `ca`,
+    `certificate`, `key`: TLS; nodes must then be admitted by their keys. `insecure`: neither, for one machine.
+    """
+
+    folder: str = Field(min_length=1)
+    host: str = "127.0.0.1"
+    port: int = Field(8000, ge=1, le=65535)
+    ca: str | None = Field(None, min_length=1)
+    certificate: str | None = Field(None, min_length=1)
+    key: str | None = Field(None, min_length=1)
+    insecure: bool = False
+
+    @field_validator("host")
+    @classmethod
+    def _on_loopback(cls, host: str) -> str:
+        if host not in LOOPBACK:
+            raise ValueError(
+                f"{host!r} is refused: who reaches the SuperLink can run code on the silos; allowed: "
+                f"{', '.join(LOOPBACK)}, with a proxy before it (docs/deployment.md)"
+            )
+        return host
+
+    @model_validator(mode="after")
+    def _fitting(self) -> LinkConfig:
+        files = (self.ca, self.certificate, self.key)
+        if self.insecure and any(files):
+            raise ValueError("insecure: excludes ca, certificate and key")
+        if not self.insecure and not all(files):
+            raise ValueError("give ca, certificate and key (or insecure: true, for one machine)")
+        return self
+
+    @property
+    def address(self) -> str:
+        """Where it listens."""
+        return f"{self.host}:{self.port}"
+
+
+class NodeConfig(Section):
+    """A silo's SuperNode alone: its worker runs as another user or in another container, behind `socket`.
+
+    Flower runs what the coordinator sends as this process's user; apart from the worker it has no data within reach.
+    `name`, `superlink`, `root_certificates`, `private_key`, `insecure`, `port`: as in the silo's own file. `folder`:
+    logs. `socket`: the worker's.
+    """
+
+    name: Name
+    folder: str = Field(min_length=1)
+    socket: str = Field(min_length=1)
+    superlink: str = Field(min_length=1)
+    root_certificates: str | None = Field(None, min_length=1)
+    private_key: str | None = Field(None, min_length=1)
+    insecure: bool = False
+    port: int = Field(9094, ge=1, le=65535)
+
+    @property
+    def socket_path(self) -> Path:
+        """Where the worker listens."""
+        return Path(self.socket)
+
+
+Party = LinkConfig | LocalConfig | NodeConfig
+
+
+def read_link(path: Path) -> LinkConfig:
+    """A coordinator's file; paths are relative to it.
+
+    Raises:
+        InputError: naming the key and what is allowed.
+    """
+    tree = _read(path, "coordinator", ("folder", "ca", "certificate", "key"))
+    try:
+        return LinkConfig.model_validate(tree)
+    except ValidationError as error:
+        raise InputError(f"coordinator config {path}: {input_error(error, LinkConfig)}") from None
+
+
+def read_joining(path: Path) -> LocalConfig | NodeConfig:
+    """A silo's own file, or its node's; paths are relative to it.
+
+    Raises:
+        InputError: naming the key and what is allowed.
+    """
+    tree = _read(path, "silo", ("folder", "socket", "root_certificates", "private_key"))
+    if _OF_A_SILO & tree.keys():
+        config: LocalConfig | NodeConfig = read_local(path)
+    else:
+        try:
+            config = NodeConfig.model_validate(tree)
+        except ValidationError as error:
+            raise InputError(f"node config {path}: {input_error(error, NodeConfig)}") from None
+    _check_joining(path, config)
+    return config
+
+
+def read_party(path: Path) -> Party:
+    """Whose file it is: a name is a silo's or its node's, without one it is the coordinator's.
+
+    Raises:
+        InputError: it cannot be read, or is none of them.
+    """
+    return read_joining(path) if "name" in _read(path, "", ()) else read_link(path)
+
+
+def _check_joining(path: Path, config: LocalConfig | NodeConfig) -> None:
+    kind = "node" if isinstance(config, NodeConfig) else "silo"
+    if config.superlink is None:
+        raise InputError(f"{kind} config {path}: superlink: give the address HOST:PORT")
+    host, colon, port = config.superlink.rpartition(":")
+    if not (host and colon and port.isdigit() and 1 <= int(port) <= 65535):
+        raise InputError(f"{kind} config {path}: superlink: {config.superlink!r} is not HOST:PORT")
+    keys = (config.root_certificates, config.private_key)
+    if config.insecure and host not in LOOPBACK:
+        raise InputError(f"{kind} config {path}: insecure: for one machine only; superlink is {config.superlink}")
+    if config.insecure and any(keys):
+        raise InputError(f"{kind} config {path}: insecure: excludes root_certificates and private_key")
+    if not config.insecure and not all(keys):
+        raise InputError(
+            f"{kind} config {path}: give root_certificates and private_key (or insecure: true, for one machine)"
+        )
+
+
+def _read(path: Path, kind: str, paths: tuple[str, ...]) -> dict[str, Any]:
+    try:
+        tree = parse_tree(path.read_text(encoding="utf-8"), str(path))
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{kind} config {path}: cannot be read ({error})".lstrip()) from error
+    here = path.resolve().parent
+    for key in paths:
+        resolve(tree, key, here)
+    return tree

@@ -1,0 +1,27 @@
+"""The ClientApp: hands a message's frame to the silo's worker and its answer back. Without torch; it knows no content.
+
+Flower starts it anew for every message. The SuperNode's operator names the worker's socket in the node configuration
+(`worker="/path/worker.sock"`), so a coordinator cannot choose where messages go.
+"""
+
+from __future__ import annotations
+
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+
+from silotune.distributed.flower.frame_message import framed, unframed
+from silotune.distributed.protocol.frames import PATIENCE, Frame, ProtocolError, ask_worker
+
+app = ClientApp()
+
+
+@app.query()
+def query(message: Message, context: Context) -> Message:
+    """One request."""
+    config = context.node_config
+    try:
+        answer = ask_worker(str(config["worker"]), unframed(message), float(config.get("patience", PATIENCE)))
+    except ProtocolError as error:
+        silo = str(config.get("silo", ""))
+        answer = Frame("unavailable", {"silo": silo, "reason": str(error)}).encode()
+    return Message(framed(answer), reply_to=message)

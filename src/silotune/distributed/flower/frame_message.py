@@ -1,0 +1,28 @@
+"""A frame inside a Flower message: one array of bytes, which Flower sends in pieces of 5 MB."""
+
+from __future__ import annotations
+
+from flwr.app import Array, ArrayRecord, Message, RecordDict
+
+from silotune.distributed.protocol.frames import ProtocolError
+
+_RECORD, _ARRAY = "silotune", "frame"
+
+
+def framed(data: bytes) -> RecordDict:
+    """A message's content."""
+    array = Array(dtype="uint8", shape=(len(data),), stype="silotune.frame", data=data)
+    return RecordDict({_RECORD: ArrayRecord({_ARRAY: array})})
+
+
+def unframed(message: Message) -> bytes:
+    """The frame's bytes.
+
+    Raises:
+        ProtocolError: if there is none.
+    """
+    content = message.content
+    record = content.array_records.get(_RECORD)
+    if record is None or _ARRAY not in record:
+        raise ProtocolError("a message without a frame")
+    return bytes(record[_ARRAY].data)

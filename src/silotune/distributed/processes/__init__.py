@@ -1,0 +1,1 @@
+"""Processes of a deployment: supervision, restarts, fork server, watchdog."""

@@ -1,0 +1,1 @@
+"""Messages between coordinator and silos: frames, handshake, agreement on the configuration."""

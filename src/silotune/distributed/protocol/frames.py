@@ -1,0 +1,155 @@
+"""Frames: a JSON header and named blobs of bytes, in Flower's messages and on a worker's socket. Nothing is unpickled.
+
+A frame is `SLT1`, the header's length (4 bytes), the header, and the blobs one after another; the header says their
+names and sizes. On a socket the whole frame's length (8 bytes) comes first. This module is read by the ClientApp, which
+starts anew for every message: it imports nothing that is slow.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import struct
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+MAGIC = b"SLT1"
+
+LARGEST_HEADER = 16 * 2**20
+
+LARGEST_FRAME = 8 * 2**30
+
+PATIENCE = 24 * 3600.0
+"""Seconds that a ClientApp waits for its worker, where nothing else is said: longer than any round."""
+
+
+class ProtocolError(Exception):
+    """Bytes that are no frame, or a peer that closed, or is too slow."""
+
+
+@dataclass(frozen=True)
+class Frame:
+    """A message: what it is (`kind`), its fields, and blobs."""
+
+    kind: str
+    fields: dict[str, Any] = field(default_factory=dict)
+    blobs: dict[str, bytes] = field(default_factory=dict)
+
+    def encode(self) -> bytes:
+        """The frame's bytes."""
+        sizes = {name: len(self.blobs[name]) for name in sorted(self.blobs)}  # in the order that the header has
+        header = json.dumps({"kind": self.kind, "fields": self.fields, "blobs": sizes}, sort_keys=True).encode()
+        return b"".join([MAGIC, struct.pack(">I", len(header)), header, *(self.blobs[name] for name in sizes)])
+
+
+def decode(data: bytes) -> Frame:
+    """A frame from its bytes.
+
+    Raises:
+        ProtocolError: for anything else.
+    """
+    if len(data) < 8 or data[:4] != MAGIC:
+        raise ProtocolError("not a silotune frame")
+    (length,) = struct.unpack(">I", data[4:8])
+    if length > LARGEST_HEADER or 8 + length > len(data):
+        raise ProtocolError("a frame's header is cut off")
+    try:
+        header = json.loads(data[8 : 8 + length])
+        kind, fields, sizes = header["kind"], header["fields"], header["blobs"]
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ProtocolError("a frame's header is damaged") from error
+    whole = isinstance(kind, str) and isinstance(fields, dict) and isinstance(sizes, dict)
+    if not whole or not all(type(size) is int and size >= 0 for size in sizes.values()):
+        raise ProtocolError("a frame's header is damaged")
+    if 8 + length + sum(sizes.values()) != len(data):
+        raise ProtocolError("a frame's blobs are cut off, or followed by something")
+    blobs, place = {}, 8 + length
+    for name, size in sizes.items():
+        blobs[name] = data[place : place + size]
+        place += size
+    return Frame(kind, fields, blobs)
+
+
+def send(connection: socket.socket, data: bytes) -> None:
+    """Write one frame's bytes to a socket."""
+    connection.sendall(struct.pack(">Q", len(data)))
+    connection.sendall(data)
+
+
+def receive(connection: socket.socket, until: float | None = None) -> bytes:
+    """Read one frame's bytes from a socket.
+
+    Args:
+        connection: a stream socket.
+        until: the moment (of `time.monotonic`) at which the reader gives up; None: never.
+
+    Raises:
+        ProtocolError: the peer closed or is too slow, or the frame is too large.
+    """
+    (length,) = struct.unpack(">Q", _exactly(connection, 8, until))
+    if length > LARGEST_FRAME:
+        raise ProtocolError(f"a frame of {length} bytes is too large")
+    return _exactly(connection, length, until)
+
+
+def _exactly(connection: socket.socket, count: int, until: float | None) -> bytes:
+    """Memory grows with what arrives, not with what is announced."""
+    chunks: list[bytes] = []
+    while count:
+        if until is not None:
+            left = until - time.monotonic()
+            if left <= 0:
+                raise ProtocolError("no answer in time")
+            connection.settimeout(left)
+        try:
+            chunk = connection.recv(min(count, 2**20))
+        except TimeoutError as error:
+            raise ProtocolError("no answer in time") from error
+        except OSError as error:
+            raise ProtocolError(f"the connection was closed ({error.strerror or error})") from error
+        if not chunk:
+            raise ProtocolError("the connection was closed")
+        chunks.append(chunk)
+        count -= len(chunk)
+    return b"".join(chunks)
+
+
+def ask_worker(path: str | Path, request: bytes, patience: float = PATIENCE) -> bytes:
+    """Send a request to the worker behind a Unix socket; its answer's bytes.
+
+    Raises:
+        ProtocolError: no worker is there, it ended, or it is too slow.
+    """
+    until = time.monotonic() + patience
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.settimeout(min(patience, 30.0))
+        try:
+            connection.connect(str(path))
+            connection.settimeout(patience)
+        except OSError as error:
+            raise ProtocolError(f"no worker answers on its socket ({error.strerror or error})") from error
+        try:
+            send(connection, request)
+        except OSError as error:
+            raise ProtocolError(f"the connection was closed ({error.strerror or error})") from error
+        return receive(connection, until)
+
+
+def mapping(values: Mapping[str, Any], *names: str) -> list[Any]:
+    """The values of these names.
+
+    Raises:
+        ProtocolError: if one is missing.
+    """
+    missing = [name for name in names if name not in values]
+    if missing:
+        raise ProtocolError(f"a frame without {missing[0]!r}")
+    return [values[name] for name in names]
+
+
+def state_name(number: int, final: bool = False) -> str:
+    """A state's name: the round after which it is."""
+    return f"{number:04d}{'-final' if final else ''}"

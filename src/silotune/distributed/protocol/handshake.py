@@ -1,0 +1,177 @@
+"""Before round 1 both sides say what they run. A silo with another version, backbone or method is refused by name."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from silotune import __version__
+from silotune.config import Config
+from silotune.data.tasks import Task, read_task
+from silotune.distributed.protocol.frames import Frame
+from silotune.errors import InputError
+from silotune.models.backbone.backbone import Backbone
+
+_SAID: Mapping[str, str] = {
+    "version": "silotune",
+    "config": "configuration (sha256)",
+    "backbone": "backbone (sha256 of its weights)",
+    "tokenizer": "tokenizer (sha256)",
+    "precision": "precision",
+    "method": "method",
+}
+"""What is compared, in this order, and how it is called."""
+
+
+class HandshakeRefused(InputError):
+    """The two sides do not run the same."""
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What one side runs. `shapes`: the shared tensors; None while the silos' tasks are not known yet."""
+
+    version: str
+    config: str
+    backbone: str
+    tokenizer: str
+    precision: str
+    method: str
+    shapes: Mapping[str, tuple[int, ...]] | None = None
+
+    def fields(self) -> dict[str, Any]:
+        """As plain values, for a frame."""
+        return asdict(self)
+
+    @classmethod
+    def of(cls, config: Config, text: str, backbone: Backbone) -> Identity:
+        """One's own.
+
+        Args:
+            config: the run's.
+            text: the configuration as it travels.
+            backbone: loaded.
+        """
+        return cls(
+            version=__version__,
+            config=text_digest(text),
+            backbone=backbone.fingerprint,
+            tokenizer=tokenizer_digest(backbone),
+            precision=backbone.precision,
+            method=config.method.name,
+        )
+
+    @classmethod
+    def read(cls, fields: object) -> Identity:
+        """From plain values.
+
+        Raises:
+            HandshakeRefused: if they are something else.
+        """
+        if not isinstance(fields, dict) or fields.keys() != {*_SAID, "shapes"}:
+            raise HandshakeRefused("identity: not what a silotune party says of itself")
+        for name in _SAID:
+            if not isinstance(fields[name], str):
+                raise HandshakeRefused(f"identity: {name}: not what a silotune party says of itself")
+        shapes = fields["shapes"]
+        if shapes is not None:
+            try:
+                shapes = {str(name): tuple(int(size) for size in shape) for name, shape in shapes.items()}
+            except (AttributeError, TypeError, ValueError) as error:
+                raise HandshakeRefused("identity: shapes: damaged") from error
+        return cls(**{name: fields[name] for name in _SAID}, shapes=shapes)
+
+
+@dataclass(frozen=True)
+class Hello:
+    """What a silo says of itself before round 1. `texts`: how many a row has."""
+
+    silo: str
+    identity: Identity
+    task: Task
+    texts: int
+
+    @classmethod
+    def read(cls, frame: Frame) -> Hello:
+        """From the frame that came.
+
+        Raises:
+            HandshakeRefused: naming the silo, and the field that is missing or something else; or why the silo itself
+                refuses.
+        """
+        said, silo = frame.fields, f"silo {str(frame.fields.get('silo'))[:80]!r}"
+        if frame.kind != "hello":
+            reason = str(said.get("reason", f"answered the greeting with {frame.kind[:20]!r}"))
+            raise HandshakeRefused(reason if silo in reason else f"{silo}: {reason}")
+        for name in ("identity", "task", "texts"):
+            if name not in said:
+                raise HandshakeRefused(f"{silo}: a hello without {name!r}")
+        try:
+            identity = Identity.read(said["identity"])
+        except HandshakeRefused as refusal:
+            raise HandshakeRefused(f"{silo}: {refusal}") from refusal
+        try:
+            task = read_task(said["task"])
+        except ValueError as error:
+            raise HandshakeRefused(f"{silo}: task: does not say what its task is") from error
+        texts = said["texts"]
+        if type(texts) is not int or not 1 <= texts <= 2:
+            raise HandshakeRefused(f"{silo}: texts: a row has one or two (it says {str(texts)[:80]!r})")
+        return cls(str(said["silo"]), identity, task, texts)
+
+
+def check_identity(silo: str, coordinators: Identity, its: Identity) -> None:
+    """Compare a silo's identity with the coordinator's.
+
+    Args:
+        silo: the silo's name, for the message.
+        coordinators: the coordinator's.
+        its: the silo's.
+
+    Raises:
+        HandshakeRefused: naming the silo, the first difference, and both values.
+    """
+    for name, called in _SAID.items():
+        one, other = getattr(coordinators, name), getattr(its, name)
+        if one != other:
+            raise HandshakeRefused(
+                f"silo {silo!r}: another {called}: {_short(other)}, the coordinator's: {_short(one)}"
+            )
+    if coordinators.shapes is None or its.shapes is None:
+        return
+    for name in sorted({*coordinators.shapes, *its.shapes}):
+        here, there = coordinators.shapes.get(name), its.shapes.get(name)
+        if here != there:
+            raise HandshakeRefused(
+                f"silo {silo!r}: other part shapes: {name!r} is {_shape(there)}, the coordinator's: {_shape(here)}"
+            )
+
+
+def _short(value: str) -> str:
+    return value if len(value) <= 20 else f"{value[:12]}…"
+
+
+def _shape(shape: tuple[int, ...] | None) -> str:
+    return "missing" if shape is None else str(tuple(shape))
+
+
+def text_digest(text: str) -> str:
+    """sha256 of a text."""
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def tokenizer_digest(backbone: Backbone) -> str:
+    """sha256 of all that decides how texts become ids; what a call leaves behind (truncation, padding) is not in it."""
+    tokenizer: Any = backbone.tokenizer
+    fast = getattr(tokenizer, "backend_tokenizer", None)
+    if fast is not None:
+        made = json.loads(fast.to_str())
+        for name in ("truncation", "padding"):
+            made.pop(name, None)
+    else:
+        made = tokenizer.get_vocab()
+    special = {name: str(token) for name, token in tokenizer.special_tokens_map.items()}
+    return text_digest(json.dumps([type(tokenizer).__name__, made, special], sort_keys=True))

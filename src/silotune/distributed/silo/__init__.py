@@ -1,0 +1,1 @@
+"""The silo over Flower: its configuration, worker, sessions, state store, privacy ledger."""

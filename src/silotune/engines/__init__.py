@@ -1,1 +1,0 @@
-"""What runs silos. The method code is the same under every engine."""

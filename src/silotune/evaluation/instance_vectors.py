@@ -1,0 +1,154 @@
+"""A silo's own rows as vectors, and the weights of texts by their likeness to them (FedDPA, section 4.3).
+
+The vectors follow from the silo's rows and the parts under which they are embedded, so they are no state: they are made
+when a model is asked, and kept with the silo until one of those parts changes. They never travel. A finished run keeps
+them in its folder, so that it can be opened without the rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from torch import Tensor
+
+from silotune.core.async_writer import write_tensors
+from silotune.core.randomness import derive
+from silotune.core.serialization import read_tensors
+from silotune.core.tensors import State, Tensors, digest, flatten
+from silotune.data.batching import call_cost_on, in_order
+from silotune.data.tokenized import TokenisedRows
+from silotune.errors import InputError
+from silotune.methods.instance_weighting import INSTANCES, KEY, VECTORS, InstanceWeighting
+from silotune.models.forward.pooling import READINGS, Reading
+from silotune.models.forward.views import run_view
+from silotune.models.heads.lm import prompt_rows
+from silotune.training.context import LocalTraining
+from silotune.training.silo import Silo
+
+FOLDER = "instances"
+"""Where a finished run keeps the vectors of its silos."""
+
+
+@dataclass(frozen=True)
+class Weights:
+    """What texts' weights are made of: `alpha` (texts,), `similarities` (texts, S), `drawn` (texts, S) row numbers."""
+
+    alpha: Tensor
+    similarities: Tensor
+    drawn: Tensor
+
+
+@torch.no_grad()
+def embed(training: LocalTraining, state: State, rows: TokenisedRows) -> Tensor:
+    """What each row is known by, shape (rows, hidden), float32: its text without the answer, under the method's view.
+
+    Args:
+        training: whose method weights texts.
+        state: parts by name.
+        rows: of any task; prompts alone, where answers are written behind them.
+    """
+    weighting = _weighting(training)
+    texts = prompt_rows(rows) if rows.task.kind == "generation" else replace(rows, reads=None, targets=None)
+    mix = training.resolve(weighting.view, state, {}, {})
+    read: dict[str, Reading] = {weighting.representation: READINGS[weighting.representation]}
+    vectors = torch.zeros(len(texts), training.backbone.hidden_size)
+    pad = training.backbone.pad_id
+    for batch in in_order(texts, pad, call_cost_on(training.backbone.device)):
+        found = run_view(training.backbone, batch, mix, read)[weighting.representation]
+        vectors[batch.rows] = found.float().cpu()
+    return vectors
+
+
+def weigh(training: LocalTraining, state: State, rows: TokenisedRows) -> Weights | None:
+    """The weights of rows; None where the method does not look at texts.
+
+    Args:
+        training: whose method predicts.
+        state: parts by name, and `INSTANCES` (see `with_instances`).
+        rows: of any task.
+    """
+    weighting = training.method.prediction().weighting
+    if weighting is None:
+        return None
+    own = state[INSTANCES]
+    if not own:
+        nothing = torch.zeros(len(rows), 0)
+        return Weights(torch.zeros(len(rows)), nothing, nothing.long())
+    texts = prompt_rows(rows).ids if rows.task.kind == "generation" else rows.ids
+    drawn = weighting.drawn(own, texts)
+    similarities = weighting.similarities(own, embed(training, state, rows), drawn)
+    return Weights(weighting.alpha(similarities), similarities, drawn)
+
+
+def with_instances(training: LocalTraining, silo: Silo, state: State) -> State:
+    """A silo's model, and what the silo's own rows are known by, where the method looks at that.
+
+    A silo that never trained has an untrained local part: nothing of it is mixed in.
+    """
+    weighting = training.method.prediction().weighting
+    if weighting is None:
+        return state
+    return state | {INSTANCES: {} if silo.state is None else _instances(training, weighting, silo, state)}
+
+
+def _instances(training: LocalTraining, weighting: InstanceWeighting, silo: Silo, state: State) -> Tensors:
+    made_with = digest(flatten({name: state[name] for name in weighting.view}))
+    if silo.instances is not None and silo.instances[0] in (made_with, READ):
+        return silo.instances[1]
+    rows = [silo.train[task] for task in sorted(silo.train)]
+    key = torch.tensor(derive(training.seed, INSTANCES, silo.name))
+    found = {VECTORS: torch.cat([embed(training, state, own) for own in rows]), KEY: key}
+    silo.instances = (made_with, found)
+    return found
+
+
+def _weighting(training: LocalTraining) -> InstanceWeighting:
+    weighting = training.method.prediction().weighting
+    assert weighting is not None, f"method {training.method.name} does not look at texts"
+    return weighting
+
+
+# -- in a run's folder -------------------------------------------------------------------------------------------------
+
+READ = "read"
+"""In the place of the digest: vectors that were read with the parts they belong to."""
+
+
+def keep_instances(run: Path, silos: Iterable[Silo]) -> None:
+    """Write the vectors that silos have at a run's best round."""
+    for silo in silos:
+        if silo.instances is not None:
+            path = _file(run, silo)
+            path.parent.mkdir(exist_ok=True)
+            write_tensors(path, silo.instances[1])
+
+
+def read_instances(run: Path, training: LocalTraining, silos: Iterable[Silo]) -> None:
+    """Give silos the vectors that a finished run has kept for them.
+
+    Raises:
+        InputError: for a file that is missing or damaged.
+    """
+    if training.method.prediction().weighting is None:
+        return
+    for silo in silos:
+        if silo.state is None:
+            continue
+        path = _file(run, silo)
+        try:
+            found = read_tensors(path.read_bytes())
+        except (OSError, SafetensorError) as error:
+            raise InputError(f"{path}: missing or damaged ({error})") from error
+        width = training.backbone.hidden_size
+        vectors, key = found.get(VECTORS), found.get(KEY)
+        if vectors is None or key is None or vectors.dim() != 2 or vectors.shape[1] != width or key.dim():
+            raise InputError(f"{path}: missing or damaged (not what a silo's rows are known by)")
+        silo.instances = (READ, {VECTORS: vectors, KEY: key})
+
+
+def _file(run: Path, silo: Silo) -> Path:
+    return run / FOLDER / f"{silo.name}.safetensors"

@@ -1,0 +1,3 @@
+"""Tables and figures of finished runs."""
+
+from __future__ import annotations

@@ -1,0 +1,198 @@
+"""The report: one HTML file with everything in it (no script, no link), for screens wide and narrow, light and dark."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Sequence
+from pathlib import Path
+
+from silotune.core.files import write_text
+from silotune.errors import InputError
+from silotune.experiments.report.caveats import warnings, what_left
+from silotune.experiments.report.collect import Entry, FinishedRun, silo_names
+from silotune.experiments.report.figures import figures
+from silotune.experiments.report.significance import NOTE, heading, paired
+from silotune.experiments.report.style import CSS
+from silotune.experiments.report.svg import FigureSpec, panel_svg, save, style
+from silotune.experiments.report.tables_by_method import COST_NOTE, Grid, Value, as_html, cost_grid, score_grid
+
+
+def write_report(entries: Sequence[Entry], path: Path, *, ddof: int = 1, title: str = "") -> Path:
+    """Write the page, and beside it a folder `figures` with every figure as PNG and SVG.
+
+    Args:
+        entries: the rows, see `read_entries`.
+        path: the HTML file; it is replaced as a whole.
+        ddof: of standard deviations.
+        title: of the page; made from the rows if empty.
+
+    Raises:
+        InputError: no rows, or the files cannot be written.
+    """
+    if not entries:
+        raise InputError("report: no runs given")
+    specs = figures(entries, ddof)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        folder = path.parent / "figures"
+        folder.mkdir(exist_ok=True)
+        for spec in specs:
+            save(spec, folder)
+        write_text(path, page(entries, specs, ddof, title))
+    except OSError as error:
+        raise InputError(f"--out {path}: cannot be written ({error.strerror})") from error
+    return path
+
+
+def page(entries: Sequence[Entry], specs: Sequence[FigureSpec], ddof: int = 1, title: str = "") -> str:
+    """The page's HTML."""
+    title = html.escape(title or _title(entries))
+    sections = [
+        f"<header><h1>{title}</h1>{_lead(entries)}</header>",
+        _warnings(entries),
+        _section("results", "Results", as_html(score_grid(entries, ddof)) + _significance(entries)),
+        _section("costs", "Parameters and communication", as_html(cost_grid(entries)) + _paragraph(COST_NOTE)),
+        f'<div class="figures">{"".join(_figure(spec) for spec in specs)}</div>' if specs else "",
+        _section("left", "What left the silos", _left(entries)),
+        _section("privacy", "Privacy", _privacy(entries)),
+        _section("runs", "Runs", as_html(_runs(entries))),
+        _section("config", "Configuration", _configs(entries)),
+    ]
+    return (
+        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        '<link rel="icon" href="data:,">'
+        f"<title>{title}</title><style>{CSS}</style></head><body><main>\n"
+        + "\n".join(section for section in sections if section)
+        + "\n</main></body></html>\n"
+    )
+
+
+def _title(entries: Sequence[Entry]) -> str:
+    labels = [entry.label for entry in entries]
+    if len(labels) > 5:
+        return f"{len(labels)} methods over {len(silo_names(entries))} silos"
+    return labels[0] if len(labels) == 1 else f"{', '.join(labels[:-1])} and {labels[-1]}"
+
+
+def _lead(entries: Sequence[Entry]) -> str:
+    first, silos = entries[0].first, silo_names(entries)
+    runs = [run for entry in entries for run in entry.runs]
+    facts = {
+        "setting": first.config.get("description") or "own silos",
+        "silos": f"{len(silos)}: {', '.join(silos[:12])}{' …' if len(silos) > 12 else ''}",
+        "backbone": _values(runs, lambda run: run.summary["backbone"]),
+        "rounds": _values(runs, lambda run: run.summary.get("rounds", "?")),
+        "seeds": _values(runs, lambda run: run.seed),
+        "precision": _values(runs, lambda run: run.summary.get("precision", "?")),
+        "runs": len(runs),
+    }
+    items = "".join(f"<dt>{name}</dt><dd>{html.escape(str(value))}</dd>" for name, value in facts.items())
+    return f"<dl>{items}</dl>"
+
+
+def _values(runs: Sequence[FinishedRun], of: object) -> str:
+    assert callable(of)
+    found = sorted({of(run) for run in runs}, key=lambda value: (str(type(value)), value))
+    return ", ".join(map(str, found))
+
+
+def _section(name: str, title: str, body: str, kind: str = "") -> str:
+    extent = f' class="{kind}"' if kind else ""
+    return f'<section id="{name}"{extent}><h2>{html.escape(title)}</h2>{body}</section>' if body else ""
+
+
+def _paragraph(text: str) -> str:
+    return f'<p class="note">{html.escape(text)}</p>'
+
+
+def _warnings(entries: Sequence[Entry]) -> str:
+    items = "".join(f"<li>{html.escape(text)}</li>" for text in warnings(entries))
+    return f'<section id="warnings" class="warnings"><h2>Mind</h2><ul>{items}</ul></section>' if items else ""
+
+
+def _significance(entries: Sequence[Entry]) -> str:
+    found = paired(entries)
+    if not found:
+        return ""
+    rows = [
+        (
+            f"{pair.best} − {pair.other}",
+            [Value(f"{pair.difference:+.2f}"), Value(str(pair.pairs)), Value(f"{pair.p:.3g}")],
+        )
+        for pair in found
+    ]
+    grid = Grid(heading(entries), ["difference (points)", "pairs", "p (Holm)"], rows)
+    return as_html(grid) + _paragraph(NOTE)
+
+
+def _figure(spec: FigureSpec) -> str:
+    chips = "".join(
+        f'<li><span style="background:{style(n)["color"]}"></span>{html.escape(label)}</li>'
+        for n, label in enumerate(spec.legend)
+    )
+    legend = f'<ul class="legend">{chips}</ul>' if len(spec.legend) > 1 else ""
+    panels = "".join(
+        f'<div class="panel">{panel_svg(panel, f"{spec.name}{number}")}</div>'
+        for number, panel in enumerate(spec.panels)
+    )
+    kind = "panels" if len(spec.panels) > 1 else "single"
+    caption = f"<figcaption>{html.escape(spec.caption)}</figcaption>"
+    body = f'<figure>{legend}<div class="{kind}">{panels}</div>{caption}</figure>'
+    return _section(spec.name, spec.title, body, "" if kind == "single" else "wide")
+
+
+def _left(entries: Sequence[Entry]) -> str:
+    items = "".join(f"<dt>{html.escape(entry.label)}</dt><dd>{html.escape(what_left(entry))}</dd>" for entry in entries)
+    return f"<dl>{items}</dl>" + _paragraph(
+        "Beside parts: the round, the silo's name and, where it shares it, its number of training rows."
+    )
+
+
+def _privacy(entries: Sequence[Entry]) -> str:
+    """What the noise of each run promises, where any is noised."""
+    rows, limits = [], dict[str, None]()
+    for entry in entries:
+        for run in entry.runs:
+            if found := run.summary.get("privacy"):
+                limits |= dict.fromkeys([f"Not for {found['uncovered']}."] if found.get("uncovered") else [])
+                texts = [
+                    run.folder.name,
+                    str(found["mechanism"]),
+                    f"{found['epsilon_round']:.4g}",
+                    f"{found['epsilon_total']:.4g}",
+                    f"{found['delta']:g}",
+                    str(found["participations"]),
+                ]
+                rows.append((entry.label, [Value(text) for text in texts]))
+    header = ["folder", "mechanism", "ε a round", "ε in total", "δ", "participations"]
+    table = as_html(Grid("differential privacy of every noised run", header, rows)) if rows else ""
+    return table + "".join(map(_paragraph, limits))
+
+
+def _runs(entries: Sequence[Entry]) -> Grid:
+    header = ["folder", "seed", "average", "best round", "rounds", "seconds", "rows/s", "state sha256"]
+    rows = []
+    for entry in entries:
+        for run in entry.runs:
+            found = run.summary
+            texts = [
+                run.folder.name,
+                str(run.seed),
+                "–" if found["average"] is None else f"{found['average']:.2f}",
+                str(found["best_round"]),
+                str(found.get("rounds", "–")),
+                f"{found['seconds']:.0f}",
+                f"{found.get('samples_per_second', 0):.1f}",
+                str(found.get("state_sha256", "–"))[:12],
+            ]
+            rows.append((entry.label, [Value(text) for text in texts]))
+    return Grid("every run; rows/s are those of local training", header, rows)
+
+
+def _configs(entries: Sequence[Entry]) -> str:
+    found = []
+    for entry in entries:
+        text = (entry.first.folder / "config.yaml").read_text(encoding="utf-8")
+        found.append(f"<details><summary>{html.escape(entry.label)}</summary><pre>{html.escape(text)}</pre></details>")
+    return "".join(found)

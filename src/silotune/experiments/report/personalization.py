@@ -1,0 +1,174 @@
+"""FedDPA's tables and figures: personalisation and test-time personalisation of runs judged on all tasks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from silotune.core.numeric import mean_of_known
+from silotune.errors import InputError
+from silotune.experiments.report.collect import Entry, FinishedRun, silo_names
+from silotune.experiments.report.ranking import ranks
+from silotune.experiments.report.scores import AVERAGE, spread
+from silotune.experiments.report.tables_by_method import MOST_SILOS, Grid, Value
+
+MEASURES = {"personalization": "personalization", "test_time": "test-time personalization"}
+
+ACCURACIES = {
+    "accuracy": "personalization, accuracy of tasks with options",
+    "test_time_accuracy": "test-time personalization, accuracy of tasks with options",
+}
+"""What is shown beside the measures, where a run noted it: its keys may be missing."""
+
+
+def measure_grids(entries: Sequence[Entry], ddof: int = 1) -> list[Grid]:
+    """One table per measure: rows are methods, columns silos and their average (the papers' Tables 1, 2 and 8).
+
+    The average is over the silos that took part (appendix A.1). Of more than `MOST_SILOS` there is a column per task,
+    the mean over its silos that did.
+
+    Raises:
+        InputError: for a run that was not judged on all tasks.
+    """
+    for entry in entries:
+        for run in entry.runs:
+            if any("test_time" not in silo for silo in run.summary["silos"].values()):
+                raise InputError(f"{run.folder}: was not judged on all tasks; run it with evaluation.test_time=true")
+    silos = silo_names(entries)
+    columns = silos if len(silos) <= MOST_SILOS else _tasks(entries)
+    noted = {key for entry in entries for run in entry.runs for one in run.summary["silos"].values() for key in one}
+    measures = MEASURES | {key: title for key, title in ACCURACIES.items() if "test_time_accuracy" in noted}
+    grids = []
+    for key, title in measures.items():
+
+        def read(run: FinishedRun, column: str, key: str = key) -> float | None:
+            found = run.summary["silos"]
+            if columns is silos and column != AVERAGE:
+                return found[column].get(key) if column in found else None
+            return mean_of_known(
+                one.get(key)
+                for name, one in found.items()
+                if one.get("sampled", True) and column in (AVERAGE, run.summary["tasks"][name]["name"])
+            )
+
+        grids.append(_grid(f"{title} (%)", [*columns, AVERAGE], entries, read, ddof))
+    return grids
+
+
+def _tasks(entries: Sequence[Entry]) -> list[str]:
+    """All tasks of all runs' silos, in the order in which they come."""
+    names = [task["name"] for entry in entries for run in entry.runs for task in run.summary["tasks"].values()]
+    return list(dict.fromkeys(names))
+
+
+def unseen_grid(entries: Sequence[Entry], ddof: int = 1) -> Grid | None:
+    """Average and maximum over silos on tasks that were left out of training (Table 14); None without such tasks."""
+    names = list(dict.fromkeys(n for entry in entries for run in entry.runs for n in run.summary.get("unseen", {})))
+    if not names:
+        return None
+
+    def read(run: FinishedRun, column: str) -> float | None:
+        name, _, kind = column.rpartition(" ")
+        found: Mapping[str, Any] = run.summary.get("unseen", {}).get(name, {})
+        return found.get({"AVG": "average", "MAX": "maximum"}[kind])
+
+    columns = [f"{name} {kind}" for name in names for kind in ("AVG", "MAX")]
+    return _grid("tasks left out of training (%)", columns, entries, read, ddof)
+
+
+def _grid(
+    title: str,
+    columns: list[str],
+    entries: Sequence[Entry],
+    read: Callable[[FinishedRun, str], float | None],
+    ddof: int,
+) -> Grid:
+    found = [
+        [[value for run in entry.runs if (value := read(run, column)) is not None] for column in columns]
+        for entry in entries
+    ]
+    cells: list[list[Value]] = [[] for _ in entries]
+    for place in range(len(columns)):
+        means = [mean_of_known(row[place]) for row in found]
+        ranked = ranks(means, [entry.judged_on for entry in entries])
+        for number, mean in enumerate(means):
+            if mean is None:
+                cells[number].append(Value("–"))
+                continue
+            std = spread(found[number][place], ddof)
+            text = f"{mean:.2f}" if std is None else f"{mean:.2f} ± {std:.2f}"
+            cells[number].append(Value(text, ranked[number]))
+    return Grid(title, columns, [(entry.label, row) for entry, row in zip(entries, cells, strict=True)])
+
+
+def heatmap(entries: Sequence[Entry], path: Path) -> Path:
+    """Silo × task, one panel a row of the table, means over seeds; written as PNG."""
+    from matplotlib.figure import Figure
+
+    found = [_on_tasks(entry) for entry in entries]
+    alike = len({(*silos, "", *tasks) for silos, tasks, _ in found}) == 1  # then the outer panels' labels are enough
+    columns = min(3, len(entries))
+    rows = -(-len(entries) // columns)
+    figure = Figure(figsize=(3.9 * columns + 1.2, 3.3 * rows + 1.2), layout="constrained")
+    panels = figure.subplots(rows, columns, squeeze=False, sharex=alike, sharey=alike)
+    for panel in panels.flat[len(entries) :]:
+        panel.set_visible(False)
+    for place, (panel, entry, (silos, tasks, values)) in enumerate(zip(panels.flat, entries, found, strict=False)):
+        shown = [[math.nan if value is None else value for value in row] for row in values]
+        image = panel.imshow(shown, vmin=0, vmax=100, cmap="Blues", aspect="auto")
+        panel.set_xticks(range(len(tasks)), labels=tasks, rotation=60, ha="right", rotation_mode="anchor")
+        panel.set_yticks(range(len(silos)), labels=silos)
+        panel.tick_params(
+            labelbottom=not alike or place + columns >= len(entries), labelleft=not alike or place % columns == 0
+        )
+        for row, column in ((r, c) for r in range(len(silos)) for c in range(len(tasks))):
+            value = values[row][column]
+            if value is not None:
+                dark = "white" if value > 60 else "black"
+                panel.text(column, row, f"{value:.0f}", ha="center", va="center", fontsize=7, color=dark)
+        panel.set_title(entry.label, fontsize=10)
+    figure.supxlabel("task")
+    figure.supylabel("silo's model")
+    figure.colorbar(image, ax=panels, shrink=0.7)
+    figure.savefig(path, dpi=150)
+    return path
+
+
+def _on_tasks(entry: Entry) -> tuple[list[str], list[str], list[list[float | None]]]:
+    """Silos, tasks, and a score for each pair: the mean over seeds."""
+    silos = silo_names([entry])
+    tasks = list(entry.first.summary["silos"][silos[0]]["on_tasks"])
+    scores = [
+        [mean_of_known(run.summary["silos"][silo]["on_tasks"][task] for run in entry.runs) for task in tasks]
+        for silo in silos
+    ]
+    return silos, tasks, scores
+
+
+def rounds(entries: Sequence[Entry], path: Path) -> Path | None:
+    """Both measures per round, means over silos and seeds (Figure 3); None where no run noted them."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8.4, 3.2), layout="constrained")
+    drawn = False
+    for panel, (key, title) in zip(figure.subplots(1, 2), MEASURES.items(), strict=True):
+        for entry in entries:
+            points: dict[int, list[float | None]] = {}
+            for run in entry.runs:
+                for event in run.of("evaluation"):
+                    points.setdefault(int(event["round"]), []).append(mean_of_known(event[key].values()))
+            if points:
+                drawn = True
+                panel.plot(
+                    list(points), [mean_of_known(values) for values in points.values()], marker="o", label=entry.label
+                )
+        panel.set_title(f"{title} (%)", fontsize=10)
+        panel.set_xlabel("round")
+        panel.grid(alpha=0.3)
+    if not drawn:
+        return None
+    figure.axes[0].legend(frameon=False)
+    figure.savefig(path, dpi=150)
+    return path

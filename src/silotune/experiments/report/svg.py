@@ -1,0 +1,145 @@
+"""Panels: small diagrams drawn by matplotlib, as one SVG each (for the page) or together (for files)."""
+
+from __future__ import annotations
+
+import io
+import re
+import textwrap
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+# Stand-ins that the page replaces by its variables, so that one SVG serves light and dark.
+INK, GRID = "#1a2b3c", "#c9d0d8"
+
+_VARIABLES = {INK: "var(--ink)", GRID: "var(--grid)"}
+
+
+COLOURS = (
+    *("#3d7be0", "#e2762b", "#2a9d66", "#d1477f", "#8b62d6"),
+    *("#b08a10", "#1496a8", "#d94f45", "#758a2e", "#8a8f98"),
+)
+
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "*")
+
+_PANEL = (3.9, 2.9)  # inches; about 375 pixels on the page
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One diagram. `draw` puts the data on axes; titles and axis titles are set by `render`."""
+
+    title: str
+    x: str
+    y: str
+    draw: Callable[[Axes], None]
+    height: float = _PANEL[1]
+    width: float = _PANEL[0]
+
+
+@dataclass(frozen=True)
+class FigureSpec:
+    """A figure of the report: its panels share a legend of rows (label → colour and marker by position)."""
+
+    name: str
+    title: str
+    caption: str
+    panels: tuple[Panel, ...]
+    legend: tuple[str, ...] = ()
+
+
+def style(position: int) -> dict[str, Any]:
+    """Colour and marker of a row; with more than ten rows the lines change."""
+    cycle = position // len(COLOURS)
+    return {
+        "color": COLOURS[position % len(COLOURS)],
+        "marker": MARKERS[position % len(MARKERS)],
+        "linestyle": ("-", "--", ":", "-.")[cycle % 4],
+    }
+
+
+def _draw(panel: Panel, axes: Axes) -> None:
+    panel.draw(axes)
+    axes.set_title(panel.title, fontsize=10, color=INK, loc="left")
+    axes.set_xlabel(panel.x, fontsize=9, color=INK)
+    axes.set_ylabel(panel.y, fontsize=9, color=INK)
+    axes.tick_params(labelsize=8, colors=INK)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    for side in ("left", "bottom"):
+        axes.spines[side].set_color(GRID)
+
+
+def panel_svg(panel: Panel, salt: str) -> str:
+    """An inline SVG with transparent ground; colours of text and grid are the page's variables.
+
+    `salt` keeps the ids of several SVGs in one page apart.
+    """
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    with matplotlib.rc_context({"svg.hashsalt": salt, "svg.fonttype": "path"}):
+        figure = Figure(figsize=(panel.width, panel.height), layout="constrained")
+        figure.patch.set_alpha(0)
+        axes = figure.subplots()
+        axes.patch.set_alpha(0)
+        _draw(panel, axes)
+        text = io.StringIO()
+        figure.savefig(text, format="svg", metadata={"Date": None})
+    svg = text.getvalue()
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg[svg.index("<svg") :], flags=re.DOTALL)
+    svg = re.sub(r'id="([^"]+)"', rf'id="{salt}-\1"', svg)
+    svg = re.sub(r'href="#([^"]+)"', rf'href="#{salt}-\1"', svg)
+    svg = re.sub(r"url\(#([^)]+)\)", rf"url(#{salt}-\1)", svg)
+    for colour, variable in _VARIABLES.items():
+        svg = svg.replace(colour, variable)
+    label = f"{panel.title}: {panel.y} against {panel.x}" if panel.x else panel.title
+    label = label.replace("&", "&amp;").replace('"', "&quot;").replace("<", "&lt;")
+    return svg.replace("<svg", f'<svg role="img" aria-label="{label}"', 1)
+
+
+def save(spec: FigureSpec, folder: Path) -> list[Path]:
+    """The whole figure as PNG and SVG files."""
+    from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
+
+    columns = min(3, len(spec.panels))
+    rows = -(-len(spec.panels) // columns)
+    width, height = max(p.width for p in spec.panels), max(p.height for p in spec.panels)
+    labels = 0.3 * -(-len(spec.legend) // max(1, columns * 2)) + 0.2 if spec.legend else 0
+    figure = Figure(figsize=(width * columns, height * rows + labels), layout="constrained")
+    panels = figure.subplots(rows, columns, squeeze=False).flat
+    for axes, panel in zip(panels, spec.panels, strict=False):
+        _draw(panel, axes)
+    for axes in figure.axes[len(spec.panels) : rows * columns]:
+        axes.set_visible(False)
+    if spec.legend:
+        handles = [Line2D([], [], label=name, **style(n)) for n, name in enumerate(spec.legend)]
+        figure.legend(handles=handles, loc="outside lower center", ncols=min(len(handles), columns * 2), frameon=False)
+    paths = [folder / f"{spec.name}.{kind}" for kind in ("png", "svg")]
+    for path in paths:
+        figure.savefig(path, dpi=150)
+    return paths
+
+
+def short(name: str) -> str:
+    """A name as a tick label: at most two lines of 18 letters."""
+    lines = textwrap.wrap(name, 18, max_lines=2, placeholder=" …")
+    return "\n".join(lines) or name
+
+
+def bars(axes: Axes, names: Sequence[str], groups: Sequence[tuple[int, Sequence[float]]]) -> None:
+    """Horizontal bars: for every name one bar a group, (position in the legend, values)."""
+    thickness = 0.8 / len(groups)
+    for number, (position, values) in enumerate(groups):
+        places = [index - 0.4 + (number + 0.5) * thickness for index in range(len(names))]
+        axes.barh(places, list(values), height=thickness * 0.92, color=style(position)["color"])
+    axes.set_yticks(range(len(names)), labels=[short(name) for name in names])
+    axes.invert_yaxis()
+    axes.grid(axis="x", color=GRID, linewidth=0.6)
+    axes.set_axisbelow(True)

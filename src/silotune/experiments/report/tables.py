@@ -1,0 +1,60 @@
+"""The table people compare: one row a silo, one column a method; best in bold, second underlined."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from rich.table import Table
+
+from silotune.experiments.report.ranking import ranks
+
+_FACTS: dict[str, Callable[[dict[str, Any]], str]] = {
+    "trained parameters": lambda summary: f"{summary['trainable_parameters']:,}",
+    "sent parameters": lambda summary: f"{summary['sent_parameters']:,}",
+    "sent by silos": lambda summary: mebibytes(summary["bytes_up"]),
+    "sent to silos": lambda summary: mebibytes(summary["bytes_down"]),
+}
+
+
+def result_table(summaries: Sequence[dict[str, Any]]) -> Table:
+    """Test scores of runs over the same silos, with what each trains and sends."""
+    silos = list(summaries[0]["silos"])
+    table = Table(title="test score (%) at the best round by validation")
+    table.add_column("silo")
+    for summary in summaries:
+        table.add_column(summary["method"], justify="right")
+    if any(summary["global"] for summary in summaries):  # one test set for all silos: a line each would say little
+        table.add_row(f"{len(silos)} silos, one test set", *_marked([summary["average"] for summary in summaries]))
+        majority = [(summary["global"] or {}).get("majority") for summary in summaries]
+        if all(score is not None for score in majority):
+            table.add_row("always the most frequent label", *(f"{score:.1f}" for score in majority))
+    else:
+        for name in silos:
+            table.add_row(name, *_marked([summary["silos"][name]["test"] for summary in summaries]))
+        table.add_section()
+        table.add_row("average", *_marked([summary["average"] for summary in summaries]))
+    if any(summary.get("attack") for summary in summaries):
+        rates = [(summary.get("attack") or {}).get("asr") for summary in summaries]
+        table.add_row("attack success rate", *("–" if rate is None else f"{rate:.1f}" for rate in rates))
+    table.add_section()
+    for fact, show in _FACTS.items():
+        table.add_row(fact, *(show(summary) for summary in summaries))
+    return table
+
+
+def _marked(scores: Sequence[float | None]) -> list[str]:
+    """Scores for reading, best and second marked; a silo may keep its score to itself."""
+    return [_cell(score, rank) for score, rank in zip(scores, ranks(scores), strict=True)]
+
+
+def _cell(score: float | None, rank: int) -> str:
+    if score is None:
+        return "–"
+    style = {1: "bold", 2: "underline"}.get(rank)
+    return f"[{style}]{score:.1f}[/{style}]" if style else f"{score:.1f}"
+
+
+def mebibytes(size: int) -> str:
+    """A size for reading."""
+    return f"{size / 2**20:.2f} MiB"

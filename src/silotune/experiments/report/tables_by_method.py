@@ -1,0 +1,174 @@
+"""The comparison's table in one form, shown in the terminal, as Markdown, LaTeX and HTML."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich.console import Group
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from silotune.experiments.report.collect import Entry, by_data, told_apart
+from silotune.experiments.report.ranking import ranks
+from silotune.experiments.report.scores import AVERAGE, attacked, score, shares, success_rate
+
+MOST_SILOS = 12
+"""Beyond it the table has the average only; `table.csv` has all silos."""
+
+
+@dataclass(frozen=True)
+class Value:
+    """A cell's text; rank 1 is the column's best among rows on the same data, 2 its second."""
+
+    text: str
+    rank: int = 0
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A titled table: `header` names the columns behind the first; `rows` are (label, values)."""
+
+    title: str
+    header: list[str]
+    rows: list[tuple[str, list[Value]]]
+
+
+def score_grid(entries: Sequence[Entry], ddof: int) -> Grid:
+    """Test scores, mean ± std over seeds; rows are methods, columns silos. After an attack its success rate (ASR)."""
+    silos = told_apart(entries)
+    columns = [*(silos if len(silos) <= MOST_SILOS else []), AVERAGE]
+    table = [_ranked(entries, silo, ddof) for silo in columns]
+    if attacked(entries):
+        columns.append("ASR")
+        rates = [success_rate(entry, ddof=ddof) for entry in entries]
+        table.append([Value("–" if rate is None else rate.text) for rate in rates])
+    rows = [(entry.label, [column[number] for column in table]) for number, entry in enumerate(entries)]
+    seeds = sorted({len(entry.runs) for entry in entries})
+    repeats = f"{seeds[0]}" if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
+    several = f"mean ± std over {repeats} seeds, ddof = {ddof}" if seeds[-1] > 1 else "one seed"
+    apart = "; best and second of each data set" if len(by_data(entries)) > 1 else ""
+    return Grid(f"test score (%), {several}{apart}", columns, rows)
+
+
+def _ranked(entries: Sequence[Entry], silo: str, ddof: int) -> list[Value]:
+    scores = [score(entry, silo, ddof) for entry in entries]
+    places = ranks([found.mean if found else None for found in scores], [entry.judged_on for entry in entries])
+    return [Value(found.text, place) if found else Value("–") for found, place in zip(scores, places, strict=True)]
+
+
+def cost_grid(entries: Sequence[Entry]) -> Grid:
+    """What is trained and sent."""
+    header = ["trained %", "adapters %", "sent %", "message %", "up MiB", "down MiB", "seconds"]
+    rows = []
+    for entry in entries:
+        part = shares(entry)
+        percents = [_percent(value) for value in (part.trained, part.adapters, part.sent, part.message)]
+        sizes = [f"{entry.mean_of(key) / 2**20:.2f}" for key in ("bytes_up", "bytes_down")]
+        rows.append((entry.label, [*map(Value, [*percents, *sizes, f"{entry.mean_of('seconds'):.0f}"])]))
+    return Grid("trained and sent, in % of full fine-tuning; measured messages", header, rows)
+
+
+COST_NOTE = (
+    "Percentages are of full fine-tuning of the bare model with its head: trained parameters with heads, the adapters "
+    "among them alone, sent parameters, and one silo's update as it was really serialised against all weights in "
+    "float32. MiB are totals over silos and rounds, sent by silos (up) and to them (down), mean over seeds."
+)
+
+
+def _percent(value: float | None) -> str:
+    return "–" if value is None else f"{value:.2f}" if value else "0"
+
+
+def joined(one: Grid, other: Grid) -> Grid:
+    """Two grids of the same rows side by side."""
+    rows = [(label, [*left, *right]) for (label, left), (_, right) in zip(one.rows, other.rows, strict=True)]
+    return Grid(one.title, [*one.header, *other.header], rows)
+
+
+def terminal(grid: Grid, width: int) -> Group:
+    """For rich; the best in bold, the second underlined. Columns that do not fit the width go into further tables."""
+    first = max(len(label) for label, _ in grid.rows) + 5
+    texts = [[name, *(_compact(values[n]) for _, values in grid.rows)] for n, name in enumerate(grid.header)]
+    chunks: list[list[int]] = [[]]
+    room = width - first
+    for number, column in enumerate(texts):
+        needed = max(map(len, column)) + 3
+        if chunks[-1] and needed > room:
+            chunks.append([])
+            room = width - first
+        chunks[-1].append(number)
+        room -= needed
+    parts = [
+        Grid(grid.title, [grid.header[n] for n in chunk], [(label, [v[n] for n in chunk]) for label, v in grid.rows])
+        for chunk in chunks
+    ]
+    return Group(Text(grid.title), *map(_table, parts))
+
+
+def _compact(value: Value) -> str:
+    return value.text.replace(" ± ", "±")
+
+
+def _table(grid: Grid) -> Table:
+    table = Table()
+    table.add_column("method")
+    for name in grid.header:
+        table.add_column(name, justify="right")
+    styles = {1: "bold", 2: "underline"}
+    for label, values in grid.rows:
+        cells = [escape(_compact(value)) for value in values]
+        marked = [
+            f"[{styles[value.rank]}]{cell}[/]" if value.rank else cell
+            for cell, value in zip(cells, values, strict=True)
+        ]
+        table.add_row(escape(label), *marked)
+    return table
+
+
+def markdown(grid: Grid) -> str:
+    """As a Markdown table; the second in HTML's underline, which Markdown lacks."""
+    marks = {1: "**{}**", 2: "<u>{}</u>"}
+    lines = ["| method | " + " | ".join(grid.header) + " |", "|---|" + "---:|" * len(grid.header)]
+    for label, values in grid.rows:
+        cells = [marks.get(value.rank, "{}").format(value.text) for value in values]
+        lines.append("| " + " | ".join([label, *cells]).replace("\n", " ") + " |")
+    return "\n".join(lines) + "\n"
+
+
+def latex(grid: Grid) -> str:
+    """As a LaTeX tabular (package booktabs)."""
+    marks = {1: r"\textbf{{{}}}", 2: r"\underline{{{}}}"}
+    head = " & ".join(_latex(name) for name in ["method", *grid.header])
+    lines = [rf"\begin{{tabular}}{{l{'r' * len(grid.header)}}}", r"\toprule", rf"{head} \\", r"\midrule"]
+    for label, values in grid.rows:
+        cells = [marks.get(value.rank, "{}").format(_latex(value.text)) for value in values]
+        lines.append(rf"{' & '.join([_latex(label), *cells])} \\")
+    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"]) + "\n"
+
+
+def _latex(text: str) -> str:
+    special = {
+        "\\": r"\textbackslash{}",
+        "±": r"$\pm$",
+        "–": "--",
+        "~": r"\textasciitilde{}",
+        "^": r"\textasciicircum{}",
+    }
+    return "".join(special.get(letter, rf"\{letter}" if letter in "&%$#_{}" else letter) for letter in text)
+
+
+def as_html(grid: Grid) -> str:
+    """As an HTML table; classes `best` and `second`."""
+    classes = {1: ' class="best"', 2: ' class="second"'}
+    head = "".join(f'<th scope="col">{html.escape(name)}</th>' for name in ["method", *grid.header])
+    rows = []
+    for label, values in grid.rows:
+        cells = "".join(f"<td{classes.get(value.rank, '')}>{html.escape(value.text)}</td>" for value in values)
+        rows.append(f'<tr><th scope="row">{html.escape(label)}</th>{cells}</tr>')
+    return (
+        f'<p class="caption">{html.escape(grid.title)}</p><div class="scroll"><table>'
+        f"<thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
+    )

@@ -1,0 +1,108 @@
+"""A run's numbers for TensorBoard, written beside it from its event log, round by round."""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from silotune.errors import InputError
+from silotune.experiments.report.curves import numbers
+from silotune.runs.engines.base import Progress
+from silotune.runs.storage.readers import events
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
+
+
+FOLDER = "tensorboard"
+
+_BYTES = ("bytes_up", "bytes_down")
+
+
+class TensorBoard:
+    """Scalars by round: `validation/SILO` (percent) and their mean, `loss/SILO` and the loss's terms, bytes.
+
+    A context around a run; called as its progress it writes the rounds that have ended since. The log is the truth:
+    what an earlier part of the run wrote is written anew from it, so no round is there twice after a resume. The time
+    axis counts the run's own seconds, from when its folder was made.
+
+    Args:
+        run: the run folder; the files go into its `tensorboard/`.
+        progress: called too.
+
+    Raises:
+        InputError: TensorBoard is not installed.
+    """
+
+    def __init__(self, run: Path, progress: Progress | None = None) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            raise InputError(
+                "--tensorboard: needs the package tensorboard; pip install 'silotune[tensorboard]'"
+            ) from error
+        self._make = SummaryWriter
+        self._run = run
+        self._progress = progress
+        self._writer: SummaryWriter | None = None
+        self._written = 0  # rounds
+        self._seen = 0
+
+    def __enter__(self) -> TensorBoard:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None or self._writer is not None:  # not where the run was refused: its folder may be another's
+            self._write()
+        if self._writer is not None:
+            self._writer.close()
+
+    def __call__(self, number: int, what: str, done: int, total: int) -> None:
+        """See `Progress`."""
+        if self._progress is not None:
+            self._progress(number, what, done, total)
+        if number > self._seen:
+            self._seen = number
+            self._write()
+
+    def _write(self) -> None:
+        if not (self._run / "versions.json").exists():
+            return  # the run folder is still to be made, and must be empty then
+        if self._writer is None:
+            folder = self._run / FOLDER
+            for path in folder.glob("events.out.tfevents.*"):
+                with contextlib.suppress(FileNotFoundError):
+                    path.unlink()
+            self._writer = self._make(str(folder))
+        waiting: list[dict[str, Any]] = []
+        for event in events(self._run):
+            if event.get("round", 0) <= self._written:
+                continue
+            waiting.append(event)
+            if event.get("event") == "round":  # a federation logs it when the next round has been trained
+                self._round(event, [one for one in waiting if one.get("round") == event["round"]], self._writer)
+                waiting = [one for one in waiting if one.get("round", 0) > event["round"]]
+        self._writer.flush()
+
+    def _round(self, ended: dict[str, Any], logged: list[dict[str, Any]], writer: SummaryWriter) -> None:
+        number = int(ended["round"])
+        time = (self._run / "versions.json").stat().st_mtime + float(ended["seconds"])
+        found: dict[str, float] = {}
+        scores = {silo: float(score) for silo, score in (ended.get("validation") or {}).items() if score is not None}
+        found |= {f"validation/{silo}": score for silo, score in scores.items()}
+        if len(scores) > 1:
+            found["validation/mean over silos"] = statistics.fmean(scores.values())
+        for event in logged:
+            kind, who = event.get("event"), event.get("silo", "coordinator")
+            if kind in ("silo", "server", "final"):
+                after = " (final phases)" if kind == "final" else ""
+                found |= {f"{term}{after}/{who}": value for term, value in numbers(event).items()}
+                found |= {f"{key}/{who}": float(event[key]) for key in _BYTES if key in event}
+        for tag, value in found.items():
+            writer.add_scalar(tag, value, number, walltime=time)
+        self._written = number

@@ -1,0 +1,175 @@
+"""Transfer matrices as a table of cells and as heatmaps."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from silotune.evaluation.transfer import INFERENCE, OTHER, PARAPHRASE, SENTIMENT, TASK_TYPES, Cell, Matrix
+from silotune.experiments.report.svg import INK
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+COLUMNS = (
+    *("source", "target", "metric", "absolute", "relative"),
+    *("method", "tuner", "setting", "seed", "majority", "source_type", "target_type"),
+    *("source_lr", "target_lr", "source_alpha", "target_alpha"),
+)
+
+
+TYPE_COLOURS = {SENTIMENT: "#2563c9", INFERENCE: "#1f8a4c", PARAPHRASE: "#c8323c", OTHER: "#5a6673"}
+"""As the paper's figures: blue, green, red; further types take the next of `_MORE`."""
+
+_MORE = ("#8b62d6", "#b08a10", "#1496a8", "#d1477f", "#758a2e")
+
+_CELL = 0.62  # inches
+
+_LUMINANCE = np.array([0.299, 0.587, 0.114])
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Of a run, beside its scores.
+
+    Args:
+        majority: what the most frequent label scores; None for generation.
+        lr: the learning rate.
+        alpha: the partition's; None where it has none.
+    """
+
+    majority: float | None
+    lr: float
+    alpha: float | None
+
+
+def write_transfer_csv(
+    groups: Mapping[str, tuple[str, str, Sequence[Cell]]],
+    facts: Mapping[tuple[str, str, int], Facts],
+    path: Path,
+    types: Mapping[str, str] = TASK_TYPES,
+) -> Path:
+    """One line per source, target and seed.
+
+    Args:
+        groups: setting → (method, tuner, cells).
+        facts: of the run of each setting, task and seed.
+        path: the file.
+        types: task → type.
+    """
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(COLUMNS)
+        for setting, (method, tuner, cells) in groups.items():
+            for cell in sorted(cells, key=lambda cell: (cell.source, cell.target, cell.seed)):
+                runs = [facts[setting, name, cell.seed] for name in (cell.source, cell.target)]
+                writer.writerow(
+                    [
+                        *(cell.source, cell.target, cell.metric, _number(cell.absolute), _number(cell.relative)),
+                        *(method, tuner, setting, cell.seed, _number(runs[1].majority)),
+                        *(types.get(name, OTHER) for name in (cell.source, cell.target)),
+                        *(f"{run.lr:g}" for run in runs),
+                        *("" if run.alpha is None else f"{run.alpha:g}" for run in runs),
+                    ]
+                )
+    return path
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.6f}"
+
+
+def transfer_figure(matrices: Sequence[Matrix], path: Path) -> Path:
+    """One line of heatmaps per matrix, relative and absolute; written as PNG.
+
+    Relative scores share one scale around 100 (white: as good as the target's own), absolute ones another. Names of
+    tasks have the colour of their type.
+    """
+    from matplotlib.colors import Normalize, TwoSlopeNorm
+    from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
+
+    most = max(len(matrix.tasks) for matrix in matrices)
+    side = _CELL * most
+    longest = max(len(task) for matrix in matrices for task in matrix.tasks)
+    names = 0.09 * longest
+    figure = Figure(
+        figsize=(2 * (side + names + 1.9), len(matrices) * (side + names + 1.0) + 0.5), layout="constrained"
+    )
+    panels = figure.subplots(len(matrices), 2, squeeze=False)
+    relative = [value for matrix in matrices for value in matrix.relative.values()]
+    absolute = [value for matrix in matrices for value in matrix.absolute.values()]
+    reach = max([10.0, *(abs(value - 100) for value in relative)])
+    norms = (
+        TwoSlopeNorm(100, 100 - reach, 100 + reach),
+        Normalize(min(absolute), max(max(absolute), min(absolute) + 1)),
+    )
+    colours = _colours(matrices)
+    for line, matrix in zip(panels, matrices, strict=True):
+        several = f" (mean of {matrix.seeds} seeds)" if matrix.seeds > 1 else ""
+        for panel, values, norm, map_name, what in zip(
+            line,
+            (matrix.relative, matrix.absolute),
+            norms,
+            ("BrBG", "Purples"),
+            ("% of the target's own score", "score (%)"),
+            strict=True,
+        ):
+            _heatmap(panel, matrix, values, norm, map_name, colours)
+            panel.set_title(f"{matrix.label}{several}: {what}", fontsize=9, color=INK, loc="left")
+            figure.colorbar(panel.images[0], ax=panel, shrink=0.85).ax.tick_params(labelsize=7)
+    handles = [
+        Line2D([], [], marker="s", linestyle="none", color=colour, label=kind) for kind, colour in colours.items()
+    ]
+    figure.legend(handles=handles, loc="outside lower center", ncols=min(4, len(handles)), frameon=False, fontsize=8)
+    figure.savefig(path, dpi=150)
+    return path
+
+
+def _colours(matrices: Sequence[Matrix]) -> dict[str, str]:
+    """Type → colour, for the types there are."""
+    kinds = dict.fromkeys(kind for matrix in matrices for kind in matrix.types)
+    unnamed = [kind for kind in kinds if kind not in TYPE_COLOURS]
+    more = {kind: _MORE[number % len(_MORE)] for number, kind in enumerate(unnamed)}
+    return {kind: (TYPE_COLOURS | more)[kind] for kind in kinds}
+
+
+def _heatmap(
+    panel: Axes,
+    matrix: Matrix,
+    values: Mapping[tuple[str, str], float],
+    norm: object,
+    colour_map: str,
+    colours: Mapping[str, str],
+) -> None:
+    tasks = matrix.tasks
+    table = [[values.get((source, target), float("nan")) for target in tasks] for source in tasks]
+    image = panel.imshow(table, norm=norm, cmap=colour_map)  # type: ignore[arg-type]
+    shades = image.to_rgba(np.asarray(table))
+    for row, numbers in enumerate(table):
+        for column, number in enumerate(numbers):
+            if np.isnan(number):  # no such pair
+                text, dark = "–", False
+            else:
+                text = f"{number:.0f}" if number >= 99.95 else f"{number:.1f}"
+                dark = float(shades[row, column, :3] @ _LUMINANCE) < 0.5
+            weight = "bold" if row == column else "normal"
+            colour = "white" if dark else "black"
+            panel.text(column, row, text, ha="center", va="center", fontsize=8, color=colour, fontweight=weight)
+    for axis, rotation in ((panel.xaxis, 45), (panel.yaxis, 0)):
+        axis.set_ticks(range(len(tasks)), tasks, fontsize=8, rotation=rotation)
+        for tick, kind in zip(axis.get_ticklabels(), matrix.types, strict=True):
+            tick.set_color(colours[kind])
+            tick.set_fontweight("bold")
+    for place in range(1, len(tasks)):  # between types
+        if matrix.types[place] != matrix.types[place - 1]:
+            panel.axhline(place - 0.5, color=INK, linewidth=1)
+            panel.axvline(place - 0.5, color=INK, linewidth=1)
+    panel.set_xlabel("target", fontsize=8)
+    panel.set_ylabel("source", fontsize=8)

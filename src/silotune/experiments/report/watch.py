@@ -1,0 +1,121 @@
+"""A running run in the terminal, from its event log."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import yaml
+from rich.console import Console, Group
+from rich.live import Live
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from silotune.core.locking import at_work
+from silotune.errors import InputError
+from silotune.experiments.report.tables import mebibytes
+from silotune.runs.storage.readers import events, read_summary
+
+PATIENCE = 10.0
+"""Seconds without anybody at work in the folder: one who resumes a run loads its backbone first."""
+
+
+def follow(run: Path, console: Console, *, once: bool = False, every: float = 1.0, patience: float = PATIENCE) -> None:
+    """Show a run until it is finished, or nobody works on it.
+
+    Raises:
+        InputError: if there is no run folder.
+    """
+    if not (run / "config.yaml").is_file():
+        raise InputError(f"{run}: no run folder there (no config.yaml)")
+    if once:
+        console.print(frame(run))
+        return
+    seen = time.monotonic()
+    with Live(frame(run), console=console, auto_refresh=False) as live:
+        while not (run / "summary.json").exists() and time.monotonic() - seen < patience:
+            time.sleep(every)
+            if at_work(run):
+                seen = time.monotonic()
+            live.update(frame(run), refresh=True)
+        live.update(frame(run), refresh=True)
+    if not (run / "summary.json").exists():
+        console.print(
+            "not finished, and nobody works on it: interrupted (--resume goes on), or a sweep's trial", soft_wrap=True
+        )
+
+
+def frame(run: Path) -> Group:
+    """One picture of a run: how far it is, and every silo's last numbers."""
+    try:
+        config = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))
+        rounds, method = int(config["rounds"]), str(config["method"]["name"])
+    except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError) as error:
+        raise InputError(f"{run}/config.yaml: missing or damaged") from error
+    log = list(events(run))
+    parts: list[Any] = [_head(run, method, rounds, log)]
+    if log:
+        parts.append(_silos(log))
+    refused = [event for event in log if event.get("event") == "refused"]
+    if refused:
+        parts.append(Text(f"{len(refused)} updates refused; the last: {refused[-1].get('reason')}", style="yellow"))
+    if (run / "summary.json").exists():
+        parts.append(Text(_finished(run)))
+    return Group(*parts)
+
+
+def _head(run: Path, method: str, rounds: int, log: list[dict[str, Any]]) -> Text:
+    ended = [event for event in log if event.get("event") == "round"]
+    done = int(ended[-1]["round"]) if ended else 0
+    filled = round(30 * done / rounds)
+    up, down = (sum(event.get(key, 0) for event in log) for key in ("bytes_up", "bytes_down"))
+    words = [f"{run.name}: {method}", f"{'━' * filled}{'╌' * (30 - filled)} round {done}/{rounds}"]
+    if ended:
+        took = float(ended[-1]["seconds"])
+        words.append(f"{_clock(took)} gone, {_clock(took / done * (rounds - done))} left")
+    words.append(f"sent {mebibytes(up)}, received {mebibytes(down)}")
+    return Text("   ".join(words))
+
+
+def _silos(log: list[dict[str, Any]]) -> Table:
+    ended = [event for event in log if event.get("event") == "round"]
+    trained: dict[str, dict[str, Any]] = {e["silo"]: e for e in log if e.get("event") == "silo"}
+    scores: dict[str, list[float]] = {}
+    for event in ended:
+        for name, value in (event.get("validation") or {}).items():
+            if value is not None:
+                scores.setdefault(name, []).append(float(value))
+    table = Table()
+    for column in ("silo", "round", "loss", "validation %", "best", "rows/s"):
+        table.add_column(column, justify="left" if column == "silo" else "right")
+    for name in dict.fromkeys([*trained, *scores]):
+        last, found = trained.get(name, {}), scores.get(name, [])
+        pace = last["rows"] / last["seconds"] if last.get("seconds") and "rows" in last else None
+        table.add_row(
+            escape(name),
+            str(last.get("round", "–")),
+            _number(last.get("loss"), ".4f"),
+            _number(found[-1] if found else None, ".1f"),
+            _number(max(found, default=None), ".1f"),
+            _number(pace, ".0f"),
+        )
+    return table
+
+
+def _finished(run: Path) -> str:
+    try:
+        summary = read_summary(run)
+        return f"finished: average test score {summary['average']:.2f} at round {summary['best_round']}"
+    except (InputError, KeyError, TypeError):
+        return "finished"
+
+
+def _number(value: float | None, form: str) -> str:
+    return "–" if value is None else format(value, form)
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}" if minutes >= 60 else f"{minutes}:{rest:02d}"

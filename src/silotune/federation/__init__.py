@@ -1,1 +1,0 @@
-"""A federation over real machines: Flower carries the messages, a worker beside each SuperNode does a silo's work."""

@@ -1,0 +1,146 @@
+"""The model card of an export (`README.md`): what it is, what it was trained on, how good it is, how to load it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import yaml
+
+_LOADING = {
+    "peft": """\
+```python
+from peft import PeftModel
+from transformers import {base_class}
+
+model = PeftModel.from_pretrained({base_class}.from_pretrained({base}), "FOLDER")
+```
+""",
+    "silotune": """\
+The layout is described in `silotune_adapter.json`; `standalone.py` in this folder reads it (torch, transformers and
+safetensors are all it needs):
+
+```python
+from standalone import attach
+from transformers import {base_class}
+
+model = {base_class}.from_pretrained({base})
+attach(model, "FOLDER")
+```
+""",
+    "weights": """\
+```python
+from transformers import {base_class}
+
+model = {base_class}.from_pretrained("FOLDER")
+```
+""",
+}
+
+_HEAD = """
+With the head, which is described in `head.json` (`standalone.py` is in this folder and needs nothing of silotune):
+
+```python
+from standalone import load
+
+load("FOLDER").predict([{example}])
+```
+"""
+
+
+def card(about: dict[str, Any], head: dict[str, Any]) -> str:
+    """The card's text.
+
+    Args:
+        about: the content of `export.json`.
+        head: the content of `head.json`.
+    """
+    header = yaml.safe_dump(_header(about), sort_keys=False, allow_unicode=True)
+    classifier = head["kind"] in ("mlp", "linear")
+    sections = [
+        f"---\n{header}---\n",
+        f"# {about['method']['name']}: {about['part']} of silo {about['silo']}\n",
+        _what(about, head),
+        _numbers(about),
+        "## How to load it\n",
+        _LOADING[about["layout"]].format(base_class=about["base_class"], base=json.dumps(about["base_model"])),
+    ]
+    if classifier:
+        sections.append(_HEAD.format(example='"a text"').lstrip("\n"))
+    sections += _notes(about)
+    return "\n".join(sections)
+
+
+def _header(about: dict[str, Any]) -> dict[str, Any]:
+    library = {"peft": "peft", "weights": "transformers"}.get(about["layout"], "silotune")
+    tags = ["silotune", "federated-learning", about["method"]["name"], about["tuner"]["name"]]
+    return {"base_model": about["base_model"], "library_name": library, "tags": tags}
+
+
+def _what(about: dict[str, Any], head: dict[str, Any]) -> str:
+    mix = ", ".join(f"{weight:g} · {name}" for name, weight in about["mix"].items())
+    options = ", ".join(f"{key}={_shown(value)}" for key, value in about["tuner"].items() if key != "name")
+    labels = f", labels {', '.join(head['labels'])}" if head["labels"] else ""
+    lines = {
+        "Base model": f"{about['base_model']} (sha256 of its weights {about['base_sha256']})",
+        "Method": f"{about['method']['name']}: {about['method']['paper']}",
+        "Adapter": f"{about['tuner']['name']} ({options})" if options else about["tuner"]["name"],
+        "Holds": f"{mix} (shared parts come from all silos, private ones from this silo alone)",
+        "Task": f"{head['task']} ({head['task_kind']}{labels})",
+        "Head": f"{head['kind']} ({head['part']})",
+        "Training": f"{about['rounds']} rounds, this is round {about['best_round']}; seed {about['seed']}; "
+        f"precision {about['precision']}",
+    }
+    return "| | |\n|---|---|\n" + "".join(f"| {key} | {value} |\n" for key, value in lines.items())
+
+
+_NOT_SHARED = "numbers of rows not shared"
+
+
+def _numbers(about: dict[str, Any]) -> str:
+    rows, total = about["rows"], about["rows_of_all_silos"]
+    own, together = _NOT_SHARED, _NOT_SHARED if total is None else f"{total} training rows"
+    if rows is not None:
+        own = f"{rows['train']} training, {rows['validation']} validation, {rows['test']} test rows"
+    found = [
+        "## Data and scores\n",
+        f"Silo {about['silo']}: {own}. All {about['silos']} silos together: {together}.\n",
+        "| metric | validation | test |\n|---|---|---|",
+        f"| {about['metric']} (%) | {_score(about['validation'])} | {_score(about['test'])} |\n",
+    ]
+    if not about["whole"]:
+        used = ", ".join(f"{weight:g} · {name}" for name, weight in about["prediction"].items())
+        if about["per_text"]:
+            used = f"{', '.join(about['prediction'])}, weighted anew for every text"
+        found.append(
+            f"These are the scores of the silo's whole model, not of this part alone. The silo predicts with {used}.\n"
+        )
+    return "\n".join(found)
+
+
+def _notes(about: dict[str, Any]) -> list[str]:
+    notes = []
+    if about["private"]:
+        notes.append(
+            f"* Holds parts that never left the silo while training: {', '.join(about['private'])}. They were fitted "
+            "to its rows; decide whether they may leave it now."
+        )
+    if about.get("privacy"):
+        given = ", ".join(f"{key} {value}" for key, value in about["privacy"].items() if value is not None)
+        notes.append(f"* Differential privacy of what was sent while training: {given}.")
+    if about["layout"] == "peft" and about["virtual_tokens"] and about["segments"]:
+        notes.append(
+            "* peft's own forward drops segment ids (`token_type_ids`) under virtual tokens: for pairs of texts use "
+            "`standalone.py`, which keeps them, as training did."
+        )
+    if about["precision"] != "fp32":
+        notes.append(f"* The run computed in {about['precision']}; in float32 the model gives slightly other values.")
+    return ["## Notes\n", *notes, ""] if notes else []
+
+
+def _shown(value: object) -> str:
+    return ",".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def _score(value: float | None) -> str:
+    return "–" if value is None else f"{value:.2f}"

@@ -1,0 +1,162 @@
+"""What one export holds: which of a run's adapters, in which mix, and the head that goes with them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import get_args
+
+import torch
+
+from silotune.core.tensors import Tensors
+from silotune.data.tasks import Task
+from silotune.errors import InputError, unknown
+from silotune.evaluation.scores import state_of
+from silotune.interop.merge_adapters import Joined, Linear, join
+from silotune.methods.base import HEAD
+from silotune.methods.parts import Scope
+from silotune.models.forward.mixing import settled
+from silotune.models.heads import Head
+from silotune.models.tuners import Tuner, Weight
+from silotune.runs.run import Run
+
+WORDS = {"global": Scope.SHARED, "private": Scope.PRIVATE, "mixed": None, "merged": None}
+"""What `--part` takes: one adapter by scope; or the silo's whole model, as one adapter or inside the weights."""
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """One export's content.
+
+    Args:
+        run: where it comes from.
+        silo: whose model.
+        word: of `WORDS`.
+        mix: the adapters by part name, with their weights.
+        adapter: the mix as one adapter.
+        head: kind, the part's name, and its tensors without the task's name before them.
+        task: the silo's task.
+        private: the parts in it that never left the silo.
+        prediction: what the silo predicts with, as `mix`.
+    """
+
+    run: Run
+    silo: str
+    word: str
+    mix: dict[str, float]
+    adapter: Joined
+    head: Head
+    head_part: str
+    head_tensors: Tensors
+    task: Task
+    private: tuple[str, ...]
+    prediction: dict[str, Weight]
+
+    @property
+    def tuner(self) -> Tuner:
+        """What all adapters of the run are."""
+        return self.run.federation.method.setting.tuner
+
+    @property
+    def per_text(self) -> bool:
+        """Whether the silo weights its adapters anew for every text; `prediction` is what it starts from."""
+        return self.run.federation.method.prediction().weighting is not None
+
+    @property
+    def whole(self) -> bool:
+        """Whether this is what the silo predicts with."""
+        return (
+            not self.per_text
+            and self.prediction == self.mix
+            and self.run.federation.method.prediction().head == self.head_part
+        )
+
+
+def choose(run: Run, silo: str, word: str) -> Chosen:
+    """Pick what is to be exported from a run at its best round.
+
+    Raises:
+        InputError: for a silo or part that the run does not have; the message names those there are.
+    """
+    federation = run.federation
+    owner = next((one for one in federation.silos.values() if silo in one.evaluations), None)
+    if owner is None:
+        raise unknown("silo", silo, run.silos)
+    if word not in WORDS:
+        raise unknown("part", word, WORDS)
+    task = owner.evaluations[silo].test.task
+    state, parts = state_of(federation, owner), federation.training.parts
+    prediction = settled(federation.method.prediction().mix, state)
+    mix, tuner = _mix(run, word, prediction), federation.method.setting.tuner
+    head_part = _head_of(run, word, mix)
+    head = parts[head_part].module
+    assert isinstance(head, Head), "found among the heads"
+    names = [*mix, head_part]
+    return Chosen(
+        run,
+        silo,
+        word,
+        mix,
+        join(tuner, [(state[name], weight) for name, weight in mix.items()]),
+        head,
+        head_part,
+        _of_task(run, head, state.get(head_part, {}), task),
+        task,
+        tuple(name for name in names if parts[name].scope is Scope.PRIVATE and state.get(name)),
+        prediction,
+    )
+
+
+def _mix(run: Run, word: str, prediction: dict[str, Weight]) -> dict[str, float]:
+    """Part name → weight.
+
+    Raises:
+        InputError: where the run's method has no such part, or several.
+    """
+    federation = run.federation
+    adapters = {name: part for name, part in federation.training.parts.items() if isinstance(part.module, Tuner)}
+    tuner, method = federation.method.setting.tuner, federation.config.method.name
+    by_scope = {
+        one: [name for name, part in adapters.items() if part.scope is scope] for one, scope in WORDS.items() if scope
+    }
+    allowed = [one for one, names in by_scope.items() if len(names) == 1] + ["mixed"]
+    if tuner.name in get_args(Linear):
+        allowed.append("merged")
+    if tuner.name == "full":
+        allowed.remove("mixed")
+    if word not in allowed:
+        names = by_scope.get(word, [])
+        scope = "shared" if word == "global" else "private"
+        if names:
+            why = f"method {method} has {len(names)} {scope} adapters ({', '.join(names)}), which work together"
+        elif word in by_scope:
+            why = f"method {method} has no {scope} adapter"
+        elif word == "mixed":
+            why = "tuner full holds the weights themselves"
+        else:
+            why = f"tuner {tuner.name} cannot be folded into weights (that can be: {', '.join(get_args(Linear))})"
+        raise InputError(f"--part {word}: {why}; allowed: {', '.join(allowed)}")
+    if word in by_scope:
+        return dict.fromkeys(by_scope[word], 1.0)
+    weights = {name: weight for name, weight in prediction.items() if not isinstance(weight, torch.Tensor)}
+    if len(weights) < len(prediction) or federation.method.prediction().weighting is not None:
+        raise InputError(
+            f"--part {word}: method {method} weights its adapters per text; allowed: {', '.join(by_scope)}"
+        )
+    return {name: weight for name, weight in weights.items() if weight != 0}
+
+
+def _head_of(run: Run, word: str, mix: dict[str, float]) -> str:
+    """The head trained on this adapter alone, where the method has one; else the one the silo predicts with."""
+    parts, prediction = run.federation.training.parts, run.federation.method.prediction()
+    if word in ("mixed", "merged"):
+        return prediction.head
+    for name in (*(f"{HEAD}_{part}" for part in mix), prediction.head):
+        if name in parts and isinstance(parts[name].module, Head):
+            return name
+    raise AssertionError("a method predicts with a head")
+
+
+def _of_task(run: Run, head: Head, tensors: Tensors, task: Task) -> Tensors:
+    """The task's own tensors, without its name."""
+    own = head.init(run.federation.backbone, [task], torch.Generator().manual_seed(0))
+    return {name.removeprefix(f"{task.name}."): tensors[name] for name in own}

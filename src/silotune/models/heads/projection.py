@@ -1,0 +1,37 @@
+"""A projection: from the pooled state to the space in which representations are compared. It answers nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from silotune.core.tensors import Tensors
+from silotune.models.forward.views import View
+from silotune.models.heads.base import Pooling
+from silotune.models.heads.classifier import apply_linear
+from silotune.models.initializers import draw_linear
+
+if TYPE_CHECKING:
+    from silotune.data.tasks import Task
+    from silotune.models.backbone.backbone import Backbone
+
+
+class Projection:
+    """hidden → `width`: one linear layer (FedFAME: 256)."""
+
+    name = "projection"
+
+    def __init__(self, width: int = 256, pooling: Pooling = "first") -> None:
+        self.width = width
+        self.pooling = pooling
+
+    def init(self, backbone: Backbone, tasks: Iterable[Task], generator: torch.Generator) -> Tensors:
+        """See `parts.Module.init`."""
+        return draw_linear("projection", self.width, backbone.hidden_size, generator)
+
+    def __call__(self, tensors: Tensors, view: View) -> Tensor:
+        """Shape (rows, width)."""
+        return apply_linear(tensors, "projection", view[self.pooling])

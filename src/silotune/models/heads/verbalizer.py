@@ -1,0 +1,249 @@
+"""The verbalizer: the backbone's own language-model head says which label word fits the template's mask.
+
+FedPrompt, section 2: nothing is trained here. Masked language models are read at the mask; encoder–decoders get
+`<extra_id_0>` in the text and are read where the decoder answers it (its second position).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, Self, cast
+
+import torch
+from torch import Tensor
+
+from silotune.core.tensors import Tensors
+from silotune.data.tasks import Row, Task
+from silotune.data.templates import PAIR, SINGLE, ClozeTemplate, encode_fitting
+from silotune.data.tokenized import READ_POSITIONS, READ_ROWS, Inputs, TokenisedRows
+from silotune.errors import InputError, unknown
+from silotune.models.backbone.backbone import Backbone
+from silotune.models.backbone.forward_plan import Plan
+from silotune.models.forward.pooling import HeadReading
+from silotune.models.forward.views import View
+from silotune.models.heads.base import Head, Tokenise
+
+if TYPE_CHECKING:
+    from silotune.config.head import HeadConfig
+
+
+MultiToken = Literal["refuse", "average"]
+
+Average = Literal["logits", "probabilities", "best"]
+
+SENTINEL = "<extra_id_0>"
+"""T5's mask."""
+
+
+@dataclass(frozen=True)
+class LabelWords:
+    """A task's label words as tokens.
+
+    Args:
+        ids: the words' tokens, one after the other, shape (tokens,).
+        of_word: shape (words, tokens): a word's score is the mean over its tokens.
+        of_class: shape (classes, words): 1 where the word stands for the class, else 0.
+    """
+
+    ids: Tensor
+    of_word: Tensor
+    of_class: Tensor
+
+    def classes(self, scores: Tensor, average: Average) -> Tensor:
+        """Token scores, shape (rows, tokens), as class logits, shape (rows, classes).
+
+        The mean of the words' logits; the logarithm of the mean of their probabilities (among the label words, up to
+        a constant in each row that no softmax sees); or the best word's logit (FedPrompt, section 2.1).
+        """
+        words = scores @ self.of_word.to(scores.dtype).T
+        number = self.of_class.sum(1)
+        if average == "logits":
+            return words @ (self.of_class / number.unsqueeze(1)).to(scores.dtype).T
+        absent = self.of_class == 0
+        spread = words.unsqueeze(1).masked_fill(absent, float("-inf"))
+        if average == "best":
+            return spread.amax(-1)
+        return torch.logsumexp(spread, -1) - number.log().to(scores.dtype)
+
+
+class VerbalizerHead(Head):
+    """Label words scored at the mask by the frozen language-model head.
+
+    Args:
+        template: for all tasks, or by task name; None: "{text} is {mask}." and, for pairs, "{a}? {mask}, {b}".
+        words: label name → its words; a label without an entry is its own word.
+        multi_token: what to do with a word of several tokens: refuse it, or take the mean of their logits.
+        average: of several words, the mean of their logits or of their probabilities, or the best word's logit.
+    """
+
+    name = "verbalizer"
+    model_class = "AutoModelForMaskedLM"
+    has_tensors = False
+
+    def __init__(
+        self,
+        template: str | Mapping[str, str] | None = None,
+        words: Mapping[str, Sequence[str]] | None = None,
+        multi_token: MultiToken = "refuse",
+        average: Average = "logits",
+    ) -> None:
+        by_task = dict(template) if isinstance(template, Mapping) else {}
+        self._by_task = {name: ClozeTemplate(text) for name, text in by_task.items()}
+        self._template = ClozeTemplate(template) if isinstance(template, str) else None
+        templates = [*self._by_task.values(), *([self._template] if self._template else [])]
+        self.soft_slot = any(found.has_soft for found in templates)
+        self._words = {label: tuple(chosen) for label, chosen in (words or {}).items()}
+        self._multi_token = multi_token
+        self._average = average
+        self._known: dict[Task, LabelWords] = {}
+
+    @classmethod
+    def make(cls, config: HeadConfig) -> Self:
+        """See `Head.make`."""
+        return cls(config.template, config.words, config.multi_token, config.average)
+
+    def check(self, backbone: Backbone, tasks: Iterable[Task]) -> None:
+        """See `Head.check`: label words must be known words."""
+        for task in tasks:
+            self._label_words(backbone, task)
+
+    def check_names(self, tasks: Iterable[Task]) -> None:
+        """See `Head.check_names`: of `words` and `template`."""
+        tasks = list(tasks)
+        labels = {label for task in tasks for label in task.labels}
+        for label in self._words:
+            if label not in labels:
+                raise unknown("label in head.words", label, labels)
+        for name in self._by_task:
+            if name not in {task.name for task in tasks}:
+                raise unknown("task in head.template", name, [task.name for task in tasks])
+
+    def template(self, task: Task, texts: int) -> ClozeTemplate:
+        """The template of a task whose rows have one or two texts.
+
+        Raises:
+            InputError: if the configured one takes another number.
+        """
+        chosen = self._by_task.get(task.name, self._template) or ClozeTemplate(SINGLE if texts == 1 else PAIR)
+        if chosen.texts != texts:
+            raise InputError(
+                f"head.template: {chosen.text!r} takes {_slots(chosen.texts)}, "
+                f"but rows of task {task.name!r} have {'one text' if texts == 1 else 'two texts'}: {_slots(texts)}"
+            )
+        return chosen
+
+    def tokeniser(self, backbone: Backbone, max_length: int) -> Tokenise:
+        """See `Head.tokeniser`: filled templates, with the mask's position to read."""
+        tokenizer: Any = backbone.tokenizer
+        answers = bool(backbone.base.config.is_encoder_decoder)
+        mask = SENTINEL if answers else tokenizer.mask_token
+        mask_id = None if mask is None else tokenizer.convert_tokens_to_ids(mask)
+        if mask_id is None or mask_id == tokenizer.unk_token_id:
+            raise InputError(f"head=verbalizer: the backbone's tokenizer has no mask token{' <extra_id_0>' * answers}")
+        start = backbone.base.config.decoder_start_token_id if answers else None
+
+        def tokenise(task: Task, rows: Sequence[Row]) -> TokenisedRows:
+            labels = torch.tensor([row.label for row in rows], dtype=torch.int64)
+            if not rows:
+                return TokenisedRows(task, [], None, labels)
+            template = self.template(task, len(rows[0].texts))
+            found = encode_fitting(
+                tokenizer, lambda texts: template.fill(texts, mask)[0], [row.texts for row in rows], max_length
+            )
+            ids = [one.ids for one in found]
+            soft = [template.soft_place(one, mask) for one in found] if template.has_soft else None
+            if answers:
+                decoder = [[start, mask_id]] * len(rows)
+                return TokenisedRows(task, ids, None, labels, decoder=decoder, reads=[[1]] * len(rows), soft=soft)
+            # A text may hold the mask's name itself: the template's own mask is the one that ends where it ends.
+            reads = [
+                [
+                    place
+                    for place, (token, (_, end)) in enumerate(zip(one.ids, one.offsets, strict=True))
+                    if token == mask_id and end == template.fill(one.texts, mask)[1]
+                ]
+                for one in found
+            ]
+            lost = next((number for number, places in enumerate(reads) if len(places) != 1), None)
+            if lost is not None:
+                raise InputError(
+                    f"head.template: this tokenizer does not keep {mask!r} apart from the words around it (task "
+                    f"{task.name!r}, row {lost + 1}); put other words or blanks there"
+                )
+            types = [[0] * len(one) for one in ids] if "token_type_ids" in tokenizer.model_input_names else None
+            return TokenisedRows(task, ids, types, labels, reads=reads, soft=soft)
+
+        return tokenise
+
+    def init(self, backbone: Backbone, tasks: Iterable[Task], generator: torch.Generator) -> Tensors:
+        """Nothing of its own."""
+        return {}
+
+    def reading(self, backbone: Backbone, task: Task) -> HeadReading:
+        """Class logits, shape (rows, classes), from the states at the masks alone."""
+        words, vocabulary = self._label_words(backbone, task), backbone.vocabulary
+        assert vocabulary is not None, "the backbone was loaded without a language-model head"
+
+        def read(states: Tensor, inputs: Inputs, plan: Plan) -> Tensor:
+            at_mask = states[inputs[READ_ROWS], inputs[READ_POSITIONS]]
+            return words.classes(vocabulary(at_mask, words.ids, plan.weights), self._average)
+
+        return read
+
+    def logits(self, tensors: Tensors, view: View, task: Task) -> Tensor:
+        """See `Head.logits`."""
+        return view[self.name]
+
+    def _label_words(self, backbone: Backbone, task: Task) -> LabelWords:
+        if task not in self._known:
+            chosen = [self._words.get(label, (label,)) for label in task.labels]
+            self._known[task] = label_words(backbone, task, chosen, self._multi_token)
+        return self._known[task]
+
+
+def label_words(backbone: Backbone, task: Task, chosen: Sequence[Sequence[str]], multi_token: MultiToken) -> LabelWords:
+    """The words of each label as tokens.
+
+    Raises:
+        InputError: for a word that is unknown, splits (where that is refused) or stands for two labels.
+    """
+    tokens: list[list[int]] = []
+    owners: list[int] = []
+    seen: dict[tuple[int, ...], int] = {}
+    for number, (label, words) in enumerate(zip(task.labels, chosen, strict=True)):
+        for word in words:
+            ids = _tokens_of(backbone.tokenizer, word)
+            where = f"head.words: {word!r}, for label {label!r} of task {task.name!r},"
+            if not ids or backbone.tokenizer.unk_token_id in ids:
+                raise InputError(f"{where} is not in the backbone's vocabulary; choose another word")
+            if len(ids) > 1 and multi_token == "refuse":
+                pieces = " + ".join(cast("list[str]", backbone.tokenizer.convert_ids_to_tokens(ids)))
+                raise InputError(f"{where} splits into {pieces}; choose a whole word, or head.multi_token=average")
+            if seen.setdefault(tuple(ids), number) != number:
+                other = task.labels[seen[tuple(ids)]]
+                raise InputError(f"{where} is also the word of label {other!r}; choose different words")
+            if ids not in tokens:  # an uncased tokenizer may read two of a label's words as one
+                tokens.append(ids)
+                owners.append(number)
+    of_word = torch.zeros(len(tokens), sum(map(len, tokens)))
+    of_class = torch.zeros(len(task.labels), len(tokens))
+    begin = 0
+    for number, (ids, owner) in enumerate(zip(tokens, owners, strict=True)):
+        of_word[number, begin : begin + len(ids)] = 1 / len(ids)
+        of_class[owner, number] = 1
+        begin += len(ids)
+    flat = torch.tensor([token for ids in tokens for token in ids])
+    return LabelWords(*(tensor.to(backbone.device) for tensor in (flat, of_word, of_class)))
+
+
+def _tokens_of(tokenizer: Any, word: str) -> list[int]:
+    """A word's tokens inside a text: behind a space, unless the tokenizer makes fewer of it alone."""
+    forms: list[list[int]] = [
+        list(tokenizer(form, add_special_tokens=False)["input_ids"]) for form in (f" {word}", word)
+    ]
+    return min(forms, key=len)
+
+
+def _slots(texts: int) -> str:
+    return "{text}" if texts == 1 else "{a} and {b}"

@@ -1,0 +1,144 @@
+"""Bottleneck adapters: two linear layers with a non-linearity behind a sublayer.
+
+Houlsby et al. 2019 (behind attention and feed-forward) and Pfeiffer et al. 2021 (behind feed-forward alone);
+FedMCP eq. 2: `h ← h + GeLU(h·W_down)·W_up`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, cast
+
+import torch
+from pydantic import Field, field_validator
+from torch import Tensor, nn
+
+from silotune.core.tensors import Tensors
+from silotune.errors import InputError
+from silotune.models.backbone.architectures import SITE_FIELDS
+from silotune.models.backbone.backbone import Backbone
+from silotune.models.backbone.forward_plan import OutputChange, Plan
+from silotune.models.tuners.base import Tuner, Weighted, all_numbers, per_row
+from silotune.models.tuners.lora import add_product, scale_columns, times
+from silotune.models.tuners.target_modules import SiteOptions, find_sites, widths
+
+if TYPE_CHECKING:
+    from silotune.data.tasks import Task
+    from silotune.models.backbone.segments import Segments
+
+
+_PLACEMENTS = {"houlsby": ("attention_output", "feedforward_output"), "pfeiffer": ("feedforward_output",)}
+
+
+class BottleneckOptions(SiteOptions):
+    """`r`: the bottleneck's width. `reduction`: instead of r, hidden width / reduction.
+
+    `sites`: `houlsby` (two a block), `pfeiffer` (one a block), or linear layers of your choice.
+    """
+
+    r: int = Field(16, ge=1)
+    reduction: int | None = Field(None, ge=1)
+    sites: tuple[str, ...] = ("houlsby",)
+
+    @field_validator("sites")
+    @classmethod
+    def _behind_sublayers(cls, sites: tuple[str, ...]) -> tuple[str, ...]:
+        for site in sites:
+            if site in SITE_FIELDS and site not in _PLACEMENTS["houlsby"]:
+                raise ValueError(
+                    f"adapters sit behind sublayers, not at {site!r}; allowed: 'houlsby', 'pfeiffer', "
+                    "attention_output, feedforward_output, or patterns of module names"
+                )
+        return sites
+
+
+class Bottleneck(Tuner):
+    """Adds `GeLU(h·W_down + b_down)·W_up + b_up` to a sublayer's output h, before the residual sum.
+
+    Per site: `down.weight` (r, hidden), `down.bias` (r,), `up.weight` (hidden, r), `up.bias` (hidden,). `up` starts at
+    zero, so that an untrained adapter changes nothing. A mix adds the weighted sum of the adapters' outputs (FedMCP,
+    section IV-B).
+    """
+
+    name = "bottleneck"
+    Options = BottleneckOptions
+
+    def init(self, backbone: Backbone, tasks: Iterable[Task], generator: torch.Generator) -> Tensors:
+        """See `Tuner.init`; `down` is drawn from N(0, 0.02²)."""
+        tensors: Tensors = {}
+        options = cast(BottleneckOptions, self.options)
+        words = [word for site in options.sites for word in _PLACEMENTS.get(site, (site,))]
+        for site in find_sites(backbone, words, self.name):
+            width = widths(backbone.site(site))[1]
+            r = options.r if options.reduction is None else width // options.reduction
+            if r < 1:
+                raise InputError(f"tuner.reduction: {options.reduction} leaves nothing of a width of {width}")
+            tensors[f"{site}.down.weight"] = torch.randn(r, width, generator=generator) * 0.02
+            tensors[f"{site}.down.bias"] = torch.zeros(r)
+            tensors[f"{site}.up.weight"] = torch.zeros(width, r)
+            tensors[f"{site}.up.bias"] = torch.zeros(width)
+        return tensors
+
+    def act(self, backbone: Backbone, mix: Sequence[Weighted], plan: Plan) -> None:
+        """See `Tuner.act`."""
+        for name in mix[0].tensors:
+            if name.endswith(".down.weight"):
+                site = name.removesuffix(".down.weight")
+                plan.outputs[site].append(_added(mix, site))
+
+    def act_on_segments(self, backbone: Backbone, mix: Sequence[Weighted], segments: Segments, plan: Plan) -> bool:
+        """See `Tuner.act_on_segments`."""
+        for name in mix[0].tensors:
+            if name.endswith(".down.weight"):
+                site = name.removesuffix(".down.weight")
+                plan.outputs[site].append(_added_to_segments(mix, site, segments))
+        return True
+
+
+def _added(mix: Sequence[Weighted], site: str) -> OutputChange:
+    """Mixed adapters are one wider adapter: downs stacked, weighted ups side by side."""
+    numbers = all_numbers(mix)
+
+    def each(name: str) -> list[Tensor]:
+        return [part.tensors[f"{site}.{name}"] for part in mix]
+
+    def change(_: Tensor, h: Tensor) -> Tensor:
+        down, bias, up, shift = each("down.weight"), each("down.bias"), each("up.weight"), each("up.bias")
+        if len(mix) == 1 and numbers == [1]:
+            hidden = nn.functional.gelu(nn.functional.linear(h, down[0].to(h.dtype), bias[0].to(h.dtype)))
+            return h + nn.functional.linear(hidden, up[0].to(h.dtype), shift[0].to(h.dtype))
+        low = nn.functional.linear(h, torch.cat(down).to(h.dtype), torch.cat(bias).to(h.dtype))
+        hidden = nn.functional.gelu(low)
+        if numbers is None:
+            hidden = scale_columns(hidden, mix, len(bias[0]))
+            wide = torch.cat(up, 1)
+            moved = h
+            for part, one in zip(mix, shift, strict=True):
+                weight = per_row(part.weight, h) if isinstance(part.weight, Tensor) else part.weight
+                moved = moved + one.to(h.dtype) * weight
+            return add_product(moved, hidden, wide)
+        wide = torch.cat([times(one, number) for one, number in zip(up, numbers, strict=True)], 1)
+        moved = torch.stack([times(one, number) for one, number in zip(shift, numbers, strict=True)]).sum(0)
+        return h + nn.functional.linear(hidden, wide.to(h.dtype), moved.to(h.dtype))
+
+    return change
+
+
+def _added_to_segments(mix: Sequence[Weighted], site: str, segments: Segments) -> OutputChange:
+    """As `_added`, with tensors of shape (segments, …): two batched products for all segments."""
+    numbers = all_numbers(mix)
+    assert numbers is not None, "segments have numbers for weights"
+
+    def each(name: str) -> list[Tensor]:
+        return [part.tensors[f"{site}.{name}"] for part in mix]
+
+    def weighted(name: str) -> list[Tensor]:
+        return [times(one, number) for one, number in zip(each(name), numbers, strict=True)]
+
+    def change(_: Tensor, h: Tensor) -> Tensor:
+        down, bias = (torch.cat(each(name), 1).to(h.dtype) for name in ("down.weight", "down.bias"))
+        wide, shift = torch.cat(weighted("up.weight"), 2).to(h.dtype), torch.stack(weighted("up.bias")).sum(0)
+        hidden = nn.functional.gelu(torch.baddbmm(bias.unsqueeze(1), segments.spread(h), down.mT))
+        return segments.added(h, hidden, wide, shift.to(h.dtype))
+
+    return change

@@ -1,0 +1,69 @@
+"""Full fine-tuning: the part holds every weight of the backbone, which it replaces (FedAvg's original form)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from silotune.core.tensors import Tensors, copy
+from silotune.errors import InputError
+from silotune.models.backbone.backbone import Backbone
+from silotune.models.backbone.forward_plan import Plan
+from silotune.models.tuners.base import Tuner, TunerOptions, Weight, Weighted
+
+if TYPE_CHECKING:
+    from silotune.data.tasks import Task
+
+
+class FullOptions(TunerOptions):
+    """Nothing to choose."""
+
+
+class Full(Tuner):
+    """All weights of the base transformer. A mix of several parts interpolates them; weights must sum to 1.
+
+    The only tuner that trains with the backbone's dropout on.
+    """
+
+    name = "full"
+    Options = FullOptions
+    trains_backbone = True
+
+    def init(self, backbone: Backbone, tasks: Iterable[Task], generator: torch.Generator) -> Tensors:
+        """See `Tuner.init`: the pretrained weights."""
+        return {name: tensor.cpu() for name, tensor in copy(dict(backbone.base.named_parameters())).items()}
+
+    def act(self, backbone: Backbone, mix: Sequence[Weighted], plan: Plan) -> None:
+        """See `Tuner.act`."""
+        plan.weights.update(interpolate(mix))
+        plan.dropout = any(tensor.requires_grad for part in mix for tensor in part.tensors.values())
+
+    def mixes_rows(self, backbone: Backbone) -> bool:
+        """See `Tuner.mixes_rows`: one forward has one set of weights."""
+        return False
+
+
+def interpolate(mix: Sequence[Weighted]) -> Tensors:
+    """`Σ weight · tensors`, for tuners whose parts replace tensors.
+
+    Raises:
+        InputError: for weights that differ by row or do not sum to 1.
+    """
+    weights: list[Weight] = []
+    for part in mix:
+        if isinstance(part.weight, Tensor) and part.weight.dim():
+            raise InputError("tuner: parts that replace the backbone's tensors cannot be mixed per row")
+        weights.append(part.weight)
+    total = sum(float(weight.detach()) if isinstance(weight, Tensor) else weight for weight in weights)
+    if abs(total - 1) > 1e-6:
+        raise InputError(f"tuner: the weights of parts that replace tensors must sum to 1 (got {weights})")
+    if len(mix) == 1:
+        return mix[0].tensors
+    names = mix[0].tensors
+    return {
+        name: torch.stack([weight * part.tensors[name] for weight, part in zip(weights, mix, strict=True)]).sum(0)
+        for name in names
+    }

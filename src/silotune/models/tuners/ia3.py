@@ -1,0 +1,83 @@
+"""(IA)³: learned factors of keys, values and feed-forward activations (Liu et al. 2022)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, cast
+
+import torch
+from pydantic import field_validator
+from torch import Tensor
+
+from silotune.core.tensors import Tensors
+from silotune.models.backbone.backbone import Backbone
+from silotune.models.backbone.forward_plan import Plan
+from silotune.models.tuners.base import Tuner, Weighted, per_row
+from silotune.models.tuners.target_modules import SiteOptions, as_words, find_sites, widths
+
+if TYPE_CHECKING:
+    from silotune.data.tasks import Task
+
+
+class IA3Options(SiteOptions):
+    """`sites`: linear layers whose output is scaled. `feedforward`: linear layers whose input is scaled.
+
+    Where query, key and value are one fused layer, all of it is scaled, as in peft.
+    """
+
+    sites: tuple[str, ...] = ("key", "value")
+    feedforward: tuple[str, ...] = ("feedforward_output",)
+
+    @field_validator("feedforward", mode="before")
+    @classmethod
+    def _feedforward_words(cls, value: object) -> object:
+        return as_words(value) if value else ()
+
+
+class IA3(Tuner):
+    """Multiplies a linear layer's output, or its input, by a vector l. All factors start at 1.
+
+    Per site, named and shaped as in peft: `ia3_l`, (out, 1) where it scales the output, (1, in) where it scales the
+    input. A mix is additive in the change: `y·(1 + Σ weight·(l - 1))`.
+    """
+
+    name = "ia3"
+    Options = IA3Options
+
+    def init(self, backbone: Backbone, tasks: Iterable[Task], generator: torch.Generator) -> Tensors:
+        """See `Tuner.init`."""
+        options = cast(IA3Options, self.options)
+        inputs = find_sites(backbone, options.feedforward, self.name) if options.feedforward else []
+        tensors: Tensors = {}
+        for site in find_sites(backbone, options.sites, self.name):
+            if site not in inputs:
+                tensors[f"{site}.ia3_l"] = torch.ones(widths(backbone.site(site))[1], 1)
+        for site in inputs:
+            tensors[f"{site}.ia3_l"] = torch.ones(1, widths(backbone.site(site))[0])
+        return tensors
+
+    def act(self, backbone: Backbone, mix: Sequence[Weighted], plan: Plan) -> None:
+        """See `Tuner.act`."""
+        for name, tensor in mix[0].tensors.items():
+            site = name.removesuffix(".ia3_l")
+            factors = [part.tensors[name].flatten() for part in mix]
+            if tensor.shape[0] == 1:
+                plan.inputs[site].append(partial(_scaled, factors, mix))
+            else:
+                plan.outputs[site].append(partial(_scaled_output, factors, mix))
+
+
+def _scaled_output(factors: Sequence[Tensor], mix: Sequence[Weighted], _: Tensor, y: Tensor) -> Tensor:
+    return _scaled(factors, mix, y)
+
+
+def _scaled(factors: Sequence[Tensor], mix: Sequence[Weighted], y: Tensor) -> Tensor:
+    """`y·(Σ weight·l + (1 - Σ weight))`: exactly l where the weights sum to 1, exactly y where they are all 0."""
+    rest: float | Tensor = 1.0
+    factor: float | Tensor = 0.0
+    for part, vector in zip(mix, factors, strict=True):
+        weight = per_row(part.weight, y).to(vector.dtype) if isinstance(part.weight, Tensor) else part.weight
+        factor = factor + weight * vector
+        rest = rest - weight
+    return y * cast(Tensor, factor + rest).to(y.dtype)

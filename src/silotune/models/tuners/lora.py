@@ -1,0 +1,155 @@
+"""LoRA: a low-rank update of linear layers (Hu et al. 2022): `W·x + (alpha / r)·B·A·x`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, cast
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from silotune.core.tensors import Tensors
+from silotune.models.backbone.backbone import Backbone
+from silotune.models.backbone.forward_plan import OutputChange, Plan
+from silotune.models.initializers import uniform
+from silotune.models.tuners.base import Tuner, Weighted, all_numbers, per_row
+from silotune.models.tuners.target_modules import SiteOptions, find_sites, widths
+
+if TYPE_CHECKING:
+    from silotune.data.tasks import Task
+    from silotune.models.backbone.segments import Segments
+
+
+class LoRAOptions(SiteOptions):
+    """`r`: the rank. `alpha`: the scale is alpha / r. `sites`: which linear layers of each block, or patterns.
+
+    `dropout`: the share of A's input that is left out in training, drawn for each part and site apart. Where
+    query, key and value are one fused layer (GPT-2, ModernBERT), any of them names that layer.
+    """
+
+    r: int = Field(8, ge=1)
+    alpha: float = Field(16, gt=0)
+    dropout: float = Field(0, ge=0, lt=1)
+    sites: tuple[str, ...] = ("query", "value")
+
+
+class LoRA(Tuner):
+    """Adds `(alpha / r)·B·A·x` to a linear layer's output. A mix adds the weighted sum of the parts' updates.
+
+    Dropout is of x, as in peft: in views that train something, never at prediction or in a view of constant parts.
+
+    Per site, named and shaped as in peft: `lora_A.weight` (r, in) and `lora_B.weight` (out, r); B starts at zero.
+    """
+
+    name = "lora"
+    Options = LoRAOptions
+
+    def init(self, backbone: Backbone, tasks: Iterable[Task], generator: torch.Generator) -> Tensors:
+        """See `Tuner.init`; A is uniform in ±1/√in, as in the authors' code and in peft."""
+        tensors: Tensors = {}
+        for site in self._sites(backbone):
+            inputs, outputs = widths(backbone.site(site))
+            tensors[f"{site}.lora_A.weight"] = uniform(generator, 1 / math.sqrt(inputs), self._options.r, inputs)
+            tensors[f"{site}.lora_B.weight"] = torch.zeros(outputs, self._options.r)
+        return tensors
+
+    def act(self, backbone: Backbone, mix: Sequence[Weighted], plan: Plan) -> None:
+        """See `Tuner.act`."""
+        factor = self._options.alpha / self._options.r
+        dropout = self._options.dropout if _trains(mix) else 0.0
+        for site in mix[0].tensors:
+            if site.endswith(".lora_A.weight"):
+                module = site.removesuffix(".lora_A.weight")
+                plan.outputs[module].append(_added(mix, module, factor, dropout))
+
+    def act_on_segments(self, backbone: Backbone, mix: Sequence[Weighted], segments: Segments, plan: Plan) -> bool:
+        """See `Tuner.act_on_segments`."""
+        if self.draws and _trains(mix):
+            return False
+        factor = self._options.alpha / self._options.r
+        for name in mix[0].tensors:
+            if name.endswith(".lora_A.weight"):
+                site = name.removesuffix(".lora_A.weight")
+                plan.outputs[site].append(_added_to_segments(mix, site, factor, segments))
+        return True
+
+    @property
+    def draws(self) -> bool:
+        """See `Tuner.draws`: with dropout."""
+        return self._options.dropout > 0
+
+    @property
+    def _options(self) -> LoRAOptions:
+        return cast(LoRAOptions, self.options)
+
+    def _sites(self, backbone: Backbone) -> list[str]:
+        return find_sites(backbone, self._options.sites, self.name)
+
+
+def _added(mix: Sequence[Weighted], site: str, factor: float, dropout: float) -> OutputChange:
+    """However many parts are mixed, one product with all A's stacked and one with all B's side by side.
+
+    With dropout each part's A has an input of its own.
+    """
+    down = [part.tensors[f"{site}.lora_A.weight"] for part in mix]
+    up = [part.tensors[f"{site}.lora_B.weight"] for part in mix]
+    numbers = all_numbers(mix)
+
+    def change(x: Tensor, y: Tensor) -> Tensor:
+        if dropout:
+            low = torch.cat([nn.functional.linear(nn.functional.dropout(x, dropout), a.to(x.dtype)) for a in down], -1)
+        else:
+            low = nn.functional.linear(x, _joined(down, 0).to(x.dtype))
+        if numbers is None:
+            low = scale_columns(low, mix, down[0].shape[0], factor)
+            wide = _joined(up, 1)
+        else:
+            wide = _joined([times(b, number * factor) for b, number in zip(up, numbers, strict=True)], 1)
+        return add_product(y, low, wide)
+
+    return change
+
+
+def _trains(mix: Sequence[Weighted]) -> bool:
+    return any(tensor.requires_grad for part in mix for tensor in part.tensors.values())
+
+
+def _added_to_segments(mix: Sequence[Weighted], site: str, factor: float, segments: Segments) -> OutputChange:
+    """As `_added`, with tensors of shape (segments, …): two batched products for all segments."""
+    numbers = all_numbers(mix)
+    assert numbers is not None, "segments have numbers for weights"
+
+    def change(x: Tensor, y: Tensor) -> Tensor:
+        down = _joined([part.tensors[f"{site}.lora_A.weight"] for part in mix], 1).to(x.dtype)
+        up = [part.tensors[f"{site}.lora_B.weight"] for part in mix]
+        wide = _joined([times(b, number * factor) for b, number in zip(up, numbers, strict=True)], 2).to(y.dtype)
+        low = torch.bmm(segments.spread(x), down.mT)
+        return segments.added(y, low.to(y.dtype), wide)
+
+    return change
+
+
+def add_product(y: Tensor, low: Tensor, wide: Tensor) -> Tensor:
+    """`y + low·wideᵀ` in one pass over y. Shapes: y (…, out), low (…, r), wide (out, r)."""
+    flat = torch.addmm(y.reshape(-1, y.shape[-1]), low.reshape(-1, low.shape[-1]).to(y.dtype), wide.to(y.dtype).t())
+    return flat.view(y.shape)
+
+
+def scale_columns(low: Tensor, mix: Sequence[Weighted], width: int, factor: float = 1.0) -> Tensor:
+    """Multiply each part's `width` columns of `low` (rows, tokens, parts·width) by the part's weight and `factor`."""
+    pieces = []
+    for part, piece in zip(mix, torch.split(low, width, -1), strict=True):
+        weight = part.weight
+        pieces.append(piece * (per_row(weight, piece) * factor if isinstance(weight, Tensor) else weight * factor))
+    return torch.cat(pieces, -1)
+
+
+def times(tensor: Tensor, number: float) -> Tensor:
+    """`number · tensor`, the tensor itself for 1."""
+    return tensor if number == 1 else tensor * number
+
+
+def _joined(tensors: list[Tensor], dimension: int) -> Tensor:
+    return tensors[0] if len(tensors) == 1 else torch.cat(tensors, dimension)

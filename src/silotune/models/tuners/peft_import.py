@@ -1,0 +1,148 @@
+"""A LoRA as peft saves it, read with the backbone's own module names. safetensors and JSON only."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+
+from silotune.core.serialization import read_tensors
+from silotune.core.tensors import Tensors
+from silotune.errors import InputError
+from silotune.models.backbone.architectures import SITE_FIELDS
+from silotune.models.backbone.backbone import Backbone
+from silotune.models.tuners.initial_adapter import Start
+from silotune.models.tuners.target_modules import is_linear, widths
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+
+_WRAPPER = "base_model.model."
+
+_HARMLESS = (
+    *("peft_type", "peft_version", "task_type", "auto_mapping", "base_model_name_or_path", "revision"),
+    *("inference_mode", "lora_dropout", "fan_in_fan_out", "megatron_core", "qalora_group_size", "eva_config"),
+    *("exclude_modules", "layers_to_transform", "layers_pattern", "runtime_config", "modules_to_save"),
+    *("r", "lora_alpha", "target_modules", "bias", "use_rslora", "init_lora_weights"),
+)
+"""Keys of a LoRA's configuration that are read here, or that change nothing of what a saved LoRA computes."""
+
+_ALLOWED = "lora_A.weight, lora_B.weight"
+
+_PLAIN_STARTS = (True, False, "gaussian", "eva", "orthogonal")
+"""Ways to draw a LoRA that leave the base model's own weights as they are (others subtract from them)."""
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """A LoRA's `adapter_config.json`, checked: a plain LoRA of one rank.
+
+    Raises:
+        InputError: no such file, another kind of adapter, or a variant that is not `B·A·x` at a fixed scale.
+    """
+    path = folder / CONFIG
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"{folder}: no LoRA in peft's layout there ({CONFIG}: {error.strerror})") from error
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path}: not JSON ({str(error)[:80]})") from error
+    if not isinstance(config, dict) or config.get("peft_type") != "LORA":
+        kind = config.get("peft_type") if isinstance(config, dict) else None
+        raise InputError(f"{path}: peft_type is {kind!r}; allowed: LORA")
+    rank, alpha = config.get("r"), config.get("lora_alpha")
+    if type(rank) is not int or rank < 1:
+        raise InputError(f"{path}: r must be a positive whole number (got {rank!r})")
+    if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not 0 < alpha < math.inf:
+        raise InputError(f"{path}: lora_alpha must be a positive number (got {alpha!r})")
+    for key, value in config.items():
+        if key not in _HARMLESS and value not in (None, False, {}, [], ""):
+            raise InputError(f"{path}: {key}={value!r} is more than a plain LoRA of one rank; allowed: not set")
+    if config.get("bias", "none") != "none":
+        raise InputError(f"{path}: bias={config['bias']!r} trains bias terms too; allowed: none")
+    if config.get("init_lora_weights", True) not in _PLAIN_STARTS:
+        raise InputError(
+            f"{path}: init_lora_weights={config['init_lora_weights']!r} changes the base model's weights; allowed: "
+            "a LoRA over the pretrained weights (peft converts one when saving)"
+        )
+    return config
+
+
+def read_peft_lora(folder: Path, backbone: Backbone) -> Start:
+    """A folder that peft wrote, as tensors under the backbone's module names.
+
+    Where peft saved a classifier with it (`modules_to_save`), that is passed over: heads belong to tasks.
+
+    Raises:
+        InputError: for anything that is not a LoRA on this backbone, in one line that names the culprit.
+    """
+    config = read_config(folder)
+    rank, path = int(config["r"]), folder / WEIGHTS
+    if not path.is_file() and (folder / "adapter_model.bin").exists():
+        raise InputError(f"{folder}: holds adapter_model.bin, a pickle, which is never opened; allowed: {WEIGHTS}")
+    try:
+        found = read_tensors(path.read_bytes())
+    except (OSError, SafetensorError) as error:
+        raise InputError(f"{path}: missing or damaged ({str(error)[:80]})") from error
+    linear = {name: module for name, module in backbone.base.named_modules() if is_linear(module)}
+    saved = config.get("modules_to_save") or ()
+    tensors: Tensors = {}
+    for name, tensor in found.items():
+        site, dot, matrix = name.rpartition(".lora_")
+        if not dot:
+            if any(module in name.split(".") for module in saved):
+                continue
+            raise InputError(f"{path}: tensor {name!r} belongs to no LoRA; allowed: {_ALLOWED}")
+        site = _site(site, linear, path, backbone)
+        inputs, outputs = widths(linear[site])
+        wanted = {"A.weight": (rank, inputs), "B.weight": (outputs, rank)}
+        if matrix not in wanted:
+            raise InputError(f"{path}: tensor {name!r} is no part of a plain LoRA; allowed: {_ALLOWED}")
+        if tuple(tensor.shape) != wanted[matrix]:
+            raise InputError(
+                f"{path}: tensor {name!r} has shape {tuple(tensor.shape)}; for r={rank} on {backbone.name or 'this'}'s "
+                f"{site} it must be {wanted[matrix]}"
+            )
+        if not tensor.is_floating_point() or not torch.isfinite(tensor).all():
+            raise InputError(f"{path}: tensor {name!r} holds values that are no finite numbers")
+        tensors[f"{site}.lora_{matrix}"] = tensor.float()
+    sites = list(dict.fromkeys(name.rpartition(".lora_")[0] for name in tensors))
+    if not sites:
+        raise InputError(f"{path}: holds no LoRA")
+    for site in sites:
+        for matrix in ("A", "B"):
+            if f"{site}.lora_{matrix}.weight" not in tensors:
+                raise InputError(f"{path}: {site} has no lora_{matrix}.weight")
+    scale = math.sqrt(rank) if config.get("use_rslora") else 1.0  # alpha/√r there, alpha/r here
+    return Start(tensors, rank, float(config["lora_alpha"]) * scale, site_words(backbone, sites))
+
+
+def _site(name: str, linear: dict[str, Any], path: Path, backbone: Backbone) -> str:
+    """A module's name in the base transformer: peft's has the wrapper before it, and the name inside a bigger model."""
+    rest = name.removeprefix(_WRAPPER)
+    while rest not in linear:
+        _, dot, rest = rest.partition(".")
+        if not dot:
+            raise InputError(
+                f"{path}: tunes {name.removeprefix(_WRAPPER)!r}, which is no linear layer of {backbone.name or 'the'} "
+                f"({backbone.model_type}); is this the LoRA's base model?"
+            )
+    return rest
+
+
+def site_words(backbone: Backbone, sites: list[str]) -> tuple[str, ...]:
+    """The shortest `tuner.sites` for these modules: fields of the family's table where they fit, else the names."""
+    left, words = set(sites), []
+    if backbone.known is not None:
+        there = {name for name, _ in backbone.base.named_modules()}
+        for field in SITE_FIELDS:
+            members: set[str] = set()
+            for stack in backbone.known.stacks:
+                for block in range(len(backbone.base.get_submodule(stack.blocks))):
+                    members |= set(stack.modules(field, block)) & there
+            if members and members <= set(sites) and members & left:
+                words.append(field)
+                left -= members
+    return (*words, *(site for site in sites if site in left))

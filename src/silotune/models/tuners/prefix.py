@@ -1,0 +1,105 @@
+"""Prefix tuning: trained keys and values that every attention layer sees before the text (Li and Liang 2021)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Literal, cast
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from silotune.core.tensors import Tensors
+from silotune.errors import InputError
+from silotune.models.backbone.architectures import families_with_prefix
+from silotune.models.backbone.backbone import Backbone
+from silotune.models.backbone.forward_plan import Plan
+from silotune.models.backbone.virtual_tokens import Prefix
+from silotune.models.initializers import draw_linear
+from silotune.models.tuners.base import TunerOptions, Weighted
+from silotune.models.tuners.prompt_base import PROMPT, VirtualTokens, blend, folded
+
+if TYPE_CHECKING:
+    from silotune.data.tasks import Task
+
+
+class PrefixOptions(TunerOptions):
+    """`tokens`: how many. `reparametrise`: the hidden width of the MLP they come from; 0: none.
+
+    `width`: of the MLP's input (None: the keys'; PEFT in FL's 8.16 % means 512). `stack`: in an encoder–decoder,
+    whose self-attention gets them: the `encoder`'s (FedPrompt, OpenPrompt) or the `decoder`'s (peft).
+    """
+
+    tokens: int = Field(6, ge=1)
+    reparametrise: int = Field(512, ge=0)
+    width: int | None = Field(None, ge=1)
+    stack: Literal["encoder", "decoder"] = "encoder"
+
+
+class PrefixTuning(VirtualTokens):
+    """Keys and values of shape (tokens, layers · 2 · key-value heads · head width), in this order, as in peft.
+
+    Tensors, named as in peft: reparametrised `embedding.weight` (tokens, width), `transform.0.weight` (hidden, width),
+    `transform.0.bias`, `transform.2.weight` (all keys and values, hidden), `transform.2.bias`, with tanh between;
+    direct, and folded: one `prompt_embeddings`. Mixes interpolate keys and values, not the networks they come from.
+    """
+
+    name = "prefix"
+    Options = PrefixOptions
+
+    def init(self, backbone: Backbone, tasks: Iterable[Task], generator: torch.Generator) -> Tensors:
+        """See `Tuner.init`; the MLP is drawn as PyTorch draws one, direct values from N(0, 0.02²)."""
+        layers, heads, head_width = self._shape(backbone)
+        columns = layers * 2 * heads * head_width
+        options = self._options
+        if not options.reparametrise:
+            return {PROMPT: torch.randn(options.tokens, columns, generator=generator) * 0.02}
+        width, hidden = options.width or heads * head_width, options.reparametrise
+        tensors: Tensors = {"embedding.weight": torch.randn(options.tokens, width, generator=generator)}
+        for number, (before, after) in {0: (width, hidden), 2: (hidden, columns)}.items():
+            tensors |= draw_linear(f"transform.{number}", after, before, generator)
+        return tensors
+
+    def fold(self, tensors: Tensors) -> Tensors:
+        """See `Tuner.fold`: runs the MLP."""
+        if folded(tensors):
+            return tensors
+        hidden = nn.functional.linear(
+            tensors["embedding.weight"], tensors["transform.0.weight"], tensors["transform.0.bias"]
+        )
+        folded_ = nn.functional.linear(torch.tanh(hidden), tensors["transform.2.weight"], tensors["transform.2.bias"])
+        return {PROMPT: folded_}
+
+    def act(self, backbone: Backbone, mix: Sequence[Weighted], plan: Plan) -> None:
+        """See `Tuner.act`."""
+        blended = blend([self.fold(part.tensors)[PROMPT] for part in mix], mix)
+        if blended is None:
+            return
+        flat, present = blended  # (rows or 1, tokens, columns)
+        layers, heads, head_width = self._shape(backbone)
+        split = flat.view(len(flat), -1, layers, 2, heads, head_width).permute(2, 3, 0, 4, 1, 5)
+        pairs: list[tuple[Tensor, Tensor]] = [(layer[0], layer[1]) for layer in split]
+        plan.prefixes.append(Prefix(pairs, present, decoder=self._on_decoder(backbone)))
+
+    def _on_decoder(self, backbone: Backbone) -> bool:
+        return bool(backbone.architecture.more) and self._options.stack == "decoder"
+
+    def _shape(self, backbone: Backbone) -> tuple[int, int, int]:
+        """Layers, key-value heads, head width."""
+        known = backbone.known
+        if known is None or known.prefix is None:
+            others = "prompt, p-tuning, lora, bottleneck, ia3"
+            raise InputError(
+                f"tuner: prefix does not work on {backbone.model_type}, whose attention takes no keys from outside; "
+                f"it works on {', '.join(families_with_prefix())}; on {backbone.model_type} use {others}"
+            )
+        stack = known.more[0] if self._on_decoder(backbone) else known
+        config = backbone.base.config
+        heads = int(getattr(config, "num_key_value_heads", None) or config.num_attention_heads)
+        width = getattr(config, "head_dim", None) or getattr(config, "d_kv", None)
+        width = int(width or config.hidden_size // config.num_attention_heads)
+        return len(cast("Sequence[object]", backbone.site(stack.blocks))), heads, width
+
+    @property
+    def _options(self) -> PrefixOptions:
+        return cast(PrefixOptions, self.options)

@@ -1,0 +1,46 @@
+"""Prompt tuning: trained vectors before the text's word embeddings (Lester et al. 2021; FedPrompt, section 2)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, cast
+
+import torch
+from pydantic import Field
+
+from silotune.core.tensors import Tensors
+from silotune.models.backbone.backbone import Backbone
+from silotune.models.backbone.forward_plan import Plan
+from silotune.models.tuners.base import TunerOptions, Weighted
+from silotune.models.tuners.prompt_base import PROMPT, Init, VirtualTokens, act_as_prompt, first_vectors
+
+if TYPE_CHECKING:
+    from silotune.data.tasks import Task
+
+
+class PromptOptions(TunerOptions):
+    """`tokens`: how many. `init`: `vocabulary` rows drawn at random, `words` (of `words`) in turn, or `random`."""
+
+    tokens: int = Field(20, ge=1)
+    init: Init = "vocabulary"
+    words: str = ""
+
+
+class PromptTuning(VirtualTokens):
+    """One tensor, named and shaped as in peft: `prompt_embeddings` (tokens, width of the word embeddings).
+
+    In an encoder–decoder the prompt stands before the encoder's text. For mixes see `silotune.tuners.virtual`.
+    """
+
+    name = "prompt"
+    soft_prompt = True
+    Options = PromptOptions
+
+    def init(self, backbone: Backbone, tasks: Iterable[Task], generator: torch.Generator) -> Tensors:
+        """See `Tuner.init`."""
+        options = cast(PromptOptions, self.options)
+        return {PROMPT: first_vectors(backbone, options.tokens, options.init, options.words, generator)}
+
+    def act(self, backbone: Backbone, mix: Sequence[Weighted], plan: Plan) -> None:
+        """See `Tuner.act`."""
+        act_as_prompt(self, mix, plan)

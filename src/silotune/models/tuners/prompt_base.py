@@ -1,0 +1,117 @@
+"""What prompts, P-tuning and prefixes share: vectors of virtual tokens, and what mixing means for them.
+
+A mix interpolates the vectors of equally many tokens: `Σ weight·vector` (weights that sum to 1, as a rule). Rows whose
+weights sum to 0 have no virtual tokens at all: their positions are masked out, because zero vectors would still draw
+attention.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from torch import Tensor
+
+from silotune.core.tensors import Tensors
+from silotune.errors import InputError
+from silotune.models.backbone.backbone import Backbone
+from silotune.models.backbone.forward_plan import Plan
+from silotune.models.backbone.virtual_tokens import Prompt
+from silotune.models.tuners.base import Tuner, Weighted
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+PROMPT = "prompt_embeddings"
+"""The one tensor of a folded part, as peft saves it: shape (tokens, width)."""
+
+
+Init = Literal["vocabulary", "words", "random"]
+
+
+class VirtualTokens(Tuner):
+    """A tuner whose folded part is one tensor `prompt_embeddings`."""
+
+    @property
+    def virtual_tokens(self) -> int:
+        """See `Tuner.virtual_tokens`."""
+        return int(self.options.model_dump()["tokens"])
+
+    def mixes_rows(self, backbone: Backbone) -> bool:
+        """See `Tuner.mixes_rows`: virtual tokens belong to a row, if it is known where its text then begins."""
+        return backbone.known is not None
+
+
+def blend(vectors: Sequence[Tensor], mix: Sequence[Weighted]) -> tuple[Tensor, Tensor | None] | None:
+    """The weighted sum of equally shaped vectors, and which rows have any.
+
+    Args:
+        vectors: one tensor per part, each of shape (…).
+        mix: their weights.
+
+    Returns:
+        A tensor of shape (rows or 1, …) and a mask of shape (rows,), None for all rows; None if no row has any.
+    """
+    total: float | Tensor = 0.0
+    result: Tensor | None = None
+    for vector, part in zip(vectors, mix, strict=True):
+        if isinstance(part.weight, Tensor):
+            weight = part.weight.to(vector.device, vector.dtype)
+            term, total = weight.reshape(-1, *([1] * vector.dim())) * vector, total + weight
+        else:
+            term = (vector if part.weight == 1 else part.weight * vector).unsqueeze(0)
+            total = total + part.weight
+        result = term if result is None else result + term
+    assert result is not None, "an empty mix"
+    if not isinstance(total, Tensor):
+        return None if total == 0 else (result, None)
+    present = total != 0
+    if bool(present.all()):
+        return result, None
+    return (result, present) if bool(present.any()) else None
+
+
+def act_as_prompt(tuner: Tuner, mix: Sequence[Weighted], plan: Plan) -> None:
+    """Put the mix's vectors before the text."""
+    blended = blend([tuner.fold(part.tensors)[PROMPT] for part in mix], mix)
+    if blended is not None:
+        plan.prompts.append(Prompt(*blended))
+
+
+def first_vectors(backbone: Backbone, tokens: int, start: Init, words: str, generator: torch.Generator) -> Tensor:
+    """Vectors to begin with, shape (tokens, width of the word embeddings), float32 on the CPU.
+
+    Args:
+        backbone: whose vocabulary is used.
+        tokens: how many.
+        start: `vocabulary`: rows of the word embeddings, drawn at random. `words`: the rows of a text's tokens, in
+            turn. `random`: normal, as spread as the word embeddings.
+        words: the text for `words`.
+        generator: for the draws.
+
+    Raises:
+        InputError: if `words` is chosen and there are none.
+    """
+    table = backbone.word_embeddings.detach()
+    if start == "random":
+        return torch.randn(tokens, table.shape[1], generator=generator) * table.float().std().cpu()
+    if start == "vocabulary" or backbone.shape_only:  # shapes alone have no tokenizer for words
+        chosen = torch.randint(len(table), (tokens,), generator=generator)
+    else:
+        ids = _ids(backbone.tokenizer, words)
+        chosen = torch.tensor([ids[position % len(ids)] for position in range(tokens)])
+    return table[chosen.to(table.device)].float().cpu().clone()
+
+
+def _ids(tokenizer: PreTrainedTokenizerBase, words: str) -> list[int]:
+    ids = list(tokenizer(words, add_special_tokens=False)["input_ids"])
+    if not ids:
+        raise InputError("tuner.words: tuner.init=words needs a text, e.g. tuner.words='it was great'")
+    return ids
+
+
+def folded(tensors: Tensors) -> bool:
+    """Whether the part is in its exported form."""
+    return PROMPT in tensors

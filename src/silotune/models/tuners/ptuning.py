@@ -1,0 +1,116 @@
+"""P-tuning: a soft prompt that a small network computes from trained vectors (Liu et al. 2021)."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Literal, cast
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from silotune.core.tensors import Tensors
+from silotune.models.backbone.backbone import Backbone
+from silotune.models.backbone.forward_plan import Plan
+from silotune.models.initializers import draw_linear, uniform
+from silotune.models.tuners.base import TunerOptions, Weighted
+from silotune.models.tuners.prompt_base import PROMPT, Init, VirtualTokens, act_as_prompt, first_vectors, folded
+
+if TYPE_CHECKING:
+    from silotune.data.tasks import Task
+
+
+class PTuningOptions(TunerOptions):
+    """`tokens`: how many. `encoder`: `lstm` (bidirectional, then an MLP) or `mlp` (three layers).
+
+    `width`: the encoder's hidden width (None: the word embeddings'). `layers`: of the LSTM. `offset`: whether trained
+    vectors are added to what the encoder computes; FedPrompt's 25.420 M parameters (Table 5) hold two embeddings.
+    `init` and `words`: where the encoder's input starts, see `silotune.tuners.prompt`.
+    """
+
+    tokens: int = Field(20, ge=1)
+    encoder: Literal["lstm", "mlp"] = "lstm"
+    width: int | None = Field(None, ge=1)
+    layers: int = Field(2, ge=1)
+    offset: bool = True
+    init: Init = "vocabulary"
+    words: str = ""
+
+
+class PTuning(VirtualTokens):
+    """The prompt is `encoder(embedding) + offset`; mixes interpolate prompts, not encoders.
+
+    Tensors, named as in peft: `embedding.weight` (tokens, width of the word embeddings d), `lstm_head.*`, `mlp_head.*`.
+    The LSTM's MLP is 2h → d → d, as in the authors' code (peft's is 2h → 2h → d), the other d → h → h → d; and
+    `offset.weight` (tokens, d), which starts at zero. What peft loads is the folded part, one `prompt_embeddings`.
+    """
+
+    name = "p-tuning"
+    soft_prompt = True
+    Options = PTuningOptions
+
+    def init(self, backbone: Backbone, tasks: Iterable[Task], generator: torch.Generator) -> Tensors:
+        """See `Tuner.init`; the encoder is drawn as PyTorch draws such layers."""
+        options = self._options
+        start = first_vectors(backbone, options.tokens, options.init, options.words, generator)
+        d = start.shape[1]
+        h = options.width or d
+        tensors: Tensors = {"embedding.weight": start}
+        if options.offset:
+            tensors["offset.weight"] = torch.zeros_like(start)
+        if options.encoder == "lstm":
+            for name, shape in _lstm_shapes(d, h, options.layers).items():
+                tensors[name] = uniform(generator, 1 / math.sqrt(h), *shape)
+            sizes = [2 * h, d, d]
+        else:
+            sizes = [d, h, h, d]
+        for number, (columns, rows) in enumerate(itertools.pairwise(sizes)):
+            tensors |= draw_linear(f"mlp_head.{2 * number}", rows, columns, generator)
+        return tensors
+
+    def fold(self, tensors: Tensors) -> Tensors:
+        """See `Tuner.fold`: runs the encoder."""
+        if folded(tensors):
+            return tensors
+        x = tensors["embedding.weight"]
+        if self._options.encoder == "lstm":
+            x = _lstm(x, tensors, self._options.layers)
+        last = max(int(name.split(".")[1]) for name in tensors if name.startswith("mlp_head."))
+        for number in range(0, last + 1, 2):
+            x = nn.functional.linear(x, tensors[f"mlp_head.{number}.weight"], tensors[f"mlp_head.{number}.bias"])
+            if number < last:
+                x = torch.relu(x)
+        return {PROMPT: x + tensors["offset.weight"] if self._options.offset else x}
+
+    def act(self, backbone: Backbone, mix: Sequence[Weighted], plan: Plan) -> None:
+        """See `Tuner.act`."""
+        act_as_prompt(self, mix, plan)
+
+    @property
+    def _options(self) -> PTuningOptions:
+        return cast(PTuningOptions, self.options)
+
+
+def _lstm_shapes(inputs: int, h: int, layers: int) -> dict[str, tuple[int, ...]]:
+    """PyTorch's tensors of a bidirectional LSTM, in the order in which it wants them."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for layer in range(layers):
+        columns = inputs if layer == 0 else 2 * h
+        for side in ("", "_reverse"):
+            shapes[f"lstm_head.weight_ih_l{layer}{side}"] = (4 * h, columns)
+            shapes[f"lstm_head.weight_hh_l{layer}{side}"] = (4 * h, h)
+            shapes[f"lstm_head.bias_ih_l{layer}{side}"] = (4 * h,)
+            shapes[f"lstm_head.bias_hh_l{layer}{side}"] = (4 * h,)
+    return shapes
+
+
+def _lstm(x: Tensor, tensors: Tensors, layers: int) -> Tensor:
+    """The bidirectional LSTM over the tokens, (tokens, d) → (tokens, 2h), from zero states."""
+    h = tensors["lstm_head.weight_hh_l0"].shape[1]
+    weights = [tensors[name] for name in _lstm_shapes(x.shape[1], h, layers)]
+    zero = x.new_zeros(2 * layers, 1, h)
+    # as in training even where it is not: cuDNN has no gradient otherwise, and without dropout the numbers are the same
+    output, _, _ = torch.lstm(x.unsqueeze(0), (zero, zero), weights, True, layers, 0.0, True, True, True)
+    return output.squeeze(0)

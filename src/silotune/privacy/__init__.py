@@ -1,1 +1,0 @@
-"""What noise promises: accountants, budgets, and noise on the coordinator's mean."""

@@ -1,0 +1,1 @@
+"""One run: building, engines, storage, summary, loading of finished runs."""

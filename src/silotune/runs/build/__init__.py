@@ -1,0 +1,3 @@
+"""Puts a run together: configuration → backbone, method, silos, coordinator. Nothing here trains."""
+
+from __future__ import annotations

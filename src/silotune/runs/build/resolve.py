@@ -1,0 +1,105 @@
+"""Settles a configuration: what the method, the tuner and this machine say where it leaves something open."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+from pydantic import BaseModel, ValidationError
+
+from silotune.config import Choice, Config, input_error, load_config
+from silotune.errors import unknown
+from silotune.methods import METHODS, Method, Setting
+from silotune.methods.parts import Scope
+from silotune.models.backbone.backbone import Backbone
+from silotune.models.backbone.loading import ModelClass, load_backbone, resolve_precision
+from silotune.models.heads import HEADS
+from silotune.models.tuners import TUNERS
+
+Options = TypeVar("Options", bound=BaseModel)
+
+
+METHOD_DEFAULTS: Mapping[str, Mapping[str, object]] = {name: method.defaults for name, method in METHODS.items()}
+
+
+def read_config(source: str, overrides: list[str] | None = None, changes: Sequence[str] = ()) -> Config:
+    """The resolved configuration of a preset or file, with method and tuner options filled in; see `load_config`.
+
+    Raises:
+        InputError: for a bad key or value.
+    """
+    config = load_config(source, overrides or [], METHOD_DEFAULTS, changes)
+    method = make_method(config)
+    tuner = method.setting.tuner
+    return config.model_copy(
+        update={
+            "method": Choice(name=config.method.name, **method.options.model_dump(mode="json")),
+            "tuner": Choice(name=config.tuner.name, **tuner.options.model_dump(mode="json")),
+        }
+    )
+
+
+def on_this_machine(config: Config) -> Config:
+    """The configuration with what this machine decides where it is left open: precision and threads."""
+    threads = config.threads or torch.get_num_threads()
+    return config.model_copy(update={"precision": resolve_precision(config.precision), "threads": threads})
+
+
+@dataclass(frozen=True)
+class BackboneNeeds:
+    """What a run needs of a backbone: runs of equal needs can have the same one."""
+
+    name: str
+    precision: str
+    keep_master: bool
+    model_class: ModelClass
+    checkpointing: bool
+
+    @classmethod
+    def of(cls, config: Config, method: Method) -> BackboneNeeds:
+        """Of a configuration and its method."""
+        tuner, head = method.setting.tuner, method.setting.head
+        again = config.train.gradient_checkpointing
+        return cls(config.backbone, config.precision, tuner.trains_backbone, head.model_class, again)
+
+    def load(self) -> Backbone:
+        """Load it.
+
+        Raises:
+            InputError: as `load_backbone`.
+        """
+        return load_backbone(
+            self.name,
+            precision=self.precision,
+            keep_master=self.keep_master,
+            checkpointing=self.checkpointing,
+            model_class=self.model_class,
+        )
+
+
+def make_method(config: Config) -> Method:
+    """The configured method over the configured tuner and head.
+
+    Raises:
+        InputError: for an unknown method or tuner, or options they do not have.
+    """
+    if config.method.name not in METHODS:
+        raise unknown("method", config.method.name, METHODS)
+    if config.tuner.name not in TUNERS:
+        raise unknown("tuner", config.tuner.name, TUNERS)
+    method, tuner = METHODS[config.method.name], TUNERS[config.tuner.name]
+    setting = Setting(
+        tuner=tuner(_options(tuner.Options, config.tuner, "tuner")),
+        head=HEADS[config.head.name].make(config.head),
+        head_scope=Scope(config.head.scope),
+    )
+    return method(setting, _options(method.Options, config.method, "method"))
+
+
+def _options(model: type[Options], choice: Choice, prefix: str) -> Options:
+    try:
+        return model.model_validate(choice.options)
+    except ValidationError as error:
+        raise input_error(error, model, prefix) from None

@@ -1,0 +1,144 @@
+"""What of a configuration, its data and its backbone does not fit together is refused before training."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from silotune.config import Config
+from silotune.data.backdoor import check_attack
+from silotune.data.tasks import SiloData, Task
+from silotune.errors import InputError
+from silotune.methods import Method
+from silotune.methods.parts import Scope, names_with
+from silotune.models.backbone.backbone import Backbone
+from silotune.models.heads import HEADS, Head, LanguageModelHead
+from silotune.models.tuners import TUNERS, Tuner
+
+
+def check_data(config: Config, method: Method, data: list[SiloData], labelled: SiloData | None = None) -> None:
+    """Refuse silos that the method, the head or the sampling cannot do with, and tasks that mean two things.
+
+    Raises:
+        InputError: naming the key and what is allowed.
+    """
+    _check_tasks(data, labelled)
+    sampling = config.sampling
+    if sampling.count is not None and not method.centralised:
+        for task, found in Counter(silo.task.name if sampling.per_task else "" for silo in data).items():
+            if sampling.count > found:
+                of_task = f" of task {task!r}" if sampling.per_task else ""
+                raise InputError(f"sampling.count: {sampling.count} silos a round, but there are only {found}{of_task}")
+    head = method.setting.head
+    for silo in data:
+        if silo.task.kind != head.task_kind:
+            fitting = sorted(name for name, other in HEADS.items() if other.task_kind == silo.task.kind)
+            rows = "texts with labels" if silo.task.kind == "classification" else "instructions with outputs"
+            raise InputError(f"head={config.head.name}: silo {silo.name!r} holds {rows}; allowed: {', '.join(fitting)}")
+    if config.attack.name != "none":
+        check_attack(config.attack, data)
+    if head.soft_slot and not method.setting.tuner.soft_prompt:
+        having = ", ".join(sorted(name for name, tuner in TUNERS.items() if tuner.soft_prompt))
+        raise InputError(
+            f"head.template: {{soft}} is a place for a soft prompt; tuner={config.tuner.name} has none; "
+            f"allowed: {having}"
+        )
+    parts = method.parts()
+    tasks = sorted({silo.task.name for silo in data})
+    shared_parts = names_with(parts, Scope.SHARED)
+    if (
+        config.head.scope == "shared"
+        and shared_parts
+        and not any(isinstance(parts[n].module, Head) for n in shared_parts)
+    ):
+        raise InputError(f"head.scope=shared: method {method.name} keeps its heads in the silos; allowed: private")
+    shares_head = any(parts[name].module is head for name in shared_parts)
+    if shares_head and head.has_tensors and len(tasks) > 1:
+        remedy = "use head.scope=private" if config.head.scope == "shared" else f"method={method.name} shares its head"
+        raise InputError(f"head.scope: a shared head needs one task in all silos, found {', '.join(tasks)}; {remedy}")
+
+
+def _check_tasks(data: list[SiloData], labelled: SiloData | None) -> None:
+    """Labels are numbers to a model: what they mean has to be the same wherever a task is."""
+    first: dict[str, SiloData] = {}
+    for silo in data:
+        known = first.setdefault(silo.task.name, silo)
+        if known.task != silo.task:
+            raise InputError(
+                f"silo {silo.name!r}: its task {silo.task.name!r} is {_meaning(silo.task)}, that of silo "
+                f"{known.name!r} is {_meaning(known.task)}; one name has to mean one task"
+            )
+    if labelled is not None and labelled.task not in [silo.task for silo in data]:
+        raise InputError(
+            f"federation.labelled: the task of its rows is {labelled.task.name!r}, {_meaning(labelled.task)}; that of "
+            f"silo {data[0].name!r} is {data[0].task.name!r}, {_meaning(data[0].task)}"
+        )
+
+
+def _meaning(task: Task) -> str:
+    return f"{task.kind} by {task.metric}" + (f" into {', '.join(task.labels)}" if task.labels else "")
+
+
+def check_evaluation(config: Config, method: Method, data: list[SiloData], absent: list[SiloData]) -> None:
+    """Refuse to ask a model about tasks that its head cannot answer.
+
+    Raises:
+        InputError: naming the key and what is allowed.
+    """
+    evaluation, head = config.evaluation, method.setting.head
+    tasks = {silo.task.name for silo in [*data, *absent]}
+    if (evaluation.test_time or absent) and head.has_tensors and len(tasks) > 1:
+        raise InputError(
+            f"evaluation: a silo's head={config.head.name} knows its own task alone, and there are {len(tasks)}; "
+            "allowed: head=lm or verbalizer, or silos of one task (data.task)"
+        )
+    for silo in absent:
+        if silo.task.kind != head.task_kind:
+            raise InputError(f"head={config.head.name}: cannot answer {silo.name!r} of evaluation; leave it out")
+    if evaluation.new_silos and method.prediction().weighting is None:
+        raise InputError(
+            f"evaluation.new_silos: method {method.name} does not compare texts with silos' rows; allowed: feddpa-f, "
+            "feddpa-t with method.weighting=dynamic"
+        )
+
+
+def check_backbone(config: Config, method: Method, backbone: Backbone) -> None:
+    """Refuse a backbone that was loaded otherwise than the configuration wants, or that reads less.
+
+    Raises:
+        InputError: naming the key and what is allowed.
+    """
+    if backbone.precision != config.precision or (method.setting.tuner.trains_backbone and not backbone.keep_master):
+        raise InputError(
+            f"backbone: the one given runs in {backbone.precision}, the configuration wants {config.precision}"
+            + (" with float32 weights (tuner trains them)" if method.setting.tuner.trains_backbone else "")
+        )
+    length, tuner, head = config.train.max_length, method.setting.tuner, method.setting.head
+    check_length("train.max_length", length, tuner, backbone)
+    if backbone.longest is not None and isinstance(head, LanguageModelHead):
+        _check_written(head, backbone, length, backbone.longest - tuner.virtual_tokens)
+
+
+def check_length(key: str, length: int, tuner: Tuner, backbone: Backbone) -> None:
+    """Refuse texts of so many tokens if the backbone does not read them beside the tuner's own.
+
+    Raises:
+        InputError: naming the key and what is allowed.
+    """
+    virtual = tuner.virtual_tokens
+    if backbone.longest is not None and length + virtual > backbone.longest:
+        beside = f" beside {virtual} virtual tokens (tuner.tokens)" if virtual else ""
+        raise InputError(
+            f"{key}: {length} is more than the backbone reads{beside}; allowed: up to {backbone.longest - virtual}"
+        )
+
+
+def _check_written(head: LanguageModelHead, backbone: Backbone, length: int, places: int) -> None:
+    """Answers may be longer than those of training: behind the longest prompt each token needs a place of its own."""
+    if backbone.base.config.is_encoder_decoder:  # the prompt takes none of the decoder's places
+        return
+    new, allowed = head.generation.max_new_tokens, places - head.prompt_room(length) + 1  # the last one is not read
+    if new > allowed:
+        raise InputError(
+            f"head.max_new_tokens: {new} behind a prompt of up to {head.prompt_room(length)} tokens (train.max_length) "
+            f"are more than the backbone reads; allowed: up to {allowed}"
+        )

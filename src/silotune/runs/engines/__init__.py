@@ -1,0 +1,3 @@
+"""What runs silos. The method code is the same under every engine."""
+
+from __future__ import annotations

@@ -1,0 +1,249 @@
+"""What all engines have in common: rounds, the best round, events, checkpoints and resume.
+
+An engine only adds how silos are reached. Everything that passes between coordinator and silo passes as bytes.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, ClassVar
+
+from silotune.communication.aggregation import Update, in_name_order
+from silotune.communication.messages import MessageRefused
+from silotune.core.numeric import mean_of_known
+from silotune.core.tensors import State, flatten
+from silotune.errors import InputError
+from silotune.runs.engines.history import History, Scores, beats
+from silotune.runs.storage.run_folder import Checkpoint, RunFolder
+from silotune.training.federation import Federation
+from silotune.training.participant import Answer
+
+Progress = Callable[[int, str, int, int], None]
+"""(round, what is being done, silos done in this round, silos in this round) – called before every piece of work."""
+
+
+class Engine(ABC):
+    """Runs a federation round by round and leaves a checkpoint after each."""
+
+    name: ClassVar[str]
+    judges_later: ClassVar[bool] = False
+    """Whether a round's scores come with the next round's answers: one message a round instead of two."""
+
+    def __init__(self, federation: Federation, folder: RunFolder, progress: Progress | None = None) -> None:
+        self.federation = federation
+        self.folder = folder
+        self.progress = progress or (lambda *_: None)
+        self.history = History()
+        self.cohort = 1  # silos that train together
+        self.workers = 1  # processes that train
+        self._best: Checkpoint | None = None
+        self._last: Checkpoint | None = None
+
+    @abstractmethod
+    def rounds(self, number: int, silos: Sequence[str], broadcast: bytes) -> Iterator[Answer]:
+        """These silos' local rounds; answers in any order, one a silo at most."""
+
+    @abstractmethod
+    def finals(self, number: int, silos: Sequence[str], broadcast: bytes) -> Iterator[Answer]:
+        """These silos' final phases."""
+
+    @abstractmethod
+    def validate(self, number: int) -> Scores:
+        """The silos' scores on validation rows, with the coordinator's shared parts at the end of that round."""
+
+    @abstractmethod
+    def results(self) -> dict[str, dict[str, Any]]:
+        """Per reported silo, `summary.json`'s entry at the present state."""
+
+    @abstractmethod
+    def store(self, number: int, silos: Sequence[str], better: bool) -> Mapping[str, str]:
+        """Make what these silos keep safe; silo → checkpoint file, for those whose state is in the run folder."""
+
+    @abstractmethod
+    def recall(self, checkpoint: Checkpoint) -> None:
+        """Set the silos to a checkpoint's state."""
+
+    def run(self) -> None:
+        """All rounds that are left, then the method's final phases, which count as part of the last round."""
+        if self.federation.privacy is not None:
+            self.federation.privacy.require_a_round()
+        self._restore()
+        if not self.judges_later:  # another engine may have left one
+            self._judge_pending()
+        rounds = self.federation.rounds
+        done = self._last.round if self._last else 0
+        for number in range(done + 1, rounds + 1):
+            if number == rounds and self.federation.privacy is not None and self.federation.privacy.stops:
+                self.folder.event("budget", round=number, reason=self.federation.privacy.stops)
+            self._round(number, final=number == rounds)
+
+    def load(self, checkpoint: Checkpoint) -> None:
+        """Set the federation to a checkpoint's state."""
+        coordinator = self.federation.coordinator
+        with whole(checkpoint.shared, coordinator.shared) as check:
+            coordinator.load_flat(self.folder.read(checkpoint.shared))
+            check(coordinator.shared)
+        self.recall(checkpoint)
+
+    @property
+    def took_part(self) -> set[str]:
+        """The silos that were sampled up to the best round: the others have only what they began with."""
+        assert self._best is not None, "no round was run"
+        return set(self._best.history["sampled"])
+
+    def load_best(self) -> int:
+        """Set the federation to the best round's state, and return that round."""
+        assert self._best is not None, "no round was run"
+        self.load(self._best)
+        return self._best.round
+
+    def _restore(self) -> None:
+        self._last = self.folder.latest()
+        if self._last is not None:
+            self._restore_from(self._last)
+        # Last: what cannot be resumed stays as it is.
+        self.folder.forget_events_after(self._last.round if self._last else 0)
+        if self.history.pending:  # it was perhaps judged, but not yet built upon: it is judged again
+            self.folder.forget_event("round", self.history.pending)
+        if self.folder.changed:
+            self.folder.event("versions", changed=self.folder.changed)
+
+    def _restore_from(self, last: Checkpoint) -> None:
+        try:
+            self.history = History(**last.history)
+        except TypeError as error:
+            raise InputError(f"checkpoint round-{last.round:04d}.json: damaged ({error})") from error
+        self.load(last)
+        if self.history.best_round not in (0, last.round):
+            self._best = self.folder.load(self.history.best_round)
+            for name in sorted(self._best.files):  # damage is found now, not after the last round
+                self.folder.read(name)
+        else:
+            self._best = last if self.history.best_round else None
+
+    def _round(self, number: int, final: bool) -> None:
+        coordinator, history = self.federation.coordinator, self.history
+        started = time.perf_counter()
+        chosen = coordinator.choose(number, list(self.federation.silos))
+        touched: set[str] = set()
+        updates = self._updates(number, chosen, coordinator.broadcast(number), touched)
+        coordinator.aggregate(in_name_order(updates, chosen), number)
+        self._judge_pending()
+        self._server_step(number)
+        history.sampled = sorted({*history.sampled, *touched})
+        ends = any(phase.when == "end" for phase in self.federation.training.phases)
+        if final and ends:
+            touched |= self._finish(number)
+        judged = final or not ends  # a model that is finished at the end can only be judged there
+        if judged and not final and self.judges_later:
+            history.pending, history.pending_silos = number, chosen
+            history.seconds += time.perf_counter() - started
+            self._checkpoint(number, touched, better=False)
+            return
+        self.progress(number, "validation", len(chosen), len(chosen))
+        found = self.validate(number) if judged else {}
+        history.seconds += time.perf_counter() - started
+        better = self._judge(number, found, chosen, judged)
+        self._checkpoint(number, touched, better)
+
+    def _judge_pending(self) -> None:
+        """Judge the round before; its checkpoint is the last one."""
+        number, chosen = self.history.pending, self.history.pending_silos
+        if number and self._judge(number, self.validate(number), chosen):
+            self._best = self._last
+
+    def _judge(self, number: int, found: Scores, chosen: Sequence[str], judged: bool = True) -> bool:
+        """Take a round's scores into the history; whether it is the best one now."""
+        history = self.history
+        history.validation, history.pending, history.pending_silos = found, 0, []
+        known = mean_of_known(found.values())
+        mean = float(number) if known is None else known  # without validation rows: the last round
+        better = judged and beats(found, mean, history.best_scores, history.best_validation)
+        if better:
+            history.best_round, history.best_validation, history.best_scores = number, mean, found
+        self.folder.event("round", round=number, silos=list(chosen), validation=found, seconds=history.seconds)
+        return better
+
+    def _updates(self, number: int, chosen: Sequence[str], broadcast: bytes, answered: set[str]) -> Iterator[Update]:
+        """The round's updates, checked, as they arrive; what is refused is named in the events and left out.
+
+        Who answered is put into `answered`.
+        """
+        coordinator, history = self.federation.coordinator, self.history
+        for answer in self.rounds(number, chosen, broadcast):
+            answered.add(answer.silo)
+            history.training_seconds += answer.metrics["seconds"]
+            history.training_rows += int(answer.metrics["rows"])
+            sizes, update = {"bytes_down": 0, "bytes_up": 0}, None
+            if coordinator.communicates:
+                sizes = {"bytes_down": len(broadcast), "bytes_up": len(answer.message)}
+                history.bytes_down += sizes["bytes_down"]
+                history.bytes_up += sizes["bytes_up"]
+                try:
+                    update = coordinator.receive(number, answer.silo, answer.message)
+                except MessageRefused as refusal:
+                    self.folder.event(
+                        "refused", round=number, silo=answer.silo, reason=str(refusal)[:500]
+                    )  # it quotes names
+            note = {"note": answer.note} if answer.note else {}
+            self.folder.event("silo", round=number, silo=answer.silo, **sizes, **answer.metrics, **note)
+            if update is not None:
+                yield update
+
+    def _server_step(self, number: int) -> None:
+        """The coordinator trains the aggregated parts on its own labelled rows, where the method says so."""
+        federation, history = self.federation, self.history
+        if federation.server is None:
+            return
+        result = federation.training.server_step(federation.server, federation.coordinator.shared, number)
+        federation.coordinator.adopt(result.state)
+        history.training_seconds += result.metrics["seconds"]
+        history.training_rows += int(result.metrics["rows"])
+        self.folder.event("server", round=number, **result.metrics)
+
+    def _finish(self, number: int) -> set[str]:
+        """The method's final phases, local to every silo they concern."""
+        everyone = any(phase.when == "end" and phase.who == "all" for phase in self.federation.training.phases)
+        coordinator, history = self.federation.coordinator, self.history
+        names = sorted(self.federation.silos) if everyone else history.sampled
+        broadcast = coordinator.broadcast(number)
+        answered: set[str] = set()
+        for answer in self.finals(number, names, broadcast):
+            answered.add(answer.silo)
+            size = len(broadcast) if coordinator.communicates else 0
+            history.bytes_down += size
+            self.folder.event("final", round=number, silo=answer.silo, bytes_down=size, **answer.metrics)
+        return answered
+
+    def _checkpoint(self, number: int, touched: set[str], better: bool) -> None:
+        shared = self.folder.write(f"shared-{number:04d}", self.federation.coordinator.flat())
+        files = dict(self._last.silos) if self._last else {}
+        files |= self.store(number, sorted(touched), better)
+        checkpoint = Checkpoint(number, shared, files, dict(self.history.__dict__))
+        if better:
+            self._best = checkpoint
+        self.folder.commit(checkpoint, self._best)
+        self._last = checkpoint
+
+
+@contextmanager
+def whole(file: str, expected: State) -> Iterator[Callable[[State], None]]:
+    """Refuse a checkpoint file whose tensors are not those of this run; yields the check of what was read.
+
+    Raises:
+        InputError: naming the file.
+    """
+
+    def check(found: State) -> None:
+        shapes, wanted = ({n: (t.shape, t.dtype) for n, t in flatten(state).items()} for state in (found, expected))
+        differing = sorted(name for name in {*shapes, *wanted} if shapes.get(name) != wanted.get(name))
+        if differing:
+            raise ValueError(f"tensor {differing[0]!r} is missing, unexpected or of another shape")
+
+    try:
+        yield check
+    except (KeyError, ValueError) as error:
+        raise InputError(f"checkpoint file {file}: damaged ({error})") from error

@@ -1,0 +1,114 @@
+"""The in-process engine: all silos in one process over one backbone. Messages are really serialised and checked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal
+
+from silotune.evaluation.backdoor import with_attack
+from silotune.evaluation.personalization import test_time
+from silotune.evaluation.scores import mean, results, scores
+from silotune.runs.engines.base import Engine, Progress, whole
+from silotune.runs.engines.history import Scores
+from silotune.runs.storage.run_folder import Checkpoint, RunFolder
+from silotune.training.federation import Federation
+from silotune.training.participant import Answer
+from silotune.training.silo import SiloState
+
+Training = Literal["round", "final"]
+"""A local round, or the final phases."""
+
+
+class InProcess(Engine):
+    """Silos take turns, or cohorts do; each sees only the broadcast's bytes, the coordinator only the update's."""
+
+    name = "inprocess"
+
+    def __init__(self, federation: Federation, folder: RunFolder, progress: Progress | None = None) -> None:
+        super().__init__(federation, folder, progress)
+        self._participant = federation.participant()
+        self.cohort = federation.cohort.size
+        self._written: dict[str, str] = {}
+        """The files of the silos that answered in this round."""
+
+    def _restore(self) -> None:
+        """See `Engine._restore`. Then it is said how many silos train together."""
+        super()._restore()
+        cohort = self.federation.cohort
+        if self.federation.config.cohort == "auto":
+            self.folder.forget_event("cohort", 0)  # of the run that is resumed, perhaps on another device
+            reason = {"reason": cohort.reason} if cohort.reason else {}
+            self.folder.event("cohort", round=0, size=cohort.size, **reason)
+
+    def rounds(self, number: int, silos: Sequence[str], broadcast: bytes) -> Iterator[Answer]:
+        """See `Engine.rounds`."""
+        return self._train("round", number, silos, broadcast)
+
+    def finals(self, number: int, silos: Sequence[str], broadcast: bytes) -> Iterator[Answer]:
+        """See `Engine.finals`."""
+        return self._train("final", number, silos, broadcast)
+
+    def _train(self, kind: Training, number: int, silos: Sequence[str], broadcast: bytes) -> Iterator[Answer]:
+        train = self._participant.rounds if kind == "round" else self._participant.finals
+        for position, names in self._cohorts(silos):
+            self.progress(number, named(names, kind), position, len(silos))
+            answers = train([self.federation.silos[name] for name in names], broadcast)
+            self._write(number, names)
+            yield from answers
+
+    def _cohorts(self, names: Sequence[str]) -> Iterator[tuple[int, Sequence[str]]]:
+        """Who trains together, and how many silos were before them.
+
+        Silos with alike numbers of rows, so that few leave their cohort early; those with most come first.
+        """
+        if self.cohort > 1:
+            names = sorted(names, key=lambda name: (-self.federation.silos[name].rows, name))
+        for start in range(0, len(names), self.cohort):
+            yield start, names[start : start + self.cohort]
+
+    def validate(self, number: int) -> Scores:
+        """See `Engine.validate`."""
+        if self.federation.config.evaluation.per_round:
+            judged = test_time(self.federation)
+            measures = {"personalization": judged.personalization, "test_time": judged.test_time}
+            self.folder.event("evaluation", round=number, **measures)
+        found = self._validation(number)
+        return found if self.federation.central is None else {"global": mean(found)}
+
+    def _validation(self, number: int) -> Scores:
+        """Per reported silo, the validation score at the end of that round."""
+        return scores(self.federation, "validation")
+
+    def results(self) -> dict[str, dict[str, Any]]:
+        """See `Engine.results`."""
+        if not self.federation.config.evaluation.test_time:
+            return with_attack(self.federation, results(self.federation))
+        judged = test_time(self.federation)
+        found = with_attack(self.federation, results(self.federation, judged.personalization))
+        return {name: entry | judged.entry(name) for name, entry in found.items()}
+
+    def store(self, number: int, silos: Sequence[str], better: bool) -> Mapping[str, str]:
+        """One file per silo in the run folder, written since it answered."""
+        return {name: self._written.pop(name) for name in silos}
+
+    def _write(self, number: int, names: Sequence[str]) -> None:
+        """Write what these silos keep now, while others train."""
+        for name in names:
+            state = self.federation.silos[name].state
+            assert state is not None, "a silo that trained has a state"
+            self._written[name] = self.folder.write(f"silos/{name}/{number:04d}", state.flat())
+
+    def recall(self, checkpoint: Checkpoint) -> None:
+        """From the run folder; a silo that was never sampled has no file: its state follows from the seed."""
+        for name, silo in self.federation.silos.items():
+            file, silo.state = checkpoint.silos.get(name), None
+            if file:
+                with whole(file, self.federation.training.state_of(silo).private) as check:
+                    silo.state = SiloState.from_flat(self.folder.read(file))
+                    check(silo.state.private)
+
+
+def named(names: Sequence[str], kind: Training) -> str:
+    """Who trains, and whether in the final phases, for the report of progress."""
+    who = names[0] if len(names) == 1 else f"{len(names)} silos, {names[0]} to {names[-1]}"
+    return f"final phase: {who}" if kind == "final" else who

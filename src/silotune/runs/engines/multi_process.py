@@ -1,0 +1,164 @@
+"""The in-process engine with helping processes: silos are spread over them, those with most to do first.
+
+Each process has a backbone and the silos' rows; the main one keeps the silos' states, and sends and takes them with the
+work. What a silo makes of a round does not depend on where and when, so the bits are those of one process at equal
+`threads`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from silotune.communication.messages import read_broadcast
+from silotune.config import Config, dump
+from silotune.core.process_pool import worker_pool
+from silotune.core.serialization import read_tensors, tensor_bytes
+from silotune.errors import InputError
+from silotune.evaluation.scores import one_model, scores
+from silotune.runs.build.builder import build
+from silotune.runs.engines.base import Progress
+from silotune.runs.engines.history import Scores
+from silotune.runs.engines.in_process import InProcess, Training, named
+from silotune.runs.storage.run_folder import RunFolder
+from silotune.training.federation import Federation
+from silotune.training.participant import Answer
+from silotune.training.silo import Silo, SiloState
+
+Kind = Training | Literal["validation"]
+"""Training, or validation scores."""
+
+_AHEAD = 2
+"""Pieces of work that wait or run, per process: none waits for the main one, and not all states are on their way."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a process is asked for.
+
+    Args:
+        kind: of work.
+        config: of the run, with precision and threads settled.
+        fingerprint: of the backbone it runs on.
+        broadcast: the shared parts.
+        silos: names and states (safetensors; empty before the first participation), of silos that train together.
+    """
+
+    kind: Kind
+    config: Config
+    fingerprint: str
+    broadcast: bytes
+    silos: tuple[tuple[str, bytes], ...]
+
+
+Trained = list[tuple[Answer, bytes]]
+"""Answers, and the states that the silos have now."""
+
+
+class Workers(InProcess):
+    """As `InProcess`, in several processes."""
+
+    def __init__(
+        self, federation: Federation, folder: RunFolder, progress: Progress | None = None, workers: int = 2
+    ) -> None:
+        super().__init__(federation, folder, progress)
+        self.workers = workers
+        self._tokens = {name: tokens(silo) for name, silo in federation.silos.items()}
+        self._pool: ProcessPoolExecutor | None = None
+
+    def run(self) -> None:
+        """See `Engine.run`; the processes live as long as it takes."""
+        with worker_pool(self.workers) as self._pool:
+            super().run()
+
+    def _train(self, kind: Training, number: int, silos: Sequence[str], broadcast: bytes) -> Iterator[Answer]:
+        done = 0
+        together = [names for _, names in self._cohorts(silos)]
+        for names, trained in self._spread(kind, together, broadcast):
+            self.progress(number, named(names, kind), done, len(silos))
+            done += len(names)
+            for answer, state in trained:
+                self.federation.silos[answer.silo].state = _read(state).compact()
+            self._write(number, names)
+            yield from (answer for answer, _ in trained)
+
+    def _validation(self, number: int) -> Scores:
+        """See `InProcess._validation`; one model on the same rows is judged once, here."""
+        federation = self.federation
+        if federation.central is not None and one_model(federation.training):
+            return super()._validation(number)
+        found: Scores = {}
+        alone = [[name] for name in federation.silos]
+        for _, own in self._spread("validation", alone, federation.coordinator.broadcast(number)):
+            found |= own
+        return {name: found[name] for silo in federation.silos.values() for name in silo.evaluations}
+
+    def _spread(
+        self, kind: Kind, groups: Sequence[Sequence[str]], broadcast: bytes
+    ) -> Iterator[tuple[Sequence[str], Any]]:
+        """What comes of each group of silos, in any order."""
+        assert self._pool is not None, "processes live while the engine runs"
+        federation = self.federation
+        waiting: dict[Future[Any], Sequence[str]] = {}
+        left = deque(sorted(groups, key=lambda names: (-sum(self._tokens[name] for name in names), names)))
+        while left or waiting:
+            while left and len(waiting) < _AHEAD * self.workers:
+                names = left.popleft()
+                states = tuple((name, _written(federation.silos[name].state)) for name in names)
+                work = Work(kind, federation.config, federation.backbone.fingerprint, broadcast, states)
+                waiting[self._pool.submit(do, work)] = names
+            for future in wait(waiting, return_when=FIRST_COMPLETED).done:
+                yield waiting.pop(future), future.result()
+
+
+def tokens(silo: Silo) -> int:
+    """Of all training rows: what a silo's round costs is about in proportion."""
+    return sum(len(ids) for rows in silo.train.values() for ids in rows.ids)
+
+
+def _written(state: SiloState | None) -> bytes:
+    """As it is sent; nothing before the first participation."""
+    return b"" if state is None else tensor_bytes(state.flat())
+
+
+def _read(sent: bytes) -> SiloState:
+    return SiloState.from_flat(read_tensors(sent))
+
+
+# -- in a worker -------------------------------------------------------------------------------------------------------
+
+
+_own: dict[str, Federation] = {}
+"""The configuration's text → what was built from it, for the last one."""
+
+
+def do(work: Work) -> Trained | Scores:
+    """A piece of work, over the process's own backbone.
+
+    Raises:
+        InputError: the backbone is another one than the main process has.
+    """
+    text = dump(work.config)
+    if text not in _own:
+        _own.clear()
+        _own[text] = build(work.config)
+    federation = _own[text]
+    if federation.backbone.fingerprint != work.fingerprint:
+        raise InputError(f"--workers: {work.config.backbone!r} is not the backbone that the run has; allowed: 1")
+    silos = [federation.silos[name] for name, _ in work.silos]
+    for silo, (_, state) in zip(silos, work.silos, strict=True):
+        silo.state = _read(state) if state else None
+    try:
+        if work.kind == "validation":
+            federation.coordinator.shared, _ = read_broadcast(work.broadcast, federation.coordinator.expected)
+            return scores(replace(federation, silos={silo.name: silo for silo in silos}), "validation")
+        participant = federation.participant()
+        train = participant.rounds if work.kind == "round" else participant.finals
+        answers = train(silos, work.broadcast)
+        return [(answer, _written(silo.state)) for answer, silo in zip(answers, silos, strict=True)]
+    finally:
+        for silo in silos:
+            silo.state = None  # the main process has it

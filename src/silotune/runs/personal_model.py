@@ -1,0 +1,97 @@
+"""A silo's personalised model, as a user holds it: texts in, labels or answers out, and with which weights."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from silotune.core.tensors import State
+from silotune.data.tasks import Row, Task
+from silotune.data.tokenized import TokenisedRows
+from silotune.errors import InputError
+from silotune.evaluation.instance_vectors import weigh
+from silotune.evaluation.predict import answers, logits
+from silotune.models.forward.mixing import settled
+from silotune.training.context import LocalTraining
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """One text's label and the probability of every label."""
+
+    label: str
+    probabilities: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What one text is answered with: each part's weight.
+
+    Where weights are found anew for each text: `alpha`, and `similarities` to the silo's rows that were drawn for it.
+    """
+
+    mix: dict[str, float]
+    alpha: float | None = None
+    similarities: list[float] | None = None
+
+
+class PersonalModel:
+    """A silo's personalised model."""
+
+    def __init__(self, training: LocalTraining, state: State, task: Task, max_length: int) -> None:
+        self._training = training
+        self._state = state
+        self._max_length = max_length
+        self.task = task
+
+    def predict(self, texts: Sequence[str | tuple[str, str]]) -> list[Prediction]:
+        """Classify texts, or pairs of texts.
+
+        Raises:
+            InputError: if single texts and pairs are mixed.
+        """
+        if self.task.kind != "classification":
+            raise InputError(f"predict: task {self.task.name!r} is one of generation; use write")
+        probabilities = torch.softmax(logits(self._training, self._state, self._encoded(texts)), -1).tolist()
+        found = [dict(zip(self.task.labels, row, strict=True)) for row in probabilities]
+        return [Prediction(max(row, key=row.__getitem__), row) for row in found]
+
+    def write(self, instructions: Sequence[str | tuple[str, str]]) -> list[str]:
+        """Answer instructions, or pairs of instruction and input.
+
+        Raises:
+            InputError: if the silo's task is one of classification.
+        """
+        if self.task.kind != "generation":
+            raise InputError(f"write: task {self.task.name!r} is one of classification; use predict")
+        return answers(self._training, self._state, self._encoded(instructions))
+
+    def explain(self, texts: Sequence[str | tuple[str, str]]) -> list[Explanation]:
+        """With which weights the model's parts answer each text.
+
+        Raises:
+            InputError: as `predict` and `write`.
+        """
+        prediction = self._training.method.prediction()
+        found = weigh(self._training, self._state, self._encoded(texts))
+        if found is None:
+            fixed = {name: float(weight) for name, weight in settled(prediction.mix, self._state).items()}
+            return [Explanation(fixed) for _ in texts]
+        mix = {name: torch.as_tensor(weights).tolist() for name, weights in prediction.mixed(found.alpha).items()}
+        return [
+            Explanation({name: weights[row] for name, weights in mix.items()}, alpha, similarities)
+            for row, (alpha, similarities) in enumerate(
+                zip(found.alpha.tolist(), found.similarities.tolist(), strict=True)
+            )
+        ]
+
+    def _encoded(self, texts: Sequence[str | tuple[str, str]]) -> TokenisedRows:
+        """Texts as token ids; a missing input of an instruction is an empty one."""
+        single = ("",) if self.task.kind == "generation" else ()
+        rows = [Row((text, *single) if isinstance(text, str) else tuple(text), 0) for text in texts]
+        if len({len(row.texts) for row in rows}) > 1:
+            raise InputError("predict: give either single texts or pairs, not both")
+        training = self._training
+        return training.method.setting.head.tokeniser(training.backbone, self._max_length)(self.task, rows)

@@ -1,0 +1,103 @@
+"""One run from configuration to summary."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from silotune.config import Config, dump
+from silotune.core.files import write_text
+from silotune.core.tensors import digest, flatten
+from silotune.errors import OR_RESUME, require_unused, unknown
+from silotune.evaluation.instance_vectors import keep_instances
+from silotune.evaluation.scores import state_of
+from silotune.models.backbone.backbone import Backbone
+from silotune.runs.build.builder import build
+from silotune.runs.build.initial_adapter import keep_start
+from silotune.runs.build.resolve import read_config
+from silotune.runs.engines.base import Progress
+from silotune.runs.engines.in_process import InProcess
+from silotune.runs.engines.multi_process import Workers
+from silotune.runs.personal_model import PersonalModel
+from silotune.runs.storage.run_folder import working_in
+from silotune.runs.summary import state_digest, summarise
+from silotune.training.federation import Federation
+
+
+@dataclass
+class Run:
+    """A finished run: its summary, and every silo's personalised model at the best round."""
+
+    folder: Path
+    summary: dict[str, Any]
+    federation: Federation
+
+    @property
+    def silos(self) -> dict[str, dict[str, Any]]:
+        """Per silo: metric, validation and test score (percent), row counts."""
+        return dict(self.summary["silos"])
+
+    def model(self, silo: str) -> PersonalModel:
+        """The silo's personalised model.
+
+        Raises:
+            InputError: if there is no such silo.
+        """
+        for owner in self.federation.silos.values():
+            if silo in owner.evaluations:
+                task = owner.evaluations[silo].test.task
+                max_length = self.federation.config.train.max_length
+                return PersonalModel(self.federation.training, state_of(self.federation, owner), task, max_length)
+        raise unknown("silo", silo, self.silos)
+
+
+def run(
+    source: str | Config,
+    *overrides: str,
+    out: str | Path,
+    resume: bool = False,
+    progress: Progress | None = None,
+    backbone: Backbone | None = None,
+    announce: Callable[[str], None] | None = None,
+    workers: int = 1,
+) -> Run:
+    """Run a preset, a YAML file or a configuration.
+
+    Args:
+        source: preset name, path of a YAML file, or a `Config`.
+        overrides: `key=value` words.
+        out: the run folder; must be new or empty unless `resume`.
+        resume: continue an interrupted run (a finished one is only summarised again).
+        progress: called before every piece of work.
+        backbone: one already loaded, to run several configurations over it.
+        announce: called with each line that belongs before the first round: what the run's noise promises.
+        workers: processes that silos are spread over; the bits do not depend on it.
+
+    Raises:
+        InputError: for bad configuration or data, before any training.
+    """
+    config = source if isinstance(source, Config) else read_config(source, list(overrides))
+    path = Path(out)
+    if not resume:
+        require_unused(path, "--out", OR_RESUME)
+    federation = build(config, backbone)
+    if federation.privacy is not None:
+        federation.privacy.require_a_round()
+    config = federation.config
+    with working_in(path, dump(config), federation.backbone.fingerprint, resume) as folder:
+        keep_start(path, federation.training)
+        alone = workers == 1
+        engine = InProcess(federation, folder, progress) if alone else Workers(federation, folder, progress, workers)
+        if announce is not None and federation.privacy is not None:
+            for line in federation.privacy.lines():
+                announce(line)
+        engine.run()
+        shared, whole = digest(flatten(federation.coordinator.shared)), state_digest(federation)
+        best = engine.load_best()
+        summary = summarise(engine) | {"best_round": best, "shared_sha256": shared, "state_sha256": whole}
+        keep_instances(path, federation.silos.values())
+        write_text(path / "summary.json", json.dumps(summary, indent=1) + "\n")
+    return Run(path, summary, federation)

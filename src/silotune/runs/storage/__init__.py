@@ -1,0 +1,1 @@
+"""The run folder: checkpoints, events, versions, and their readers."""

@@ -1,0 +1,270 @@
+"""The run folder: configuration, versions, events, checkpoints, summary. It is the truth about a run.
+
+A checkpoint is a manifest (`checkpoints/round-0007.json`) that names the file of the shared parts and, for every silo
+that ever took part, the file of its last state. Files are written first, while silos train, and the manifest is moved
+into place last, so that a run killed at any instant finds a whole checkpoint, old or new. Only one process works in a
+run folder at a time.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+
+from silotune.core.async_writer import Writer
+from silotune.core.files import make_folder, write_text
+from silotune.core.locking import LOCK, claimed
+from silotune.core.serialization import read_tensors
+from silotune.core.tensors import Tensors
+from silotune.errors import InputError
+from silotune.runs.storage.environment import versions
+from silotune.runs.storage.readers import events, read_versions
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """One round's manifest. `history` holds what the run's numbers so far are made of."""
+
+    round: int
+    shared: str
+    silos: dict[str, str]
+    history: dict[str, Any]
+
+    @property
+    def files(self) -> set[str]:
+        """The tensor files this checkpoint needs."""
+        return {self.shared, *self.silos.values()}
+
+
+class RunFolder:
+    """A run's folder. Make one by `working_in`, or where the folder is claimed already by `begin`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.checkpoints = path / "checkpoints"
+        self._made_folders: set[Path] = set()
+        self._files: set[str] | None = None
+        """The tensor files that a commit may drop: what was there at the first one, and what was written since.
+
+        Silos of a federation on this machine write theirs here as well, and drop them themselves.
+        """
+        self._writer = Writer()
+        self.changed: list[str] = []
+        """Libraries whose versions are others than when the run began, for the events of a run that goes on."""
+
+    @classmethod
+    def begin(cls, path: Path, config: str, backbone: str, resume: bool = False) -> RunFolder:
+        """`open` where there is a run, else `create`."""
+        if (path / "config.yaml").exists():
+            return cls.open(path, config, backbone)
+        return cls.create(path, config, backbone, resume)
+
+    @classmethod
+    def check(cls, path: Path, config: str, resume: bool = False) -> None:
+        """Refuse what `begin` would refuse over any backbone. Nothing is changed.
+
+        Raises:
+            InputError: as `create` and `open`.
+        """
+        if (path / "config.yaml").exists():
+            cls._made(path, config)
+            return
+        there = [] if not path.is_dir() else [entry for entry in path.iterdir() if entry.name != LOCK]
+        if resume and (path.is_file() or not all(_begun(entry) for entry in there)):
+            raise InputError(f"--resume: {path} is not a run folder")
+        if not resume and (path.is_file() or there):
+            raise InputError(f"--out {path}: already there and not empty; choose another folder or add --resume")
+
+    @classmethod
+    def create(cls, path: Path, config: str, backbone: str, resume: bool = False) -> RunFolder:
+        """Start a run in an empty or new folder; to resume, also where `create` itself was killed.
+
+        Raises:
+            InputError: if the folder holds anything else.
+        """
+        cls.check(path, config, resume)
+        folder = cls(path)
+        make_folder(folder.checkpoints, f"--out {path}")
+        write_text(path / "versions.json", json.dumps(versions() | {"backbone": backbone}, indent=1) + "\n")
+        write_text(path / "config.yaml", config)
+        return folder
+
+    @classmethod
+    def open(cls, path: Path, config: str, backbone: str) -> RunFolder:
+        """Open a run to resume it.
+
+        Raises:
+            InputError: not a run folder, or made with another configuration or backbone. Other versions of libraries
+            are only named, in `changed`.
+        """
+        made = cls._made(path, config)
+        if made["backbone"] != backbone:
+            raise InputError(f"--resume: {path} was made with another backbone (its weights differ)")
+        folder = cls(path)
+        folder.checkpoints.mkdir(exist_ok=True)
+        # it can go on, but not to the bits that an undisturbed run would have
+        folder.changed = [
+            f"{name} {made.get(name)} → {now}" for name, now in versions().items() if made.get(name) != now
+        ]
+        return folder
+
+    @staticmethod
+    def _made(path: Path, config: str) -> dict[str, Any]:
+        """By which versions, and over which backbone, a run of this configuration was made."""
+        try:
+            before, made = (path / "config.yaml").read_text(encoding="utf-8"), read_versions(path)
+        except (OSError, ValueError, InputError) as error:
+            raise InputError(f"--resume: {path} is not a run folder") from error
+        if before != config:
+            raise InputError(f"--resume: {path} was made with another configuration ({difference(before, config)})")
+        return made
+
+    def event(self, kind: str, **fields: object) -> None:
+        """Append one line to `events.jsonl`."""
+        line = json.dumps({"event": kind, **fields}) + "\n"
+        with (self.path / "events.jsonl").open("ab", buffering=0) as file:
+            file.write(line.encode())
+
+    def forget_events_after(self, number: int) -> None:
+        """Drop events of rounds that no checkpoint holds, and a last line cut off by a kill."""
+        path = self.path / "events.jsonl"
+        if path.exists():
+            kept = [event for event in events(self.path) if event.get("round", 0) <= number]
+            write_text(path, "".join(json.dumps(event) + "\n" for event in kept))
+
+    def forget_event(self, kind: str, number: int) -> None:
+        """Drop the events of one kind and round."""
+        path = self.path / "events.jsonl"
+        if path.exists():
+            kept = [event for event in events(self.path) if (event["event"], event.get("round")) != (kind, number)]
+            write_text(path, "".join(json.dumps(event) + "\n" for event in kept))
+
+    def write(self, name: str, tensors: Tensors) -> str:
+        """Write a tensor file, and return its name. It is there for certain after `commit`.
+
+        Until then nobody may change the tensors.
+        """
+        path = self.checkpoints / f"{name}.safetensors"
+        if path.parent not in self._made_folders:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._made_folders.add(path.parent)
+        self._writer.write(path, tensors)
+        if self._files is not None:
+            self._files.add(f"{name}.safetensors")
+        return f"{name}.safetensors"
+
+    def read(self, name: str) -> Tensors:
+        """Read a tensor file.
+
+        Raises:
+            InputError: if it is missing or damaged.
+        """
+        self._writer.finish()
+        path = self.checkpoints / name
+        try:
+            return read_tensors(path.read_bytes())
+        except (OSError, SafetensorError) as error:
+            raise InputError(f"checkpoint file {path}: missing or damaged ({error})") from error
+
+    def commit(self, checkpoint: Checkpoint, keep: Checkpoint | None = None) -> None:
+        """Make a checkpoint the newest; drop files that neither it nor `keep` needs."""
+        text = json.dumps(checkpoint.__dict__, indent=1)
+        self._writer.finish()
+        write_text(self._manifest(checkpoint.round), text)
+        kept = checkpoint.files | (keep.files if keep else set())
+        manifests = {checkpoint.round} | ({keep.round} if keep else set())
+        if self._files is None:  # what a run that was killed left, too
+            self._files = set(self._tensor_files())
+        self._writer.remove([self.checkpoints / name for name in sorted(self._files - kept)])
+        self._files &= kept
+        for number in self._rounds() - manifests:
+            self._manifest(number).unlink()
+
+    def _tensor_files(self) -> Iterator[str]:
+        """The tensor files there, as checkpoints name them."""
+        for place, _, names in os.walk(self.checkpoints):
+            folder = Path(place).relative_to(self.checkpoints)
+            yield from ((folder / name).as_posix() for name in names if name.endswith(".safetensors"))
+
+    def close(self) -> None:
+        """Nothing is written there any more."""
+        self._writer.close()
+
+    def forget_checkpoints(self) -> None:
+        """Remove them. Manifests go first: a run that is killed meanwhile begins anew."""
+        self.close()
+        for number in self._rounds():
+            self._manifest(number).unlink()
+        shutil.rmtree(self.checkpoints, ignore_errors=True)
+
+    def latest(self) -> Checkpoint | None:
+        """The newest checkpoint."""
+        rounds = self._rounds()
+        return self.load(max(rounds)) if rounds else None
+
+    def _rounds(self) -> set[int]:
+        """The rounds that have a manifest."""
+        found = (re.fullmatch(r"round-(\d+)\.json", path.name) for path in self.checkpoints.iterdir() if path.is_file())
+        return {int(match[1]) for match in found if match}
+
+    def _manifest(self, number: int) -> Path:
+        return self.checkpoints / f"round-{number:04d}.json"
+
+    def load(self, number: int) -> Checkpoint:
+        """A round's checkpoint.
+
+        Raises:
+            InputError: if it is missing or damaged.
+        """
+        path = self._manifest(number)
+        try:
+            checkpoint = Checkpoint(**json.loads(path.read_text(encoding="utf-8")))
+            outside = [name for name in checkpoint.files if Path(name).is_absolute() or ".." in Path(name).parts]
+        except (OSError, ValueError, TypeError, AttributeError) as error:
+            raise InputError(f"checkpoint {path}: missing or damaged ({error})") from error
+        if outside:
+            raise InputError(f"checkpoint {path}: damaged (names a file outside the run folder: {outside[0]})")
+        return checkpoint
+
+
+@contextmanager
+def working_in(path: Path, config: str, backbone: str, resume: bool = False) -> Iterator[RunFolder]:
+    """A run's folder while the run works there: opened where there is one, else made; nobody else's meanwhile.
+
+    Raises:
+        InputError: as `RunFolder.begin` and `claimed`.
+    """
+    RunFolder.check(path, config, resume)
+    with claimed(path):
+        folder = RunFolder.begin(path, config, backbone, resume)
+        try:
+            yield folder
+        finally:
+            folder.close()
+
+
+def _begun(entry: Path) -> bool:
+    """Whether `create` may have left this, killed before its last step."""
+    if entry.name == "checkpoints":
+        return entry.is_dir() and not any(entry.iterdir())
+    if entry.name in ("federation", "silos"):  # what is there before a federation's coordinator makes the run folder
+        return entry.is_dir()
+    return entry.name == "versions.json" or entry.name.startswith((".versions.json.", ".config.yaml."))
+
+
+def difference(before: str, after: str) -> str:
+    """Where two configurations begin to differ, for a message."""
+    old, new = before.splitlines(), after.splitlines()
+    for one, other in zip(old, new, strict=False):
+        if one != other:
+            return f"{one.strip()} → {other.strip()}"
+    return f"{len(old)} → {len(new)} lines"

@@ -1,0 +1,130 @@
+"""What a run came to: `summary.json`, from an engine whose federation stands at its best round."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+import torch
+
+from silotune.core.numeric import mean_of_known
+from silotune.core.tensors import count, digest
+from silotune.data.metrics import majority_score
+from silotune.evaluation.backdoor import overall
+from silotune.evaluation.new_silos import join
+from silotune.evaluation.personalization import unseen
+from silotune.evaluation.scores import mean, one_model
+from silotune.methods.parts import Scope
+from silotune.models.tuners import Tuner
+from silotune.runs.engines.base import Engine
+from silotune.training.federation import Federation
+
+
+def state_digest(federation: Federation) -> str:
+    """sha256 over the shared parts, the server optimiser's state and every silo's private parts and memory."""
+    tensors = federation.coordinator.flat()
+    for silo in federation.silos.values():
+        kept = federation.training.state_of(silo).flat()
+        tensors |= {f"silo/{silo.name}/{name}": tensor for name, tensor in kept.items()}
+    return digest(tensors)
+
+
+def summarise(engine: Engine) -> dict[str, Any]:
+    """`summary.json` without digests, at the federation's present state."""
+    federation, history = engine.federation, engine.history
+    config = federation.config
+    taking_part = {name for silo in engine.took_part for name in federation.silos[silo].evaluations}
+    silos = {name: entry | {"sampled": name in taking_part} for name, entry in engine.results().items()}
+    central = central_result(federation, silos)
+    attack = overall(silos, federation.malicious)
+    return {
+        "method": config.method.name,
+        "backbone": config.backbone,
+        "seed": config.seed,
+        "rounds": federation.rounds,
+        "engine": engine.name,
+        "precision": federation.backbone.precision,
+        "threads": torch.get_num_threads(),
+        "cohort": engine.cohort,
+        "workers": engine.workers,
+        "seconds": round(history.seconds, 3),
+        "samples_per_second": round(history.training_rows / max(history.training_seconds, 1e-9), 2),
+        **parameters(federation),
+        "bytes_up": history.bytes_up,
+        "bytes_down": history.bytes_down,
+        "silos": silos,
+        "tasks": {
+            name: asdict(task) | {"labels": list(task.labels), "texts": federation.texts[name]}
+            for name, task in federation.tasks.items()
+        },
+        "global": central,
+        **left_out(federation),
+        "average": central["test"] if central else mean_test(silos),
+        **average_sampled(silos, central is not None and one_model(federation.training)),
+        **({"attack": attack} if attack else {}),
+        **({"privacy": federation.privacy.summary()} if federation.privacy else {}),
+    }
+
+
+def mean_test(silos: Mapping[str, Mapping[str, Any]]) -> float | None:
+    """The mean test score over the silos that have one: on other machines a silo may keep its own to itself."""
+    return mean_of_known(silo["test"] for silo in silos.values())
+
+
+def average_sampled(silos: Mapping[str, Mapping[str, Any]], alike: bool) -> dict[str, float | None]:
+    """The mean over the silos that ever took part, where some did not.
+
+    Args:
+        silos: their entries in the summary.
+        alike: whether one model answers for all silos, on the same rows; then there is one score.
+    """
+    if alike or all(silo["sampled"] for silo in silos.values()):
+        return {}
+    return {"average_sampled": mean_test({name: silo for name, silo in silos.items() if silo["sampled"]})}
+
+
+def left_out(federation: Federation) -> dict[str, Any]:
+    """What models do on tasks kept out of training, and what becomes of new silos, where there are such."""
+    config = federation.config.evaluation
+    found: dict[str, Any] = {"unseen": unseen(federation)} if config.unseen else {}
+    if config.new_silos:
+        found["new_silos"] = {name: join(federation, federation.absent[name]) for name in config.new_silos}
+    return found
+
+
+def central_result(federation: Federation, silos: Mapping[str, Mapping[str, Any]]) -> dict[str, Any] | None:
+    """The score on the central rows, where one data set is partitioned; with private parts, the mean over silos.
+
+    `majority`: what always answering the test rows' most frequent label scores; None for generation.
+    """
+    if federation.central is None:
+        return None
+    test = federation.central.test
+    task = test.task
+    known = task.kind == "classification" and len(test)
+    return {
+        "metric": task.metric,
+        "validation": mean({name: silo["validation"] for name, silo in silos.items()}),
+        "test": mean({name: silo["test"] for name, silo in silos.items()}),
+        "majority": majority_score(task.metric, test.labels) if known else None,
+    }
+
+
+def parameters(federation: Federation) -> dict[str, int]:
+    """Parameter counts of one silo, the largest where heads differ: trained, sent, and adapters and heads apart."""
+    shared = federation.coordinator.shared
+    largest = {"trainable_parameters": 0, "sent_parameters": 0, "adapter_parameters": 0, "head_parameters": 0}
+    for silo in federation.silos.values():
+        state = shared | federation.training.state_of(silo).private
+        sizes = {name: count(tensors) for name, tensors in state.items()}
+        parts = federation.training.parts
+        adapters = sum(size for name, size in sizes.items() if isinstance(parts[name].module, Tuner))
+        found = {
+            "trainable_parameters": sum(sizes.values()),
+            "sent_parameters": sum(size for name, size in sizes.items() if parts[name].scope is Scope.SHARED),
+            "adapter_parameters": adapters,
+            "head_parameters": sum(sizes.values()) - adapters,
+        }
+        largest = {key: max(largest[key], found[key]) for key in largest}
+    return largest

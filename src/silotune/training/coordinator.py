@@ -1,0 +1,168 @@
+"""The coordinator: samples silos, broadcasts the shared parts, checks what comes back and aggregates it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
+
+from silotune.communication.aggregation import Aggregation, Update, change_norm, clipped
+from silotune.communication.aggregation.server_optimizer import ServerOptimizer
+from silotune.communication.messages import (
+    CHANGE_FIELDS,
+    UPDATE_FIELDS,
+    Expected,
+    MessageRefused,
+    broadcast_message,
+    unpack,
+)
+from silotune.communication.privacy.central_noise import CentralNoise
+from silotune.communication.uplink.pipeline import NO_UPLINK, Chain
+from silotune.core.numeric import share_of
+from silotune.core.randomness import sampler
+from silotune.core.tensors import State, Tensors, flatten, unflatten
+
+_MOST_ROWS = 2**53  # beyond it a weight is not exact in float64, and sums of weights can overflow
+
+
+def silos_a_round(silos: int, fraction: float | None, count: int | None) -> int:
+    """How many of so many silos take part in a round: a share of them, rounded up, or a number; neither: all."""
+    if count is None:
+        count = silos if fraction is None else max(1, share_of(fraction, silos))
+    return min(count, silos)
+
+
+class Coordinator:
+    """Holds the shared parts, and no rows.
+
+    Args:
+        shared: the shared parts before round 1.
+        aggregation: how updates are combined.
+        seed: for choosing silos.
+        fraction: share of the silos a round, or
+        count: their number; neither: all.
+        groups: silo → its group: fraction and count are of each group's silos; None: of all.
+        max_norm: the largest norm an update may have; None: any finite one.
+        clip: the norm that the change in an update is scaled down to; None: it is taken as it is.
+        optimizer: what is done with the aggregate; None: it is adopted.
+        uplink: what the changes in updates have passed; an empty chain: updates hold the parts.
+        noise: takes the place of `aggregation` and `clip` where the mean is to be private.
+    """
+
+    def __init__(
+        self,
+        shared: State,
+        aggregation: Aggregation,
+        seed: int,
+        *,
+        fraction: float | None = None,
+        count: int | None = None,
+        groups: Mapping[str, str] | None = None,
+        max_norm: float | None = None,
+        clip: float | None = None,
+        optimizer: ServerOptimizer | None = None,
+        uplink: Chain = NO_UPLINK,
+        noise: CentralNoise | None = None,
+    ) -> None:
+        self.shared = shared
+        self.optimizer = optimizer or ServerOptimizer()
+        self._aggregation = aggregation
+        self._seed = seed
+        self._fraction = fraction
+        self._count = count
+        self._groups = groups
+        self._max_norm = max_norm
+        self._clip = clip
+        self.expected = Expected.like(flatten(shared))
+        """What broadcasts hold."""
+        self.uplink = uplink
+        self._noise = noise
+        self._expected_update = uplink.expected(self.expected)
+
+    @property
+    def communicates(self) -> bool:
+        """Whether anything is sent at all."""
+        return any(self.shared.values())
+
+    def choose(self, number: int, silos: Sequence[str]) -> list[str]:
+        """The silos of a round, in name order; at least one, and of each group where there are groups."""
+        if self._groups is None:
+            return self._drawn(sorted(silos), number)
+        members: dict[str, list[str]] = {}
+        for name in sorted(silos):
+            members.setdefault(self._groups[name], []).append(name)
+        return sorted(name for group, own in members.items() for name in self._drawn(own, number, group))
+
+    def _drawn(self, names: list[str], *purpose: str | int) -> list[str]:
+        count = silos_a_round(len(names), self._fraction, self._count)
+        if count >= len(names):
+            return names
+        return sorted(sampler(self._seed, "choose", *purpose).sample(names, count))
+
+    def broadcast(self, number: int) -> bytes:
+        """The message that opens a round."""
+        return broadcast_message(self.shared, number)
+
+    def receive(self, number: int, silo: str, message: bytes) -> Update:
+        """Check one silo's update.
+
+        Raises:
+            MessageRefused: malformed, of another round, sent in another silo's name, or by another uplink.
+        """
+        uplink = self.uplink
+        tensors, fields = unpack(message, self._expected_update, CHANGE_FIELDS if uplink.names else UPDATE_FIELDS)
+        if fields["round"] != number:
+            raise MessageRefused(f"update of round {fields['round']}, expected {number}")
+        if fields["silo"] != silo:
+            raise MessageRefused(f"update in the name of {fields['silo']!r}")
+        rows = int(fields["rows"])
+        if not 1 <= rows <= _MOST_ROWS:
+            raise MessageRefused(f"field 'rows' must be between 1 and {_MOST_ROWS}")
+        if uplink.names:
+            if fields["uplink"] != uplink.label:
+                raise MessageRefused(f"update passed uplink={fields['uplink']}, expected {uplink.label}")
+            tensors = uplink.read(tensors, flatten(self.shared))
+        self._check_norm(tensors)
+        return Update(silo, tensors, rows)
+
+    def _check_norm(self, tensors: Tensors) -> None:
+        """Refuse an update that moves the shared parts too far (the norm of the change, not of the weights)."""
+        if self._max_norm is None:
+            return
+        norm = change_norm(tensors, flatten(self.shared))
+        if norm > self._max_norm:
+            raise MessageRefused(f"norm of the update {norm:.3g} is above aggregation.max_norm={self._max_norm:g}")
+
+    def aggregate(self, updates: Iterable[Update], number: int | None = None) -> None:
+        """Set the shared parts from a round's updates; without any they stay.
+
+        A sequence may come in any order; what comes one by one has to be in silo-name order, and a mean keeps none of
+        it. With central noise the round's number is needed, and no update at all is noised as well.
+        """
+        before = flatten(self.shared)
+        ordered = iter(sorted(updates, key=lambda update: update.silo) if isinstance(updates, Sequence) else updates)
+        if self._noise is not None:
+            assert number is not None, "each round has its own noise"
+            self.shared = unflatten(self.optimizer.step(before, self._noise(before, ordered, number)))
+        elif (first := next(ordered, None)) is not None:
+            ordered = chain([first], ordered)
+            if self._clip is not None:
+                limit = self._clip
+                ordered = (clipped(update, before, limit) for update in ordered)
+            self.shared = unflatten(self.optimizer.step(before, self._aggregation(ordered)))
+
+    def adopt(self, state: State) -> None:
+        """Set the shared parts to those of a state: what the server step made of them."""
+        self.shared = {name: state[name] for name in self.shared}
+
+    def flat(self) -> Tensors:
+        """`{"shared/part/tensor": …, "server/…": …}`, as in checkpoints and digests."""
+        shared = {f"shared/{name}": tensor for name, tensor in flatten(self.shared).items()}
+        return shared | {f"server/{name}": tensor for name, tensor in self.optimizer.state.items()}
+
+    def load_flat(self, tensors: Tensors) -> None:
+        """Set the coordinator to a state that `flat` gave."""
+        groups: dict[str, Tensors] = {"shared": {}, "server": {}}
+        for name, tensor in tensors.items():
+            group, rest = name.split("/", 1)
+            groups[group][rest] = tensor
+        self.shared, self.optimizer.state = unflatten(groups["shared"]), groups["server"]

@@ -1,0 +1,138 @@
+"""A silo's side of the exchange: the coordinator's bytes in, the silo's bytes out. The same under every engine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from silotune.communication.messages import Expected, change_message, read_broadcast, shared_tensors, update_message
+from silotune.communication.privacy.budget import Privacy
+from silotune.communication.uplink.pipeline import NO_UPLINK, Chain
+from silotune.core.norms import change_from
+from silotune.core.tensors import State, Tensors, flatten
+from silotune.methods.parts import Scope
+from silotune.training.context import LocalTraining
+from silotune.training.local_round import LocalResult
+from silotune.training.model_replacement import magnified
+from silotune.training.silo import Silo, SiloState
+
+USES = "privacy/rounds"
+"""Where a silo's memory counts the noised changes that it has sent."""
+
+
+@dataclass(frozen=True)
+class Spent:
+    """What a silo has paid by its own record, whatever its state says: uses of the noise, and ε of other runs."""
+
+    uses: int = 0
+    epsilon: float = 0.0
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a silo gives back: its message (empty where nothing is shared), and numbers and a remark for the log."""
+
+    silo: str
+    message: bytes
+    metrics: dict[str, float]
+    note: str = ""
+
+
+class Participant:
+    """Answers for a silo. An answer's message holds the shared parts, or what the uplink makes of their change.
+
+    Args:
+        training: runs local rounds.
+        expected: what a broadcast holds.
+        uplink: what the shared parts' change passes before it leaves; an empty chain: the parts leave as they are.
+        privacy: the promise that the silo keeps; None: nothing is noised here.
+    """
+
+    def __init__(
+        self, training: LocalTraining, expected: Expected, uplink: Chain = NO_UPLINK, privacy: Privacy | None = None
+    ) -> None:
+        self.training = training
+        self.expected = expected
+        self.uplink = uplink
+        self.privacy = privacy
+        self._last: tuple[bytes, State, int] | None = None
+
+    def round(self, silo: Silo, broadcast: bytes, spent: Spent = Spent()) -> Answer:
+        """One local round; the silo keeps its private parts and memory.
+
+        Raises:
+            MessageRefused: the broadcast is not as expected; the silo stays as it was.
+            BudgetSpent: so it does where the answer would cost more than its privacy budget has left.
+        """
+        return self.rounds([silo], broadcast, spent)[0]
+
+    def rounds(self, silos: Sequence[Silo], broadcast: bytes, spent: Spent = Spent()) -> list[Answer]:
+        """As `round`, for silos that train together; answers in their order.
+
+        Raises:
+            MessageRefused: as `round`.
+            BudgetSpent: as `round`; all silos stay as they were.
+        """
+        shared, number = self._opened(broadcast)
+        uses = [self._next_use(silo.state.memory if silo.state else {}, spent) for silo in silos]
+        results = self.training.rounds(silos, shared, number)
+        return [
+            self._answer(silo, result, shared, number, own)
+            for silo, result, own in zip(silos, results, uses, strict=True)
+        ]
+
+    def _opened(self, broadcast: bytes) -> tuple[State, int]:
+        """What it holds. Silos of one process are given the same bytes one after the other: they are read once."""
+        if self._last is None or self._last[0] is not broadcast:
+            self._last = (broadcast, *read_broadcast(broadcast, self.expected))
+        return self._last[1:]
+
+    def _answer(self, silo: Silo, result: LocalResult, shared: State, number: int, uses: Tensors) -> Answer:
+        memory = silo.state.memory if silo.state else {}
+        message = b""
+        if self.expected.shapes:
+            sent = magnified(result.state, shared, self.training.parts, silo.attack_scale)
+            if self.uplink.names:
+                message, kept = self._change(sent, shared, memory, number, silo)
+                result.memory |= kept | uses
+            else:
+                message = update_message(sent, self.training.parts, number, silo.name, silo.rows)
+        self._keep(silo, result)
+        return Answer(silo.name, message, result.metrics, result.note)
+
+    def _change(self, state: State, received: State, memory: Tensors, number: int, silo: Silo) -> tuple[bytes, Tensors]:
+        """The message with the shared parts' change, and what the silo keeps of it."""
+        change = change_from(flatten(received), shared_tensors(state, self.training.parts))
+        written, kept = self.uplink.send(change, memory, silo.name, number)
+        return change_message(written, self.uplink.label, number, silo.name, silo.rows), kept
+
+    def _next_use(self, memory: Tensors, spent: Spent) -> Tensors:
+        """The silo's count of noised changes with the one to come; nothing where no noise is added here."""
+        if self.privacy is None or not self.expected.shapes:
+            return {}
+        uses = max(int(memory[USES]) if USES in memory else 0, spent.uses) + 1
+        self.privacy.check(uses, spent.epsilon)
+        return {USES: torch.tensor(uses)}
+
+    def final(self, silo: Silo, broadcast: bytes) -> Answer:
+        """The method's final phases, from the last round's shared parts; nothing leaves the silo."""
+        return self.finals([silo], broadcast)[0]
+
+    def finals(self, silos: Sequence[Silo], broadcast: bytes) -> list[Answer]:
+        """As `final`, for silos that train together; answers in their order."""
+        shared, number = self._opened(broadcast)
+        results = self.training.finals(silos, shared, number)
+        for silo, result in zip(silos, results, strict=True):
+            self._keep(silo, result)
+        return [
+            Answer(silo.name, b"", result.metrics, result.note) for silo, result in zip(silos, results, strict=True)
+        ]
+
+    def _keep(self, silo: Silo, result: LocalResult) -> None:
+        """Store on the silo what stays there."""
+        parts = self.training.parts
+        silo.state = SiloState(
+            {name: result.state[name] for name, part in parts.items() if part.scope is Scope.PRIVATE}, result.memory
+        ).compact()
