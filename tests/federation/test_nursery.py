@@ -44,7 +44,7 @@ def test_a_command_that_it_does_not_know_is_named(tmp_path):
 def test_why_a_forked_command_ended_is_in_its_log():
     script = """
 import os, sys
-from silotune.federation.nursery import fork
+from silotune.distributed.processes.fork_server import fork
 print(os.waitstatus_to_exitcode(os.waitpid(fork(["worker"], lambda: sys.exit("the reason")), 0)[1]))
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)

@@ -11,7 +11,7 @@ from silotune.models.backbone.allocator import keep_freed_memory
 STEPS, MIB, BLOCKS, PAGE = 5, 12, 10, 4096
 PROGRAM = f"""
 import resource, sys, torch
-from silotune.heap import keep_freed_memory
+from silotune.models.backbone.allocator import keep_freed_memory
 if "keep" in sys.argv:
     keep_freed_memory()
 def step():
@@ -34,4 +34,6 @@ def test_the_pages_of_one_step_serve_the_next() -> None:
     assert keep_freed_memory()
     kept, given_back = _faults("keep"), _faults()
     assert kept < STEPS * BLOCKS * MIB * 2**20 // PAGE / 20
-    assert given_back > 4 * kept, "the system's own allocator does as well: silotune/heap.py can go"
+    assert given_back > 4 * kept, (
+        "the system's own allocator does as well: silotune/models/backbone/allocator.py can go"
+    )

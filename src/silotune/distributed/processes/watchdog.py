@@ -1,9 +1,9 @@
 """Takes a family of processes down: on request, or when whoever started them is gone, even by `kill -9`.
 
-Processes are told apart by a random token in their environment, which their children inherit, also those that Flower
-starts in sessions of their own. `python -m silotune.distributed.processes.watchdog` reads the token from its standard input and
-waits there: when the other end closes, it ends every process with the token. Linux only; elsewhere process groups must
-do.
+Processes are told apart by a random token in their environment. Their children inherit it, also those that Flower
+starts in sessions of their own. `python -m silotune.distributed.processes.watchdog` reads the token from its standard
+input and waits there; when the other end closes, it ends every process with the token. Linux only; elsewhere process
+groups are ended instead.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ def serve(local: LocalConfig) -> None:
 
 
 def main() -> None:
-    """Entry point of `python -m silotune.distributed.silo.worker FILE`: `silotune worker FILE` without the other commands."""
+    """Entry point of `python -m silotune.distributed.silo.worker FILE`: one silo's worker."""
     serve(read_local(sys.argv[1]))
 
 
