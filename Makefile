@@ -1,4 +1,5 @@
 # `make demo` and `make test` do everything, installation included.
+# `make test ROOM=models/tuners` runs the tests of one room.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -10,10 +11,10 @@ demo: $(STAMP)
 	$(BIN)/silotune demo --out runs/demo
 
 test: $(STAMP)
-	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m "not long"
+	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m "not long" $(ROOM:%=tests/%)
 
 test-all: $(STAMP)
-	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/pytest -n 2
+	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 $(ROOM:%=tests/%)
 
 check: $(STAMP)
 	$(BIN)/ruff format --check src tests benchmarks

@@ -20,7 +20,11 @@ from silotune.models.backbone.backbone import Backbone
 from silotune.runs.build.builder import build
 from silotune.runs.build.resolve import read_config
 from silotune.training.federation import Federation
-from tiny import save_backbone, tiny_overrides, write_data
+from tests.support.command_line import command, place, refused
+from tests.support.federate import federate, reference, silos_folder, small_backbone
+from tests.support.tiny import save_backbone, tiny_overrides, write_data
+
+__all__ = ["command", "federate", "place", "reference", "refused", "silos_folder", "small_backbone"]
 
 torch.set_num_threads(1)
 

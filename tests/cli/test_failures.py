@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from commandline import Silotune
+from tests.support.command_line import Silotune
 
 
 @pytest.mark.parametrize(

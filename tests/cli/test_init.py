@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from commandline import Silotune
 from silotune import read_config
 from silotune.data.loading import load_silos
+from tests.support.command_line import Silotune
 
 
 @pytest.fixture

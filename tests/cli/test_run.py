@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from commandline import Silotune, tree
+from tests.support.command_line import Silotune, tree
 
 RUN = ("run", "federation.yaml")
 LONG_RUN = 12

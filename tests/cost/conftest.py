@@ -8,10 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from commandline import command
-
-__all__ = ["command"]
-
 
 @pytest.fixture
 def config_file(tmp_path: Path) -> Callable[..., Path]:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from commandline import Silotune
 from silotune.cost import estimate
 from silotune.cost.paper_tables import LIMIT, Row, paper_rows, papers_table
+from tests.support.command_line import Silotune
 
 D, BLOCKS, FEED = 768, 12, 3072
 SITES = 2 * BLOCKS

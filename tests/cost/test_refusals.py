@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from commandline import Silotune
 from silotune.cost import estimate
+from tests.support.command_line import Silotune
 
 ConfigFile = Callable[..., Path]
 

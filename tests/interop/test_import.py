@@ -9,17 +9,17 @@ import peft
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from small_runs import PAIRS, close, encoded, own_states, rows_of
 from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification
 
 import silotune
-from commandline import Silotune
 from silotune.errors import InputError
 from silotune.runs.build.builder import build
 from silotune.runs.build.resolve import read_config
 from silotune.runs.load import load_run
 from silotune.runs.run import Run
-from tiny import save_backbone
+from tests.support.command_line import Silotune
+from tests.support.small_runs import PAIRS, close, encoded, own_states, rows_of
+from tests.support.tiny import save_backbone
 
 SITES = ("query", "value")
 

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from small_runs import PAIRS, SINGLE, close, encoded, head_logits, own_states, rows_of, tokenised
 from transformers import AutoModel, AutoModelForCausalLM
 
 from silotune.errors import InputError
@@ -20,6 +19,7 @@ from silotune.evaluation.predict import logits
 from silotune.evaluation.scores import state_of
 from silotune.interop.export import export
 from silotune.interop.fold_weights import load_plain
+from tests.support.small_runs import PAIRS, SINGLE, close, encoded, head_logits, own_states, rows_of, tokenised
 
 MIX = {"global": 0.5, "private": 0.5}
 

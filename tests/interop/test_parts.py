@@ -8,13 +8,13 @@ import shutil
 import pytest
 import yaml
 from safetensors.torch import load_file
-from small_runs import PAIRS, head_logits, own_states
 
-from commandline import Silotune, tree
 from silotune.errors import InputError
 from silotune.interop.export import export
 from silotune.runs.engines.in_process import InProcess
 from silotune.runs.load import load_run
+from tests.support.command_line import Silotune, tree
+from tests.support.small_runs import PAIRS, head_logits, own_states
 
 _LOCAL = ["method=local", "method.adapters=1"]
 

@@ -7,7 +7,6 @@ import json
 import peft
 import pytest
 import torch
-from small_runs import PAIRS, SINGLE, close, encoded, head_logits, own_states, rows_of, tokenised
 from transformers import (
     AutoModel,
     AutoModelForCausalLM,
@@ -24,6 +23,7 @@ from silotune.interop.export import export
 from silotune.interop.merge_adapters import Joined
 from silotune.interop.peft_format import peft_layout
 from silotune.models.backbone.backbone import Backbone
+from tests.support.small_runs import PAIRS, SINGLE, close, encoded, head_logits, own_states, rows_of, tokenised
 
 FAMILIES = ("bert", "roberta", "gpt2", "llama", "t5")
 VIRTUAL = ("prompt", "p-tuning", "prefix")

@@ -1,0 +1,116 @@
+"""Wrong commands, run folders, backbones: code 2 and one line; nothing is written."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from transformers import XLNetConfig, XLNetModel
+
+from tests.support.command_line import Refused, Silotune
+
+RUN = ("run", "federation.yaml", "--out", "out")
+BackboneFolder = Callable[[str], Path]
+
+COMMANDS: dict[str, tuple[list[str], list[str]]] = {
+    "unknown": (["frobnicate"], ["'frobnicate'", "demo", "init", "methods", "run"]),
+    "mistyped": (["rum", "demo"], ["'rum'", "did you mean 'run'"]),
+    "run-what": (["run"], ["PRESET_OR_YAML", "silotune run"]),
+    "parts-of-what": (["parts"], ["METHOD", "silotune parts"]),
+    "init-where": (["init"], ["DIR", "silotune init"]),
+    "option": (["run", "federation.yaml", "--resum"], ["'--resum'", "'--resume'"]),
+    "option-of-the-root": (["--verison"], ["'--verison'", "'--version'"]),
+    "option-without-value": (["run", "federation.yaml", "--out"], ["'--out'", "argument"]),
+    "too-many-words": (["methods", "fedmcp"], ["fedmcp", "silotune methods"]),
+    "engine": ([*RUN, "--engine", "inproces"], ["engine 'inproces'", "did you mean 'inprocess'"]),
+    "parts-of-unknown": (["parts", "fedmpc"], ["'fedmpc'", "did you mean 'fedmcp'"]),
+    "parts-word": (["parts", "fedmcp", "tuner.r"], ["'tuner.r'", "key=value"]),
+    "parts-value": (["parts", "fedmcp", "tuner.r=0"], ["tuner.r", "greater than or equal to 1"]),
+}
+
+
+@pytest.mark.parametrize(("words", "names"), COMMANDS.values(), ids=COMMANDS)
+def test_a_wrong_command_is_refused(refused: Refused, words: list[str], names: list[str]) -> None:
+    refused(*words, names=names)
+
+
+def test_no_command_prints_the_help_and_one_line(silotune: Silotune) -> None:
+    outcome = silotune()
+    assert outcome.code == 2
+    assert outcome.err.splitlines() == ["silotune: missing command"]
+    assert "init" in outcome.out
+
+
+def test_a_run_folder_that_is_a_file(refused: Refused, place: Path) -> None:
+    (place / "out").write_text("mine", encoding="utf-8")
+    refused(*RUN, names=["--out", "out", "another folder"])
+
+
+def test_a_run_folder_below_a_file(refused: Refused, place: Path) -> None:
+    refused("run", "federation.yaml", "--out", "north.csv/out", names=["--out", "north.csv/out"])
+
+
+def test_a_run_folder_that_holds_something(refused: Refused, place: Path) -> None:
+    (place / "out").mkdir()
+    (place / "out" / "thesis.txt").write_text("mine", encoding="utf-8")
+    refused(*RUN, names=["--out", "not empty", "--resume"])
+
+
+def test_a_demo_folder_that_holds_something(refused: Refused, place: Path) -> None:
+    refused("demo", "--out", place, names=["--out", "not empty", "--resume"])
+
+
+def test_an_example_over_something(refused: Refused, place: Path) -> None:
+    refused("init", place, names=[str(place), "not empty"])
+    refused("init", "north.csv", names=["north.csv", "not empty"])
+    refused("init", "north.csv/example", names=["north.csv/example"])
+
+
+class TestBackbone:
+    def test_a_folder_that_is_not_there(self, refused: Refused) -> None:
+        refused(*RUN, "backbone=./nowhere", names=["backbone", "'./nowhere'", "default", "hub id", "local folder"])
+
+    def test_an_id_that_cannot_be_reached(self, refused: Refused) -> None:
+        refused(*RUN, "backbone=nobody/nothing", names=["backbone", "'nobody/nothing'", "local folder"])
+
+    def test_a_folder_without_a_model(self, refused: Refused, place: Path) -> None:
+        (place / "empty").mkdir()
+        refused(*RUN, "backbone=empty", names=["backbone", "empty"])
+
+    def test_an_unknown_family(self, refused: Refused, place: Path, backbone_folder: BackboneFolder) -> None:
+        """A sound model and tokenizer of a family that has no sites, under a tuner that needs them."""
+        folder = place / "xlnet"
+        shutil.copytree(backbone_folder("bert"), folder)
+        for file in ("config.json", "model.safetensors"):
+            (folder / file).unlink()
+        XLNetModel(XLNetConfig(vocab_size=200, d_model=16, n_layer=1, n_head=2, d_inner=16)).save_pretrained(folder)
+        refused(*RUN, "backbone=xlnet", names=["xlnet", "bert", "distilbert", "roberta"])
+
+    def test_a_model_type_that_no_one_knows(
+        self, refused: Refused, place: Path, backbone_folder: BackboneFolder
+    ) -> None:
+        shutil.copytree(backbone_folder("bert"), place / "odd")
+        path = place / "odd" / "config.json"
+        path.write_text(json.dumps(json.loads(path.read_text(encoding="utf-8")) | {"model_type": "bart2"}))
+        refused(*RUN, "backbone=odd", names=["backbone", "odd", "bart2"])
+
+    @pytest.mark.parametrize("file", ["model.safetensors", "config.json", "tokenizer.json"])
+    def test_a_truncated_file(self, refused: Refused, place: Path, backbone_folder: BackboneFolder, file: str) -> None:
+        shutil.copytree(backbone_folder("bert"), place / "cut")
+        data = (place / "cut" / file).read_bytes()
+        (place / "cut" / file).write_bytes(data[: len(data) // 2])
+        refused(*RUN, "backbone=cut", names=["backbone", "cut"])
+
+    def test_weights_of_another_shape(self, refused: Refused, place: Path, backbone_folder: BackboneFolder) -> None:
+        """Weights that do not fill the configuration's model would leave it partly random."""
+        shutil.copytree(backbone_folder("bert"), place / "deeper")
+        path = place / "deeper" / "config.json"
+        config = json.loads(path.read_text(encoding="utf-8"))
+        path.write_text(json.dumps(config | {"num_hidden_layers": config["num_hidden_layers"] + 1}))
+        refused(*RUN, "backbone=deeper", names=["backbone", "deeper", "layer.2"])
+
+    def test_texts_longer_than_the_backbone_reads(self, refused: Refused, place: Path) -> None:
+        refused(*RUN, "train.max_length=129", names=["train.max_length", "129", "128"])

@@ -1,0 +1,232 @@
+"""What arrives by an uplink is refused unless a silo's uplink can have written it; nothing else is ever raised."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load
+
+from silotune.communication.aggregation import by_samples
+from silotune.communication.messages import MessageRefused, change_message
+from silotune.training.coordinator import Coordinator
+from tests.support.small_messages import GOOD, ROUND, ROWS, SHARED, SILO, good_fields, good_tensors, packed
+from tests.support.uplink_changes import chain
+
+CODECS = ("fp16", "int8", "int4")
+CHAINS = (("clip",), ("clip", "laplace"), *((name,) for name in CODECS), ("clip", "laplace", "int8"))
+Tensors = dict[str, torch.Tensor]
+
+
+def coordinator(names: tuple[str, ...]) -> Coordinator:
+    return Coordinator(SHARED, by_samples, seed=1, uplink=chain(*names))
+
+
+def good(names: tuple[str, ...]) -> tuple[Tensors, dict[str, object]]:
+    tensors, _ = chain(*names).send(good_tensors(), {}, SILO, ROUND)
+    return tensors, good_fields() | {"uplink": ",".join(names)}
+
+
+def refused(names: tuple[str, ...], message: bytes) -> str:
+    with pytest.raises(MessageRefused) as caught:
+        coordinator(names).receive(ROUND, SILO, message)
+    assert len(str(caught.value).splitlines()) == 1
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("names", CHAINS, ids=",".join)
+def test_a_good_change_is_added_to_what_was_broadcast(names):
+    tensors, _ = good(names)
+    message = change_message(tensors, ",".join(names), ROUND, SILO, ROWS)
+    update = coordinator(names).receive(ROUND, SILO, message)
+    assert (update.silo, update.rows) == (SILO, ROWS)
+    found = chain(*names).read(tensors, {key: torch.zeros_like(t) for key, t in good_tensors().items()})
+    for part, inner in SHARED.items():
+        for name, before in inner.items():
+            expected = before.numpy() + found[f"{part}/{name}"].numpy()
+            np.testing.assert_allclose(update.tensors[f"{part}/{name}"].numpy(), expected, atol=1e-6)
+            assert update.tensors[f"{part}/{name}"].dtype is torch.float32
+
+
+@pytest.mark.parametrize("names", CHAINS, ids=",".join)
+def test_parts_are_not_taken_for_a_change_nor_a_change_for_parts(names):
+    refused(names, GOOD)
+    refused(names, packed(good_tensors(), good_fields() | {"uplink": ""}))
+    tensors, fields = good(names)
+    with pytest.raises(MessageRefused):
+        Coordinator(SHARED, by_samples, seed=1).receive(ROUND, SILO, packed(tensors, fields))
+    for other in CHAINS:
+        if other != names:
+            refused(names, packed(*good(other)))
+
+
+def test_another_uplink_is_named():
+    tensors, _ = good(("clip",))
+    reason = refused(("clip", "laplace"), packed(tensors, good_fields() | {"uplink": "clip"}))
+    assert "uplink=clip, expected clip,laplace" in reason
+
+
+def changed(names: tuple[str, ...], name: str, tensor: torch.Tensor) -> bytes:
+    tensors, fields = good(names)
+    assert name in tensors
+    return packed(tensors | {name: tensor}, fields)
+
+
+SCALE = "global/down.weight:scale"
+SCALES: dict[str, tuple[torch.Tensor, str]] = {
+    "too many": (torch.ones(3), "shape (3,), expected (2,)"),
+    "too few": (torch.ones(1), "shape (1,), expected (2,)"),
+    "a matrix": (torch.ones(2, 1), "shape (2, 1)"),
+    "none": (torch.ones(0), "shape (0,)"),
+    "half precision": (torch.ones(2, dtype=torch.float16), "dtype torch.float16, expected torch.float32"),
+    "double": (torch.ones(2, dtype=torch.float64), "dtype torch.float64"),
+    "NaN": (torch.tensor([1.0, math.nan]), "NaN or infinity"),
+    "infinite": (torch.tensor([math.inf, 1.0]), "NaN or infinity"),
+    "negative": (torch.tensor([1.0, -1.0]), "'global/down.weight' has a negative scale"),
+    "overflows": (torch.tensor([3e38, 3e38]), "'global/down.weight' becomes NaN or infinity"),
+}
+
+
+@pytest.mark.parametrize("names", [("int8",), ("int4",), ("clip", "laplace", "int8")], ids=",".join)
+@pytest.mark.parametrize("scale", SCALES)
+def test_a_bad_scale_is_refused(names, scale):
+    tensor, reason = SCALES[scale]
+    assert reason in refused(names, changed(names, SCALE, tensor))
+
+
+CODES: dict[str, tuple[str, str, torch.Tensor, str]] = {
+    "int8 as floats": ("int8", "global/up.bias", torch.zeros(4), "dtype torch.float32, expected torch.int8"),
+    "int8 as bytes": ("int8", "global/up.bias", torch.zeros(4, dtype=torch.uint8), "dtype torch.uint8"),
+    "int8 too long": ("int8", "global/up.bias", torch.zeros(5, dtype=torch.int8), "shape (5,), expected (4,)"),
+    "int8 of -128": ("int8", "global/up.bias", torch.full((4,), -128, dtype=torch.int8), "a code below -127"),
+    "int4 not packed": (
+        "int4",
+        "global/up.bias",
+        torch.full((4,), 136, dtype=torch.uint8),
+        "shape (4,), expected (2,)",
+    ),
+    "int4 of -8": ("int4", "global/up.bias", torch.tensor([136, 128], dtype=torch.uint8), "a code below -7"),
+    "int4, one more": (
+        "int4",
+        "head/out.weight",
+        torch.tensor([136, 136, 152], dtype=torch.uint8),
+        "a number too many",
+    ),
+    "fp16 as fp32": ("fp16", "global/up.bias", torch.zeros(4), "dtype torch.float32, expected torch.float16"),
+    "fp16 as bf16": ("fp16", "global/up.bias", torch.zeros(4, dtype=torch.bfloat16), "dtype torch.bfloat16"),
+    "fp16 infinite": ("fp16", "global/up.bias", torch.full((4,), math.inf, dtype=torch.float16), "NaN or infinity"),
+    "fp16 NaN": ("fp16", "global/up.bias", torch.full((4,), math.nan, dtype=torch.float16), "NaN or infinity"),
+}
+
+
+@pytest.mark.parametrize("case", CODES)
+def test_bad_codes_are_refused(case):
+    codec, name, tensor, reason = CODES[case]
+    assert reason in refused((codec,), changed((codec,), name, tensor))
+
+
+def test_a_change_too_large_to_be_added_is_refused():
+    huge = torch.full((4,), 3.4e38)
+    receiver = Coordinator({"global": {"up.bias": huge}}, by_samples, seed=1, uplink=chain("clip"))
+    message = change_message({"global/up.bias": huge}, "clip", ROUND, SILO, ROWS)
+    with pytest.raises(MessageRefused, match="becomes NaN or infinity"):
+        receiver.receive(ROUND, SILO, message)
+
+
+@pytest.mark.parametrize("names", CHAINS, ids=",".join)
+def test_a_diverged_change_is_refused_and_not_remembered(names):
+    """NaN stays NaN through every step, so that the round is told; the silo's next change is its own again."""
+    broken = good_tensors()
+    broken["global/up.bias"][1] = math.nan
+    tensors, kept = chain(*names).send(broken, {}, SILO, ROUND)
+    assert "NaN or infinity" in refused(names, change_message(tensors, ",".join(names), ROUND, SILO, ROWS))
+    assert all(torch.isfinite(tensor).all() for tensor in kept.values())
+
+
+# -- generated --------------------------------------------------------------------------------------------------------
+
+DTYPES = (torch.float32, torch.float64, torch.float16, torch.int8, torch.uint8, torch.int32, torch.bool)
+
+
+@st.composite
+def malformed(draw: st.DrawFn, names: tuple[str, ...]) -> bytes:
+    """One thing wrong: a tensor missing, extra, renamed, of another shape or dtype, not finite; a field; cut short."""
+    tensors, fields = good(names)
+    name = draw(st.sampled_from(sorted(tensors)))
+    tensor = tensors[name]
+
+    def shape() -> None:
+        other = draw(st.lists(st.integers(0, 5), max_size=3).filter(lambda s: tuple(s) != tuple(tensor.shape)))
+        tensors[name] = torch.zeros(other, dtype=tensor.dtype)
+
+    def dtype() -> None:
+        tensors[name] = torch.zeros(tensor.shape, dtype=draw(st.sampled_from([d for d in DTYPES if d != tensor.dtype])))
+
+    def not_finite() -> None:
+        floats = sorted(key for key, value in tensors.items() if value.is_floating_point())
+        found = tensors[draw(st.sampled_from(floats))].view(-1)
+        found[draw(st.integers(0, len(found) - 1))] = draw(st.sampled_from([math.nan, math.inf, -math.inf]))
+
+    def renamed() -> None:
+        tensors[draw(st.sampled_from([name + ":scale", name + "x", name.upper(), f"private/{name}"]))] = tensors.pop(
+            name
+        )
+
+    def field() -> None:
+        key = draw(st.sampled_from(sorted(fields)))
+        fields[key] = draw(st.sampled_from([None, -1, 0, 1.5, "int8,clip", "none", [], True]))
+
+    harms: list[Callable[[], object]] = [
+        shape, dtype, not_finite, renamed, field,
+        lambda: tensors.pop(name),
+        lambda: tensors.update({"global/stowaway": torch.ones(2)}),
+        lambda: fields.pop("uplink"),
+    ]  # fmt: skip
+    draw(st.sampled_from(harms))()
+    message = packed(tensors, fields)
+    return message[: draw(st.integers(0, len(message) - 1))] if draw(st.integers(0, 9)) == 0 else message
+
+
+def check_malformed(names: tuple[str, ...], examples: int) -> None:
+    @given(malformed(names))
+    @settings(max_examples=examples, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+    def check(message: bytes) -> None:
+        refused(names, message)
+
+    check()
+
+
+@pytest.mark.parametrize("names", CHAINS, ids=",".join)
+def test_malformed_changes_are_refused(names):
+    check_malformed(names, 25)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("names", CHAINS, ids=",".join)
+def test_many_malformed_changes_are_refused(names):
+    check_malformed(names, 500)
+
+
+@pytest.mark.parametrize("names", [("int8",), ("int4",)], ids=",".join)
+def test_any_codes_give_finite_parts_or_are_refused(names):
+    draws = np.random.default_rng(3)
+    received = 0
+    for _ in range(200):
+        tensors, fields = good(names)
+        message = bytearray(packed(tensors, fields))
+        start = 8 + int.from_bytes(message[:8], "little")
+        for place in draws.integers(start, len(message), 3):
+            message[place] = draws.integers(256)
+        try:
+            update = coordinator(names).receive(ROUND, SILO, bytes(message))
+        except MessageRefused:
+            continue
+        received += 1
+        assert all(torch.isfinite(tensor).all() for tensor in update.tensors.values())
+    assert received > 20
+    assert load(packed(*good(names))).keys() == good(names)[0].keys()

@@ -1,0 +1,184 @@
+"""Bad configuration ends with code 2 and one line that names the key and what is allowed; nothing is written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.support.command_line import Refused
+
+RUN = ("run", "federation.yaml", "--out", "out")
+
+WORDS: dict[str, tuple[list[str], list[str]]] = {
+    # values out of range
+    "lr-negative": (["train.lr=-0.001"], ["train.lr", "greater than 0", "-0.001"]),
+    "lr-zero": (["train.lr=0"], ["train.lr", "greater than 0"]),
+    "lr-nan": (["train.lr=.nan"], ["train.lr", "finite"]),
+    "lr-nan-as-text": (["train.lr=nan"], ["train.lr", "finite"]),
+    "lr-infinite": (["train.lr=.inf"], ["train.lr", "finite"]),
+    "lr-infinite-as-text": (["train.lr=inf"], ["train.lr", "finite"]),
+    "rounds-zero": (["rounds=0"], ["rounds", "greater than or equal to 1"]),
+    "rounds-fraction": (["rounds=1.5"], ["rounds", "integer", "1.5"]),
+    "threads-zero": (["threads=0"], ["threads", "greater than or equal to 1"]),
+    "threads-absurd": (["threads=1000000000"], ["threads", "1024"]),
+    "seed-negative": (["seed=-1"], ["seed", "greater than or equal to 0"]),
+    "epochs-zero": (["train.epochs=0"], ["train.epochs"]),
+    "batch-zero": (["train.batch_size=0"], ["train.batch_size"]),
+    "length-tiny": (["train.max_length=2"], ["train.max_length", "8"]),
+    "rows-too-few": (["data.rows_per_silo=9"], ["data.rows_per_silo", "10", "9"]),
+    "ratio-sum": (["data.ratio=[0.6,0.2,0.3]"], ["data.ratio", "sum to 1"]),
+    "ratio-zero": (["data.ratio=[0.8,0.2,0]"], ["data.ratio", "positive"]),
+    "ratio-two": (["data.ratio=[0.8,0.2]"], ["data.ratio"]),
+    "fraction-zero": (["sampling.fraction=0"], ["sampling.fraction", "greater than 0"]),
+    "fraction-two": (["sampling.fraction=2"], ["sampling.fraction", "less than or equal to 1"]),
+    "fraction-nan": (["sampling.fraction=.nan"], ["sampling.fraction", "finite"]),
+    "count-zero": (["sampling.count=0"], ["sampling.count", "greater than or equal to 1"]),
+    "fraction-and-count": (["sampling.fraction=0.5", "sampling.count=1"], ["sampling", "fraction", "count"]),
+    "more-silos-than-there-are": (["sampling.count=3"], ["sampling.count", "3", "only 2"]),
+    "norm-bound": (["aggregation.max_norm=0"], ["aggregation.max_norm", "greater than 0"]),
+    # wrong kinds
+    "rounds-text": (["rounds=many"], ["rounds", "integer", "many"]),
+    "rounds-yes": (["rounds=yes"], ["rounds", "number", "True"]),
+    "rounds-list": (["rounds=[1,2]"], ["rounds", "integer"]),
+    "rounds-group": (["rounds.x=2"], ["rounds", "integer"]),
+    "lr-empty": (["train.lr="], ["train.lr", "number", "None"]),
+    "train-plain": (["train=5"], ["train", "group of keys", "batch_size"]),
+    "backbone-number": (["backbone=5"], ["backbone", "string"]),
+    "silos-plain": (["silos=north.csv"], ["silos", "list"]),
+    "option-yes": (["method.mu=on"], ["method.mu", "number"]),
+    "option-infinite": (["method.mu=.inf"], ["method.mu", "finite"]),
+    "date-that-is-none": (["seed=2001-99-99"], ["seed", "integer"]),
+    # set where it means nothing
+    "vain-beta": (
+        ["server.beta1=0.5"],
+        ["server", "beta1 belongs to server.optimizer=avgm or", "leave server.beta1 out"],
+    ),
+    "vain-mib": (["cache.mib=9"], ["mib belongs to cache=frozen-prefix, not to cache=none"]),
+    "home-of-nobody": (["silos=[]", "data.path=~nobody-of-this-name/x"], ["~nobody-of-this-name/x", "no user"]),
+    # unknown names
+    "method": (["method=fedmpc"], ["method 'fedmpc'", "did you mean 'fedmcp'", "fedavg", "local"]),
+    "method-none": (["method="], ["method.name", "string"]),
+    "tuner": (["tuner=botleneck"], ["tuner 'botleneck'", "did you mean 'bottleneck'", "lora"]),
+    "head": (["head=mpl"], ["head.name", "'mlp'", "'linear'", "mpl"]),
+    "pooling": (["head.pooling=max"], ["head.pooling", "'first'", "'mean'"]),
+    "optimizer": (["train.optimizer=lion"], ["train.optimizer", "'adamw'"]),
+    "precision": (["precision=fp8"], ["precision", "'bf16'", "fp8"]),
+    "aggregation": (["aggregation=average"], ["aggregation.name", "'uniform'"]),
+    "set": (["data.set=glu", "silos=[]"], ["data.set", "'glue'"]),
+    "sites": (["tuner=lora", "tuner.sites=query,values"], ["tuner.sites", "'values'", "value"]),
+    "sites-plain": (["tuner=lora", "tuner.sites=5"], ["tuner.sites", "query"]),
+    "sites-none": (["tuner=lora", "tuner.sites=[]"], ["tuner.sites", "query"]),
+    "sites-of-bottleneck": (["tuner.sites=query"], ["tuner.sites", "'houlsby'", "'pfeiffer'"]),
+    # unknown keys, at every depth
+    "key": (["round=3"], ["'round'", "did you mean 'rounds'", "seed"]),
+    "key-inside": (["train.batchsize=1"], ["'train.batchsize'", "did you mean 'train.batch_size'", "train.lr"]),
+    "key-below-a-value": (["train.lr.min=1"], ["train.lr", "number"]),
+    "key-of-method": (["method.gama=0.5"], ["'method.gama'", "did you mean 'method.gamma'", "method.mu"]),
+    "key-of-another-method": (["method=fedavg", "method.gamma=0.5"], ["'method.gamma'", "method.adapters"]),
+    "key-of-tuner": (["tuner.rank=4"], ["'tuner.rank'", "tuner.r"]),
+    "key-of-full": (["tuner=full", "tuner.r=4"], ["'tuner.r'", "allowed"]),
+    "key-of-per-method": (["method=local", "per_method.local.train.lrr=1"], ["'train.lrr'", "train.lr"]),
+    "per-method-unknown": (
+        ["per_method.fedavgg.train.lr=1"],
+        ["'per_method.fedavgg'", "did you mean 'per_method.fedavg'"],
+    ),
+    "per-method-plain": (["per_method.fedavg=1"], ["per_method.fedavg", "group of keys"]),
+    "per-method-not-a-group": (["per_method=1"], ["per_method", "methods"]),
+    "per-method-method": (["per_method.fedavg.method=local"], ["per_method.fedavg", "method"]),
+    # words
+    "no-equals": (["rounds"], ["'rounds'", "key=value"]),
+    "no-key": (["=3"], ["'=3'", "key=value"]),
+    # combinations
+    "silos-and-path": (["data.path=."], ["'silos'", "'data.path'"]),
+    "silos-and-set": (["data.set=demo"], ["'silos'", "'data.set'"]),
+    "silos-and-tasks": (["data.tasks=north"], ["'silos'", "'data.tasks'"]),
+    "no-data": (["silos=[]"], ["silos", "data.path"]),
+    "silos-elsewhere": (["silos=[]", "federation.silos=[north]"], ["federation.silos", "own machines", "data.path"]),
+    "tasks-elsewhere": (["silos=[]", "federation.silos=[north]", "data.tasks=x"], ["federation.silos", "own machines"]),
+    "shared-head": (["head.scope=shared", "method=fedavg"], ["head.scope", "north", "south", "private"]),
+    "odd-task": (["silos=[]", "data.set=demo", "data.tasks=[../x]"], ["data.tasks", "'../x'", "letters"]),
+    "task-twice": (["silos=[]", "data.set=demo", "data.tasks=sentiment,sentiment"], ["data.tasks", "'sentiment'"]),
+}
+
+
+@pytest.mark.parametrize(("words", "names"), WORDS.values(), ids=WORDS)
+def test_a_bad_word_is_refused(refused: Refused, words: list[str], names: list[str]) -> None:
+    refused(*RUN, *words, names=names)
+
+
+SILOS: dict[str, tuple[dict[str, object], list[str]]] = {
+    "name-twice": ({"name": "south"}, ["silos", "'south'", "twice"]),
+    "name-with-slash": ({"name": "nor/th"}, ["silos.0.name", "'nor/th'", "letters"]),
+    "name-dots": ({"name": ".."}, ["silos.0.name", "'..'", "letters"]),
+    "name-empty": ({"name": ""}, ["silos.0.name", "letters"]),
+    "name-missing": ({"name": None}, ["silos.0.name", "string"]),
+    "key": ({"lable": "opinion"}, ["'silos.0.lable'", "did you mean 'silos.0.label'", "north"]),
+    "key-like-a-type": ({"str": 1}, ["'silos.0.str'"]),
+    "path-empty": ({"path": ""}, ["silos.0.path", "north"]),
+    "text-three": ({"text": ["a", "b", "c"]}, ["silos.0.text", "two", "north"]),
+    "text-number": ({"text": 3}, ["silos.0.text", "column"]),
+    "text-is-label": ({"text": "opinion"}, ["silos.0", "different columns"]),
+    "labels-one": ({"labels": ["good"]}, ["silos.0.labels", "2"]),
+    "labels-twice": ({"labels": ["good", "good"]}, ["silos.0.labels", "'good'"]),
+    "labels-switch": ({"labels": [True, False]}, ["silos.0.labels", "quotes"]),
+    "metric": ({"metric": "f2"}, ["silos.0.metric", "'f1'"]),
+    "task-with-slash": ({"task": "a/b"}, ["silos.0.task", "'a/b'"]),
+}
+
+
+@pytest.mark.parametrize(("changes", "names"), SILOS.values(), ids=SILOS)
+def test_a_bad_silo_is_refused(refused: Refused, place: Path, changes: dict[str, object], names: list[str]) -> None:
+    path = place / "federation.yaml"
+    keys = yaml.safe_load(path.read_text(encoding="utf-8"))
+    keys["silos"][0] |= changes
+    path.write_text(yaml.safe_dump(keys), encoding="utf-8")
+    refused(*RUN, names=names)
+
+
+FILES: dict[str, tuple[bytes, list[str]]] = {
+    "not-yaml": (b"rounds: 1\ntrain: {lr: 1\nseed: 2\n", ["bad.yaml", "line 3"]),
+    "tab": (b"train:\n\tlr: 1\n", ["bad.yaml", "line 2"]),
+    "list": (b"- rounds: 1\n", ["bad.yaml", "mapping", "list"]),
+    "text": (b"rounds\n", ["bad.yaml", "mapping"]),
+    "empty": (b"", ["silos", "data.path"]),
+    "not-utf8": (b"description: caf\xe9\n", ["bad.yaml", "UTF-8", "16"]),
+    "control-character": (b"description: a\x00b\n", ["bad.yaml", "YAML"]),
+    "python-object": (b"rounds: !!python/object/apply:os.getcwd []\n", ["bad.yaml", "line 1"]),
+    "key-twice": (b"rounds: 1\nseed: 1\nrounds: 2\n", ["bad.yaml", "line 3", "'rounds'", "twice"]),
+    "inner-key-twice": (b"train:\n  lr: 1\n  lr: 2\n", ["bad.yaml", "line 3", "'lr'", "twice"]),
+    "bad-date": (b"seed: 2001-99-99\n", ["bad.yaml", "YAML"]),
+    "preset": (b"preset: demmo\n", ["'demmo'", "did you mean 'demo'", "mixed6"]),
+    "value-and-group": (b"rounds: 2\nrounds.x: 3\n", ["rounds.x", "plain value"]),
+    "silo-is-text": (b"silos: [north.csv]\n", ["silos.0", "name", "path"]),
+    "silo-without-path": (b"silos: [{name: a}]\n", ["silos.0.path", "missing", "'a'"]),
+    "itself": (b"train: &t {lr: *t}\n", ["bad.yaml", "deep"]),
+}
+
+
+@pytest.mark.parametrize(("content", "names"), FILES.values(), ids=FILES)
+def test_a_bad_file_is_refused(refused: Refused, place: Path, content: bytes, names: list[str]) -> None:
+    (place / "bad.yaml").write_bytes(content)
+    refused("run", "bad.yaml", "--out", "out", names=names)
+
+
+def test_a_preset_that_does_not_exist_is_refused(refused: Refused) -> None:
+    refused("run", "fedmcp-gleu", names=["'fedmcp-gleu'", "did you mean 'fedmcp-glue'", "demo", "YAML file"])
+
+
+@pytest.mark.parametrize("source", ["none.yaml", "none.yml"])
+def test_a_config_file_that_does_not_exist_is_refused(refused: Refused, source: str) -> None:
+    refused("run", source, names=[source, "no such file"])
+
+
+def test_a_folder_as_config_file_is_refused(refused: Refused, place: Path) -> None:
+    (place / "folder.yaml").mkdir()
+    refused("run", "folder.yaml", names=["folder.yaml", "no such file"])
+
+
+def test_the_sound_federation_is_not_refused(place: Path) -> None:
+    """The cases above change one thing each; without the change the configuration is good."""
+    from silotune import read_config
+
+    assert [silo.name for silo in read_config("federation.yaml").silos] == ["north", "south"]

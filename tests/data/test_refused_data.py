@@ -1,0 +1,298 @@
+"""Malformed data ends with code 2 and one line that names file, row, column or silo; nothing is written."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+import yaml
+
+from tests.support.command_line import Refused, reviews, write_csv
+
+RUN = ("run", "federation.yaml", "--out", "out")
+GOOD = "\n".join(["review,opinion", *(f"{text},{label}" for text, label in reviews())]) + "\n"
+LINES = [json.dumps({"review": text, "opinion": label}) for text, label in reviews()]
+
+
+def with_line(number: int, line: str) -> str:
+    """The good CSV with one line (the header is 0) replaced."""
+    lines = GOOD.splitlines()
+    lines[number] = line
+    return "\n".join(lines) + "\n"
+
+
+def with_record(number: int, line: str) -> str:
+    """The good JSON lines with one (from 0) replaced."""
+    return "\n".join([*LINES[:number], line, *LINES[number + 1 :]]) + "\n"
+
+
+# name: (file of silo north, content, what the line must say)
+SINGLE: dict[str, tuple[str, str | bytes, list[str]]] = {
+    "no-text-column": ("north.csv", with_line(0, "text,opinion"), ["north.csv", "'review'", "opinion, text"]),
+    "no-label-column": ("north.csv", with_line(0, "review,label"), ["north.csv", "'opinion'", "label, review"]),
+    "empty-file": ("north.csv", "", ["north.csv", "empty"]),
+    "blank-file": ("north.csv", "\n\n", ["north.csv", "empty"]),
+    "header-only": ("north.csv", "review,opinion\n", ["north.csv", "no rows"]),
+    "column-twice": ("north.csv", with_line(0, "review,review"), ["north.csv", "'review'", "twice"]),
+    "row-too-long": ("north.csv", with_line(7, "fine, I think,good"), ["north.csv", "row 7", "3 columns", "2"]),
+    "row-too-short": ("north.csv", with_line(7, "fine"), ["north.csv", "row 7", "1 columns", "2"]),
+    "open-quote": ("north.csv", with_line(7, '"fine,good'), ["north.csv", "line", "end of data"]),
+    "empty-text": ("north.csv", with_line(5, ",good"), ["north.csv", "row 5", "'review'", "empty"]),
+    "blank-text": ("north.csv", with_line(5, "   ,good"), ["north.csv", "row 5", "'review'", "empty"]),
+    "empty-label": ("north.csv", with_line(5, "fine,"), ["north.csv", "row 5", "'opinion'", "label"]),
+    "blank-label": ("north.csv", with_line(5, "fine,  "), ["north.csv", "row 5", "'opinion'", "label"]),
+    "one-class": ("north.csv", GOOD.replace(",bad", ",good"), ["'north'", "one class", "'good'", "2"]),
+    "not-utf8": ("north.csv", GOOD.encode() + b"caf\xe9,good\n", ["north.csv", "line 22", "UTF-8"]),
+    "utf16": ("north.csv", GOOD.encode("utf-16"), ["north.csv", "line 1", "UTF-8"]),
+    "nul": ("north.csv", with_line(7, "a\0b,good"), ["north.csv", "row 7", "'review'", "NUL"]),
+    "too-few-rows": ("north.csv", "review,opinion\na,good\nb,bad\n", ["'north'", "2 rows", "0.6:0.2:0.2"]),
+    "unknown-format": ("north.txt", GOOD, ["north.txt", "'.txt'", ".csv", ".jsonl", ".parquet"]),
+    "no-suffix": ("north", GOOD, ["north", "format", ".csv"]),
+    "tsv-with-commas": ("north.tsv", GOOD, ["north.tsv", "no column", "review,opinion"]),
+    "bad-json": ("north.jsonl", with_record(2, '{"review": "fine", '), ["north.jsonl", "line 3", "JSON"]),
+    "json-array": ("north.jsonl", with_record(2, '["fine", "good"]'), ["north.jsonl", "line 3", "object"]),
+    "json-number": ("north.jsonl", with_record(2, "7"), ["north.jsonl", "line 3", "object"]),
+    "json-too-deep": ("north.jsonl", with_record(2, "[" * 100_000), ["north.jsonl", "line 3", "JSON"]),
+    "json-file": ("north.json", json.dumps(LINES), ["north.json", "'.json'", ".jsonl"]),
+    "json-nan-text": (
+        "north.jsonl",
+        with_record(2, '{"review": NaN, "opinion": "good"}'),
+        ["north.jsonl", "row 3", "'review'", "NaN"],
+    ),
+    "json-null-text": (
+        "north.jsonl",
+        with_record(2, '{"review": null, "opinion": "good"}'),
+        ["north.jsonl", "row 3", "'review'", "missing"],
+    ),
+    "json-no-text": ("north.jsonl", with_record(2, '{"opinion": "good"}'), ["north.jsonl", "row 3", "'review'"]),
+    "json-no-label": ("north.jsonl", with_record(2, '{"review": "fine"}'), ["north.jsonl", "row 3", "'opinion'"]),
+    "json-number-as-text": (
+        "north.jsonl",
+        with_record(2, '{"review": 5, "opinion": "good"}'),
+        ["north.jsonl", "row 3", "'review'", "int"],
+    ),
+    "json-list-as-text": (
+        "north.jsonl",
+        with_record(2, '{"review": ["a"], "opinion": "good"}'),
+        ["north.jsonl", "row 3", "'review'", "list"],
+    ),
+    "json-half-a-character": (
+        "north.jsonl",
+        with_record(2, '{"review": "\\ud83d", "opinion": "good"}'),
+        ["north.jsonl", "row 3", "'review'", "surrogate"],
+    ),
+    "json-fraction-as-label": (
+        "north.jsonl",
+        with_record(2, '{"review": "fine", "opinion": 0.5}'),
+        ["north.jsonl", "row 3", "'opinion'", "0.5", "whole number"],
+    ),
+    "json-truth-as-label": (
+        "north.jsonl",
+        with_record(2, '{"review": "fine", "opinion": true}'),
+        ["north.jsonl", "row 3", "'opinion'", "True"],
+    ),
+    "not-parquet": ("north.parquet", GOOD, ["north.parquet", "Parquet"]),
+    "empty-parquet": ("north.parquet", b"", ["north.parquet", "Parquet"]),
+}
+
+
+def change_silo(place: Path, **changes: Any) -> None:
+    path = place / "federation.yaml"
+    keys = yaml.safe_load(path.read_text(encoding="utf-8"))
+    keys["silos"][0] |= changes
+    path.write_text(yaml.safe_dump(keys), encoding="utf-8")
+
+
+@pytest.mark.parametrize(("file", "content", "names"), SINGLE.values(), ids=SINGLE)
+def test_a_bad_file_is_refused(
+    refused: Refused, place: Path, file: str, content: str | bytes, names: list[str]
+) -> None:
+    (place / file).write_bytes(content if isinstance(content, bytes) else content.encode())
+    change_silo(place, path=file)
+    refused(*RUN, names=names)
+
+
+def test_a_missing_file_is_refused(refused: Refused, place: Path) -> None:
+    (place / "north.csv").unlink()
+    refused(*RUN, names=["north.csv", "not found"])
+
+
+def test_parquet_without_the_column_or_with_a_null_is_refused(refused: Refused, place: Path) -> None:
+    change_silo(place, path="north.parquet")
+    texts, labels = zip(*reviews(), strict=True)
+    table = pyarrow.table({"review": [*texts[:4], None, *texts[5:]], "opinion": list(labels)})
+    pyarrow.parquet.write_table(table, place / "north.parquet")
+    refused(*RUN, names=["north.parquet", "row 5", "'review'", "missing"])
+    pyarrow.parquet.write_table(table.drop_columns("review"), place / "north.parquet")
+    refused(*RUN, names=["north.parquet", "'review'", "opinion"])
+    data = (place / "north.parquet").read_bytes()
+    (place / "north.parquet").write_bytes(data[: len(data) // 2])
+    refused(*RUN, names=["north.parquet", "Parquet"])
+
+
+def test_labels_that_do_not_fit_are_refused(refused: Refused, place: Path) -> None:
+    change_silo(place, labels=["good", "worse"])
+    refused(*RUN, names=["north.csv", "row 1", "'bad'", "good, worse"])
+    change_silo(place, labels=["good", "bad", "mixed"], metric="f1")
+    refused(*RUN, names=["'north'", "f1", "2 labels", "accuracy"])
+
+
+def test_silos_of_one_task_must_agree(refused: Refused, place: Path) -> None:
+    change_silo(place, task="mood")
+    path = place / "federation.yaml"
+    keys = yaml.safe_load(path.read_text(encoding="utf-8"))
+    keys["silos"][1] |= {"task": "mood", "metric": "f1"}
+    keys["silos"][0] |= {"labels": ["bad", "good"]}
+    keys["silos"][1] |= {"labels": ["good", "bad"]}
+    path.write_text(yaml.safe_dump(keys), encoding="utf-8")
+    refused(*RUN, names=["'mood'", "labels", "('bad', 'good')", "('good', 'bad')"])
+    keys["silos"][1] |= {"labels": ["bad", "good"]}
+    path.write_text(yaml.safe_dump(keys), encoding="utf-8")
+    refused(*RUN, names=["'south'", "metric", "'mood'"])
+
+
+class TestFolderSilo:
+    """A silo that is a folder with ready splits."""
+
+    @pytest.fixture
+    def folder(self, place: Path) -> Path:
+        change_silo(place, path="north")
+        (place / "north").mkdir()
+        for split in ("train", "test"):
+            write_csv(place / "north" / f"{split}.csv", ["review", "opinion"], reviews())
+        return place / "north"
+
+    def test_unknown_label_in_test(self, refused: Refused, folder: Path) -> None:
+        write_csv(folder / "test.csv", ["review", "opinion"], [*reviews(4), ("odd", "medium")])
+        refused(*RUN, names=["test.csv", "row 5", "'medium'", "bad, good"])
+
+    def test_missing_column_in_test(self, refused: Refused, folder: Path) -> None:
+        write_csv(folder / "test.csv", ["text", "opinion"], reviews(4))
+        refused(*RUN, names=["test.csv", "'review'", "opinion, text"])
+
+    def test_one_class_in_train(self, refused: Refused, folder: Path) -> None:
+        write_csv(folder / "train.csv", ["review", "opinion"], reviews(20, ("bad",)))
+        write_csv(folder / "test.csv", ["review", "opinion"], reviews(4, ("bad",)))
+        refused(*RUN, names=["'north'", "one class", "'bad'"])
+
+    def test_no_train(self, refused: Refused, folder: Path) -> None:
+        (folder / "train.csv").unlink()
+        refused(*RUN, names=["north", "train.csv", "train.parquet"])
+
+    def test_two_formats(self, refused: Refused, folder: Path) -> None:
+        (folder / "train.jsonl").write_text("\n".join(LINES), encoding="utf-8")
+        refused(*RUN, names=["north", "train.csv and train.jsonl", "one"])
+
+    def test_empty_test(self, refused: Refused, folder: Path) -> None:
+        (folder / "test.csv").write_text("review,opinion\n", encoding="utf-8")
+        refused(*RUN, names=["test.csv", "no rows"])
+
+
+class TestDataFolder:
+    """`data.path`: a folder per task."""
+
+    @pytest.fixture
+    def data(self, place: Path, data_folder: Path, backbone_folder: Callable[[str], Path]) -> Path:
+        path = place / "data"
+        shutil.copytree(data_folder, path)
+        keys = {"backbone": str(backbone_folder("bert")), "data": {"path": "data"}, "threads": 1, "rounds": 1}
+        (place / "federation.yaml").write_text(yaml.safe_dump(keys), encoding="utf-8")
+        return path
+
+    def test_a_task_that_is_not_there(self, refused: Refused, data: Path) -> None:
+        refused(*RUN, "data.tasks=alpha,betta", names=["'betta'", "alpha, beta, gamma"])
+
+    def test_no_folder(self, refused: Refused, data: Path) -> None:
+        refused(*RUN, "data.path=nowhere", names=["data.path", "nowhere", "folder"])
+
+    def test_a_file_for_a_folder(self, refused: Refused, data: Path) -> None:
+        refused(*RUN, "data.path=north.csv", names=["data.path", "north.csv", "folder"])
+
+    def test_no_task_in_it(self, refused: Refused, data: Path) -> None:
+        shutil.rmtree(data)
+        data.mkdir()
+        refused(*RUN, names=["data.path", "train.jsonl"])
+
+    def test_an_odd_folder_name(self, refused: Refused, data: Path) -> None:
+        (data / "alpha").rename(data / "al,pha")
+        refused(*RUN, names=["data.path", "al,pha", "letters"])
+
+    def test_no_train_file(self, refused: Refused, data: Path) -> None:
+        (data / "alpha" / "train.jsonl").unlink()
+        refused(*RUN, "data.tasks=alpha,beta", names=["alpha/train.jsonl", "not found"])
+
+    def test_neither_test_nor_validation(self, refused: Refused, data: Path) -> None:
+        (data / "alpha" / "test.jsonl").unlink()
+        (data / "alpha" / "validation.jsonl").unlink()
+        refused(*RUN, names=["'alpha'", "test", "validation"])
+
+    def test_a_label_outside_the_names(self, refused: Refused, data: Path) -> None:
+        for label in (2, -1):
+            (data / "alpha" / "test.jsonl").write_text(json.dumps({"sentence1": "a", "label": label}), encoding="utf-8")
+            refused(*RUN, names=["alpha/test.jsonl", "row 1", str(label), "bad, good"])
+
+    def test_a_pair_only_in_training(self, refused: Refused, data: Path) -> None:
+        (data / "beta" / "test.jsonl").write_text(json.dumps({"sentence1": "a", "label": 1}), encoding="utf-8")
+        refused(*RUN, names=["beta/test.jsonl", "'sentence2'"])
+
+    def test_a_pair_with_one_half_missing(self, refused: Refused, data: Path) -> None:
+        path = data / "beta" / "train.jsonl"
+        path.write_text(json.dumps({"sentence1": "a", "label": 1}) + "\n" + path.read_text(), encoding="utf-8")
+        refused(*RUN, names=["beta/train.jsonl", "'sentence2'"])
+
+    @pytest.mark.parametrize(
+        ("meta", "names"),
+        {
+            "missing": (None, ["meta.json", "not found"]),
+            "not-json": ("{", ["meta.json", "JSON"]),
+            "list": ("[]", ["meta.json", "label_names"]),
+            "no-names": ("{}", ["meta.json", "label_names"]),
+            "one-name": ('{"label_names": ["good"]}', ["meta.json", "label_names", "2"]),
+            "name-twice": ('{"label_names": ["good", "good"]}', ["meta.json", "label_names", "different"]),
+            "metric": ('{"label_names": ["bad", "good"], "metric": "rouge"}', ["meta.json", "'rouge'", "accuracy, f1"]),
+        }.values(),
+    )
+    def test_bad_meta(self, refused: Refused, data: Path, meta: str | None, names: list[str]) -> None:
+        path = data / "alpha" / "meta.json"
+        path.unlink() if meta is None else path.write_text(meta, encoding="utf-8")
+        refused(*RUN, names=["alpha", *names])
+
+    def test_one_task_for_unlike_labels(self, refused: Refused, data: Path) -> None:
+        refused(
+            *RUN, "data.task=all", names=["data.task", "'beta'", "other, same", "'alpha'", "bad, good", "data.labels"]
+        )
+        words = ("data.task=all", "data.labels=[down,up]")
+        refused(*RUN, "data.tasks=alpha,gamma", *words, names=["data.labels", "2 names", "'gamma'", "yes, maybe, no"])
+
+    def test_labels_without_a_task(self, refused: Refused, data: Path) -> None:
+        refused(*RUN, "data.labels=[down,up]", names=["labels", "data.task"])
+
+    def test_too_few_rows_to_split(self, refused: Refused, data: Path) -> None:
+        for split in ("train", "validation"):
+            path = data / "alpha" / f"{split}.jsonl"
+            path.write_text(path.read_text(encoding="utf-8").splitlines()[0] + "\n", encoding="utf-8")
+        for task in data.iterdir():
+            (task / "test.jsonl").unlink()
+        refused(*RUN, "data.merge=true", names=["'alpha'", "2 rows", "too few"])
+
+    def test_a_test_split_that_merging_would_drop(self, refused: Refused, data: Path) -> None:
+        refused(*RUN, "data.merge=true", names=["'alpha'", "test split", "data.merge=false"])
+
+
+@pytest.mark.parametrize("preset", ["mixed6", "sentiment5"])
+def test_a_preset_that_needs_a_folder_says_so(refused: Refused, preset: str) -> None:
+    refused("run", preset, names=["data.path", preset])
+
+
+def test_glue_without_a_hub_is_refused(refused: Refused) -> None:
+    refused("run", "fedmcp-glue", names=["nyu-mll/glue/mrpc", "data.path=FOLDER"])
+
+
+def test_an_unknown_glue_task_is_refused(refused: Refused) -> None:
+    refused("run", "fedmcp-glue", "data.tasks=MRPC,SST2", names=["'SST2'", "SST-2"])

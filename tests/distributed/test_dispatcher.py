@@ -1,0 +1,184 @@
+"""Who is greeted when, and what is asked again: with a clock of its own, and nothing that takes time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+
+from silotune.distributed.coordinator.coordinate import coordinate
+from silotune.distributed.coordinator.dispatcher import RollCall
+from silotune.distributed.flower.link import Arrival
+from silotune.distributed.protocol.frames import Frame, decode
+from silotune.distributed.protocol.handshake import HandshakeRefused
+from silotune.distributed.silo.session import Session
+from silotune.runs.run import run
+from silotune.runs.storage.readers import read_summary
+from tests.support.session_rig import DirectLink, LostError, job, local_configs
+
+PATIENCE = 10.0
+HELLO = Frame("hello", {}).encode()
+ROUND = Frame("round", {}).encode()
+
+
+@dataclass
+class Nodes:
+    """Nodes that answer when a script says so; `clock` and `sleep` are theirs too."""
+
+    online: dict[int, str] = field(default_factory=dict)
+    now: float = 0.0
+    sent: list[tuple[float, int, str]] = field(default_factory=list)
+    answers: dict[str, bytes] = field(default_factory=dict)
+    script: dict[float, object] = field(default_factory=dict)
+    """What happens at which moment."""
+
+    def nodes(self):
+        return self.online
+
+    def push(self, node, data):
+        self.sent.append((self.now, node, decode(data).kind))
+        return f"m{len(self.sent)}"
+
+    def pull(self, messages):
+        return [Arrival(message, self.answers.pop(message)) for message in list(messages) if message in self.answers]
+
+    def clock(self):
+        return self.now
+
+    def sleep(self, _seconds):
+        self.now = round(self.now + 0.5, 3)
+        if self.now in self.script:
+            self.script.pop(self.now)()
+
+    def answer(self, number, frame):
+        """The answer to the n-th message (from 1)."""
+        self.answers[f"m{number}"] = frame.encode()
+
+    def when(self, kind):
+        return [(moment, node) for moment, node, what in self.sent if what == kind]
+
+
+def hello(silo):
+    return Frame("hello", {"silo": silo})
+
+
+def calls_of(nodes, *silos, admit=lambda frame: None):
+    said = []
+    calls = RollCall(
+        nodes, silos, HELLO, admit, lambda who, what: said.append((who, what)), PATIENCE, nodes.clock, nodes.sleep
+    )
+    return calls, said
+
+
+def test_a_greeting_that_went_under_is_repeated_until_the_silo_is_in():
+    """Its process died, or it was restarted before anybody saw it away; nobody is greeted once it is in."""
+    nodes = Nodes({1: "", 2: ""})
+    nodes.script = {1.0: lambda: nodes.answer(1, hello("north")), 21.0: lambda: nodes.answer(4, hello("south"))}
+    calls, said = calls_of(nodes, "north", "south")
+    assert calls.gather(100) == []
+    assert nodes.when("hello") == [(0.0, 1), (0.0, 2), (10.0, 2), (20.0, 2)]
+    assert said == []
+
+
+def test_a_silo_that_is_only_slow_answers_the_first_greeting_and_once_more():
+    nodes = Nodes({1: ""})
+    nodes.script = {15.0: lambda: (nodes.answer(1, hello("north")), nodes.answer(2, hello("north")))}
+    calls, _ = calls_of(nodes, "north")
+    assert calls.gather(100) == []
+    assert nodes.now < 16
+
+
+def test_a_silo_that_is_absent_at_first_is_greeted_when_it_comes_and_again_when_it_returns():
+    nodes = Nodes({})
+    nodes.script = {
+        5.0: lambda: nodes.online.update({1: ""}),
+        6.0: nodes.online.clear,  # before it could answer
+        30.0: lambda: nodes.online.update({1: ""}),  # a registered key keeps its node's id
+        31.0: lambda: nodes.answer(2, hello("north")),
+    }
+    calls, _ = calls_of(nodes, "north")
+    assert calls.gather(100) == []
+    assert nodes.when("hello") == [(5.0, 1), (30.0, 1)]
+
+
+def test_a_node_whose_worker_is_not_there_is_greeted_again_soon():
+    nodes = Nodes({1: ""})
+    nodes.script = {
+        1.0: lambda: nodes.answer(1, Frame("unavailable", {"reason": "no worker"})),
+        2.0: lambda: nodes.answer(2, hello("north")),
+    }
+    calls, said = calls_of(nodes, "north")
+    assert calls.gather(5) == []
+    assert said == [("node 1", "no worker")]
+
+
+def test_a_silo_that_was_refused_while_the_run_goes_on_is_asked_again_and_let_in_when_it_is_right():
+    """Before round 1 a refusal ends the run; later the reason is said once."""
+    nodes, wrong = Nodes({1: "", 2: ""}), [True]
+
+    def admit(frame):
+        if frame.fields["silo"] == "south" and wrong[0]:
+            raise HandshakeRefused("another backbone")
+
+    nodes.script = {0.5: lambda: nodes.answer(1, hello("north"))}
+    calls, said = calls_of(nodes, "north", "south", admit=admit)
+    assert calls.gather(2) == ["south"]
+    nodes.script = {
+        number: lambda number=number: nodes.answer(number_of(nodes, "hello"), hello("south"))
+        for number in (3.0, 13.0, 23.0)
+    }
+    nodes.script[20.5] = lambda: wrong.clear() or wrong.append(False)
+    nodes.script[25.0] = lambda: [
+        nodes.answer(number + 1, Frame("answer", {"silo": {1: "north", 2: "south"}[node]}))
+        for number, (_, node, kind) in enumerate(nodes.sent)
+        if kind == "round"
+    ]
+    assert {frame.fields["silo"] for frame in calls.ask({"north": ROUND, "south": ROUND}, 100)} == {"north", "south"}
+    assert said.count(("south", "another backbone")) == 1
+    assert [node for _, node in nodes.when("hello")].count(1) == 1
+
+    strict, _ = calls_of(Nodes({1: ""}), "south", admit=admit)
+    wrong[:] = [True]
+    strict.link.script = {0.5: lambda: strict.link.answer(1, hello("south"))}
+    with pytest.raises(HandshakeRefused):
+        strict.gather(5)
+
+
+def number_of(nodes, kind):
+    """The number of the last message of a kind."""
+    return max(number + 1 for number, (_, _, what) in enumerate(nodes.sent) if what == kind)
+
+
+def test_only_who_owes_an_answer_is_asked_again_and_ever_less_often():
+    nodes = Nodes({1: "", 2: ""})
+    nodes.script = {0.5: lambda: [nodes.answer(1, hello("north")), nodes.answer(2, hello("south"))]}
+    calls, said = calls_of(nodes, "north", "south")
+    assert calls.gather(5) == []
+    began = nodes.now
+    nodes.script = {began + 1: lambda: nodes.answer(3, Frame("answer", {"silo": "north"}))}
+    assert [frame.fields["silo"] for frame in calls.ask({"north": ROUND, "south": ROUND}, 160)] == ["north"]
+    assert nodes.when("round") == [(began, 1), *((began + after, 2) for after in (0, 10, 30, 70, 150))]
+    assert [what for who, what in said if who == "south"][-1] == "no answer within 160 s"
+
+
+@pytest.mark.parametrize("fault", ["lost", "restarted"])
+def test_a_run_whose_handshake_was_disturbed_ends_with_the_same_bits(tiny_config, tmp_path, fault):
+    """One silo's first greeting goes under; or its process is killed on it, and another one is there then."""
+    config = tiny_config("fedmcp", "rounds=1", "train.steps=1", "federation.patience=0.05")
+    out, greeted = tmp_path / "run", []
+    configs = local_configs(config, out)
+    sessions = [Session(local) for local in configs.values()]
+
+    def disturbed(data):
+        if decode(data).kind == "hello" and not greeted:
+            greeted.append(data)
+            if fault == "restarted":
+                sessions[1].answer(data)
+                sessions[1] = Session(configs["beta"])
+            raise LostError
+        return sessions[1].answer(data)
+
+    coordinate(job(config, out, configs), DirectLink({0: sessions[0].answer, 1: disturbed, 2: sessions[2].answer}))
+    expected = run(config, out=tmp_path / "whole").summary
+    assert greeted
+    assert read_summary(out)["state_sha256"] == expected["state_sha256"]

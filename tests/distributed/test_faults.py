@@ -1,0 +1,238 @@
+"""Faults: over sessions at chosen moments; over real processes, `kill -9` at random ones (long).
+
+Quorum 1 is the default: a round waits for all its silos, so that a disturbed run has the participants of an undisturbed
+one, and must end with its bits.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import time
+
+import pytest
+
+from silotune.distributed.coordinator.coordinate import coordinate
+from silotune.distributed.coordinator.engine import Flower
+from silotune.distributed.deploy.local_processes import STARTS
+from silotune.distributed.flower.link import LinkLost
+from silotune.distributed.protocol.frames import decode
+from silotune.runs.run import run
+from silotune.runs.storage.readers import read_summary
+from silotune.training.context import LocalTraining
+from tests.support.method_cases import logged
+from tests.support.processes import SAME, assert_nothing_is_left, finish, processes, wait_until
+from tests.support.session_rig import DirectLink, answering, job, local_configs
+
+
+def bits(summary):
+    return {key: summary[key] for key in SAME}
+
+
+@pytest.fixture(scope="module")
+def whole(tiny_config, tmp_path_factory):
+    """`whole(…)` → the configuration and the summary of an undisturbed run in one process."""
+    made = {}
+
+    def summary(*words):
+        if words not in made:
+            config = tiny_config("fedmcp", "train.steps=2", *words)
+            made[words] = config, run(config, out=tmp_path_factory.mktemp("whole") / "run").summary
+        return made[words]
+
+    return summary
+
+
+@pytest.fixture
+def trained(monkeypatch):
+    """The names of silos in the order in which they trained."""
+    names, rounds = [], LocalTraining.rounds
+    monkeypatch.setattr(
+        LocalTraining,
+        "rounds",
+        lambda self, silos, *a: names.extend(silo.name for silo in silos) or rounds(self, silos, *a),
+    )
+    return names
+
+
+# -- over sessions -----------------------------------------------------------------------------------------------------
+
+
+class TwiceLink(DirectLink):
+    """Everything that comes, comes twice, and once more with whatever comes next."""
+
+    def pull(self, messages):
+        arrivals = list(super().pull(messages))
+        again, self.last = getattr(self, "last", []), arrivals
+        return [*again, *arrivals, *arrivals]
+
+
+def test_what_comes_twice_counts_once(whole, tmp_path):
+    config, expected = whole("rounds=3")
+    configs = local_configs(config, tmp_path / "run")
+    link = TwiceLink(answering(configs))
+    coordinate(job(config, tmp_path / "run", configs), link)
+    assert bits(read_summary(tmp_path / "run")) == bits(expected)
+
+
+class SlowLink(DirectLink):
+    """One silo does its round 2, and its answer comes after every deadline: always, or the first time only."""
+
+    always = True
+
+    def push(self, node, data):
+        message = super().push(node, data)
+        frame = decode(data)
+        held = getattr(self, "held", set())
+        if node == 1 and frame.kind == "round" and frame.fields["round"] == 2 and (self.always or not held):
+            self.held = held | {message}
+        return message
+
+    def pull(self, messages):
+        return super().pull([message for message in messages if message not in getattr(self, "held", ())])
+
+
+def test_a_silo_that_is_too_slow_is_asked_again_and_does_not_train_again(whole, trained, tmp_path):
+    """What it had done by the deadline is in its folder; the same question is answered from there."""
+    config, expected = whole("rounds=3", "federation.deadline=0.4", "federation.retries=3")
+    configs = local_configs(config, tmp_path / "run")
+
+    trained.clear()
+    link = SlowLink(answering(configs))
+    link.always = False
+    coordinate(job(config, tmp_path / "run", configs), link)
+    assert bits(read_summary(tmp_path / "run")) == bits(expected)
+    assert sorted(trained) == sorted([*configs] * 3)
+    assert [event["missing"] for event in logged(tmp_path / "run", "quorum")] == [["beta"]]
+
+
+def test_a_silo_that_is_always_too_slow_is_done_without_where_the_quorum_allows(whole, tmp_path):
+    config, _ = whole("rounds=3", "federation.deadline=0.4", "federation.retries=0", "federation.quorum=0.6")
+    out = tmp_path / "run"
+    configs = local_configs(config, out)
+    coordinate(job(config, out, configs), SlowLink(answering(configs)))
+    took_part = {(event["round"], event["silo"]) for event in logged(out, "silo")}
+    assert took_part == {(number, name) for number in (1, 2, 3) for name in configs} - {(2, "beta")}
+    assert {event["reason"] for event in logged(out, "silo-failed")} == {"no answer within 0.4 s"}
+
+
+@pytest.mark.parametrize("when", [5, 9, 14])
+def test_a_run_whose_flower_is_gone_says_so_and_goes_on(whole, when, tmp_path):
+    """It says `lost`, not `failed`: whoever runs Flower starts it anew."""
+    config, expected = whole("rounds=3")
+    out = tmp_path / "run"
+    configs = local_configs(config, out)
+    there = answering(configs)
+
+    class Broken(DirectLink):
+        def push(self, node, data):
+            if len(self.sent) == when:
+                raise LinkLost("Flower: ConnectError")
+            return super().push(node, data)
+
+    with pytest.raises(LinkLost):
+        coordinate(job(config, out, configs), Broken(there))
+    assert json.loads((out / "federation" / "outcome.json").read_text())["state"] == "lost"
+    coordinate(job(config, out, configs), DirectLink(there))
+    assert bits(read_summary(out)) == bits(expected)
+
+
+def test_a_round_that_was_judged_before_a_kill_is_logged_once_by_the_engine_that_goes_on(whole, monkeypatch, tmp_path):
+    """Killed when round 1 was judged, with round 2's answers, and before round 2's checkpoint."""
+    config, expected = whole("rounds=3")
+    out = tmp_path / "run"
+    configs = local_configs(config, out)
+    there = answering(configs)
+
+    class Killed(BaseException):
+        pass
+
+    checkpoint = Flower._checkpoint
+
+    def kill(engine, number, *rest, **more):
+        if number == 2:
+            raise Killed
+        checkpoint(engine, number, *rest, **more)
+
+    monkeypatch.setattr(Flower, "_checkpoint", kill)
+    with pytest.raises(Killed):
+        coordinate(job(config, out, configs), DirectLink(there))
+    assert rounds_of(out) == [1]
+    found = run(config, out=out, resume=True).summary
+    assert bits(found) == bits(expected)
+    assert rounds_of(out) == [1, 2, 3]
+
+
+def rounds_of(out):
+    """The rounds that the log says how good they were, in its order."""
+    return [event["round"] for event in logged(out, "round")]
+
+
+# -- over processes ----------------------------------------------------------------------------------------------------
+
+MOMENTS = 5
+SILOS = ("alpha", "beta", "gamma")
+
+
+def victims(kind, out, draw):
+    if kind == "coordinator":
+        try:
+            return [json.loads((out / "federation" / "coordinator.json").read_text())["pid"]]
+        except (OSError, ValueError):
+            return []
+    return processes(out, kind if kind == "superlink" else f"{kind}-{draw.choice(SILOS)}")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["supernode", "worker", "coordinator", "superlink"])
+def test_kill_9_at_random_moments_changes_nothing(start, whole, tmp_path, kind):
+    """Five times in one run, each up to some seconds after the last one is overcome; nobody has to resume it."""
+    config, expected = whole("rounds=30", "federation.patience=30")
+    draw = random.Random(f"kill-{kind}")
+    process, out = start(config)
+    killed = []
+    wait_until((out / "checkpoints" / "round-0001.json").exists, process)
+    while len(killed) < MOMENTS:
+        until = time.monotonic() + draw.uniform(0, 3)
+        wait_until(lambda until=until: time.monotonic() >= until, process)
+        found = []
+        while not found:
+            assert process.poll() is None, (killed, process.communicate()[0])
+            found = [one for one in victims(kind, out, draw) if one not in killed]
+            time.sleep(0.02)
+        os.kill(found[0], signal.SIGKILL)
+        killed.append(found[0])
+    said = finish(process)
+    assert process.returncode == 0, said
+    assert bits(read_summary(out)) == bits(expected)
+    rounds = [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()]
+    assert [event["round"] for event in rounds if event["event"] == "round"] == list(range(1, 31))
+    assert_nothing_is_left(out)
+
+
+@pytest.mark.long
+def test_a_long_run_survives_any_number_of_rare_crashes(start, whole, tmp_path):
+    """One silo's worker dies in eight rounds, more often than anything may end without a finished round in between."""
+    config, expected = whole("rounds=30", "federation.patience=30")
+    process, out = start(config)
+    killed = []
+    for number in range(1, 17, 2):
+        wait_until((lambda done: lambda: reached(out) >= done)(number), process)
+        found = []
+        while not found:
+            assert process.poll() is None, (killed, process.communicate()[0])
+            found = [one for one in processes(out, "worker-beta") if one not in killed]
+            time.sleep(0.02)
+        os.kill(found[0], signal.SIGKILL)
+        killed.append(found[0])
+    said = finish(process)
+    assert process.returncode == 0, said
+    assert len(set(killed)) == 8 > STARTS
+    assert bits(read_summary(out)) == bits(expected)
+
+
+def reached(out):
+    """The last finished round."""
+    return max((int(path.stem[6:]) for path in (out / "checkpoints").glob("round-*.json")), default=0)

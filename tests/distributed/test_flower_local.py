@@ -1,0 +1,121 @@
+"""Real processes: SuperLink, SuperNodes and workers on 127.0.0.1, against the same run in one process."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+
+import pytest
+from flwr.common.config import parse_config_args
+
+from silotune.config import dump
+from silotune.core.locking import claimed
+from silotune.distributed.deploy.local_run import run_local
+from silotune.distributed.flower.commands import supernode
+from silotune.distributed.processes.restart_policy import Attempts
+from silotune.errors import InputError
+from silotune.runs.build.resolve import on_this_machine
+from silotune.runs.run import run
+from silotune.runs.storage.run_folder import RunFolder
+from tests.support.method_cases import snapshot
+from tests.support.processes import SAME, assert_nothing_is_left, finish, wait_until
+from tests.support.session_rig import federate
+
+
+def assert_same(start, config, tmp_path) -> None:
+    expected = run(config, out=tmp_path / "whole").summary
+    process, out = start(config)
+    said = finish(process)
+    assert process.returncode == 0, said
+    summary = json.loads((out / "summary.json").read_text(encoding="utf-8"))
+    assert {key: summary[key] for key in SAME} == {key: expected[key] for key in SAME}
+    assert summary["engine"] == "flower-local"
+    assert summary.keys() == expected.keys()
+    assert_nothing_is_left(out)
+
+
+def test_flower_local_ends_with_the_bits_of_one_process(start, tiny_config, tmp_path):
+    assert_same(start, tiny_config("fedmcp", "rounds=2", "train.steps=2"), tmp_path)
+
+
+def test_what_cannot_be_resumed_stays_as_it_is(tiny_config, tmp_path):
+    """A folder of something else, of another configuration, of another engine; one in which another run is at work."""
+    config = on_this_machine(tiny_config("fedmcp", "rounds=1", "train.steps=1"))
+    other, whole = tmp_path / "other", tmp_path / "whole"
+    other.mkdir()
+    (other / "thesis.txt").write_text("mine")
+    run(config, out=whole)
+    changed = config.model_copy(update={"seed": 9})
+    for out, wanted, said in (
+        (other, config, "not a run folder"),
+        (whole, changed, "another configuration"),
+        (whole, config, "not made by this engine; resume it with --engine inprocess"),
+    ):
+        before = snapshot(out)
+        with pytest.raises(InputError, match=said):
+            run_local(wanted, out, resume=True)
+        assert snapshot(out) == before
+    with claimed(tmp_path / "busy"), pytest.raises(InputError, match="another process is at work there"):
+        run_local(config, tmp_path / "busy", resume=True)
+    assert list((tmp_path / "busy").iterdir()) == []
+
+
+def test_what_the_command_checks_is_what_its_coordinator_writes(tiny_config, tmp_path):
+    """Else no run could be resumed."""
+    config = on_this_machine(tiny_config("fedmcp", "rounds=1", "train.steps=1"))
+    federate(config, tmp_path / "run")
+    RunFolder.check(tmp_path / "run", dump(config), resume=True)
+
+
+def test_only_what_ends_again_and_again_without_progress_is_given_up():
+    reached = [0]
+    attempts = Attempts(3, lambda: list(reached))
+    assert [attempts.ended("worker") for _ in range(2)] == [True, True]
+    assert attempts.ended("node")
+    reached[0] = 1  # a finished round
+    assert [attempts.ended("worker") for _ in range(3)] == [True, True, False]
+    for number in range(2, 50):
+        reached[0] = number
+        assert attempts.ended("worker")
+
+
+@pytest.mark.parametrize("name", ["b c", "a.b-c", "x_1", "1", "true", "a  b", "0x1F", "a" * 80])
+def test_a_node_gets_its_silos_name(name):
+    words = supernode("127.0.0.1:1", 2, name, Path("/tmp/a b/w.sock"))
+    found = parse_config_args([words[words.index("--node-config") + 1]])
+    assert found == {"silo": name, "worker": "/tmp/a b/w.sock"}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("method", ["fedavg", "fedmcp", "fedrep", "fedfame", "fedprompt", "feddpa-t"])
+def test_flower_local_for_every_method(start, tiny_config, tmp_path, method):
+    assert_same(start, tiny_config(method, "rounds=3"), tmp_path)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_nothing_outlives_a_run_that_is_ended_and_it_resumes(start, tiny_config, tmp_path, number):
+    """Ended in round 2, once by `kill -9`; the resumed run ends with the same bits."""
+    config = tiny_config("fedmcp", "rounds=4")
+    expected = run(config, out=tmp_path / "whole").summary
+    process, out = start(config)
+    wait_until((out / "checkpoints" / "round-0001.json").exists, process)
+    process.send_signal(number)
+    finish(process)
+    assert process.returncode in (130, -number)
+    assert_nothing_is_left(out)
+    process, out = start(config, "--resume")
+    said = finish(process)
+    assert process.returncode == 0, said
+    summary = json.loads((out / "summary.json").read_text(encoding="utf-8"))
+    assert {key: summary[key] for key in SAME} == {key: expected[key] for key in SAME}
+    assert_nothing_is_left(out)
+
+
+def test_bad_input_starts_nothing(start, tiny_config, tmp_path):
+    process, out = start(tiny_config("centralised"))
+    said = finish(process)
+    assert process.returncode == 2
+    assert "method=centralised" in said
+    assert not out.exists()

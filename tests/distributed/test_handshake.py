@@ -1,0 +1,200 @@
+"""What differs between a silo and the coordinator is refused before round 1, by name."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from silotune.config import dump
+from silotune.distributed.coordinator.coordinate import coordinate
+from silotune.distributed.protocol.frames import Frame, decode
+from silotune.distributed.protocol.handshake import HandshakeRefused, Hello, Identity, check_identity
+from silotune.distributed.silo import session as session_module
+from silotune.distributed.silo.session import Session
+from silotune.errors import InputError, SilotuneError
+from tests.support.session_rig import DirectLink, answering, job, local_configs
+
+OURS = Identity("1", "c" * 64, "b" * 64, "t" * 64, "fp32", "fedmcp", {"global/a": (2, 3)})
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"version": "2"}, "another silotune: 2, the coordinator's: 1"),
+        ({"config": "d" * 64}, "another configuration (sha256): dddddddddddd…, the coordinator's: cccccccccccc…"),
+        ({"backbone": "x" * 64}, "another backbone (sha256 of its weights): xxxxxxxxxxxx…"),
+        ({"tokenizer": "x" * 64}, "another tokenizer (sha256): xxxxxxxxxxxx…"),
+        ({"precision": "bf16"}, "another precision: bf16, the coordinator's: fp32"),
+        ({"method": "moon"}, "another method: moon, the coordinator's: fedmcp"),
+        ({"shapes": {"global/a": (3, 2)}}, "other part shapes: 'global/a' is (3, 2), the coordinator's: (2, 3)"),
+        ({"shapes": {}}, "'global/a' is missing"),
+        ({"shapes": {"global/a": (2, 3), "z": (1,)}}, "'z' is (1,), the coordinator's: missing"),
+    ],
+)
+def test_each_difference_by_name(change, said):
+    with pytest.raises(HandshakeRefused) as refused:
+        check_identity("north", OURS, replace(OURS, **change))
+    assert str(refused.value).startswith("silo 'north': ")
+    assert said in str(refused.value)
+
+
+def test_the_version_comes_first():
+    theirs = Identity("2", "x", "x", "x", "x", "x", {})
+    with pytest.raises(HandshakeRefused, match="another silotune"):
+        check_identity("north", OURS, theirs)
+
+
+def test_an_identity_survives_a_frame():
+    frame = decode(Frame("hello", {"identity": OURS.fields()}).encode())
+    assert Identity.read(frame.fields["identity"]) == OURS
+
+
+@pytest.mark.parametrize(
+    "damage", [None, {}, {"version": 1}, {**OURS.fields(), "shapes": 5}, {**OURS.fields(), "x": 1}]
+)
+def test_a_damaged_identity(damage):
+    with pytest.raises(HandshakeRefused):
+        Identity.read(damage)
+
+
+TASK = {"name": "x", "labels": ["a", "b"], "metric": "accuracy", "kind": "classification"}
+SAID = {"silo": "north", "identity": OURS.fields(), "task": TASK, "texts": 1}
+
+
+def test_a_hello_is_read():
+    found = Hello.read(Frame("hello", SAID))
+    assert (found.silo, found.identity, found.task.labels, found.texts) == ("north", OURS, ("a", "b"), 1)
+
+
+@pytest.mark.parametrize("field", ["identity", "task", "texts"])
+def test_a_hello_without_a_field(field):
+    with pytest.raises(HandshakeRefused, match=f"^silo 'north': a hello without '{field}'$"):
+        Hello.read(Frame("hello", {name: value for name, value in SAID.items() if name != field}))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        *(("identity", value) for value in (None, 5, [], {}, {**OURS.fields(), "version": 1})),
+        *(("task", value) for value in (None, "x", [], {}, {**TASK, "labels": 3}, {**TASK, "labels": [1, 2]})),
+        *(("task", {**TASK, name: value}) for name in TASK for value in (None, [], {}, 1.5) if name != "labels"),
+        *(("task", {**TASK, **more}) for more in ({"metric": "rouge1"}, {"metric": "unheard"}, {"x": 1})),
+        *(("texts", value) for value in (None, "1", 0, 3, True, 1.0, [1], 10**400)),
+    ],
+)
+def test_a_field_of_a_hello_that_is_something_else(field, value):
+    with pytest.raises(HandshakeRefused) as refused:
+        Hello.read(Frame("hello", SAID | {field: value}))
+    said = str(refused.value)
+    assert said.startswith(f"silo 'north': {field}: ")
+    assert len(said) < 250
+    assert "\n" not in said
+
+
+@pytest.mark.parametrize("kind", ["failed", "answer", ""])
+def test_what_is_no_hello_names_the_silo(kind):
+    for fields in ({}, {"reason": "its rows cannot be used"}, {"reason": "silo 'north': another version"}):
+        with pytest.raises(HandshakeRefused) as refused:
+            Hello.read(Frame(kind, {"silo": "north", **fields}))
+        assert str(refused.value).count("north") == 1
+
+
+@pytest.mark.parametrize(("field", "value"), [("task", None), ("texts", None), ("texts", "one")])
+def test_a_damaged_hello_ends_the_run_before_anything_began(tiny_config, tmp_path, field, value):
+    config = tiny_config("fedmcp", "rounds=1")
+    configs = local_configs(config, tmp_path / "run")
+    sessions = [Session(local) for local in configs.values()]
+
+    def damaged(data):
+        frame = decode(sessions[1].answer(data))
+        fields = {name: said for name, said in frame.fields.items() if name != field}
+        return Frame(frame.kind, fields if value is None else fields | {field: value}).encode()
+
+    link = DirectLink({0: sessions[0].answer, 1: damaged, 2: sessions[2].answer})
+    with pytest.raises(HandshakeRefused, match=f"^silo 'beta': .*{field}"):
+        coordinate(job(config, tmp_path / "run", configs), link)
+    assert not (tmp_path / "run" / "config.yaml").exists()
+
+
+@pytest.fixture
+def started(tiny_config, tmp_path):
+    """`started(change)` → the coordinator's refusal, with the second silo changed; nothing may have been trained."""
+
+    def start(change, *words):
+        config = tiny_config("fedmcp", "rounds=1", "train.steps=1", *words)
+        out = tmp_path / "run"
+        configs = local_configs(config, out)
+        configs["beta"] = change(configs["beta"])
+        link = DirectLink(answering(configs))
+        with pytest.raises((InputError, SilotuneError)) as refused:
+            coordinate(job(config, out, configs), link)
+        assert {decode(data).kind for _, data in link.sent} == {"hello"}
+        assert not list(out.rglob("*.safetensors"))
+        assert json.loads((out / "federation" / "outcome.json").read_text())["error"] == str(refused.value)
+        return str(refused.value)
+
+    return start
+
+
+def test_another_backbone(started, backbone_folder, tmp_path):
+    folder = tmp_path / "other"
+    folder.mkdir()
+    for path in backbone_folder("bert").iterdir():
+        (folder / path.name).write_bytes(path.read_bytes())
+    weights = load_file(folder / "model.safetensors")
+    name = next(name for name in sorted(weights) if name.endswith("word_embeddings.weight"))
+    weights[name] = weights[name] + torch.zeros_like(weights[name]).index_fill(0, torch.tensor([0]), 1e-3)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    said = started(lambda local: local.model_copy(update={"backbone": str(folder)}))
+    assert said.startswith("silo 'beta': another backbone")
+
+
+def test_another_tokenizer(started, backbone_folder, tmp_path):
+    folder = tmp_path / "other"
+    folder.mkdir()
+    for path in backbone_folder("bert").iterdir():
+        (folder / path.name).write_bytes(path.read_bytes())
+    made = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
+    made["normalizer"]["lowercase"] = False
+    (folder / "tokenizer.json").write_text(json.dumps(made), encoding="utf-8")
+    said = started(lambda local: local.model_copy(update={"backbone": str(folder)}))
+    assert said.startswith("silo 'beta': another tokenizer")
+
+
+def test_another_configuration_than_the_one_agreed_on(started, tiny_config, tmp_path):
+    agreed = tmp_path / "agreed.yaml"
+    agreed.write_text(dump(tiny_config("fedmcp", "rounds=1", "train.steps=1", "train.lr=0.5")), encoding="utf-8")
+    said = started(lambda local: local.model_copy(update={"config": str(agreed)}))
+    assert said.startswith("silo 'beta': another configuration: train is")
+    assert "agreed on was" in said
+
+
+def test_another_version(tiny_config, tmp_path, monkeypatch):
+    config = tiny_config("fedmcp", "rounds=1")
+    configs = local_configs(config, tmp_path / "run")
+    link = DirectLink(answering(configs))
+    monkeypatch.setattr(session_module, "__version__", "0.0.9")
+    with pytest.raises(SilotuneError, match=r"silo '\w+': another silotune: 0.0.9, the coordinator's: "):
+        coordinate(job(config, tmp_path / "run", configs), link)
+
+
+def test_a_stranger_is_not_let_in(tiny_config, tmp_path):
+    """A node with a name that is not among the silos, and one whose key is registered under another name."""
+    config = tiny_config("fedmcp", "rounds=1", "train.steps=1", "federation.join=0.2")
+    configs = local_configs(config, tmp_path / "run")
+    sessions = [Session(local) for local in configs.values()]
+    stranger = Session(configs["beta"].model_copy(update={"name": "delta"}))
+    joined = {0: sessions[0].answer, 1: stranger.answer, 2: sessions[2].answer, 3: sessions[1].answer}
+    link = DirectLink(joined, names={0: "silo-alpha", 2: "gamma", 3: "silo-alpha"})
+    with pytest.raises(SilotuneError, match=r"did not join within federation.join=0.2 s: beta; nothing began"):
+        coordinate(job(config, tmp_path / "run", configs), link)
+
+
+def test_methods_that_need_all_rows_are_refused(tiny_config, tmp_path):
+    config = tiny_config("centralised")
+    with pytest.raises(InputError, match=r"method=centralised.*inprocess"):
+        coordinate(job(config, tmp_path / "run", ["alpha"]), DirectLink({}))

@@ -1,0 +1,197 @@
+"""What a silo paid for with privacy is counted by the silo: no coordinator, and no new run, makes it forget."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from silotune.distributed.coordinator.coordinate import coordinate
+from silotune.distributed.coordinator.status_files import Watched
+from silotune.distributed.protocol.agreement import travelling
+from silotune.distributed.protocol.frames import Frame, decode
+from silotune.distributed.protocol.handshake import Identity
+from silotune.distributed.silo.privacy_ledger import FILE, Ledger, Price
+from silotune.distributed.silo.session import Session
+from silotune.errors import InputError, SilotuneError
+from silotune.runs.build.builder import build
+from silotune.training.participant import Spent
+from tests.support.session_rig import DirectLink, answering, job, local_configs
+
+NOISE = ("uplink=clip,laplace", "uplink.epsilon=2", "rounds=2", "train.steps=1")
+
+
+def answers(link: DirectLink) -> list[Frame]:
+    """The noised answers among all that came."""
+    frames = (decode(data) for _, data in link.came)
+    return [frame for frame in frames if frame.kind == "answer" and frame.blobs.get("message")]
+
+
+def test_uses_of_this_run_and_the_sum_of_the_others(tmp_path):
+    ledger = Ledger(tmp_path)
+    two, half = Price("laplace", 2.0, 0.0), Price("laplace", 0.5, 0.0)
+    assert ledger.spent("a" * 16, two) == Spent(0, 0.0)
+    for run, name, price in (("a", "0001", two), ("a", "0002", two), ("b", "0001", half)):
+        ledger.record(run * 16, name, price)
+    assert ledger.spent("a" * 16, two) == Spent(2, 0.5)
+    assert ledger.spent("b" * 16, half) == Spent(1, 4.0)
+    assert ledger.spent("c" * 16, half) == Spent(0, 4.5)
+    for other in (half, Price("gaussian", 2.0, 0.0), Price("laplace", 2.0, 1e-5)):  # the same run, another price
+        assert ledger.spent("a" * 16, other) == Spent(0, 4.5)
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"run": "x"}', '{"run": "x", "epsilon": null}'])
+def test_a_damaged_record_lets_nothing_more_leave(tmp_path, text):
+    (tmp_path / FILE).write_text(text + "\n")
+    with pytest.raises(InputError, match=FILE):
+        Ledger(tmp_path).spent("a" * 16, Price("laplace", 1.0, 0.0))
+
+
+def test_another_run_over_the_same_rows_finds_the_budget_spent(tiny_config, tmp_path):
+    config = tiny_config("fedavg", *NOISE, "privacy.epsilon=4")
+    configs = local_configs(config, tmp_path / "one")
+    link = DirectLink(answering(configs))
+    coordinate(job(config, tmp_path / "one", configs), link)
+    assert len(answers(link)) == 2 * len(configs)  # two rounds of ε = 2 each
+    link.came.clear()
+    with pytest.raises(SilotuneError, match="quorum"):
+        coordinate(job(config, tmp_path / "two", configs), link)
+    assert answers(link) == []
+    reasons = [frame.fields["reason"] for frame in (decode(data) for _, data in link.came) if frame.kind == "failed"]
+    assert reasons
+    assert all("budget of 4 is spent" in reason for reason in reasons)
+
+
+def test_a_rewound_state_does_not_rewind_the_count(tiny_config, tmp_path):
+    """The coordinator asks again, now from the state before round 1."""
+    config = tiny_config("fedavg", *NOISE, "privacy.epsilon=4")
+    configs = local_configs(config, tmp_path / "one")
+    sessions = [Session(local) for local in configs.values()]
+    link = DirectLink({n: session.answer for n, session in enumerate(sessions)})
+    coordinate(job(config, tmp_path / "one", configs), link)
+    asked = [decode(data) for node, data in link.sent if node == 0]
+    last = next(frame for frame in asked if frame.kind == "round" and frame.fields["round"] == 2)
+    assert last.fields["base"] == "0001"
+    answered = decode(sessions[0].answer(last.encode()))  # the same question: the stored answer
+    refused = decode(sessions[0].answer(Frame("round", {**last.fields, "base": ""}, last.blobs).encode()))
+    assert (answered.kind, refused.kind) == ("answer", "failed")
+    assert "budget" in refused.fields["reason"]
+    lines = (tmp_path / "one" / "checkpoints" / "silos" / next(iter(configs)) / FILE).read_text().splitlines()
+    assert [json.loads(line)["epsilon"] for line in lines] == [2.0, 2.0]
+
+
+def test_noise_that_the_coordinator_knows_is_refused(tiny_config, tmp_path):
+    config = tiny_config("fedavg", *NOISE)
+    configs = local_configs(config, tmp_path / "run", seeded_noise=False)
+    link = DirectLink(answering(configs))
+    with pytest.raises(SilotuneError, match="secret"):
+        coordinate(job(config, tmp_path / "run", configs), link)
+    assert answers(link) == []
+
+
+@pytest.mark.parametrize("own", [{"secret": "key"}, {"epsilon": 3.0}])
+def test_a_silo_that_wants_noise_answers_no_run_without(own, tiny_config, tmp_path):
+    """Whatever the coordinator's configuration says: it could ask for the parts as they are."""
+    (tmp_path / "key").write_bytes(b"s" * 32)
+    own = {key: str(tmp_path / value) if key == "secret" else value for key, value in own.items()}
+    config = tiny_config("fedavg", "rounds=1")
+    configs = local_configs(config, tmp_path / "run", **own)
+    link = DirectLink(answering(configs))
+    with pytest.raises(SilotuneError, match=f"answers with noise alone.*{next(iter(own))}"):
+        coordinate(job(config, tmp_path / "run", configs), link)
+    assert answers(link) == []
+
+
+def test_an_operators_own_budget_holds_where_the_run_has_none(tiny_config, tmp_path):
+    config = tiny_config("fedavg", *NOISE)  # ε = 2 a round
+    configs = local_configs(config, tmp_path / "run", epsilon=3.0)
+    link = DirectLink(answering(configs))
+    with pytest.raises(SilotuneError):
+        coordinate(job(config, tmp_path / "run", configs), link)
+    assert {frame.fields["round"] for frame in answers(link)} == {1}
+    ledger = tmp_path / "run" / "checkpoints" / "silos" / next(iter(configs)) / FILE
+    assert [json.loads(line)["epsilon"] for line in ledger.read_text().splitlines()] == [2.0]
+
+
+def test_a_coordinator_that_changes_the_noise_within_a_run_does_not_stretch_the_budget(tiny_config, tmp_path):
+    """Round n at ε = 4/n: each alone would fit, priced at its own configuration, for ever."""
+    config = tiny_config("fedavg", *NOISE)
+    local = local_configs(config, tmp_path / "run", epsilon=4.0)["alpha"]
+    session, left = Session(local), []
+    for number in range(1, 6):
+        asked = tiny_config("fedavg", *NOISE, f"uplink.epsilon={4 / number}", "rounds=9")
+        answer = session.answer(round_request(asked, number).encode())
+        left.append(decode(answer))
+    assert [frame.kind for frame in left] == ["answer", *["failed"] * 4]
+    assert all("budget of 4 is spent" in frame.fields["reason"] for frame in left[1:])
+
+
+@pytest.mark.parametrize(("own", "kind"), [({}, "failed"), ({"delta": 0.9}, "answer")])
+def test_a_coordinator_does_not_choose_the_delta_of_an_operators_budget(own, kind, tiny_config, tmp_path):
+    """Noise for ε = 0.1 at δ = 0.9 is next to none: at 1e-5 it costs far more than 4."""
+    config = tiny_config("fedavg", "uplink=clip,gaussian", "uplink.epsilon=0.1", "uplink.delta=0.9", "rounds=1")
+    local = local_configs(config, tmp_path / "run", epsilon=4.0, **own)["alpha"]
+    assert decode(Session(local).answer(round_request(config, 1).encode())).kind == kind
+
+
+def round_request(config, number: int) -> Frame:
+    """A coordinator's request for a round of a run that is always called the same."""
+    federation = build(config)
+    text = travelling(config, sorted(federation.silos))
+    run = {"run": "0" * 16, "config": text, "identity": Identity.of(federation.config, text, federation.backbone)}
+    fields = run | {"identity": run["identity"].fields(), "round": number, "base": "", "keep": [], "judge": False}
+    return Frame("round", fields, {"broadcast": federation.coordinator.broadcast(number)})
+
+
+def test_what_the_noise_promises_is_said_before_the_first_round(tiny_config, tmp_path, capsys):
+    config = tiny_config("fedavg", *NOISE)
+    configs = local_configs(config, tmp_path / "run")
+    link, said = DirectLink(answering(configs)), []
+    watched = Watched(tmp_path / "run" / "federation", lambda *_: None, said.append)
+    told_at = []
+
+    def first(data):
+        watched.tell()
+        told_at.append((decode(data).kind, len(said)))
+        return answering(configs)[0](data)
+
+    link.joined[0] = first
+    coordinate(job(config, tmp_path / "run", configs), link)
+    assert {count for kind, count in told_at if kind == "hello"} == {0}
+    assert {count for kind, count in told_at if kind == "round"} == {2}
+    assert "ε = 2 a round, ε = 4 in total at δ = 0" in said[0]
+    assert "silotune coordinator: privacy: laplace noise" in capsys.readouterr().out
+
+
+def test_central_noise_on_machines_of_their_own_needs_a_secret_of_the_coordinator(tiny_config, tmp_path):
+    """Silos know the seed. With the secret they need none of their own, and cannot tell who takes part."""
+    words = ("rounds=2", "aggregation=uniform", "aggregation.clip=1", "aggregation.noise_multiplier=1")
+    config = tiny_config("fedavg", *words, "sampling.count=1")
+    configs = local_configs(config, tmp_path / "elsewhere", seeded_noise=False)
+    asked = replace(job(config, tmp_path / "run", configs), local=False)
+    with pytest.raises(InputError, match=r"noise_multiplier.*privacy\.secret"):
+        coordinate(asked, DirectLink(answering(configs)))
+    (tmp_path / "key").write_bytes(b"s" * 32)
+    config = tiny_config("fedavg", *words, "sampling.count=1", f"privacy.secret={tmp_path / 'key'}")
+    link = DirectLink(answering(configs))
+    coordinate(replace(job(config, tmp_path / "run", configs), local=False), link)
+    assert len(answers(link)) == 2
+
+
+def test_paths_of_the_silo_stay_there(tiny_config, tmp_path):
+    config = tiny_config("fedavg", "rounds=1")
+    configs = local_configs(config, tmp_path / "run", backbone=str(tmp_path / "secret-place" / "model"))
+    link = DirectLink(answering(configs))
+    with pytest.raises(SilotuneError):
+        coordinate(job(config, tmp_path / "run", configs), link)
+    assert link.came
+    assert not any(b"secret-place" in data or str(tmp_path).encode() in data for _, data in link.came)
+
+
+def test_an_agreed_configuration_as_a_person_writes_it_is_warmed_up(tiny_config, tmp_path):
+    config = tiny_config("fedavg", "rounds=1")
+    written = tmp_path / "agreed.yaml"
+    written.write_text(f"preset: demo\nbackbone: {config.backbone}\nrounds: 1\n", encoding="utf-8")
+    local = next(iter(local_configs(config, tmp_path / "run").values()))
+    Session(local.model_copy(update={"config": str(written)})).warm()

@@ -1,0 +1,241 @@
+"""Real processes with TLS, node keys and nginx in front: who is let in, and what passes."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+import ssl
+import sys
+import tempfile
+import threading
+import time
+from base64 import b64encode
+from pathlib import Path
+
+import httpx
+import pytest
+from cryptography.hazmat.primitives import serialization
+from flwr.common.constant import TIMESTAMP_HEADER
+from flwr.proto.fleet_pb2 import ActivateNodeRequest, PullMessagesRequest
+from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER
+from flwr.supercore.date import now
+from flwr.supercore.primitives.asymmetric import public_key_to_bytes, sign_message
+from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
+
+from silotune.config import dump
+from silotune.distributed.deploy import commands as deployment
+from silotune.distributed.processes.supervisor import free_ports
+from silotune.errors import InputError
+from silotune.runs.run import run
+from silotune.runs.storage.readers import read_summary
+from tests.support.deployed import LONGEST, NGINX, SILOS, Deployed, authority, key, silo_files
+
+pytestmark = [
+    pytest.mark.skipif(NGINX is None, reason="nginx is not installed"),
+    pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed"),
+    pytest.mark.skipif(shutil.which("ssh-keygen") is None, reason="ssh-keygen is not installed"),
+]
+
+
+@pytest.fixture
+def deployed():
+    """A federation's coordinator and proxy, running."""
+    with tempfile.TemporaryDirectory(prefix="st-") as folder:
+        found = Deployed(Path(folder))
+        try:
+            found.up()
+            yield found
+        finally:
+            found.end()
+
+
+def client(deployed, port=None) -> httpx.Client:
+    context = ssl.create_default_context(cafile=str(deployed.tls / "ca.pem"))
+    return httpx.Client(base_url=f"https://localhost:{port or deployed.proxy}", verify=context, timeout=120)
+
+
+def signed(private: Path) -> tuple[bytes, dict[str, str]]:
+    """A node's public key, and the headers by which its SuperNode proves that it has the private one."""
+    loaded = serialization.load_ssh_private_key(private.read_bytes(), None)
+    public, stamp = public_key_to_bytes(loaded.public_key()), now().isoformat()
+    return public, {
+        TIMESTAMP_HEADER: stamp,
+        FLEET_HTTP_PUBLIC_KEY_HEADER: b64encode(public).decode(),
+        FLEET_HTTP_SIGNATURE_HEADER: b64encode(sign_message(loaded, stamp.encode())).decode(),
+    }
+
+
+def test_only_the_node_api_passes_and_only_for_admitted_keys(deployed):
+    """One SuperLink, so that the short suite stays short."""
+    north, stranger = key(deployed.folder / "north"), key(deployed.folder / "stranger")
+    media = {"content-type": PROTOBUF_MEDIA_TYPE}
+    with client(deployed) as proxy, client(deployed, deployed.port) as behind:
+        # paths
+        assert proxy.get("/health").status_code == 200
+        for path in (
+            "/", "/docs", "/openapi.json", "/v1", "/v1/fleet", "/v1/fleet/", "/health/", "/health?x",
+            "/v1/control/list-runs", "/v1/control/start-run", "/v1/control/register-node", "/v1/runtime/acquire-task",
+            "/v1/fleet/../control/list-runs", "/v1/fleet/%2e%2e/control/list-runs", "/v1/fleet/..%2fcontrol/list-runs",
+            "/v1/fleet/pull-messages/../../control/list-runs", "//v1/control/list-runs", "/v1/fleet/x%00",
+            "/V1/CONTROL/list-runs", "/v1/fleet/pull-messages?x=/v1/control/list-runs", "/v1%2fcontrol/list-runs",
+        ):  # fmt: skip
+            for method in ("GET", "POST"):
+                url = httpx.URL(f"https://localhost:{deployed.proxy}").copy_with(raw_path=path.encode())
+                answer = proxy.request(method, url, headers=media)
+                assert answer.status_code in (400, 403, 404, 405), (method, path, answer.status_code)
+                assert b"uvicorn" not in answer.headers.get("server", "").encode(), path
+        assert proxy.get("/v1/fleet/pull-messages").status_code == 405
+        # what is closed by the proxy is open behind it: that is why it is there
+        assert behind.post("/v1/control/list-runs", headers=media).status_code == 200
+        # keys
+        done = deployed.command("federation", "admit", deployed.link, "north", north)
+        assert done.returncode == 0, done.stderr
+        node = json.loads((deployed.folder / "c" / "nodes.json").read_text())["north"]
+        assert done.stdout.strip().endswith(f"node {node}")
+
+        def activate(public: bytes, headers: dict[str, str]) -> httpx.Response:
+            body = ActivateNodeRequest(public_key=public, heartbeat_interval=30).SerializeToString()
+            return proxy.post("/v1/fleet/activate-node", content=body, headers=headers | media)
+
+        ours, proof = signed(north.with_suffix(""))
+        theirs, other = signed(stranger.with_suffix(""))
+        assert activate(ours, proof).status_code == 200
+        for public, headers in (
+            (ours, {}),  # no proof
+            (theirs, other),  # a key that nobody admitted
+            (ours, other),  # an admitted key with another's proof
+            (ours, proof | {FLEET_HTTP_SIGNATURE_HEADER: other[FLEET_HTTP_SIGNATURE_HEADER]}),
+            (ours, proof | {TIMESTAMP_HEADER: "2020-01-01T00:00:00+00:00"}),
+        ):
+            answer = activate(public, headers)
+            assert 400 <= answer.status_code < 500
+            assert node not in answer.text
+            assert b"north" not in answer.content
+        pull = PullMessagesRequest()
+        pull.node.node_id = int(node)
+        for headers in ({}, other):
+            answer = proxy.post("/v1/fleet/pull-messages", content=pull.SerializeToString(), headers=headers | media)
+            assert answer.status_code == 401
+        # expelled: the same proof is worth nothing
+        assert deployed.command("federation", "expel", deployed.link, "north").returncode == 0
+        assert 400 <= activate(*signed(north.with_suffix(""))).status_code < 500
+    # a coordinator with a self-made certificate: a silo ends before it sends anything
+    authority(deployed.folder / "other")
+    with pytest.raises(InputError, match="its certificate is not one that root_certificates vouches for"):
+        deployment.greet(deployed.address, str(deployed.folder / "other" / "ca.pem"))
+
+
+# -- long --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.long
+def test_up_admit_join_start_status_down(deployed, tiny_config, tmp_path):
+    """Three silos with TLS and keys through the proxy end with the bits of one process; then all is taken down."""
+    config = tiny_config("fedmcp", "rounds=2", "train.steps=2", f"federation.silos=[{','.join(SILOS)}]")
+    expected = run(config, out=tmp_path / "whole").summary
+    files = silo_files(deployed, config)
+    for name in SILOS:
+        done = deployed.command("federation", "admit", deployed.link, name, deployed.folder / name / "key.pub")
+        assert done.returncode == 0, done.stderr
+    again = deployed.command("federation", "admit", deployed.link, "alpha", deployed.folder / "alpha" / "key.pub")
+    assert (again.returncode, "is node" in again.stderr) == (2, True)
+    for name in reversed(SILOS):
+        deployed.begin(name, "federation", "join", files[name])
+    until = time.monotonic() + 600
+    while (said := deployed.command("federation", "status", deployed.link).stdout).count(": online") < 3:
+        assert time.monotonic() < until, said
+        time.sleep(1)
+    assert said.splitlines() == ["coordinator: running", *(f"{name}: online" for name in SILOS)]
+    settings = deployed.folder / "run.yaml"
+    settings.write_text(dump(config), encoding="utf-8")
+    out = deployed.folder / "out"
+    started = deployed.command("federation", "start", deployed.link, settings, "--out", out)
+    assert started.returncode == 0, started.stderr + started.stdout
+    summary = read_summary(out)
+    assert summary["engine"] == "flower"
+    for field in ("shared_sha256", "silos", "average", "best_round", "bytes_up", "bytes_down"):
+        assert summary[field] == expected[field], field
+    # private parts are with the silos alone
+    kept = {path.relative_to(deployed.folder).parts[0] for path in deployed.folder.rglob("*.safetensors")
+            if b'"private/' in path.read_bytes()}  # fmt: skip
+    assert kept == set(SILOS)
+    refused = deployed.command("predict", out, "--silo", "alpha", "--text", "the garden was bright")
+    assert refused.returncode == 2
+    assert "in the silos' own folders" in refused.stderr
+    assert len(refused.stderr.strip().splitlines()) == 1
+    # status and down
+    lines = deployed.command("federation", "status", files["beta"]).stdout.splitlines()
+    assert lines == ["silo 'beta': running", "worker: ready"]
+    second = deployed.command("federation", "join", files["beta"])
+    assert (second.returncode, "already running" in second.stderr) == (2, True)
+    for file in (*files.values(), deployed.link):
+        assert deployed.command("federation", "down", file).stdout.strip() == "ended"
+    assert deployed.command("federation", "down", deployed.link).stdout.strip() == "nothing was running"
+    for name in ("up", *SILOS):
+        deployed.begun[name].wait(timeout=60)
+    deployed.begun["nginx"].terminate()
+    deployed.begun["nginx"].wait(timeout=60)
+    assert deployed.processes() == []
+
+
+@pytest.mark.long
+def test_strangers_are_refused_and_learn_nothing(deployed, tiny_config):
+    """A node without a key, with a key that was not admitted, with another's name, and a false coordinator."""
+    config = tiny_config("fedmcp", "rounds=1", "train.steps=1", f"federation.silos=[{','.join(SILOS)}]",
+                         "federation.join=60")  # fmt: skip
+    files = silo_files(deployed, config)
+    # a key that was not admitted; the supervisor says why, and goes on trying as for a node that comes back
+    deployed.begin("alpha", "federation", "join", files["alpha"])
+    deployed.until(lambda: "supernode ended with code" in deployed.said("alpha"), "alpha")
+    # no key at all. Its output goes into a file: what it started outlives it, and would hold a pipe open
+    supernode = Path(sys.executable).with_name("flower-supernode")
+    words = ["--superlink", deployed.address, "--root-certificates", str(deployed.tls / "ca.pem")]
+    keyless = deployed.begin("keyless", str(supernode), *words, "--port", str(free_ports(1)[0]))
+    assert keyless.wait(timeout=LONGEST) != 0
+    # an admitted key in another silo's name: its answers are not taken, and the run does not begin
+    admitted = deployed.command("federation", "admit", deployed.link, "gamma", deployed.folder / "beta" / "key.pub")
+    assert admitted.returncode == 0, admitted.stderr
+    deployed.begin("beta", "federation", "join", files["beta"])
+    until = time.monotonic() + 600
+    while "gamma: online" not in deployed.command("federation", "status", deployed.link).stdout:
+        assert time.monotonic() < until
+        time.sleep(1)
+    settings = deployed.folder / "run.yaml"
+    settings.write_text(dump(config), encoding="utf-8")
+    started = deployed.command("federation", "start", deployed.link, settings, "--out", deployed.folder / "out")
+    assert started.returncode == 1
+    assert "alpha, beta, gamma" in started.stderr
+    assert not list((deployed.folder / "out").rglob("*.safetensors"))
+    assert "beta: its key is registered as 'silo-gamma'; it is not let in" in started.stderr
+    assert json.loads((deployed.folder / "c" / "nodes.json").read_text()).keys() == {"gamma"}
+    # a false coordinator: another certificate. The silo's side ends, and what it sent is a TLS greeting alone
+    authority(deployed.folder / "false")
+    seen: list[bytes] = []
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(deployed.folder / "false" / "server.pem", deployed.folder / "false" / "server.key")
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def answer() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                try:
+                    with context.wrap_socket(connection, server_side=True) as secure:
+                        seen.append(secure.recv(1000))
+                except (ssl.SSLError, OSError):
+                    return
+
+        thread = threading.Thread(target=answer, daemon=True)
+        thread.start()
+        false = deployed.write(
+            "gamma/silo.yaml",
+            {"name": "gamma", "folder": "state", "rows": "rows", "share": [], "backbone": config.backbone,
+             "superlink": f"localhost:{listener.getsockname()[1]}", "root_certificates": "ca.pem",
+             "private_key": "key"},
+        )  # fmt: skip
+        done = deployed.command("federation", "join", false)
+        thread.join(timeout=30)
+    assert done.returncode == 2
+    assert "its certificate is not one that root_certificates vouches for" in done.stderr
+    assert b"".join(seen) == b""
+    assert not (deployed.folder / "gamma" / "state").exists()

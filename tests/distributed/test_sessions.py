@@ -1,0 +1,268 @@
+"""The Flower engine over silos' sessions, without Flower: the bits of one process, and faults at chosen moments."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+from safetensors.numpy import load as load_numpy
+
+from silotune.distributed.coordinator.coordinate import coordinate
+from silotune.distributed.protocol.frames import Frame, decode
+from silotune.distributed.silo.session import Session
+from silotune.errors import SilotuneError
+from silotune.runs.load import load_run
+from silotune.runs.run import run
+from silotune.runs.storage.readers import read_summary
+from tests.support.session_rig import DirectLink, LostError, answering, federate, job, local_configs
+
+SAME = ("shared_sha256", "state_sha256", "silos", "average", "best_round", "bytes_up", "bytes_down", "tasks")
+ALL_METHODS = ["fedavg", "fedmcp", "fedrep", "fedfame", "fedprompt", "feddpa-t", "fedlora", "local"]
+
+
+def logged(out, kind):
+    lines = (out / "events.jsonl").read_text(encoding="utf-8").splitlines()
+    return [event for event in map(json.loads, lines) if event["event"] == kind]
+
+
+def same(summary):
+    return {key: summary[key] for key in SAME}
+
+
+@pytest.fixture(scope="module")
+def whole(tiny_config, tmp_path_factory):
+    """`whole(method, …)` → the configuration and the summary of a run in one process."""
+    made = {}
+
+    def summary(method, *words):
+        if (method, words) not in made:
+            config = tiny_config(method, "rounds=3", "train.steps=2", *words)
+            made[method, words] = config, run(config, out=tmp_path_factory.mktemp("whole") / "run").summary
+        return made[method, words]
+
+    return summary
+
+
+@pytest.mark.parametrize("method", ["fedmcp", "fedfame", "fedlora"])
+def test_same_bits_as_in_one_process(whole, method, tmp_path):
+    config, expected = whole(method)
+    summary, _ = federate(config, tmp_path / "run", order=(2, 0, 1))
+    assert same(summary) == same(expected)
+    assert summary["engine"] == "flower-local"
+    assert summary.keys() == expected.keys()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("method", ALL_METHODS)
+@pytest.mark.parametrize("words", [(), ("sampling.count=2",), ("uplink=clip,laplace,int8",)])
+def test_same_bits_for_every_method(whole, method, words, tmp_path):
+    if method == "local" and words[:1] == ("uplink=clip,laplace,int8",):
+        pytest.skip("nothing is sent")
+    config, expected = whole(method, *words)
+    summary, _ = federate(config, tmp_path / "run", order=(1, 2, 0))
+    assert same(summary) == same(expected)
+
+
+def test_every_round_is_judged_once_and_logged_with_the_same_scores(whole, tmp_path):
+    config, _ = whole("fedmcp", "sampling.count=2")
+    reference = run(config, out=tmp_path / "whole").folder
+    federate(config, tmp_path / "run")
+    timeless = [
+        [{key: value for key, value in event.items() if key != "seconds"} for event in logged(folder, "round")]
+        for folder in (reference, tmp_path / "run")
+    ]
+    assert timeless[0] == timeless[1]
+    assert [event["round"] for event in timeless[1]] == [1, 2, 3]
+
+
+def test_a_finished_run_opens_as_any_other(whole, tmp_path):
+    config, _ = whole("fedmcp")
+    texts = ["the garden was bright", "the soup became awful at last"]
+    reference = run(config, out=tmp_path / "whole").model("alpha").predict(texts)
+    federate(config, tmp_path / "run")
+    assert load_run(tmp_path / "run").model("alpha").predict(texts) == reference
+
+
+def test_private_parts_and_texts_are_in_no_message(whole, tmp_path):
+    """All bytes that passed, against every private tensor in the silos' folders and every text of their rows."""
+    config, _ = whole("fedmcp")
+    _, link = federate(config, tmp_path / "run")
+    up = b"".join(data for _, data in link.came)
+    private = list((tmp_path / "run" / "checkpoints" / "silos").rglob("*.safetensors"))
+    tensors = [array for path in private for array in load_numpy(path.read_bytes()).values() if array.size > 4]
+    assert len(tensors) > 20
+    assert not [array.shape for array in tensors if np.ascontiguousarray(array).tobytes() in up and np.any(array)]
+    rows = [path.read_text(encoding="utf-8") for path in (tmp_path / "run" / "silos").rglob("*.jsonl")]
+    texts = {text for lines in rows for line in lines.splitlines() for text in json.loads(line)[0]}
+    assert len(texts) > 100
+    everything = up + b"".join(data for _, data in link.sent)
+    assert not [text for text in texts if text.encode() in everything]
+    # each update's message is a safetensors file with the shared part alone
+    updates = [decode(data).blobs["message"] for _, data in link.came if decode(data).kind == "answer"]
+    assert len(updates) == 9
+    assert {name.split("/")[0] for message in updates for name in load_numpy(message)} == {"global"}
+
+
+# -- faults ------------------------------------------------------------------------------------------------------------
+
+
+class Faulty:
+    """A silo that does something else at its n-th round request."""
+
+    def __init__(self, session, at, fault):
+        self.session, self.at, self.fault, self.seen, self.trained = session, at, fault, 0, 0
+
+    def answer(self, data):
+        if decode(data).kind == "round":
+            self.seen += 1
+            if self.seen == self.at:
+                return self.fault(self, data)
+        return self.session.answer(data)
+
+
+def with_fault(config, out, fault, at=2, **more):
+    configs = local_configs(config, out)
+    sessions = [Session(local) for local in configs.values()]
+    faulty = Faulty(sessions[1], at, fault)
+    link = DirectLink({0: sessions[0].answer, 1: faulty.answer, 2: sessions[2].answer})
+    return configs, link, faulty
+
+
+def lost(_faulty, _data):
+    raise LostError
+
+
+def answered_and_lost(faulty, data):
+    faulty.session.answer(data)
+    raise LostError
+
+
+def unavailable(_faulty, _data):
+    return Frame("unavailable", {"silo": "", "reason": "no worker"}).encode()
+
+
+@pytest.mark.parametrize("fault", [lost, answered_and_lost, unavailable], ids=lambda fault: fault.__name__)
+def test_a_request_that_went_under_is_asked_again_and_answered_once(whole, tiny_config, fault, tmp_path, monkeypatch):
+    config, expected = whole("fedmcp", "federation.patience=0.05")
+    trained = []
+    from silotune.training.context import LocalTraining
+
+    rounds = LocalTraining.rounds
+    monkeypatch.setattr(
+        LocalTraining,
+        "rounds",
+        lambda self, silos, *a: trained.extend(silo.name for silo in silos) or rounds(self, silos, *a),
+    )
+    configs, link, faulty = with_fault(config, tmp_path / "run", fault)
+    coordinate(job(config, tmp_path / "run", configs), link)
+    assert same(read_summary(tmp_path / "run")) == same(expected)
+    assert faulty.seen == 4
+    assert sorted(trained) == sorted([*configs] * 3)
+
+
+def test_a_restarted_worker_goes_on_from_its_folder(whole, tmp_path):
+    config, expected = whole("fedmcp", "federation.patience=0.05")
+
+    def restarted(faulty, data):
+        faulty.session = Session(faulty.session.local)
+        raise LostError
+
+    configs, link, _ = with_fault(config, tmp_path / "run", restarted, at=3)
+    coordinate(job(config, tmp_path / "run", configs), link)
+    assert same(read_summary(tmp_path / "run")) == same(expected)
+
+
+@pytest.mark.parametrize("when", ["before the first answer", "after one answer", "after all answers"])
+def test_a_coordinator_that_died_goes_on_at_the_last_finished_round(whole, when, tmp_path):
+    """It dies in round 2; silos that had answered by then do not train again."""
+    config, expected = whole("fedmcp")
+    out = tmp_path / "run"
+    configs = local_configs(config, out)
+    sessions = {node: Session(local) for node, local in enumerate(configs.values())}
+    calls = {"round": 0}
+    stop_at = {"before the first answer": 4, "after one answer": 5, "after all answers": 7}[when]
+
+    class Died(BaseException):
+        pass
+
+    def dying(node):
+        def answer(data):
+            if decode(data).kind == "round":
+                calls["round"] += 1
+                if calls["round"] == stop_at:
+                    raise Died
+            return sessions[node].answer(data)
+
+        return answer
+
+    with pytest.raises(Died):
+        coordinate(job(config, out, configs), DirectLink({node: dying(node) for node in sessions}))
+    assert not (out / "federation" / "outcome.json").exists()  # it did not come to say how the run ended
+    coordinate(job(config, out, configs), DirectLink({node: sessions[node].answer for node in (1, 0, 2)}))
+    assert same(read_summary(out)) == same(expected)
+    assert [event["round"] for event in logged(out, "round")] == [1, 2, 3]
+
+
+def without_beta_in_round_2(config, out):
+    """Silos' configurations, a link on which what beta is asked in round 2 goes under, and what it was asked: round
+    and state."""
+    configs = local_configs(config, out)
+    sessions = [Session(local) for local in configs.values()]
+    asked = []
+
+    def silent(data):
+        frame = decode(data)
+        if frame.kind == "round":
+            asked.append((frame.fields["round"], frame.fields["base"]))
+            if frame.fields["round"] == 2:
+                raise LostError
+        return sessions[1].answer(data)
+
+    return configs, DirectLink({0: sessions[0].answer, 1: silent, 2: sessions[2].answer}), asked
+
+
+def test_below_its_quorum_a_round_is_asked_again_then_the_run_stops_with_its_state_kept(whole, tmp_path):
+    config, expected = whole(
+        "fedmcp", "federation.patience=0.05", "federation.deadline=0.3", "federation.retries=1", "federation.quorum=1"
+    )
+    out = tmp_path / "run"
+    configs, link, _ = without_beta_in_round_2(config, out)
+    with pytest.raises(SilotuneError, match=r"round 2: 2 of 3 silos .*quorum=1 asks for 3; missing: beta"):
+        coordinate(job(config, out, configs), link)
+    assert [event["arrived"] for event in logged(out, "quorum")] == [2, 2]
+    assert not (out / "summary.json").exists()
+    coordinate(job(config, out, configs), DirectLink(answering(configs)))
+    assert same(read_summary(out)) == same(expected)
+
+
+def test_with_a_quorum_the_round_goes_on_without_an_absent_silo_which_returns(whole, tmp_path):
+    config, _ = whole(
+        "fedmcp", "federation.patience=0.05", "federation.deadline=0.3", "federation.quorum=0.6", "federation.retries=0"
+    )
+    out = tmp_path / "run"
+    configs, link, asked = without_beta_in_round_2(config, out)
+    coordinate(job(config, out, configs), link)
+    updates = {(event["round"], event["silo"]) for event in logged(out, "silo")}
+    assert (2, "beta") not in updates
+    assert {(1, "beta"), (3, "beta"), (2, "alpha"), (2, "gamma")} <= updates
+    assert (3, "0001") in asked  # what it has of round 2, if anything, is not built upon
+    (first, _, _) = logged(out, "round")
+    assert "beta" not in first["validation"]  # round 1 is judged with round 2's answers
+    summary = read_summary(out)
+    assert summary["best_round"] != 1 or summary["silos"]["beta"]["test"] is not None
+
+
+def test_a_silo_that_lost_its_folder_is_named(whole, tmp_path):
+    config, _ = whole("fedmcp", "federation.retries=0")
+    out = tmp_path / "run"
+
+    def wiped(faulty, data):
+        shutil.rmtree(faulty.session.local.folder)
+        return faulty.session.answer(data)
+
+    configs, link, _ = with_fault(config, out, wiped)
+    with pytest.raises(SilotuneError, match="missing: beta"):
+        coordinate(job(config, out, configs), link)
+    assert "state '0001'" in logged(out, "silo-failed")[0]["reason"]

@@ -1,0 +1,156 @@
+"""The numbers that leave a silo are those its operator shares, and a coordinator takes no others."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+from safetensors.numpy import load as load_numpy
+
+from silotune.config.federation import FederationConfig
+from silotune.data.loading import load_silos
+from silotune.data.row_folder import write_rows
+from silotune.distributed.coordinator.coordinate import Job, coordinate, prepare
+from silotune.distributed.protocol.agreement import read_travelled, travelling
+from silotune.distributed.protocol.frames import Frame, decode
+from silotune.distributed.silo.session import Session
+from silotune.distributed.silo.silo_config import LocalConfig
+from silotune.errors import SilotuneError
+from silotune.runs.run import run
+from silotune.runs.storage.readers import read_summary
+from tests.support.method_cases import logged
+from tests.support.session_rig import ALL, DirectLink, answering, federate, job, local_configs
+
+SHORT = ("rounds=3", "train.steps=2")
+
+
+def said_in(message):
+    """The fields of an update."""
+    header = json.loads(message[8 : 8 + int.from_bytes(message[:8], "little")])
+    return json.loads(header["__metadata__"]["silotune"])
+
+
+def test_a_silo_shares_only_what_it_agreed_to(tiny_config, tmp_path):
+    config = tiny_config("fedmcp", *SHORT)
+    expected = run(config, out=tmp_path / "whole").summary
+    out = tmp_path / "run"
+    configs = local_configs(config, out, share=["validation"])
+    link = DirectLink(answering(configs))
+    coordinate(job(config, out, configs), link)
+    summary = read_summary(out)
+    assert summary["shared_sha256"] == expected["shared_sha256"]  # uniform: row counts play no part
+    for silo in summary["silos"].values():
+        assert silo["validation"] is not None
+        assert (silo["test"], silo["rows"]) == (None, None)
+    assert summary["average"] is None
+    for _, data in link.came:
+        frame = decode(data)
+        assert frame.fields.get("metrics", {}) == {}
+        assert "rows" not in frame.fields
+        if frame.kind == "hello":
+            assert frame.fields.keys() == {"silo", "identity", "task", "texts"}
+        if frame.kind == "answer":
+            assert said_in(frame.blobs["message"])["rows"] == 1
+
+
+def test_silos_are_named_with_commas_as_other_names_are():
+    assert FederationConfig(silos="north, south").silos == ["north", "south"]
+    with pytest.raises(ValueError, match="'north' appears twice"):
+        FederationConfig(silos="north,north")
+
+
+def test_each_machine_has_its_own_number_of_threads(tiny_config):
+    config = tiny_config("fedmcp", "threads=3")
+    assert read_travelled(travelling(config, ["alpha"])).threads is None
+
+
+def test_silos_of_a_deployed_federation_have_no_test_set_in_common(tiny_config, tmp_path):
+    """A preset may divide one set: on machines of their own silos have divided it already."""
+    named = FederationConfig(silos=["north", "south"])
+    config = tiny_config("fedavg", "data.tasks=[alpha]", "partition=iid", "partition.silos=2", "rounds=1")
+    task = Job.read(prepare(config.model_copy(update={"federation": named}), tmp_path / "run", resume=False))
+    halves = dict(zip(named.silos, load_silos(config), strict=True))
+    configs = {}
+    for name, data in halves.items():
+        write_rows(tmp_path / name, replace(data, name=name))
+        fields = {"folder": str(tmp_path / f"{name}-state"), "rows": str(tmp_path / name), "share": ALL}
+        configs[name] = LocalConfig(name=name, backbone=config.backbone, **fields)
+    coordinate(task, DirectLink(answering(configs)))
+    summary = read_summary(tmp_path / "run")
+    assert summary["global"] is None
+    assert summary["silos"].keys() == {"north", "south"}
+
+
+def test_parts_that_an_operator_does_not_let_go_stay(tiny_config, tmp_path):
+    """Whatever the coordinator configures: the silo refuses before anything is trained."""
+    for method, words, send, refused in (
+        (
+            "fedavg",
+            ("head=linear", "head.scope=shared", "data.tasks=[alpha]", "method.adapters=1"),
+            ["global"],
+            "shares head",
+        ),
+        ("fedmcp", (), [], "shares global; its silo config lets only nothing leave"),
+        ("fedmcp", (), ["global", "head"], None),
+    ):
+        config = tiny_config(method, "rounds=1", "train.steps=1", *words)
+        out = tmp_path / f"{method}-{refused is None}-{len(send)}"
+        configs = local_configs(config, out, send=send)
+        link = DirectLink(answering(configs))
+        if refused is None:
+            coordinate(job(config, out, configs), link)
+        else:
+            with pytest.raises(SilotuneError, match=refused):
+                coordinate(job(config, out, configs), link)
+            assert not any(decode(data).kind == "answer" for _, data in link.came)
+
+
+def test_what_is_no_longer_shared_does_not_leave_with_an_answer_that_was_kept(tiny_config, tmp_path):
+    """Round 2's answer was given and went under; by the time it is asked for again, fewer numbers may leave."""
+    config = tiny_config("fedmcp", *SHORT, "uplink=clip,laplace,int8")
+    configs = local_configs(config, tmp_path / "run")
+    _, link = federate(config, tmp_path / "run")
+    (asked,) = [
+        data for node, data in link.sent if (f := decode(data)).kind == "round" and (node, f.fields["round"]) == (1, 2)
+    ]
+    full = decode(Session(configs["beta"]).answer(asked))
+    assert full.encode() in [data for _, data in link.came]
+    assert full.fields["metrics"].keys() >= {"loss", "rows", "steps", "seconds"}
+    assert full.fields["scores"]["validation"] is not None
+    quiet = decode(Session(configs["beta"].model_copy(update={"share": ["seconds"]})).answer(asked))
+    assert (quiet.fields["metrics"].keys(), quiet.fields["scores"]) == ({"seconds"}, {})
+    sent, kept = (load_numpy(frame.blobs["message"]) for frame in (quiet, full))
+    assert sent.keys() == kept.keys()  # noised once, with the noise of then
+    assert all(sent[name].tobytes() == kept[name].tobytes() for name in kept)
+    said, before = (said_in(frame.blobs["message"]) for frame in (quiet, full))
+    assert before["rows"] > 1
+    assert said == before | {"rows": 1}
+    assert decode(Session(configs["beta"]).answer(asked)) == full
+
+
+@pytest.mark.parametrize("scores", [{"validation": 50, "test": 50, "asr": 1}, {"metric": "f1"}, {"rows": 5}])
+def test_scores_that_are_none_are_refused_by_the_silos_name_and_the_run_ends(tiny_config, scores, tmp_path):
+    config = tiny_config("fedmcp", *SHORT)
+    configs = local_configs(config, tmp_path / "run")
+    sessions = [Session(local).answer for local in configs.values()]
+
+    def lying(data):
+        frame = decode(sessions[1](data))
+        return Frame("scores", frame.fields | {"scores": scores}).encode() if frame.kind == "scores" else frame.encode()
+
+    coordinate(job(config, tmp_path / "run", configs), DirectLink({0: sessions[0], 1: lying, 2: sessions[2]}))
+    found = read_summary(tmp_path / "run")["silos"]
+    nothing = {"metric": "accuracy", "validation": None, "test": None, "rows": None}
+    assert found["beta"].items() >= nothing.items()
+    assert found["beta"].keys() == found["alpha"].keys()
+    (refused, *_) = logged(tmp_path / "run", "silo-failed")
+    assert (refused["silo"], refused["reason"]) == ("beta", "answered with something else than scores")
+
+
+def test_row_counts_cannot_be_withheld_where_they_weigh(tiny_config, tmp_path):
+    config = tiny_config("fedmcp", "aggregation=samples", "rounds=1")
+    configs = local_configs(config, tmp_path / "run", share=["validation"])
+    link = DirectLink(answering(configs))
+    with pytest.raises(SilotuneError, match=r"'(alpha|beta|gamma)'.*aggregation=samples.*allowed: uniform"):
+        coordinate(job(config, tmp_path / "run", configs), link)

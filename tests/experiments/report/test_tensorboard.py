@@ -1,0 +1,150 @@
+"""`run --tensorboard`: TensorBoard's own reader finds what the event log says, once a round, after a resume too."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from silotune.distributed.coordinator.coordinate import coordinate
+from silotune.distributed.protocol.frames import decode
+from silotune.distributed.silo.session import Session
+from silotune.experiments.report.tensorboard import TensorBoard
+from silotune.runs.run import run
+from tests.support.command_line import Silotune, tree
+from tests.support.session_rig import DirectLink, job, local_configs
+
+pytest.importorskip("tensorboard")
+WORDS = ("run", "federation.yaml", "rounds=3", "method=fedmcp", "--out", "out")
+
+
+def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    found = EventAccumulator(str(folder / "tensorboard"), size_guidance={"scalars": 0}).Reload()
+    return {tag: [(event.step, event.value) for event in found.Scalars(tag)] for tag in found.Tags()["scalars"]}
+
+
+def logged(folder: Path, *kinds: str) -> list[dict]:
+    lines = (folder / "events.jsonl").read_text().splitlines()
+    return [event for event in map(json.loads, lines) if not kinds or event["event"] in kinds]
+
+
+def check(folder: Path, rounds: int) -> None:
+    found = scalars(folder)
+    silos = logged(folder, "silo")
+    for name in ("north", "south"):
+        own = [event for event in silos if event["silo"] == name]
+        assert [event["round"] for event in own] == list(range(1, rounds + 1))
+        for key in ("loss", "contrastive", "similarity_private", "bytes_up", "bytes_down"):
+            assert found[f"{key}/{name}"] == [(e["round"], pytest.approx(e[key], rel=1e-6)) for e in own]
+        scores = [(e["round"], pytest.approx(e["validation"][name], rel=1e-6)) for e in logged(folder, "round")]
+        assert found[f"validation/{name}"] == scores
+    means = [(e["round"], pytest.approx(statistics.fmean(e["validation"].values()))) for e in logged(folder, "round")]
+    assert found["validation/mean over silos"] == means
+    assert not any(tag.startswith(("seconds", "rows", "real_tokens")) for tag in found)
+
+
+def test_it_holds_what_the_log_says(silotune: Silotune, place: Path) -> None:
+    assert silotune(*WORDS, "--tensorboard").code == 0
+    check(place / "out", 3)
+    assert silotune(*WORDS[:-1], "plain").code == 0
+    plain, shown = tree(place / "plain"), tree(place / "out")
+    assert set(shown) - set(plain) == {name for name in shown if name.startswith("tensorboard")}
+    one, other = (json.loads(found["summary.json"])["state_sha256"] for found in (plain, shown))
+    assert one == other
+
+
+class Killed(BaseException):
+    pass
+
+
+def test_each_round_is_there_while_it_runs_and_once_after_a_resume(silotune: Silotune, place: Path) -> None:
+    def kill(number: int, what: str, done: int, total: int) -> None:
+        if number == 3 and done == 1:
+            check_steps(place / "out", 2)
+            raise Killed
+
+    words = [word for word in WORDS[2:] if "=" in word]
+    with pytest.raises(Killed), TensorBoard(place / "out", kill) as progress:
+        run("federation.yaml", *words, out="out", progress=progress)
+    (place / "out" / "tensorboard" / "notes.txt").write_text("mine")
+    assert silotune(*WORDS, "--resume", "--tensorboard").code == 0
+    check(place / "out", 3)
+    assert (place / "out" / "tensorboard" / "notes.txt").exists()
+    # of a run that was finished without it, and again of one that has it
+    for _ in range(2):
+        assert silotune(*WORDS, "--resume", "--tensorboard").code == 0
+        check(place / "out", 3)
+
+
+def test_a_federation_logs_a_round_when_the_next_one_is_trained(tiny_config, tmp_path: Path) -> None:
+    """Written while it runs, from a log in which a round's losses come before the scores of the round before."""
+    config, out = tiny_config("fedmcp", "rounds=3", "train.steps=1"), tmp_path / "out"
+    configs = local_configs(config, out)
+    with TensorBoard(out) as progress:
+
+        def watched(session: Session, data: bytes) -> bytes:
+            if (number := decode(data).fields.get("round")) and (out / "events.jsonl").exists():
+                progress(number, "", 0, 3)
+            return session.answer(data)
+
+        sessions = [Session(local) for local in configs.values()]
+        link = DirectLink({node: partial(watched, session) for node, session in enumerate(sessions)})
+        coordinate(job(config, out, configs), link)
+    found = scalars(out)
+    order = [(event["event"], event["round"]) for event in logged(out)]
+    assert order.index(("silo", 2)) < order.index(("round", 1))
+    for name in configs:
+        for key in ("loss", "bytes_up"):
+            own = [(e["round"], pytest.approx(e[key], rel=1e-6)) for e in logged(out, "silo") if e["silo"] == name]
+            assert len(own) == 3
+            assert found[f"{key}/{name}"] == own
+        own = [(e["round"], pytest.approx(e["validation"][name], rel=1e-6)) for e in logged(out, "round")]
+        assert found[f"validation/{name}"] == own
+
+
+def check_steps(folder: Path, rounds: int) -> None:
+    assert [step for step, _ in scalars(folder)["loss/north"]] == list(range(1, rounds + 1))
+
+
+def test_a_refused_run_leaves_everything_alone(silotune: Silotune, place: Path) -> None:
+    assert silotune(*WORDS, "--tensorboard").code == 0
+    before = tree(place)
+    for words in ((*WORDS, "--tensorboard"), (*WORDS, "--resume", "--tensorboard", "train.lr=0.5")):
+        assert silotune(*words).code == 2
+        assert tree(place) == before
+
+
+def test_without_the_package_it_says_what_to_install(silotune: Silotune, place: Path, monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    before = tree(place)
+    outcome = silotune(*WORDS, "--tensorboard")
+    assert outcome.code == 2
+    assert "silotune[tensorboard]" in outcome.err
+    assert len(outcome.err.splitlines()) == 1
+    assert tree(place) == before
+
+
+def test_partitioned_and_server_phases(tiny_config, tmp_path: Path) -> None:
+    """FedFAME over one partitioned data set: one score for all silos, and what the coordinator trains."""
+    with TensorBoard(tmp_path / "out") as progress:
+        run(tiny_config("fedfame"), out=tmp_path / "out", progress=progress)
+    found = scalars(tmp_path / "out")
+    scores = [
+        (e["round"], pytest.approx(e["validation"]["global"], rel=1e-6)) for e in logged(tmp_path / "out", "round")
+    ]
+    assert found["validation/global"] == scores
+    assert "validation/mean over silos" not in found
+    assert [step for step, _ in found["loss/coordinator"]] == [1, 2]
+
+
+def test_nothing_is_written_before_the_run_folder_is_made(tmp_path: Path) -> None:
+    """Who makes it (a federation's coordinator, in another process) wants it empty."""
+    with TensorBoard(tmp_path / "out") as progress:
+        progress(1, "starting", 0, 2)
+    assert not (tmp_path / "out").exists()

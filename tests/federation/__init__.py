@@ -1,1 +1,0 @@
-"""Federations over processes and messages."""

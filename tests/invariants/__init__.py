@@ -1,1 +1,0 @@
-"""What must hold for every method: one suite, parametrised over `METHODS`."""

@@ -1,0 +1,498 @@
+"""FedDPA on a tiny LLaMA: its view against merged weights, its weights against NumPy, its phases bit for bit."""
+
+from __future__ import annotations
+
+import copy
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from silotune.core.randomness import derive, sampler
+from silotune.core.tensors import copy as copied
+from silotune.data.batching import make_batch
+from silotune.data.tasks import Row
+from silotune.errors import InputError
+from silotune.evaluation.instance_vectors import embed, weigh, with_instances
+from silotune.evaluation.personalization import test_time as judged_on_all_tasks
+from silotune.evaluation.predict import answers
+from silotune.evaluation.scores import state_of
+from silotune.methods.base import Step
+from silotune.models.forward.views import run_view
+from silotune.runs.build.builder import build
+from silotune.runs.build.resolve import read_config
+from silotune.runs.load import load_run
+from silotune.runs.run import run
+from tests.support.command_line import command
+from tests.support.language_models import folder_of, made
+from tests.support.tiny import GOOD, NOUNS
+
+__all__ = ["command"]
+
+SILOS = {"echo": 12, "always": 9, "noun": 10}
+R, ALPHA = 3, 5.0
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """Three silos of instructions of unequal lengths."""
+    path = tmp_path_factory.mktemp("instructions")
+    answer = {"echo": lambda n: GOOD[n % 6], "always": lambda n: "sweet", "noun": lambda n: NOUNS[n % 10]}
+    for task, count in SILOS.items():
+        (path / task).mkdir()
+        for split, number in (("train", count), ("test", 5)):
+            rows = [
+                {
+                    "instruction": f"{task} {GOOD[n % 6]} and {NOUNS[(n + len(split)) % 10]}" + " again" * (n % 3),
+                    "input": "" if n % 2 else "now",
+                    "output": answer[task](n),
+                }
+                for n in range(number)
+            ]
+            (path / task / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+@pytest.fixture(scope="module")
+def config(data, tmp_path_factory):
+    backbone = folder_of("llama", tmp_path_factory.mktemp("models"))
+
+    def make(method, *more):
+        words = [f"method={method}", f"backbone={backbone}", f"data.path={data}", f"data.tasks={','.join(SILOS)}"]
+        words += ["head.beams=1", "head.max_new_tokens=4", f"tuner.r={R}", f"tuner.alpha={ALPHA}", "rounds=2"]
+        words += ["train.epochs=1", "train.batch_size=8", "train.max_length=64", "precision=fp32", "threads=1"]
+        return read_config("feddpa-dataset1", [*words, *more])
+
+    return make
+
+
+def prepared(config, *words, seed=3):
+    """A federation and a silo that has trained, with parts far from where they start."""
+    federation = build(config(*words))
+    silo = federation.silos["echo"]
+    draws = torch.Generator().manual_seed(seed)
+
+    def moved(state):
+        return {
+            part: {name: tensor + 0.3 * torch.randn(tensor.shape, generator=draws) for name, tensor in tensors.items()}
+            for part, tensors in state.items()
+        }
+
+    federation.coordinator.shared = moved(federation.coordinator.shared)
+    silo.state = federation.training.state_of(silo)
+    silo.state.private = moved(silo.state.private)
+    return federation, silo
+
+
+def merged(state, weights):
+    """transformers' own model with `Σ weight·(alpha / r)·B·A` added to its weights."""
+    model = copy.deepcopy(made("llama")[0]).double()
+    matrices = dict(model.named_parameters())
+    for part, weight in weights.items():
+        for name, down in state[part].items():
+            if name.endswith("lora_A.weight"):
+                up = state[part][name.replace("lora_A", "lora_B")]
+                target = matrices[f"model.{name.removesuffix('.lora_A.weight')}.weight"]
+                target.data += weight * ALPHA / R * (up.double() @ down.double())
+    return model
+
+
+def hidden(model, ids):
+    return model(input_ids=torch.tensor([ids]), output_hidden_states=True).hidden_states[-1][0]
+
+
+def prompt_of(rows, row):
+    """The tokens before the answer: up to the place that is read first."""
+    return rows.ids[row][: rows.reads[row][0] + 1]
+
+
+# -- the view of training ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.3, 1.0])
+def test_the_local_phase_sees_base_and_both_updates(config, alpha):
+    """Token losses under `(1 − α)·Δθ_g + α·Δθ_l` are those of one model with both updates merged into its weights."""
+    federation, silo = prepared(config, "feddpa-t", f"method.alpha={alpha}")
+    training, rows = federation.training, silo.train["echo"]
+    phase = next(phase for phase in training.phases if phase.name == "local")
+    state = state_of(federation, silo)
+    batch = make_batch(rows, range(7), 0)
+    views = {name: training.view(batch, training.resolve(mix, state, {}, {})) for name, mix in phase.views.items()}
+    with torch.no_grad():
+        found = phase.loss(Step(batch, views, state, {}, {}, training.parts))
+        model = merged(state, {"global": 1 - alpha, "private": alpha})
+        losses = []
+        for row in range(7):
+            logits = model(input_ids=torch.tensor([rows.ids[row]])).logits[0]
+            losses += torch.nn.functional.cross_entropy(
+                logits[rows.reads[row]], torch.tensor(rows.targets[row]), reduction="none"
+            ).tolist()
+    assert float(found) == pytest.approx(np.mean(losses), rel=2e-5)
+    other = merged(state, {"global": 0.55, "private": 0.45})
+    with torch.no_grad():
+        assert not torch.allclose(hidden(other, rows.ids[0]), hidden(model, rows.ids[0]), atol=1e-3)
+
+
+# -- weights of texts --------------------------------------------------------------------------------------------------
+
+
+def by_numpy(similarity, x, y):
+    x, y = x.astype(np.float64), y.astype(np.float64)
+    if similarity == "l2":
+        return 1 / (1 + np.sqrt(((x - y) ** 2).sum()))
+    if similarity == "pearson":
+        return np.corrcoef(x, y)[0, 1]
+    return x @ y / np.sqrt((x @ x) * (y @ y))
+
+
+CASES = [
+    ("feddpa-t", 0.5, ()),
+    ("feddpa-t", 0.3, ("method.alpha=0.3",)),
+    ("feddpa-t", 0.8, ("method.scale=0.8", "method.samples=3")),
+    ("feddpa-f", 1.0, ()),
+    ("feddpa-f", 1.0, ("method.similarity=l2",)),
+    ("feddpa-f", 1.0, ("method.similarity=pearson", "method.samples=9")),
+    ("feddpa-f", 1.0, ("method.representation=mean", "method.samples=1")),
+    ("feddpa-f", 1.0, ("method.embed=base", "method.clip=false")),
+    ("feddpa-f", 1.0, ("method.embed=local", "method.samples=100")),
+]
+
+
+@pytest.mark.parametrize(("method", "scale", "words"), CASES)
+@torch.no_grad()
+def test_alpha_is_the_mean_similarity_by_hand(config, method, scale, words):
+    """Embeddings from transformers' own forward over merged weights, one text at a time; sums by NumPy."""
+    federation, silo = prepared(config, method, *words)
+    options = federation.method.options
+    state = state_of(federation, silo)
+    under = {"global": {"global": 1.0}, "local": {"private": 1.0}, "base": {}}[options.embed]
+    model = merged(state, under)
+
+    def known_by(rows, row):
+        states = hidden(model, prompt_of(rows, row)).numpy()
+        return states[-1] if options.representation == "last" else states.mean(0)
+
+    own, asked = silo.train["echo"], federation.silos["noun"].evaluations["noun"].test
+    found = weigh(federation.training, state, asked)
+    draws, expected = [], []
+    for row in range(len(asked)):
+        seed = derive(1, "instances", "echo")
+        drawn = sampler(seed, "instances", *prompt_of(asked, row)).sample(range(12), min(options.samples, 12))
+        values = [by_numpy(options.similarity, known_by(asked, row), known_by(own, other)) for other in drawn]
+        expected.append(scale * np.mean(np.clip(values, 0, 1) if options.clip else values))
+        draws.append(drawn)
+    assert found.drawn.tolist() == draws
+    np.testing.assert_allclose(found.alpha.numpy(), expected, rtol=2e-5, atol=2e-6)
+    assert len({tuple(sorted(drawn)) for drawn in draws}) > 1 or options.samples >= 9
+    assert np.ptp(expected) > 1e-4
+
+
+@torch.no_grad()
+def test_rows_of_one_batch_have_their_own_weights(config):
+    """Scores of the first word, all rows in one batch of different α, against each row's own merged model."""
+    federation, silo = prepared(config, "feddpa-f", "method.clip=false")
+    training, state = federation.training, state_of(federation, silo)
+    asked = federation.silos["noun"].evaluations["noun"].test
+    alpha = weigh(training, state, asked).alpha
+    batch = make_batch(asked, range(len(asked)), 0, 10**6)  # one micro-batch
+    (_,) = batch.micro
+    mix = training.method.prediction().mixed(alpha[batch.rows])
+    view = run_view(training.backbone, batch, training.resolve(mix, state, {}, {}))
+    assert np.ptp(alpha.numpy()) > 1e-3
+    for place, row in enumerate(batch.rows.tolist()):
+        model = merged(state, {"global": 1 - float(alpha[row]), "private": float(alpha[row])})
+        expected = hidden(model, asked.ids[row])[-1]
+        torch.testing.assert_close(view["last"][place].double(), expected, atol=2e-5, rtol=2e-5)
+
+
+def test_a_texts_weight_does_not_depend_on_its_batch(config):
+    federation, silo = prepared(config, "feddpa-t")
+    training, state = federation.training, state_of(federation, silo)
+    tokenise = training.method.setting.head.tokeniser(training.backbone, 64)
+    rows = [Row((f"say {word} {'very ' * n}often", ""), 0) for n, word in enumerate(GOOD)]
+    together = weigh(training, state, tokenise(silo.train["echo"].task, rows))
+    for number, row in reversed(list(enumerate(rows))):
+        alone = weigh(training, state, tokenise(silo.train["echo"].task, [row]))
+        assert alone.drawn.tolist() == together.drawn[number : number + 1].tolist()
+        torch.testing.assert_close(alone.alpha[0], together.alpha[number], atol=1e-6, rtol=0)
+
+
+@torch.no_grad()
+def test_answers_are_those_of_every_texts_own_merged_model(config):
+    """Batched, with a cache, under different weights: what transformers' own search writes, row by row."""
+    for beams in (1, 3):
+        federation, silo = prepared(config, "feddpa-f", f"head.beams={beams}", "head.max_new_tokens=6")
+        training, state = federation.training, state_of(federation, silo)
+        asked = federation.silos["noun"].evaluations["noun"].test
+        alpha = weigh(training, state, asked).alpha.tolist()
+        written = answers(training, state, asked)
+        for row, weight in enumerate(alpha):
+            model = merged(state, {"global": 1 - weight, "private": weight}).float()
+            ids = torch.tensor([prompt_of(asked, row)])
+            found = model.generate(
+                input_ids=ids, attention_mask=torch.ones_like(ids), do_sample=False, num_beams=beams,
+                max_new_tokens=6, pad_token_id=0, eos_token_id=2,
+            )[0, ids.shape[1] :]  # fmt: skip
+            assert written[row] == made("llama")[1].decode(found, skip_special_tokens=True)
+        assert len(set(written)) > 1
+
+
+def test_a_prompt_is_embedded_without_its_answer(config):
+    federation, silo = prepared(config, "feddpa-f")
+    training, state = federation.training, state_of(federation, silo)
+    tokenise = training.method.setting.head.tokeniser(training.backbone, 64)
+    task = silo.train["echo"].task
+    one, other = (tokenise(task, [Row(("say warm", ""), 0, answer)]) for answer in ("warm", "a long and cold winter"))
+    assert one.ids != other.ids
+    torch.testing.assert_close(embed(training, state, one), embed(training, state, other))
+    assert weigh(training, state, one).drawn.tolist() == weigh(training, state, other).drawn.tolist()
+
+
+def test_a_silo_that_never_trained_answers_with_the_global_part_alone(config):
+    federation, _ = prepared(config, "feddpa-t")
+    silo = federation.silos["noun"]
+    state = with_instances(federation.training, silo, federation.coordinator.shared)
+    asked = silo.evaluations["noun"].test
+    assert weigh(federation.training, state, asked).alpha.tolist() == [0.0] * len(asked)
+
+
+# -- phases ------------------------------------------------------------------------------------------------------------
+
+
+def equal(one, other):
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_the_phases_of_feddpa_t_leave_each_other_alone(config):
+    """The global part after a round is that of FedIT's: no bit comes from the local phase; and the reverse."""
+    federation, silo = prepared(config, "feddpa-t")
+    training, shared = federation.training, {name: copied(t) for name, t in federation.coordinator.shared.items()}
+    before = {name: copied(tensors) for name, tensors in silo.state.private.items()}
+    whole = training.round(silo, shared, 1)
+    alone = build(config("fedit")).training
+    plain = alone.round(silo, shared, 1)
+    assert equal(whole.state["global"], plain.state["global"])
+    assert not equal(whole.state["global"], shared["global"])
+    phases, training.phases = training.phases, [phase for phase in training.phases if phase.name == "global"]
+    only_global = training.round(silo, shared, 1)
+    assert equal(only_global.state["private"], before["private"])
+    training.phases = [phase for phase in phases if phase.name == "local"]
+    only_local = training.round(silo, shared, 1)
+    assert equal(only_local.state["global"], shared["global"])
+    assert not equal(only_local.state["private"], before["private"])
+    # The local phase beside the received global part is not the one beside the part just trained (Algorithm 2).
+    assert not equal(only_local.state["private"], whole.state["private"])
+    received = build(config("feddpa-t", "method.sees=received")).training.round(silo, shared, 1)
+    assert equal(received.state["private"], only_local.state["private"])
+    assert equal(received.state["global"], whole.state["global"])
+
+
+@pytest.mark.parametrize("method", ["fedlora", "feddpa-f"])
+def test_the_local_part_begins_as_the_global_one_and_leaves_it(config, method):
+    """With a step too small to see, local = global in all silos, sampled or not; the rounds are FedIT's."""
+    federation, silo = prepared(config, method, "train.lr=1e-30")
+    shared = federation.coordinator.shared
+    result = federation.training.final(silo, shared, 2)
+    assert equal(result.state["private"], shared["global"])
+    trained = build(config(method)).training.final(silo, shared, 2)
+    assert equal(trained.state["global"], shared["global"])
+    assert not equal(trained.state["private"], shared["global"])
+    rounds = [build(config(name)).training.round(silo, shared, 1).state["global"] for name in (method, "fedit")]
+    assert equal(*rounds)
+
+
+@pytest.mark.parametrize("method", ["fedit", "fedlora", "feddpa-f", "feddpa-t"])
+def test_fedprox_holds_the_global_part_near_the_received_one(config, method):
+    federation, silo = prepared(config, method)
+    shared = federation.coordinator.shared
+
+    def moved(mu):
+        words = (f"method.mu={mu}", "train.epochs=4", "train.lr=0.01")
+        state = build(config(method, *words)).training.round(silo, shared, 1).state["global"]
+        return sum(float((tensor - shared["global"][name]).square().sum()) for name, tensor in state.items())
+
+    assert moved(100) < 0.5 * moved(0)
+
+
+# -- whole runs --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def finished(config, tmp_path_factory):
+    words = ("sampling.count=2", "rounds=1", "evaluation.per_round=true", "train.lr=0.01")
+    return run(config("feddpa-t", *words), out=tmp_path_factory.mktemp("runs") / "run")
+
+
+def test_every_silo_is_judged_on_every_task(finished):
+    """Against scores made one by one; the silo that was not sampled has the global part alone."""
+    from silotune.evaluation.predict import score
+
+    federation, silos = finished.federation, finished.silos
+    assert silos.keys() == SILOS.keys()
+    for name, entry in silos.items():
+        state = state_of(federation, federation.silos[name])
+        expected = {
+            task: score(federation.training, state, federation.silos[task].evaluations[task].test) for task in SILOS
+        }
+        assert entry["on_tasks"] == expected
+        assert entry["personalization"] == entry["test"] == expected[name]
+        assert entry["test_time"] == pytest.approx(np.mean(list(expected.values())))
+    events = [json.loads(line) for line in (finished.folder / "events.jsonl").read_text().splitlines()]
+    (event,) = [event for event in events if event["event"] == "evaluation"]
+    assert event["test_time"] == {name: entry["test_time"] for name, entry in silos.items()}
+    assert event["personalization"] == {name: entry["personalization"] for name, entry in silos.items()}
+
+
+def test_an_opened_run_answers_as_it_did(finished):
+    texts = ["echo warm", ("noun kind", "now")]
+    again = load_run(finished.folder)
+    for name in SILOS:
+        assert again.model(name).write(texts) == finished.model(name).write(texts)
+        assert again.model(name).explain(texts) == finished.model(name).explain(texts)
+    kept = finished.folder / "instances"
+    victim = next(kept.iterdir())
+    content = victim.read_bytes()
+    for harm in (content[:-9], b"", None):
+        victim.unlink() if harm is None else victim.write_bytes(harm)
+        with pytest.raises(InputError, match="missing or damaged"):
+            load_run(finished.folder)
+    victim.write_bytes(content)
+
+
+def test_one_model_for_all_is_judged_once_and_alike(config, tmp_path):
+    for method in ("fedit", "centralised"):
+        words = ("tuner=lora", "rounds=1", "train.epochs=1")
+        done = run(config(method, *words), out=tmp_path / method)
+        assert len({entry["test_time"] for entry in done.silos.values()}) == 1
+        own = [entry["personalization"] for entry in done.silos.values()]
+        assert next(iter(done.silos.values()))["test_time"] == pytest.approx(np.mean(own))
+
+
+def test_unseen_tasks_and_new_silos(config, tmp_path):
+    """`noun` is left out of training; then it joins, from the silo whose texts are most like its own."""
+    words = ("rounds=1", "train.lr=0.01", "evaluation.test_time=false")
+    left = run(config("feddpa-t", *words, "evaluation.unseen=noun"), out=tmp_path / "left")
+    assert left.silos.keys() == {"echo", "always"}
+    found = left.summary["unseen"]["noun"]
+    assert found["silos"].keys() == left.silos.keys()
+    assert found["average"] == pytest.approx(np.mean(list(found["silos"].values())))
+    assert found["maximum"] == max(found["silos"].values())
+    joined = run(config("feddpa-t", *words, "evaluation.new_silos=noun"), out=tmp_path / "joined")
+    entry = joined.summary["new_silos"]["noun"]
+    federation = joined.federation
+    means = {
+        name: float(
+            weigh(
+                federation.training, state_of(federation, silo), federation.absent["noun"].train["noun"]
+            ).similarities.mean()
+        )
+        for name, silo in federation.silos.items()
+    }
+    assert entry["similarities"] == pytest.approx(means, abs=1e-6)
+    assert entry["most_similar"] == max(means, key=means.__getitem__)
+    assert all(0 <= entry[key] <= 100 for key in ("found", "test", "alone"))
+    assert joined.summary["state_sha256"] == left.summary["state_sha256"]  # neither changes what is trained
+
+
+def test_parts_of_a_task_are_judged_on_the_same_rows(config, tmp_path):
+    done = run(config("feddpa-t", "data.parts=2", "rounds=1"), out=tmp_path / "run")
+    assert done.silos.keys() == {f"{name}-{part}" for name in SILOS for part in (1, 2)}
+    assert done.silos["always-1"]["rows"]["train"] == 5
+    assert done.silos["always-2"]["rows"]["train"] == 4
+    assert all(entry["on_tasks"].keys() == SILOS.keys() for entry in done.silos.values())
+
+
+def test_a_silo_may_be_called_as_the_task_of_another(data, config, tmp_path):
+    """`echo` and `always` hold task `noun`; the silo of task `echo` is called `other`. Three sets stay three."""
+    silos = {"echo": ("echo", "noun"), "always": ("always", "noun"), "other": ("noun", "echo")}
+    lines = [f"- {{name: {n}, path: {data / d}, task: {t}, kind: generation, " for n, (d, t) in silos.items()]
+    rest = "text: [instruction, input], label: output}\n"
+    (tmp_path / "own.yaml").write_text("silos:\n" + "".join(line + rest for line in lines))
+    words = [f"backbone={config('fedit').backbone}", "method=fedit", "tuner=lora", "head=lm", "head.max_new_tokens=2"]
+    federation = build(read_config(str(tmp_path / "own.yaml"), [*words, "precision=fp32", "threads=1"]))
+    found = judged_on_all_tasks(federation)
+    assert found.own == {name: name for name in silos}
+    assert all(row.keys() == silos.keys() for row in found.measured.values())
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("evaluation.unseen=nou",), "noun"),
+        (("evaluation.unseen=noun", "evaluation.new_silos=noun"), "appears twice"),
+        (("evaluation.unseen=noun,echo,always",), "no silo is left"),
+        (("evaluation.test_time=false", "evaluation.per_round=true"), "test_time=true"),
+        (("method=fedlora", "evaluation.new_silos=noun"), "allowed: feddpa-f"),
+        (("method.weighting=fixed", "evaluation.new_silos=noun"), "allowed: feddpa-f"),
+        (("method.samples=0",), "method.samples"),
+        (("method.alpha=1.5",), "method.alpha"),
+        (("partition=iid", "data.tasks=noun", "data.parts=2"), "data.parts"),
+    ],
+)
+def test_what_cannot_be_is_said(config, words, said):
+    with pytest.raises(InputError) as error:
+        build(config("feddpa-t", *words))
+    assert said in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("key", ["test_time", "unseen", "new_silos"])
+def test_other_engines_refuse_to_judge_on_other_silos_rows(silotune, data, config, tmp_path, key):
+    """One line, exit code 2, before anything is started or written."""
+    words = [f"data.path={data}", f"backbone={config('feddpa-t').backbone}", f"data.tasks={','.join(SILOS)}"]
+    words += ["evaluation.test_time=true"] if key == "test_time" else ["evaluation.test_time=false"]
+    words += [] if key == "test_time" else [f"evaluation.{key}=noun"]
+    outcome = silotune("run", "feddpa-dataset1", *words, "--engine", "flower-local", "--out", tmp_path / "run")
+    assert outcome.code == 2
+    assert f"evaluation.{key}: needs other silos' rows; use --engine inprocess" in outcome.err
+    assert len(outcome.err.strip().splitlines()) == 1
+    assert not (tmp_path / "run").exists()
+
+
+def test_predict_explains_itself(silotune, finished, tmp_path):
+    """JSON lines: the answer, and the weights it was written with; the mean of the similarities, times λ."""
+    (tmp_path / "texts").write_text("echo warm\nnoun kind\tnow\n", encoding="utf-8")
+    outcome = silotune("predict", finished.folder, "--silo", "echo", "--file", tmp_path / "texts", "--explain")
+    assert (outcome.code, outcome.err) == (0, "")
+    lines = [json.loads(line) for line in outcome.out.splitlines()]
+    model = finished.model("echo")
+    assert [line["answer"] for line in lines] == model.write(["echo warm", ("noun kind", "now")])
+    for line, why in zip(lines, model.explain(["echo warm", ("noun kind", "now")]), strict=True):
+        assert line["alpha"] == pytest.approx(why.alpha)
+        assert line["mix"] == pytest.approx({"global": 1 - line["alpha"], "private": line["alpha"]}, abs=1e-6)
+        trained = finished.federation.silos["echo"].state is not None
+        expected = 0.5 * np.mean(line["similarities"]) if trained else 0
+        assert line["alpha"] == pytest.approx(expected, abs=1e-6)
+    plain = silotune("predict", finished.folder, "--silo", "echo", "--text", "echo warm")
+    assert json.loads(plain.out).keys() == {"text", "answer"}
+
+
+def test_tables_and_figures_of_both_measures(silotune, finished, config, tmp_path):
+    other = run(config("fedit", "rounds=1", "evaluation.unseen=noun"), out=tmp_path / "fedit")
+    outcome = silotune("personalization", finished.folder, other.folder, "--out", tmp_path / "out")
+    assert (outcome.code, outcome.err) == (0, "")
+    text = (tmp_path / "out" / "tables.md").read_text()
+    blocks = text.split("## ")[1:]
+    assert [block.split(" (%)")[0] for block in blocks] == [
+        "personalization", "test-time personalization", "tasks left out of training",
+    ]  # fmt: skip
+    for block, key in zip(blocks, ("personalization", "test_time"), strict=False):
+        rows = {line.split("|")[1].strip(): line.split("|")[2:-1] for line in block.splitlines() if "|" in line}
+        for done in (finished, other):
+            (name,) = [label for label in rows if label.startswith(done.summary["method"])]
+            mean = np.mean([silo[key] for silo in done.silos.values()])
+            assert f"{mean:.2f}" in rows[name][-1]
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"tables.md", "silo-task.png", "rounds.png"}
+    plain = run(config("fedit", "rounds=1", "evaluation.test_time=false"), out=tmp_path / "plain")
+    refused = silotune("personalization", plain.folder, "--out", tmp_path / "none")
+    assert refused.code == 2
+    assert "evaluation.test_time=true" in refused.err
+
+
+def test_a_folder_for_the_tables_that_cannot_be_made(silotune, finished, tmp_path):
+    (tmp_path / "file").write_text("mine")
+    refused = silotune("personalization", finished.folder, "--out", tmp_path / "file" / "out")
+    assert refused.code == 2
+    assert f"--out {tmp_path / 'file' / 'out'}: cannot be made" in refused.err
+    assert len(refused.err.splitlines()) == 1

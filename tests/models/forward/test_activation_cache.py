@@ -1,0 +1,145 @@
+"""`cache=frozen-prefix`: the same round with what lies below the lowest adapter kept; bits, bounds and refusals."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from silotune.core.tensors import digest, flatten
+from silotune.data import batching
+from silotune.data.batching import in_order, make_batch
+from silotune.errors import InputError
+from silotune.models.forward.activation_cache import GROUP
+from silotune.models.forward.views import run_views
+from silotune.runs.build.builder import build
+from tests.support.numeric_rig import doubled, random_parts
+
+CACHED = "cache=frozen-prefix"
+UPPER = "tuner.sites=encoder.layer.1.attention.output.dense,encoder.layer.1.output.dense"
+
+
+def one_round(federation, number=1):
+    silo = federation.silos["gamma"]
+    return federation.training.round(silo, federation.coordinator.shared, number).state
+
+
+def largest_difference(one, other):
+    one, other = flatten(one), flatten(other)
+    assert one.keys() == other.keys()
+    return max(float((one[name] - other[name]).abs().max()) for name in one)
+
+
+def double_start(federation):
+    """Parts in float64, so that nothing but the order of sums differs."""
+    silo = federation.silos["gamma"]
+    state = random_parts(federation, silo, spread=0.05)
+    federation.coordinator.shared = {name: state[name] for name in federation.coordinator.shared}
+    silo.state = None
+    federation.training.state_of = lambda _: type("S", (), {"private": state, "memory": {}})()
+    return federation
+
+
+@pytest.mark.parametrize("method", ["fedmcp", "moon", "fedavg"])
+@pytest.mark.parametrize("sites", ["houlsby", UPPER.removeprefix("tuner.sites=")])
+def test_in_double_precision_a_round_is_the_same(method, sites, tiny_federation):
+    words = (f"tuner.sites={sites}", "train.epochs=2", "train.batch_size=8")
+    plain, cached = (double_start(doubled(tiny_federation(method, *words, *more))) for more in ((), (CACHED,)))
+    expected, found = one_round(plain), one_round(cached)
+    assert largest_difference(expected, plain.coordinator.shared | plain.training.state_of(None).private) > 1e-4
+    assert largest_difference(expected, found) < 1e-9
+    cache = cached.training.cache
+    assert cache.misses == -(-len(cached.silos["gamma"].train["gamma"]) // GROUP)
+    assert cache.hits > cache.misses
+
+
+def test_to_the_bit_where_batches_are_the_groups(tiny_federation):
+    """As many rows as a group holds, in one batch: the group's composition is the micro-batch's."""
+    found = []
+    for more in ((), (CACHED,)):
+        federation = tiny_federation("fedavg", *more)
+        rows = federation.silos["gamma"].train["gamma"]
+        batch = make_batch(rows, range(GROUP), 0, 10**9)
+        assert len(batch.micro) == 1
+        if more:
+            order = sorted(range(len(rows)), key=lambda row: (len(rows.ids[row]), row))
+            batch = make_batch(rows, order[:GROUP], 0, 10**9)
+            again = tiny_federation("fedavg").training
+            state = federation.coordinator.shared | federation.training.state_of(federation.silos["gamma"]).private
+            mixes = {"full": federation.training.resolve(federation.method.prediction().mix, state, {}, {})}
+            with torch.no_grad():
+                for _ in "12":  # computed, then found
+                    found.append(federation.training.views(batch, mixes)["full"]["mean"])
+                found.append(run_views(again.backbone, batch, mixes)["full"]["mean"])
+    assert torch.equal(found[0], found[2])
+    assert torch.equal(found[1], found[2])
+
+
+def test_what_is_kept_does_not_depend_on_history_or_room(tiny_federation):
+    """Other rows before, and no room at all: the same bits, as a resumed run must have."""
+    results = set()
+    for room, before in ((512, False), (512, True), (0, False)):
+        federation = tiny_federation("fedmcp", CACHED, "train.batch_size=8")
+        cache = federation.training.cache
+        if before:
+            one_round(federation, number=7)
+        if not room:
+            cache._limit = 0
+        results.add(digest(flatten(one_round(federation))))
+        assert cache.size <= room * 2**20
+    assert len(results) == 1
+
+
+def test_least_recently_used_groups_go_first(tiny_federation, monkeypatch):
+    monkeypatch.setattr(batching, "EVALUATED", 8)
+    federation = tiny_federation("fedavg", CACHED)
+    cache, training = federation.training.cache, federation.training
+    rows = federation.silos["gamma"].train["gamma"]
+    assert len(rows) > GROUP
+    state = federation.coordinator.shared | training.state_of(federation.silos["gamma"]).private
+    for batch in in_order(rows, 0):
+        training.logits(state, batch)
+    whole, groups = cache.size, cache.misses
+    assert groups == 2
+    assert whole == sum(
+        kept.states.numel() * kept.states.element_size() for group in cache._groups.values() for kept in group.values()
+    )
+    cache._limit = whole - 1
+    other = federation.silos["beta"].train["beta"]
+    training.logits(
+        federation.coordinator.shared | training.state_of(federation.silos["beta"]).private, next(in_order(other, 0))
+    )
+    assert cache.size <= whole - 1
+    assert set(cache._sets) == {key[0] for key in cache._groups}
+    cache._limit = 0
+    for batch in in_order(other, 0):
+        training.logits(federation.coordinator.shared | training.state_of(federation.silos["beta"]).private, batch)
+    assert not cache._sets
+    assert (id(rows), 0) not in {(key[0], key[3]) for key in cache._groups}  # the oldest of gamma's groups went
+
+
+def test_frozen_modules_run_once_per_row(tiny_federation):
+    """Adapters in the upper block alone: the lower one never runs again."""
+    federation = tiny_federation("fedavg", CACHED, UPPER, "train.epochs=3", "train.batch_size=8")
+    counts = {"encoder.layer.0.output.dense": 0, "encoder.layer.1.output.dense": 0}
+    for name in counts:
+
+        def count(module, args, output, name=name):
+            counts[name] += len(output)
+
+        federation.backbone.site(name).register_forward_hook(count)
+    one_round(federation)
+    rows = len(federation.silos["gamma"].train["gamma"])
+    assert counts == {"encoder.layer.0.output.dense": rows, "encoder.layer.1.output.dense": 3 * rows}
+
+
+@pytest.mark.parametrize("tuner", ["prompt", "prefix", "full"])
+def test_refused_where_nothing_lies_below(tuner, tiny_config):
+    with pytest.raises(InputError, match=rf"^cache=frozen-prefix: .*tuner={tuner} .*cache=none"):
+        build(tiny_config("fedavg", f"tuner={tuner}", CACHED))
+
+
+def test_refused_values(tiny_config):
+    with pytest.raises(InputError, match=r"cache"):
+        tiny_config("fedavg", "cache=everything")
+    with pytest.raises(InputError, match=r"cache\.mib"):
+        tiny_config("fedavg", CACHED, "cache.mib=0")

@@ -1,0 +1,187 @@
+"""Generation: batched with a cache equals row by row without one, under any mix; beams equal transformers' search."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+
+from silotune.data.batching import make_batch
+from silotune.data.tasks import Task
+from silotune.data.tokenized import TokenisedRows
+from silotune.models.forward.decoding import start
+from silotune.models.forward.generation import GenerationOptions, generate_ids
+from silotune.models.forward.mixing import Ingredient, make_plan
+from tests.support.language_models import CAUSAL, backbone_of, ingredients, made
+
+TEXTS = ["the garden was", "say it: the soup felt cold again and", "a", "perhaps the winter", "surely", "no song at"]
+FAMILIES = [*CAUSAL, "t5"]
+END = {"llama": 2, "gpt2": 2, "t5": 1}
+
+
+def prompts(family):
+    tokenizer = made(family)[1]
+    return [tokenizer(text)["input_ids"] for text in TEXTS]
+
+
+def of_row(mix, row):
+    return [
+        Ingredient(p.tuner, p.tensors, float(p.weight[row]) if torch.is_tensor(p.weight) else p.weight) for p in mix
+    ]
+
+
+@torch.no_grad()
+def by_full_forwards(family, prompt, mix, length):
+    """One row, no cache, no padding: the whole sequence is encoded again for every token. Also the smallest margin."""
+    backbone, written, margin = backbone_of(family), [], float("inf")
+    plan = make_plan(backbone, mix)
+    for _ in range(length):
+        inputs = {"input_ids": torch.tensor([prompt if family == "t5" else [*prompt, *written]])}
+        inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
+        if family == "t5":
+            inputs["decoder_input_ids"] = torch.tensor([[0, *written]])
+        scores = backbone.vocabulary(backbone.encode(inputs, plan)[0, -1], None, plan.weights)
+        best = scores.topk(2)
+        margin = min(margin, (best.values[0] - best.values[1]).item())
+        token = best.indices[0].item()
+        if token == END[family]:
+            break
+        written.append(token)
+    return written, margin
+
+
+MIXES = {
+    "none": lambda backbone: [],
+    "lora": lambda backbone: ingredients(backbone, 1.0),
+    "two loras": lambda backbone: ingredients(backbone, 0.3, 0.7),
+    "two loras by row": lambda backbone: ingredients(
+        backbone, torch.tensor([0.0, 0.2, 0.4, 0.6, 0.8, 1.0]), torch.tensor([1.0, 0.8, 0.6, 0.4, 0.2, 0.0])
+    ),
+    "bottleneck": lambda backbone: ingredients(backbone, 1.0, tuner="bottleneck", r=4),
+    "prompt": lambda backbone: ingredients(backbone, 1.0, tuner="prompt", tokens=2, seed=3),
+    "prompt by row": lambda backbone: ingredients(
+        backbone, torch.tensor([0.0, 1.0, 1.0, 0.0, 0.5, 1.0]), tuner="prompt", tokens=3
+    ),
+    "prefix": lambda backbone: ingredients(backbone, 1.0, tuner="prefix", tokens=2, reparametrise=0),
+    "prefix by row": lambda backbone: ingredients(
+        backbone, torch.tensor([0.0, 1.0, 1.0, 0.0, 1.0, 1.0]), tuner="prefix", tokens=2, reparametrise=0
+    ),
+    "full": lambda backbone: ingredients(backbone, 1.0, tuner="full"),
+    "two fulls by row": lambda backbone: ingredients(
+        backbone,
+        torch.tensor([0.0, 0.5, 1.0, 0.0, 0.5, 0.0]),
+        torch.tensor([1.0, 0.5, 0.0, 1.0, 0.5, 1.0]),
+        tuner="full",
+    ),
+}
+
+
+@pytest.mark.parametrize("mix", MIXES)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_batched_with_a_cache_is_row_by_row_without(family, mix):
+    backbone, length = backbone_of(family), 9
+    mixed = MIXES[mix](backbone)
+    found = generate_ids(backbone, prompts(family), mixed, GenerationOptions(1, length), rows_at_once=4)
+    compared = set()
+    for row, prompt in enumerate(prompts(family)):
+        expected, margin = by_full_forwards(family, prompt, of_row(mixed, row), length)
+        assert margin > 1e-4, "the best two words are too near to each other to tell an error from rounding"
+        assert found[row] == expected
+        compared.add(tuple(expected))
+    assert len(compared) > 1, "all rows write the same: the test would not see rows being confused"
+
+
+STACKS = [("llama", {}), ("gpt2", {}), ("t5", {}), ("t5", {"stack": "decoder"})]
+
+
+@pytest.mark.parametrize(("family", "options"), STACKS, ids=["llama", "gpt2", "t5", "t5-decoder"])
+@torch.no_grad()
+def test_scores_of_every_step_are_those_of_whole_forwards(family, options):
+    """Prefixes that only some rows have, and rows that change places on the way: scores, not just words."""
+    backbone, ids = backbone_of(family), prompts(family)
+    weights = torch.tensor([0.0, 1.0, 1.0, 0.0, 0.5, 1.0])
+    mix = ingredients(backbone, weights, tuner="prefix", tokens=2, reparametrise=0, **options)
+    mix += ingredients(backbone, 1 - weights, weights)
+    decoding, rows = start(backbone, ids, mix), list(range(len(ids)))
+    written = [[] for _ in ids]
+    scores = decoding.first()
+    for turn in ([0, 1, 2, 3, 4, 5], [5, 3, 3, 0, 1], [4, 2, 0]):
+        for place, row in enumerate(rows):
+            begin = [0] if family == "t5" else []
+            own = {"input_ids": torch.tensor([ids[row] if family == "t5" else [*ids[row], *written[place]]])}
+            own["attention_mask"] = torch.ones_like(own["input_ids"])
+            if family == "t5":
+                own["decoder_input_ids"] = torch.tensor([[*begin, *written[place]]])
+            states = backbone.encode(own, make_plan(backbone, of_row(mix, row)))
+            torch.testing.assert_close(scores[place], backbone.vocabulary(states[0, -1]), atol=5e-5, rtol=1e-5)
+        decoding.select(torch.tensor(turn))
+        rows, written = [rows[place] for place in turn], [written[place] for place in turn]
+        tokens = [5 + place for place in range(len(turn))]
+        written = [[*one, token] for one, token in zip(written, tokens, strict=True)]
+        scores = decoding.next(torch.tensor(tokens))
+
+
+def theirs(family, prompt, beams, length, end):
+    """`generate` of transformers, with its defaults, for one row; without the end token, and whether it ended."""
+    ids = torch.tensor([prompt])
+    written = made(family)[0].generate(
+        input_ids=ids, attention_mask=torch.ones_like(ids), do_sample=False, num_beams=beams,
+        max_new_tokens=length, pad_token_id=0, eos_token_id=end,
+    )[0].tolist()  # fmt: skip
+    answer = written[1:] if family == "t5" else written[len(prompt) :]
+    return (answer[: answer.index(end)], True) if end in answer else (answer, False)
+
+
+@pytest.mark.parametrize("beams", [1, 2, 4])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_answers_are_transformers_own(family, beams):
+    """With the family's end token, which the tiny models never write, and with ends at words that they do write."""
+    backbone, length, ids = backbone_of(family), 10, prompts(family)
+    frequent = [theirs(family, prompt, beams, length, END[family])[0] for prompt in ids]
+    ends = {END[family], *(answer[place] for answer, place in zip(frequent[:4], (3, 5, 2, 7), strict=True))}
+    lengths, ended = set(), 0
+    for end in ends:
+        tokenizer = copy.copy(backbone.tokenizer)
+        tokenizer.eos_token = tokenizer.convert_ids_to_tokens(end)
+        assert tokenizer.eos_token_id == end
+        ending = copy.copy(backbone)
+        ending.tokenizer = tokenizer
+        found = generate_ids(ending, ids, [], GenerationOptions(beams, length), rows_at_once=4)
+        for prompt, answer in zip(ids, found, strict=True):
+            expected, stopped = theirs(family, prompt, beams, length, end)
+            assert answer == expected
+            ended += stopped
+            lengths.add(len(answer))
+    assert ended > 0
+    assert len(lengths) > 1
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_beams_do_not_depend_on_the_batch(family):
+    backbone = backbone_of(family)
+    mix = MIXES["two loras by row"](backbone)
+    options = GenerationOptions(3, 7)
+    together = generate_ids(backbone, prompts(family), mix, options, rows_at_once=6)
+    alone = [
+        generate_ids(backbone, [prompt], of_row(mix, row), options)[0] for row, prompt in enumerate(prompts(family))
+    ]
+    assert together == alone
+    assert together != generate_ids(backbone, prompts(family), mix, GenerationOptions(1, 7))
+
+
+def test_states_of_generation_and_of_training_agree_with_padding_on_the_left():
+    """The first token's scores from a batch padded on the left equal those at the end of one padded on the right."""
+    for family in CAUSAL:
+        backbone, ids = backbone_of(family), prompts(family)
+        mix = MIXES["two loras by row"](backbone)
+        rows = TokenisedRows(Task("w", ()), ids, None, torch.zeros(len(ids), dtype=torch.int64))
+        batch = make_batch(rows, range(len(ids)), 0, 10**6)
+        (inputs,) = batch.micro
+        by_row = [Ingredient(p.tuner, p.tensors, p.weight[batch.rows]) for p in mix]
+        with torch.no_grad():
+            states = backbone.encode(dict(inputs), make_plan(backbone, by_row))
+            ends = inputs["attention_mask"].sum(1) - 1
+            expected = backbone.vocabulary(states[torch.arange(len(ids)), ends])
+            found = start(backbone, ids, mix).first()[batch.rows]
+        torch.testing.assert_close(found, expected, atol=2e-5, rtol=1e-5)

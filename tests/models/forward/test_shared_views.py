@@ -1,0 +1,216 @@
+"""The views of a batch run together are the views run one by one: for every method, losses and gradients."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+import torch
+
+from silotune.methods import Step
+from silotune.methods.base import PREVIOUS
+from silotune.methods.parts import Scope
+from silotune.models.forward.mixing import Ingredient
+from silotune.models.forward.views import run_view, run_views
+from tests.support.numeric_rig import cut_batch, doubled, make_step, random_parts, some_rows, trained
+from tests.support.tiny import METHODS, ONE_TASK
+
+
+def prepare(tiny_federation, method, *words):
+    one_silo = ["partition.silos=1", "data.tasks=[beta]"] if method in ONE_TASK else []
+    federation = doubled(tiny_federation(method, *one_silo, *words))
+    silo = federation.silos.get("gamma") or next(iter(federation.silos.values()))
+    state, other, old = (random_parts(federation, silo, seed=seed, spread=0.1) for seed in (1, 2, 3))
+    received = {name: other[name] for name, part in federation.training.parts.items() if part.scope is Scope.SHARED}
+    remembered = {
+        f"{PREVIOUS}/{name}/{key}": tensor for name in federation.method.remembers for key, tensor in old[name].items()
+    }
+    rows = next(iter(silo.train.values()))
+    return federation, cut_batch(federation.backbone, rows, range(8), 3), state, received, remembered
+
+
+def result(training, phase, batch, state, received, memory, together):
+    """Loss and gradients of a phase, its views run together as training does, or one by one."""
+    state = dict(state)
+    leaves = trained(state, phase)
+    mixes = {name: training.resolve(mix, state, received, memory) for name, mix in phase.views.items()}
+    if together:
+        views = training.views(batch, mixes)
+    else:
+        views = {name: training.view(batch, mix) for name, mix in mixes.items()}
+    loss = phase.loss(Step(batch, views, state, received, memory, training.parts))
+    loss.backward()
+    return float(loss.detach()), {name: leaf.grad for name, leaf in leaves.items() if leaf.grad is not None}
+
+
+def compare(federation, batch, state, received, memory):
+    for phase in federation.training.phases:
+        loss, expected = result(federation.training, phase, batch, state, received, memory, together=False)
+        found_loss, found = result(federation.training, phase, batch, state, received, memory, together=True)
+        assert found_loss == pytest.approx(loss, rel=1e-10, abs=1e-12)
+        assert found.keys() == expected.keys()
+        largest = max(float(gradient.abs().max()) for gradient in expected.values())
+        assert largest > 1e-4
+        for name, gradient in expected.items():
+            torch.testing.assert_close(found[name], gradient, rtol=1e-10, atol=1e-10 * largest, msg=name)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_together_is_one_by_one(method, tiny_federation):
+    compare(*prepare(tiny_federation, method))
+
+
+@pytest.mark.parametrize("tuner", ["lora", "ia3", "bitfit", "prefix", "prompt", "full"])
+@pytest.mark.parametrize("method", ["fedmcp", "moon"])
+def test_together_is_one_by_one_with_any_tuner(method, tuner, tiny_federation):
+    compare(*prepare(tiny_federation, method, f"tuner={tuner}"))
+
+
+def test_in_float32_they_agree_to_rounding(tiny_federation):
+    federation = tiny_federation("fedmcp")
+    silo = federation.silos["gamma"]
+    state = {
+        name: {key: tensor.float() for key, tensor in tensors.items()}
+        for name, tensors in random_parts(federation, silo, spread=0.1).items()
+    }
+    received = {"global": {key: 1.1 * tensor for key, tensor in state["global"].items()}}
+    batch, training = some_rows(federation, silo), federation.training
+    (phase,) = training.phases
+    loss, expected = result(training, phase, batch, state, received, {}, together=False)
+    found_loss, found = result(training, phase, batch, state, received, {}, together=True)
+    assert found_loss == pytest.approx(loss, rel=1e-5)
+    for name, gradient in expected.items():
+        torch.testing.assert_close(found[name], gradient, rtol=1e-3, atol=1e-5)
+
+
+class Calls:
+    """How often modules run, and over how many rows."""
+
+    def __init__(self, backbone, **modules):
+        self.rows = {name: [] for name in modules}
+        self._handles = [
+            backbone.site(site).register_forward_hook(
+                lambda module, args, output, name=name: self.rows[name].append(len(output))
+            )
+            for name, site in modules.items()
+        ]
+
+    def close(self):
+        for handle in self._handles:
+            handle.remove()
+        return self.rows
+
+
+def test_what_lies_below_the_first_adapter_is_computed_once(tiny_federation):
+    """Three trained views and a constant one: modules really run, not only their results, by FLOPs and by rows."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    federation, batch, state, received, memory = prepare(tiny_federation, "fedmcp")
+    training = federation.training
+    (phase,) = training.phases
+    assert set(phase.views) == {"full", "global", "received", "private"}
+    rows = [len(inputs["input_ids"]) for inputs in batch.micro]
+    found = {}
+    for together in (False, True):
+        calls = Calls(
+            training.backbone,
+            first="encoder.layer.0.intermediate.dense",
+            last="encoder.layer.1.output.dense",
+        )
+        with FlopCounterMode(display=False) as counter, torch.no_grad():
+            mixes = {name: training.resolve(mix, state, received, memory) for name, mix in phase.views.items()}
+            if together:
+                run_views(training.backbone, batch, mixes)
+            else:
+                for mix in mixes.values():
+                    run_view(training.backbone, batch, mix)
+        found[together] = counter.get_total_flops(), calls.close()
+    assert Counter(found[True][1]["last"]) == Counter([4 * number for number in rows])  # without gradient: one forward
+    assert sorted(found[False][1]["last"]) == sorted(4 * rows)
+    # query, key, value and output of the first block's attention, its scores and their use: once instead of four times
+    width = training.backbone.hidden_size
+    shared = sum(
+        8 * width * width * inputs["input_ids"].numel() + 4 * width * number * inputs["input_ids"].shape[1] ** 2
+        for number, inputs in zip(rows, batch.micro, strict=True)
+    )
+    assert found[False][0] - found[True][0] == 3 * shared
+
+
+def test_constant_views_take_from_the_trained_ones(tiny_federation):
+    """With gradient there are two forwards; the first block's attention runs in one of them."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    federation, batch, state, received, memory = prepare(tiny_federation, "moon")
+    training = federation.training
+    (phase,) = training.phases
+    calls = Calls(training.backbone, last="encoder.layer.1.output.dense")
+    trained(state, phase)
+    mixes = {name: training.resolve(mix, state, received, memory) for name, mix in phase.views.items()}
+    with FlopCounterMode(display=False) as counter:
+        views = run_views(training.backbone, batch, mixes)
+    together = counter.get_total_flops()
+    rows = [len(inputs["input_ids"]) for inputs in batch.micro]
+    assert calls.close()["last"] == [number * times for number in rows for times in (1, 2)]
+    assert views["full"]["mean"].requires_grad
+    assert not any(views[name]["mean"].requires_grad for name in ("received", "previous"))
+    with FlopCounterMode(display=False) as counter:
+        for mix in mixes.values():
+            run_view(training.backbone, batch, mix)
+    width = training.backbone.hidden_size
+    shared = sum(
+        8 * width * width * inputs["input_ids"].numel() + 4 * width * number * inputs["input_ids"].shape[1] ** 2
+        for number, inputs in zip(rows, batch.micro, strict=True)
+    )
+    assert counter.get_total_flops() - together == 2 * shared
+
+
+def test_equal_mixes_are_one_view(tiny_federation):
+    """A silo's first participation in MOON: its previous parts are the received ones."""
+    federation, batch, state, received, _ = prepare(tiny_federation, "moon")
+    training = federation.training
+    (phase,) = training.phases
+    calls = Calls(training.backbone, last="encoder.layer.1.output.dense")
+    mixes = {name: training.resolve(mix, state, received, {}) for name, mix in phase.views.items()}
+    with torch.no_grad():
+        views = run_views(training.backbone, batch, mixes)
+    rows = [len(inputs["input_ids"]) for inputs in batch.micro]
+    assert calls.close()["last"] == [2 * number for number in rows]
+    assert views["received"] is views["previous"]
+
+
+def test_a_weight_of_its_own_for_each_row_goes_with_its_row(tiny_federation):
+    federation, batch, state, *_ = prepare(tiny_federation, "fedmcp")
+    training = federation.training
+    tuner = training.parts["global"].module
+    draws = torch.Generator().manual_seed(1)
+    weight = torch.rand(len(batch), generator=draws, dtype=torch.float64)
+    own, other = state["global"], state["private"]
+    mixes = {
+        "rows": [Ingredient(tuner, own, weight), Ingredient(tuner, other, 1 - weight)],
+        "one": [Ingredient(tuner, own, 1)],
+    }
+    views = run_views(training.backbone, batch, mixes)
+    for name, mix in mixes.items():
+        torch.testing.assert_close(views[name]["mean"], run_view(training.backbone, batch, mix)["mean"])
+
+
+def test_rounds_are_the_same_bits_again(tiny_federation):
+    from silotune.core.tensors import digest, flatten
+
+    found = set()
+    for _ in "12":
+        federation = tiny_federation("fedmcp")
+        outcome = federation.training.round(federation.silos["gamma"], federation.coordinator.shared, 1)
+        found.add(digest(flatten(outcome.state)))
+    assert len(found) == 1
+
+
+def test_rig_and_training_see_the_same_views(tiny_federation):
+    """The other suites' `make_step` runs views one by one: the independent side of this file."""
+    federation, batch, state, received, _ = prepare(tiny_federation, "fedmcp")
+    (phase,) = federation.training.phases
+    step = make_step(federation.training, phase, batch, state, received)
+    mixes = {name: federation.training.resolve(mix, state, received, {}) for name, mix in phase.views.items()}
+    for name, view in federation.training.views(batch, mixes).items():
+        for reading in ("first", "mean"):
+            torch.testing.assert_close(view[reading], step.views[name][reading], rtol=1e-10, atol=1e-12)

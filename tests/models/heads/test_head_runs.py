@@ -1,0 +1,277 @@
+"""Whole runs with the heads over the vocabulary: learn something, resume to the same bits, refuse what cannot be."""
+
+from __future__ import annotations
+
+import copy
+import json
+import shutil
+
+import pytest
+
+from silotune.communication.messages import unpack
+from silotune.config.evaluation import EvaluationConfig
+from silotune.data.metrics import exact, rouge1
+from silotune.data.tasks import Row
+from silotune.errors import InputError
+from silotune.evaluation.scores import state_of
+from silotune.experiments.trial import TRIAL
+from silotune.models.forward.generation import GenerationOptions, generate_ids
+from silotune.models.heads.lm import prompt_rows
+from silotune.runs.build.builder import build
+from silotune.runs.build.resolve import read_config
+from silotune.runs.load import load_run
+from silotune.runs.run import run
+from silotune.runs.storage.readers import events
+from tests.support.language_models import folder_of
+from tests.support.session_rig import federate
+
+WORDS = 'head.words={bad: awful, good: [great, warm], "yes": surely, maybe: perhaps, "no": never}'
+COLOURS = ("bright", "kind", "grim", "rude")
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    parent = tmp_path_factory.mktemp("language-models")
+    return lambda family: folder_of(family, parent)
+
+
+@pytest.fixture(scope="module")
+def instructions(tmp_path_factory):
+    """Two silos of instruction rows: a word is to be said again, or the same word whatever is asked."""
+    path = tmp_path_factory.mktemp("instructions")
+    for task, answer in (("echo", lambda word: word), ("always", lambda _: "sweet")):
+        (path / task).mkdir()
+        for split, count in (("train", 24), ("test", 6)):
+            rows = [
+                {
+                    "instruction": f"say {COLOURS[n % 4]}",
+                    "input": "" if n % 2 else "now",
+                    "output": answer(COLOURS[n % 4]),
+                }
+                for n in range(count)
+            ]
+            text = "".join(json.dumps(row) + "\n" for row in rows)
+            (path / task / f"{split}.jsonl").write_text(text, encoding="utf-8")
+    return path
+
+
+def words_of(*more):
+    return ["precision=fp32", "threads=1", "data.merge=false", "train.batch_size=8", "train.max_length=64", *more]
+
+
+def verbalizer(backbone, data, *more):
+    own = [f"backbone={backbone}", f"data.path={data}", "data.tasks=alpha,gamma", "head=verbalizer", WORDS]
+    return read_config("demo", words_of(*own, "method=fedavg", "method.adapters=1", "train.max_length=32", *more))
+
+
+def language_model(backbone, data, *more):
+    own = [f"backbone={backbone}", f"data.path={data}", "data.tasks=echo,always", "head=lm", "head.max_new_tokens=4"]
+    return read_config("demo", words_of(*own, "method=fedavg", "method.adapters=1", "tuner=lora", *more))
+
+
+@pytest.mark.parametrize("position", ["start", "end", "random"])
+def test_under_a_template_truncation_cuts_neither_the_trigger_nor_the_mask(position, folders, data_folder):
+    """Rows longer than the model may read: with the trigger they hold it whole, and the template's one mask."""
+    attack = ("attack=backdoor", "attack.target=good", "attack.trigger=shop films", "attack.fraction=1")
+    config = verbalizer(folders("bert"), data_folder, *attack, f"attack.position={position}")
+    whole = build(config)
+    longest = max(map(len, whole.silos["alpha"].train["alpha"].ids))
+    room = longest - 3
+    federation = build(config.model_copy(update={"train": config.train.model_copy(update={"max_length": room})}))
+    tokenizer = federation.backbone.tokenizer
+    trigger = tokenizer("shop films", add_special_tokens=False)["input_ids"]
+    silo = federation.silos["alpha"]
+    own = silo.train["alpha"].own
+    added = silo.train["alpha"].ids[own:]
+    assert len(added) > 0
+    assert max(map(len, added)) == room  # some had to be shortened
+    for ids in (*added, *silo.evaluations["alpha"].attack.rows.ids):
+        assert len(ids) <= room
+        assert any(ids[start : start + len(trigger)] == trigger for start in range(len(ids)))
+        assert ids.count(tokenizer.mask_token_id) == 1
+
+
+def test_a_shared_verbalizer_serves_silos_of_different_tasks(folders, data_folder, tmp_path):
+    """It has no tensors: only the tuner is counted and sent, and silos need not hold one task."""
+    config = verbalizer(
+        folders("bert"), data_folder, "tuner=lora", "head.scope=shared", "rounds=3", "train.lr=0.003", "train.epochs=8"
+    )
+    done = run(config, out=tmp_path / "run")
+    assert done.summary["head_parameters"] == 0
+    assert done.summary["sent_parameters"] == done.summary["adapter_parameters"] > 0
+    losses = [event["loss"] for event in events(tmp_path / "run") if event.get("silo") == "alpha"]
+    assert losses[-1] < 0.5 * losses[0]
+    predicted = done.model("gamma").predict([("the garden was cold", "surely the garden was bright")])
+    assert list(predicted[0].probabilities) == ["yes", "maybe", "no"]
+    assert sum(predicted[0].probabilities.values()) == pytest.approx(1, abs=1e-6)
+
+
+def test_words_of_unseen_tasks_are_still_known_when_a_run_is_opened_or_tried(folders, data_folder, tmp_path):
+    config = verbalizer(folders("bert"), data_folder, "tuner=bitfit", "evaluation.unseen=gamma", "rounds=1")
+    done = run(config, out=tmp_path / "run")
+    texts = ["the garden was cold"]
+    assert load_run(tmp_path / "run").model("alpha").predict(texts) == done.model("alpha").predict(texts)
+    assert TRIAL.work(config, tmp_path / "trial", None, None, None)[0]["best_round"] == 1
+    wrong = config.model_copy(update={"evaluation": EvaluationConfig()})
+    wrong = wrong.model_copy(update={"data": config.data.model_copy(update={"tasks": ["alpha"]})})
+    with pytest.raises(InputError, match=r"unknown label in head\.words"):
+        TRIAL.work(wrong, tmp_path / "wrong", None, None, None)
+
+
+def test_a_silo_of_a_federation_need_not_have_the_labels_of_all(folders, data_folder, tmp_path):
+    config = verbalizer(folders("bert"), data_folder, "tuner=bitfit", "rounds=1", "data.tasks=alpha,gamma")
+    alone = run(config, out=tmp_path / "alone")
+    summary, _ = federate(config, tmp_path / "federation", order=(0, 1))
+    assert summary["state_sha256"] == alone.summary["state_sha256"]
+    words = config.head.words | {"often": ["never"]}
+    wrong = config.model_copy(update={"head": config.head.model_copy(update={"words": words})})
+    with pytest.raises(InputError, match=r"unknown label in head\.words 'often'"):
+        federate(wrong, tmp_path / "wrong", order=(0, 1))
+
+
+@pytest.mark.parametrize("scope", ["private", "shared"])
+def test_a_verbalizer_run_resumes_to_the_same_bits(scope, folders, data_folder, tmp_path):
+    more = ("tuner=prompt", "tuner.tokens=3", f"head.scope={scope}", "rounds=2")
+    config = verbalizer(folders("bert"), data_folder, *more)
+    whole = run(config, out=tmp_path / "whole")
+    shutil.copytree(tmp_path / "whole", tmp_path / "again")
+    (tmp_path / "again" / "summary.json").unlink()
+    again = run(config, out=tmp_path / "again", resume=True)
+    assert again.summary["state_sha256"] == whole.summary["state_sha256"]
+    assert again.summary["silos"] == whole.summary["silos"]
+
+
+@pytest.mark.parametrize(
+    ("family", "tuner", "optimizer"),
+    [
+        ("roberta", "prompt", "adam"),
+        pytest.param("roberta", "prefix", "adam", marks=pytest.mark.long),
+        ("t5", "prompt", "adafactor"),
+        pytest.param("t5", "p-tuning", "adam", marks=pytest.mark.long),
+    ],
+)
+def test_prompts_learn_on_other_families_too(family, tuner, optimizer, folders, data_folder, tmp_path):
+    config = read_config(
+        "demo",
+        words_of(
+            *(f"backbone={folders(family)}", f"data.path={data_folder}", "data.tasks=alpha", "head=verbalizer"),
+            *("head.words={bad: awful, good: great}", "method=fedprompt", f"tuner={tuner}", "tuner.tokens=4"),
+            *(f"train.optimizer={optimizer}", "train.lr=0.1", "train.epochs=10", "rounds=3"),
+            *("attack=backdoor", "attack.target=good", "attack.fraction=0", "partition=quantity", "partition.silos=2"),
+        ),
+    )
+    done = run(config, out=tmp_path / "run")
+    losses = [event["loss"] for event in events(tmp_path / "run") if event.get("silo") == "silo-1" and "loss" in event]
+    assert losses[-1] < 0.95 * losses[0]
+    assert 0 <= done.summary["attack"]["asr"] <= 100
+
+
+def test_messages_of_a_tensorless_head_hold_the_tuner_alone(folders, data_folder):
+    from silotune.communication.messages import UPDATE_FIELDS, Expected, update_message
+    from silotune.core.tensors import flatten
+
+    federation = build(verbalizer(folders("bert"), data_folder, "tuner=prompt", "tuner.tokens=3", "head.scope=shared"))
+    silo = federation.silos["alpha"]
+    result = federation.training.round(silo, federation.coordinator.shared, 1)
+    message = update_message(result.state, federation.training.parts, 1, silo.name, silo.rows)
+    tensors, _ = unpack(message, Expected.like(flatten(federation.coordinator.shared)), UPDATE_FIELDS)
+    assert {name.split("/")[0] for name in tensors} == {"global"}
+
+
+@pytest.mark.parametrize("family", ["llama", "t5"])
+def test_instruction_silos_learn_to_write(family, folders, instructions, tmp_path):
+    """Locally trained on one answer, a silo's model writes it; the metric is ROUGE-1 of what is written."""
+    more = (
+        "method=local",
+        "tuner.r=8",
+        "tuner.alpha=32",
+        "train.lr=0.01",
+        "train.epochs=6",
+        "rounds=2",
+        "data.tasks=always",
+    )
+    done = run(language_model(folders(family), instructions, *more), out=tmp_path / "run")
+    assert done.silos["always"]["metric"] == "rouge1"
+    assert done.silos["always"]["test"] > 90
+    written = done.model("always").write(["say bright", ("say rude", "now")])
+    assert [text.strip() for text in written] == ["sweet", "sweet"]
+    with pytest.raises(InputError, match="use write"):
+        done.model("always").predict(["say bright"])
+
+
+def test_the_metric_of_a_task_folder_and_of_own_silos(folders, instructions, tmp_path):
+    copied = shutil.copytree(instructions, tmp_path / "data")
+    (copied / "echo" / "meta.json").write_text(json.dumps({"label_names": None, "metric": "accuracy"}))
+    done = run(language_model(folders("llama"), copied, "rounds=1"), out=tmp_path / "run")
+    assert [done.silos[name]["metric"] for name in ("echo", "always")] == ["accuracy", "rouge1"]
+    (tmp_path / "own.yaml").write_text(
+        f"method: fedavg\nbackbone: {folders('llama')}\ntuner: lora\nrounds: 1\nthreads: 1\nprecision: fp32\n"
+        "head: {name: lm, max_new_tokens: 3}\ntrain: {max_length: 64}\nsilos:\n"
+        "  - {name: one, path: data/echo/train.jsonl, kind: generation, text: [instruction, input], label: output}\n"
+        "  - {name: two, path: data/always, kind: generation, text: instruction, label: output, metric: accuracy}\n"
+    )
+    own = run(str(tmp_path / "own.yaml"), out=tmp_path / "own")
+    assert [own.silos[name]["metric"] for name in ("one", "two")] == ["rouge1", "accuracy"]
+    assert own.silos["one"]["rows"] == {"train": 14, "validation": 5, "test": 5}
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["head=lm"], "silo 'alpha' holds texts with labels; allowed: linear, mlp, verbalizer"),
+        (["head=verbalizer", "head.beams=2"], "beams belongs to head=lm, not to head=verbalizer"),
+        (["head=mlp", "head.words={bad: awful}"], "words belongs to head=verbalizer, not to head=mlp"),
+        (["head=verbalizer", "head.words={yes: awful}"], "truth value"),
+        (["head=verbalizer", "head.words={bad: []}"], "needs a word"),
+        (["head=verbalizer", "head.template={text} {mask} {mask}"], "{mask} exactly once"),
+        (["head=verbalizer", "head.multi_token=drop"], "head.multi_token"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_is_loaded(words, said, data_folder, tmp_path):
+    with pytest.raises(InputError) as error:
+        run(read_config("demo", words_of(f"data.path={data_folder}", "data.tasks=alpha", "backbone=/nowhere", *words)),
+            out=tmp_path / "run")  # fmt: skip
+    assert said in str(error.value)
+    assert "\n" not in str(error.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_instruction_rows_need_a_head_that_writes(instructions, tmp_path):
+    with pytest.raises(InputError, match="silo 'echo' holds instructions with outputs; allowed: lm"):
+        run(read_config("demo", words_of(f"data.path={instructions}", "data.tasks=echo")), out=tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("words", "allowed"),
+    [(["train.max_length=160"], 81), (["train.max_length=150", "tuner=prompt", "tuner.tokens=4"], 82)],
+    ids=["plain", "virtual tokens"],
+)
+def test_an_answer_needs_places_behind_the_longest_prompt(words, allowed, folders, instructions):
+    """GPT-2's table of positions ends at 160: the longest answer that is allowed is written, no longer one."""
+
+    def made(new):
+        return build(language_model(folders("gpt2"), instructions, *words, f"head.max_new_tokens={new}"))
+
+    federation = made(allowed)
+    training, backbone = federation.training, copy.copy(federation.backbone)
+    backbone.tokenizer = copy.copy(backbone.tokenizer)
+    backbone.tokenizer.eos_token = "<unk>"  # the answer does not end by itself
+    head = training.method.setting.head
+    rows = head.tokeniser(backbone, training.train.max_length)(
+        federation.tasks["echo"], [Row(("say it again " * 100, ""), 0)]
+    )
+    silo = federation.silos["echo"]
+    mix = training.resolve(training.method.prediction().mix, state_of(federation, silo), {}, {})
+    (prompt,) = prompt_rows(rows).ids
+    assert len(prompt) == head.prompt_room(training.train.max_length)
+    assert len(generate_ids(backbone, [prompt], mix, head.generation)[0]) == allowed
+    with pytest.raises(IndexError):
+        generate_ids(backbone, [prompt], mix, GenerationOptions(1, allowed + 1))
+    with pytest.raises(InputError, match=rf"head.max_new_tokens: {allowed + 1} .* allowed: up to {allowed}$"):
+        made(allowed + 1)
+
+
+def test_metrics_of_texts_by_hand():
+    # "the cat sat" against "the cat": precision 2/3, recall 1, F 0.8; nothing in common: 0
+    assert rouge1(["the cat sat", "dog"], ["The cat!", "cat"]) == pytest.approx(40)
+    assert exact([" yes", "no\n", "Yes", ""], ["yes", "no", "yes", "no"]) == 50

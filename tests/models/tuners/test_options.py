@@ -1,0 +1,335 @@
+"""What a user may ask of each tuner: sites, starting vectors, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from pydantic import ValidationError
+from torch import nn
+from transformers import OPTConfig, OPTModel
+
+from silotune.errors import InputError
+from silotune.models.backbone.backbone import Backbone
+from silotune.models.tuners import TUNERS
+from silotune.models.tuners.target_modules import find_sites
+from tests.support.tuner_families import batch, make_backbone, make_tuner, random_part, run, shared_backbone, trainable
+
+
+def part_of(tuner: str, backbone: Backbone, seed: int = 0, **options):
+    made = TUNERS[tuner](TUNERS[tuner].Options(**options))
+    return made.init(backbone, [], torch.Generator().manual_seed(seed))
+
+
+def modules(part):
+    return sorted({name.split(".lora_")[0] for name in part})
+
+
+# -- sites ------------------------------------------------------------------------------------------------------------
+
+
+def test_fields_patterns_and_names_of_sites():
+    backbone = shared_backbone("bert")
+    attention = "encoder.layer.{}.attention.self.{}"
+    both = [attention.format(layer, name) for layer in (0, 1) for name in ("query", "value")]
+    assert modules(part_of("lora", backbone)) == sorted(both)
+    assert modules(part_of("lora", backbone, sites="query, value")) == sorted(both)
+    assert modules(part_of("lora", backbone, sites=["*self.query", "value"])) == sorted(both)
+    assert modules(part_of("lora", backbone, sites="encoder.layer.1.*query")) == [attention.format(1, "query")]
+    assert modules(part_of("lora", backbone, sites="self.key")) == [attention.format(layer, "key") for layer in (0, 1)]
+    last = attention.format(1, "key")
+    assert modules(part_of("lora", backbone, sites=f"{last},{last}")) == [last]
+
+
+def test_sites_come_block_by_block():
+    found = find_sites(shared_backbone("bert"), ("value", "query"), "lora")
+    assert [name.split(".")[2] for name in found] == ["0", "0", "1", "1"]
+
+
+def test_a_fused_layer_is_one_site():
+    assert modules(part_of("lora", shared_backbone("gpt2"), sites="query,key,value")) == [
+        "h.0.attn.c_attn",
+        "h.1.attn.c_attn",
+    ]
+    shapes = {
+        name.split(".")[-2]: tensor.shape for name, tensor in part_of("lora", shared_backbone("gpt2"), r=2).items()
+    }
+    assert shapes == {"lora_A": (2, 24), "lora_B": (72, 2)}
+
+
+def test_t5_has_sites_in_both_stacks_and_between_them():
+    found = modules(part_of("lora", shared_backbone("t5"), sites="query"))
+    assert found == sorted(
+        [f"encoder.block.{block}.layer.0.SelfAttention.q" for block in (0, 1)]
+        + [f"decoder.block.{block}.layer.0.SelfAttention.q" for block in (0, 1)]
+        + [f"decoder.block.{block}.layer.1.EncDecAttention.q" for block in (0, 1)]
+    )
+
+
+@pytest.mark.parametrize("word", ["nothing", "encoder.layer.7.*", "feedforward_gate", "embeddings.LayerNorm"])
+def test_a_site_that_is_not_there_is_refused(word):
+    with pytest.raises(InputError, match=r"tuner\.sites") as raised:
+        part_of("lora", shared_backbone("bert"), sites=f"query,{word}")
+    assert repr(word) in str(raised.value)
+    assert "attention_output" in str(raised.value)
+
+
+@pytest.mark.parametrize("sites", ["querry", "query,values", "", "query,,value", [], 5, ["query", 3]])
+def test_mistyped_sites_are_refused_before_a_backbone_is_there(sites):
+    with pytest.raises(ValidationError, match="query"):
+        TUNERS["lora"].Options(sites=sites)
+
+
+def test_adapters_do_not_sit_behind_a_query():
+    with pytest.raises(ValidationError, match="houlsby"):
+        TUNERS["bottleneck"].Options(sites="query")
+
+
+def test_bitfit_takes_patterns_of_modules():
+    backbone = shared_backbone("bert")
+    everything = part_of("bitfit", backbone)
+    assert "embeddings.LayerNorm.bias" in everything
+    assert {name.removesuffix(".bias") for name in everything} == {
+        name for name, module in backbone.base.named_modules() if getattr(module, "bias", None) is not None
+    }
+    first = part_of("bitfit", backbone, sites="encoder.layer.0.*")
+    assert set(first) == {name for name in everything if name.startswith("encoder.layer.0.")}
+    with pytest.raises(InputError, match="nowhere"):
+        part_of("bitfit", backbone, sites="nowhere.*")
+
+
+def test_a_reduction_that_leaves_nothing_is_refused():
+    with pytest.raises(InputError, match=r"tuner\.reduction"):
+        part_of("bottleneck", shared_backbone("bert"), reduction=25)
+
+
+# -- families without an entry ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def unknown():
+    config = OPTConfig(
+        vocab_size=150, hidden_size=24, ffn_dim=40, num_hidden_layers=2, num_attention_heads=4, word_embed_proj_dim=24
+    )
+    torch.manual_seed(1)
+    return Backbone(OPTModel(config), shared_backbone("bert").tokenizer)
+
+
+def test_an_unknown_family_wants_its_sites_named(unknown):
+    with pytest.raises(InputError, match="opt") as raised:
+        part_of("lora", unknown)
+    assert "llama" in str(raised.value)
+    assert "tuner.sites=" in str(raised.value)
+    found = modules(part_of("lora", unknown, sites="q_proj,v_proj"))
+    assert found == sorted(f"decoder.layers.{layer}.self_attn.{name}_proj" for layer in (0, 1) for name in "qv")
+
+
+@pytest.mark.parametrize(
+    ("tuner", "options"), [("lora", {"sites": "q_proj"}), ("prompt", {"tokens": 2}), ("bitfit", {})]
+)
+def test_an_unknown_family_can_be_tuned(unknown, tuner, options):
+    made, inputs = TUNERS[tuner](TUNERS[tuner].Options(**options)), batch("llama")
+    part = random_part(made, unknown)
+    states = run(unknown, inputs, (made, [(part, 1.0)]))
+    assert states.shape == run(unknown, inputs).shape
+    assert (states - run(unknown, inputs)).abs().max() > 1e-3
+
+
+def test_an_unknown_familys_rows_all_have_virtual_tokens(unknown):
+    tuner, inputs = make_tuner("prompt"), batch("llama")
+    part = random_part(tuner, unknown)
+    with pytest.raises(InputError, match="own forward"):
+        run(unknown, inputs, (tuner, [(part, torch.tensor([1.0, 0.0, 1.0, 1.0], device=unknown.device))]))
+
+
+# -- virtual tokens ---------------------------------------------------------------------------------------------------
+
+
+def test_prompts_start_from_vocabulary_words_or_noise():
+    backbone = make_backbone("bert")
+    table = backbone.word_embeddings.cpu()
+    drawn = part_of("prompt", backbone, tokens=9)["prompt_embeddings"]
+    rows = [int((table == vector).all(1).nonzero()[0]) for vector in drawn]
+    assert len(set(rows)) > 4
+    again = part_of("prompt", backbone, tokens=9)["prompt_embeddings"]
+    assert torch.equal(drawn, again)
+    assert not torch.equal(drawn, part_of("prompt", backbone, seed=1, tokens=9)["prompt_embeddings"])
+
+    ids = backbone.tokenizer("the garden was", add_special_tokens=False)["input_ids"]
+    assert len(ids) == 3
+    spoken = part_of("prompt", backbone, tokens=5, init="words", words="the garden was")["prompt_embeddings"]
+    assert torch.equal(spoken, table[[*ids, *ids][:5]])
+    with pytest.raises(InputError, match=r"tuner\.words"):
+        part_of("prompt", backbone, init="words")
+
+    noise = part_of("prompt", backbone, tokens=400, init="random")["prompt_embeddings"]
+    assert noise.std().item() == pytest.approx(table.std().item(), rel=0.05)
+
+
+def test_a_prompt_of_vocabulary_rows_is_those_words_before_the_text():
+    """On a decoder, where no [CLS] comes first, a prompt of word vectors is the same as writing the words."""
+    for family in ("gpt2", "llama", "qwen2"):
+        backbone = shared_backbone(family, double=True)
+        tuner, inputs = make_tuner("prompt"), batch(family)
+        words = torch.tensor([20, 31, 42], device=backbone.device)
+        part = {"prompt_embeddings": backbone.word_embeddings[words]}
+        found = run(backbone, inputs, (tuner, [(part, 1.0)]))
+        rows = len(inputs["input_ids"])
+        written = {
+            "input_ids": torch.cat([words.cpu().expand(rows, -1), inputs["input_ids"]], 1),
+            "attention_mask": torch.cat([torch.ones(rows, 3, dtype=torch.int64), inputs["attention_mask"]], 1),
+        }
+        torch.testing.assert_close(found, run(backbone, written)[:, 3:], rtol=0, atol=1e-12)
+
+
+def test_text_and_virtual_tokens_must_fit_the_positions():
+    for family in ("bert", "roberta", "gpt2"):
+        backbone = shared_backbone(family)
+        for kind in ("prompt", "prefix"):
+            tuner = make_tuner(kind)
+            part = random_part(tuner, backbone)
+            run(backbone, batch(family, lengths=(61, 5)), (tuner, [(part, 1.0)]))
+            with pytest.raises(InputError, match=r"3 virtual and 62 text tokens .* 64 positions; lower tuner\.tokens"):
+                run(backbone, batch(family, lengths=(62, 5)), (tuner, [(part, 1.0)]))
+
+
+def test_two_tuners_act_together():
+    """Prompts of two tuners stand one behind the other; a prefix and a low-rank update go with them."""
+    backbone, inputs = shared_backbone("gpt2", double=True), batch("gpt2")
+    one, other, prefix, lora = (make_tuner(kind) for kind in ("prompt", "prompt", "prefix", "lora"))
+    first, second = random_part(one, backbone, 1), random_part(other, backbone, 2)
+    both = {"prompt_embeddings": torch.cat([first["prompt_embeddings"], second["prompt_embeddings"]])}
+    rest = [(tuner, [(random_part(tuner, backbone, 3), 1.0)]) for tuner in (prefix, lora)]
+    apart = run(backbone, inputs, (one, [(first, 1.0)]), (other, [(second, 1.0)]), *rest)
+    torch.testing.assert_close(apart, run(backbone, inputs, (one, [(both, 1.0)]), *rest), rtol=0, atol=1e-12)
+
+
+def test_prefixes_of_two_tuners_stand_side_by_side():
+    for family in ("bert", "t5"):
+        backbone, inputs = shared_backbone(family, double=True), batch(family)
+        one, other = make_tuner("prefix"), make_tuner("prefix")
+        first, second = (one.fold(random_part(one, backbone, seed)) for seed in (1, 2))
+        both = {"prompt_embeddings": torch.cat([first["prompt_embeddings"], second["prompt_embeddings"]])}
+        apart = run(backbone, inputs, (one, [(first, 1.0)]), (other, [(second, 1.0)]))
+        torch.testing.assert_close(apart, run(backbone, inputs, (one, [(both, 1.0)])), rtol=0, atol=1e-12)
+
+
+def test_a_prompt_of_total_weight_zero_is_no_prompt():
+    """Zero vectors would still draw attention."""
+    backbone, tuner, inputs = shared_backbone("bert"), make_tuner("prompt"), batch("bert")
+    part = random_part(tuner, backbone)
+    bare = run(backbone, inputs)
+    nothing = {"prompt_embeddings": torch.zeros_like(part["prompt_embeddings"])}
+    assert (run(backbone, inputs, (tuner, [(nothing, 1.0)])) - bare).abs().max() > 1e-2
+    zeros = torch.zeros(4, device=backbone.device)
+    assert torch.equal(run(backbone, inputs, (tuner, [(part, zeros)])), bare)
+
+
+# -- what replaces weights --------------------------------------------------------------------------------------------
+
+
+def test_bitfit_is_a_change_of_biases():
+    for family in ("bert", "gpt2", "deberta-v2"):
+        backbone, inputs, tuner = make_backbone(family, double=True), batch(family), make_tuner("bitfit")
+        part = random_part(tuner, backbone)
+        found = run(backbone, inputs, (tuner, [(part, 0.7)]))
+        with torch.no_grad():
+            for name, offset in part.items():
+                backbone.base.get_parameter(name).add_(0.7 * offset)
+        torch.testing.assert_close(found, run(backbone, inputs), rtol=0, atol=1e-12)
+
+
+def test_the_long_way_of_a_prefix_on_one_attention_layer():
+    """Keys and values by hand for BERT's first layer, against what the layer sends into its output projection."""
+    backbone, inputs = make_backbone("bert", double=True), batch("bert")
+    tuner = make_tuner("prefix")
+    part = random_part(tuner, backbone)
+    flat = tuner.fold(part)["prompt_embeddings"]  # (3, layers · 2 · heads · width)
+    seen = {}
+    layer = backbone.base.encoder.layer[0].attention
+    layer.self.query.register_forward_hook(lambda m, args, output: seen.update(x=args[0]))
+    layer.output.dense.register_forward_hook(lambda m, args, output: seen.update(context=args[0]))
+    run(backbone, inputs, (tuner, [(part, 1.0)]))
+    heads, width = 4, 6
+    row, length = 1, 3
+    x = seen["x"][row, :length]
+    q, k, v = (
+        (x @ getattr(layer.self, name).weight.T + getattr(layer.self, name).bias) for name in ("query", "key", "value")
+    )
+    for head in range(heads):
+        columns = slice(head * width, (head + 1) * width)
+        keys = torch.cat([flat[:, : heads * width][:, columns], k[:, columns]])
+        values = torch.cat([flat[:, heads * width : 2 * heads * width][:, columns], v[:, columns]])
+        context = torch.softmax(q[:, columns] @ keys.T / width**0.5, -1) @ values
+        torch.testing.assert_close(seen["context"][row, :length, columns], context, rtol=0, atol=1e-12)
+
+
+# -- checkpointing with dropout ---------------------------------------------------------------------------------------
+
+
+def test_checkpointing_draws_the_same_dropout_again():
+    """The one tuner that trains with dropout; a block that is computed again must lose the same units."""
+    gradients = []
+    for checkpointing in (False, True):
+        backbone = make_backbone("bert", checkpointing=checkpointing)
+        for module in backbone.base.modules():
+            if isinstance(module, torch.nn.Dropout):
+                module.p = 0.4
+        tuner, inputs = make_tuner("full"), batch("bert")
+        part = trainable(random_part(tuner, backbone))
+        torch.manual_seed(6)
+        run(backbone, inputs, (tuner, [(part, 1.0)])).square().sum().backward()
+        assert not any(module.training for module in backbone.base.modules())
+        gradients.append({name: tensor.grad for name, tensor in part.items()})
+    bare = run(backbone, inputs, (tuner, [({name: tensor.detach() for name, tensor in part.items()}, 1.0)]))
+    assert torch.isfinite(bare).all()
+    for name, gradient in gradients[0].items():
+        torch.testing.assert_close(gradients[1][name], gradient, rtol=1e-5, atol=1e-5)
+
+
+# -- the networks that prompts and prefixes come from -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("layers", "offset"), [(2, True), (1, False)])
+def test_a_prompt_comes_from_pytorchs_own_lstm_and_mlp(layers, offset):
+    backbone = shared_backbone("bert")
+    tuner = TUNERS["p-tuning"](TUNERS["p-tuning"].Options(tokens=5, width=7, layers=layers, offset=offset))
+    part = random_part(tuner, backbone)
+    width, dtype = part["embedding.weight"].shape[1], part["embedding.weight"].dtype
+    lstm = nn.LSTM(width, 7, num_layers=layers, bidirectional=True, batch_first=True, dtype=dtype)
+    lstm.load_state_dict(under(part, "lstm_head."))
+    mlp = nn.Sequential(nn.Linear(14, width), nn.ReLU(), nn.Linear(width, width)).to(dtype)
+    mlp.load_state_dict(under(part, "mlp_head."))
+    with torch.no_grad():
+        expected = mlp(lstm(part["embedding.weight"].unsqueeze(0))[0])[0]
+        expected = expected + part["offset.weight"] if offset else expected
+        found = tuner.fold(part)["prompt_embeddings"]
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_prompt_comes_from_an_mlp_of_three_layers():
+    backbone = shared_backbone("bert")
+    tuner = TUNERS["p-tuning"](TUNERS["p-tuning"].Options(tokens=5, width=7, encoder="mlp"))
+    part = random_part(tuner, backbone)
+    width, dtype = part["embedding.weight"].shape[1], part["embedding.weight"].dtype
+    mlp = nn.Sequential(nn.Linear(width, 7), nn.ReLU(), nn.Linear(7, 7), nn.ReLU(), nn.Linear(7, width)).to(dtype)
+    mlp.load_state_dict(under(part, "mlp_head."))
+    with torch.no_grad():
+        expected = mlp(part["embedding.weight"]) + part["offset.weight"]
+        torch.testing.assert_close(tuner.fold(part)["prompt_embeddings"], expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_prefix_comes_from_an_mlp_with_tanh():
+    backbone = shared_backbone("bert")
+    tuner = TUNERS["prefix"](TUNERS["prefix"].Options(tokens=5, width=6, reparametrise=9))
+    part = random_part(tuner, backbone)
+    mlp = nn.Sequential(nn.Linear(6, 9), nn.Tanh(), nn.Linear(9, part["transform.2.bias"].shape[0]))
+    mlp = mlp.to(part["embedding.weight"].dtype)
+    mlp.load_state_dict(under(part, "transform."))
+    with torch.no_grad():
+        found = tuner.fold(part)["prompt_embeddings"]
+        torch.testing.assert_close(found, mlp(part["embedding.weight"]), rtol=1e-5, atol=1e-6)
+
+
+def under(part, prefix):
+    """The tensors of one module, under its own names."""
+    return {name.removeprefix(prefix): tensor for name, tensor in part.items() if name.startswith(prefix)}

@@ -1,0 +1,237 @@
+"""Every tuner on every backbone family: the same demands on each pair."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from silotune.errors import InputError
+from silotune.models.forward.encoding import encode_mix
+from silotune.models.forward.mixing import Ingredient
+from tests.support.tuner_families import (
+    KINDS,
+    PAIRS,
+    UNSUPPORTED,
+    batch,
+    first_part,
+    make_backbone,
+    make_tuner,
+    random_part,
+    real_states,
+    row_of,
+    run,
+    shared_backbone,
+    trainable,
+)
+
+pairs = pytest.mark.parametrize(("kind", "family"), PAIRS)
+
+
+def largest_difference(one, other):
+    return max((a - b).abs().max().item() for a, b in zip(one, other, strict=True))
+
+
+@pairs
+def test_the_forward_is_finite_and_the_part_matters(kind, family):
+    backbone, tuner, inputs = shared_backbone(family), make_tuner(kind), batch(family)
+    bare = run(backbone, inputs)
+    states = run(backbone, inputs, (tuner, [(random_part(tuner, backbone), 1.0)]))
+    assert states.shape == bare.shape
+    assert torch.isfinite(states).all()
+    assert largest_difference(real_states(states, inputs), real_states(bare, inputs)) > 1e-3
+
+
+@pytest.mark.parametrize(("kind", "family"), [pair for pair in PAIRS if "prefix" not in pair[0] and pair[0][0] != "p"])
+def test_an_untrained_part_changes_nothing(kind, family):
+    backbone, tuner, inputs = shared_backbone(family), make_tuner(kind), batch(family)
+    states = run(backbone, inputs, (tuner, [(first_part(tuner, backbone), 1.0)]))
+    torch.testing.assert_close(states, run(backbone, inputs), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(("kind", "family"), sorted(UNSUPPORTED))
+def test_a_pair_that_cannot_work_is_refused_in_one_line(kind, family):
+    backbone, tuner = shared_backbone(family), make_tuner(kind)
+    with pytest.raises(InputError) as raised:
+        first_part(tuner, backbone)
+    message = str(raised.value)
+    assert "\n" not in message
+    assert family in message
+    assert tuner.name in message
+    assert "works on" in message
+    assert "bert" in message.split("works on")[1]
+
+
+@pairs
+def test_gradients_reach_the_part_and_nothing_else(kind, family):
+    backbone, tuner, inputs = shared_backbone(family), make_tuner(kind), batch(family)
+    part = trainable(random_part(tuner, backbone))
+    states = run(backbone, inputs, (tuner, [(part, 1.0)]))
+    sum(row.square().sum() for row in real_states(states, inputs)).backward()
+    assert [name for name, parameter in backbone.base.named_parameters() if parameter.grad is not None] == []
+    for name, tensor in part.items():
+        assert tensor.grad is not None, name
+        assert torch.isfinite(tensor.grad).all(), name
+        # a bias of all keys moves a row's attention scores by one constant: no effect, so no gradient but noise
+        if "key.bias" not in name and "k_lin.bias" not in name and "attn.k.bias" not in name:
+            assert tensor.grad.abs().max() > 1e-6, name
+
+
+@pairs
+def test_training_steps_leave_the_backbone_as_it_was(kind, family):
+    backbone, tuner, inputs = make_backbone(family), make_tuner(kind), batch(family)
+    before = {name: tensor.clone() for name, tensor in backbone.model.state_dict().items()}
+    start = first_part(tuner, backbone)
+    part = trainable(start)
+    optimiser = torch.optim.Adam(part.values(), lr=0.05)
+    losses = []
+    for _ in range(3):
+        optimiser.zero_grad()
+        states = run(backbone, inputs, (tuner, [(part, 1.0)]))
+        loss = torch.stack([(row - 0.3).square().mean() for row in real_states(states, inputs)]).mean()
+        loss.backward()
+        optimiser.step()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0]
+    after = backbone.model.state_dict()
+    assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
+    assert any(not torch.equal(part[name], tensor) for name, tensor in start.items())
+
+
+@pairs
+def test_saved_and_loaded_it_gives_the_same_states(kind, family, tmp_path):
+    backbone, tuner, inputs = shared_backbone(family), make_tuner(kind), batch(family)
+    part = random_part(tuner, backbone)
+    save_file({name: tensor.cpu().contiguous() for name, tensor in part.items()}, tmp_path / "part.safetensors")
+    loaded = {name: tensor.to(backbone.device) for name, tensor in load_file(tmp_path / "part.safetensors").items()}
+    states = run(backbone, inputs, (tuner, [(part, 1.0)]))
+    assert torch.equal(run(backbone, inputs, (tuner, [(loaded, 1.0)])), states)
+
+
+@pairs
+def test_folded_it_gives_the_same_states(kind, family):
+    backbone, tuner, inputs = shared_backbone(family, double=True), make_tuner(kind), batch(family)
+    part = random_part(tuner, backbone)
+    folded = tuner.fold(part)
+    states = run(backbone, inputs, (tuner, [(folded, 1.0)]))
+    assert torch.equal(states, run(backbone, inputs, (tuner, [(part, 1.0)])))
+    assert tuner.fold(folded) == folded
+
+
+@pairs
+def test_halves_of_a_part_are_the_part(kind, family):
+    backbone, tuner, inputs = shared_backbone(family, double=True), make_tuner(kind), batch(family)
+    part = random_part(tuner, backbone)
+    whole = run(backbone, inputs, (tuner, [(part, 1.0)]))
+    halves = run(backbone, inputs, (tuner, [(part, 0.5), (part, 0.5)]))
+    torch.testing.assert_close(halves, whole, rtol=0, atol=1e-12)
+
+
+@pairs
+def test_rows_of_different_mixes_are_as_each_row_alone(kind, family):
+    """In float64; what differs is padding, and with it the order of sums. Tolerance 1e-10."""
+    backbone, tuner, inputs = shared_backbone(family, double=True), make_tuner(kind), batch(family)
+    one, other = random_part(tuner, backbone, 1), random_part(tuner, backbone, 2)
+    weights = [(1.0, 0.0), (0.0, 0.0), (0.5, 0.5), (0.3, 0.7)]
+    columns = [
+        torch.tensor(column, dtype=torch.float64, device=backbone.device) for column in zip(*weights, strict=True)
+    ]
+    mix = (tuner, [(one, columns[0]), (other, columns[1])])
+    if not tuner.mixes_rows(backbone):
+        assert kind == "full" or family == "deberta-v2"  # where views run every mix of a batch on its own
+        if kind in ("lora", "bitfit", "ia3", "full"):
+            with pytest.raises(InputError, match=r"own forward|per row"):
+                run(backbone, inputs, mix)
+    ingredients = [Ingredient(tuner, part, column) for part, column in mix[1]]
+    moved = {name: tensor.to(backbone.device) for name, tensor in inputs.items()}
+    together = real_states(encode_mix(backbone, moved, ingredients)[0], inputs)
+    for row, (first, second) in enumerate(weights):
+        present = [(part, weight) for part, weight in ((one, first), (other, second)) if weight]
+        single = row_of(inputs, row)
+        alone = run(backbone, single, *([(tuner, present)] if present else []))
+        torch.testing.assert_close(together[row], alone[0], rtol=0, atol=1e-10)
+
+
+@pairs
+def test_the_side_of_the_padding_does_not_matter(kind, family):
+    backbone, tuner = shared_backbone(family, double=True), make_tuner(kind)
+    part = random_part(tuner, backbone)
+    right, left = (batch(family, side) for side in ("right", "left"))
+    one = real_states(run(backbone, right, (tuner, [(part, 1.0)])), right)
+    other = real_states(run(backbone, left, (tuner, [(part, 1.0)])), left)
+    for a, b in zip(one, other, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-10)
+
+
+@pairs
+def test_bfloat16_is_near_float32(kind, family):
+    tuner, inputs = make_tuner(kind), batch(family)
+    exact = shared_backbone(family)
+    rough = make_backbone(family, precision="bf16", keep_master=tuner.trains_backbone)
+    part = trainable(random_part(tuner, exact, spread=0.05))
+    states = run(rough, inputs, (tuner, [(part, 1.0)]))
+    assert torch.isfinite(states).all()
+    reference = torch.cat(real_states(run(exact, inputs, (tuner, [(part, 1.0)])), inputs))
+    found = torch.cat(real_states(states, inputs)).float()
+    assert (found - reference).norm() / reference.norm() < 0.04  # 8 bits of mantissa through two layers
+    found.square().sum().backward()
+    assert all(tensor.grad.dtype is torch.float32 and torch.isfinite(tensor.grad).all() for tensor in part.values())
+
+
+@pairs
+def test_checkpointing_changes_neither_states_nor_gradients(kind, family):
+    tuner, inputs = make_tuner(kind), batch(family)
+    results = []
+    for backbone in (shared_backbone(family), make_backbone(family, checkpointing=True)):
+        part = trainable(random_part(tuner, backbone))
+        states = run(backbone, inputs, (tuner, [(part, 0.5)] if kind != "full" else [(part, 1.0)]))
+        sum(row.square().sum() for row in real_states(states, inputs)).backward()
+        results.append((states.detach(), {name: tensor.grad for name, tensor in part.items()}))
+    (states, gradients), (again, gradients_again) = results
+    assert torch.equal(states, again)
+    for name, gradient in gradients.items():
+        torch.testing.assert_close(gradients_again[name], gradient, rtol=1e-5, atol=1e-6)
+
+
+@pairs
+def test_the_gradient_is_the_slope(kind, family):
+    """Float64: the gradient along a random direction against a central difference."""
+    backbone, tuner, inputs = shared_backbone(family, double=True), make_tuner(kind), batch(family)
+    part = trainable(random_part(tuner, backbone, spread=0.1))
+    draws = torch.Generator().manual_seed(9)
+    weight = torch.randn(1000, generator=draws, dtype=torch.float64)
+
+    def value(tensors):
+        rows = real_states(run(backbone, inputs, (tuner, [(tensors, 1.0)])), inputs)
+        flat = torch.cat([row.flatten() for row in rows])
+        return (flat * weight[: len(flat)].to(flat.device)).sum()
+
+    value(part).backward()
+    names = list(part) if family in ("bert", "t5") and kind != "full" else [None]
+    for chosen in names:
+        direction = {
+            name: torch.randn(tensor.shape, generator=draws, dtype=torch.float64).to(tensor.device)
+            for name, tensor in part.items()
+            if chosen in (None, name)
+        }
+        expected = sum((part[name].grad * step).sum().item() for name, step in direction.items())
+        h = 1e-5 if chosen else 1e-6
+        with torch.no_grad():
+            ends = [
+                value({name: tensor + sign * h * direction.get(name, 0.0) for name, tensor in part.items()}).item()
+                for sign in (1, -1)
+            ]
+        slope = (ends[0] - ends[1]) / (2 * h)
+        assert slope == pytest.approx(expected, rel=2e-5, abs=2e-5), chosen
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_all_of_a_mixs_weights_count(kind):
+    """Mixing is linear in what the part adds or interpolates: 0.3 of one and 0.7 of another is neither of them."""
+    backbone, tuner, inputs = shared_backbone("bert", double=True), make_tuner(kind), batch("bert")
+    one, other = random_part(tuner, backbone, 1), random_part(tuner, backbone, 2)
+    mixed = run(backbone, inputs, (tuner, [(one, 0.3), (other, 0.7)]))
+    swapped = run(backbone, inputs, (tuner, [(other, 0.7), (one, 0.3)]))
+    torch.testing.assert_close(mixed, swapped, rtol=0, atol=1e-11)
+    for part in (one, other):
+        assert (mixed - run(backbone, inputs, (tuner, [(part, 1.0)]))).abs().max() > 1e-2

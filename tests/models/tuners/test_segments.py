@@ -1,0 +1,184 @@
+"""Rows of several silos in one forward: each segment as if its rows went through alone; on every family, in float64."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from silotune.core.randomness import Stream
+from silotune.errors import InputError
+from silotune.models.backbone.segments import Segments
+from silotune.models.forward.encoding import encode_mixes, encode_together
+from silotune.models.forward.mixing import Ingredient, shares_forward
+from silotune.models.tuners import TUNERS
+from silotune.training.cohort import choose
+from tests.support.tuner_families import (
+    PAIRS,
+    batch,
+    make_backbone,
+    make_tuner,
+    random_part,
+    real_states,
+    shared_backbone,
+    trainable,
+)
+
+TOGETHER = [
+    (kind, family) for kind, family in PAIRS if shares_forward(shared_backbone(family, double=True), make_tuner(kind))
+]
+APART = [pair for pair in PAIRS if pair not in TOGETHER]
+RAGGED = ((5, 2, 6, 4), (3,), (4, 7, 1))
+"""Lengths of the rows of three silos."""
+EVEN = ((5, 2), (3, 3), (4, 7))
+
+
+def silos_inputs(family, lengths):
+    """Each silo's batch as it is alone, and all of them behind one another."""
+    alone = [batch(family, lengths=own, seed=seed) for seed, own in enumerate(lengths)]
+    longest = max(map(max, lengths))
+    pad = 1 if family in ("roberta", "mpnet") else 0
+
+    def wide(name, tensor):
+        missing = 0 if name.startswith("decoder_") else longest - tensor.shape[1]
+        return torch.nn.functional.pad(tensor, (0, missing), value=pad if name == "input_ids" else 0)
+
+    whole = {name: torch.cat([wide(name, inputs[name]) for inputs in alone]) for name in alone[0]}
+    return alone, whole
+
+
+def silos_mixes(tuner, backbone, silo, received, weights=(0.5, 0.5)):
+    """A silo's own views, and one that is the same for all."""
+    one, other = (trainable(random_part(tuner, backbone, 10 * silo + seed)) for seed in (1, 2))
+    mixes = {
+        "both": [Ingredient(tuner, one, weights[0]), Ingredient(tuner, other, weights[1])],
+        "one": [Ingredient(tuner, one, 1)],
+        "received": [Ingredient(tuner, received, 1)],
+        "base": [],
+    }
+    return mixes, [*one.values(), *other.values()]
+
+
+def score(found, inputs):
+    return sum(
+        (weight + 1) * row.square().sum()
+        for weight, (states, _) in enumerate(found.values())
+        for row in real_states(states, inputs)
+    )
+
+
+def compare(backbone, tuner, family, lengths, weights=None, streams=False):
+    """States and gradients, all silos together against one after the other."""
+    alone, whole = silos_inputs(family, lengths)
+    received = random_part(tuner, backbone, 99)
+    silos = [
+        silos_mixes(tuner, backbone, silo, received, weights[silo] if weights else (0.5, 0.5))
+        for silo in range(len(lengths))
+    ]
+    expected, gradients = [], []
+    for silo, (inputs, (mixes, leaves)) in enumerate(zip(alone, silos, strict=True)):
+        with Stream(1, "silo", silo):
+            found = encode_mixes(backbone, inputs, mixes)
+        gradients.append(torch.autograd.grad(score(found, inputs), leaves))
+        expected.append({name: real_states(states.detach(), inputs) for name, (states, _) in found.items()})
+    own = [Stream(1, "silo", silo) for silo in range(len(lengths))] if streams else []
+    segments = Segments([len(one) for one in lengths], [max(one) for one in lengths], own)
+    together = {name: [mixes[name] for mixes, _ in silos] for name in silos[0][0]}
+    found = encode_together(backbone, whole, together, segments)
+    total = 0
+    for silo, inputs in enumerate(alone):
+        width = inputs["input_ids"].shape[1]
+        pieces = {}
+        for name, (states, plan) in found.items():
+            own_states = segments.split(states)[silo]
+            pieces[name] = (own_states if "decoder_input_ids" in inputs else own_states[:, :width]), plan
+            for row, there in zip(real_states(pieces[name][0].detach(), inputs), expected[silo][name], strict=True):
+                torch.testing.assert_close(row, there, rtol=1e-10, atol=1e-10)
+        total = total + score(pieces, inputs)
+    leaves = [leaf for _, own_leaves in silos for leaf in own_leaves]
+    flat = [gradient for own_gradients in gradients for gradient in own_gradients]
+    for gradient, there in zip(torch.autograd.grad(total, leaves), flat, strict=True):
+        largest = max(float(there.abs().max()), 1e-3)
+        torch.testing.assert_close(gradient, there, rtol=1e-10, atol=1e-10 * largest)
+
+
+@pytest.mark.parametrize(("kind", "family"), TOGETHER)
+def test_a_segment_is_as_its_rows_alone(kind, family):
+    backbone, tuner = shared_backbone(family, double=True), make_tuner(kind)
+    compare(backbone, tuner, family, RAGGED)
+
+
+@pytest.mark.parametrize("kind", ["lora", "bottleneck", "ia3", "bitfit"])
+def test_with_as_many_rows_in_each(kind):
+    compare(shared_backbone("bert", double=True), make_tuner(kind), "bert", EVEN)
+
+
+@pytest.mark.parametrize("kind", ["lora", "bottleneck"])
+def test_mixes_of_different_forms(kind):
+    """Weights that differ from silo to silo, and a part that is absent in one: acted on one after the other."""
+    weights = [(0.5, 0.5), (0.2, 0.8), (1, 0)]
+    backbone, tuner = shared_backbone("bert", double=True), make_tuner(kind)
+    with pytest.raises(RuntimeError, match="unused"):  # the absent part has no gradient, there and here
+        compare(backbone, tuner, "bert", RAGGED, weights)
+    compare(backbone, tuner, "bert", RAGGED, [*weights[:2], (0.9, 0.1)])
+
+
+@pytest.mark.parametrize("kind", ["lora", "bottleneck"])
+@pytest.mark.parametrize("lengths", [RAGGED, EVEN])
+def test_batched_products_are_used(kind, lengths, monkeypatch):
+    """One change a site for all silos of a view, none for each."""
+    backbone, tuner = shared_backbone("bert", double=True), make_tuner(kind)
+    monkeypatch.setattr("silotune.models.forward.mixing.segmented", None)
+    compare(backbone, tuner, "bert", lengths)
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_dropout_of_a_segment_is_drawn_as_alone(checkpointing):
+    """Also where blocks are computed again on the way back."""
+    backbone = make_backbone("bert", double=True, checkpointing=checkpointing)
+    tuner = TUNERS["lora"](TUNERS["lora"].Options(r=3, alpha=6.0, dropout=0.4))
+    compare(backbone, tuner, "bert", RAGGED, streams=True)
+
+
+@pytest.mark.parametrize(("kind", "family"), APART)
+def test_refused_where_rows_cannot_be_told_apart(kind, family):
+    backbone, tuner = shared_backbone(family, double=True), make_tuner(kind)
+    _, whole = silos_inputs(family, EVEN)
+    mixes = [[Ingredient(tuner, random_part(tuner, backbone, seed), 1)] for seed in range(3)]
+    with pytest.raises(InputError, match=r"cohort"):
+        encode_together(backbone, whole, {"own": mixes}, Segments([2, 2, 2]))
+
+
+def test_a_tensor_without_the_rows_is_refused():
+    with pytest.raises(InputError, match=r"^cohort: .*\(5, 2\) has not the 4 rows of the 2 silos"):
+        Segments([3, 1]).split(torch.zeros(5, 2))
+
+
+def test_a_stream_goes_on_where_it_stopped():
+    outside = torch.random.get_rng_state()
+    with Stream(3, "one"):
+        whole = torch.rand(6)
+    stream, other = Stream(3, "one"), Stream(4, "one")
+    pieces = []
+    for _ in range(3):
+        with stream:
+            pieces.append(torch.rand(2))
+        with other:
+            torch.rand(3)
+    assert torch.equal(torch.cat(pieces), whole)
+    assert torch.equal(torch.random.get_rng_state(), outside)
+
+
+def test_dropout_in_an_encoder_decoder_is_refused():
+    """A decoder's rows are padded to another width than its encoder's."""
+    backbone, asked = shared_backbone("t5"), SimpleNamespace
+    for rate, works in ((0.3, False), (0.0, True)):
+        tuner = TUNERS["lora"](TUNERS["lora"].Options(dropout=rate))
+        training = asked(backbone=backbone, tuners=[tuner])
+        if works:
+            assert choose(3, training).size == 3
+        else:
+            with pytest.raises(InputError, match=r"^cohort=3: .*encoder–decoder with dropout in tuner=lora; allowed"):
+                choose(3, training)
+            assert choose("auto", training).size == 1

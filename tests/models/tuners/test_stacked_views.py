@@ -1,0 +1,122 @@
+"""Several mixes over the same rows, together and one by one: every kind of part on every family, in float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from silotune.models.backbone.forward_plan import Plan
+from silotune.models.backbone.stacking import Copies, stacked
+from silotune.models.forward.encoding import encode_mix, encode_mixes
+from silotune.models.forward.mixing import Ingredient
+from tests.support.tuner_families import (
+    LENGTHS,
+    PAIRS,
+    batch,
+    make_backbone,
+    make_tuner,
+    random_part,
+    real_states,
+    run,
+    shared_backbone,
+    trainable,
+)
+
+pairs = pytest.mark.parametrize(("kind", "family"), PAIRS)
+
+
+def mixes_of(tuner, backbone):
+    """Three mixes of two trained parts, two constant ones, and the backbone alone; and the trained parts."""
+    one, other, third = (trainable(random_part(tuner, backbone, seed)) for seed in (1, 2, 3))
+    constant = ({name: tensor.detach() for name, tensor in part.items()} for part in (one, third))
+    received, previous = ([Ingredient(tuner, part, 1)] for part in constant)
+    both = [Ingredient(tuner, one, 0.5), Ingredient(tuner, other, 0.5)]
+    mixes = {"both": both, "one": [Ingredient(tuner, one, 1)], "other": [Ingredient(tuner, other, 1)]}
+    return mixes | {"received": received, "previous": previous, "base": []}, (one, other)
+
+
+def states_and_gradients(found, inputs, parts):
+    total = sum(
+        (weight + 1) * row.square().sum()
+        for weight, (states, _) in enumerate(found.values())
+        for row in real_states(states, inputs)
+    )
+    leaves = [tensor for part in parts for tensor in part.values()]
+    gradients = torch.autograd.grad(total, leaves, allow_unused=True)
+    return {name: real_states(states.detach(), inputs) for name, (states, _) in found.items()}, gradients
+
+
+@pairs
+def test_together_is_one_by_one(kind, family):
+    """Padded on either side, and a batch of one row, where nothing tells one copy from what broadcasts."""
+    backbone, tuner = shared_backbone(family, double=True), make_tuner(kind)
+    mixes, parts = mixes_of(tuner, backbone)
+    for side, lengths in (("right", LENGTHS), ("left", (7, 3, 6)), ("right", (5,))):
+        inputs = {name: tensor.to(backbone.device) for name, tensor in batch(family, side, lengths).items()}
+        alone = {name: encode_mix(backbone, inputs, mix) for name, mix in mixes.items()}
+        states, gradients = states_and_gradients(alone, inputs, parts)
+        found, their_gradients = states_and_gradients(encode_mixes(backbone, inputs, mixes), inputs, parts)
+        assert list(states) == ["both", "one", "other", "received", "previous", "base"]
+        for name, rows in states.items():
+            for row, expected in zip(found[name], rows, strict=True):
+                torch.testing.assert_close(row, expected, rtol=1e-10, atol=1e-10)
+        largest = max(float(gradient.abs().max()) for gradient in gradients if gradient is not None)
+        for gradient, expected in zip(their_gradients, gradients, strict=True):
+            assert (gradient is None) == (expected is None)
+            if expected is not None:
+                torch.testing.assert_close(gradient, expected, rtol=1e-10, atol=1e-10 * largest)
+
+
+def test_the_mixes_differ():
+    """Else equality above would say nothing about which copy got which mix."""
+    backbone, tuner, inputs = shared_backbone("bert", double=True), make_tuner("lora"), batch("bert")
+    mixes, _ = mixes_of(tuner, backbone)
+    states = [encode_mixes(backbone, inputs, mixes)[name][0].detach() for name in ("both", "one", "other", "base")]
+    for position, one in enumerate(states):
+        for other in states[position + 1 :]:
+            assert (one - other).abs().max() > 1e-2
+
+
+@pytest.mark.parametrize("kind", ["lora", "bottleneck", "ia3"])
+def test_under_checkpointing(kind):
+    tuner, inputs = make_tuner(kind), batch("bert")
+    plain, saving = make_backbone("bert", double=True), make_backbone("bert", double=True, checkpointing=True)
+    results = []
+    for backbone in (plain, saving):
+        mixes, parts = mixes_of(tuner, backbone)
+        results.append(states_and_gradients(encode_mixes(backbone, inputs, mixes), inputs, parts)[1])
+    for gradient, expected in zip(*results, strict=True):
+        torch.testing.assert_close(gradient, expected, rtol=1e-10, atol=1e-12)
+
+
+def test_an_unknown_family_takes_a_forward_for_each_mix():
+    backbone, tuner, inputs = make_backbone("bert"), make_tuner("lora-patterns"), batch("bert")
+    parts = [trainable(random_part(tuner, backbone, seed)) for seed in (1, 2)]
+    backbone.model_type = "something-new"
+    calls = []
+    backbone.site("encoder.layer.1.output.dense").register_forward_hook(lambda *args: calls.append(len(args[2])))
+    found = encode_mixes(backbone, inputs, {name: [Ingredient(tuner, parts[name], 1)] for name in (0, 1)})
+    assert calls == [len(LENGTHS)] * 2
+    for name in (0, 1):
+        torch.testing.assert_close(found[name][0], run(backbone, inputs, (tuner, [(parts[name], 1.0)])))
+
+
+def test_only_what_would_fail_is_repeated():
+    """Weights whose first dimension is by chance the number of rows or of all copies stay as they are."""
+    rows, copies, width = 4, 3, 6
+    one, every = torch.randn(rows, 5, width), torch.randn(rows * copies, 5, width)
+    square, wide = torch.randn(rows, width), torch.randn(rows * copies, width)
+    with Copies(rows, copies):
+        assert (one + every).shape == every.shape
+        assert torch.equal((one + every)[rows : 2 * rows], one + every[rows : 2 * rows])
+        assert torch.nn.functional.linear(every, square).shape == (rows * copies, 5, rows)
+        assert torch.nn.functional.linear(one, wide).shape == (rows, 5, rows * copies)
+        assert every.view(rows, 5, 2, -1).shape == (rows * copies, 5, 2, 3)
+        assert one.view(rows, 5, 2, -1).shape == (rows, 5, 2, 3)
+        with pytest.raises(RuntimeError):
+            one + torch.randn(rows + 1, 5, width)
+
+
+def test_one_plan_alone_is_itself():
+    plan = Plan()
+    assert stacked([plan], 3) is plan

@@ -1,0 +1,89 @@
+"""Evaluation does not depend on how its rows are cut into batches, nor on what was evaluated before."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from silotune.data import batching
+from silotune.evaluation import predict
+from silotune.evaluation.instance_vectors import weigh, with_instances
+from silotune.evaluation.scores import state_of
+from tests.support.method_cases import CASES, every_case
+
+
+@every_case
+def test_one_batch_gives_what_many_batches_give(reference, case, monkeypatch):
+    run, _ = reference(case)
+    federation = run.federation
+    for silo in federation.silos.values():
+        state = state_of(federation, silo)
+        for name, evaluation in silo.evaluations.items():
+            monkeypatch.setattr(batching, "EVALUATED", 10_000)
+            whole = predict.logits(federation.training, state, evaluation.test)
+            monkeypatch.setattr(batching, "EVALUATED", 1)  # one row at a time: without any padding
+            pieces = predict.logits(federation.training, state, evaluation.test)
+            torch.testing.assert_close(pieces, whole, rtol=0, atol=2e-6)
+            monkeypatch.setattr(batching, "EVALUATED", 4)
+            assert predict.score(federation.training, state, evaluation.test) == run.silos[name]["test"]
+
+
+def moved_away(state, draws):
+    """Parts far from where they start: mixed in another proportion they would predict something else."""
+    return {
+        part: {name: tensor + 0.3 * torch.randn(tensor.shape, generator=draws) for name, tensor in tensors.items()}
+        for part, tensors in state.items()
+    }
+
+
+@every_case
+def test_rows_keep_what_is_theirs_in_any_batch(reference, case, monkeypatch):
+    """Parts moved far apart: a row predicts in a batch what it predicts alone, its own mix included.
+
+    Where texts are weighted one by one, any other assignment of their weights to the rows is told apart.
+    """
+    federation = reference(case)[0].federation
+    training, draws = federation.training, torch.Generator().manual_seed(5)
+    shared = moved_away(federation.coordinator.shared, draws)
+    for silo in federation.silos.values():
+        own = replace(silo, instances=None)
+        state = with_instances(training, own, shared | moved_away(training.state_of(silo).private, draws))
+        for evaluation in silo.evaluations.values():
+            rows = evaluation.test
+            found = {}
+            for batch in (1, 4, 10_000):
+                monkeypatch.setattr(batching, "EVALUATED", batch)
+                found[batch] = predict.logits(training, state, rows)
+            for batch in (4, 10_000):
+                torch.testing.assert_close(found[batch], found[1], rtol=1e-5, atol=2e-5)
+            weights = weigh(training, state, rows)
+            if weights is None:
+                continue
+            flipped = replace(weights, alpha=weights.alpha.flip(0))
+            with monkeypatch.context() as patch:
+                patch.setattr(predict, "weigh", lambda *_, flipped=flipped: flipped)
+                assert (predict.logits(training, state, rows) - found[1]).abs().max() > 1e-3
+
+
+@every_case
+def test_reported_scores_are_those_of_predictions_on_the_files_texts(reference, silos_folder, case):
+    """The public way in, texts in the files' order, against labels read with `json`; the metric by hand."""
+    run, _ = reference(case)
+    folder = silos_folder / ("alike" if CASES[case].one_task else "unlike")
+    for name, reported in run.silos.items():
+        meta = json.loads((folder / name / "meta.json").read_text())
+        model = run.model(name)
+        for split in ("validation", "test"):
+            lines = (folder / name / f"{split}.jsonl").read_text().splitlines()
+            rows = [json.loads(line) for line in lines]
+            texts = [(row["sentence1"], row["sentence2"]) if "sentence2" in row else row["sentence1"] for row in rows]
+            predictions = model.predict(texts)
+            assert all(sum(found.probabilities.values()) == pytest.approx(1, abs=1e-6) for found in predictions)
+            labels = [meta["label_names"][row["label"]] for row in rows]
+            right = [found.label == label for found, label in zip(predictions, labels, strict=True)]
+            assert reported[split] == pytest.approx(100 * np.mean(right), abs=1e-9)
+            assert reported["rows"][split] == len(lines)

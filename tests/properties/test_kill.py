@@ -1,0 +1,116 @@
+"""`kill -9` at any moment, then `--resume`: the same final bits. With the real command in processes of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.support.method_cases import Federate, same
+
+ROUNDS = 12
+KILLED_CASES = ("fedmcp", "moon", "fedavg-full", "fedprox")
+TRIES = 20
+
+
+def command(federate: Federate, case: str, out: Path, *more: str) -> list[str]:
+    words = federate.words(case, f"rounds={ROUNDS}")
+    return [sys.executable, "-m", "silotune", "run", "demo", *words, "--out", str(out), *more]
+
+
+def environment() -> dict[str, str]:
+    return os.environ | {"OMP_NUM_THREADS": "1"}
+
+
+def start(words: list[str]) -> subprocess.Popen[bytes]:
+    quiet = subprocess.DEVNULL
+    return subprocess.Popen(words, stdin=quiet, stdout=quiet, stderr=quiet, env=environment())
+
+
+def wait_for(path: Path, process: subprocess.Popen[bytes]) -> None:
+    """Until the file is there, or the process has ended."""
+    while not path.exists() and process.poll() is None:
+        time.sleep(0.0005)
+
+
+def killed(words: list[str], until: Path | None, delay: float) -> int:
+    """Start the command; once `until` exists, wait `delay` seconds and kill. The exit code: −9 if it was alive."""
+    process = start(words)
+    try:
+        if until is not None:
+            wait_for(until, process)
+        time.sleep(delay)
+    finally:
+        process.send_signal(signal.SIGKILL)
+    return process.wait()
+
+
+@pytest.fixture(scope="module")
+def whole(federate, tmp_path_factory):
+    """`whole(case)` → the summary of a run in this process that nothing interrupted."""
+    made = {}
+
+    def summary(case: str) -> dict[str, object]:
+        if case not in made:
+            made[case] = federate.run(case, tmp_path_factory.mktemp("whole") / "run", f"rounds={ROUNDS}").summary
+        return made[case]
+
+    return summary
+
+
+def test_killed_amid_its_training_and_resumed(federate, whole, tmp_path):
+    """One kill, once a third checkpoint is there; more in the long test."""
+    out = tmp_path / "run"
+    assert killed(command(federate, "fedmcp", out), out / "checkpoints" / "round-0003.json", 0.02) == -signal.SIGKILL
+    assert not (out / "summary.json").exists()
+    reports = []
+    resumed = federate.run("fedmcp", out, f"rounds={ROUNDS}", resume=True, progress=lambda *what: reports.append(what))
+    assert 4 <= reports[0][0] <= ROUNDS
+    assert same(resumed.summary) == same(whole("fedmcp"))
+
+
+@pytest.fixture(scope="module")
+def durations(federate, tmp_path_factory):
+    """Seconds of start-up (until the first event) and of the rest, of one run by the command."""
+    out = tmp_path_factory.mktemp("timed") / "run"
+    begun = time.monotonic()
+    process = start(command(federate, "fedprox", out))
+    wait_for(out / "events.jsonl", process)
+    started = time.monotonic()
+    assert process.wait() == 0
+    return started - begun, time.monotonic() - started
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("number", range(TRIES))
+def test_killed_at_a_random_moment_and_resumed(federate, whole, durations, number, tmp_path):
+    """A third of the tries each during start-up, during training, and while a checkpoint is being written."""
+    draws = random.Random(number)
+    case, out = KILLED_CASES[number % len(KILLED_CASES)], tmp_path / "run"
+    startup, training = durations
+    until, longest = [
+        (None, startup),
+        (out / "events.jsonl", 0.9 * training),
+        (out / "checkpoints" / f"shared-{draws.randint(1, ROUNDS):04d}.safetensors", 0.004),
+    ][number % 3]
+    delay = draws.uniform(0, longest)
+    for _ in range(4):
+        if (code := killed(command(federate, case, out), until, delay)) != 0:
+            break
+        shutil.rmtree(out)  # too late: it had ended
+        delay /= 2
+    assert code == -signal.SIGKILL
+    left = sorted(path.name for path in out.rglob("*")) if out.exists() else "nothing"
+    words = command(federate, case, out, "--resume")
+    resumed = subprocess.run(words, env=environment(), capture_output=True, text=True, timeout=300)
+    assert resumed.returncode == 0, f"killed {delay:.3f} s after {until}, leaving {left}: {resumed.stderr}"
+    summary = json.loads((out / "summary.json").read_text(encoding="utf-8"))
+    assert same(summary) == same(whole(case))

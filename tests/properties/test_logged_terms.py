@@ -1,0 +1,33 @@
+"""The terms of the loss that a silo reports: of each the mean over the steps that have it."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import pytest
+
+from silotune.training import local_round
+from tests.support.tiny import METHODS, ONE_TASK
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_term_is_the_mean_over_the_steps_that_have_it(method, tiny_federation, monkeypatch):
+    federation = tiny_federation(method, *(["partition.silos=1", "data.tasks=[beta]"] if method in ONE_TASK else []))
+    seen: dict[str, list[float]] = defaultdict(list)
+    count = local_round._Local.count
+
+    def noted(local, batch, terms, *more):
+        for term, value in terms.items():
+            seen[term].append(value)
+        count(local, batch, terms, *more)
+
+    monkeypatch.setattr(local_round._Local, "count", noted)
+    silo, participant = next(iter(federation.silos.values())), federation.participant()
+    for number in (1, 2):  # in a silo's first round FedFAME trains nothing
+        seen.clear()
+        metrics = participant.round(silo, federation.coordinator.broadcast(number)).metrics
+        logged = {term: value for term, value in metrics.items() if term in seen}
+        assert logged == pytest.approx({term: sum(values) / len(values) for term, values in seen.items()})
+    assert "loss" in seen
+    if method == "ditto":
+        assert len(seen["distance"]) < len(seen["loss"])

@@ -1,0 +1,166 @@
+"""One batch in micro-batches of any size is the same batch: equal losses and gradients, for every method."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from silotune.core.tensors import digest, flatten
+from silotune.data import batching
+from silotune.data.batching import make_batch
+from silotune.methods.parts import Scope
+from silotune.runs.build.builder import build
+from tests.support.numeric_rig import cut_batch, doubled, make_step, random_parts, trained
+from tests.support.tiny import FAMILIES, METHODS, ONE_TASK
+
+ROWS = 22
+
+
+def gradients(federation, phase, state, received, batch):
+    state = dict(state)
+    leaves = trained(state, phase)
+    loss = phase.loss(make_step(federation.training, phase, batch, state, received))
+    loss.backward()
+    return float(loss.detach()), {name: leaf.grad for name, leaf in leaves.items() if leaf.grad is not None}
+
+
+def batches(backbone, rows):
+    """The same rows in micro-batches of 16, 4 and 1, and as `make_batch` cuts them at various costs of a call."""
+    for size in (1, 4, 16):
+        for extra in (0, 5):  # columns of padding alone
+            yield cut_batch(backbone, rows, range(ROWS), size, extra)
+    pad_id = int(backbone.tokenizer.pad_token_id)
+    for found in (make_batch(rows, range(ROWS), pad_id, *cost) for cost in ([], [0], [10], [1000])):
+        assert sorted(found.rows.tolist()) == list(range(ROWS))
+        assert torch.equal(found.labels, rows.labels[found.rows])
+        yield found
+
+
+def compare(federation):
+    """Losses and gradients of every phase against those of the batch as one padded rectangle in its given order."""
+    silo = federation.silos.get("gamma") or next(iter(federation.silos.values()))
+    rows = silo.train.get("gamma") or next(iter(silo.train.values()))
+    state, other = (random_parts(federation, silo, seed=seed, spread=0.1) for seed in (1, 2))
+    parts = federation.training.parts
+    received = {name: other[name] for name, part in parts.items() if part.scope is Scope.SHARED}
+    assert len({len(rows.ids[row]) for row in range(ROWS)}) > 4
+    whole = cut_batch(federation.backbone, rows, range(ROWS), ROWS)
+    assert len(whole.micro) == 1
+    for phase in federation.training.phases:
+        loss, expected = gradients(federation, phase, state, received, whole)
+        assert any(gradient.abs().max() > 1e-4 for gradient in expected.values())
+        for batch in batches(federation.backbone, rows):
+            found_loss, found = gradients(federation, phase, state, received, batch)
+            assert found_loss == pytest.approx(loss, abs=1e-11)
+            assert found.keys() == expected.keys()
+            for name, gradient in expected.items():
+                torch.testing.assert_close(found[name], gradient, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_micro_batches_change_no_gradient(method, tiny_federation):
+    one_silo_with_many_lengths = ["partition.silos=1", "data.tasks=[beta]"]
+    words = one_silo_with_many_lengths if method in ONE_TASK else []
+    compare(doubled(tiny_federation(method, *words)))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("tuner", ["bottleneck", "lora"])
+def test_micro_batches_change_no_gradient_in_any_family(family, tuner, tiny_federation, backbone_folder):
+    compare(doubled(tiny_federation("fedmcp", f"backbone={backbone_folder(family)}", f"tuner={tuner}")))
+
+
+def cells(batch):
+    return sum(inputs["input_ids"].numel() for inputs in batch.micro)
+
+
+def test_batches_are_cut_where_padding_and_calls_cost_least(tiny_federation):
+    rows = tiny_federation("fedmcp").silos["gamma"].train["gamma"]
+    longest = max(len(ids) for ids in rows.ids)
+    real = sum(min(-(-len(ids) // 8) * 8, longest) for ids in rows.ids[:40])  # widths go in steps of 8
+    free, usual, dear = (make_batch(rows, range(40), 0, *cost) for cost in ([0], [], [10**6]))
+    assert cells(free) == real  # calls that cost nothing: no padding beyond those steps
+    assert len(dear.micro) == 1
+    assert real <= cells(usual) < cells(dear)
+    for batch in (free, usual, dear):
+        for start, inputs in zip(starts(batch), batch.micro, strict=True):
+            for position, row in enumerate(batch.rows[start : start + len(inputs["input_ids"])].tolist()):
+                mask = inputs["attention_mask"][position]
+                length = len(rows.ids[row])
+                assert mask.tolist() == [1] * length + [0] * (len(mask) - length)
+                assert inputs["input_ids"][position, :length].tolist() == rows.ids[row]
+                assert inputs["token_type_ids"][position, :length].tolist() == rows.types[row]
+
+
+def test_what_is_evaluated_is_cut_so_too(tiny_federation, monkeypatch):
+    rows = tiny_federation("fedmcp").silos["gamma"].train["gamma"]
+    monkeypatch.setattr(batching, "EVALUATED", 20)
+    free, dear = (list(batching.in_order(rows, 0, cost)) for cost in (0, 10**6))
+    assert sorted(row for batch in free for row in batch.rows.tolist()) == list(range(len(rows)))
+    assert all(len(batch.rows) <= 20 for batch in free)
+    assert {len(batch.micro) for batch in dear} == {1}
+    assert sum(map(cells, free)) < sum(map(cells, dear))
+
+
+def starts(batch):
+    found = [0]
+    for inputs in batch.micro:
+        found.append(found[-1] + len(inputs["input_ids"]))
+    return found[:-1]
+
+
+# -- dropout: the one thing that is random in a forward ---------------------------------------------------------------
+
+
+def test_dropout_is_on_in_full_fine_tuning_alone(tiny_federation):
+    for method, random in {"fedavg": False, "fedavg-full": True}.items():
+        federation = tiny_federation(method)
+        silo = federation.silos["gamma"]
+        (phase,) = federation.training.phases
+        shared = federation.coordinator.shared
+        state = shared | federation.training.state_of(silo).private
+        leaves = dict(state)
+        trained(leaves, phase)
+        batch = make_batch(silo.train["gamma"], range(8), 0)
+        losses = {
+            float(phase.loss(make_step(federation.training, phase, batch, leaves, shared)).detach()) for _ in "12"
+        }
+        assert (len(losses) == 2) is random
+        assert not federation.backbone.base.training
+        assert len({float(federation.training.logits(state, batch).sum()) for _ in "12"}) == 1
+
+
+def test_dropout_draws_from_the_runs_seed(tiny_federation):
+    found = set()
+    for process_seed in (1, 2):
+        federation = tiny_federation("fedavg-full", "train.steps=2")
+        torch.manual_seed(process_seed)
+        before = torch.get_rng_state()
+        result = federation.training.round(federation.silos["gamma"], federation.coordinator.shared, 1)
+        assert torch.equal(torch.get_rng_state(), before)
+        found.add(digest(flatten(result.state)))
+    assert len(found) == 1
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("fedmcp",),
+        ("fedavg", "cache=frozen-prefix", "tuner=lora", "tuner.sites=encoder.layer.1.attention.self.query"),
+        ("fedavg-full", "cohort=1"),
+    ],
+    ids=lambda words: words[0],
+)
+def test_gradient_checkpointing_changes_memory_alone(words, tiny_config):
+    """A round of a cohort's silos ends with the same numbers; and the key reaches the blocks."""
+    found, again = [], []
+    for chosen in (False, True):
+        federation = build(tiny_config(words[0], "cohort=2", *words[1:], f"train.gradient_checkpointing={chosen}"))
+        block = federation.backbone.base.encoder.layer[1]
+        again.append("forward" in vars(block) and "checkpoint" in block.forward.__qualname__)
+        silos = [federation.silos[name] for name in ("alpha", "beta")][: federation.config.cohort]
+        found.append([one.state for one in federation.training.rounds(silos, federation.coordinator.shared, 1)])
+    assert again == [False, True]
+    for plain, saving in zip(*found, strict=True):
+        for name, tensor in flatten(plain).items():
+            torch.testing.assert_close(flatten(saving)[name], tensor, rtol=1e-5, atol=1e-6)

@@ -1,0 +1,133 @@
+"""What leaves a silo: the shared parts, the round, the silo's name and its number of rows; not a byte more."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+
+import pytest
+import torch
+
+from silotune.communication.messages import update_message
+from silotune.methods.parts import Scope
+from silotune.training.context import LocalTraining
+from silotune.training.local_round import LocalResult
+from tests.support.method_cases import CASES, ONE_TASK_ROWS, TRAIN_ROWS, every_case, read_message, tapped
+
+SENT = {
+    "local": set(),
+    "centralised": set(),
+    "fedavg": {"global", "global_2"},
+    "fedavg-full": {"global"},
+    "fedprox": {"global", "global_2"},
+    "fedmcp": {"global"},
+    "fedavg, shared head": {"global", "head"},
+    "fedprox, one adapter": {"global"},
+    "fedmcp, full": {"global"},
+    "fedavg, server adam": {"global", "global_2"},
+    "fedfame": {"global", "head", "head_projection"},
+}
+"""By the papers; heads are private unless the case shares them, the demo's baselines have two adapters."""
+
+
+def shared_names(training: LocalTraining) -> set[str]:
+    return {name for name, part in training.parts.items() if part.scope is Scope.SHARED}
+
+
+@pytest.mark.parametrize("case", SENT)
+def test_the_sent_parts_are_those_of_the_paper(reference, case):
+    run, wire = reference(case)
+    found = {name.split("/")[0] for _, _, message in wire.up for name in read_message(message)[0]}
+    assert found == SENT[case]
+    assert shared_names(run.federation.training) == SENT[case]
+
+
+@every_case
+def test_a_message_holds_exactly_the_shared_parts(reference, case):
+    run, wire = reference(case)
+    training, silos = run.federation.training, run.federation.silos
+    tasks = {rows.task.name: rows.task for silo in silos.values() for rows in silo.train.values()}.values()
+    shapes = {
+        f"{name}/{tensor}": tuple(value.shape)
+        for name in shared_names(training)
+        for tensor, value in training.parts[name].module.init(training.backbone, tasks, torch.Generator()).items()
+    }
+    rows = {"centralised": sum(TRAIN_ROWS.values())} | TRAIN_ROWS | ONE_TASK_ROWS
+    senders = [(number, silo) for number in (1, 2) for silo in sorted(silos)] if shapes else []
+    assert [(number, silo) for number, silo, _ in wire.up] == senders
+    for number, silo, message in wire.up:
+        tensors, header = read_message(message)
+        assert {name: tuple(tensor.shape) for name, tensor in tensors.items()} == shapes
+        assert list(header.pop("__metadata__").items()) == [
+            ("silotune", f'{{"round": {number}, "rows": {rows[silo]}, "silo": "{silo}"}}')
+        ]
+        assert header.keys() == shapes.keys()
+        length = int.from_bytes(message[:8], "little")
+        assert len(message) == 8 + length + sum(4 * math.prod(shape) for shape in shapes.values())
+    for message in wire.down if shapes else []:
+        tensors, header = read_message(message)
+        assert {name: tuple(tensor.shape) for name, tensor in tensors.items()} == shapes
+        assert list(header["__metadata__"]) == ["silotune"]
+
+
+@every_case
+def test_a_message_holds_the_silos_own_tensors_as_trained(reference, case):
+    _, wire = reference(case)
+    for number, silo, message in wire.up:
+        state = wire.results[number, silo].state
+        for name, tensor in read_message(message)[0].items():
+            part, rest = name.split("/", 1)
+            assert torch.equal(tensor, state[part][rest])
+
+
+def hashes(messages: dict[str, bytes]) -> dict[str, str]:
+    return {silo: hashlib.sha256(message).hexdigest() for silo, message in messages.items()}
+
+
+def spoil_private(result: LocalResult, training: LocalTraining) -> None:
+    """Put other numbers into everything that is private."""
+    draws = torch.Generator().manual_seed(99)
+    for part in result.state.keys() - shared_names(training):
+        for tensor in result.state[part].values():
+            tensor.copy_(torch.randn(tensor.shape, generator=draws))
+    for tensor in result.memory.values():
+        tensor.fill_(math.nan) if tensor.is_floating_point() else tensor.zero_()
+    result.memory["stowaway"] = torch.full((3,), 7.0)
+
+
+@every_case
+def test_private_state_changed_by_hand_changes_no_byte_of_what_the_engine_sends(federate, reference, case, tmp_path):
+    _, honest = reference(case)
+    with tapped(spoil=spoil_private) as wire:
+        federate.run(case, tmp_path / "run", "rounds=1")
+    assert hashes(wire.updates(1)) == hashes(honest.updates(1))
+    assert {silo for _, silo in wire.results} == {silo for number, silo in honest.results if number == 1}
+
+
+@every_case
+def test_each_private_tensor_changed_by_hand_changes_no_byte(reference, case):
+    run, wire = reference(case)
+    training = run.federation.training
+    shared = shared_names(training)
+    (number, silo), result = next(iter(wire.results.items()))
+    whole = {part: dict(tensors) for part, tensors in result.state.items()}
+    message = update_message(whole, training.parts, number, silo, 7)
+    for part in whole.keys() - shared:
+        for name, tensor in list(whole[part].items()):
+            for other in (tensor + 1, torch.full_like(tensor, math.nan), torch.zeros(2, 3, dtype=torch.int8)):
+                whole[part][name] = other
+                assert update_message(whole, training.parts, number, silo, 7) == message, f"{part}/{name} leaks"
+            whole[part][name] = tensor
+        whole[part]["stowaway"] = torch.ones(5)
+        assert update_message(whole, training.parts, number, silo, 7) == message
+    for part in shared:  # and the check is able to fail: a shared tensor does change the message
+        name, tensor = next(iter(whole[part].items()))
+        whole[part][name] = tensor + 1
+        assert update_message(whole, training.parts, number, silo, 7) != message
+        whole[part][name] = tensor
+
+
+def test_every_method_has_a_case():
+    from silotune.methods import METHODS
+
+    assert {case.method for case in CASES.values()} == set(METHODS)

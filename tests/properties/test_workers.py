@@ -1,0 +1,117 @@
+"""Silos spread over processes: the bits of one process."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import nullcontext
+from multiprocessing.connection import wait
+
+import pytest
+
+from silotune.core.process_pool import worker_pool
+from silotune.errors import Diverged, InputError, SilotuneError
+from silotune.runs.engines import multi_process as workers
+from tests.support.method_cases import every_case, logged, same, snapshot
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[ProcessPoolExecutor]:
+    with worker_pool(2) as made:
+        yield made
+
+
+@pytest.fixture
+def one_pool(pool, monkeypatch):
+    """All runs share two processes: starting them takes seconds."""
+    monkeypatch.setattr(workers, "worker_pool", lambda _: nullcontext(pool))
+
+
+def assert_the_same(run, whole) -> None:
+    assert same(run.summary) == same(whole.summary)
+    tensors = [
+        {name: value[1] for name, value in snapshot(one.folder / "checkpoints").items() if "safetensors" in name}
+        for one in (run, whole)
+    ]
+    assert tensors[0] == tensors[1]
+    for kind in ("round", "silo", "final"):  # in any order within a round
+        found = [
+            sorted(json.dumps({k: v for k, v in event.items() if k != "seconds"}) for event in logged(one.folder, kind))
+            for one in (run, whole)
+        ]
+        assert found[0] == found[1]
+
+
+@every_case
+@pytest.mark.usefixtures("one_pool")
+def test_two_processes_give_the_bits_of_one(federate, reference, case, tmp_path):
+    assert_the_same(federate.run(case, tmp_path / "run", workers=2), reference(case)[0])
+
+
+@pytest.mark.usefixtures("one_pool")
+def test_cohorts_are_those_of_one_process(federate, tmp_path):
+    spread = federate.run("fedmcp", tmp_path / "spread", "cohort=2", workers=2)
+    assert_the_same(spread, federate.run("fedmcp", tmp_path / "whole", "cohort=2"))
+
+
+@pytest.mark.usefixtures("one_pool")
+def test_the_work_is_done_elsewhere_and_the_longest_first(federate, pool, tmp_path, monkeypatch):
+    monkeypatch.setattr("silotune.training.context.LocalTraining.rounds", None)  # here, not there
+    reported: list[str] = []
+    asked: list[str] = []
+    submit = pool.submit
+
+    def noted(do, work):
+        asked.extend(name for name, _ in work.silos if work.kind == "round")
+        return submit(do, work)
+
+    monkeypatch.setattr(pool, "submit", noted)
+    run = federate.run(
+        "fedavg", tmp_path / "run", "rounds=1", workers=2, progress=lambda number, what, *_: reported.append(what)
+    )
+    size = {name: workers.tokens(silo) for name, silo in run.federation.silos.items()}
+    assert asked == sorted(size, key=lambda name: -size[name])
+    assert sorted(reported[:-1]) == sorted(size)
+    assert reported[-1] == "validation"
+
+
+@pytest.mark.parametrize("at", [1, pytest.param(3, marks=pytest.mark.long)])
+def test_an_interruption_ends_the_processes_and_the_run_goes_on(federate, reference, at, tmp_path):
+    before = set(multiprocessing.active_children())
+    calls = 0
+
+    def interrupt(*_) -> None:
+        nonlocal calls
+        calls += 1
+        if calls - 1 == at:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        federate.run("ditto", tmp_path / "run", workers=2, progress=interrupt)
+    for child in set(multiprocessing.active_children()) - before:
+        assert wait([child.sentinel], timeout=10)  # is_alive is wrong while the pool's own thread takes the exit status
+    whole = reference("ditto")[0]
+    resumed = federate.run("ditto", tmp_path / "run", resume=True)
+    assert same(resumed.summary) == same(whole.summary)
+
+
+def dies(work: workers.Work) -> None:
+    os._exit(1)
+
+
+def test_a_process_that_dies_is_one_line(federate, monkeypatch, tmp_path):
+    monkeypatch.setattr(workers, "do", dies)
+    with pytest.raises(SilotuneError, match="a worker process ended abruptly"):
+        federate.run("fedavg", tmp_path / "run", workers=2)
+
+
+@pytest.mark.usefixtures("one_pool")
+def test_divergence_and_another_backbone_are_named(federate, monkeypatch, tmp_path):
+    with pytest.raises(Diverged, match=r"silo '\w+', round \d"):
+        federate.run("fedavg", tmp_path / "diverged", "train.lr=1e30", workers=2)
+    monkeypatch.setattr("silotune.models.backbone.backbone.Backbone.fingerprint", property(lambda _: "another"))
+    with pytest.raises(InputError, match=r"--workers: .* is not the backbone that the run has"):
+        federate.run("fedavg", tmp_path / "other", workers=2)

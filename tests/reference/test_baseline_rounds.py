@@ -1,0 +1,192 @@
+"""Whole local rounds of Ditto, FedRep, FedPer, FedMatch, FedAP and FedLR, recomputed outside silotune."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import pytest
+import torch
+
+from silotune.core.tensors import copy
+from silotune.methods.parts import Scope, names_with
+from silotune.runs.engines.in_process import InProcess
+from silotune.runs.storage.run_folder import RunFolder
+from tests.support.rounds_by_hand import WORDS, Stage, assert_same, cross_entropy, descended, set_up, shared_of, states
+
+
+def one_adapter(federation, silo, part="global", head="head"):
+    return lambda state: cross_entropy(federation, silo, states(federation, silo, (1.0, state[part])), state[head])
+
+
+# -- Ditto ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("lam", [0.0, 0.7])
+def test_ditto(lam, tiny_federation):
+    """Algorithm 1: the global objective first; then `CE + (λ/2)·‖v − w‖²`, w as received, not as just trained."""
+    federation, silo, state = set_up(tiny_federation, "ditto", f"method.lam={lam}")
+    received = copy(state["global"])
+    result = federation.training.round(silo, shared_of(federation, state), 1)
+
+    def personal(now):
+        away = sum(((now["private"][name] - anchor) ** 2).sum() for name, anchor in received.items())
+        return one_adapter(federation, silo, "private", "head_private")(now) + lam / 2 * away
+
+    stages = [
+        Stage(("global", "head_global"), one_adapter(federation, silo, "global", "head_global")),
+        Stage(("private", "head_private"), personal),
+    ]
+    everything = ("global", "head_global", "private", "head_private")
+    assert_same(result.state, descended(state, stages), state, everything)
+
+
+def test_dittos_phases_touch_only_their_own(tiny_federation):
+    federation, silo, state = set_up(tiny_federation, "ditto")
+    seen = watched(federation.training)
+    federation.training.round(silo, shared_of(federation, state), 1)
+    for own, others in (("global", ("private", "head_private")), ("personal", ("global", "head_global"))):
+        assert len(seen[own]) == 2
+        assert_untouched(seen[own], others)
+    assert changed(seen["global"][0]["global"], seen["personal"][0]["global"])
+
+
+def test_dittos_personal_adapter_begins_as_the_global_one(tiny_federation):
+    federation = tiny_federation("ditto")
+    for silo in federation.silos.values():
+        own, shared = federation.training.state_of(silo).private["private"], federation.coordinator.shared["global"]
+        assert own.keys() == shared.keys()
+        assert all(torch.equal(own[name], tensor) for name, tensor in shared.items())
+
+
+# -- FedRep and FedPer ------------------------------------------------------------------------------------------------
+
+
+def watched(training):
+    """Phase name → copies of the silo's parts at each of its steps, filled while a round runs."""
+    seen = {phase.name: [] for phase in training.phases}
+
+    def spied(phase):
+        def loss(step):
+            seen[phase.name].append({part: copy(tensors) for part, tensors in step.state.items()})
+            learns = {part for part, tensors in step.state.items() if any(t.requires_grad for t in tensors.values())}
+            assert learns == {*phase.trains}
+            return phase.loss(step)
+
+        return replace(phase, loss=loss)
+
+    training.phases = [spied(phase) for phase in training.phases]
+    return seen
+
+
+def changed(one, other):
+    return any(not torch.equal(one[name], tensor) for name, tensor in other.items())
+
+
+def assert_untouched(steps, parts):
+    for part in parts:
+        assert not any(changed(steps[0][part], step[part]) for step in steps), part
+
+
+@pytest.mark.parametrize("head_epochs", [1, 3])
+def test_fedrep(head_epochs, tiny_federation):
+    """Algorithm 1: the head's epochs with the body fixed, then the body's steps with that head fixed."""
+    federation, silo, state = set_up(
+        tiny_federation, "fedrep", "method.adapters=1", f"method.head_epochs={head_epochs}"
+    )
+    seen = watched(federation.training)
+    result = federation.training.round(silo, shared_of(federation, state), 1)
+    loss = one_adapter(federation, silo)
+    stages = [Stage(("head",), loss, steps=head_epochs), Stage(("global",), loss)]
+    assert_same(result.state, descended(state, stages), state, ("global", "head"))
+
+    assert (len(seen["head"]), len(seen["body"])) == (head_epochs, 2)
+    assert_untouched(seen["head"], ["global"])  # bit for bit
+    assert_untouched(seen["body"], ["head"])
+    assert not changed(seen["body"][0]["global"], state["global"])  # the body begins as it was received
+    assert not changed(seen["body"][0]["head"], result.state["head"])  # the head ends as its phase left it
+    assert changed(seen["head"][0]["head"], seen["body"][0]["head"])
+
+
+def test_fedrep_with_two_adapters(tiny_federation):
+    federation, silo, state = set_up(tiny_federation, "fedrep", "method.adapters=2")
+    result = federation.training.round(silo, shared_of(federation, state), 1)
+
+    def loss(now):
+        both = states(federation, silo, (0.5, now["global"]), (0.5, now["global_2"]))
+        return cross_entropy(federation, silo, both, now["head"])
+
+    stages = [Stage(("head",), loss, steps=1), Stage(("global", "global_2"), loss)]
+    assert_same(result.state, descended(state, stages), state, ("global", "global_2", "head"))
+
+
+def test_fedper(tiny_federation):
+    """Body and personal layer together; where FedAvg would send the head, it still stays."""
+    federation, silo, state = set_up(tiny_federation, "fedper", "method.adapters=1")
+    result = federation.training.round(silo, shared_of(federation, state), 1)
+    together = [Stage(("global", "head"), one_adapter(federation, silo))]
+    assert_same(result.state, descended(state, together), state, ("global", "head"))
+    one_task = ["data.tasks=[alpha]", "partition=iid", "partition.silos=2"]
+    shared = tiny_federation("fedavg", "method.adapters=1", "head.scope=shared", *one_task)
+    assert names_with(shared.training.parts, Scope.SHARED) == ["global", "head"]
+    assert names_with(federation.training.parts, Scope.SHARED) == ["global"]
+
+
+# -- FedMatch ---------------------------------------------------------------------------------------------------------
+
+
+def test_fedmatch(tiny_federation):
+    """Shared adapter and private patch, each half, learn together with the head."""
+    federation, silo, state = set_up(tiny_federation, "fedmatch")
+    result = federation.training.round(silo, shared_of(federation, state), 1)
+
+    def loss(now):
+        both = states(federation, silo, (0.5, now["global"]), (0.5, now["private"]))
+        return cross_entropy(federation, silo, both, now["head"])
+
+    trains = ("global", "private", "head")
+    assert_same(result.state, descended(state, [Stage(trains, loss)]), state, trains)
+
+
+def test_fedmatchs_patch_stays_where_it_is(tiny_federation, tmp_path):
+    """A federation of two rounds: every silo ends with one adapter and with a patch like no other's."""
+    federation = tiny_federation("fedmatch", *WORDS)
+    assert set(federation.coordinator.shared) == {"global"}
+    InProcess(federation, RunFolder.create(tmp_path / "run", "", "")).run()
+    patches = [silo.state.private["private"] for silo in federation.silos.values()]
+    assert len(patches) == 3
+    for one, other in itertools.combinations(patches, 2):
+        assert changed(one, other)
+    assert all(changed(patch, federation.coordinator.shared["global"]) for patch in patches)
+    assert {*next(iter(federation.silos.values())).state.private} == {"private", "head"}
+
+
+# -- FedAP and FedLR --------------------------------------------------------------------------------------------------
+
+
+def test_fedap(tiny_federation):
+    """One bottleneck adapter, whatever tuner the setting has."""
+    federation, silo, state = set_up(tiny_federation, "fedap")
+    assert set(state) == {"global", "head"}
+    result = federation.training.round(silo, shared_of(federation, state), 1)
+    together = [Stage(("global", "head"), one_adapter(federation, silo))]
+    assert_same(result.state, descended(state, together), state, ("global", "head"))
+
+
+def test_fedlr(tiny_federation):
+    """`W·x + (alpha / r)·B·A·x` on query and value; here r = 4 and alpha = 6."""
+    federation, silo, state = set_up(tiny_federation, "fedlr", "tuner.alpha=6")
+    assert all(".query.lora_" in name or ".value.lora_" in name for name in state["global"])
+    result = federation.training.round(silo, shared_of(federation, state), 1)
+
+    def loss(now):
+        found = states(federation, silo, loras=[(6 / 4, now["global"])])
+        return cross_entropy(federation, silo, found, now["head"])
+
+    assert_same(result.state, descended(state, [Stage(("global", "head"), loss)]), state, ("global", "head"))
+
+
+@pytest.mark.parametrize(("method", "kind", "r"), [("fedap", "bottleneck", 16), ("fedlr", "lora", 16)])
+def test_the_papers_rank(method, kind, r, tiny_config):
+    config = tiny_config(method)
+    assert (config.tuner.name, config.tuner.options["r"]) == (kind, r)

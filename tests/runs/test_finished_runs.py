@@ -1,0 +1,205 @@
+"""`load_run` and `silotune predict`: a finished run answers as it did, without its data and without training."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+import sys
+
+import pytest
+import yaml
+
+import silotune as library
+from silotune.communication.privacy import accountant as accounting
+from silotune.errors import InputError
+from silotune.methods import METHODS
+from silotune.runs.load import load_run
+from silotune.training.context import LocalTraining
+from tests.support.command_line import Silotune
+from tests.support.small_runs import OPTIONS, PAIRS, SINGLE
+from tests.support.tiny import ONE_TASK, save_backbone, tiny_overrides
+
+
+def lines_of(text: str) -> list[dict]:
+    return [json.loads(line) for line in text.splitlines()]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_loaded_run_predicts_bit_for_bit_as_it_did(runs, method, tmp_path, monkeypatch):
+    data = shutil.copytree(runs.data, tmp_path / "data")
+    words = tiny_overrides(method, runs.model("bert"), data)
+    words += [] if method in ONE_TASK else ["data.tasks=[alpha,beta]"]
+    ran = library.run("demo", *words, "train.steps=2", out=tmp_path / "run")
+    shutil.rmtree(data)
+    monkeypatch.setattr(LocalTraining, "rounds", None)  # nothing may be trained
+    again = library.load_run(tmp_path / "run")
+    assert again.summary == ran.summary == json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert again.silos == ran.silos
+    assert ran.silos
+    for silo in ran.silos:
+        texts = PAIRS if silo == "beta" else SINGLE
+        assert again.model(silo).predict(texts) == ran.model(silo).predict(texts)
+
+
+@pytest.mark.parametrize(
+    "noise",
+    [
+        ("uplink=clip,gaussian", "uplink.epsilon=8"),
+        ("aggregation.clip=1", "aggregation.noise_multiplier=1"),
+        ("uplink=clip,gaussian", "uplink.epsilon=8", "privacy.epsilon=1000"),
+    ],
+)
+def test_a_noised_run_is_opened_without_its_accountant(runs, noise, tmp_path, monkeypatch):
+    words = [*tiny_overrides("fedavg", runs.model("bert"), runs.data), "data.tasks=[alpha]", "train.steps=2"]
+    ran = library.run("demo", *words, *noise, out=tmp_path / "run")
+    monkeypatch.setitem(sys.modules, "dp_accounting", None)  # not installed
+    for found in vars(accounting).values():
+        if hasattr(found, "cache_clear"):
+            found.cache_clear()
+    assert library.load_run(tmp_path / "run").model("alpha").predict(SINGLE) == ran.model("alpha").predict(SINGLE)
+
+
+def test_another_backbone_under_the_same_name_is_refused(runs, tmp_path):
+    model = shutil.copytree(runs.model("bert"), tmp_path / "model")
+    words = [*tiny_overrides("local", model, runs.data), "data.tasks=[alpha]", "rounds=1"]
+    library.run("demo", *words, out=tmp_path / "run")
+    save_backbone("bert", tmp_path / "other", seed=8)
+    shutil.copytree(tmp_path / "other", model, dirs_exist_ok=True)
+    with pytest.raises(InputError, match="its weights differ"):
+        load_run(tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda run: (run / "summary.json").unlink(), "no finished run there"),
+        (lambda run: (run / "versions.json").write_text("[]"), "versions.json: missing or damaged"),
+        (lambda run: _drop(run, "tasks"), "does not say the silos' tasks"),
+        (lambda run: _drop(run, "best_round"), "no best_round"),
+        (lambda run: next(run.glob("checkpoints/shared*")).write_bytes(b"x"), "missing or damaged"),
+    ],
+)
+def test_a_damaged_run_folder_is_refused(silotune: Silotune, runs, spoil, message, tmp_path):
+    run = shutil.copytree(runs.run("bert", "lora").folder, tmp_path / "run")
+    spoil(run)
+    outcome = silotune("predict", run, "--silo", "alpha", "--text", "a river")
+    assert (outcome.code, len(outcome.err.splitlines()), outcome.out) == (2, 1, "")
+    assert message in outcome.err
+
+
+def _drop(run, key):
+    summary = json.loads((run / "summary.json").read_text())
+    del summary[key]
+    (run / "summary.json").write_text(json.dumps(summary))
+
+
+def test_a_run_made_before_tasks_were_noted_is_mended_by_resume(silotune: Silotune, runs, tmp_path):
+    run = shutil.copytree(runs.run("bert", "lora").folder, tmp_path / "run")
+    _drop(run, "tasks")
+    assert silotune("run", run / "config.yaml", "--out", run, "--resume").code == 0
+    assert load_run(run).model("alpha").predict(SINGLE) == load_run(runs.run("bert", "lora").folder).model(
+        "alpha"
+    ).predict(SINGLE)
+
+
+@pytest.mark.parametrize("source", ["text", "file", "stdin"])
+def test_predict_prints_a_json_line_a_text(silotune: Silotune, runs, source, tmp_path, monkeypatch):
+    run = runs.run("bert", "lora")
+    texts, words = SINGLE, []
+    if source == "text":
+        texts = ["the garden\twas «kind»"]  # a tab belongs to a single text
+        words = ["--text", texts[0]]
+    elif source == "file":
+        (tmp_path / "texts.txt").write_text("\ufeff" + "\r\n\n".join(SINGLE) + "\n", encoding="utf-8")
+        words = ["--file", tmp_path / "texts.txt"]
+    else:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("\n".join(SINGLE).encode())))
+    outcome = silotune("predict", run.folder, "--silo", "alpha", *words)
+    assert (outcome.code, outcome.err) == (0, "")
+    lines = lines_of(outcome.out)
+    assert [list(line) for line in lines] == [["text", "label", "probabilities"]] * len(texts)
+    assert [line["text"] for line in lines] == texts
+    for line, one in zip(lines, run.model("alpha").predict(texts), strict=True):
+        assert (line["label"], line["probabilities"]) == (one.label, pytest.approx(one.probabilities, abs=1e-6))
+        assert sum(line["probabilities"].values()) == pytest.approx(1)
+
+
+def test_pairs_by_tab_or_json(silotune: Silotune, runs, tmp_path):
+    run = runs.run("bert", "lora")
+    (tmp_path / "pairs").write_text(
+        "the garden was kind\tand warm\n"
+        '["the garden was kind", "and warm"]\n'
+        '{"sentence1": "the garden was kind", "sentence2": "and warm", "label": 1}\n'
+    )
+    outcome = silotune("predict", run.folder, "--silo", "beta", "--file", tmp_path / "pairs")
+    lines = lines_of(outcome.out)
+    assert len(lines) == 3
+    assert lines[0]["text"] == ["the garden was kind", "and warm"]
+    for line in lines[1:]:
+        assert line["text"] == lines[0]["text"]
+        assert line["probabilities"] == pytest.approx(lines[0]["probabilities"], abs=1e-6)
+
+
+def test_answers_of_a_generation_task(silotune: Silotune, runs):
+    run = runs.generation("gpt2", "causal", "lora")
+    outcome = silotune("predict", run.folder, "--silo", "east", "--text", "say a river 2")
+    assert (outcome.code, outcome.err) == (0, "")
+    assert lines_of(outcome.out) == [{"text": "say a river 2", "answer": run.model("east").write(["say a river 2"])[0]}]
+    without = silotune("predict", run.folder, "--silo", "east", "--text", '["say a river 2", ""]')
+    assert (without.code, without.err) == (0, "")
+    assert lines_of(without.out)[0]["answer"] == lines_of(outcome.out)[0]["answer"], "an input may be empty"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--silo", "bet", "--text", "x"], "unknown silo 'bet'"),
+        (["--silo", "beta", "--text", "one text"], "--text line 1: needs two texts, with a tab between, or JSON"),
+        (["--silo", "beta", "--text", "a\tb\tc"], "needs two texts"),
+        (["--silo", "alpha", "--text", '["a", "b"]'], "needs one text"),
+        (["--silo", "alpha", "--text", '["a", 3]'], "needs one text"),
+        (["--silo", "alpha", "--text", " "], "--text: is empty"),
+        (["--silo", "alpha", "--text", '""'], "--text line 1: a text is empty"),
+        (["--silo", "beta", "--text", "one text\t"], "--text line 1: a text is empty"),
+        (["--silo", "alpha", "--text", r'"\ud800"'], "--text line 1: a text holds half a character"),
+        (["--silo", "alpha", "--text", "caf\udce9"], "--text line 1: a text holds half a character"),
+        (["--silo", "beta", "--text", r'["a", "b\u0000"]'], "--text line 1: a text holds a NUL character"),
+        (["--silo", "alpha", "--file", "nul.txt"], "nul.txt line 2: a text holds a NUL character"),
+        (["--silo", "alpha", "--text", "x", "--file", "y"], "--text and --file exclude each other"),
+        (
+            ["--silo", "alpha", "--file", "nowhere.txt"],
+            "--file nowhere.txt: cannot be read (No such file or directory)",
+        ),
+        (["--silo", "alpha", "--file", "latin.txt"], "--file latin.txt: not UTF-8 (byte 3)"),
+    ],
+)
+def test_predict_refuses_in_one_line(silotune: Silotune, runs, words, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "latin.txt").write_bytes("caf\xe9".encode("latin-1"))
+    (tmp_path / "nul.txt").write_bytes(b"\nwords\0\n")
+    outcome = silotune("predict", runs.run("bert", "lora").folder, *words)
+    assert (outcome.code, len(outcome.err.splitlines()), outcome.out) == (2, 1, "")
+    assert message in outcome.err
+
+
+def test_tasks_are_in_the_summary(runs):
+    run = runs.run("bert", "lora")
+    config = yaml.safe_load((run.folder / "config.yaml").read_text())
+    assert config["tuner"]["r"] == int(OPTIONS["lora"][0][-1])
+    assert run.summary["tasks"] == {
+        "alpha": {
+            "name": "alpha",
+            "labels": ["bad", "good"],
+            "metric": "accuracy",
+            "kind": "classification",
+            "texts": 1,
+        },
+        "beta": {
+            "name": "beta",
+            "labels": ["other", "same"],
+            "metric": "accuracy",
+            "kind": "classification",
+            "texts": 2,
+        },
+    }

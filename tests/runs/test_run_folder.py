@@ -1,0 +1,235 @@
+"""`silotune run` never writes over what is there: code 2, one line, and not a byte changed."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from silotune.cli.main import main
+from silotune.core.locking import LOCK
+from silotune.errors import InputError
+from tests.support.method_cases import same, snapshot
+
+
+@pytest.fixture
+def silotune(monkeypatch, capsys):
+    """`silotune("run", …)` → (exit code, lines of standard error); the command line in this process."""
+
+    def call(*words: str) -> tuple[int, list[str]]:
+        monkeypatch.setattr(sys, "argv", ["silotune", *words])
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            main()
+        return int(ended.value.code or 0), capsys.readouterr().err.splitlines()
+
+    return call
+
+
+@pytest.fixture
+def run_words(federate):
+    return lambda case, *more: ["run", "demo", *federate.words(case, "rounds=1", "train.steps=1", *more)]
+
+
+def interrupt_in(round_: int, position: int):
+    def progress(number: int, what: str, done: int, total: int) -> None:
+        if (number, done) == (round_, position):
+            raise KeyboardInterrupt
+
+    return progress
+
+
+@pytest.mark.parametrize("name", ["run.log", ".hidden", "checkpoints/round-0001.json", "summary.json", "config.yaml"])
+def test_a_folder_that_holds_anything_is_refused_and_left_alone(silotune, run_words, name, tmp_path):
+    out = tmp_path / "out"
+    (out / name).parent.mkdir(parents=True)
+    (out / name).write_text("mine")
+    before = snapshot(out)
+    code, lines = silotune(*run_words("fedmcp"), "--out", str(out))
+    assert (code, len(lines)) == (2, 1)
+    assert str(out) in lines[0]
+    assert "--resume" in lines[0]
+    assert snapshot(out) == before
+
+
+def test_a_run_twice_into_one_folder_is_refused(silotune, run_words, tmp_path):
+    out = tmp_path / "out"
+    assert silotune(*run_words("local"), "--out", str(out)) == (0, [])
+    before = snapshot(out)
+    code, lines = silotune(*run_words("local"), "--out", str(out))
+    assert (code, len(lines)) == (2, 1)
+    assert snapshot(out) == before
+    code, lines = silotune(*run_words("local"), "--out", str(out), "--resume")
+    assert code == 0
+
+
+def test_an_empty_folder_and_a_new_one_deep_down_are_fine(silotune, run_words, tmp_path):
+    (tmp_path / "empty").mkdir()
+    for out in (tmp_path / "empty", tmp_path / "a" / "b" / "c"):
+        assert silotune(*run_words("local"), "--out", str(out))[0] == 0
+        assert (out / "summary.json").is_file()
+
+
+@pytest.mark.parametrize(
+    "other", ["seed=2", "train.lr=0.01", "method=local", "rounds=9", "data.tasks=[beta,alpha,gamma]"]
+)
+def test_resume_with_another_configuration_is_refused(silotune, federate, run_words, other, tmp_path):
+    """Interrupted amid a round, so that its log is ahead of its checkpoint: not even that is tidied up."""
+    out = tmp_path / "out"
+    with pytest.raises(KeyboardInterrupt):
+        federate.run("fedmcp", out, "train.steps=1", progress=interrupt_in(2, 2))
+    before = snapshot(out)
+    code, lines = silotune(*run_words("fedmcp", "rounds=2", other), "--out", str(out), "--resume")
+    assert (code, len(lines)) == (2, 1)
+    assert "another configuration" in lines[0]
+    assert snapshot(out) == before
+    assert silotune(*run_words("fedmcp", "rounds=2"), "--out", str(out), "--resume")[0] == 0
+
+
+def test_resume_on_a_backbone_of_other_weights_is_refused(silotune, federate, run_words, small_backbone, tmp_path):
+    """The folder's name is the same; one number of one tensor is not."""
+    backbone, out = shutil.copytree(small_backbone, tmp_path / "backbone"), tmp_path / "out"
+    words = run_words("fedmcp", f"backbone={backbone}")
+    assert silotune(*words, "--out", str(out))[0] == 0
+    (out / "summary.json").unlink()
+    tensors = load_file(backbone / "model.safetensors")
+    name = next(name for name in sorted(tensors) if "layer.0" in name and name.endswith("weight"))
+    tensors[name].view(-1)[3] += 1e-3
+    save_file(tensors, backbone / "model.safetensors", metadata={"format": "pt"})
+    before = snapshot(out)
+    code, lines = silotune(*words, "--out", str(out), "--resume")
+    assert (code, len(lines)) == (2, 1)
+    assert "another backbone" in lines[0]
+    assert snapshot(out) == before
+
+
+@pytest.mark.parametrize("more", [(), ("cohort=auto",)])
+def test_resume_from_a_damaged_checkpoint_is_refused_and_changes_nothing(silotune, federate, run_words, more, tmp_path):
+    """Not even the log, by other versions of libraries or by how many silos train together."""
+    out = tmp_path / "out"
+    with pytest.raises(KeyboardInterrupt):
+        federate.run("fedmcp", out, "train.steps=1", *more, progress=interrupt_in(2, 3))
+    versions = json.loads((out / "versions.json").read_text())
+    (out / "versions.json").write_text(json.dumps(versions | {"torch": "1.0"}))
+    path = out / "checkpoints" / "silos" / "beta" / "0001.safetensors"
+    path.write_bytes(path.read_bytes()[:-8])
+    before = snapshot(out)
+    code, lines = silotune(*run_words("fedmcp", "rounds=2", *more), "--out", str(out), "--resume")
+    assert (code, len(lines)) == (2, 1)
+    assert path.name in lines[0]
+    assert snapshot(out) == before
+
+
+def test_bad_input_makes_no_folder(silotune, run_words, tmp_path):
+    code, lines = silotune(*run_words("fedmcp", "train.lr=-1"), "--out", str(tmp_path / "out"))
+    assert (code, len(lines)) == (2, 1)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("name", ["reviews.json", "a.safetensors", "shared-0001", "two words", "x.tmp"])
+def test_a_silo_may_be_named_like_a_file_of_a_checkpoint(silotune, run_words, silos_folder, name, tmp_path):
+    data, out = shutil.copytree(silos_folder / "unlike", tmp_path / "data"), tmp_path / "out"
+    (data / "beta").rename(data / name)
+    words = run_words("fedmcp", f"data.path={data}", f'data.tasks=["alpha","{name}"]', "rounds=3")
+    assert silotune(*words, "--out", str(out)) == (0, [])
+    (out / "summary.json").unlink()
+    assert silotune(*words, "--out", str(out), "--resume") == (0, [])
+    assert json.loads((out / "summary.json").read_text())["silos"].keys() == {"alpha", name}
+
+
+def test_a_file_that_another_tidies_up_meanwhile_is_no_error(federate, monkeypatch, tmp_path):
+    """Silos of a federation on this machine drop their own old states, which a checkpoint drops as well."""
+    unlink, gone = Path.unlink, []
+
+    def dropped_just_before(path, missing_ok=False):
+        if path.name == "0001.safetensors" and path.is_file():
+            gone.append(path)
+            unlink(path)
+        unlink(path, missing_ok=missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", dropped_just_before)
+    finished = federate.run("local", tmp_path / "out", "rounds=3", "train.steps=1")
+    assert gone
+    assert finished.summary["rounds"] == 3
+
+
+# -- one process at a time ---------------------------------------------------------------------------------------------
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from silotune.core.locking import claimed
+with claimed(Path(sys.argv[1])):
+    print("claimed", flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.fixture
+def held():
+    """`held(folder)` → a process that works in it."""
+    started = []
+
+    def hold(folder):
+        process = subprocess.Popen([sys.executable, "-c", HOLD, str(folder)], stdout=subprocess.PIPE, text=True)
+        started.append(process)
+        assert process.stdout.readline() == "claimed\n"
+        return process
+
+    yield hold
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+def test_a_folder_in_which_another_process_works_is_refused_until_that_ends(silotune, run_words, held, tmp_path):
+    out = tmp_path / "out"
+    assert silotune(*run_words("local"), "--out", str(out))[0] == 0
+    (out / "summary.json").unlink()
+    process = held(out)
+    before = snapshot(out)
+    code, lines = silotune(*run_words("local"), "--out", str(out), "--resume")
+    assert (code, len(lines)) == (2, 1)
+    assert lines[0].endswith(f"{out}: another process is at work there; wait for it, or end it")
+    assert snapshot(out) == before
+    process.kill()  # nothing of it has to be tidied up
+    process.wait()
+    assert silotune(*run_words("local"), "--out", str(out), "--resume")[0] == 0
+    assert not (out / LOCK).exists()
+
+
+def test_a_folder_claimed_before_anything_was_made_is_made_later(silotune, run_words, held, tmp_path):
+    out = tmp_path / "out"
+    held(out).kill()
+    assert silotune(*run_words("local"), "--out", str(out))[0] == 2  # it holds something
+    assert silotune(*run_words("local"), "--out", str(out), "--resume")[0] == 0
+
+
+def test_a_second_run_of_the_same_process_is_refused_and_the_first_goes_on(federate, tmp_path):
+    """As two notebooks of one kernel would have it."""
+    out, refused = tmp_path / "out", []
+
+    def progress(number: int, what: str, done: int, total: int) -> None:
+        if (number, done) == (2, 1):
+            with pytest.raises(InputError, match="another process is at work there"):
+                federate.run("fedmcp", out, "train.steps=1", resume=True)
+            refused.append(number)
+
+    finished = federate.run("fedmcp", out, "train.steps=1", progress=progress)
+    assert refused == [2]
+    assert same(finished.summary) == same(federate.run("fedmcp", tmp_path / "whole", "train.steps=1").summary)
+
+
+def test_a_comparison_leaves_a_cell_alone_in_which_another_works(silotune, run_words, held, tmp_path):
+    words = [word for word in run_words("fedmcp")[1:] if not word.startswith("method=")]
+    words = ["compare", *words, "methods=local", "seeds=1", "--out", str(tmp_path / "table")]
+    held(tmp_path / "table" / "local-1").kill()
+    held(tmp_path / "table" / "local-1")
+    code, lines = silotune(*words, "--resume")
+    assert (code, len(lines)) == (2, 1)
+    assert "local-1: another process is at work there" in lines[0]

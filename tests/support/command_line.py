@@ -1,0 +1,120 @@
+"""The command line in this process, and the state of a folder before and after a command."""
+
+from __future__ import annotations
+
+import csv
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import yaml
+
+from silotune.cli.main import main
+
+WORDS = {"good": ("bright", "kind", "lovely", "warm"), "bad": ("awful", "cold", "dull", "rude")}
+NOUNS = ("garden", "teacher", "river", "soup", "letter")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a command did: exit code and what it printed."""
+
+    code: int
+    out: str
+    err: str
+
+
+Silotune = Callable[..., Outcome]
+Refused = Callable[..., str]
+
+
+@pytest.fixture(name="silotune")
+def command(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Silotune:
+    """`silotune("run", …)` → `Outcome`. Output is captured at the file descriptors, libraries' warnings included."""
+
+    def run(*words: object) -> Outcome:
+        monkeypatch.setattr(sys, "argv", ["silotune", *map(str, words)])
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            main()
+        out, err = capfd.readouterr()
+        return Outcome(int(ended.value.code or 0), out, err)
+
+    return run
+
+
+def tree(folder: Path) -> dict[str, bytes | None]:
+    """Every file's content, and every folder (None), by path."""
+    return {str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None for path in folder.rglob("*")}
+
+
+def reviews(count: int = 20, labels: Sequence[object] = ("bad", "good")) -> list[tuple[str, object]]:
+    """`count` different one-sentence reviews, labels in turn."""
+    kinds = ("bad", "good")
+    return [
+        (f"the {NOUNS[i // 8 % 5]} was {WORDS[kinds[i % 2]][i // 2 % 4]} {i // 40}".strip(), labels[i % len(labels)])
+        for i in range(count)
+    ]
+
+
+def write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[object]], delimiter: str = ",") -> Path:
+    """A CSV file."""
+    with path.open("w", encoding="utf-8", newline="") as file:
+        csv.writer(file, delimiter=delimiter).writerows([header, *rows])
+    return path
+
+
+def write_federation(folder: Path, backbone: Path, **changes: object) -> Path:
+    """A small federation of two CSV silos, as a YAML file; `changes` replaces top-level keys."""
+    write_csv(folder / "north.csv", ["review", "opinion"], reviews())
+    pairs = [(text, f"and {text}", label) for text, label in reviews(20, ("other", "same"))]
+    write_csv(folder / "south.csv", ["first", "second", "relation"], pairs)
+    keys: dict[str, object] = {
+        "method": "fedmcp",
+        "backbone": str(backbone),
+        "tuner": {"name": "bottleneck", "r": 4},
+        "head": {"name": "mlp", "pooling": "mean"},
+        "rounds": 1,
+        "threads": 1,
+        "precision": "fp32",
+        "train": {"lr": 1e-3, "batch_size": 8, "max_length": 32},
+        "silos": [
+            {"name": "north", "path": "north.csv", "text": "review", "label": "opinion"},
+            {"name": "south", "path": "south.csv", "text": ["first", "second"], "label": "relation"},
+        ],
+    }
+    path = folder / "federation.yaml"
+    path.write_text(yaml.safe_dump(keys | changes, sort_keys=False), encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backbone_folder: Callable[[str], Path]) -> Path:
+    """A working folder with `federation.yaml`, `north.csv` (review, opinion), `south.csv` (first, second, relation)."""
+    folder = tmp_path / "place"
+    folder.mkdir()
+    write_federation(folder, backbone_folder("bert"))
+    monkeypatch.chdir(folder)
+    return folder
+
+
+@pytest.fixture
+def refused(silotune: Silotune, place: Path) -> Refused:
+    """`refused(*words, names=[…])` → the one line of a command that must end with 2 and leave every file as it was."""
+
+    def check(*words: object, names: list[str]) -> str:
+        before = tree(place)
+        outcome = silotune(*words)
+        assert outcome.code == 2, outcome.err
+        lines = outcome.err.splitlines()
+        assert len(lines) == 1, outcome.err
+        assert lines[0].startswith("silotune: ")
+        for name in names:
+            assert name in lines[0]
+        assert "Traceback" not in outcome.out
+        assert tree(place) == before
+        return lines[0]
+
+    return check

@@ -1,0 +1,209 @@
+"""A federation as operators set it up, on 127.0.0.1: certificates, keys, a folder for each party, nginx in front."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import yaml
+
+from silotune.config import Config
+from silotune.distributed.flower.commands import ENVIRONMENT
+from silotune.distributed.processes.supervisor import free_ports
+from silotune.distributed.processes.watchdog import TOKEN
+from tests.support.session_rig import local_configs
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
+NGINX = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin")
+SILOS = ("alpha", "beta", "gamma")
+LONGEST = 900
+"""Seconds: the machine may be busy."""
+
+
+def authority(folder: Path, host: str = "localhost") -> None:
+    """A certificate authority, and a server's certificate by it: the commands of docs/deployment.md."""
+    folder.mkdir(parents=True)
+    (folder / "server.ext").write_text(
+        f"subjectAltName=DNS:{host},DNS:localhost,IP:127.0.0.1\nextendedKeyUsage=serverAuth\n"
+        "basicConstraints=CA:FALSE\n"
+    )
+    for words in (
+        "ecparam -name prime256v1 -genkey -noout -out ca.key",
+        "req -x509 -new -key ca.key -sha256 -days 2 -subj /CN=authority -addext basicConstraints=critical,CA:TRUE "
+        "-addext keyUsage=critical,keyCertSign,cRLSign -out ca.pem",
+        "ecparam -name prime256v1 -genkey -noout -out server.key",
+        "req -new -key server.key -subj /CN=coordinator -out server.csr",
+        "x509 -req -in server.csr -CA ca.pem -CAkey ca.key -CAcreateserial -days 2 -sha256 -extfile server.ext "
+        "-out server.pem",
+    ):
+        subprocess.run(["openssl", *words.split()], cwd=folder, check=True, capture_output=True)
+
+
+def key(path: Path) -> Path:
+    """A silo's key; the public one's path."""
+    words = ["ssh-keygen", "-q", "-t", "ecdsa", "-b", "384", "-N", "", "-f", str(path)]
+    subprocess.run(words, check=True, capture_output=True)
+    return path.with_name(f"{path.name}.pub")
+
+
+@dataclass
+class Deployed:
+    """Processes of one federation; `end` takes them all down."""
+
+    folder: Path
+    host: str = "localhost"
+    interface: str = "127.0.0.1"
+    port: int = 0
+    proxy: int = 0
+    begun: dict[str, subprocess.Popen] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.port, self.proxy = free_ports(2)
+        self.tls = self.folder / "tls"
+        authority(self.tls, self.host)
+        self.link = self.write(
+            "coordinator.yaml",
+            {"folder": "c", "port": self.port, **{name: f"tls/{file}" for name, file in
+             (("ca", "ca.pem"), ("certificate", "server.pem"), ("key", "server.key"))}},
+        )  # fmt: skip
+
+    @property
+    def address(self) -> str:
+        """Where silos go: to the proxy."""
+        return f"{self.host}:{self.proxy}"
+
+    def write(self, name: str, tree: dict) -> Path:
+        path = self.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(yaml.safe_dump(tree, sort_keys=False), encoding="utf-8")
+        return path
+
+    def inside(self, party: str) -> list[str]:
+        """What a party's commands begin with: nothing, where all share this machine's network."""
+        return []
+
+    def command(self, *words: object, party: str = "coordinator") -> subprocess.CompletedProcess:
+        """`silotune federation …` to its end."""
+        words = [*self.inside(party), sys.executable, "-m", "silotune", *map(str, words)]
+        return subprocess.run(words, capture_output=True, text=True, timeout=LONGEST, env=self.environment())
+
+    def begin(self, name: str, *words: object) -> subprocess.Popen:
+        """`silotune federation …` that goes on, or another command; its output is in `<name>.log`."""
+        command = [sys.executable, "-m", "silotune", *map(str, words)] if words[0] == "federation" else list(words)
+        with (self.folder / f"{name}.log").open("ab") as log:
+            self.begun[name] = subprocess.Popen(
+                [*self.inside(name), *command], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                env=self.environment(), start_new_session=True, cwd=self.folder,
+            )  # fmt: skip
+        return self.begun[name]
+
+    def said(self, name: str) -> str:
+        return (self.folder / f"{name}.log").read_text(encoding="utf-8", errors="replace")
+
+    def up(self) -> None:
+        """The SuperLink, and nginx before it, with the configuration of `deploy/`."""
+        self.begin("up", "federation", "up", self.link)
+        self.until(lambda: "SuperLink on" in self.said("up"), "up")
+        text = (DEPLOY / "nginx.conf").read_text(encoding="utf-8")
+        for old, new in (
+            ("listen 443 ssl", f"listen {self.interface}:{self.proxy} ssl"),
+            ("127.0.0.1:8443", f"127.0.0.1:{self.port}"),
+            ("/etc/silotune/tls", str(self.tls)),
+            ("/run/nginx-silotune.pid", str(self.folder / "nginx.pid")),
+            ("coordinator.example.org", self.host),
+        ):
+            assert old in text
+            text = text.replace(old, new)
+        (self.folder / "nginx.conf").write_text(text, encoding="utf-8")
+        words = [NGINX, "-p", str(self.folder), "-c", str(self.folder / "nginx.conf"), "-e", "stderr"]
+        subprocess.run([*self.inside("nginx"), *words, "-t"], check=True, capture_output=True, timeout=60)
+        self.begin("nginx", *words, "-g", "daemon off;")
+        self.until(self.reachable, "nginx")
+
+    def reachable(self) -> bool:
+        """Whether the proxy takes connections."""
+        return listens(self.proxy)
+
+    def until(self, there, name: str) -> None:
+        """Wait for something; a process that ends meanwhile is an error."""
+        end = time.monotonic() + LONGEST
+        while not there():
+            assert self.begun[name].poll() is None, self.said(name)
+            assert time.monotonic() < end, self.said(name)
+            time.sleep(0.2)
+
+    def processes(self) -> list[int]:
+        """What lives of it."""
+        found = []
+        for entry in Path("/proc").glob("[0-9]*"):
+            try:
+                environment = (entry / "environ").read_bytes()
+            except OSError:
+                continue
+            if int(entry.name) != os.getpid() and f"TEST_FOLDER={self.folder}".encode() in environment.split(b"\0"):
+                found.append(int(entry.name))
+        return found
+
+    def end(self) -> None:
+        """Whatever is left."""
+        for process in self.begun.values():
+            if process.poll() is None:
+                process.terminate()
+        for process in self.begun.values():
+            try:
+                process.wait(timeout=30)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait(timeout=30)
+        for left in self.processes():
+            try:
+                os.kill(left, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+
+    def environment(self) -> dict[str, str]:
+        """Of all its processes."""
+        flower = dict(ENVIRONMENT) | {"FLWR_HOME": str(self.folder / "flwr")}
+        environment = os.environ | flower | {"TEST_FOLDER": str(self.folder), "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+        environment.pop(TOKEN, None)
+        return environment
+
+
+def listens(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.settimeout(5)
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def silo_files(deployed: Deployed, config: Config) -> dict[str, Path]:
+    """Every silo in a folder of its own: rows, key, file."""
+    rows = local_configs(config, deployed.folder / "source")
+    found = {}
+    for (name, local), port in zip(rows.items(), free_ports(len(rows)), strict=True):
+        home = deployed.folder / name
+        home.mkdir()
+        key(home / "key")
+        shutil.move(local.rows, home / "rows")
+        shutil.copy(deployed.tls / "ca.pem", home / "ca.pem")
+        found[name] = deployed.write(
+            f"{name}/silo.yaml",
+            {
+                "name": name,
+                "folder": "state",
+                "rows": "rows",
+                "share": ["validation", "test", "rows", "loss", "seconds"],
+                "backbone": config.backbone,
+                "superlink": deployed.address,
+                "root_certificates": "ca.pem",
+                "private_key": "key",
+                "port": port,
+            },
+        )
+    return found

@@ -1,0 +1,242 @@
+"""The cases of these suites, short runs of them, and the bytes that really pass between silos and coordinator.
+
+A new method joins by its entry in `silotune.methods.METHODS`; a case for one of its options by an entry of `CASES`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load
+from torch import Tensor
+
+from silotune.config import Config
+from silotune.methods import METHODS, Method, Setting
+from silotune.models.backbone.backbone import Backbone
+from silotune.models.backbone.loading import load_backbone
+from silotune.models.heads import HEADS
+from silotune.models.tuners import TUNERS
+from silotune.runs.build.resolve import read_config
+from silotune.runs.run import Run, run
+from silotune.training.context import LocalTraining
+from silotune.training.coordinator import Coordinator
+from silotune.training.local_round import LocalResult
+from silotune.training.participant import Answer, Participant
+from tests.support.tiny import UNPARTITIONED, tiny_overrides, write_data
+
+TRAIN_ROWS = {"alpha": 10, "beta": 18, "gamma": 14}
+"""Unequal, so that weights by rows differ from uniform ones, and not all multiples of the batch size."""
+ONE_TASK_ROWS = {"east": 10, "north": 18, "west": 14}
+TEST_ROWS = 15
+BATCH = 10
+ROUNDS = 2
+
+
+@dataclass(frozen=True)
+class Case:
+    """A method, and what is set besides. `one_task`: all silos hold one task, so that a head may be shared."""
+
+    method: str
+    overrides: tuple[str, ...] = ()
+    one_task: bool = False
+
+    @property
+    def ends(self) -> bool:
+        """Whether training ends with a phase of its own, before which silos' models are not finished."""
+        phases = METHODS[self.method](Setting(TUNERS["lora"](), HEADS["mlp"]())).phases()
+        return any(phase.when == "end" for phase in phases)
+
+    @property
+    def adopts_the_mean(self) -> bool:
+        """Whether the coordinator's shared parts are the mean of the updates."""
+        trains = METHODS[self.method].server_phases is not Method.server_phases
+        return not trains and not any(word.startswith("server.optimizer") for word in self.overrides)
+
+
+_SEMI_SUPERVISED = (*UNPARTITIONED, "server.labels_per_class=4", "head=linear")
+
+
+CASES: dict[str, Case] = {name: Case(name) for name in METHODS} | {
+    "fedavg, shared head": Case("fedavg", ("head.scope=shared", "tuner=lora", "method.adapters=1"), one_task=True),
+    "fedprox, one adapter": Case("fedprox", ("method.adapters=1", "method.mu=0.5")),
+    "fedmcp, full": Case("fedmcp", ("tuner=full",)),
+    "fedfame": Case("fedfame", _SEMI_SUPERVISED, one_task=True),
+    "feddpa-t, dropout": Case("feddpa-t", ("tuner=lora", "tuner.dropout=0.3")),
+    "fedavg, server adam": Case("fedavg", ("server.optimizer=adam", "server.lr=0.01")),
+}
+
+every_case = pytest.mark.parametrize("case", CASES)
+
+
+def write_silos(folder: Path) -> Path:
+    """`unlike/`: three tasks with unequal numbers of rows; `alike/`: one task in three silos."""
+    for task, rows in TRAIN_ROWS.items():
+        write_data(folder / "unlike", [task], {"train": rows, "validation": 9, "test": TEST_ROWS})
+    for seed, (silo, rows) in enumerate(ONE_TASK_ROWS.items()):
+        splits = {"train": rows, "validation": 9, "test": TEST_ROWS}
+        written = write_data(folder / f"seed{seed}", ["alpha"], splits, seed) / "alpha"
+        (folder / "alike").mkdir(exist_ok=True)
+        written.rename(folder / "alike" / silo)
+    return folder
+
+
+@dataclass
+class Wire:
+    """All messages as they passed, and the results of local rounds they were made from."""
+
+    up: list[tuple[int, str, bytes]] = field(default_factory=list)
+    down: list[bytes] = field(default_factory=list)
+    results: dict[tuple[int, str], LocalResult] = field(default_factory=dict)
+    final: list[bytes] = field(default_factory=list)
+    """The broadcasts that opened silos' final phases, of methods that have any."""
+    final_results: dict[str, LocalResult] = field(default_factory=dict)
+
+    def updates(self, number: int) -> dict[str, bytes]:
+        """The messages of one round, by silo."""
+        return {silo: message for when, silo, message in self.up if when == number}
+
+
+Tamper = Callable[[int, str, bytes], bytes]
+Spoil = Callable[[LocalResult, LocalTraining], None]
+
+
+@contextmanager
+def tapped(tamper: Tamper | None = None, spoil: Spoil | None = None) -> Iterator[Wire]:
+    """Record every message while the block runs.
+
+    Args:
+        tamper: what happens to an update on its way; the recorded one is what arrives.
+        spoil: what happens to a local round's result before a message is made of it.
+    """
+    wire = Wire()
+    receive, opened, closed = Coordinator.receive, Participant.rounds, Participant.finals
+    rounds, finals = LocalTraining.rounds, LocalTraining.finals
+
+    def tapped_receive(self: Coordinator, number: int, silo: str, message: bytes) -> object:
+        if tamper is not None:
+            message = tamper(number, silo, message)
+        wire.up.append((number, silo, bytes(message)))
+        return receive(self, number, silo, message)
+
+    def tapped_opening(self: Participant, silos: Any, broadcast: bytes, *args: Any) -> list[Answer]:
+        wire.down += [bytes(broadcast)] * len(silos)
+        return opened(self, silos, broadcast, *args)
+
+    def tapped_closing(self: Participant, silos: Any, broadcast: bytes) -> list[Answer]:
+        wire.final += [bytes(broadcast)] * len(silos)
+        return closed(self, silos, broadcast)
+
+    def tapped_rounds(self: LocalTraining, silos: Any, shared: Any, number: int) -> list[LocalResult]:
+        results = rounds(self, silos, shared, number)
+        for silo, result in zip(silos, results, strict=True):
+            if spoil is not None:
+                spoil(result, self)
+            wire.results.setdefault((number, silo.name), result)
+        return results
+
+    def tapped_finals(self: LocalTraining, silos: Any, shared: Any, number: int) -> list[LocalResult]:
+        results = finals(self, silos, shared, number)
+        wire.final_results |= {silo.name: result for silo, result in zip(silos, results, strict=True)}
+        return results
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Coordinator, "receive", tapped_receive)
+        patch.setattr(Participant, "rounds", tapped_opening)
+        patch.setattr(Participant, "finals", tapped_closing)
+        patch.setattr(LocalTraining, "rounds", tapped_rounds)
+        patch.setattr(LocalTraining, "finals", tapped_finals)
+        yield wire
+
+
+def read_message(message: bytes) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """A message's tensors and header, read with safetensors and json alone."""
+    length = int.from_bytes(message[:8], "little")
+    return load(message), json.loads(message[8 : 8 + length])
+
+
+class Federate:
+    """Runs cases over one tiny backbone, which stays loaded."""
+
+    def __init__(self, silos: Path, backbone: Path) -> None:
+        self._silos = silos
+        self._folder = backbone
+        self._references: dict[str, tuple[Run, Wire]] = {}
+        self.backbone: Backbone = load_backbone(str(backbone), precision="fp32", keep_master=True)
+
+    def words(self, case: str, *overrides: str) -> list[str]:
+        """The case's `key=value` words, for the preset `demo`."""
+        found = CASES[case]
+        rows, data = (ONE_TASK_ROWS, "alike") if found.one_task else (TRAIN_ROWS, "unlike")
+        return [
+            *tiny_overrides(found.method, self._folder, self._silos / data),
+            f"data.tasks=[{','.join(rows)}]",
+            "data.seed=5",
+            *(["data.task=alpha"] if found.one_task else []),
+            f"train.batch_size={BATCH}",
+            f"rounds={ROUNDS}",
+            *found.overrides,
+            *overrides,
+        ]
+
+    def config(self, case: str, *overrides: str) -> Config:
+        """The case's configuration."""
+        return read_config("demo", self.words(case, *overrides))
+
+    def run(self, case: str, out: Path, *overrides: str, **more: Any) -> Run:
+        """Run a case; `more` is `run`'s (`resume`, `progress`)."""
+        return run(self.config(case, *overrides), out=out, backbone=self.backbone, **more)
+
+    def reference(self, case: str, root: Path) -> tuple[Run, Wire]:
+        """A finished run of the case and what passed in it. Made once; its folder and state are not to be changed."""
+        if case not in self._references:
+            with tapped() as wire:
+                self._references[case] = self.run(case, root / f"reference-{len(self._references)}"), wire
+        return self._references[case]
+
+
+SAME_ON_RESUME = ("state_sha256", "shared_sha256", "silos", "average", "best_round", "bytes_up", "bytes_down")
+
+
+def same(summary: dict[str, Any]) -> dict[str, Any]:
+    """What of a summary must not depend on interruptions, on the order of silos or on the clock."""
+    return {key: summary[key] for key in SAME_ON_RESUME}
+
+
+def snapshot(folder: Path) -> dict[str, tuple[int, str]]:
+    """Every file of a folder with its time of change and a hash of its bytes; folders with time 0."""
+    return {
+        path.relative_to(folder).as_posix(): (
+            (path.stat().st_mtime_ns, hashlib.sha256(path.read_bytes()).hexdigest()) if path.is_file() else (0, "")
+        )
+        for path in sorted(folder.rglob("*"))
+    }
+
+
+def logged(folder: Path, kind: str) -> list[dict[str, Any]]:
+    """The events of one kind, read as plain JSON lines."""
+    lines = (folder / "events.jsonl").read_text(encoding="utf-8").splitlines()
+    return [event for event in map(json.loads, lines) if event["event"] == kind]
+
+
+def assert_as_if_never_interrupted(resumed: Run, whole: Run) -> None:
+    assert same(resumed.summary) == same(whole.summary)
+    assert json.loads((resumed.folder / "summary.json").read_text()) == resumed.summary
+    for kind in ("round", "silo", "final"):  # each piece of work is logged once, with the same numbers
+        timeless = [
+            [{key: value for key, value in event.items() if key != "seconds"} for event in logged(run.folder, kind)]
+            for run in (resumed, whole)
+        ]
+        assert timeless[0] == timeless[1]
+    files = [
+        {name: value[1] for name, value in snapshot(run.folder / "checkpoints").items()} for run in (resumed, whole)
+    ]
+    assert files[0].keys() == files[1].keys()
+    tensors = [{name: value for name, value in found.items() if name.endswith(".safetensors")} for found in files]
+    assert tensors[0] == tensors[1]

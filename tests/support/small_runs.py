@@ -1,0 +1,189 @@
+"""Finished runs over tiny models of several families, and what silotune itself computes with them."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+from transformers import (
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    AutoModelForSeq2SeqLM,
+    AutoTokenizer,
+    GPT2Config,
+    LlamaConfig,
+    T5Config,
+)
+
+import silotune
+from silotune.data.batching import make_batch
+from silotune.data.tasks import Row
+from silotune.evaluation.scores import state_of
+from silotune.models.forward.mixing import make_plan
+from silotune.runs.load import load_run
+from tests.support.tiny import FAMILIES, tiny_overrides, unsettle, write_data
+
+LAYERS = 3  # odd: peft can give every layer of a T5 decoder its own prefix
+SINGLE = ["the garden was kind", "the soup seemed awful at last", "a river"]
+PAIRS = [("the garden was kind", "and warm"), ("the soup seemed awful at last", "a river"), ("a song", "the train")]
+ROWS = {"train": 12, "validation": 4, "test": 4}
+OPTIONS = {
+    "lora": ("tuner.r=3", "tuner.alpha=5"),
+    "ia3": (),
+    "prompt": ("tuner.tokens=3",),
+    "p-tuning": ("tuner.tokens=3", "tuner.width=6"),
+    "prefix": ("tuner.tokens=3", "tuner.reparametrise=7"),
+    "bottleneck": ("tuner.r=3",),
+    "bitfit": (),
+    "full": (),
+}
+_KINDS = {"masked": AutoModelForMaskedLM, "causal": AutoModelForCausalLM, "seq2seq": AutoModelForSeq2SeqLM}
+_IDS = {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2}
+
+
+def _config(family: str, size: int):
+    if family == "gpt2":
+        dropped = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+        shape = {"n_embd": 32, "n_layer": LAYERS, "n_head": 2, "n_positions": 128, "initializer_range": 0.2}
+        return GPT2Config(vocab_size=size, **shape, **_IDS, **dropped)
+    if family == "llama":
+        shape = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": LAYERS, "initializer_range": 0.2}
+        heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128}
+        return LlamaConfig(vocab_size=size, **shape, **heads, **_IDS)
+    if family == "t5":
+        shape = {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": LAYERS, "num_heads": 4, "dropout_rate": 0.0}
+        return T5Config(vocab_size=size, **shape, **_IDS | {"decoder_start_token_id": 1})
+    return FAMILIES[family].model(size).config
+
+
+def save_model(family: str, kind: str, folder: Path) -> Path:
+    """A tiny model, `kind`: plain, or with its masked, causal or seq2seq language-model head."""
+    tokenizer = FAMILIES[family if family in FAMILIES else "roberta"].tokenizer()
+    if family not in FAMILIES:
+        tokenizer.eos_token = "</s>"
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(5)
+        model = _KINDS.get(kind, AutoModel).from_config(_config(family, len(tokenizer)))
+        unsettle(model, family)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+class Runs:
+    """Finished runs, each made once and opened again by `load_run`."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.data = write_data(root / "data", ["alpha", "beta"], ROWS)
+        self.run = cache(self._run)
+        self.model = cache(self._model)
+
+    def _model(self, family: str, kind: str = "plain") -> Path:
+        return save_model(family, kind, self.root / f"{family}-{kind}")
+
+    def folder(self, family: str, tuner: str, *overrides: str, kind: str = "plain") -> Path:
+        """A new run's folder; the run is not cached."""
+        place = self.root / f"run-{len(list(self.root.iterdir()))}"
+        words = [*self.words(family, tuner, kind), *overrides]
+        if any(word.startswith("method=") for word in overrides):
+            words.remove("method.adapters=1")
+        silotune.run("demo", *words, out=place)
+        return place
+
+    def words(self, family: str, tuner: str, kind: str = "plain") -> list[str]:
+        """A run of two steps with a large learning rate, so that adapters really act."""
+        return [
+            *tiny_overrides("fedavg", self.model(family, kind), self.data),
+            *("method.adapters=1", "data.tasks=[alpha,beta]", "rounds=1", "train.steps=2", "train.lr=0.1"),
+            f"tuner={tuner}",
+            *OPTIONS[tuner],
+        ]
+
+    def _run(self, family: str, tuner: str, *overrides: str, kind: str = "plain") -> silotune.Run:
+        return load_run(self.folder(family, tuner, *overrides, kind=kind), precision="fp32")
+
+    def generation(self, family: str, kind: str, tuner: str, *overrides: str) -> silotune.Run:
+        """A finished run of instructions under a language-model head."""
+        rows = [{"instruction": f"say {text} {number}", "output": text} for number, text in enumerate(SINGLE * 5)]
+        (self.root / "say.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        silo = {"path": str(self.root / "say.jsonl"), "text": "instruction", "label": "output", "kind": "generation"}
+        keys = {
+            "method": {"name": "fedavg", "adapters": 1},
+            "head": {"name": "lm", "max_new_tokens": 5},
+            "silos": [{"name": name, "task": "say", **silo} for name in ("east", "west")],
+            "train": {"steps": 2, "lr": 0.1, "batch_size": 4, "max_length": 60},
+            "rounds": 1,
+            "precision": "fp32",
+            "backbone": str(self.model(family, kind)),
+        }
+        path = self.root / "say.yaml"
+        path.write_text(yaml.safe_dump(keys))
+        place = self.root / f"run-{len(list(self.root.iterdir()))}"
+        silotune.run(str(path), f"tuner={tuner}", *OPTIONS[tuner], *overrides, out=place)
+        return load_run(place)
+
+
+def tokenised(run: silotune.Run, silo: str, texts):
+    """The texts as the run's head wants them."""
+    training = run.federation.training
+    tokenise = training.method.setting.head.tokeniser(training.backbone, run.federation.config.train.max_length)
+    task = run.federation.tasks[silo]
+    alone = (lambda text: (text, "")) if task.kind == "generation" else (lambda text: (text,))
+    return tokenise(task, [Row(alone(text) if isinstance(text, str) else text, 0) for text in texts])
+
+
+@torch.no_grad()
+def own_states(run: silotune.Run, silo: str, mix, texts) -> list[torch.Tensor]:
+    """silotune's states of each text's tokens under a mix of the run's parts, in the texts' order."""
+    training = run.federation.training
+    state = state_of(run.federation, run.federation.silos[silo])
+    rows = tokenised(run, silo, texts)
+    found: list[torch.Tensor] = [torch.zeros(0)] * len(texts)
+    for row in range(len(texts)):
+        batch = make_batch(rows, [row], 1)
+        inputs = {name: tensor for name, tensor in batch.micro[0].items() if not name.startswith("read_")}
+        plan = make_plan(training.backbone, training.resolve(mix, state, {}, {}))
+        found[row] = training.backbone.encode(inputs, plan)[0][: len((rows.decoder or rows.ids)[row])]
+    return found
+
+
+def encoded(folder: Path, texts):
+    """The texts as the exported tokenizer gives them, padded."""
+    columns = [list(column) for column in zip(*((t,) if isinstance(t, str) else t for t in texts), strict=True)]
+    return AutoTokenizer.from_pretrained(folder)(*columns, padding=True, return_tensors="pt")
+
+
+def rows_of(states: torch.Tensor, mask: torch.Tensor) -> list[torch.Tensor]:
+    """The states of real tokens, row by row; virtual tokens before the text are left out."""
+    states = states[:, states.shape[1] - mask.shape[1] :]
+    return [row[: int(real)] for row, real in zip(states, mask.sum(1), strict=True)]
+
+
+def head_logits(folder: Path, states: list[torch.Tensor]) -> torch.Tensor:
+    """The exported head over states of real tokens, written out by hand."""
+    about = json.loads((folder / "head.json").read_text())
+    weights = load_file(folder / "head.safetensors")
+    pooled = torch.stack([row.mean(0) if about["pooling"] == "mean" else row[0] for row in states])
+    if about["kind"] == "mlp":
+        pooled = torch.tanh(pooled @ weights["dense.weight"].T + weights["dense.bias"])
+    return pooled @ weights["out.weight"].T + weights["out.bias"]
+
+
+def close(found, expected) -> None:
+    """Equal to 1e-5 in every number."""
+    assert len(found) == len(expected)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-5)
+
+
+@pytest.fixture(scope="session")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    """See `Runs`."""
+    return Runs(tmp_path_factory.mktemp("runs"))

@@ -1,0 +1,289 @@
+"""Tiny models of every backbone family and every kind of part, for the suites of this folder.
+
+A new family joins by an entry of `CONFIGS`, a new tuner by an entry of `KINDS`; a pair that cannot work joins
+`UNSUPPORTED`, and is then tested to be refused.
+"""
+
+from __future__ import annotations
+
+import copy
+from functools import cache
+
+import torch
+from transformers import (
+    AutoModel,
+    BertConfig,
+    DebertaV2Config,
+    DistilBertConfig,
+    ElectraConfig,
+    GPT2Config,
+    LlamaConfig,
+    MistralConfig,
+    ModernBertConfig,
+    MPNetConfig,
+    Qwen2Config,
+    Qwen3Config,
+    RobertaConfig,
+    T5Config,
+)
+from transformers.models.modernbert import modeling_modernbert
+
+from silotune.models.backbone.backbone import Backbone
+from silotune.models.backbone.forward_plan import Plan
+from silotune.models.tuners import TUNERS, Weighted
+from tests.support.tiny import FAMILIES as TOKENIZERS
+from tests.support.tiny import unsettle
+
+VOCABULARY, HIDDEN, INNER, LAYERS, HEADS, POSITIONS = 150, 24, 40, 2, 4, 64
+
+_SHAPE = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": HIDDEN,
+    "intermediate_size": INNER,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": HEADS,
+    "max_position_embeddings": POSITIONS,
+    "initializer_range": 0.2,
+}
+_ENCODER = _SHAPE | {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+_PADDED = _ENCODER | {"max_position_embeddings": POSITIONS + 2, "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2}
+_DECODER = _SHAPE | {"num_key_value_heads": 2, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+
+CONFIGS = {
+    "bert": lambda: BertConfig(**_ENCODER),
+    "roberta": lambda: RobertaConfig(**_PADDED, type_vocab_size=1),
+    "distilbert": lambda: DistilBertConfig(
+        vocab_size=VOCABULARY,
+        dim=HIDDEN,
+        hidden_dim=INNER,
+        n_layers=LAYERS,
+        n_heads=HEADS,
+        max_position_embeddings=POSITIONS,
+        initializer_range=0.2,
+        dropout=0.0,
+        attention_dropout=0.0,
+    ),
+    "mpnet": lambda: MPNetConfig(**_PADDED),
+    "electra": lambda: ElectraConfig(**_ENCODER, embedding_size=16),
+    "deberta-v2": lambda: DebertaV2Config(
+        **_ENCODER,
+        relative_attention=True,
+        position_biased_input=False,
+        pos_att_type=["p2c", "c2p"],
+        share_att_key=True,
+        norm_rel_ebd="layer_norm",
+        position_buckets=8,
+    ),
+    "modernbert": lambda: ModernBertConfig(
+        **_SHAPE,
+        initializer_cutoff_factor=3.0,
+        global_attn_every_n_layers=2,
+        local_attention=8,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=2,
+        cls_token_id=1,
+        sep_token_id=2,
+    ),
+    "gpt2": lambda: GPT2Config(
+        vocab_size=VOCABULARY,
+        n_embd=HIDDEN,
+        n_inner=INNER,
+        n_layer=LAYERS,
+        n_head=HEADS,
+        n_positions=POSITIONS,
+        initializer_range=0.2,
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=2,
+    ),
+    "llama": lambda: LlamaConfig(**_DECODER),
+    "mistral": lambda: MistralConfig(**_DECODER, sliding_window=POSITIONS),
+    "qwen2": lambda: Qwen2Config(**_DECODER),
+    "qwen3": lambda: Qwen3Config(**_DECODER, head_dim=8),
+    "t5": lambda: T5Config(
+        vocab_size=VOCABULARY,
+        d_model=HIDDEN,
+        d_kv=6,
+        d_ff=INNER,
+        num_layers=LAYERS,
+        num_heads=HEADS,
+        dropout_rate=0.0,
+        pad_token_id=0,
+        eos_token_id=2,
+        decoder_start_token_id=0,
+    ),
+}
+FAMILIES = list(CONFIGS)
+
+KINDS = {
+    "bottleneck": ("bottleneck", {"r": 3}),
+    "pfeiffer": ("bottleneck", {"sites": "pfeiffer", "reduction": 8}),
+    "lora": ("lora", {"r": 3, "alpha": 6}),
+    "lora-patterns": ("lora", {"r": 2, "sites": "attention_output,feedforward_input,*"}),
+    "prefix": ("prefix", {"tokens": 3, "reparametrise": 5, "width": 7}),
+    "prefix-direct": ("prefix", {"tokens": 3, "reparametrise": 0, "stack": "decoder"}),
+    "prompt": ("prompt", {"tokens": 3}),
+    "p-tuning": ("p-tuning", {"tokens": 3, "width": 5}),
+    "p-tuning-mlp": ("p-tuning", {"tokens": 3, "encoder": "mlp", "offset": False}),
+    "bitfit": ("bitfit", {}),
+    "ia3": ("ia3", {}),
+    "full": ("full", {}),
+}
+
+_NO_PREFIX = ("distilbert", "mpnet", "deberta-v2", "modernbert")
+_NO_BIASES = ("llama", "mistral", "qwen3", "t5", "modernbert")
+UNSUPPORTED = {
+    *((kind, family) for kind in ("prefix", "prefix-direct") for family in _NO_PREFIX),
+    *(("bitfit", family) for family in _NO_BIASES),
+}
+PAIRS = [(kind, family) for kind in KINDS for family in FAMILIES if (kind, family) not in UNSUPPORTED]
+
+LENGTHS = (7, 3, 6, 4)
+DECODER_LENGTH = 3
+
+
+class RootMeanSquare(torch.nn.Module):
+    """The families' RMS norm without their detour through float32, for tests in float64."""
+
+    def __init__(self, weight, eps):
+        super().__init__()
+        self.weight, self.eps = weight, eps
+
+    def forward(self, x):
+        return self.weight * x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.eps)
+
+
+def _rotated(q, k, cos, sin, unsqueeze_dim=1):
+    """ModernBERT's rotary positions in the precision of what is rotated; the library goes through float32."""
+    cos, sin = cos.unsqueeze(unsqueeze_dim), sin.unsqueeze(unsqueeze_dim)
+
+    def rotated(x):
+        first, second = x.chunk(2, -1)
+        return x * cos + torch.cat([-second, first], -1) * sin
+
+    return rotated(q), rotated(k)
+
+
+modeling_modernbert.apply_rotary_pos_emb = _rotated
+
+
+def _to_double(model) -> None:
+    model.double()
+    for module in list(model.modules()):
+        for name, child in list(module.named_children()):
+            if type(child).__name__.endswith(("RMSNorm", "T5LayerNorm")):
+                setattr(module, name, RootMeanSquare(child.weight, child.variance_epsilon))
+
+
+@cache
+def _model(family: str) -> torch.nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(11)
+        model = AutoModel.from_config(CONFIGS[family](), attn_implementation="eager")
+        unsettle(model, family)
+    return model.eval()
+
+
+def make_model(family: str) -> torch.nn.Module:
+    """A fresh copy of the family's tiny model, always with the same weights."""
+    return copy.deepcopy(_model(family))
+
+
+def make_backbone(family: str, *, double: bool = False, **options) -> Backbone:
+    """A backbone of its own over the family's tiny model."""
+    tokenizer = TOKENIZERS["bert"].tokenizer()
+    backbone = Backbone(make_model(family), tokenizer, **options)
+    if double:
+        _to_double(backbone.base)
+        if family not in ("mpnet", "deberta-v2"):
+            backbone.base.set_attn_implementation(
+                "sdpa"
+            )  # plain attention takes its softmax in float32 in some families
+    return backbone
+
+
+@cache
+def shared_backbone(family: str, double: bool = False) -> Backbone:
+    """One backbone per family for all tests that leave it alone."""
+    return make_backbone(family, double=double)
+
+
+def make_tuner(kind: str):
+    """The kind's tuner."""
+    name, options = KINDS[kind]
+    return TUNERS[name](TUNERS[name].Options(**options))
+
+
+def first_part(tuner, backbone: Backbone, seed: int = 1):
+    """A part as it starts, in the backbone's dtype."""
+    tensors = tuner.init(backbone, [], torch.Generator().manual_seed(seed))
+    dtype = backbone.word_embeddings.dtype
+    return {name: tensor.to(backbone.device, dtype) for name, tensor in tensors.items()}
+
+
+def random_part(tuner, backbone: Backbone, seed: int = 1, spread: float = 0.2):
+    """A part with every tensor moved away from where it starts (adapters start without any effect)."""
+    draws = torch.Generator().manual_seed(100 + seed)
+    return {
+        name: tensor + spread * torch.randn(tensor.shape, generator=draws, dtype=torch.float64).to(tensor)
+        for name, tensor in first_part(tuner, backbone, seed).items()
+    }
+
+
+def batch(family: str, side: str = "right", lengths=LENGTHS, seed: int = 3):
+    """A padded batch of random tokens, with segments for BERT and decoder tokens for T5."""
+    draws = torch.Generator().manual_seed(seed)
+    longest = max(lengths)
+    pad = 1 if family in ("roberta", "mpnet") else 0
+    inputs = {
+        "input_ids": torch.full((len(lengths), longest), pad),
+        "attention_mask": torch.zeros(len(lengths), longest, dtype=torch.int64),
+    }
+    if family == "bert":
+        inputs["token_type_ids"] = torch.zeros(len(lengths), longest, dtype=torch.int64)
+    for row, length in enumerate(lengths):
+        ids = torch.randint(5, VOCABULARY, (length,), generator=draws)
+        where = slice(0, length) if side == "right" else slice(longest - length, longest)
+        inputs["input_ids"][row, where] = ids
+        inputs["attention_mask"][row, where] = 1
+        if family == "bert":
+            inputs["token_type_ids"][row, where] = (torch.arange(length) >= 2).long()
+    if family == "t5":
+        decoder = torch.randint(5, VOCABULARY, (len(lengths), DECODER_LENGTH), generator=draws)
+        inputs["decoder_input_ids"] = decoder
+    return inputs
+
+
+def row_of(inputs, row: int):
+    """One row of a batch without its padding."""
+    real = inputs["attention_mask"][row] == 1
+    return {
+        name: tensor[row : row + 1] if name.startswith("decoder_") else tensor[row : row + 1, real]
+        for name, tensor in inputs.items()
+    }
+
+
+def real_states(states, inputs):
+    """The states of real tokens, row by row: a list of (tokens, hidden)."""
+    if "decoder_input_ids" in inputs:
+        return list(states)
+    return [states[row][inputs["attention_mask"][row] == 1] for row in range(len(states))]
+
+
+def run(backbone: Backbone, inputs, *acting):
+    """States of a batch; `acting` are pairs of a tuner and its mix, a list of (tensors, weight)."""
+    plan = Plan()
+    for tuner, mix in acting:
+        present = [Weighted(tensors, weight) for tensors, weight in mix]
+        tuner.act(backbone, present, plan)
+    inputs = {name: tensor.to(backbone.device) for name, tensor in inputs.items()}
+    return backbone.encode(inputs, plan)
+
+
+def trainable(part):
+    """The part's tensors as leaves that want gradients."""
+    return {name: tensor.detach().clone().requires_grad_() for name, tensor in part.items()}

@@ -1,0 +1,488 @@
+"""`cohort=K`: silos that train together end with what they end with one by one; for every method and tuner that can."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from silotune.communication.messages import Expected
+from silotune.core.tensors import digest, flatten
+from silotune.data.batching import CALL_COST, epoch, make_batch
+from silotune.data.cohort_batches import as_cut, cut_jointly
+from silotune.errors import Diverged, InputError
+from silotune.methods import METHODS as CLASSES
+from silotune.methods.parts import Scope
+from silotune.runs.build.builder import build
+from silotune.runs.build.resolve import read_config
+from silotune.runs.engines.in_process import InProcess
+from silotune.runs.run import run
+from silotune.runs.storage.run_folder import RunFolder
+from silotune.training.cohort import ON_A_CPU, ON_A_GPU
+from silotune.training.context import LocalTraining
+from tests.support.method_cases import assert_as_if_never_interrupted, logged, tapped
+from tests.support.numeric_rig import doubled, parts_in_double
+from tests.support.tiny import ATTENTION_HEADS, METHODS, ONE_TASK, UNPARTITIONED, tiny_overrides, write_data
+
+UNLIKE = {"alpha": 10, "beta": 21, "gamma": 14}
+"""Rows: 2, 3 and 2 steps of 8 rows, the last ones ragged; two or three labels."""
+ALIKE = {"east": 10, "north": 21, "west": 14}
+
+CANNOT = {name for name in METHODS if CLASSES[name].defaults.get("tuner") in ("full", "prompt")}
+CAN = [name for name in METHODS if name not in CANNOT and not CLASSES[name].centralised]
+FAST = ["fedavg", "moon", "fedrep", "fedmcp", "feddpa-t"]
+
+TUNERS = {
+    "lora": ("tuner=lora",),
+    "lora, all sites": (
+        "tuner=lora",
+        "tuner.sites=query,key,value,attention_output,feedforward_input,feedforward_output",
+    ),
+    "lora with dropout": ("tuner=lora", "tuner.dropout=0.3"),
+    "bottleneck behind the feed-forward": ("tuner=bottleneck", "tuner.sites=pfeiffer"),
+    "ia3": ("tuner=ia3",),
+    "bitfit": ("tuner=bitfit", "train.optimizer=sgd"),  # a key's bias has no gradient; Adam makes steps of rounding
+}
+
+
+@pytest.fixture(scope="module")
+def silos_folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("cohort")
+    for task, rows in UNLIKE.items():
+        write_data(folder / "unlike", [task], {"train": rows, "validation": 9, "test": 9})
+    (folder / "alike").mkdir()
+    for seed, (silo, rows) in enumerate(ALIKE.items()):
+        written = write_data(folder / f"seed{seed}", ["alpha"], {"train": rows, "validation": 9, "test": 9}, seed)
+        (written / "alpha").rename(folder / "alike" / silo)
+    return folder
+
+
+@pytest.fixture
+def words(silos_folder, backbone_folder):
+    def make(method, *overrides):
+        one_task = method in ONE_TASK
+        rows, data = (ALIKE, "alike") if one_task else (UNLIKE, "unlike")
+        task = ["data.task=alpha", *UNPARTITIONED, "server.labels_per_class=4", "head=linear"] if one_task else []
+        own = tiny_overrides(method, backbone_folder("bert"), silos_folder / data)
+        return [*own, f"data.tasks=[{','.join(rows)}]", *task, *overrides]
+
+    return make
+
+
+@pytest.fixture
+def federation_of(words, monkeypatch):
+    """Federations whose parts, messages and backbone are in double precision."""
+    parts_in_double(monkeypatch)
+    monkeypatch.setattr(Expected, "dtype", lambda *_: torch.float64)
+    return lambda method, *overrides: doubled(build(read_config("demo", words(method, *overrides))))
+
+
+def assert_close(found, expected, tolerance=1e-10):
+    """Every tensor, relative to its part's largest number."""
+    assert found.keys() == expected.keys()
+    largest = {}
+    for name, tensor in expected.items():
+        part = name.rpartition("/")[0]
+        largest[part] = max(largest.get(part, 0.0), float(tensor.double().abs().max()))
+    for name, tensor in expected.items():
+        bound = tolerance * largest[name.rpartition("/")[0]]
+        assert float((found[name] - tensor).double().abs().max()) <= bound, name
+
+
+def assert_same_round(found, expected):
+    assert_close(flatten(found.state), flatten(expected.state))
+    assert_close(found.memory, expected.memory)
+    clock = {"seconds", "padded_tokens"}
+    assert found.metrics.keys() == expected.metrics.keys()
+    for name in found.metrics.keys() - clock:
+        assert found.metrics[name] == pytest.approx(expected.metrics[name], rel=1e-10, abs=1e-12), name
+    assert found.note == expected.note
+
+
+def moved(results, start):
+    """How far the parts went, at most: else equality would say nothing."""
+    return max(
+        float((tensor - start[part][name]).abs().max())
+        for result in results
+        for part, tensors in result.state.items()
+        if part in start
+        for name, tensor in tensors.items()
+    )
+
+
+def aside(shared, seed):
+    """Shared parts that are not those a silo began with."""
+    draws = torch.Generator().manual_seed(seed)
+    return {
+        part: {
+            name: tensor + 0.1 * torch.randn(tensor.shape, generator=draws, dtype=torch.float64)
+            for name, tensor in tensors.items()
+        }
+        for part, tensors in shared.items()
+    }
+
+
+def compare_rounds(make, numbers=(1, 2)):
+    """Two rounds, in the second of which silos have memories; every silo's parts, memory, losses and counts."""
+    serial, cohort = make("cohort=1"), make("cohort=3")
+    for number in numbers:
+        shared = aside(serial.coordinator.shared, number)
+        silos = sorted(serial.silos)
+        expected = [serial.training.round(serial.silos[name], shared, number) for name in silos]
+        found = cohort.training.rounds([cohort.silos[name] for name in silos], shared, number)
+        for one, other in zip(found, expected, strict=True):
+            assert_same_round(one, other)
+        for federation, results in ((serial, expected), (cohort, expected)):  # both go on from the same
+            for name, result in zip(silos, results, strict=True):
+                federation.participant()._keep(federation.silos[name], result)
+    return expected, shared, silos, serial, cohort
+
+
+@pytest.mark.parametrize("method", CAN)
+def test_a_round_is_the_serial_one(method, federation_of):
+    expected, shared, silos, serial, cohort = compare_rounds(lambda *more: federation_of(method, *more))
+    assert [result.metrics["steps"] % 10 for result in expected] != [expected[0].metrics["steps"] % 10] * 3
+    if any(shared.values()):
+        assert moved(expected, shared) > 1e-3
+    for name, one, other in zip(
+        silos,
+        cohort.training.finals([cohort.silos[name] for name in silos], shared, 2),
+        [serial.training.final(serial.silos[name], shared, 2) for name in silos],
+        strict=True,
+    ):
+        assert name
+        assert_same_round(one, other)
+
+
+@pytest.mark.parametrize("tuner", TUNERS)
+@pytest.mark.parametrize("method", ["fedmcp", "feddpa-t"])
+def test_with_every_tuner(method, tuner, federation_of):
+    options = ("method.adapters=1",) if method == "fedavg" else ()
+    compare_rounds(lambda *more: federation_of(method, *TUNERS[tuner], *options, *more), numbers=(1,))
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        ("cache=frozen-prefix", "tuner.sites=encoder.layer.1.attention.output.dense,encoder.layer.1.output.dense"),
+        ("train.optimizer=adafactor",),
+        ("train.steps=5",),
+        ("train.epochs=2", "train.batch_size=3"),
+        ("head=linear", "head.pooling=mean"),
+    ],
+)
+def test_with_other_options(more, federation_of):
+    compare_rounds(lambda *words: federation_of("fedmcp", *more, *words), numbers=(1,))
+
+
+@pytest.mark.parametrize("family", ["roberta", "distilbert", "mpnet"])
+def test_on_other_families(family, federation_of, backbone_folder):
+    compare_rounds(lambda *words: federation_of("fedmcp", f"backbone={backbone_folder(family)}", *words), numbers=(1,))
+
+
+def test_a_silo_without_a_memory_beside_silos_that_have_one(federation_of):
+    """MOON's previous and received are one view in the new silo alone; FedFAME's new silo passes its phase over."""
+    for method, new in (("moon", "beta"), ("fedfame", "north")):
+        serial, cohort = federation_of(method, "cohort=1"), federation_of(method, "cohort=3")
+        shared, silos = serial.coordinator.shared, sorted(serial.silos)
+        for name in silos:
+            if name != new:
+                result = serial.training.round(serial.silos[name], shared, 1)
+                for federation in (serial, cohort):
+                    federation.participant()._keep(federation.silos[name], result)
+        shared = aside(shared, 2)
+        expected = [serial.training.round(serial.silos[name], shared, 2) for name in silos]
+        found = cohort.training.rounds([cohort.silos[name] for name in silos], shared, 2)
+        for one, other in zip(found, expected, strict=True):
+            assert_same_round(one, other)
+        assert any(result.note for result in found) == (method == "fedfame")
+
+
+def two_rounds(federation, out):
+    engine = InProcess(federation, RunFolder.create(out, "", "", False))
+    engine.run()
+    silos = {
+        f"{name}/{key}": tensor for name, silo in federation.silos.items() for key, tensor in silo.state.flat().items()
+    }
+    return federation.coordinator.flat() | silos, engine.history
+
+
+def compare_runs(method, federation_of, folder):
+    states, history = zip(
+        *(two_rounds(federation_of(method, f"cohort={size}"), folder / str(size)) for size in (1, 2)), strict=True
+    )
+    assert_close(states[1], states[0])
+    assert history[1].best_round == history[0].best_round
+    assert history[1].validation == pytest.approx(history[0].validation)
+    assert (history[1].bytes_up, history[1].bytes_down) == (history[0].bytes_up, history[0].bytes_down)
+    for kind in ("silo", "final"):
+        found, expected = (
+            {(event["round"], event["silo"]): event for event in logged(folder / str(size), kind)} for size in (2, 1)
+        )
+        assert found.keys() == expected.keys()
+        for key, event in expected.items():
+            assert found[key].keys() == event.keys()
+            for name in event.keys() - {"event", "silo", "note", "seconds", "padded_tokens"}:
+                assert found[key][name] == pytest.approx(event[name], rel=1e-10, abs=1e-12), (key, name)
+            assert found[key].get("note") == event.get("note")
+
+
+@pytest.mark.parametrize("method", FAST)
+def test_a_run_is_the_serial_one(method, federation_of, tmp_path):
+    """Two rounds with aggregation, checkpoints and scores; cohorts of two and one silo."""
+    compare_runs(method, federation_of, tmp_path)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("method", [name for name in CAN if name not in FAST])
+def test_a_run_is_the_serial_one_with_every_method(method, federation_of, tmp_path):
+    compare_runs(method, federation_of, tmp_path)
+
+
+def test_one_silo_at_a_time_keeps_its_bits(words, tmp_path):
+    """`cohort=1` is the default, and what `auto` falls back to; the whole run, to the bit."""
+    for tuner, one in (("bottleneck", "1"), ("prompt", "auto")):
+        digests = [
+            run(read_config("demo", words("fedmcp", f"tuner={tuner}", *more)), out=tmp_path / f"{tuner}{number}")
+            for number, more in enumerate(((), (f"cohort={one}",)))
+        ]
+        assert len({outcome.summary["state_sha256"] for outcome in digests}) == 1
+
+
+def test_a_cohort_of_one_is_the_plain_path(words):
+    federation = build(read_config("demo", words("fedmcp")))
+    silo, shared = federation.silos["gamma"], federation.coordinator.shared
+    states = [
+        federation.training.round(silo, shared, 1).state,
+        federation.training.rounds([silo], shared, 1)[0].state,
+    ]
+    assert digest(flatten(states[0])) == digest(flatten(states[1]))
+
+
+class Interruption(Exception):
+    """Ends a run in the middle."""
+
+
+@pytest.mark.parametrize("method", ["fedmcp", "fedlora"])
+def test_resumed_in_the_middle_with_the_same_bits(method, words, tmp_path):
+    config = read_config("demo", words(method, "cohort=2", "rounds=3"))
+    whole = run(config, out=tmp_path / "whole")
+    calls = []
+    run(config, out=tmp_path / "counted", progress=lambda *call: calls.append(call))
+    for at in range(1, len(calls), 2):
+        left = [at]
+
+        def progress(*_, left=left):
+            left[0] -= 1
+            if left[0] < 0:
+                raise Interruption
+
+        with pytest.raises(Interruption):
+            run(config, out=tmp_path / str(at), progress=progress)
+        assert_as_if_never_interrupted(run(config, out=tmp_path / str(at), resume=True), whole)
+
+
+@pytest.mark.parametrize("method", ["fedmcp", "moon", "ditto"])
+def test_messages_hold_the_shared_parts_and_nothing_else(method, words, tmp_path):
+    """As they are when the silo's round ends, one message a silo and round."""
+    from safetensors.torch import load
+
+    results = {}
+    rounds = LocalTraining.rounds
+
+    def recorded(self, silos, shared, number):
+        found = rounds(self, silos, shared, number)
+        results.update({(number, silo.name): result for silo, result in zip(silos, found, strict=True)})
+        return found
+
+    with tapped() as wire, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LocalTraining, "rounds", recorded)
+        outcome = run(read_config("demo", words(method, "cohort=3")), out=tmp_path / "run")
+    parts = outcome.federation.training.parts
+    assert len(wire.up) == len(results) == 6
+    for number, silo, message in wire.up:
+        state = results[number, silo].state
+        expected = flatten({name: state[name] for name, part in parts.items() if part.scope is Scope.SHARED})
+        found = load(message)
+        assert found.keys() == expected.keys()
+        assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+
+
+def test_the_order_of_silos_and_who_else_trains_changes_nothing_but_rounding(federation_of):
+    federation = federation_of("fedmcp", "cohort=3")
+    shared, silos = federation.coordinator.shared, federation.silos
+    first = federation.training.rounds([silos[name] for name in ("alpha", "beta", "gamma")], shared, 1)
+    second = federation.training.rounds([silos[name] for name in ("gamma", "alpha")], shared, 1)
+    assert_same_round(second[0], first[2])
+    assert_same_round(second[1], first[0])
+
+
+def test_dropout_is_drawn_from_each_silos_own_stream(federation_of):
+    """Equal to the serial loop above; here: not the same for all, and without it something else."""
+    options = ("tuner=lora", "head.pooling=mean", "cohort=3")
+    with_it, without = (
+        federation_of("fedavg", *options, f"tuner.dropout={rate}", "method.adapters=1") for rate in (0.3, 0)
+    )
+    found = [
+        federation.training.rounds(list(federation.silos.values()), federation.coordinator.shared, 1)
+        for federation in (with_it, without)
+    ]
+    for one, other in zip(*found, strict=True):
+        assert digest(flatten(one.state)) != digest(flatten(other.state))
+
+
+def test_dropout_where_silos_are_cut_into_unlike_numbers_of_micro_batches(federation_of, monkeypatch):
+    """A joint micro-batch of one silo's rows alone draws from that silo's stream as well."""
+    monkeypatch.setattr("silotune.data.batching.CALL_COST", 1)
+    options = ("tuner=lora", "head.pooling=mean", "tuner.dropout=0.3", "method.adapters=1")
+    together, serial = (federation_of("fedavg", *options, f"cohort={number}") for number in (2, 1))
+    names = ("beta", "gamma")  # in their first batches one has two lengths, the other one
+    found = together.training.rounds([together.silos[name] for name in names], together.coordinator.shared, 1)
+    for name, one in zip(names, found, strict=True):
+        assert_same_round(one, serial.training.round(serial.silos[name], serial.coordinator.shared, 1))
+
+
+def test_who_diverges_is_named(words):
+    federation = build(read_config("demo", words("fedavg", "cohort=3", "train.lr=1e30", "train.optimizer=sgd")))
+    silos = [federation.silos[name] for name in sorted(federation.silos)]
+    with pytest.raises(Diverged, match=r"silo '(alpha|beta|gamma)', round 1"):
+        federation.training.rounds(silos, federation.coordinator.shared, 1)
+
+
+# -- cutting ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def batches(words):
+    """One uncut batch of each silo."""
+    federation = build(read_config("demo", words("fedavg")))
+    rows = [next(iter(silo.train.values())) for silo in federation.silos.values()]
+    return [next(epoch({own.task.name: own}, 8, 0, 1, own.task.name, call_cost=None)) for own in rows]
+
+
+@pytest.mark.parametrize("cost", [0, CALL_COST, 2**14])
+def test_every_row_is_in_one_piece_with_its_tokens(batches, cost):
+    joints = cut_jointly(batches, 0, cost)
+    seen = [[] for _ in batches]
+    for joint in joints:
+        assert [piece.member for piece in joint.pieces] == sorted({piece.member for piece in joint.pieces})
+        assert joint.text()["input_ids"].shape == (sum(joint.sizes), joint.width)
+        for piece in joint.pieces:
+            batch = batches[piece.member]
+            for row, ids, mask in zip(
+                batch.rows[piece.rows].tolist(),
+                piece.inputs["input_ids"].tolist(),
+                piece.inputs["attention_mask"].tolist(),
+                strict=True,
+            ):
+                own = batch.source.ids[row]
+                assert ids == own + [0] * (joint.width - len(own))
+                assert mask == [1] * len(own) + [0] * (joint.width - len(own))
+                assert piece.width >= len(own)
+                seen[piece.member].append(row)
+    assert seen == [batch.rows.tolist() for batch in batches]
+    assert len(joints) == 1 or cost < 2**14
+
+
+def test_cut_where_it_costs_least(batches):
+    """Against all ways to cut the sorted widths of all rows, tried one by one."""
+    from itertools import combinations, pairwise
+
+    for cost in (0, 5, CALL_COST):
+        found = sum(sum(joint.sizes) * joint.width + cost for joint in cut_jointly(batches, 0, cost))
+        longest = max(batch.source.longest for batch in batches)
+        lengths = sorted(
+            min(-(-len(batch.source.ids[row]) // 8) * 8, batch.source.longest)
+            for batch in batches
+            for row in batch.rows.tolist()
+        )
+        assert lengths[-1] <= longest
+        best = min(
+            sum((end - start) * lengths[end - 1] + cost for start, end in pairwise((0, *places, len(lengths))))
+            for number in range(4)
+            for places in combinations(range(1, len(lengths)), number)
+        )
+        assert found <= best
+
+
+def test_own_micro_batches_beside_one_another(batches):
+    cut = [make_batch(batch.source, batch.rows.tolist(), 0, 8) for batch in batches]
+    joints = as_cut(cut, 0)
+    assert len(joints) == max(len(batch.micro) for batch in cut)
+    for place, joint in enumerate(joints):
+        for piece in joint.pieces:
+            own = cut[piece.member].micro[place]
+            assert piece.width == own["input_ids"].shape[1]
+            for name, tensor in own.items():
+                assert torch.equal(piece.inputs[name][:, : piece.width], tensor)
+                assert not piece.inputs[name][:, piece.width :].any()
+
+
+# -- what can be asked for --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tuner", ["prompt", "prefix", "p-tuning", "full"])
+def test_refused_where_silos_cannot_share_a_forward(tuner, words):
+    config = read_config("demo", words("fedavg", f"tuner={tuner}", "cohort=4"))
+    with pytest.raises(InputError, match=rf"^cohort=4: .*tuner={tuner} on bert .*allowed: cohort=1 or auto$"):
+        build(config)
+
+
+def test_auto_says_why_silos_train_one_by_one(words, tmp_path):
+    config = read_config("demo", words("fedavg", "tuner=prompt", "cohort=auto", "rounds=1"))
+    for resume in (False, True):
+        outcome = run(config, out=tmp_path / "run", resume=resume)
+        (event,) = logged(tmp_path / "run", "cohort")
+        assert event["size"] == outcome.summary["cohort"] == 1
+        assert "tuner=prompt" in event["reason"]
+
+
+@pytest.mark.parametrize(("device", "most"), [("cpu", ON_A_CPU), ("cuda", ON_A_GPU)])
+def test_auto_is_what_pays_where_memory_has_room(device, most, words, monkeypatch):
+    from silotune.training import cohort
+
+    federation = build(read_config("demo", words("fedmcp")))
+    monkeypatch.setattr(federation.backbone, "device", torch.device(device))
+    # 8 rows of 32 tokens, three trained views, two blocks: 40 float32 numbers for each of 32 in width, and three for
+    # each of the heads and of 32 tokens
+    of_a_silo = 8 * 32 * 3 * 2 * (32 * 40 + 3 * ATTENTION_HEADS * 32) * 4
+    for memory, size in ((2 * most * of_a_silo, most), (2 * 7 * of_a_silo, 7), (of_a_silo, 1), (2**40, most)):
+        monkeypatch.setattr(cohort, "memory_of", lambda _, memory=memory: memory)
+        found = cohort.choose("auto", federation.training)
+        assert found.size == size
+        assert ("memory" in found.reason) == (size < most)
+    assert cohort.choose(5, federation.training) == cohort.Cohort(5)
+
+
+def test_a_containers_memory_is_its_share_of_the_machines(tmp_path, monkeypatch):
+    from silotune.training import cohort
+
+    limit = tmp_path / "memory.max"
+    monkeypatch.setattr(cohort, "_LIMIT", limit)
+    machine = cohort.memory_of(torch.device("cpu"))
+    for text, expected in (("1048576\n", 2**20), ("max\n", machine), (f"{2**60}\n", machine)):
+        limit.write_text(text)
+        assert cohort.memory_of(torch.device("cpu")) == expected
+
+
+@pytest.mark.parametrize("given", ["0", "-3", "many", "1.5", "true", "[2]", ""])
+def test_refused_values(given, words):
+    with pytest.raises(InputError, match=r"^cohort: must be a number"):
+        read_config("demo", words("fedavg", f"cohort={given}"))
+
+
+def test_written_down(words, tmp_path):
+    outcome = run(read_config("demo", words("fedavg", "cohort=2", "rounds=1")), out=tmp_path / "run")
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["cohort"] == 2
+    assert "cohort: 2" in (tmp_path / "run" / "config.yaml").read_text()
+    assert outcome.summary["cohort"] == 2
+
+
+def test_not_between_machines(words):
+    from silotune.distributed.protocol.agreement import check_federated
+
+    with pytest.raises(InputError, match=r"^cohort=2: every silo trains on its own machine"):
+        check_federated(read_config("demo", words("fedavg", "cohort=2")))
+    for allowed in ("1", "auto"):
+        check_federated(read_config("demo", words("fedavg", f"cohort={allowed}")))
