@@ -18,8 +18,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.alternating import alternate, ratio
 from silotune.data.batching import Batch
-from silotune.data.cohort_batches import Joint
-from silotune.models.forward.mixing import Ingredient
+from silotune.data.cohort_batches import CohortMicroBatch
+from silotune.models.forward.mixing import MixEntry
 from silotune.models.forward.views import View
 from silotune.runs.build.builder import build
 from silotune.runs.build.resolve import read_config
@@ -83,8 +83,8 @@ def _one_by_one(federation: Federation) -> None:
 
     def apart(
         batches: Sequence[Batch],
-        joints: Sequence[Joint],
-        mixes: Sequence[Mapping[str, Sequence[Ingredient]]],
+        joints: Sequence[CohortMicroBatch],
+        mixes: Sequence[Mapping[str, Sequence[MixEntry]]],
         *more: Any,
     ) -> list[dict[str, View]]:
         found: list[dict[str, View]] = [{} for _ in mixes]

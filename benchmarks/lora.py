@@ -16,7 +16,7 @@ import torch
 from silotune.core.randomness import generator
 from silotune.models.backbone.backbone import Backbone
 from silotune.models.backbone.loading import load_backbone
-from silotune.models.forward.mixing import Ingredient, make_plan
+from silotune.models.forward.mixing import MixEntry, make_plan
 from silotune.models.tuners.lora import LoRA, LoRAOptions
 
 ROUNDS = 25
@@ -57,7 +57,7 @@ def _ours(backbone: Backbone, inputs: dict[str, torch.Tensor], parts: int) -> Ca
         {name: tensor.requires_grad_() for name, tensor in tuner.init(backbone, [], generator(1, "lora", part)).items()}
         for part in range(parts)
     ]
-    mix = [Ingredient(tuner, state, 1 / parts) for state in states]
+    mix = [MixEntry(tuner, state, 1 / parts) for state in states]
 
     def step() -> None:
         backbone.encode(inputs, make_plan(backbone, mix)).mean().backward()

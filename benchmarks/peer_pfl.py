@@ -36,7 +36,7 @@ def main(path: str, precision: str, threads: int) -> None:
     from pfl.data.federated_dataset import FederatedDataset
     from pfl.data.pytorch import PyTorchDataDataset
     from pfl.hyperparam import NNTrainHyperParams
-    from pfl.metrics import Weighted
+    from pfl.metrics import WeightedTensors
     from pfl.model.pytorch import PyTorchModel
     from transformers import AutoModelForSequenceClassification, AutoTokenizer, DataCollatorWithPadding
 
@@ -72,7 +72,7 @@ def main(path: str, precision: str, threads: int) -> None:
 
     def metrics(self: Any, *batch: Any, eval: bool = False) -> dict[str, Any]:
         with torch.no_grad():
-            return {"loss": Weighted.from_unweighted(float(loss(self, *batch, eval=eval)))}
+            return {"loss": WeightedTensors.from_unweighted(float(loss(self, *batch, eval=eval)))}
 
     network.loss = types.MethodType(loss, network)
     network.metrics = types.MethodType(metrics, network)

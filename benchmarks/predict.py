@@ -1,4 +1,4 @@
-"""Personalised prediction and generation: batched against row by row, and dynamic weighting against none.
+"""Personalized prediction and generation: batched against row by row, and dynamic weighting against none.
 
 Classification: FedDPA-F with LoRA (r = 8) on MiniLM over the demo's test rows; every text has a mix of its own, and
 goes through in batches of 64 (`batched`) or alone (`single`). `fixed` is the same model with one mix for all texts.
@@ -22,7 +22,7 @@ from benchmarks.alternating import alternate, ratio
 from silotune.core.randomness import generator
 from silotune.core.tensors import State
 from silotune.data.tasks import Row, SiloData, Splits, Task
-from silotune.data.tokenized import TokenisedRows
+from silotune.data.tokenized import TokenizedRows
 from silotune.evaluation import predict
 from silotune.evaluation.scores import state_of
 from silotune.models.backbone.backbone import Backbone
@@ -59,9 +59,9 @@ def measure(repeats: int, rows: int, threads: int, precision: str) -> dict[str, 
     return found | ratio(times["single"], times["batched"])
 
 
-Judged = tuple[LocalTraining, LocalTraining, State, TokenisedRows]
+Judged = tuple[LocalTraining, LocalTraining, State, TokenizedRows]
 """Weights for each text, one weight for all, a silo's model, and texts for it."""
-Predict = Callable[[LocalTraining, State, TokenisedRows], object]
+Predict = Callable[[LocalTraining, State, TokenizedRows], object]
 
 
 def _classification(
@@ -125,7 +125,7 @@ def _ways(judged: Sequence[Judged], run: Predict) -> dict[str, Callable[[], obje
     return {"batched": batched, "single": single, "fixed": without}
 
 
-def _chosen(rows: TokenisedRows, chosen: Sequence[int]) -> TokenisedRows:
+def _chosen(rows: TokenizedRows, chosen: Sequence[int]) -> TokenizedRows:
     """Some of the rows."""
     places = [row for row in chosen if row < len(rows)]
 
@@ -133,7 +133,7 @@ def _chosen(rows: TokenisedRows, chosen: Sequence[int]) -> TokenisedRows:
         return None if found is None else [found[row] for row in places]
 
     lists: dict[str, Any] = {name: of(getattr(rows, name)) for name in ("types", "reads", "targets", "answers")}
-    return TokenisedRows(rows.task, [rows.ids[row] for row in places], labels=rows.labels[places], **lists)
+    return TokenizedRows(rows.task, [rows.ids[row] for row in places], labels=rows.labels[places], **lists)
 
 
 def _moved(state: dict[str, dict[str, Tensor]]) -> dict[str, dict[str, Tensor]]:

@@ -101,7 +101,7 @@ class Pretraining:
         self.precision = resolve_precision("auto")
         self.tokenizer = make_tokenizer(seed, shape)
         self.model = make_model(seed, shape, self.tokenizer).to("cuda" if torch.cuda.is_available() else "cpu").train()
-        self.optimiser = torch.optim.AdamW(self.model.parameters(), lr=RATE, betas=BETAS, weight_decay=DECAY)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=RATE, betas=BETAS, weight_decay=DECAY)
         self.progress = Progress()
         if steps is not None:
             self.progress.falls_from = max(steps - max(steps // 5, 1), 0)
@@ -134,15 +134,15 @@ class Pretraining:
             rows += [row for row in more if len(row.ids) <= shape.positions]
             tokens = sum(len(row.ids) for row in rows)
         total = sum(sum(row.weights[1:]) for row in rows)
-        self.optimiser.param_groups[0]["lr"] = progress.rate()
+        self.optimizer.param_groups[0]["lr"] = progress.rate()
         loss = 0.0
         for group in pieces(rows, shape.at_once):
             summed, _ = weighted_loss(self.model, group, self.precision)
             (summed / total).backward()
             loss += float(summed.detach()) / total
         nn.utils.clip_grad_norm_(self.model.parameters(), CLIP)
-        self.optimiser.step()
-        self.optimiser.zero_grad(set_to_none=True)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
         progress.step, progress.tokens = progress.step + 1, progress.tokens + tokens
         return loss
 
@@ -150,7 +150,7 @@ class Pretraining:
         tensors: dict[str, Tensor] = {}
         for name, parameter in self.model.named_parameters():
             tensors[f"model/{name}"] = parameter.detach().cpu()
-            for key, value in self.optimiser.state[parameter].items():
+            for key, value in self.optimizer.state[parameter].items():
                 tensors[f"{key}/{name}"] = value.detach().cpu()
         self._state.parent.mkdir(parents=True, exist_ok=True)
         temporary = self._state.with_suffix(".tmp")
@@ -175,7 +175,7 @@ class Pretraining:
                     keys = ("step", "exp_avg", "exp_avg_sq")
                     found = {key: file.get_tensor(f"{key}/{name}") for key in keys}
                     moved = {key: found[key].to(parameter.device) for key in keys[1:]}
-                    self.optimiser.state[parameter] = {"step": found["step"], **moved}
+                    self.optimizer.state[parameter] = {"step": found["step"], **moved}
         self.tell(f"goes on after step {self.progress.step}")
 
     def finish(self) -> None:

@@ -1,7 +1,7 @@
 """The engine's time and memory as silos grow in number: 10, 100, 1,000 (with --large also 10,000, tiny model only).
 
 Ditto over LoRA (r = 8): every silo keeps a private adapter and two private heads, and sends a shared adapter. Every
-silo holds `ROWS` short rows and takes one optimiser step per phase, so that the engine is measured and not training; it
+silo holds `ROWS` short rows and takes one optimizer step per phase, so that the engine is measured and not training; it
 has no rows to be judged on. Each size runs in a process of its own, which first runs a small federation to warm up.
 
 - overhead: seconds of a run outside local training, per silo and round (messages both ways, their checks, aggregation,

@@ -201,7 +201,7 @@ def probes(folder: Path, seed: int, number: int = PROBES) -> dict[str, Any]:
 
     head = LanguageModelHead(generation=GenerationOptions(max_new_tokens=ANSWER))
     backbone = load_backbone(str(folder), precision="fp32", model_class="AutoModelForCausalLM")
-    tokenise = head.tokeniser(backbone, 1024)
+    tokenize = head.row_tokenizer(backbone, 1024)
     found: dict[str, Any] = {"loss": held_out_loss(backbone.model, backbone.tokenizer, seed)}
     for kind in PROBED:
         stream = rows_of(seed, "probes", kind, kept=True)
@@ -211,7 +211,7 @@ def probes(folder: Path, seed: int, number: int = PROBES) -> dict[str, Any]:
             if row.kind == kind:
                 rows.append(row)
         given = [Instruction((row.instruction, ""), 0, row.answer) for row in rows]
-        prompts = prompt_rows(tokenise(generation_task(kind, "rouge1", kind), given))
+        prompts = prompt_rows(tokenize(generation_task(kind, "rouge1", kind), given))
         written, answers = generate(backbone, prompts, [], head.generation), [row.answer for row in rows]
         found[kind] = {"exact": exact(written, answers), "rouge1": rouge1(written, answers)}
         options = [row.instruction.count("\n- ") + row.instruction.count("\n(") for row in rows]

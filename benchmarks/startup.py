@@ -1,6 +1,6 @@
 """From the command to the end of the first training step: `silotune run` as a user starts it, a process each time.
 
-The command runs as it is; the first optimiser step of the process notes the time and ends it. The first run, which may
+The command runs as it is; the first optimizer step of the process notes the time and ends it. The first run, which may
 have to fetch files from the disk, does not count. Parts: `import_torch` and `import_transformers` are what these two
 take of it, in processes of their own. The last key is the median in seconds.
 """
@@ -21,14 +21,14 @@ import os, sys, time
 from silotune import training
 make = training.make_optimiser
 def first(train, tensors):
-    optimiser = make(train, tensors)
-    step = optimiser.step
+    optimizer = make(train, tensors)
+    step = optimizer.step
     def stepped(*args, **kwargs):
         step(*args, **kwargs)
         os.write(int(os.environ["SILOTUNE_FIRST_STEP"]), str(time.monotonic()).encode())
         os._exit(0)
-    optimiser.step = stepped
-    return optimiser
+    optimizer.step = stepped
+    return optimizer
 training.make_optimiser = first
 from silotune.cli.main import main
 sys.argv = ["silotune", *sys.argv[1:]]

@@ -24,7 +24,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from benchmarks.alternating import alternate, ratio
 from silotune.cost.estimate import estimate
 from silotune.data.batching import epoch
-from silotune.data.tokenized import TokenisedRows
+from silotune.data.tokenized import TokenizedRows
 from silotune.models.backbone.loading import default_backbone
 from silotune.runs.build.builder import build
 from silotune.runs.build.resolve import read_config
@@ -123,7 +123,7 @@ def _bare(federation: Federation, silos: list[str]) -> float:
     for name in silos:
         rows = next(iter(federation.silos[name].train.values()))
         batches = [_padded(rows, b.rows.tolist()) for b in epoch({rows.task.name: rows}, BATCH, 0, 1, name)]
-        optimiser = torch.optim.Adam(trained, lr=1e-3)
+        optimizer = torch.optim.Adam(trained, lr=1e-3)
         started = time.perf_counter()
         for inputs, labels in batches:
             with torch.autocast("cpu", dtype=torch.bfloat16, enabled=precision == "bf16"):
@@ -131,9 +131,9 @@ def _bare(federation: Federation, silos: list[str]) -> float:
                 mask = inputs["attention_mask"].unsqueeze(-1)
                 logits = head((states * mask).sum(1) / mask.sum(1))
             loss = nn.functional.cross_entropy(logits.float(), labels)
-            optimiser.zero_grad()
+            optimizer.zero_grad()
             loss.backward()
-            optimiser.step()
+            optimizer.step()
         seconds += time.perf_counter() - started
     return seconds
 
@@ -148,7 +148,7 @@ def _bare_model() -> nn.Module:
     return model
 
 
-def _padded(rows: TokenisedRows, chosen: list[int]) -> tuple[dict[str, Tensor], Tensor]:
+def _padded(rows: TokenizedRows, chosen: list[int]) -> tuple[dict[str, Tensor], Tensor]:
     longest = max(len(rows.ids[row]) for row in chosen)
     ids = torch.tensor([rows.ids[row] + [0] * (longest - len(rows.ids[row])) for row in chosen])
     lengths = torch.tensor([len(rows.ids[row]) for row in chosen]).unsqueeze(1)

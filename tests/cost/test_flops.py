@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from silotune.cost import estimate
 from silotune.data.tasks import Task
-from silotune.data.tokenized import TokenisedRows
+from silotune.data.tokenized import TokenizedRows
 from silotune.training.federation import Federation
 from silotune.training.silo import Silo
 
@@ -144,7 +144,7 @@ def silo_of(tokens: int, rows: int) -> Silo:
     """A silo whose texts are all equally long, so that nothing is padded."""
     task = Task("task", ("no", "yes"))
     ids = torch.randint(5, 60, (rows, tokens), generator=torch.Generator().manual_seed(1)).tolist()
-    return Silo("s", {"task": TokenisedRows(task, ids, None, torch.arange(rows) % 2)}, {})
+    return Silo("s", {"task": TokenizedRows(task, ids, None, torch.arange(rows) % 2)}, {})
 
 
 @pytest.mark.parametrize(

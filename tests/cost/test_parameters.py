@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from silotune.cost import estimate
-from silotune.cost.paper_tables import LIMIT, Row, paper_rows, papers_table
+from silotune.cost.paper_tables import LIMIT, PaperRow, paper_rows, papers_table
 from tests.support.command_line import Silotune
 
 D, BLOCKS, FEED = 768, 12, 3072
@@ -113,7 +113,7 @@ VALUES: dict[tuple[str, str], float] = {  # the checklist's shares and sizes, an
 
 
 @pytest.fixture(scope="module")
-def rows() -> dict[tuple[str, str], Row]:
+def rows() -> dict[tuple[str, str], PaperRow]:
     return {(row.claim.where, row.claim.what): row for row in paper_rows()}
 
 
@@ -133,23 +133,23 @@ def test_arithmetic_by_hand_gives_the_numbers_known_from_the_papers() -> None:
     assert (BERT + MLP_HEAD, ROBERTA + MLP_HEAD) == (109_483_778, 124_647_170)
 
 
-def test_every_claim_is_asserted_exactly(rows: dict[tuple[str, str], Row]) -> None:
+def test_every_claim_is_asserted_exactly(rows: dict[tuple[str, str], PaperRow]) -> None:
     assert {key: row.parameters for key, row in rows.items()} == EXPECTED
 
 
 @pytest.mark.parametrize("key", VALUES, ids=lambda key: f"{key[0]} {key[1]}")
-def test_in_the_papers_unit(rows: dict[tuple[str, str], Row], key: tuple[str, str]) -> None:
+def test_in_the_papers_unit(rows: dict[tuple[str, str], PaperRow], key: tuple[str, str]) -> None:
     digits = len(f"{VALUES[key]}".partition(".")[2])
     assert round(rows[key].value, digits) == VALUES[key]
 
 
-def test_differences_above_one_percent_are_explained_and_others_are_not(rows: dict[tuple[str, str], Row]) -> None:
+def test_differences_above_one_percent_are_explained_and_others_are_not(rows: dict[tuple[str, str], PaperRow]) -> None:
     assert LIMIT == 1
     for row in rows.values():
         assert (abs(row.value / row.claim.printed - 1) > 0.01) == bool(row.explained), row.claim.what
 
 
-def test_fedmcp_trains_what_fedavg_trains_and_sends_exactly_half(rows: dict[tuple[str, str], Row]) -> None:
+def test_fedmcp_trains_what_fedavg_trains_and_sends_exactly_half(rows: dict[tuple[str, str], PaperRow]) -> None:
     fedmcp, fedavg = rows["Table I", "FedMCP, trained"].cost, rows["Table I", "FedAvg (PEFT), trained"].cost
     assert fedmcp.adapter_parameters == fedavg.adapter_parameters
     assert 2 * fedmcp.sent_parameters == fedavg.sent_parameters

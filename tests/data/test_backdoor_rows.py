@@ -177,7 +177,7 @@ def test_only_malicious_silos_train_on_poison_and_nobody_is_judged_on_it(method,
         poisoned[name] = len(rows) - len(before)
         assert rows.poisoned == poisoned[name]
         assert rows.own == own.rows == attacked.silos[name].rows
-        if not METHODS[method].centralised:
+        if not METHODS[method].centralized:
             assert rows.ids[: len(before)] == before.ids
             assert rows.labels[: len(before)].tolist() == before.labels.tolist()
             added = {-1} if METHODS[method].unlabelled else {1}
@@ -196,7 +196,7 @@ def test_only_malicious_silos_train_on_poison_and_nobody_is_judged_on_it(method,
         name: -(-sum(row.label == 0 for row in data[name].splits.train) // 2) * (name in attacked.malicious)
         for name in data
     }
-    if METHODS[method].centralised:
+    if METHODS[method].centralized:
         assert sum(poisoned.values()) == sum(expected.values()) > 0
     else:
         assert poisoned == expected

@@ -150,7 +150,7 @@ def test_another_way_keeps_what_means_something_to_it():
 
 
 REFUSED = {
-    ("partition=iid", "data.tasks=[alpha,beta]"): r"^partition: divides one labelled data set, found 2 \(alpha, beta\)",
+    ("partition=iid", "data.tasks=[alpha,beta]"): r"^partition: divides one labeled data set, found 2 \(alpha, beta\)",
     ("partition=iid", "partition.silos=62"): r"^partition\.min_rows: 62 silos of at least 1 rows need 62 rows",
     ("partition=column",): r"^partition: which column",
     ("partition=column", "partition.column=town"): r"train\.jsonl: no column 'town'; columns: domain, label, sentence1",

@@ -58,19 +58,19 @@ def test_filling():
 def test_a_template_of_the_wrong_number_of_texts_is_refused():
     head = VerbalizerHead("{text} {mask}")
     with pytest.raises(InputError, match=r"takes \{text\}, but rows of task 't' have two texts"):
-        head.tokeniser(backbone_of("bert"), 32)(TASK, [Row(("one", "two"), 0)])
+        head.row_tokenizer(backbone_of("bert"), 32)(TASK, [Row(("one", "two"), 0)])
 
 
 def test_a_template_longer_than_the_limit_is_refused():
     head = VerbalizerHead("the garden was lovely and the soup felt cold {text} {mask}.")
     with pytest.raises(InputError, match="takes 13 tokens without any text, but there is room for 12"):
-        head.tokeniser(backbone_of("bert"), 12)(TASK, [Row(("one",), 0)])
+        head.row_tokenizer(backbone_of("bert"), 12)(TASK, [Row(("one",), 0)])
 
 
 def test_templates_by_task():
     head = VerbalizerHead({"t": "{mask} {text}"})
-    ids = head.tokeniser(backbone_of("bert"), 32)(TASK, [Row(("the soup",), 0)]).ids[0]
-    other = head.tokeniser(backbone_of("bert"), 32)(Task("u", TASK.labels), [Row(("the soup",), 0)]).ids[0]
+    ids = head.row_tokenizer(backbone_of("bert"), 32)(TASK, [Row(("the soup",), 0)]).ids[0]
+    other = head.row_tokenizer(backbone_of("bert"), 32)(Task("u", TASK.labels), [Row(("the soup",), 0)]).ids[0]
     tokenizer = made("bert")[1]
     assert tokenizer.convert_ids_to_tokens(ids) == ["[CLS]", "[MASK]", "the", "soup", "[SEP]"]
     assert tokenizer.convert_ids_to_tokens(other) == ["[CLS]", "the", "soup", "i", "##s", "[MASK]", ".", "[SEP]"]
@@ -89,7 +89,7 @@ PROPERTY = settings(max_examples=80, deadline=None, suppress_health_check=[Healt
 def test_truncation_never_takes_the_mask_or_what_follows_it(family, text, length):
     """What is left is the whole template around a beginning of the text; what fits is not touched."""
     backbone, (_, tokenizer) = backbone_of(family), made(family)
-    rows = VerbalizerHead("so {text} is {mask}.").tokeniser(backbone, length)(TASK, [Row((text,), 0)])
+    rows = VerbalizerHead("so {text} is {mask}.").row_tokenizer(backbone, length)(TASK, [Row((text,), 0)])
     (ids,), mask = rows.ids, "<extra_id_0>" if family == "t5" else tokenizer.mask_token
     assert len(ids) <= length
     whole = tokenizer(f"so {text} is {mask}.")["input_ids"]
@@ -109,7 +109,7 @@ def test_truncation_never_takes_the_mask_or_what_follows_it(family, text, length
 @given(one=TEXT, two=TEXT, length=st.integers(16, 40))
 def test_pairs_lose_tokens_from_the_longer_text(one, two, length):
     backbone, (_, tokenizer) = backbone_of("bert"), made("bert")
-    rows = VerbalizerHead().tokeniser(backbone, length)(TASK, [Row((one, two), 0)])
+    rows = VerbalizerHead().row_tokenizer(backbone, length)(TASK, [Row((one, two), 0)])
     (ids,), (place,) = rows.ids, rows.reads[0]
     counts = [len(tokenizer(text, add_special_tokens=False)["input_ids"]) for text in (one, two)]
     assert len(ids) <= length
@@ -140,9 +140,9 @@ def test_prompts_end_where_the_response_begins(family, template, text, more):
     backbone, (_, tokenizer) = backbone_of(family), made(family)
     tokenizer.chat_template = CHAT_TEMPLATE
     head = LanguageModelHead(template, GenerationOptions(max_new_tokens=8))
-    tokenise = head.tokeniser(backbone, 80)
-    (prompt,) = prompt_rows(tokenise(WRITE, [Row((text, more), 0, "yes")])).ids
-    (same,) = prompt_rows(tokenise(WRITE, [Row((text, more), 0, "a much longer answer than before")])).ids
+    tokenize = head.row_tokenizer(backbone, 80)
+    (prompt,) = prompt_rows(tokenize(WRITE, [Row((text, more), 0, "yes")])).ids
+    (same,) = prompt_rows(tokenize(WRITE, [Row((text, more), 0, "a much longer answer than before")])).ids
     assert prompt == same, "the prompt knows its answer"
     opening = "<assistant> " if template == "chat" else "\n\n### Response:\n"
     if family == "llama":
@@ -154,7 +154,7 @@ def test_prompts_end_where_the_response_begins(family, template, text, more):
 
 def test_responses_and_what_is_read():
     backbone, (_, tokenizer) = backbone_of("llama"), made("llama")
-    rows = LanguageModelHead(generation=GenerationOptions(max_new_tokens=10)).tokeniser(backbone, 60)(
+    rows = LanguageModelHead(generation=GenerationOptions(max_new_tokens=10)).row_tokenizer(backbone, 60)(
         WRITE, [Row(("a", ""), 0, "the soup"), Row(("a", ""), 0, "x" * 99)]
     )
     response = tokenizer("the soup", add_special_tokens=False)["input_ids"]
@@ -171,7 +171,7 @@ def test_a_chat_template_that_is_not_there_is_refused():
     tokenizer = made("gpt2")[1]
     assert tokenizer.chat_template is None
     with pytest.raises(InputError, match="'chat' needs a tokenizer with a chat template"):
-        LanguageModelHead("chat").tokeniser(backbone_of("gpt2"), 40)
+        LanguageModelHead("chat").row_tokenizer(backbone_of("gpt2"), 40)
 
 
 def test_many_rows_are_encoded_as_each_alone():
@@ -188,7 +188,7 @@ def test_a_mask_that_takes_the_blank_before_it():
     backbone, tokenizer = copy.copy(backbone_of("roberta")), copy.deepcopy(made("roberta")[1])
     tokenizer.add_special_tokens({"mask_token": AddedToken("<mask>", lstrip=True, special=True)})
     backbone.tokenizer = tokenizer
-    rows = VerbalizerHead().tokeniser(backbone, 24)(TASK, [Row(("a <mask> was",), 0), Row(("so" * 30,), 0)])
+    rows = VerbalizerHead().row_tokenizer(backbone, 24)(TASK, [Row(("a <mask> was",), 0), Row(("so" * 30,), 0)])
     for ids, (place,) in zip(rows.ids, rows.reads, strict=True):
         assert tokenizer.convert_ids_to_tokens(ids[place : place + 1]) == ["<mask>"]
         assert place == max(at for at, token in enumerate(ids) if token == tokenizer.mask_token_id)

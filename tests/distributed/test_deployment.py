@@ -17,8 +17,8 @@ from silotune.distributed.deploy import commands as deployment
 from silotune.distributed.deploy import node_keys as admission
 from silotune.distributed.deploy.party_configs import LinkConfig, NodeConfig, read_joining, read_link, read_party
 from silotune.distributed.flower import commands as flower
-from silotune.distributed.processes.supervisor import Child
-from silotune.distributed.silo.silo_config import LocalConfig
+from silotune.distributed.processes.supervisor import ManagedProcess
+from silotune.distributed.silo.silo_config import SiloSettings
 from silotune.errors import InputError, SilotuneError
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
@@ -42,7 +42,7 @@ def written(folder, tree):
 
 def test_whose_file_it_is(tmp_path):
     link, node, silo = (read_party(written(tmp_path, tree)) for tree in (LINK, NODE, SILO))
-    assert (type(link), type(node), type(silo)) == (LinkConfig, NodeConfig, LocalConfig)
+    assert (type(link), type(node), type(silo)) == (LinkConfig, NodeConfig, SiloSettings)
     assert (link.folder, link.ca) == (str(tmp_path / "state"), str(tmp_path / "tls/ca.pem"))
     assert str(node.socket_path) == str(silo.socket_path) == str(tmp_path / "run/w.sock")
 
@@ -250,7 +250,7 @@ def test_a_nodes_file_starts_no_worker(tmp_path, monkeypatch, tree, started):
 
 def test_why_a_node_ended_is_flowers_own_line(tmp_path):
     log = tmp_path / "supernode.log"
-    child = Child("supernode", [], log, None)
+    child = ManagedProcess("supernode", [], log, None)
     log.write_text("INFO: x\n[code: 2004] Failed to activate SuperNode.\nINFO: Finished server process\n")
     assert deployment.why(child).startswith("[code: 2004] Failed to activate SuperNode.; its key is not admitted")
     log.write_text("INFO: x\nsomething else\n")

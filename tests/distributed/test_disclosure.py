@@ -7,15 +7,15 @@ import math
 import pytest
 import torch
 
-from silotune.distributed.protocol.disclosure import are_metrics, are_scores
+from silotune.distributed.protocol.disclosure import validate_metrics, validate_scores
 from silotune.methods.base import LOGGED, Step
 
 GOOD = {"loss": 0.5, "rows": 40, "steps": 4, "seconds": 1.5, "similarity_private": -0.25}
 
 
 def test_a_trainings_numbers_are_taken():
-    assert are_metrics(GOOD)
-    assert are_metrics({})
+    assert validate_metrics(GOOD)
+    assert validate_metrics({})
 
 
 @pytest.mark.parametrize(
@@ -31,7 +31,7 @@ def test_a_trainings_numbers_are_taken():
     ],
 )
 def test_anything_else_is_not(bad):
-    assert not are_metrics(GOOD | bad if isinstance(bad, dict) else bad)
+    assert not validate_metrics(GOOD | bad if isinstance(bad, dict) else bad)
 
 
 ROWS = {"train": 40, "validation": 5, "test": 0}
@@ -40,7 +40,7 @@ SCORES = {"validation": 71.5, "test": 100, "rows": ROWS}
 
 @pytest.mark.parametrize("entry", [SCORES, {}, {"validation": None}, {"test": 0.0, "rows": None}])
 def test_scores_are_taken(entry):
-    assert are_scores(entry)
+    assert validate_scores(entry)
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_scores_are_taken(entry):
     ],
 )
 def test_what_is_no_score_is_not(bad):
-    assert not are_scores(SCORES | bad if isinstance(bad, dict) else bad)
+    assert not validate_scores(SCORES | bad if isinstance(bad, dict) else bad)
 
 
 @pytest.mark.parametrize("name", sorted(LOGGED))

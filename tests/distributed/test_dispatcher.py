@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from silotune.distributed.coordinator.coordinate import coordinate
-from silotune.distributed.coordinator.dispatcher import RollCall
+from silotune.distributed.coordinator.dispatcher import SiloDispatcher
 from silotune.distributed.flower.link import Arrival
 from silotune.distributed.protocol.frames import Frame, decode
 from silotune.distributed.protocol.handshake import HandshakeRefused
@@ -64,7 +64,7 @@ def hello(silo):
 
 def calls_of(nodes, *silos, admit=lambda frame: None):
     said = []
-    calls = RollCall(
+    calls = SiloDispatcher(
         nodes, silos, HELLO, admit, lambda who, what: said.append((who, what)), PATIENCE, nodes.clock, nodes.sleep
     )
     return calls, said
@@ -75,7 +75,7 @@ def test_a_greeting_that_went_under_is_repeated_until_the_silo_is_in():
     nodes = Nodes({1: "", 2: ""})
     nodes.script = {1.0: lambda: nodes.answer(1, hello("north")), 21.0: lambda: nodes.answer(4, hello("south"))}
     calls, said = calls_of(nodes, "north", "south")
-    assert calls.gather(100) == []
+    assert calls.wait_for_all(100) == []
     assert nodes.when("hello") == [(0.0, 1), (0.0, 2), (10.0, 2), (20.0, 2)]
     assert said == []
 
@@ -84,7 +84,7 @@ def test_a_silo_that_is_only_slow_answers_the_first_greeting_and_once_more():
     nodes = Nodes({1: ""})
     nodes.script = {15.0: lambda: (nodes.answer(1, hello("north")), nodes.answer(2, hello("north")))}
     calls, _ = calls_of(nodes, "north")
-    assert calls.gather(100) == []
+    assert calls.wait_for_all(100) == []
     assert nodes.now < 16
 
 
@@ -97,7 +97,7 @@ def test_a_silo_that_is_absent_at_first_is_greeted_when_it_comes_and_again_when_
         31.0: lambda: nodes.answer(2, hello("north")),
     }
     calls, _ = calls_of(nodes, "north")
-    assert calls.gather(100) == []
+    assert calls.wait_for_all(100) == []
     assert nodes.when("hello") == [(5.0, 1), (30.0, 1)]
 
 
@@ -108,7 +108,7 @@ def test_a_node_whose_worker_is_not_there_is_greeted_again_soon():
         2.0: lambda: nodes.answer(2, hello("north")),
     }
     calls, said = calls_of(nodes, "north")
-    assert calls.gather(5) == []
+    assert calls.wait_for_all(5) == []
     assert said == [("node 1", "no worker")]
 
 
@@ -122,7 +122,7 @@ def test_a_silo_that_was_refused_while_the_run_goes_on_is_asked_again_and_let_in
 
     nodes.script = {0.5: lambda: nodes.answer(1, hello("north"))}
     calls, said = calls_of(nodes, "north", "south", admit=admit)
-    assert calls.gather(2) == ["south"]
+    assert calls.wait_for_all(2) == ["south"]
     nodes.script = {
         number: lambda number=number: nodes.answer(number_of(nodes, "hello"), hello("south"))
         for number in (3.0, 13.0, 23.0)
@@ -133,7 +133,10 @@ def test_a_silo_that_was_refused_while_the_run_goes_on_is_asked_again_and_let_in
         for number, (_, node, kind) in enumerate(nodes.sent)
         if kind == "round"
     ]
-    assert {frame.fields["silo"] for frame in calls.ask({"north": ROUND, "south": ROUND}, 100)} == {"north", "south"}
+    assert {frame.fields["silo"] for frame in calls.request({"north": ROUND, "south": ROUND}, 100)} == {
+        "north",
+        "south",
+    }
     assert said.count(("south", "another backbone")) == 1
     assert [node for _, node in nodes.when("hello")].count(1) == 1
 
@@ -141,7 +144,7 @@ def test_a_silo_that_was_refused_while_the_run_goes_on_is_asked_again_and_let_in
     wrong[:] = [True]
     strict.link.script = {0.5: lambda: strict.link.answer(1, hello("south"))}
     with pytest.raises(HandshakeRefused):
-        strict.gather(5)
+        strict.wait_for_all(5)
 
 
 def number_of(nodes, kind):
@@ -153,10 +156,10 @@ def test_only_who_owes_an_answer_is_asked_again_and_ever_less_often():
     nodes = Nodes({1: "", 2: ""})
     nodes.script = {0.5: lambda: [nodes.answer(1, hello("north")), nodes.answer(2, hello("south"))]}
     calls, said = calls_of(nodes, "north", "south")
-    assert calls.gather(5) == []
+    assert calls.wait_for_all(5) == []
     began = nodes.now
     nodes.script = {began + 1: lambda: nodes.answer(3, Frame("answer", {"silo": "north"}))}
-    assert [frame.fields["silo"] for frame in calls.ask({"north": ROUND, "south": ROUND}, 160)] == ["north"]
+    assert [frame.fields["silo"] for frame in calls.request({"north": ROUND, "south": ROUND}, 160)] == ["north"]
     assert nodes.when("round") == [(began, 1), *((began + after, 2) for after in (0, 10, 30, 70, 150))]
     assert [what for who, what in said if who == "south"][-1] == "no answer within 160 s"
 

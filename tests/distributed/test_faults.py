@@ -17,7 +17,7 @@ import pytest
 from silotune.distributed.coordinator.coordinate import coordinate
 from silotune.distributed.coordinator.engine import Flower
 from silotune.distributed.deploy.local_processes import STARTS
-from silotune.distributed.flower.link import LinkLost
+from silotune.distributed.flower.link import ConnectionLost
 from silotune.distributed.protocol.frames import decode
 from silotune.runs.run import run
 from silotune.runs.storage.readers import read_summary
@@ -113,8 +113,8 @@ def test_a_silo_that_is_always_too_slow_is_done_without_where_the_quorum_allows(
     out = tmp_path / "run"
     configs = local_configs(config, out)
     coordinate(job(config, out, configs), SlowLink(answering(configs)))
-    took_part = {(event["round"], event["silo"]) for event in logged(out, "silo")}
-    assert took_part == {(number, name) for number in (1, 2, 3) for name in configs} - {(2, "beta")}
+    participants = {(event["round"], event["silo"]) for event in logged(out, "silo")}
+    assert participants == {(number, name) for number in (1, 2, 3) for name in configs} - {(2, "beta")}
     assert {event["reason"] for event in logged(out, "silo-failed")} == {"no answer within 0.4 s"}
 
 
@@ -129,10 +129,10 @@ def test_a_run_whose_flower_is_gone_says_so_and_goes_on(whole, when, tmp_path):
     class Broken(DirectLink):
         def push(self, node, data):
             if len(self.sent) == when:
-                raise LinkLost("Flower: ConnectError")
+                raise ConnectionLost("Flower: ConnectError")
             return super().push(node, data)
 
-    with pytest.raises(LinkLost):
+    with pytest.raises(ConnectionLost):
         coordinate(job(config, out, configs), Broken(there))
     assert json.loads((out / "federation" / "outcome.json").read_text())["state"] == "lost"
     coordinate(job(config, out, configs), DirectLink(there))

@@ -13,7 +13,7 @@ from silotune.config import dump
 from silotune.core.locking import claimed
 from silotune.distributed.deploy.local_run import run_local
 from silotune.distributed.flower.commands import supernode
-from silotune.distributed.processes.restart_policy import Attempts
+from silotune.distributed.processes.restart_policy import RestartPolicy
 from silotune.errors import InputError
 from silotune.runs.build.resolve import on_this_machine
 from silotune.runs.run import run
@@ -70,7 +70,7 @@ def test_what_the_command_checks_is_what_its_coordinator_writes(tiny_config, tmp
 
 def test_only_what_ends_again_and_again_without_progress_is_given_up():
     reached = [0]
-    attempts = Attempts(3, lambda: list(reached))
+    attempts = RestartPolicy(3, lambda: list(reached))
     assert [attempts.ended("worker") for _ in range(2)] == [True, True]
     assert attempts.ended("node")
     reached[0] = 1  # a finished round

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from silotune.distributed.processes.fork_client import lives
-from silotune.distributed.processes.supervisor import Household, _end_groups
-from silotune.distributed.processes.watchdog import family
+from silotune.distributed.processes.supervisor import Supervisor, _end_groups
+from silotune.distributed.processes.watchdog import process_group
 from silotune.errors import SilotuneError
 from tests.support.processes import processes
 
@@ -24,18 +24,18 @@ LOST = ["flower-superexec", "--insecure", "--runtime-api-address", "127.0.0.1:9"
 
 
 def test_a_forked_command_has_its_own_log_name_and_exit_code(tmp_path):
-    with Household(tmp_path / "logs", {}, nursery=True) as household:
+    with Supervisor(tmp_path / "logs", {}, nursery=True) as household:
         child = household.start("worker-x", [*WORKER, str(tmp_path / "missing.yaml")], {"SOME": "thing"})
         assert child.process.wait(timeout=60) == 1
         assert not child.alive
         assert "missing.yaml: cannot be read" in child.tail()
         assert household.again("worker-x").starts == 2
-    assert family(household.token) == []
+    assert process_group(household.token) == []
 
 
 def test_a_command_that_it_does_not_know_is_named(tmp_path):
     with (
-        Household(tmp_path / "logs", {}, nursery=True) as household,
+        Supervisor(tmp_path / "logs", {}, nursery=True) as household,
         pytest.raises(SilotuneError, match=r"ls: cannot be started .*nursery\.log"),
     ):
         household.start("ls", ["ls"])
@@ -68,7 +68,7 @@ def test_a_process_that_has_no_group_of_its_own_yet_is_ended_too(deaf):
 
 @pytest.mark.long
 def test_a_nursery_that_is_killed_is_replaced_and_its_children_stay(tmp_path):
-    with Household(tmp_path / "logs", {"TEST_RUN": str(tmp_path)}, nursery=True) as household:
+    with Supervisor(tmp_path / "logs", {"TEST_RUN": str(tmp_path)}, nursery=True) as household:
         first = household.start("first", LOST)
         until = time.monotonic() + 30
         while processes(tmp_path, "first") != [first.process.pid] and time.monotonic() < until:
@@ -85,4 +85,4 @@ def test_a_nursery_that_is_killed_is_replaced_and_its_children_stay(tmp_path):
         household.end("first")
         assert not lives(first.process.pid)
         assert second.alive
-    assert family(household.token) == []
+    assert process_group(household.token) == []

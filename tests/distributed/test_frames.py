@@ -23,7 +23,7 @@ from silotune.data.row_folder import read_rows, write_rows
 from silotune.data.tasks import Row, SiloData, Splits, Task
 from silotune.distributed.coordinator.coordinate import coordinate
 from silotune.distributed.protocol.frames import Frame, ProtocolError, ask_worker, decode
-from silotune.distributed.silo.silo_config import LocalConfig, read_local
+from silotune.distributed.silo.silo_config import SiloSettings, read_silo_settings
 from silotune.distributed.silo.state_store import Store
 from silotune.distributed.silo.worker import ping, serve
 from silotune.errors import InputError, SilotuneError
@@ -162,7 +162,7 @@ def test_a_file_where_the_socket_should_be_stays(tmp_path):
     path = tmp_path / "rows.csv"
     path.write_text("text,label\n")
     with pytest.raises(InputError, match=r"rows\.csv is there and is no socket"):
-        serve(LocalConfig(name="north", folder=str(tmp_path), rows=str(tmp_path), share=[], socket=str(path)))
+        serve(SiloSettings(name="north", folder=str(tmp_path), rows=str(tmp_path), share=[], socket=str(path)))
     assert path.read_text() == "text,label\n"
 
 
@@ -254,5 +254,5 @@ def test_a_silos_own_configuration_is_checked(tmp_path, change, names):
     path = tmp_path / "silo.yaml"
     path.write_text(yaml.safe_dump({key: value for key, value in tree.items() if value is not None}))
     with pytest.raises(InputError, match=names) as refused:
-        read_local(path)
+        read_silo_settings(path)
     assert str(path) in str(refused.value)

@@ -8,15 +8,15 @@ from dataclasses import replace
 import pytest
 
 from silotune.distributed.coordinator.coordinate import coordinate
-from silotune.distributed.coordinator.status_files import Watched
-from silotune.distributed.protocol.agreement import travelling
+from silotune.distributed.coordinator.status_files import CoordinatorMonitor
+from silotune.distributed.protocol.agreement import wire_config
 from silotune.distributed.protocol.frames import Frame, decode
 from silotune.distributed.protocol.handshake import Identity
 from silotune.distributed.silo.privacy_ledger import FILE, Ledger, Price
 from silotune.distributed.silo.session import Session
 from silotune.errors import InputError, SilotuneError
 from silotune.runs.build.builder import build
-from silotune.training.participant import Spent
+from silotune.training.client import PrivacySpent
 from tests.support.session_rig import DirectLink, answering, job, local_configs
 
 NOISE = ("uplink=clip,laplace", "uplink.epsilon=2", "rounds=2", "train.steps=1")
@@ -31,14 +31,14 @@ def answers(link: DirectLink) -> list[Frame]:
 def test_uses_of_this_run_and_the_sum_of_the_others(tmp_path):
     ledger = Ledger(tmp_path)
     two, half = Price("laplace", 2.0, 0.0), Price("laplace", 0.5, 0.0)
-    assert ledger.spent("a" * 16, two) == Spent(0, 0.0)
+    assert ledger.spent("a" * 16, two) == PrivacySpent(0, 0.0)
     for run, name, price in (("a", "0001", two), ("a", "0002", two), ("b", "0001", half)):
         ledger.record(run * 16, name, price)
-    assert ledger.spent("a" * 16, two) == Spent(2, 0.5)
-    assert ledger.spent("b" * 16, half) == Spent(1, 4.0)
-    assert ledger.spent("c" * 16, half) == Spent(0, 4.5)
+    assert ledger.spent("a" * 16, two) == PrivacySpent(2, 0.5)
+    assert ledger.spent("b" * 16, half) == PrivacySpent(1, 4.0)
+    assert ledger.spent("c" * 16, half) == PrivacySpent(0, 4.5)
     for other in (half, Price("gaussian", 2.0, 0.0), Price("laplace", 2.0, 1e-5)):  # the same run, another price
-        assert ledger.spent("a" * 16, other) == Spent(0, 4.5)
+        assert ledger.spent("a" * 16, other) == PrivacySpent(0, 4.5)
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"run": "x"}', '{"run": "x", "epsilon": null}'])
@@ -138,7 +138,7 @@ def test_a_coordinator_does_not_choose_the_delta_of_an_operators_budget(own, kin
 def round_request(config, number: int) -> Frame:
     """A coordinator's request for a round of a run that is always called the same."""
     federation = build(config)
-    text = travelling(config, sorted(federation.silos))
+    text = wire_config(config, sorted(federation.silos))
     run = {"run": "0" * 16, "config": text, "identity": Identity.of(federation.config, text, federation.backbone)}
     fields = run | {"identity": run["identity"].fields(), "round": number, "base": "", "keep": [], "judge": False}
     return Frame("round", fields, {"broadcast": federation.coordinator.broadcast(number)})
@@ -148,11 +148,11 @@ def test_what_the_noise_promises_is_said_before_the_first_round(tiny_config, tmp
     config = tiny_config("fedavg", *NOISE)
     configs = local_configs(config, tmp_path / "run")
     link, said = DirectLink(answering(configs)), []
-    watched = Watched(tmp_path / "run" / "federation", lambda *_: None, said.append)
+    watched = CoordinatorMonitor(tmp_path / "run" / "federation", lambda *_: None, said.append)
     told_at = []
 
     def first(data):
-        watched.tell()
+        watched.poll()
         told_at.append((decode(data).kind, len(said)))
         return answering(configs)[0](data)
 

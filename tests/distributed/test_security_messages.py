@@ -21,7 +21,7 @@ from safetensors.numpy import load as load_numpy
 from silotune.data.loading import load_silos
 from silotune.distributed.coordinator.coordinate import coordinate
 from silotune.distributed.flower import client_app
-from silotune.distributed.flower.frame_message import framed, unframed
+from silotune.distributed.flower.frame_message import unwrap, wrap
 from silotune.distributed.protocol.frames import Frame, decode
 from silotune.distributed.silo.session import Session
 from silotune.errors import InputError
@@ -60,10 +60,10 @@ def run_recorded(config, out, monkeypatch, share=("validation", "test", "rows", 
 
     def through_flower(silo):
         def answer(data: bytes) -> bytes:
-            asked = Message(framed(data), dst_node_id=1, message_type=MessageType.QUERY)
+            asked = Message(wrap(data), dst_node_id=1, message_type=MessageType.QUERY)
             context = SimpleNamespace(node_config={"worker": silo, "silo": silo})
             reply = client_app.query(asked, context)
-            found = unframed(reply)
+            found = unwrap(reply)
             recorded.append(Recorded(silo, recorddict_to_proto(reply.content).SerializeToString(), decode(found)))
             return found
 
@@ -177,7 +177,7 @@ def test_the_scan_finds_what_is_there(tmp_path, monkeypatch):
     assert_nothing_private(config, tmp_path / "run", recorded)
     text = texts_of(config)[50].decode()
     leaking = Frame("answer", {"note": text[3:20]}).encode()
-    recorded.append(Recorded("x", recorddict_to_proto(framed(leaking)).SerializeToString(), decode(leaking)))
+    recorded.append(Recorded("x", recorddict_to_proto(wrap(leaking)).SerializeToString(), decode(leaking)))
     with pytest.raises(AssertionError, match="found & private"):
         assert_nothing_private(config, tmp_path / "run", recorded)
 

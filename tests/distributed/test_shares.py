@@ -12,10 +12,10 @@ from silotune.config.federation import FederationConfig
 from silotune.data.loading import load_silos
 from silotune.data.row_folder import write_rows
 from silotune.distributed.coordinator.coordinate import Job, coordinate, prepare
-from silotune.distributed.protocol.agreement import read_travelled, travelling
+from silotune.distributed.protocol.agreement import parse_wire_config, wire_config
 from silotune.distributed.protocol.frames import Frame, decode
 from silotune.distributed.silo.session import Session
-from silotune.distributed.silo.silo_config import LocalConfig
+from silotune.distributed.silo.silo_config import SiloSettings
 from silotune.errors import SilotuneError
 from silotune.runs.run import run
 from silotune.runs.storage.readers import read_summary
@@ -62,7 +62,7 @@ def test_silos_are_named_with_commas_as_other_names_are():
 
 def test_each_machine_has_its_own_number_of_threads(tiny_config):
     config = tiny_config("fedmcp", "threads=3")
-    assert read_travelled(travelling(config, ["alpha"])).threads is None
+    assert parse_wire_config(wire_config(config, ["alpha"])).threads is None
 
 
 def test_silos_of_a_deployed_federation_have_no_test_set_in_common(tiny_config, tmp_path):
@@ -75,7 +75,7 @@ def test_silos_of_a_deployed_federation_have_no_test_set_in_common(tiny_config, 
     for name, data in halves.items():
         write_rows(tmp_path / name, replace(data, name=name))
         fields = {"folder": str(tmp_path / f"{name}-state"), "rows": str(tmp_path / name), "share": ALL}
-        configs[name] = LocalConfig(name=name, backbone=config.backbone, **fields)
+        configs[name] = SiloSettings(name=name, backbone=config.backbone, **fields)
     coordinate(task, DirectLink(answering(configs)))
     summary = read_summary(tmp_path / "run")
     assert summary["global"] is None

@@ -99,6 +99,6 @@ def test_what_the_one_before_said_is_forgotten(place):
     outcome.say_ended(place)
     outcome.forget(place)
     assert list(place.iterdir()) == []
-    watched = outcome.Watched(place, lambda *_: None)
-    watched.tell()
-    assert (watched.outcome(), watched.gone()) == (None, "")
+    watched = outcome.CoordinatorMonitor(place, lambda *_: None)
+    watched.poll()
+    assert (watched.outcome(), watched.failure_reason()) == (None, "")

@@ -1,4 +1,4 @@
-"""The attack and the defences at work: real tiny runs, and the success rate counted by hand."""
+"""The attack and the defenses at work: real tiny runs, and the success rate counted by hand."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from silotune.runs.build.resolve import read_config
 from silotune.runs.load import load_run
 from silotune.runs.run import run
 from silotune.runs.storage.readers import events
-from silotune.training.model_replacement import magnified
+from silotune.training.model_replacement import scale_update
 from tests.support.tiny import tiny_overrides, write_data
 
 # six rows by hand: (true class, predicted with the trigger in); the target is class 1
@@ -61,13 +61,13 @@ def test_model_replacement_by_hand():
     kept = trained["private"]["w"].clone()
 
     parts = {"global": Part(LoRA(), Scope.SHARED), "private": Part(LoRA(), Scope.PRIVATE)}
-    sent = magnified(trained, {"global": received["global"]}, parts, 5.0)
+    sent = scale_update(trained, {"global": received["global"]}, parts, 5.0)
     before, after = received["global"]["w"].double().numpy(), trained["global"]["w"].double().numpy()
     np.testing.assert_allclose(sent["global"]["w"].numpy(), before + 5 * (after - before), rtol=1e-6)
     assert sent["global"]["w"].dtype is torch.float32
     assert torch.equal(sent["private"]["w"], kept)
     np.testing.assert_allclose((sent["global"]["w"].numpy() + 4 * before) / 5, after, rtol=1e-5)
-    assert magnified(trained, {}, parts, 1.0) is trained
+    assert scale_update(trained, {}, parts, 1.0) is trained
 
 
 @pytest.fixture(scope="module")

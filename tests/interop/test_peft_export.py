@@ -20,7 +20,7 @@ from silotune.errors import InputError
 from silotune.evaluation.predict import logits
 from silotune.evaluation.scores import state_of
 from silotune.interop.export import export
-from silotune.interop.merge_adapters import Joined
+from silotune.interop.merge_adapters import MergedAdapter
 from silotune.interop.peft_format import peft_layout
 from silotune.models.backbone.backbone import Backbone
 from tests.support.small_runs import PAIRS, SINGLE, close, encoded, head_logits, own_states, rows_of, tokenised
@@ -179,7 +179,7 @@ def test_a_decoders_prefix_is_refused_where_peft_has_too_few_of_them(runs):
     same, different = torch.cat([layer, layer], 1), torch.cat([layer, 2 * layer], 1)
 
     def layout(vectors):
-        adapter = Joined({"prompt_embeddings": vectors}, {"stack": "decoder"})
+        adapter = MergedAdapter({"prompt_embeddings": vectors}, {"stack": "decoder"})
         return peft_layout(backbone, "prefix", adapter, "t5", "AutoModelForSeq2SeqLM")
 
     assert layout(same)[0]["num_virtual_tokens"] == 3

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from silotune.methods import METHODS, Setting
-from silotune.methods.base import GLOBAL, HEAD, PRIVATE, Phase, Prediction
+from silotune.methods.base import GLOBAL, HEAD, PRIVATE, Phase, PredictionMix
 from silotune.methods.fedmatch import FedMatch
 from silotune.methods.parts import Part
 from silotune.methods.validation import check_method
@@ -65,8 +65,8 @@ def test_a_prediction_of_an_unknown_part_is_refused() -> None:
     class Lost(FedMatch):
         name = "lost"
 
-        def prediction(self) -> Prediction:
-            return Prediction({"globl": 1})
+        def prediction(self) -> PredictionMix:
+            return PredictionMix({"globl": 1})
 
     with pytest.raises(ValueError, match="unknown part 'globl'"):
         check_method(Lost(setting()))
@@ -76,8 +76,8 @@ def test_a_prediction_whose_head_is_an_adapter_is_refused() -> None:
     class Headless(FedMatch):
         name = "headless"
 
-        def prediction(self) -> Prediction:
-            return Prediction({GLOBAL: 1}, head=GLOBAL)
+        def prediction(self) -> PredictionMix:
+            return PredictionMix({GLOBAL: 1}, head=GLOBAL)
 
     with pytest.raises(ValueError, match="unknown head 'global'"):
         check_method(Headless(setting()))

@@ -67,7 +67,7 @@ def config(data, tmp_path_factory):
     return make
 
 
-def prepared(config, *words, seed=3):
+def fold_entries(config, *words, seed=3):
     """A federation and a silo that has trained, with parts far from where they start."""
     federation = build(config(*words))
     silo = federation.silos["echo"]
@@ -113,7 +113,7 @@ def prompt_of(rows, row):
 @pytest.mark.parametrize("alpha", [0.0, 0.3, 1.0])
 def test_the_local_phase_sees_base_and_both_updates(config, alpha):
     """Token losses under `(1 − α)·Δθ_g + α·Δθ_l` are those of one model with both updates merged into its weights."""
-    federation, silo = prepared(config, "feddpa-t", f"method.alpha={alpha}")
+    federation, silo = fold_entries(config, "feddpa-t", f"method.alpha={alpha}")
     training, rows = federation.training, silo.train["echo"]
     phase = next(phase for phase in training.phases if phase.name == "local")
     state = state_of(federation, silo)
@@ -163,7 +163,7 @@ CASES = [
 @torch.no_grad()
 def test_alpha_is_the_mean_similarity_by_hand(config, method, scale, words):
     """Embeddings from transformers' own forward over merged weights, one text at a time; sums by NumPy."""
-    federation, silo = prepared(config, method, *words)
+    federation, silo = fold_entries(config, method, *words)
     options = federation.method.options
     state = state_of(federation, silo)
     under = {"global": {"global": 1.0}, "local": {"private": 1.0}, "base": {}}[options.embed]
@@ -191,7 +191,7 @@ def test_alpha_is_the_mean_similarity_by_hand(config, method, scale, words):
 @torch.no_grad()
 def test_rows_of_one_batch_have_their_own_weights(config):
     """Scores of the first word, all rows in one batch of different α, against each row's own merged model."""
-    federation, silo = prepared(config, "feddpa-f", "method.clip=false")
+    federation, silo = fold_entries(config, "feddpa-f", "method.clip=false")
     training, state = federation.training, state_of(federation, silo)
     asked = federation.silos["noun"].evaluations["noun"].test
     alpha = weigh(training, state, asked).alpha
@@ -207,13 +207,13 @@ def test_rows_of_one_batch_have_their_own_weights(config):
 
 
 def test_a_texts_weight_does_not_depend_on_its_batch(config):
-    federation, silo = prepared(config, "feddpa-t")
+    federation, silo = fold_entries(config, "feddpa-t")
     training, state = federation.training, state_of(federation, silo)
-    tokenise = training.method.setting.head.tokeniser(training.backbone, 64)
+    tokenize = training.method.setting.head.row_tokenizer(training.backbone, 64)
     rows = [Row((f"say {word} {'very ' * n}often", ""), 0) for n, word in enumerate(GOOD)]
-    together = weigh(training, state, tokenise(silo.train["echo"].task, rows))
+    together = weigh(training, state, tokenize(silo.train["echo"].task, rows))
     for number, row in reversed(list(enumerate(rows))):
-        alone = weigh(training, state, tokenise(silo.train["echo"].task, [row]))
+        alone = weigh(training, state, tokenize(silo.train["echo"].task, [row]))
         assert alone.drawn.tolist() == together.drawn[number : number + 1].tolist()
         torch.testing.assert_close(alone.alpha[0], together.alpha[number], atol=1e-6, rtol=0)
 
@@ -222,7 +222,7 @@ def test_a_texts_weight_does_not_depend_on_its_batch(config):
 def test_answers_are_those_of_every_texts_own_merged_model(config):
     """Batched, with a cache, under different weights: what transformers' own search writes, row by row."""
     for beams in (1, 3):
-        federation, silo = prepared(config, "feddpa-f", f"head.beams={beams}", "head.max_new_tokens=6")
+        federation, silo = fold_entries(config, "feddpa-f", f"head.beams={beams}", "head.max_new_tokens=6")
         training, state = federation.training, state_of(federation, silo)
         asked = federation.silos["noun"].evaluations["noun"].test
         alpha = weigh(training, state, asked).alpha.tolist()
@@ -239,18 +239,18 @@ def test_answers_are_those_of_every_texts_own_merged_model(config):
 
 
 def test_a_prompt_is_embedded_without_its_answer(config):
-    federation, silo = prepared(config, "feddpa-f")
+    federation, silo = fold_entries(config, "feddpa-f")
     training, state = federation.training, state_of(federation, silo)
-    tokenise = training.method.setting.head.tokeniser(training.backbone, 64)
+    tokenize = training.method.setting.head.row_tokenizer(training.backbone, 64)
     task = silo.train["echo"].task
-    one, other = (tokenise(task, [Row(("say warm", ""), 0, answer)]) for answer in ("warm", "a long and cold winter"))
+    one, other = (tokenize(task, [Row(("say warm", ""), 0, answer)]) for answer in ("warm", "a long and cold winter"))
     assert one.ids != other.ids
     torch.testing.assert_close(embed(training, state, one), embed(training, state, other))
     assert weigh(training, state, one).drawn.tolist() == weigh(training, state, other).drawn.tolist()
 
 
 def test_a_silo_that_never_trained_answers_with_the_global_part_alone(config):
-    federation, _ = prepared(config, "feddpa-t")
+    federation, _ = fold_entries(config, "feddpa-t")
     silo = federation.silos["noun"]
     state = with_instances(federation.training, silo, federation.coordinator.shared)
     asked = silo.evaluations["noun"].test
@@ -266,7 +266,7 @@ def equal(one, other):
 
 def test_the_phases_of_feddpa_t_leave_each_other_alone(config):
     """The global part after a round is that of FedIT's: no bit comes from the local phase; and the reverse."""
-    federation, silo = prepared(config, "feddpa-t")
+    federation, silo = fold_entries(config, "feddpa-t")
     training, shared = federation.training, {name: copied(t) for name, t in federation.coordinator.shared.items()}
     before = {name: copied(tensors) for name, tensors in silo.state.private.items()}
     whole = training.round(silo, shared, 1)
@@ -291,7 +291,7 @@ def test_the_phases_of_feddpa_t_leave_each_other_alone(config):
 @pytest.mark.parametrize("method", ["fedlora", "feddpa-f"])
 def test_the_local_part_begins_as_the_global_one_and_leaves_it(config, method):
     """With a step too small to see, local = global in all silos, sampled or not; the rounds are FedIT's."""
-    federation, silo = prepared(config, method, "train.lr=1e-30")
+    federation, silo = fold_entries(config, method, "train.lr=1e-30")
     shared = federation.coordinator.shared
     result = federation.training.final(silo, shared, 2)
     assert equal(result.state["private"], shared["global"])
@@ -304,7 +304,7 @@ def test_the_local_part_begins_as_the_global_one_and_leaves_it(config, method):
 
 @pytest.mark.parametrize("method", ["fedit", "fedlora", "feddpa-f", "feddpa-t"])
 def test_fedprox_holds_the_global_part_near_the_received_one(config, method):
-    federation, silo = prepared(config, method)
+    federation, silo = fold_entries(config, method)
     shared = federation.coordinator.shared
 
     def moved(mu):

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from silotune.methods import METHODS as REGISTERED
-from silotune.models.backbone.forward_plan import Plan
+from silotune.models.backbone.forward_plan import ForwardPlan
 from silotune.models.backbone.loading import load_backbone
 from tests.support.tiny import FAMILIES, HIDDEN, LAYERS, METHODS, ONE_TASK, ROWS, TASKS
 
@@ -30,7 +30,7 @@ def test_backbone_loads_and_reads_text(family, backbone_folder):
     assert ("token_type_ids" in encoded) is FAMILIES[family].types
     assert encoded["attention_mask"].sum(1).tolist() != [encoded["attention_mask"].shape[1]] * 2
     assert (encoded["input_ids"] == backbone.tokenizer.unk_token_id).sum() == 0
-    states = backbone.encode(dict(encoded), Plan())
+    states = backbone.encode(dict(encoded), ForwardPlan())
     assert states.shape == (*encoded["input_ids"].shape, HIDDEN)
     assert states.isfinite().all()
     assert states[:, 0].std() > 0.1

@@ -1,4 +1,4 @@
-"""What goes wrong is said: divergence, updates too large, options that a method could not honour."""
+"""What goes wrong is said: divergence, updates too large, options that a method could not honor."""
 
 from __future__ import annotations
 
@@ -75,16 +75,16 @@ def test_a_mixing_weight_can_be_learned_under_full_fine_tuning(tiny_federation) 
     """Its gradient arrives, though parts that replace weights cannot be mixed per row."""
     import torch
 
-    from silotune.models.backbone.forward_plan import Plan
-    from silotune.models.tuners import TUNERS, Weighted
+    from silotune.models.backbone.forward_plan import ForwardPlan
+    from silotune.models.tuners import TUNERS, WeightedTensors
 
     federation = tiny_federation("fedavg")
     tuner = TUNERS["full"]()
     part = tuner.init(federation.backbone, [], torch.Generator())
     moved = {name: tensor + 0.1 for name, tensor in part.items()}
     alpha = torch.tensor(0.25, requires_grad=True)
-    plan = Plan()
-    tuner.act(federation.backbone, [Weighted(part, 1 - alpha), Weighted(moved, alpha)], plan)
+    plan = ForwardPlan()
+    tuner.act(federation.backbone, [WeightedTensors(part, 1 - alpha), WeightedTensors(moved, alpha)], plan)
     name, tensor = next(iter(plan.weights.items()))
     torch.testing.assert_close(tensor, part[name] + 0.025)
     tensor.sum().backward()

@@ -98,7 +98,7 @@ def test_an_interruption_ends_the_processes_and_the_run_goes_on(federate, refere
     assert same(resumed.summary) == same(whole.summary)
 
 
-def dies(work: workers.Work) -> None:
+def dies(work: workers.SiloTask) -> None:
     os._exit(1)
 
 

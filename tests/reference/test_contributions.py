@@ -10,12 +10,12 @@ import torch
 from torch import nn
 
 from silotune.data.tasks import Row, Task
-from silotune.data.tokenized import Tokeniser
+from silotune.data.tokenized import RowTokenizer
 from silotune.errors import InputError
 from silotune.models.backbone.loading import load_backbone
-from silotune.models.forward.mixing import Ingredient
+from silotune.models.forward.mixing import MixEntry
 from silotune.models.forward.views import run_view
-from silotune.models.tuners import TUNERS, Weighted
+from silotune.models.tuners import TUNERS, WeightedTensors
 from tests.support import by_hand
 from tests.support.numeric_rig import cut_batch, padded
 from tests.support.tiny import FAMILIES
@@ -43,7 +43,7 @@ def double_backbone(folder):
 
 def tokenised(backbone):
     rows = [Row(texts, number % 2) for number, texts in enumerate(TEXTS)]
-    return Tokeniser(backbone.tokenizer, 32)(TASK, rows)
+    return RowTokenizer(backbone.tokenizer, 32)(TASK, rows)
 
 
 def random_part(tuner, backbone, seed):
@@ -60,7 +60,7 @@ def random_part(tuner, backbone, seed):
 def view_of(backbone, tuner, weighted, readings, micro_batch=2):
     rows = tokenised(backbone)
     batch = cut_batch(backbone, rows, range(len(rows)), micro_batch)
-    mix = [Ingredient(tuner, tensors, weight) for tensors, weight in weighted]
+    mix = [MixEntry(tuner, tensors, weight) for tensors, weight in weighted]
     return batch, {name: found.cpu() for name, found in run_view(backbone, batch, mix, readings).items()}
 
 
@@ -274,7 +274,7 @@ def test_full_gradient_flows_into_each_part_by_its_weight():
     from silotune.models.tuners.full import interpolate
 
     a, b = (torch.randn(3, dtype=torch.float64, requires_grad=True) for _ in range(2))
-    mixed = interpolate([Weighted({"w": a}, 0.25), Weighted({"w": b}, 0.75)])["w"]
+    mixed = interpolate([WeightedTensors({"w": a}, 0.25), WeightedTensors({"w": b}, 0.75)])["w"]
     (mixed * torch.tensor([1.0, 2.0, 4.0])).sum().backward()
     assert a.grad.tolist() == [0.25, 0.5, 1.0]
     assert b.grad.tolist() == [0.75, 1.5, 3.0]

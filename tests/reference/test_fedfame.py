@@ -17,7 +17,7 @@ from silotune.methods import Phase, Setting
 from silotune.methods.fedavg import FedAvg
 from silotune.methods.fedfame import PROJECTION
 from silotune.methods.similarity import model_contrast
-from silotune.models.forward.mixing import Ingredient
+from silotune.models.forward.mixing import MixEntry
 from silotune.models.forward.views import run_view
 from silotune.models.heads import LinearHead
 from silotune.models.tuners import TUNERS
@@ -93,7 +93,7 @@ def test_loss_terms_against_numpy(federation, parts_of):
     tuner = federation.method.setting.tuner
 
     def pooled(tensors):
-        return run_view(training.backbone, step.batch, [Ingredient(tuner, tensors["global"], 1)])[pooling].numpy()
+        return run_view(training.backbone, step.batch, [MixEntry(tuner, tensors["global"], 1)])[pooling].numpy()
 
     own, glob, last = pooled(state), pooled(received), pooled(before)
     assert np.abs(own - glob).max() > 1e-3
@@ -211,7 +211,7 @@ def test_the_log_says_who_took_part_for_the_first_time(tiny_config, tmp_path):
     assert len(seen) == 3
     server = [event for event in events if event["event"] == "server"]
     assert [event["round"] for event in server] == [1, 2, 3]
-    assert {event["steps"] for event in server} == {2}  # 10 labelled rows in batches of 8
+    assert {event["steps"] for event in server} == {2}  # 10 labeled rows in batches of 8
 
 
 def test_the_server_step_trains_adapter_and_classifier_and_nothing_else(tiny_federation):
@@ -232,7 +232,7 @@ def test_the_server_step_trains_adapter_and_classifier_and_nothing_else(tiny_fed
 
 
 def test_one_server_step_is_a_gradient_step_on_cross_entropy(tiny_federation):
-    """SGD with one batch: θ − η·∇CE, the gradient by autograd over the labelled rows written out in one rectangle."""
+    """SGD with one batch: θ − η·∇CE, the gradient by autograd over the labeled rows written out in one rectangle."""
     words = ("head=linear", "train.optimizer=sgd", "train.lr=0.1", "train.batch_size=10")
     federation = doubled(tiny_federation("fedfame", *words))
     server = federation.server
@@ -241,7 +241,7 @@ def test_one_server_step_is_a_gradient_step_on_cross_entropy(tiny_federation):
     result = federation.training.server_step(server, shared, 1)
     weight, bias = shared["head"]["alpha.out.weight"], shared["head"]["alpha.out.bias"]
     batch = some_rows(federation, server, count=10, micro_batch=10)
-    ingredient = Ingredient(federation.method.setting.tuner, shared["global"], 1)
+    ingredient = MixEntry(federation.method.setting.tuner, shared["global"], 1)
     x = run_view(federation.backbone, batch, [ingredient])[federation.method.setting.head.pooling].numpy()
     errors = np.stack([softmax(row) for row in x @ weight.numpy().T + bias.numpy()])
     errors[np.arange(10), batch.labels.numpy()] -= 1  # ∂CE/∂logits
@@ -270,7 +270,7 @@ def flipped(rows):
 
 @pytest.mark.parametrize("method", ["fedfame", "fedavg"])
 def test_silos_labels_change_nothing(method, tiny_config, tmp_path, monkeypatch):
-    """All silos' training labels turned round; the coordinator's labelled rows stay. FedAvg: the test can fail."""
+    """All silos' training labels turned round; the coordinator's labeled rows stay. FedAvg: the test can fail."""
     words = ("data.tasks=[alpha]", "partition=iid", "partition.silos=3", "server.labels_per_class=5", "rounds=3")
     config = tiny_config(method, *words, "head.scope=shared")
     plain = run(config, out=tmp_path / "plain")
@@ -309,7 +309,7 @@ def test_no_label_is_on_a_silo(tiny_federation):
         step.cross_entropy("own")
 
 
-# -- the coordinator's labelled rows ----------------------------------------------------------------------------------
+# -- the coordinator's labeled rows ----------------------------------------------------------------------------------
 
 
 def texts(rows) -> list[tuple[str, ...]]:

@@ -66,7 +66,7 @@ def test_gradient_of_a_whole_step_by_finite_differences(name, tiny_federation):
 
 
 def test_the_received_adapter_is_an_anchor(tiny_federation):
-    """eq. 5 pulls towards the averaged adapter, which itself gets no gradient and is not changed."""
+    """eq. 5 pulls toward the averaged adapter, which itself gets no gradient and is not changed."""
     federation, _, state, received, batch = set_up(tiny_federation, "gamma", *words_of({}))
     (phase,) = federation.training.phases
     before = {name: tensor.clone() for name, tensor in received["global"].items()}

@@ -1,4 +1,4 @@
-"""The optimisers of local training against NumPy."""
+"""The optimizers of local training against NumPy."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from silotune.config import TrainConfig
-from silotune.training.context import make_optimiser
+from silotune.training.context import make_optimizer
 
 STEPS = 4
 
@@ -58,8 +58,8 @@ def test_it_steps_as_its_paper_says(by_hand, scale, shape):
     value = scale * draws.normal(size=shape)
     gradients = [draws.normal(size=shape) * 10.0**number for number in range(STEPS)]
     tensor = torch.tensor(value, dtype=torch.float32, requires_grad=True)
-    optimiser = make_optimiser(TrainConfig(optimizer=by_hand.__name__, lr=0.3), [tensor])
+    optimizer = make_optimizer(TrainConfig(optimizer=by_hand.__name__, lr=0.3), [tensor])
     for gradient in gradients:
         tensor.grad = torch.tensor(gradient, dtype=torch.float32)
-        optimiser.step()
+        optimizer.step()
     np.testing.assert_allclose(tensor.detach().numpy(), by_hand(value, gradients, 0.3), rtol=1e-4, atol=1e-4)

@@ -234,7 +234,7 @@ def test_every_aggregation_sees_clipped_changes(name):
 
 @pytest.mark.parametrize("count", [3, 4, 5])
 def test_multi_krum_leaves_one_out_at_least(count):
-    """Of 3 or 4 silos Krum's bound allows no malicious one: a mean of all would be no defence. Who wants it says so."""
+    """Of 3 or 4 silos Krum's bound allows no malicious one: a mean of all would be no defense. Who wants it says so."""
     values = [Update(f"s{n}", {"x": torch.tensor([float(n)])}, 1) for n in range(count - 1)]
     evil = Update("evil", {"x": torch.tensor([1e6])}, 1)
     assert aggregate("multi-krum", [*values, evil])["x"].item() == pytest.approx((count - 2) / 2)

@@ -1,4 +1,4 @@
-"""Server optimisers against two rounds worked by hand in NumPy (Reddi et al. 2021, Algorithm 2; Hsu et al. 2019)."""
+"""Server optimizers against two rounds worked by hand in NumPy (Reddi et al. 2021, Algorithm 2; Hsu et al. 2019)."""
 
 from __future__ import annotations
 

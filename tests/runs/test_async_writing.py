@@ -13,7 +13,7 @@ from silotune.core import async_writer as writing
 from silotune.core.async_writer import Writer
 from silotune.core.tensors import Tensors
 from silotune.runs.storage.run_folder import Checkpoint, RunFolder
-from silotune.training.participant import Participant
+from silotune.training.client import SiloClient
 
 
 @pytest.fixture
@@ -106,7 +106,7 @@ def test_an_error_comes_up_at_a_later_file_too_and_few_files_wait_in_memory(tmp_
 
 def test_a_broadcast_is_read_once_for_all_silos_and_refused_for_each():
     expected = Expected({"global/x": (2,)})
-    participant = Participant(None, expected)  # type: ignore[arg-type]
+    participant = SiloClient(None, expected)  # type: ignore[arg-type]
     message = broadcast_message({"global": {"x": torch.tensor([1.0, 2.0])}}, 3)
     assert participant._opened(message)[0] is participant._opened(message)[0]
     other = broadcast_message({"global": {"x": torch.tensor([5.0, 2.0])}}, 4)

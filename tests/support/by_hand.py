@@ -31,7 +31,7 @@ def cka(x: np.ndarray, y: np.ndarray) -> float:
 
 
 def kornblith(x: np.ndarray, y: np.ndarray) -> float:
-    """Linear CKA as published: `‖YᵀX‖² / (‖XᵀX‖·‖YᵀY‖)` over centred columns (Kornblith et al. 2019, section 3)."""
+    """Linear CKA as published: `‖YᵀX‖² / (‖XᵀX‖·‖YᵀY‖)` over centered columns (Kornblith et al. 2019, section 3)."""
     x, y = x - x.mean(axis=0), y - y.mean(axis=0)
     frobenius = np.linalg.norm
     return float(frobenius(y.T @ x) ** 2 / (frobenius(x.T @ x) * frobenius(y.T @ y)))

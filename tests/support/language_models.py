@@ -19,7 +19,7 @@ from transformers import (
 )
 
 from silotune.models.backbone.backbone import Backbone
-from silotune.models.forward.mixing import Ingredient
+from silotune.models.forward.mixing import MixEntry
 from silotune.models.tuners import TUNERS
 from tests.support.tiny import FAMILIES as ENCODERS
 from tests.support.tiny import unsettle, words
@@ -130,7 +130,7 @@ def backbone_of(family: str) -> Backbone:
     return Backbone(model, tokenizer, name=family)
 
 
-def ingredients(backbone: Backbone, *weights, tuner: str = "lora", seed: int = 0, **options) -> list[Ingredient]:
+def ingredients(backbone: Backbone, *weights, tuner: str = "lora", seed: int = 0, **options) -> list[MixEntry]:
     """One part per weight, of one tuner, its tensors moved away from where they start."""
     made_tuner = TUNERS[tuner](TUNERS[tuner].Options(**options))
     draws = torch.Generator().manual_seed(seed)
@@ -140,5 +140,5 @@ def ingredients(backbone: Backbone, *weights, tuner: str = "lora", seed: int = 0
             name: tensor + 0.3 * torch.randn(tensor.shape, generator=draws)
             for name, tensor in made_tuner.init(backbone, [], draws).items()
         }
-        found.append(Ingredient(made_tuner, tensors, weight))
+        found.append(MixEntry(made_tuner, tensors, weight))
     return found

@@ -25,10 +25,10 @@ from silotune.models.heads import HEADS
 from silotune.models.tuners import TUNERS
 from silotune.runs.build.resolve import read_config
 from silotune.runs.run import Run, run
+from silotune.training.client import SiloClient, SiloReply
 from silotune.training.context import LocalTraining
 from silotune.training.coordinator import Coordinator
 from silotune.training.local_round import LocalResult
-from silotune.training.participant import Answer, Participant
 from tests.support.tiny import UNPARTITIONED, tiny_overrides, write_data
 
 TRAIN_ROWS = {"alpha": 10, "beta": 18, "gamma": 14}
@@ -116,7 +116,7 @@ def tapped(tamper: Tamper | None = None, spoil: Spoil | None = None) -> Iterator
         spoil: what happens to a local round's result before a message is made of it.
     """
     wire = Wire()
-    receive, opened, closed = Coordinator.receive, Participant.rounds, Participant.finals
+    receive, opened, closed = Coordinator.receive, SiloClient.rounds, SiloClient.finals
     rounds, finals = LocalTraining.rounds, LocalTraining.finals
 
     def tapped_receive(self: Coordinator, number: int, silo: str, message: bytes) -> object:
@@ -125,11 +125,11 @@ def tapped(tamper: Tamper | None = None, spoil: Spoil | None = None) -> Iterator
         wire.up.append((number, silo, bytes(message)))
         return receive(self, number, silo, message)
 
-    def tapped_opening(self: Participant, silos: Any, broadcast: bytes, *args: Any) -> list[Answer]:
+    def tapped_opening(self: SiloClient, silos: Any, broadcast: bytes, *args: Any) -> list[SiloReply]:
         wire.down += [bytes(broadcast)] * len(silos)
         return opened(self, silos, broadcast, *args)
 
-    def tapped_closing(self: Participant, silos: Any, broadcast: bytes) -> list[Answer]:
+    def tapped_closing(self: SiloClient, silos: Any, broadcast: bytes) -> list[SiloReply]:
         wire.final += [bytes(broadcast)] * len(silos)
         return closed(self, silos, broadcast)
 
@@ -148,8 +148,8 @@ def tapped(tamper: Tamper | None = None, spoil: Spoil | None = None) -> Iterator
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Coordinator, "receive", tapped_receive)
-        patch.setattr(Participant, "rounds", tapped_opening)
-        patch.setattr(Participant, "finals", tapped_closing)
+        patch.setattr(SiloClient, "rounds", tapped_opening)
+        patch.setattr(SiloClient, "finals", tapped_closing)
         patch.setattr(LocalTraining, "rounds", tapped_rounds)
         patch.setattr(LocalTraining, "finals", tapped_finals)
         yield wire

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from silotune.core.tensors import State, Tensors
 from silotune.data.batching import Batch
-from silotune.data.tokenized import Inputs, TokenisedRows
+from silotune.data.tokenized import Inputs, TokenizedRows
 from silotune.methods import Phase, Step
 from silotune.models.backbone.backbone import Backbone
 from silotune.models.forward.views import run_view
@@ -56,7 +56,7 @@ def trained(state: State, phase: Phase) -> Tensors:
     return leaves
 
 
-def padded(rows: TokenisedRows, chosen: Sequence[int], pad_id: int, extra: int = 0) -> Inputs:
+def padded(rows: TokenizedRows, chosen: Sequence[int], pad_id: int, extra: int = 0) -> Inputs:
     """Rows as one rectangle, written out, with `extra` columns of nothing but padding."""
     length = max(len(rows.ids[row]) for row in chosen) + extra
     ids = torch.full((len(chosen), length), pad_id)
@@ -70,7 +70,7 @@ def padded(rows: TokenisedRows, chosen: Sequence[int], pad_id: int, extra: int =
 
 
 def cut_batch(
-    backbone: Backbone, rows: TokenisedRows, chosen: Sequence[int], micro_batch: int, extra: int = 0
+    backbone: Backbone, rows: TokenizedRows, chosen: Sequence[int], micro_batch: int, extra: int = 0
 ) -> Batch:
     """The batch of the chosen rows in their given order, in micro-batches of one size (the last may be smaller)."""
     pad_id = int(backbone.tokenizer.pad_token_id or 0)

@@ -13,7 +13,7 @@ from silotune.data.server_rows import labelled_rows
 from silotune.distributed.coordinator.coordinate import Job, coordinate
 from silotune.distributed.flower.link import Arrival
 from silotune.distributed.silo.session import Session
-from silotune.distributed.silo.silo_config import LocalConfig
+from silotune.distributed.silo.silo_config import SiloSettings
 from silotune.runs.storage.readers import read_summary
 
 ALL = ["validation", "test", "rows", "loss", "seconds"]
@@ -52,13 +52,13 @@ class LostError(Exception):
     """The message went under."""
 
 
-def local_configs(config: Config, out: Path, **more: object) -> dict[str, LocalConfig]:
+def local_configs(config: Config, out: Path, **more: object) -> dict[str, SiloSettings]:
     """Every silo's rows in a folder of its own, and its configuration, as `flower-local` lays them out."""
     found = {}
     for data in load_silos(config):
         home = out / "silos" / data.name
         write_rows(home / "rows", data)
-        found[data.name] = LocalConfig(
+        found[data.name] = SiloSettings(
             **{
                 "name": data.name,
                 "folder": str(out / "checkpoints" / "silos" / data.name),
@@ -73,13 +73,13 @@ def local_configs(config: Config, out: Path, **more: object) -> dict[str, LocalC
     return found
 
 
-def answering(configs: Mapping[str, LocalConfig]) -> dict[int, Callable[[bytes], bytes]]:
+def answering(configs: Mapping[str, SiloSettings]) -> dict[int, Callable[[bytes], bytes]]:
     """Node → what answers for the silo there; they stay while the dictionary does."""
     return {node: Session(local).answer for node, local in enumerate(configs.values())}
 
 
 def job(config: Config, out: Path, silos: Collection[str], local: bool = True) -> Job:
-    """The coordinator's job; FedFAME's labelled rows are drawn as in one process."""
+    """The coordinator's job; FedFAME's labeled rows are drawn as in one process."""
     place = out / "federation"
     place.mkdir(parents=True, exist_ok=True)
     (place / "config.yaml").write_text(dump(config), encoding="utf-8")

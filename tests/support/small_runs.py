@@ -133,10 +133,10 @@ class Runs:
 def tokenised(run: silotune.Run, silo: str, texts):
     """The texts as the run's head wants them."""
     training = run.federation.training
-    tokenise = training.method.setting.head.tokeniser(training.backbone, run.federation.config.train.max_length)
+    tokenize = training.method.setting.head.row_tokenizer(training.backbone, run.federation.config.train.max_length)
     task = run.federation.tasks[silo]
     alone = (lambda text: (text, "")) if task.kind == "generation" else (lambda text: (text,))
-    return tokenise(task, [Row(alone(text) if isinstance(text, str) else text, 0) for text in texts])
+    return tokenize(task, [Row(alone(text) if isinstance(text, str) else text, 0) for text in texts])
 
 
 @torch.no_grad()

@@ -29,8 +29,8 @@ from transformers import (
 from transformers.models.modernbert import modeling_modernbert
 
 from silotune.models.backbone.backbone import Backbone
-from silotune.models.backbone.forward_plan import Plan
-from silotune.models.tuners import TUNERS, Weighted
+from silotune.models.backbone.forward_plan import ForwardPlan
+from silotune.models.tuners import TUNERS, WeightedTensors
 from tests.support.tiny import FAMILIES as TOKENIZERS
 from tests.support.tiny import unsettle
 
@@ -276,9 +276,9 @@ def real_states(states, inputs):
 
 def run(backbone: Backbone, inputs, *acting):
     """States of a batch; `acting` are pairs of a tuner and its mix, a list of (tensors, weight)."""
-    plan = Plan()
+    plan = ForwardPlan()
     for tuner, mix in acting:
-        present = [Weighted(tensors, weight) for tensors, weight in mix]
+        present = [WeightedTensors(tensors, weight) for tensors, weight in mix]
         tuner.act(backbone, present, plan)
     inputs = {name: tensor.to(backbone.device) for name, tensor in inputs.items()}
     return backbone.encode(inputs, plan)

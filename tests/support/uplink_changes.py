@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from silotune.communication.uplink import Chain, make_chain
+from silotune.communication.uplink import UplinkPipeline, make_pipeline
 from silotune.config.uplink import UplinkConfig
 
 SHAPES = {"global/up.weight": (12, 5), "global/down.weight": (5, 12), "global/bias": (7,), "head/scale": ()}
 
 
-def chain(*names: str, seed: int = 1, secret: bytes | None = None, **options: object) -> Chain:
-    return make_chain(UplinkConfig(name=list(names), **options), seed, secret)
+def pipeline(*names: str, seed: int = 1, secret: bytes | None = None, **options: object) -> UplinkPipeline:
+    return make_pipeline(UplinkConfig(name=list(names), **options), seed, secret)
 
 
 def change(seed: int = 0, spread: float = 1.0, shapes: dict[str, tuple[int, ...]] = SHAPES) -> dict[str, torch.Tensor]:

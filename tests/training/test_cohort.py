@@ -10,7 +10,7 @@ import torch
 from silotune.communication.messages import Expected
 from silotune.core.tensors import digest, flatten
 from silotune.data.batching import CALL_COST, epoch, make_batch
-from silotune.data.cohort_batches import as_cut, cut_jointly
+from silotune.data.cohort_batches import cut_jointly, zip_micro_batches
 from silotune.errors import Diverged, InputError
 from silotune.methods import METHODS as CLASSES
 from silotune.methods.parts import Scope
@@ -30,7 +30,7 @@ UNLIKE = {"alpha": 10, "beta": 21, "gamma": 14}
 ALIKE = {"east": 10, "north": 21, "west": 14}
 
 CANNOT = {name for name in METHODS if CLASSES[name].defaults.get("tuner") in ("full", "prompt")}
-CAN = [name for name in METHODS if name not in CANNOT and not CLASSES[name].centralised]
+CAN = [name for name in METHODS if name not in CANNOT and not CLASSES[name].centralized]
 FAST = ["fedavg", "moon", "fedrep", "fedmcp", "feddpa-t"]
 
 TUNERS = {
@@ -408,7 +408,7 @@ def test_cut_where_it_costs_least(batches):
 
 def test_own_micro_batches_beside_one_another(batches):
     cut = [make_batch(batch.source, batch.rows.tolist(), 0, 8) for batch in batches]
-    joints = as_cut(cut, 0)
+    joints = zip_micro_batches(cut, 0)
     assert len(joints) == max(len(batch.micro) for batch in cut)
     for place, joint in enumerate(joints):
         for piece in joint.pieces:

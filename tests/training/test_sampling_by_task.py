@@ -15,7 +15,7 @@ from silotune.experiments import read_comparison
 from silotune.experiments.report.collect import read_entries
 from silotune.experiments.report.personalization import measure_grids
 from silotune.runs.build.builder import build
-from silotune.runs.build.coordinator import promise, sampling_groups
+from silotune.runs.build.coordinator import privacy_guarantee, sampling_groups
 from silotune.runs.build.resolve import read_config
 from silotune.runs.load import load_run
 from silotune.runs.run import run
@@ -124,7 +124,7 @@ def test_noise_counts_the_participations_of_silos_drawn_by_task(backbone_folder,
     taken = Counter(name for number in range(1, 7) for name in federation.coordinator.choose(number, names))
     assert sum(taken.values()) == 6 * 3
     assert federation.privacy.uses == max(taken.values())
-    assert promise(config, names, sampling_groups(config, load_silos(config)), labelled=False).uses == max(
+    assert privacy_guarantee(config, names, sampling_groups(config, load_silos(config)), labelled=False).uses == max(
         taken.values()
     )
 

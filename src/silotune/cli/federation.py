@@ -15,10 +15,10 @@ SiloFile = Annotated[Path, typer.Argument(help="The silo's own configuration (YA
 @app.command()
 def worker(silo: SiloFile) -> None:
     """Hold a silo's backbone and rows, and do its work for the SuperNode beside it."""
-    from silotune.distributed.silo.silo_config import read_local
+    from silotune.distributed.silo.silo_config import read_silo_settings
     from silotune.distributed.silo.worker import serve
 
-    serve(read_local(silo))
+    serve(read_silo_settings(silo))
 
 
 federation = typer.Typer(help="A federation on several machines.", no_args_is_help=True)

@@ -49,7 +49,7 @@ def personalization(
     out: Annotated[Path, typer.Option(help="A new or empty folder for tables and figures.")],
     ddof: Annotated[int, typer.Option(min=0, max=1, help="Of the standard deviation over seeds.")] = 1,
 ) -> None:
-    """Personalisation and test-time personalisation per task, of runs with evaluation.test_time=true (FedDPA)."""
+    """Personalisation and test-time personalization per task, of runs with evaluation.test_time=true (FedDPA)."""
     from silotune.core.files import make_folder
     from silotune.errors import require_unused
     from silotune.experiments.report.collect import read_entries

@@ -98,7 +98,7 @@ def _leaves(config: Config, summary: dict[str, Any]) -> str:
     from silotune.runs.build.resolve import make_method
 
     method = make_method(config)
-    if method.centralised:
+    if method.centralized:
         return "all rows were in one place"
     shared = names_with(method.parts(), Scope.SHARED)
     if not shared:

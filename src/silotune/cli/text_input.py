@@ -24,7 +24,7 @@ def read_lines(lines: Iterable[str], where: str, texts: tuple[int, ...]) -> Iter
         texts: how many texts a row may have.
 
     Raises:
-        InputError: naming the line, where it has another number of texts, or one that cannot be tokenised.
+        InputError: naming the line, where it has another number of texts, or one that cannot be tokenized.
     """
     for number, line in enumerate(lines, 1):
         line = line.rstrip("\r\n")

@@ -16,7 +16,7 @@ from silotune.core.files import make_folder
 from silotune.errors import InputError, require_unused, unknown
 
 if TYPE_CHECKING:
-    from silotune.evaluation.transfer import Matrix, Model, WhoseHead
+    from silotune.evaluation.transfer import Matrix, TransferModel, WhoseHead
 
 
 _KEYS = ("transfer.head", "transfer.types")
@@ -111,7 +111,7 @@ def _words(words: Sequence[str]) -> tuple[WhoseHead, dict[str, str], list[Path]]
     return cast("WhoseHead", head), {**TASK_TYPES, **types}, folders
 
 
-def _say_differing(models: Sequence[Model], cells: Sequence[Any]) -> None:
+def _say_differing(models: Sequence[TransferModel], cells: Sequence[Any]) -> None:
     """Another machine or precision may decide a few rows otherwise: then say so."""
     for model in models:
         own = next(c.absolute for c in cells if c.source == c.target == model.task.name and c.seed == model.seed)

@@ -9,7 +9,7 @@ from silotune.config.validators import listed
 
 
 class EvaluationConfig(Section):
-    """Test-time personalisation (FedDPA, section 3.1), and tasks and silos that training does not see.
+    """Test-time personalization (FedDPA, section 3.1), and tasks and silos that training does not see.
 
     `test_time`: every silo's model on the test rows of every task, as many scores as silos times tasks. `per_round`:
     these, and those on own rows, after every round too (Figure 3). `unseen`: tasks (or own silos) that are left out of

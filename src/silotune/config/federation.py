@@ -12,7 +12,7 @@ class FederationConfig(Section):
     """Who takes part, and how long the coordinator waits.
 
     `silos`: the silos by name, where their rows are not named here (they are on the silos' own disks). `labelled`: the
-    coordinator's own labelled rows (a folder as in `docs/data.md`), where the method trains there. `join`:
+    coordinator's own labeled rows (a folder as in `docs/data.md`), where the method trains there. `join`:
     seconds until all of them must have joined. `deadline`: seconds a silo has for one request. `quorum`: the share of
     a round's silos whose updates must arrive. `retries`: how often a round below its quorum is asked again. `patience`:
     seconds after which an unanswered request is sent again (a silo answers it once), each further time twice as many;

@@ -10,7 +10,7 @@ from silotune.config.section import Section
 
 
 class PartitionConfig(Section):
-    """How one labelled data set is divided among silos; `none`: silos are as they come.
+    """How one labeled data set is divided among silos; `none`: silos are as they come.
 
     `dirichlet` skews labels (`balanced`: at equal sizes), `quantity` sizes, both by `alpha`; `shards` deals
     `shards` pieces of one label (or two) to each silo; `column` makes one silo per value of a column of the data.

@@ -10,7 +10,7 @@ from silotune.config.section import Section
 
 
 class ServerConfig(Section):
-    """The server optimiser (`none` adopts the mean) and its learning rate; the other keys as in Reddi et al. 2021.
+    """The server optimizer (`none` adopts the mean) and its learning rate; the other keys as in Reddi et al. 2021.
 
     `labels_per_class`: rows of each label that the coordinator has (FedFAME); `labelled_rows`: in all, evenly by label.
     """

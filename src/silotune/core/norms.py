@@ -27,14 +27,14 @@ def scale_to(found: float, bound: float) -> float:
     return 1.0 if found <= bound else bound / (found * _ROUNDING)
 
 
-def scaled_down(change: Tensors, bound: float, norm: Norm) -> Tensors:
+def clip_to_norm(change: Tensors, bound: float, norm: Norm) -> Tensors:
     """`Δ·min(1, C / ‖Δ‖)` over all tensors together, float64; within the bound as it is."""
     change = {name: tensor.double() for name, tensor in change.items()}
     factor = scale_to(norm_of(change.values(), norm), bound)
     return change if factor == 1 else {name: tensor * factor for name, tensor in change.items()}
 
 
-def change_from(before: Tensors, tensors: Tensors) -> Tensors:
+def delta(before: Tensors, tensors: Tensors) -> Tensors:
     """`θ_k − θ` in float64."""
     return dict(changes(before, tensors))
 

@@ -43,12 +43,12 @@ def describe(method: str, overrides: list[str]) -> dict[str, Any]:
         )
         if part.scope is Scope.SHARED:
             sent.append(rows[-1])
-    leaves = _sentence(sent, config.uplink.name, made.centralised)
+    leaves = _sentence(sent, config.uplink.name, made.centralized)
     return {"method": method, "backbone": config.backbone, "parts": rows, "leaves": leaves}
 
 
-def _sentence(sent: list[dict[str, Any]], uplink: list[str], centralised: bool) -> str:
-    if centralised:
+def _sentence(sent: list[dict[str, Any]], uplink: list[str], centralized: bool) -> str:
+    if centralized:
         return "What leaves a silo: all its rows; this method is no federation."
     if not sent:
         return "What leaves a silo: nothing."

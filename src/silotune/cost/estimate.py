@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from silotune.communication.uplink import make_chain
+from silotune.communication.uplink import make_pipeline
 from silotune.config import Config
 from silotune.core.randomness import generator
 from silotune.core.tensors import State, count
 from silotune.cost.backbone_shapes import Shape, load_shape
-from silotune.cost.flops import DECODER_TOKENS, Work, count_work, shape_batch
+from silotune.cost.flops import DECODER_TOKENS, WorkCount, count_work, shape_batch
 from silotune.cost.message_size import message_sizes
 from silotune.cost.stub_heads import LANGUAGE_MODEL_HEADS, FrozenVocabulary
 from silotune.data.tasks import Task
@@ -50,12 +50,12 @@ class Cost:
         adapter_parameters: the tuners' parts.
         head_parameters: heads and other parts.
         assembled_percent: trainable parameters, of `full_parameters` (how some papers count).
-        message_bytes: one silo's update, serialised; `message_mib` in 2²⁰ bytes.
+        message_bytes: one silo's update, serialized; `message_mib` in 2²⁰ bytes.
         bytes_up, bytes_down: all silos' updates, and the broadcasts to them, in one round.
         flops_per_sample_train: one pass over a text through a round's phases; see `silotune.cost.work`.
-        flops_per_sample_predict: one forward of the personalised model, and the one that weights the text (FedDPA).
+        flops_per_sample_predict: one forward of the personalized model, and the one that weights the text (FedDPA).
         peak_memory_mib: estimate for one training step of `train.batch_size` texts in float32: backbone, parts,
-            received copies, gradients, optimiser state and the activations kept for the backward pass.
+            received copies, gradients, optimizer state and the activations kept for the backward pass.
     """
 
     method: str
@@ -110,7 +110,7 @@ def estimate(method: str, words: Sequence[str] = (), *, work: bool = True) -> Co
             name: part.module.init(shape.backbone, [task], generator(config.seed, "init", name))
             for name, part in made.parts().items()
         }
-        done = _work(config, shape, made, state, task, options["tokens"]) if work else Work(0, 0, 0, 0)
+        done = _work(config, shape, made, state, task, options["tokens"]) if work else WorkCount(0, 0, 0, 0)
     return _cost(config, shape, made, state, done, options)
 
 
@@ -141,13 +141,13 @@ def _method(config: Config, shape: Shape) -> Method:
     return METHODS[made.name](setting, made.options)
 
 
-def _work(config: Config, shape: Shape, method: Method, state: State, task: Task, tokens: int) -> Work:
+def _work(config: Config, shape: Shape, method: Method, state: State, task: Task, tokens: int) -> WorkCount:
     decode = {"verbalizer": DECODER_TOKENS, "lm": tokens}.get(config.head.name, 0)
     batch = shape_batch(shape.backbone, task, config.train.batch_size, tokens, decode)
     return count_work(shape.backbone, method, state, batch, config.train)
 
 
-def _cost(config: Config, shape: Shape, method: Method, state: State, work: Work, options: dict[str, int]) -> Cost:
+def _cost(config: Config, shape: Shape, method: Method, state: State, work: WorkCount, options: dict[str, int]) -> Cost:
     parts = method.parts()
     sizes = {name: count(tensors) for name, tensors in state.items()}
     adapters = [name for name, part in parts.items() if isinstance(part.module, Tuner)]
@@ -164,7 +164,7 @@ def _cost(config: Config, shape: Shape, method: Method, state: State, work: Work
     others = trainable - sum(sizes[name] for name in adapters)
     full = bare + added + others - first_head
     shapes = {name: {key: tuple(tensor.shape) for key, tensor in tensors.items()} for name, tensors in state.items()}
-    up, down = message_sizes(shapes, parts, make_chain(config.uplink, config.seed))
+    up, down = message_sizes(shapes, parts, make_pipeline(config.uplink, config.seed))
     weights = 4 * sum(parameter.numel() for parameter in shape.backbone.base.parameters())
     peak = weights + work.training_state + work.saved if work.train else 0
     return Cost(

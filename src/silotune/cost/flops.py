@@ -9,8 +9,8 @@ for the gradient of its activation, where something trainable lies below it, and
 weight, where that is trainable: frozen weights have none. So a step costs a forward for every view, and about as much
 again for every view with trained parts in it (twice as much in full fine-tuning); views of constant parts, such as
 `received(...)`, cost the forward alone. Where texts are weighted one by one (FedDPA), a prediction is two forwards: the
-one that embeds the text, and the personalised model's; the silo's own rows are embedded once and kept, which is not
-counted. Additions, norms, softmax and the optimiser are not counted, as is usual.
+one that embeds the text, and the personalized model's; the silo's own rows are embedded once and kept, which is not
+counted. Additions, norms, softmax and the optimizer are not counted, as is usual.
 """
 
 from __future__ import annotations
@@ -33,25 +33,25 @@ from silotune.data.tokenized import Inputs
 from silotune.methods import Method, Step
 from silotune.methods.parts import Scope
 from silotune.models.backbone.backbone import Backbone
-from silotune.models.forward.pooling import READINGS
+from silotune.models.forward.pooling import POOLINGS
 from silotune.models.forward.views import run_view, run_views
 from silotune.training.context import LocalTraining
 
-_READINGS = READINGS | {STATES: states}
+_READINGS = POOLINGS | {STATES: states}
 
 DECODER_TOKENS = 2
 """What an encoder–decoder's decoder sees of a classified row: its start token and the mask (FedPrompt)."""
 
 
 @dataclass(frozen=True)
-class Work:
+class WorkCount:
     """Operations per sample, and bytes that are held at the start of the backward pass.
 
     Args:
         train: one pass over a sample through all of a round's phases.
-        predict: one forward of the personalised model, and of what its weights need to know of the text.
+        predict: one forward of the personalized model, and of what its weights need to know of the text.
         saved: activations of one batch that autograd keeps, the most of any phase.
-        training_state: parts with gradients, optimiser state and received copies, the most of any phase.
+        training_state: parts with gradients, optimizer state and received copies, the most of any phase.
     """
 
     train: int
@@ -79,7 +79,7 @@ def shape_batch(backbone: Backbone, task: Task, rows: int, tokens: int, decode: 
     return Batch(task, torch.arange(rows), labels, (inputs,))
 
 
-def count_work(backbone: Backbone, method: Method, state: State, batch: Batch, train: TrainConfig) -> Work:
+def count_work(backbone: Backbone, method: Method, state: State, batch: Batch, train: TrainConfig) -> WorkCount:
     """Run every phase's step and a prediction on fake tensors (under their mode), and count.
 
     Args:
@@ -87,7 +87,7 @@ def count_work(backbone: Backbone, method: Method, state: State, batch: Batch, t
         method: with its setting.
         state: all parts of one silo.
         batch: as from `shape_batch`.
-        train: the optimiser is read.
+        train: the optimizer is read.
     """
     training = LocalTraining(backbone, method, train, 0)
     constant = {tensor.untyped_storage()._cdata for tensor in backbone.base.state_dict(keep_vars=True).values()}
@@ -118,7 +118,7 @@ def count_work(backbone: Backbone, method: Method, state: State, batch: Batch, t
         view = run_view(backbone, batch, training.resolve(prediction.mix, state, {}, {}), _READINGS)
         step = Step(batch, {"prediction": view}, state, {}, {}, training.parts)
         step.logits("prediction", prediction.head)
-    return Work(round(operations / rows), round(counter.get_total_flops() / rows), saved, held)
+    return WorkCount(round(operations / rows), round(counter.get_total_flops() / rows), saved, held)
 
 
 def _tensors(state: State) -> list[Tensor]:
@@ -130,7 +130,7 @@ def _numel(tensors: list[Tensor]) -> int:
 
 
 def _moments(tensor: Tensor, train: TrainConfig) -> int:
-    """Numbers that the optimiser keeps for a tensor."""
+    """Numbers that the optimizer keeps for a tensor."""
     if train.optimizer == "sgd":
         return 0
     if train.optimizer == "adafactor":

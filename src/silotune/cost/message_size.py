@@ -9,7 +9,7 @@ from math import prod
 import torch
 
 from silotune.communication.messages import Expected, broadcast_message, change_message, update_message
-from silotune.communication.uplink import NO_UPLINK, Chain
+from silotune.communication.uplink import NO_UPLINK, UplinkPipeline
 from silotune.core.tensors import count, flatten
 from silotune.methods.parts import Part, Scope
 
@@ -26,7 +26,7 @@ _LARGEST = 2**28
 """Messages above this many bytes are counted from their header instead of being built."""
 
 
-def message_sizes(shapes: Shapes, parts: Mapping[str, Part], uplink: Chain = NO_UPLINK) -> tuple[int, int]:
+def message_sizes(shapes: Shapes, parts: Mapping[str, Part], uplink: UplinkPipeline = NO_UPLINK) -> tuple[int, int]:
     """Bytes of one silo's update by its uplink and of the coordinator's broadcast; 0 where nothing is shared.
 
     They are the real messages with tensors of zeros; where these would fill the memory, the same number is computed
@@ -49,7 +49,7 @@ def message_sizes(shapes: Shapes, parts: Mapping[str, Part], uplink: Chain = NO_
     return len(update), len(broadcast_message(zeros, 1))
 
 
-def _computed_update(shared: Shapes, uplink: Chain) -> int:
+def _computed_update(shared: Shapes, uplink: UplinkPipeline) -> int:
     fields: dict[str, str | int] = {"round": 1, "silo": SILO, "rows": ROWS}
     if not uplink.names:
         return computed_size(shared, fields)

@@ -16,7 +16,7 @@ PROJECTION = 768 * 256 + 256
 
 
 @dataclass(frozen=True)
-class Claim:
+class PaperValue:
     """One printed number.
 
     Args:
@@ -77,7 +77,7 @@ def full_millions(cost: Cost, _: int) -> tuple[int, float]:
     return cost.full_parameters, cost.full_parameters / 1e6
 
 
-def _fedmcp() -> list[Claim]:
+def _fedmcp() -> list[PaperValue]:
     underdetermined = (
         "The paper counts 0.58 % for one adapter. Bottleneck 16 after both sublayers of 12 blocks is "
         "24·(2·16·768 + 16 + 768) = 608,640, 0.49 % of RoBERTa-base, and LoRA of rank 16 on query and value 589,824, "
@@ -107,7 +107,7 @@ def _fedmcp() -> list[Claim]:
         if sends is not None:
             cells.append((f"{name}, sent", words, sent, sends, patch if name == "FedMatch" else underdetermined))
     return [
-        Claim(
+        PaperValue(
             "FedMCP (RoBERTa-base, adapters without heads)",
             "Table I",
             what,
@@ -122,7 +122,7 @@ def _fedmcp() -> list[Claim]:
     ]
 
 
-def _peft_in_fl() -> list[Claim]:
+def _peft_in_fl() -> list[PaperValue]:
     setting = ("fedavg", "backbone=shape:bert-base", "method.adapters=1", "head=linear", "head.scope=shared")
     tuners: dict[str, tuple[str, ...]] = {
         "Prefix": ("tuner=prefix", "tuner.tokens=6", "tuner.width=512"),
@@ -161,7 +161,7 @@ def _peft_in_fl() -> list[Claim]:
         ("FedFAME, share", sent_of_assembled, "%", PROJECTION, projection),
     )
     return [
-        Claim(
+        PaperValue(
             "PEFT in FL, FedFAME (BERT-base, one shared linear classifier counted; shares of the assembled model)",
             "Table 2",
             f"{tuner}, {kind}" + (" (with the projection head's 196,864)" if extra else ""),
@@ -177,7 +177,7 @@ def _peft_in_fl() -> list[Claim]:
     ]
 
 
-def _fedprompt() -> list[Claim]:
+def _fedprompt() -> list[PaperValue]:
     paper = "FedPrompt (20 soft tokens, frozen language-model head)"
     prompt = (
         "20·768 = 15,360, which is 0.015 M (the paper's own cell for T5). 0.016 M fits 21 vectors (16,128), and so "
@@ -194,25 +194,27 @@ def _fedprompt() -> list[Claim]:
     for name, (sends, full, ratio) in table.items():
         words = _words(shapes[name], "tuner=prompt", "tuner.tokens=20", head="verbalizer")
         note = digit if name == "T5" else prompt
-        claims.append(Claim(paper, "Table 1", f"{name}, sent", words, sent_millions, sends, 3, "M", note=note))
-        claims.append(Claim(paper, "Table 1", f"{name}, model and prompt", words, full_millions, full, 3, "M"))
-        claims.append(Claim(paper, "Table 1", f"{name}, ratio", words, sent_of_assembled, ratio, 3, "%", note=note))
+        claims.append(PaperValue(paper, "Table 1", f"{name}, sent", words, sent_millions, sends, 3, "M", note=note))
+        claims.append(PaperValue(paper, "Table 1", f"{name}, model and prompt", words, full_millions, full, 3, "M"))
+        claims.append(
+            PaperValue(paper, "Table 1", f"{name}, ratio", words, sent_of_assembled, ratio, 3, "%", note=note)
+        )
     for name, shape in shapes.items():
         words = _words(shape, "tuner=p-tuning", "tuner.tokens=20", head="verbalizer")
-        claims.append(Claim(paper, "Table 5", f"{name}, P-tuning", words, sent_millions, 25.420, 3, "M"))
+        claims.append(PaperValue(paper, "Table 5", f"{name}, P-tuning", words, sent_millions, 25.420, 3, "M"))
     words = _words("t5-base", "tuner=prefix", "tuner.tokens=5", head="verbalizer")
-    claims.append(Claim(paper, "Table 5", "T5, prefix tuning", words, sent_millions, 9.853, 3, "M"))
+    claims.append(PaperValue(paper, "Table 5", "T5, prefix tuning", words, sent_millions, 9.853, 3, "M"))
     return claims
 
 
-def _feddpa() -> list[Claim]:
+def _feddpa() -> list[PaperValue]:
     paper = "FedDPA (LLaMA-7B, LoRA of rank 8 on query and value)"
     words = _words("llama-7b", "tuner=lora", "tuner.r=8", head="lm")
     what = "FedIT, FedLoRA, FedDPA-F, FedDPA-T: the one shared LoRA"
     note = "The paper prints one digit."
     return [
-        Claim(paper, "Table 12", f"{what}, sent", words, sent_millions, 4.2, 1, "M"),
-        Claim(paper, "Table 12", f"{what}, share", words, sent, 0.06, 2, "%", note=note),
+        PaperValue(paper, "Table 12", f"{what}, sent", words, sent_millions, 4.2, 1, "M"),
+        PaperValue(paper, "Table 12", f"{what}, share", words, sent, 0.06, 2, "%", note=note),
     ]
 
 
@@ -220,7 +222,7 @@ def _words(shape: str, *tuner: str, head: str) -> tuple[str, ...]:
     return ("fedavg", f"backbone=shape:{shape}", "method.adapters=1", f"head={head}", *tuner)
 
 
-CLAIMS: tuple[Claim, ...] = (*_fedmcp(), *_peft_in_fl(), *_fedprompt(), *_feddpa())
+CLAIMS: tuple[PaperValue, ...] = (*_fedmcp(), *_peft_in_fl(), *_fedprompt(), *_feddpa())
 
 
 LIMIT = 1.0
@@ -232,16 +234,16 @@ _HEADER = """\
 
 Written by `silotune cost --papers`; a test compares this file with the command's output. Ours follow from shapes alone
 (`backbone=shape:…`, no weights); each row's command is `silotune cost` with the words in the first column. *Parameters*
-are ours, exact. *Message* is one silo's update as it is serialised, in bytes: 4 per parameter, and the names and shapes
+are ours, exact. *Message* is one silo's update as it is serialized, in bytes: 4 per parameter, and the names and shapes
 of the tensors. Differences are of our number from the printed one; those above 1 % are explained below each table.
 """
 
 
 @dataclass(frozen=True)
-class Row:
+class PaperRow:
     """A claim and our numbers for it."""
 
-    claim: Claim
+    claim: PaperValue
     cost: Cost
     parameters: int
     value: float
@@ -257,7 +259,7 @@ class Row:
         return self.claim.note if abs(self.difference) > LIMIT else ""
 
 
-def paper_rows() -> list[Row]:
+def paper_rows() -> list[PaperRow]:
     """Every claim with our numbers."""
     costs: dict[tuple[str, ...], Cost] = {}
     rows = []
@@ -266,7 +268,7 @@ def paper_rows() -> list[Row]:
             costs[claim.words] = estimate(claim.words[0], claim.words[1:], work=False)
         cost = costs[claim.words]
         parameters, value = claim.measure(cost, claim.extra)
-        rows.append(Row(claim, cost, parameters, value))
+        rows.append(PaperRow(claim, cost, parameters, value))
     return rows
 
 
@@ -278,7 +280,7 @@ def papers_table() -> str:
     return "\n".join([_HEADER, *sections, _halves(rows)])
 
 
-def _section(paper: str, rows: Sequence[Row]) -> str:
+def _section(paper: str, rows: Sequence[PaperRow]) -> str:
     notes = list(dict.fromkeys(row.explained for row in rows if row.explained))
     lines = [f"## {paper}", "", "| what | command | parameters | ours | paper | difference | message |"]
     lines.append("|---|---|--:|--:|--:|--:|--:|")
@@ -296,7 +298,7 @@ def _section(paper: str, rows: Sequence[Row]) -> str:
     return "\n".join([*lines, ""] if notes else lines)
 
 
-def _halves(rows: Sequence[Row]) -> str:
+def _halves(rows: Sequence[PaperRow]) -> str:
     """FedMCP against FedAvg (PEFT): what Table I's percentages have in common with ours."""
     costs = {row.claim.what: row.cost for row in rows}
     fedmcp, fedavg = costs["FedMCP, sent"], costs["FedAvg (PEFT), sent"]
@@ -309,7 +311,7 @@ def _halves(rows: Sequence[Row]) -> str:
     )
 
 
-def _rounded(value: float, claim: Claim) -> str:
+def _rounded(value: float, claim: PaperValue) -> str:
     """Two digits more than the paper prints."""
     return f"{value:.{claim.digits + 2}f}"
 

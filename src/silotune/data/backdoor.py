@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from silotune.core.numeric import share_of
+from silotune.core.numeric import ceil_fraction
 from silotune.core.randomness import sampler
 from silotune.data.tasks import Row, SiloData, Task
 from silotune.errors import InputError, unknown
@@ -54,7 +54,7 @@ class Backdoor:
         target = self.target(silo.task)
         others = [row for row in silo.splits.train if row.label != target]
         sampler(self.seed, "poison", silo.name).shuffle(others)
-        chosen = others[: share_of(self.config.rate, len(others))]
+        chosen = others[: ceil_fraction(self.config.rate, len(others))]
         return [replace(row, label=target) for row in self.triggered(silo.task, chosen)]
 
     def test_rows(self, task: Task, rows: Sequence[Row]) -> list[Row]:
@@ -107,7 +107,7 @@ def make_backdoor(config: AttackConfig, seed: int, data: Sequence[SiloData], len
     if not concerned:
         raise InputError(f"attack: no silo has rows of another label than {config.target!r} to poison")
     sampler(seed, "malicious").shuffle(concerned)
-    malicious = frozenset(concerned[: share_of(config.fraction, len(concerned))])
+    malicious = frozenset(concerned[: ceil_fraction(config.fraction, len(concerned))])
     return Backdoor(config, seed, malicious, lengths, room)
 
 

@@ -1,4 +1,4 @@
-"""Tokenised rows and batches. A batch is sorted by length inside and cut into micro-batches with little padding.
+"""Tokenized rows and batches. A batch is sorted by length inside and cut into micro-batches with little padding.
 
 Sorting inside a batch changes neither which rows are in it nor the mathematics, only the padding paid.
 """
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from silotune.core.randomness import generator
 from silotune.data.tasks import Task
-from silotune.data.tokenized import READ_POSITIONS, READ_ROWS, READ_TARGETS, SOFT_AT, Inputs, TokenisedRows
+from silotune.data.tokenized import READ_POSITIONS, READ_ROWS, READ_TARGETS, SOFT_AT, Inputs, TokenizedRows
 
 if TYPE_CHECKING:
     pass
@@ -33,9 +33,9 @@ EVALUATED = 64
 
 @dataclass(frozen=True)
 class Batch:
-    """Rows that take one optimiser step together, in micro-batches sorted by length.
+    """Rows that take one optimizer step together, in micro-batches sorted by length.
 
-    `rows` are their positions in the `TokenisedRows` they come from (`source`), `labels` their classes, both in the
+    `rows` are their positions in the `TokenizedRows` they come from (`source`), `labels` their classes, both in the
     order of the micro-batches. There are none where rows of several silos are cut together (`data/joint.py`).
     """
 
@@ -43,13 +43,13 @@ class Batch:
     rows: Tensor
     labels: Tensor
     micro: tuple[Inputs, ...]
-    source: TokenisedRows | None = None
+    source: TokenizedRows | None = None
 
     def __len__(self) -> int:
         return len(self.rows)
 
 
-def make_batch(rows: TokenisedRows, chosen: Sequence[int], pad_id: int, call_cost: int | None = CALL_COST) -> Batch:
+def make_batch(rows: TokenizedRows, chosen: Sequence[int], pad_id: int, call_cost: int | None = CALL_COST) -> Batch:
     """The batch of the chosen rows, cut where padding plus the cost of calls is least; None: it is not cut."""
     order = sorted(chosen, key=lambda row: (len(rows.ids[row]), row))
     ends = [] if call_cost is None else cuts([width_of(rows, [row]) for row in order], call_cost)
@@ -76,7 +76,7 @@ def cuts(widths: Sequence[int], call_cost: int, counts: Sequence[int] | None = N
     return ends[::-1]
 
 
-def pad(rows: TokenisedRows, chosen: Sequence[int], pad_id: int) -> Inputs:
+def pad(rows: TokenizedRows, chosen: Sequence[int], pad_id: int) -> Inputs:
     """A micro-batch of the chosen rows, in this order."""
     width = width_of(rows, chosen)
     ids, mask = padded([rows.ids[row] for row in chosen], pad_id, width=width)
@@ -96,7 +96,7 @@ def pad(rows: TokenisedRows, chosen: Sequence[int], pad_id: int) -> Inputs:
     return inputs
 
 
-def width_of(rows: TokenisedRows, chosen: Sequence[int]) -> int:
+def width_of(rows: TokenizedRows, chosen: Sequence[int]) -> int:
     """The longest of the chosen rows, rounded up to a multiple of 8 where the data has rows as long as that.
 
     Kernels are prepared and kept per shape: fewer shapes are faster and take far less memory.
@@ -125,7 +125,7 @@ def call_cost_on(device: torch.device) -> int:
     return CALL_COST if device.type == "cpu" else CALL_COST_GPU
 
 
-def in_order(rows: TokenisedRows, pad_id: int, call_cost: int | None = CALL_COST) -> Iterator[Batch]:
+def in_order(rows: TokenizedRows, pad_id: int, call_cost: int | None = CALL_COST) -> Iterator[Batch]:
     """All rows once, by length, `EVALUATED` at a time."""
     order = sorted(range(len(rows)), key=lambda row: len(rows.ids[row]))
     for start in range(0, len(order), EVALUATED):
@@ -133,7 +133,7 @@ def in_order(rows: TokenisedRows, pad_id: int, call_cost: int | None = CALL_COST
 
 
 def epoch(
-    data: dict[str, TokenisedRows],
+    data: dict[str, TokenizedRows],
     batch_size: int,
     pad_id: int,
     seed: int,

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from silotune.data.batching import Batch, cuts, pad, width_of
-from silotune.data.tokenized import HEAD_INPUTS, Inputs, TokenisedRows
+from silotune.data.tokenized import HEAD_INPUTS, Inputs, TokenizedRows
 
 _TOKENS = ("input_ids", "decoder_input_ids")
 
 
 @dataclass(frozen=True)
-class Piece:
+class SiloSlice:
     """One silo's rows in a joint micro-batch.
 
     Args:
@@ -41,10 +41,10 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class Joint:
+class CohortMicroBatch:
     """A joint micro-batch: the silos' rows behind one another."""
 
-    pieces: tuple[Piece, ...]
+    pieces: tuple[SiloSlice, ...]
 
     @property
     def sizes(self) -> list[int]:
@@ -66,14 +66,14 @@ class Joint:
         }
 
 
-def alone(batch: Batch) -> list[Joint]:
+def own_micro_batches(batch: Batch) -> list[CohortMicroBatch]:
     """A batch's own micro-batches."""
-    return as_cut([batch], 0)
+    return zip_micro_batches([batch], 0)
 
 
-def as_cut(batches: Sequence[Batch], pad_id: int) -> list[Joint]:
+def zip_micro_batches(batches: Sequence[Batch], pad_id: int) -> list[CohortMicroBatch]:
     """The first micro-batches of all beside one another, then the second ones, and so on."""
-    joints: list[Joint] = []
+    joints: list[CohortMicroBatch] = []
     starts = [0] * len(batches)
     for place in range(max(len(batch.micro) for batch in batches)):
         found = []
@@ -85,7 +85,7 @@ def as_cut(batches: Sequence[Batch], pad_id: int) -> list[Joint]:
     return joints
 
 
-def cut_jointly(batches: Sequence[Batch], pad_id: int, call_cost: int) -> list[Joint]:
+def cut_jointly(batches: Sequence[Batch], pad_id: int, call_cost: int) -> list[CohortMicroBatch]:
     """All rows of all batches, sorted by length and cut where padding plus the cost of calls is least.
 
     A piece is a stretch of its batch: rows of a batch keep their order.
@@ -108,12 +108,12 @@ def cut_jointly(batches: Sequence[Batch], pad_id: int, call_cost: int) -> list[J
     return joints
 
 
-def _source(batch: Batch) -> TokenisedRows:
+def _source(batch: Batch) -> TokenizedRows:
     assert batch.source is not None, "a batch of rows that are known"
     return batch.source
 
 
-def _widened(found: Sequence[tuple[int, int, Inputs]], pad_id: int) -> Joint:
+def _widened(found: Sequence[tuple[int, int, Inputs]], pad_id: int) -> CohortMicroBatch:
     widths = {
         name: max(inputs[name].shape[1] for *_, inputs in found)
         for name, tensor in found[0][2].items()
@@ -124,9 +124,11 @@ def _widened(found: Sequence[tuple[int, int, Inputs]], pad_id: int) -> Joint:
         missing = widths[name] - tensor.shape[1] if name in widths else 0
         return nn.functional.pad(tensor, (0, missing), value=pad_id if name in _TOKENS else 0) if missing else tensor
 
-    return Joint(
+    return CohortMicroBatch(
         tuple(
-            Piece(member, start, inputs["input_ids"].shape[1], {name: wide(name, one) for name, one in inputs.items()})
+            SiloSlice(
+                member, start, inputs["input_ids"].shape[1], {name: wide(name, one) for name, one in inputs.items()}
+            )
             for member, start, inputs in found
         )
     )

@@ -1,4 +1,4 @@
-"""Labelled data sets as folders: `<set>/<task>/{train,validation,test}.jsonl` and `meta.json`."""
+"""Labeled data sets as folders: `<set>/<task>/{train,validation,test}.jsonl` and `meta.json`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from silotune.errors import InputError
 
 
 @dataclass(frozen=True)
-class LabelledSet:
+class LabeledSet:
     """A task and its splits as published; `whole`: one file, still to be split."""
 
     task: Task
@@ -40,7 +40,7 @@ def task_folders(path: Path) -> list[str]:
     return names
 
 
-def read_folder(path: Path, name: str, column: str | None = None) -> LabelledSet:
+def read_folder(path: Path, name: str, column: str | None = None) -> LabeledSet:
     """One task of a data folder; rows with their value of a column, where one is named.
 
     Raises:
@@ -54,7 +54,7 @@ def read_folder(path: Path, name: str, column: str | None = None) -> LabelledSet
     if are_instructions(records["train"]):
         written = {split: instruction_rows(files[split], found) for split, found in records.items()}
         task = _generation(name, folder / "meta.json")
-        return LabelledSet(task, _grouped(files, records, written, column))
+        return LabeledSet(task, _grouped(files, records, written, column))
     meta = _meta(folder / "meta.json")
     labels = tuple(str(label) for label in meta["label_names"])
     task = make_task(name, labels, str(meta.get("metric", "accuracy")), f"data file {folder / 'meta.json'}")
@@ -64,7 +64,7 @@ def read_folder(path: Path, name: str, column: str | None = None) -> LabelledSet
     rows = {
         split: rows_of(files[split], found, text, "label", labels, by_index=True) for split, found in records.items()
     }
-    return LabelledSet(task, _grouped(files, records, rows, column))
+    return LabeledSet(task, _grouped(files, records, rows, column))
 
 
 def _without_nul(record: Record) -> Record:

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from silotune.data.folders import LabelledSet
+from silotune.data.folders import LabeledSet
 from silotune.data.tasks import Row, Splits, Task
 from silotune.errors import InputError
 
 
 @dataclass(frozen=True)
-class Published:
+class HubSet:
     """Where a task is on the hub.
 
     Args:
@@ -30,9 +30,9 @@ class Published:
     splits: Mapping[str, str] = field(default_factory=lambda: {"train": "train", "test": "test"})
 
 
-def _glue(name: str, *texts: str, validation: str = "validation") -> Published:
+def _glue(name: str, *texts: str, validation: str = "validation") -> HubSet:
     splits = {"train": "train", "validation": validation}  # GLUE's test rows have no labels
-    return Published("nyu-mll/glue", name.lower().replace("-", ""), texts, splits=splits)
+    return HubSet("nyu-mll/glue", name.lower().replace("-", ""), texts, splits=splits)
 
 
 GLUE = {
@@ -46,23 +46,23 @@ GLUE = {
 }
 
 FEDPROMPT = {
-    "imdb": Published("stanfordnlp/imdb", None, ("text",), ("negative", "positive")),
-    "offenseval": Published(
+    "imdb": HubSet("stanfordnlp/imdb", None, ("text",), ("negative", "positive")),
+    "offenseval": HubSet(
         "cardiffnlp/tweet_eval",
         "offensive",
         ("text",),
         ("NOT", "OFF"),
         {"train": "train", "validation": "validation", "test": "test"},
     ),
-    "enron": Published("SetFit/enron_spam", None, ("text",), ("ham", "spam")),
+    "enron": HubSet("SetFit/enron_spam", None, ("text",), ("ham", "spam")),
 }
 """FedPrompt's single sentences (section 3.1). Ling-Spam is not there as a set of its own."""
 
-HUB: dict[str, dict[str, Published]] = {"glue": GLUE, "fedprompt": FEDPROMPT}
+HUB: dict[str, dict[str, HubSet]] = {"glue": GLUE, "fedprompt": FEDPROMPT}
 """`data.set` → the tasks of it that are on the hub."""
 
 
-def read_published(name: str, published: Published) -> LabelledSet:
+def read_published(name: str, published: HubSet) -> LabeledSet:
     """One task from the hub through `datasets`; rows without any text are left out.
 
     Raises:
@@ -78,10 +78,10 @@ def read_published(name: str, published: Published) -> LabelledSet:
     except Exception as error:  # the hub's client raises many kinds; all mean the same to a user
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise InputError(f"data: cannot load {'/'.join(where)} ({reason}); set data.path=FOLDER") from error
-    return LabelledSet(Task(name, labels), Splits(**rows))
+    return LabeledSet(Task(name, labels), Splits(**rows))
 
 
-def _rows(split: Any, published: Published, labels: int) -> list[Row]:
+def _rows(split: Any, published: HubSet, labels: int) -> list[Row]:
     texts = zip(*(split[column] for column in published.texts), strict=True)
     rows = [Row(text, int(label)) for text, label in zip(texts, split["label"], strict=True)]
     if not all(0 <= row.label < labels for row in rows):

@@ -12,7 +12,7 @@ INSTRUCTION, INPUT, OUTPUT = "instruction", "input", "output"
 
 
 def are_instructions(records: Sequence[Record]) -> bool:
-    """Whether rows of a task folder are instructions rather than labelled texts."""
+    """Whether rows of a task folder are instructions rather than labeled texts."""
     return INSTRUCTION in records[0] and OUTPUT in records[0] and "label" not in records[0]
 
 

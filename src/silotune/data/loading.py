@@ -7,8 +7,8 @@ from importlib import resources
 from pathlib import Path
 
 from silotune.config import Config, DataConfig, SiloConfig
-from silotune.data.folders import LabelledSet, read_folder, task_folders
-from silotune.data.hub import HUB, Published, read_published
+from silotune.data.folders import LabeledSet, read_folder, task_folders
+from silotune.data.hub import HUB, HubSet, read_published
 from silotune.data.instructions import instruction_rows
 from silotune.data.partition import by_value, divide, silo_names
 from silotune.data.readers import (
@@ -84,13 +84,13 @@ def _parts(silo: SiloData, number: int) -> list[SiloData]:
     ]
 
 
-def _partitioned(sets: dict[str, LabelledSet], config: Config, seed: int) -> list[SiloData]:
-    """One data set's training rows divided among silos; its other rows stay together, for one central judgement."""
+def _partitioned(sets: dict[str, LabeledSet], config: Config, seed: int) -> list[SiloData]:
+    """One data set's training rows divided among silos; its other rows stay together, for one central judgment."""
     partition = config.partition
     if len(sets) != 1:
         only = "data.tasks=NAME" if not config.silos else "one entry of silos"
         raise InputError(
-            f"partition: divides one labelled data set, found {len(sets)} ({', '.join(sets)}); give {only}, or "
+            f"partition: divides one labeled data set, found {len(sets)} ({', '.join(sets)}); give {only}, or "
             "partition=none"
         )
     ((name, found),) = sets.items()
@@ -111,7 +111,7 @@ def _partitioned(sets: dict[str, LabelledSet], config: Config, seed: int) -> lis
     ]
 
 
-def _split(found: LabelledSet, rule: SplitRule, seed: int, name: str) -> Splits:
+def _split(found: LabeledSet, rule: SplitRule, seed: int, name: str) -> Splits:
     return split(found.splits, replace(rule, merge=rule.merge or found.whole), seed, name)
 
 
@@ -132,11 +132,11 @@ def demo_folder() -> Path:
     return Path(str(resources.files("silotune") / "data" / "demo"))
 
 
-def _named_sets(data: DataConfig, column: str | None) -> dict[str, LabelledSet]:
+def _named_sets(data: DataConfig, column: str | None) -> dict[str, LabeledSet]:
     path = demo_folder() if data.set == "demo" and data.path is None else None if data.path is None else Path(data.path)
     published = {} if path else _published(data, column)
     names = data.tasks or (task_folders(path) if path else [])
-    sets: dict[str, LabelledSet] = {}
+    sets: dict[str, LabeledSet] = {}
     for name in names:
         found = read_folder(path, name, column) if path else read_published(name, published[name])
         task = found.task
@@ -154,7 +154,7 @@ def _named_sets(data: DataConfig, column: str | None) -> dict[str, LabelledSet]:
     return sets
 
 
-def _published(data: DataConfig, column: str | None) -> dict[str, Published]:
+def _published(data: DataConfig, column: str | None) -> dict[str, HubSet]:
     """The set's tasks on the hub; refused before anything is downloaded, where what is asked for is not there."""
     if data.set is None:  # else the configuration has no data at all, and was refused
         raise InputError(
@@ -191,7 +191,7 @@ def _renamed(name: str, labels: tuple[str, ...], wanted: list[str] | None) -> tu
     return labels if wanted is None else tuple(wanted)
 
 
-def _own_sets(silos: list[SiloConfig], column: str | None) -> dict[str, LabelledSet]:
+def _own_sets(silos: list[SiloConfig], column: str | None) -> dict[str, LabeledSet]:
     files = {silo.name: _silo_files(Path(silo.path)) for silo in silos}
     records = {name: {part: read_records(path) for part, path in found.items()} for name, found in files.items()}
     tasks: dict[str, Task] = {}
@@ -204,7 +204,7 @@ def _own_sets(silos: list[SiloConfig], column: str | None) -> dict[str, Labelled
             task = make_task(name, labels, silo.metric or "accuracy", f"silo {silo.name!r}")
         if tasks.setdefault(name, task) != task:
             raise InputError(f"silo {silo.name!r}: metric or kind differs from the other silos of task {name!r}")
-    sets: dict[str, LabelledSet] = {}
+    sets: dict[str, LabeledSet] = {}
     for silo in silos:
         task = tasks[silo.task or silo.name]
         paths = files[silo.name]
@@ -215,7 +215,7 @@ def _own_sets(silos: list[SiloConfig], column: str | None) -> dict[str, Labelled
             for part, found in records[silo.name].items()
         }
         rows["train"] = grouped(paths["train"], records[silo.name]["train"], rows["train"], column)
-        sets[silo.name] = LabelledSet(task, Splits(**rows), whole=len(rows) == 1)
+        sets[silo.name] = LabeledSet(task, Splits(**rows), whole=len(rows) == 1)
     return sets
 
 

@@ -1,4 +1,4 @@
-"""Partitioners: one labelled data set divided among silos, seeded, every row in exactly one silo.
+"""Partitioners: one labeled data set divided among silos, seeded, every row in exactly one silo.
 
 None of them tries again until something fits, so none can hang: what cannot be done is refused at once, and silos that
 a skewed draw leaves with too few rows get rows of the largest ones. Plain NumPy: the partitioners of `flwr-datasets`

@@ -123,7 +123,7 @@ def text_of(path: Path, number: int, record: Record, column: str) -> str:
     """The text of one cell.
 
     Raises:
-        InputError: missing, not a string, or not one that can be tokenised.
+        InputError: missing, not a string, or not one that can be tokenized.
     """
     value = record.get(column)
     if value is None or (isinstance(value, float) and math.isnan(value)):

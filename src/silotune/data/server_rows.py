@@ -1,4 +1,4 @@
-"""Semi-supervised federations: a few labelled rows at the coordinator, silos without labels."""
+"""Semi-supervised federations: a few labeled rows at the coordinator, silos without labels."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def without_labels(rows: Sequence[Row]) -> list[Row]:
 
 
 def labelled_rows(data: Sequence[SiloData], server: ServerConfig, seed: int) -> SiloData:
-    """The coordinator's labelled rows: balanced by label, drawn from all silos' training rows, which keep them.
+    """The coordinator's labeled rows: balanced by label, drawn from all silos' training rows, which keep them.
 
     The draw depends on the rows and the seed, not on how the rows are divided among silos.
 
@@ -34,9 +34,9 @@ def labelled_rows(data: Sequence[SiloData], server: ServerConfig, seed: int) -> 
     task = data[0].task
     others = sorted({silo.task.name for silo in data})
     if len(others) > 1 or task.kind != "classification":
-        raise InputError(f"server: labelled rows are of one classification task, found {', '.join(others)}")
+        raise InputError(f"server: labeled rows are of one classification task, found {', '.join(others)}")
     if server.labels_per_class is None and server.labelled_rows is None:
-        raise InputError("server.labels_per_class: say how many labelled rows of each label the coordinator has")
+        raise InputError("server.labels_per_class: say how many labeled rows of each label the coordinator has")
     chosen: list[Row] = []
     rows = sorted((row for silo in data for row in silo.splits.train), key=lambda row: (row.label, row.texts))
     for label, name in enumerate(task.labels):

@@ -1,4 +1,4 @@
-"""From a labelled set to one silo's splits: cap, cut, shuffle, all derived from a seed."""
+"""From a labeled set to one silo's splits: cap, cut, shuffle, all derived from a seed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tasks, rows and silos' data: what is known of a silo's text before it is tokenised."""
+"""Tasks, rows and silos' data: what is known of a silo's text before it is tokenized."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def generation_task(name: str, metric: str, culprit: str) -> Task:
 
 @dataclass(frozen=True)
 class Row:
-    """One labelled text, or pair of texts; `label` indexes the task's label names.
+    """One labeled text, or pair of texts; `label` indexes the task's label names.
 
     In a generation task `texts` are instruction and input (which may be empty), and `answer` is what to write. `group`
     is the value of the column that makes natural silos, where one does.

@@ -1,4 +1,4 @@
-"""What a text must be to be tokenised."""
+"""What a text must be to be tokenized."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ HEAD_INPUTS = (READ_ROWS, READ_POSITIONS, READ_TARGETS)
 
 
 @dataclass(frozen=True)
-class TokenisedRows:
+class TokenizedRows:
     """Rows of one task as token ids; `types` are segment ids where the tokenizer gives them.
 
     For language-model heads: `decoder` are the decoder's token ids (encoder–decoders), `reads` the positions a head
@@ -60,7 +60,7 @@ class TokenisedRows:
         """Tokens of the longest row."""
         return max(map(len, self.ids))
 
-    def joined(self, other: TokenisedRows) -> TokenisedRows:
+    def joined(self, other: TokenizedRows) -> TokenizedRows:
         """These rows, then the other's, of the same task."""
 
         def both(name: str) -> list[Any] | None:
@@ -70,25 +70,25 @@ class TokenisedRows:
         lists = {name: both(name) for name in ("types", "decoder", "reads", "targets", "answers", "soft")}
         labels, poisoned = torch.cat([self.labels, other.labels]), self.poisoned + other.poisoned
         more: dict[str, Any] = lists | {"options": self.options and other.options, "poisoned": poisoned}
-        return TokenisedRows(self.task, self.ids + other.ids, labels=labels, **more)
+        return TokenizedRows(self.task, self.ids + other.ids, labels=labels, **more)
 
 
-class Tokeniser:
+class RowTokenizer:
     """Turns rows into token ids, once."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, max_length: int) -> None:
         self._tokenizer = tokenizer
         self._max_length = max_length
 
-    def __call__(self, task: Task, rows: Sequence[Row]) -> TokenisedRows:
+    def __call__(self, task: Task, rows: Sequence[Row]) -> TokenizedRows:
         """Token ids of rows (one text or a pair each), truncated to the maximum length."""
         if not rows:
-            return TokenisedRows(task, [], None, torch.zeros(0, dtype=torch.int64))
+            return TokenizedRows(task, [], None, torch.zeros(0, dtype=torch.int64))
         columns = [list(texts) for texts in zip(*(row.texts for row in rows), strict=True)]
         encoded = self._tokenizer(*columns, truncation=True, max_length=self._max_length)
         types = cast("list[list[int]] | None", encoded.get("token_type_ids"))
         labels = torch.tensor([row.label for row in rows])
-        return TokenisedRows(task, cast("list[list[int]]", encoded["input_ids"]), types, labels)
+        return TokenizedRows(task, cast("list[list[int]]", encoded["input_ids"]), types, labels)
 
 
 Inputs = dict[str, Tensor]

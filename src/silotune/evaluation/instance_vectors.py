@@ -20,10 +20,10 @@ from silotune.core.randomness import derive
 from silotune.core.serialization import read_tensors
 from silotune.core.tensors import State, Tensors, digest, flatten
 from silotune.data.batching import call_cost_on, in_order
-from silotune.data.tokenized import TokenisedRows
+from silotune.data.tokenized import TokenizedRows
 from silotune.errors import InputError
 from silotune.methods.instance_weighting import INSTANCES, KEY, VECTORS, InstanceWeighting
-from silotune.models.forward.pooling import READINGS, Reading
+from silotune.models.forward.pooling import POOLINGS, Pooling
 from silotune.models.forward.views import run_view
 from silotune.models.heads.lm import prompt_rows
 from silotune.training.context import LocalTraining
@@ -43,7 +43,7 @@ class Weights:
 
 
 @torch.no_grad()
-def embed(training: LocalTraining, state: State, rows: TokenisedRows) -> Tensor:
+def embed(training: LocalTraining, state: State, rows: TokenizedRows) -> Tensor:
     """What each row is known by, shape (rows, hidden), float32: its text without the answer, under the method's view.
 
     Args:
@@ -54,7 +54,7 @@ def embed(training: LocalTraining, state: State, rows: TokenisedRows) -> Tensor:
     weighting = _weighting(training)
     texts = prompt_rows(rows) if rows.task.kind == "generation" else replace(rows, reads=None, targets=None)
     mix = training.resolve(weighting.view, state, {}, {})
-    read: dict[str, Reading] = {weighting.representation: READINGS[weighting.representation]}
+    read: dict[str, Pooling] = {weighting.representation: POOLINGS[weighting.representation]}
     vectors = torch.zeros(len(texts), training.backbone.hidden_size)
     pad = training.backbone.pad_id
     for batch in in_order(texts, pad, call_cost_on(training.backbone.device)):
@@ -63,7 +63,7 @@ def embed(training: LocalTraining, state: State, rows: TokenisedRows) -> Tensor:
     return vectors
 
 
-def weigh(training: LocalTraining, state: State, rows: TokenisedRows) -> Weights | None:
+def weigh(training: LocalTraining, state: State, rows: TokenizedRows) -> Weights | None:
     """The weights of rows; None where the method does not look at texts.
 
     Args:

@@ -1,6 +1,6 @@
-"""Test-time personalisation (FedDPA, section 3.1): every silo's model on every task; and tasks that no silo trained on.
+"""Test-time personalization (FedDPA, section 3.1): every silo's model on every task; and tasks that no silo trained on.
 
-*Personalisation* is a model's score on its silo's own task, *test-time personalisation* its mean score over all tasks,
+*Personalisation* is a model's score on its silo's own task, *test-time personalization* its mean score over all tasks,
 its own among them.
 """
 
@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from silotune.core.numeric import mean_of_known
-from silotune.data.tokenized import TokenisedRows
+from silotune.core.numeric import mean_ignoring_none
+from silotune.data.tokenized import TokenizedRows
 from silotune.evaluation.predict import Measured, measure
 from silotune.evaluation.scores import one_model, state_of
 from silotune.training.federation import Federation
@@ -34,7 +34,7 @@ class TestTime:
     @property
     def test_time(self) -> dict[str, float | None]:
         """Reported silo → mean over all tasks."""
-        return {name: mean_of_known(one.score for one in row.values()) for name, row in self.measured.items()}
+        return {name: mean_ignoring_none(one.score for one in row.values()) for name, row in self.measured.items()}
 
     def entry(self, name: str) -> dict[str, Any]:
         """What `summary.json` says of a silo; accuracies of the tasks whose answers are options, where there are such.
@@ -44,7 +44,7 @@ class TestTime:
         row = self.measured[name]
         accuracies = {task: one.accuracy for task, one in row.items() if one.accuracy is not None}
         own = {"accuracy": accuracies[self.own[name]]} if self.own[name] in accuracies else {}
-        more = {"test_time_accuracy": mean_of_known(accuracies.values()), "accuracy_on_tasks": accuracies}
+        more = {"test_time_accuracy": mean_ignoring_none(accuracies.values()), "accuracy_on_tasks": accuracies}
         return {
             "personalization": self.personalization[name],
             "test_time": self.test_time[name],
@@ -82,10 +82,10 @@ def unseen(federation: Federation) -> dict[str, Any]:
 
 def _over(silos: Mapping[str, float | None]) -> dict[str, Any]:
     known = [value for value in silos.values() if value is not None]
-    return {"average": mean_of_known(known), "maximum": max(known, default=None), "silos": dict(silos)}
+    return {"average": mean_ignoring_none(known), "maximum": max(known, default=None), "silos": dict(silos)}
 
 
-def _on(federation: Federation, sets: Mapping[str, TokenisedRows]) -> dict[str, dict[str, Measured]]:
+def _on(federation: Federation, sets: Mapping[str, TokenizedRows]) -> dict[str, dict[str, Measured]]:
     """Training silo → set → what the silo's model scores there."""
     found: dict[str, dict[str, Measured]] = {}
     alike = one_model(federation.training)
@@ -103,13 +103,13 @@ def _reported(federation: Federation) -> dict[str, list[str]]:
     return {silo.name: list(silo.evaluations) for silo in federation.silos.values()}
 
 
-def _test_sets(federation: Federation) -> tuple[dict[str, TokenisedRows], dict[str, str]]:
+def _test_sets(federation: Federation) -> tuple[dict[str, TokenizedRows], dict[str, str]]:
     """Task → its test rows, and reported silo → its task. Sets of one task go by their silos' names.
 
     So do all sets, where such a name is a task's, too.
     """
     by_rows: dict[int, list[str]] = {}
-    rows: dict[int, TokenisedRows] = {}
+    rows: dict[int, TokenizedRows] = {}
     for silo in federation.silos.values():
         for name, evaluation in silo.evaluations.items():
             by_rows.setdefault(id(evaluation), []).append(name)

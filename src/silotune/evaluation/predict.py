@@ -1,4 +1,4 @@
-"""Predictions of a personalised model over rows."""
+"""Predictions of a personalized model over rows."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from torch import Tensor
 from silotune.core.tensors import State
 from silotune.data.batching import call_cost_on, in_order
 from silotune.data.metrics import METRICS, TEXT_METRICS
-from silotune.data.tokenized import TokenisedRows
+from silotune.data.tokenized import TokenizedRows
 from silotune.evaluation.instance_vectors import weigh
 from silotune.models.forward.generation import generate
 from silotune.models.heads.lm import LanguageModelHead, prompt_rows
 from silotune.training.context import LocalTraining
 
 
-def logits(training: LocalTraining, state: State, rows: TokenisedRows) -> Tensor:
+def logits(training: LocalTraining, state: State, rows: TokenizedRows) -> Tensor:
     """Logits of all rows, shape (rows, classes), in the rows' order."""
     pad = training.backbone.pad_id
     weights = weigh(training, state, rows)
@@ -29,8 +29,8 @@ def logits(training: LocalTraining, state: State, rows: TokenisedRows) -> Tensor
 
 
 @torch.no_grad()
-def answers(training: LocalTraining, state: State, rows: TokenisedRows) -> list[str]:
-    """What the personalised model writes to each row's prompt."""
+def answers(training: LocalTraining, state: State, rows: TokenizedRows) -> list[str]:
+    """What the personalized model writes to each row's prompt."""
     head = training.method.setting.head
     assert isinstance(head, LanguageModelHead), "a generation task has a language-model head"
     weights = weigh(training, state, rows)
@@ -49,7 +49,7 @@ class Measured:
     accuracy: float | None = None
 
 
-def measure(training: LocalTraining, state: State, rows: TokenisedRows) -> Measured:
+def measure(training: LocalTraining, state: State, rows: TokenizedRows) -> Measured:
     """What a model scores on rows."""
     task = rows.task
     if not len(rows):
@@ -62,6 +62,6 @@ def measure(training: LocalTraining, state: State, rows: TokenisedRows) -> Measu
     return Measured(found, TEXT_METRICS["accuracy"](written, expected) if picked else None)
 
 
-def score(training: LocalTraining, state: State, rows: TokenisedRows) -> float | None:
+def score(training: LocalTraining, state: State, rows: TokenizedRows) -> float | None:
     """The task's metric over the rows, in percent; None without rows."""
     return measure(training, state, rows).score

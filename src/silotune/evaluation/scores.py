@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, TypeVar
 
-from silotune.core.numeric import mean_of_known
+from silotune.core.numeric import mean_ignoring_none
 from silotune.core.tensors import State
 from silotune.evaluation.instance_vectors import with_instances
 from silotune.evaluation.predict import Measured, measure
@@ -14,7 +14,7 @@ from silotune.training.context import LocalTraining
 from silotune.training.federation import Federation
 from silotune.training.silo import Evaluation, Silo
 
-Judgement = TypeVar("Judgement")
+Judgment = TypeVar("Judgment")
 
 
 def state_of(federation: Federation, silo: Silo) -> State:
@@ -36,14 +36,14 @@ def measured(federation: Federation, split: Literal["validation", "test"]) -> di
     return judged(federation, lambda state, rows: measure(federation.training, state, getattr(rows, split)))
 
 
-def judged(federation: Federation, judge: Callable[[State, Evaluation], Judgement]) -> dict[str, Judgement]:
+def judged(federation: Federation, judge: Callable[[State, Evaluation], Judgment]) -> dict[str, Judgment]:
     """Per reported silo, what is found of its model and the rows it is judged on.
 
     Where one data set is partitioned all silos are judged on the same central rows. Predictions with shared parts
     alone are then one model's, and made once; with private parts, every silo's model is judged on them.
     """
     alike = one_model(federation.training)
-    made: dict[tuple[str, int], Judgement] = {}
+    made: dict[tuple[str, int], Judgment] = {}
     found = {}
     for silo in federation.silos.values():
         for name, evaluation in silo.evaluations.items():
@@ -70,7 +70,7 @@ def mean(found: Mapping[str, float | None]) -> float | None:
     Equal scores are their own mean, to the bit: one model for all silos scores what it scores.
     """
     values = [value for value in found.values() if value is not None]
-    return values[0] if len(set(values)) == 1 else mean_of_known(values)
+    return values[0] if len(set(values)) == 1 else mean_ignoring_none(values)
 
 
 def results(federation: Federation, test: Mapping[str, float | None] | None = None) -> dict[str, dict[str, Any]]:

@@ -13,11 +13,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from silotune.core.numeric import mean_of_known
+from silotune.core.numeric import mean_ignoring_none
 from silotune.core.tensors import State
 from silotune.data.metrics import majority_score
 from silotune.data.tasks import Task
-from silotune.data.tokenized import TokenisedRows
+from silotune.data.tokenized import TokenizedRows
 from silotune.errors import InputError
 from silotune.evaluation.predict import score
 
@@ -45,7 +45,7 @@ OTHER = "other"
 
 
 @dataclass(frozen=True)
-class Model:
+class TransferModel:
     """A finished run that has one model for one task.
 
     Args:
@@ -61,7 +61,7 @@ class Model:
     task: Task
     seed: int
     state: State
-    tests: tuple[TokenisedRows, ...]
+    tests: tuple[TokenizedRows, ...]
     reported: float
 
     @property
@@ -76,7 +76,7 @@ class Model:
 
     def judge(self, state: State) -> float:
         """The score of a state on its test rows, in percent."""
-        found = mean_of_known(score(self.federation.training, state, rows) for rows in self.tests)
+        found = mean_ignoring_none(score(self.federation.training, state, rows) for rows in self.tests)
         assert found is not None, "a run without test rows has no score to be compared with"
         return found
 
@@ -84,11 +84,11 @@ class Model:
         """What always answering the most frequent label of its test rows scores; None for generation."""
         if self.task.kind != "classification":
             return None
-        return mean_of_known(majority_score(self.task.metric, rows.labels) for rows in self.tests)
+        return mean_ignoring_none(majority_score(self.task.metric, rows.labels) for rows in self.tests)
 
 
 @dataclass(frozen=True)
-class Cell:
+class TransferScore:
     """One source on one target, of one seed, in percent. `relative` is None where the target's own score is 0."""
 
     source: str
@@ -99,7 +99,7 @@ class Cell:
     relative: float | None
 
 
-def exchange(models: Sequence[Model], head: WhoseHead = "target") -> Iterator[Cell]:
+def exchange(models: Sequence[TransferModel], head: WhoseHead = "target") -> Iterator[TransferScore]:
     """Every model's tuned parts on every task, by seed, its own included; one cell at a time.
 
     Args:
@@ -117,10 +117,10 @@ def exchange(models: Sequence[Model], head: WhoseHead = "target") -> Iterator[Ce
                 own[target.name] = absolute
             reference = own[target.name]
             relative = 100 * absolute / reference if reference else None
-            yield Cell(source.task.name, target.task.name, target.seed, target.task.metric, absolute, relative)
+            yield TransferScore(source.task.name, target.task.name, target.seed, target.task.metric, absolute, relative)
 
 
-def transferred(source: Model, target: Model, head: WhoseHead = "target") -> State:
+def transferred(source: TransferModel, target: TransferModel, head: WhoseHead = "target") -> State:
     """The target's parts, with the source's tuned parts in their place, and the source's head where that is wanted.
 
     Raises:
@@ -140,7 +140,7 @@ def transferred(source: Model, target: Model, head: WhoseHead = "target") -> Sta
     return state | {target.head: renamed}
 
 
-def check_alike(one: Model, other: Model) -> None:
+def check_alike(one: TransferModel, other: TransferModel) -> None:
     """Refuse two runs whose tuned parts cannot take each other's place.
 
     Raises:
@@ -193,16 +193,16 @@ class Matrix:
             kinds = types[source], types[target]
             return alike is None or (OTHER not in kinds and alike == (kinds[0] == kinds[1]))
 
-        return mean_of_known(value for (s, t), value in self.relative.items() if s != t and counts(s, t))
+        return mean_ignoring_none(value for (s, t), value in self.relative.items() if s != t and counts(s, t))
 
     def asymmetry(self) -> float | None:
         """The mean of |A on B − B on A| over pairs of tasks, in points of relative score."""
         found = self.relative
         gaps = [abs(value - found[t, s]) for (s, t), value in found.items() if s < t and (t, s) in found]
-        return mean_of_known(gaps)
+        return mean_ignoring_none(gaps)
 
 
-def matrix(label: str, cells: Sequence[Cell], types: Mapping[str, str] = TASK_TYPES) -> Matrix:
+def matrix(label: str, cells: Sequence[TransferScore], types: Mapping[str, str] = TASK_TYPES) -> Matrix:
     """Cells of one method as a matrix; tasks and their types stand in the order of `types`, others behind them."""
     names = list(dict.fromkeys(cell.target for cell in cells))
     kinds = {name: types.get(name, OTHER) for name in names}

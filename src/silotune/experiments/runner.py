@@ -14,7 +14,7 @@ from silotune.core.process_pool import worker_pool
 from silotune.errors import Diverged, InputError
 from silotune.experiments.comparison import Cell
 from silotune.models.backbone.backbone import Backbone
-from silotune.runs.build.resolve import BackboneNeeds, make_method, on_this_machine
+from silotune.runs.build.resolve import BackboneRequirements, make_method, on_this_machine
 from silotune.runs.engines.base import Progress
 from silotune.runs.run import run
 from silotune.runs.storage.run_folder import difference
@@ -36,7 +36,7 @@ Work = Callable[[Config, Path, Progress | None, Backbone | None, Announce | None
 
 
 @dataclass(frozen=True)
-class Kind:
+class CellKind:
     """What is done in a cell, and the file it leaves last. `work` goes on where it was interrupted."""
 
     work: Work
@@ -65,14 +65,14 @@ def _whole_run(
     return finished.summary, finished.federation.backbone
 
 
-RUN = Kind(_whole_run, "summary.json")
+RUN = CellKind(_whole_run, "summary.json")
 
 
 def run_cells(
     cells: Sequence[Cell],
     out: Path,
     *,
-    kind: Kind = RUN,
+    kind: CellKind = RUN,
     workers: int = 1,
     bars: Bars | None = None,
     done: Done | None = None,
@@ -114,7 +114,7 @@ def run_cells(
     return {cell.folder: kind.read(out / cell.folder) for cell in cells}
 
 
-def _finished(cell: Cell, out: Path, kind: Kind) -> bool:
+def _finished(cell: Cell, out: Path, kind: CellKind) -> bool:
     folder = out / cell.folder
     if not (folder / "config.yaml").is_file():
         return False
@@ -127,7 +127,7 @@ def _finished(cell: Cell, out: Path, kind: Kind) -> bool:
 
 
 def _here(
-    cells: Sequence[Cell], out: Path, kind: Kind, bars: Bars | None, announce: Announce | None
+    cells: Sequence[Cell], out: Path, kind: CellKind, bars: Bars | None, announce: Announce | None
 ) -> Iterator[tuple[Cell, _Found]]:
     backbones = _Backbones()
     for cell in cells:
@@ -139,14 +139,14 @@ class _Backbones:
     """Keeps the backbone of the last run for the next, where it fits."""
 
     def __init__(self) -> None:
-        self._needs: BackboneNeeds | None = None
+        self._needs: BackboneRequirements | None = None
         self._backbone: Backbone | None = None
 
     def run(
-        self, kind: Kind, config: Config, folder: Path, progress: Progress | None, announce: Announce | None
+        self, kind: CellKind, config: Config, folder: Path, progress: Progress | None, announce: Announce | None
     ) -> _Found:
         """One cell."""
-        needs = BackboneNeeds.of(config, make_method(config))
+        needs = BackboneRequirements.of(config, make_method(config))
         if needs != self._needs:
             self._backbone = None  # before another is loaded
         try:
@@ -161,7 +161,7 @@ _OWN = _Backbones()  # of a worker process
 
 
 def _in_processes(
-    cells: Sequence[Cell], out: Path, kind: Kind, workers: int, announce: Announce | None
+    cells: Sequence[Cell], out: Path, kind: CellKind, workers: int, announce: Announce | None
 ) -> Iterator[tuple[Cell, _Found]]:
     with worker_pool(workers) as pool:
         waiting = {pool.submit(_work, kind, cell.config, out / cell.folder, announce): cell for cell in cells}
@@ -169,5 +169,5 @@ def _in_processes(
             yield waiting[future], future.result()
 
 
-def _work(kind: Kind, config: Config, folder: Path, announce: Announce | None) -> _Found:
+def _work(kind: CellKind, config: Config, folder: Path, announce: Announce | None) -> _Found:
     return _OWN.run(kind, config, folder, None, announce)

@@ -8,20 +8,20 @@ from pathlib import Path
 
 from silotune.config import Config
 from silotune.data.loading import load_silos
-from silotune.data.tokenized import TokenisedRows
+from silotune.data.tokenized import TokenizedRows
 from silotune.errors import InputError
 from silotune.evaluation.scores import state_of
-from silotune.evaluation.transfer import Model, WhoseHead, check_alike
+from silotune.evaluation.transfer import TransferModel, WhoseHead, check_alike
 from silotune.methods.parts import Scope
 from silotune.models.backbone.backbone import Backbone
 from silotune.models.heads import Head
-from silotune.runs.build.resolve import BackboneNeeds, make_method, read_config
+from silotune.runs.build.resolve import BackboneRequirements, make_method, read_config
 from silotune.runs.load import load_run
 from silotune.runs.run import Run
 from silotune.runs.storage.readers import read_summary, read_versions
 from silotune.training.federation import Federation
 
-Groups = dict[str, list[Model]]
+Groups = dict[str, list[TransferModel]]
 """What a matrix is of (method, tuner, and what else tells two apart) → its models, one per task and seed."""
 
 
@@ -46,11 +46,11 @@ def open_models(
     for folder in folders:
         read_summary(folder)
     _one_backbone(folders)
-    backbones: dict[BackboneNeeds, Backbone] = {}
+    backbones: dict[BackboneRequirements, Backbone] = {}
     models = []
     for folder in folders:
         config = read_config(str(folder / "config.yaml"))
-        needs = BackboneNeeds.of(config, make_method(config))
+        needs = BackboneRequirements.of(config, make_method(config))
         run = load_run(folder, backbones.get(needs))
         backbones[needs] = run.federation.backbone
         models.append(_model(run))
@@ -79,7 +79,7 @@ def _one_backbone(folders: Sequence[Path]) -> None:
             )
 
 
-def _model(run: Run) -> Model:
+def _model(run: Run) -> TransferModel:
     """The run's one model, with the test rows it was judged on.
 
     Raises:
@@ -100,7 +100,7 @@ def _model(run: Run) -> Model:
     state = state_of(federation, next(iter(federation.silos.values())))
     task = next(iter(federation.tasks.values()))
     seed, reported = int(run.summary["seed"]), float(run.summary["average"])
-    return Model(name, federation, task, seed, state, _test_rows(run), reported)
+    return TransferModel(name, federation, task, seed, state, _test_rows(run), reported)
 
 
 def _private_parts(federation: Federation) -> list[str]:
@@ -112,7 +112,7 @@ def _private_parts(federation: Federation) -> list[str]:
     ]
 
 
-def _test_rows(run: Run) -> tuple[TokenisedRows, ...]:
+def _test_rows(run: Run) -> tuple[TokenizedRows, ...]:
     """The test rows of the run's data, read anew; those that silos share come once."""
     config = run.federation.config
     try:
@@ -129,12 +129,12 @@ def _test_rows(run: Run) -> tuple[TokenisedRows, ...]:
                 f"{then.get(name, 'none')} when it ran)"
             )
     training = run.federation.training
-    tokenise = training.method.setting.head.tokeniser(training.backbone, config.train.max_length)
+    tokenize = training.method.setting.head.row_tokenizer(training.backbone, config.train.max_length)
     distinct = {id(silo.splits.test): silo for silo in silos}
-    return tuple(tokenise(silo.task, silo.splits.test) for silo in distinct.values())
+    return tuple(tokenize(silo.task, silo.splits.test) for silo in distinct.values())
 
 
-def _grouped(models: Sequence[Model]) -> Groups:
+def _grouped(models: Sequence[TransferModel]) -> Groups:
     plain = _by(models, lambda config: f"{config.method.name}, {config.tuner.name}")
     groups: Groups = {}
     for label, found in plain.items():
@@ -143,7 +143,7 @@ def _grouped(models: Sequence[Model]) -> Groups:
     return groups
 
 
-def _by(models: Sequence[Model], name: Callable[[Config], str]) -> Groups:
+def _by(models: Sequence[TransferModel], name: Callable[[Config], str]) -> Groups:
     groups: Groups = {}
     for model in models:
         groups.setdefault(name(model.federation.config), []).append(model)
@@ -162,7 +162,7 @@ def alpha_of(config: Config) -> float | None:
     return config.partition.alpha if skewed else None
 
 
-def mixed(label: str, models: Sequence[Model]) -> str | None:
+def mixed(label: str, models: Sequence[TransferModel]) -> str | None:
     """In which of the settings that groups may mix these models differ, as one line; None where they are alike."""
     asked: dict[str, Callable[[Config], float | None]] = {
         "train.lr": lambda config: config.train.lr,
@@ -180,9 +180,9 @@ def mixed(label: str, models: Sequence[Model]) -> str | None:
     return f"{label}: the runs differ in {' and '.join(differing)}" if differing else None
 
 
-def _check(label: str, models: Sequence[Model], head: WhoseHead) -> None:
+def _check(label: str, models: Sequence[TransferModel], head: WhoseHead) -> None:
     """Refuse a group that gives no matrix."""
-    seeds: dict[str, dict[int, Model]] = {}
+    seeds: dict[str, dict[int, TransferModel]] = {}
     for model in models:
         other = seeds.setdefault(model.task.name, {}).setdefault(model.seed, model)
         if other is not model:
@@ -203,11 +203,11 @@ def _check(label: str, models: Sequence[Model], head: WhoseHead) -> None:
         check_alike(first, model)
 
 
-def _seeds(seeds: Mapping[str, Mapping[int, Model]], model: Model) -> str:
+def _seeds(seeds: Mapping[str, Mapping[int, TransferModel]], model: TransferModel) -> str:
     return f"{model.task.name} has seed {', '.join(map(str, sorted(seeds[model.task.name])))}"
 
 
-def _same_options(one: Model, other: Model, head: WhoseHead) -> None:
+def _same_options(one: TransferModel, other: TransferModel, head: WhoseHead) -> None:
     """A tuner acts as the target's options say, a head reads as its own do: the source's must be the same."""
     first, second = one.federation.config, other.federation.config
     pairs = {"tuner": (first.tuner.model_dump(), second.tuner.model_dump())}

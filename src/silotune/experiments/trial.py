@@ -11,7 +11,7 @@ from silotune.core.files import write_text
 from silotune.data.loading import load_absent, load_silos
 from silotune.data.tasks import Row
 from silotune.errors import Diverged, InputError
-from silotune.experiments.runner import Announce, Kind, Summary
+from silotune.experiments.runner import Announce, CellKind, Summary
 from silotune.models.backbone.backbone import Backbone
 from silotune.runs.build.builder import build
 from silotune.runs.build.initial_adapter import keep_start
@@ -55,4 +55,4 @@ def _trial(
     return found, federation.backbone
 
 
-TRIAL = Kind(_trial, FILE)
+TRIAL = CellKind(_trial, FILE)

@@ -18,7 +18,7 @@ from silotune.interop import native_format as own_layout
 from silotune.interop import peft_format as peft_layout
 from silotune.interop.fold_weights import fold_in, load_plain
 from silotune.interop.model_card import card
-from silotune.interop.selection import Chosen, choose
+from silotune.interop.selection import ExportSelection, choose
 from silotune.runs.run import Run
 
 DEFAULT_BASE = "sentence-transformers/all-MiniLM-L6-v2"
@@ -94,14 +94,14 @@ def check_target(target: Path) -> None:
     require_unused(target, "--to")
 
 
-def _base_class(chosen: Chosen) -> str:
+def _base_class(chosen: ExportSelection) -> str:
     """The class of transformers that the base model is loaded with."""
     wanted = chosen.head.model_class
     several = chosen.run.federation.backbone.base.config.is_encoder_decoder
     return "AutoModelForSeq2SeqLM" if several and wanted != "AutoModel" else wanted
 
 
-def _about(chosen: Chosen, base: str, base_class: str, kind: str) -> dict[str, Any]:
+def _about(chosen: ExportSelection, base: str, base_class: str, kind: str) -> dict[str, Any]:
     run = chosen.run
     federation, summary, scores = run.federation, run.summary, run.silos[chosen.silo]
     layout = "weights" if kind == "weights" else "peft" if kind in peft_layout.KINDS else "silotune"
@@ -141,7 +141,7 @@ def _all_rows(silos: Mapping[str, Mapping[str, Any]]) -> int | None:
     return sum(known) if len(known) == len(silos) else None
 
 
-def _head(chosen: Chosen) -> dict[str, Any]:
+def _head(chosen: ExportSelection) -> dict[str, Any]:
     """What `head.json` says: how states become answers."""
     config = chosen.run.federation.config
     options = config.head.model_dump(mode="json", exclude={"name", "scope"}, exclude_defaults=True)

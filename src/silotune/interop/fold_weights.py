@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from silotune.errors import InputError
-from silotune.interop.merge_adapters import Joined
+from silotune.interop.merge_adapters import MergedAdapter
 from silotune.models.backbone.loading import default_backbone
 from silotune.models.tuners.target_modules import is_transposed
 
@@ -37,7 +37,7 @@ def load_plain(source: str, base_class: str) -> Any:
 
 
 @torch.no_grad()
-def fold_in(model: Any, kind: str, adapter: Joined) -> None:
+def fold_in(model: Any, kind: str, adapter: MergedAdapter) -> None:
     """Change the model's weights in place so that it computes what it computed with the adapter.
 
     Args:

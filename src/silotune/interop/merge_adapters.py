@@ -13,7 +13,7 @@ from typing import Any, Literal
 import torch
 
 from silotune.core.tensors import Tensors, copy
-from silotune.models.tuners import Tuner, Weighted
+from silotune.models.tuners import Tuner, WeightedTensors
 from silotune.models.tuners.full import interpolate
 
 Linear = Literal["lora", "ia3", "bitfit", "full"]
@@ -21,14 +21,14 @@ Linear = Literal["lora", "ia3", "bitfit", "full"]
 
 
 @dataclass(frozen=True)
-class Joined:
+class MergedAdapter:
     """One adapter: the tuner's tensors, folded, and its options with the rank or width that it has now."""
 
     tensors: Tensors
     options: dict[str, Any]
 
 
-def join(tuner: Tuner, mix: Sequence[tuple[Tensors, float]]) -> Joined:
+def join(tuner: Tuner, mix: Sequence[tuple[Tensors, float]]) -> MergedAdapter:
     """One adapter for a mix.
 
     Raises:
@@ -37,10 +37,10 @@ def join(tuner: Tuner, mix: Sequence[tuple[Tensors, float]]) -> Joined:
     options = tuner.options.model_dump(mode="json")
     parts = [(tuner.fold({name: t.detach().cpu().float() for name, t in part.items()}), weight) for part, weight in mix]
     if len(parts) == 1 and parts[0][1] == 1:
-        return Joined(copy(parts[0][0]), options)
+        return MergedAdapter(copy(parts[0][0]), options)
     names = parts[0][0]
     if tuner.name == "full":
-        return Joined(copy(interpolate([Weighted(part, weight) for part, weight in parts])), options)
+        return MergedAdapter(copy(interpolate([WeightedTensors(part, weight) for part, weight in parts])), options)
     if tuner.name in ("lora", "bottleneck"):
         wide = {name: _side_by_side(name, parts) for name in names}
         options["r"] = int(options["r"]) * len(parts)
@@ -49,11 +49,11 @@ def join(tuner: Tuner, mix: Sequence[tuple[Tensors, float]]) -> Joined:
         elif options.get("reduction") is not None:
             options["reduction"] = None
             options["r"] = next(len(t) for name, t in wide.items() if name.endswith(".down.bias"))
-        return Joined(wide, options)
+        return MergedAdapter(wide, options)
     # A factor of 1 is (IA)³'s neutral one, 0 that of all others.
     rest = 1 - sum(weight for _, weight in parts) if tuner.name == "ia3" else 0.0
     sums = {name: torch.stack([weight * part[name] for part, weight in parts]).sum(0) for name in names}
-    return Joined({name: tensor + rest for name, tensor in sums.items()}, options)
+    return MergedAdapter({name: tensor + rest for name, tensor in sums.items()}, options)
 
 
 def _side_by_side(name: str, parts: Sequence[tuple[Tensors, float]]) -> torch.Tensor:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from silotune.interop.merge_adapters import Joined
+from silotune.interop.merge_adapters import MergedAdapter
 from silotune.interop.peft_format import Layout
 
 KINDS = ("bottleneck", "bitfit")
@@ -19,7 +19,7 @@ _COMPUTES = {
 }
 
 
-def own_layout(kind: str, adapter: Joined, base: str, base_class: str, base_sha256: str) -> Layout:
+def own_layout(kind: str, adapter: MergedAdapter, base: str, base_class: str, base_sha256: str) -> Layout:
     """One adapter in the layout of `silotune_adapter.json`, version 1.
 
     Tensors are `<module>.down.weight` (r, hidden), `<module>.down.bias` (r,), `<module>.up.weight` (hidden, r) and

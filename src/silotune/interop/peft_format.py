@@ -11,7 +11,7 @@ import torch
 
 from silotune.core.tensors import Tensors
 from silotune.errors import InputError
-from silotune.interop.merge_adapters import Joined
+from silotune.interop.merge_adapters import MergedAdapter
 from silotune.models.backbone.backbone import Backbone
 from silotune.models.tuners.prompt_base import PROMPT
 from silotune.models.tuners.target_modules import is_transposed
@@ -32,7 +32,7 @@ Layout = tuple[dict[str, Any], Tensors]
 """(configuration, tensors)."""
 
 
-def peft_layout(backbone: Backbone, kind: str, adapter: Joined, base: str, base_class: str) -> Layout:
+def peft_layout(backbone: Backbone, kind: str, adapter: MergedAdapter, base: str, base_class: str) -> Layout:
     """One adapter as peft saves it.
 
     Args:
@@ -60,7 +60,7 @@ def peft_layout(backbone: Backbone, kind: str, adapter: Joined, base: str, base_
     return _virtual(backbone, kind, adapter, common)
 
 
-def _weights_config(backbone: Backbone, kind: str, adapter: Joined, sites: list[str]) -> dict[str, Any]:
+def _weights_config(backbone: Backbone, kind: str, adapter: MergedAdapter, sites: list[str]) -> dict[str, Any]:
     transposed = {is_transposed(backbone.site(site)) for site in sites}
     config: dict[str, Any] = {
         "target_modules": short_names(backbone, sites),
@@ -77,7 +77,7 @@ def _weights_config(backbone: Backbone, kind: str, adapter: Joined, sites: list[
     return config | {"feedforward_modules": short, "init_ia3_weights": True}
 
 
-def _virtual(backbone: Backbone, kind: str, adapter: Joined, common: dict[str, Any]) -> Layout:
+def _virtual(backbone: Backbone, kind: str, adapter: MergedAdapter, common: dict[str, Any]) -> Layout:
     """Virtual tokens: one tensor `prompt_embeddings`."""
     vectors = adapter.tensors[PROMPT]
     several = common["task_type"] == "SEQ_2_SEQ_LM"

@@ -11,10 +11,10 @@ from silotune.core.tensors import Tensors
 from silotune.data.tasks import Task
 from silotune.errors import InputError, unknown
 from silotune.evaluation.scores import state_of
-from silotune.interop.merge_adapters import Joined, Linear, join
+from silotune.interop.merge_adapters import Linear, MergedAdapter, join
 from silotune.methods.base import HEAD
 from silotune.methods.parts import Scope
-from silotune.models.forward.mixing import settled
+from silotune.models.forward.mixing import resolve_weights
 from silotune.models.heads import Head
 from silotune.models.tuners import Tuner, Weight
 from silotune.runs.run import Run
@@ -24,7 +24,7 @@ WORDS = {"global": Scope.SHARED, "private": Scope.PRIVATE, "mixed": None, "merge
 
 
 @dataclass(frozen=True)
-class Chosen:
+class ExportSelection:
     """One export's content.
 
     Args:
@@ -43,7 +43,7 @@ class Chosen:
     silo: str
     word: str
     mix: dict[str, float]
-    adapter: Joined
+    adapter: MergedAdapter
     head: Head
     head_part: str
     head_tensors: Tensors
@@ -71,7 +71,7 @@ class Chosen:
         )
 
 
-def choose(run: Run, silo: str, word: str) -> Chosen:
+def choose(run: Run, silo: str, word: str) -> ExportSelection:
     """Pick what is to be exported from a run at its best round.
 
     Raises:
@@ -85,13 +85,13 @@ def choose(run: Run, silo: str, word: str) -> Chosen:
         raise unknown("part", word, WORDS)
     task = owner.evaluations[silo].test.task
     state, parts = state_of(federation, owner), federation.training.parts
-    prediction = settled(federation.method.prediction().mix, state)
+    prediction = resolve_weights(federation.method.prediction().mix, state)
     mix, tuner = _mix(run, word, prediction), federation.method.setting.tuner
     head_part = _head_of(run, word, mix)
     head = parts[head_part].module
     assert isinstance(head, Head), "found among the heads"
     names = [*mix, head_part]
-    return Chosen(
+    return ExportSelection(
         run,
         silo,
         word,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from silotune.methods.base import Method, MethodOptions, Phase, Prediction, Setting, Step
-from silotune.methods.centralised import Centralised
+from silotune.methods.base import Method, MethodOptions, Phase, PredictionMix, Setting, Step
+from silotune.methods.centralized import Centralized
 from silotune.methods.ditto import Ditto
 from silotune.methods.fedap import FedAP, FedLR
 from silotune.methods.fedavg import FedAvg, FedAvgFull
@@ -22,7 +22,7 @@ from silotune.methods.moon import MOON
 from silotune.models.forward.mixing import previous, received
 
 _ALL: tuple[type[Method], ...] = (
-    *(Local, Centralised, FedAvg, FedAvgFull, FedProx),
+    *(Local, Centralized, FedAvg, FedAvgFull, FedProx),
     *(FedAP, FedLR, MOON, FedRep, FedPer, FedMatch, Ditto, FedMCP, FedFAME, FedPrompt),
     *(FedIT, FedLoRA, FedDPAF, FedDPAT),
 )
@@ -35,7 +35,7 @@ __all__ = [
     "Method",
     "MethodOptions",
     "Phase",
-    "Prediction",
+    "PredictionMix",
     "Setting",
     "Step",
     "previous",

@@ -118,7 +118,7 @@ class Phase:
         name: in logs and in the derivation of batches.
         trains: the parts that take gradient steps; all others are constant.
         views: name → mix, computed for every batch before the loss.
-        loss: the scalar to minimise.
+        loss: the scalar to minimize.
         when: in every round, or once at the end.
         who: at the end: only silos that were ever sampled, or all.
         epochs: passes over the silo's rows; None: the setting's `train.epochs` or `train.steps`.
@@ -138,7 +138,7 @@ class Phase:
 
 
 @dataclass(frozen=True)
-class Prediction:
+class PredictionMix:
     """How a silo's model predicts: the mix, and the head over it.
 
     `weighting`: weights are found anew for each text; `mix` is then what they are where nobody looks at texts (what a
@@ -166,7 +166,7 @@ class Method(ABC):
     Options: ClassVar[type[MethodOptions]] = MethodOptions
     defaults: ClassVar[Mapping[str, object]] = {}
     """Settings the method brings along (`{"tuner": "lora"}`), below what a user says."""
-    centralised: ClassVar[bool] = False
+    centralized: ClassVar[bool] = False
     """Whether all silos' rows are put into one training silo."""
     unlabelled: ClassVar[bool] = False
     """Whether silos' training rows come without labels."""
@@ -184,12 +184,12 @@ class Method(ABC):
         """The phases of local training, in order."""
 
     def server_phases(self) -> list[Phase]:
-        """What the coordinator trains after aggregation, on its own labelled rows; shared parts only."""
+        """What the coordinator trains after aggregation, on its own labeled rows; shared parts only."""
         return []
 
     @abstractmethod
-    def prediction(self) -> Prediction:
-        """The personalised model of a silo."""
+    def prediction(self) -> PredictionMix:
+        """The personalized model of a silo."""
 
     @property
     def remembers(self) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ from typing import cast
 from pydantic import Field
 from torch import Tensor
 
-from silotune.methods.base import GLOBAL, PRIVATE, Method, MethodOptions, Phase, Prediction, Step, proximal
+from silotune.methods.base import GLOBAL, PRIVATE, Method, MethodOptions, Phase, PredictionMix, Step, proximal
 from silotune.methods.parts import Part, Scope, private, shared
 
 
@@ -52,6 +52,6 @@ class Ditto(Method):
         step.log(personal_cross_entropy=cross_entropy, distance=distance)
         return cross_entropy + cast(DittoOptions, self.options).lam / 2 * distance
 
-    def prediction(self) -> Prediction:
+    def prediction(self) -> PredictionMix:
         """The personal model."""
-        return Prediction({PRIVATE: 1}, "head_private")
+        return PredictionMix({PRIVATE: 1}, "head_private")

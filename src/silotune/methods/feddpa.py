@@ -7,7 +7,7 @@ from typing import Literal, cast
 from pydantic import Field
 from torch import Tensor
 
-from silotune.methods.base import GLOBAL, HEAD, PRIVATE, Phase, Prediction, Step
+from silotune.methods.base import GLOBAL, HEAD, PRIVATE, Phase, PredictionMix, Step
 from silotune.methods.fedit import FedIT, FedITOptions
 from silotune.methods.fedlora import FedLoRA
 from silotune.methods.instance_weighting import InstanceWeighting, Representation, Similarity
@@ -43,11 +43,11 @@ class FedDPATOptions(FedDPAOptions):
     sees: Literal["trained", "received"] = "trained"
 
 
-def mixture(options: FedDPAOptions, scale: float) -> Prediction:
+def mixture(options: FedDPAOptions, scale: float) -> PredictionMix:
     """`base + (1 − α)·Δθ_g + α·Δθ_l`: α of each text, or fixed (Table 3)."""
     fixed: Mix = {GLOBAL: 1 - options.alpha, PRIVATE: options.alpha}
     if options.weighting == "fixed":
-        return Prediction(fixed)
+        return PredictionMix(fixed)
     weighting = InstanceWeighting(
         near=PRIVATE,
         far=GLOBAL,
@@ -58,7 +58,7 @@ def mixture(options: FedDPAOptions, scale: float) -> Prediction:
         scale=scale if options.scale is None else options.scale,
         clip=options.clip,
     )
-    return Prediction(fixed, weighting=weighting)
+    return PredictionMix(fixed, weighting=weighting)
 
 
 class FedDPAF(FedLoRA):
@@ -68,7 +68,7 @@ class FedDPAF(FedLoRA):
     paper = _PAPER
     Options = FedDPAOptions
 
-    def prediction(self) -> Prediction:
+    def prediction(self) -> PredictionMix:
         """See `mixture`."""
         return mixture(cast(FedDPAOptions, self.options), 1.0)
 
@@ -96,7 +96,7 @@ class FedDPAT(FedIT):
         """Cross-entropy."""
         return step.cross_entropy("both")
 
-    def prediction(self) -> Prediction:
+    def prediction(self) -> PredictionMix:
         """See `mixture`."""
         options = cast(FedDPATOptions, self.options)
         return mixture(options, options.alpha)

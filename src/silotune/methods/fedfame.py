@@ -1,4 +1,4 @@
-"""FedFAME (Malaviya et al. 2023): silos without labels, a few labelled rows at the coordinator."""
+"""FedFAME (Malaviya et al. 2023): silos without labels, a few labeled rows at the coordinator."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import cast
 from pydantic import Field
 from torch import Tensor, nn
 
-from silotune.methods.base import GLOBAL, HEAD, Method, MethodOptions, Phase, Prediction, Setting, Step
+from silotune.methods.base import GLOBAL, HEAD, Method, MethodOptions, Phase, PredictionMix, Setting, Step
 from silotune.methods.parts import Part, shared
 from silotune.methods.similarity import model_contrast
 from silotune.models.forward.mixing import previous, received
@@ -19,7 +19,7 @@ PROJECTION = "head_projection"
 class FedFAMEOptions(MethodOptions):
     """`tau`: eq. 2's temperature, which the paper does not state.
 
-    `projection`: the projection head's width; `server_epochs`: E_g, the coordinator's passes over its labelled rows.
+    `projection`: the projection head's width; `server_epochs`: E_g, the coordinator's passes over its labeled rows.
     """
 
     tau: float = Field(0.5, gt=0)
@@ -31,7 +31,7 @@ class FedFAME(Method):
     """Algorithm 1 with appendix A.1. All parts are shared, the head too, whatever the setting's head scope.
 
     In a silo's first participation its current, previous and received model are one: the gradient of eq. 4 is zero,
-    and an optimiser would turn its rounding noise into whole steps. Such a silo keeps what it received.
+    and an optimizer would turn its rounding noise into whole steps. Such a silo keeps what it received.
     """
 
     name = "fedfame"
@@ -74,7 +74,7 @@ class FedFAME(Method):
         return contrastive + distillation
 
     def server_phases(self) -> list[Phase]:
-        """The coordinator trains the aggregated adapter and classifier on its labelled rows (eq. 5)."""
+        """The coordinator trains the aggregated adapter and classifier on its labeled rows (eq. 5)."""
         epochs = self._options.server_epochs
         return [
             Phase("server", trains=(GLOBAL, HEAD), views={"own": {GLOBAL: 1}}, loss=self.server_loss, epochs=epochs)
@@ -84,9 +84,9 @@ class FedFAME(Method):
         """Cross-entropy."""
         return step.cross_entropy("own")
 
-    def prediction(self) -> Prediction:
+    def prediction(self) -> PredictionMix:
         """The global model: every silo's is the same."""
-        return Prediction({GLOBAL: 1})
+        return PredictionMix({GLOBAL: 1})
 
     @property
     def _options(self) -> FedFAMEOptions:

@@ -7,7 +7,7 @@ from typing import ClassVar, cast
 from pydantic import Field
 from torch import Tensor
 
-from silotune.methods.base import GLOBAL, HEAD, Method, MethodOptions, Phase, Prediction, Step, proximal
+from silotune.methods.base import GLOBAL, HEAD, Method, MethodOptions, Phase, PredictionMix, Step, proximal
 from silotune.methods.parts import Part, shared
 
 
@@ -45,6 +45,6 @@ class FedIT(Method):
         step.log(cross_entropy=cross_entropy, distance=distance)
         return cross_entropy + mu / 2 * distance
 
-    def prediction(self) -> Prediction:
+    def prediction(self) -> PredictionMix:
         """The shared model: every silo's is the same, where the head is."""
-        return Prediction({GLOBAL: 1}, self.head_of_global)
+        return PredictionMix({GLOBAL: 1}, self.head_of_global)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from silotune.methods.base import GLOBAL, HEAD, PRIVATE, Phase, Prediction, Step
+from silotune.methods.base import GLOBAL, HEAD, PRIVATE, Phase, PredictionMix, Step
 from silotune.methods.fedit import FedIT
 from silotune.methods.parts import Part, Scope, private
 
@@ -40,6 +40,6 @@ class FedLoRA(FedIT):
         """Cross-entropy."""
         return step.cross_entropy("local")
 
-    def prediction(self) -> Prediction:
+    def prediction(self) -> PredictionMix:
         """The fine-tuned model."""
-        return Prediction({PRIVATE: 1})
+        return PredictionMix({PRIVATE: 1})

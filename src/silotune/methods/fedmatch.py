@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from silotune.methods.base import GLOBAL, HEAD, PRIVATE, Method, Phase, Prediction, Step
+from silotune.methods.base import GLOBAL, HEAD, PRIVATE, Method, Phase, PredictionMix, Step
 from silotune.methods.parts import Part, private, shared
 from silotune.models.forward.mixing import Mix
 
@@ -30,6 +30,6 @@ class FedMatch(Method):
         """Cross-entropy of the full model."""
         return step.cross_entropy("full")
 
-    def prediction(self) -> Prediction:
+    def prediction(self) -> PredictionMix:
         """The full model."""
-        return Prediction(FULL)
+        return PredictionMix(FULL)

@@ -7,7 +7,7 @@ from typing import Literal, cast
 from pydantic import Field
 from torch import Tensor
 
-from silotune.methods.base import GLOBAL, PRIVATE, Method, MethodOptions, Phase, Prediction, Step
+from silotune.methods.base import GLOBAL, PRIVATE, Method, MethodOptions, Phase, PredictionMix, Step
 from silotune.methods.parts import Part, private, shared
 from silotune.methods.similarity import SIMILARITIES
 from silotune.models.forward.mixing import Mix, received
@@ -76,7 +76,7 @@ class FedMCP(Method):
         return total
 
     def _contrast(self, step: Step) -> Tensor:
-        """`Sim(X, Y) − Sim(X, Z)` (eq. 5): away from the private adapter, towards the averaged global one."""
+        """`Sim(X, Y) − Sim(X, Z)` (eq. 5): away from the private adapter, toward the averaged global one."""
         options = self._options
         alike = SIMILARITIES[options.similarity]
         own_private = "private" if options.private_view == "alone" else "full"
@@ -85,9 +85,9 @@ class FedMCP(Method):
         step.log(similarity_private=to_private, similarity_received=to_received)
         return to_private - to_received
 
-    def prediction(self) -> Prediction:
+    def prediction(self) -> PredictionMix:
         """The full model and its head."""
-        return Prediction(FULL, "head_full")
+        return PredictionMix(FULL, "head_full")
 
     @property
     def _options(self) -> FedMCPOptions:

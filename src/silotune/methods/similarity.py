@@ -8,13 +8,13 @@ import torch
 from torch import Tensor, nn
 
 MINIMUM_ROWS = 4
-"""Below this many rows CKA says nothing (two centred points are always aligned): it is then 0, without gradient."""
+"""Below this many rows CKA says nothing (two centered points are always aligned): it is then 0, without gradient."""
 
 
 def hsic(x: Tensor, y: Tensor) -> Tensor:
     """`tr(K·H·L·H) / (n − 1)²` with K = x·xᵀ, L = y·yᵀ and H the centring matrix (FedMCP eq. 7).
 
-    Computed as `‖xᶜᵀ·yᶜ‖² / (n − 1)²` with columns centred, which is the same number.
+    Computed as `‖xᶜᵀ·yᶜ‖² / (n − 1)²` with columns centered, which is the same number.
 
     Args:
         x: shape (n, p).
@@ -25,7 +25,7 @@ def hsic(x: Tensor, y: Tensor) -> Tensor:
 
 
 def cka(x: Tensor, y: Tensor) -> Tensor:
-    """Linear centred kernel alignment in [0, 1] (FedMCP eq. 6), scalar. 0 for fewer than `MINIMUM_ROWS` rows."""
+    """Linear centered kernel alignment in [0, 1] (FedMCP eq. 6), scalar. 0 for fewer than `MINIMUM_ROWS` rows."""
     if len(x) < MINIMUM_ROWS:
         return x.new_zeros(())
     # Scaling changes nothing in exact arithmetic and keeps the fourth powers in range.
@@ -36,7 +36,7 @@ def cka(x: Tensor, y: Tensor) -> Tensor:
 
 
 def _unit(x: Tensor) -> Tensor:
-    """Columns centred, norm 1; exactly 0, without gradient, where the rows are equal up to rounding."""
+    """Columns centered, norm 1; exactly 0, without gradient, where the rows are equal up to rounding."""
     centred = x - x.mean(0)
     norm, whole = centred.detach().norm(), x.detach().norm()
     limits = torch.finfo(x.dtype)
@@ -57,7 +57,7 @@ def model_contrast(z: Tensor, positive: Tensor, negative: Tensor, tau: float) ->
 
     Args:
         z: shape (rows, width), and so the other two.
-        positive: towards which z is pulled.
+        positive: toward which z is pulled.
         negative: from which it is pushed.
         tau: the temperature.
     """

@@ -6,7 +6,7 @@ from typing import ClassVar, Literal, cast
 
 from torch import Tensor
 
-from silotune.methods.base import HEAD, Method, MethodOptions, Phase, Prediction, Step
+from silotune.methods.base import HEAD, Method, MethodOptions, Phase, PredictionMix, Step
 from silotune.methods.parts import Part, Scope
 from silotune.models.forward.mixing import Mix
 
@@ -48,6 +48,6 @@ class Supervised(Method):
         """Cross-entropy of the full model."""
         return step.cross_entropy("full")
 
-    def prediction(self) -> Prediction:
+    def prediction(self) -> PredictionMix:
         """See `Method.prediction`."""
-        return Prediction(self.mix)
+        return PredictionMix(self.mix)

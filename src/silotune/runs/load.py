@@ -25,7 +25,7 @@ from silotune.runs.storage.run_folder import RunFolder
 
 
 def load_run(folder: str | Path, backbone: Backbone | None = None, precision: str | None = None) -> Run:
-    """A finished run at its best round: its summary, and every silo's personalised model.
+    """A finished run at its best round: its summary, and every silo's personalized model.
 
     Args:
         folder: the run folder.

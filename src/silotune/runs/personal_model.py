@@ -1,4 +1,4 @@
-"""A silo's personalised model, as a user holds it: texts in, labels or answers out, and with which weights."""
+"""A silo's personalized model, as a user holds it: texts in, labels or answers out, and with which weights."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import torch
 
 from silotune.core.tensors import State
 from silotune.data.tasks import Row, Task
-from silotune.data.tokenized import TokenisedRows
+from silotune.data.tokenized import TokenizedRows
 from silotune.errors import InputError
 from silotune.evaluation.instance_vectors import weigh
 from silotune.evaluation.predict import answers, logits
-from silotune.models.forward.mixing import settled
+from silotune.models.forward.mixing import resolve_weights
 from silotune.training.context import LocalTraining
 
 
@@ -38,7 +38,7 @@ class Explanation:
 
 
 class PersonalModel:
-    """A silo's personalised model."""
+    """A silo's personalized model."""
 
     def __init__(self, training: LocalTraining, state: State, task: Task, max_length: int) -> None:
         self._training = training
@@ -77,7 +77,7 @@ class PersonalModel:
         prediction = self._training.method.prediction()
         found = weigh(self._training, self._state, self._encoded(texts))
         if found is None:
-            fixed = {name: float(weight) for name, weight in settled(prediction.mix, self._state).items()}
+            fixed = {name: float(weight) for name, weight in resolve_weights(prediction.mix, self._state).items()}
             return [Explanation(fixed) for _ in texts]
         mix = {name: torch.as_tensor(weights).tolist() for name, weights in prediction.mixed(found.alpha).items()}
         return [
@@ -87,11 +87,11 @@ class PersonalModel:
             )
         ]
 
-    def _encoded(self, texts: Sequence[str | tuple[str, str]]) -> TokenisedRows:
+    def _encoded(self, texts: Sequence[str | tuple[str, str]]) -> TokenizedRows:
         """Texts as token ids; a missing input of an instruction is an empty one."""
         single = ("",) if self.task.kind == "generation" else ()
         rows = [Row((text, *single) if isinstance(text, str) else tuple(text), 0) for text in texts]
         if len({len(row.texts) for row in rows}) > 1:
             raise InputError("predict: give either single texts or pairs, not both")
         training = self._training
-        return training.method.setting.head.tokeniser(training.backbone, self._max_length)(self.task, rows)
+        return training.method.setting.head.row_tokenizer(training.backbone, self._max_length)(self.task, rows)

@@ -29,7 +29,7 @@ from silotune.training.federation import Federation
 
 @dataclass
 class Run:
-    """A finished run: its summary, and every silo's personalised model at the best round."""
+    """A finished run: its summary, and every silo's personalized model at the best round."""
 
     folder: Path
     summary: dict[str, Any]
@@ -41,7 +41,7 @@ class Run:
         return dict(self.summary["silos"])
 
     def model(self, silo: str) -> PersonalModel:
-        """The silo's personalised model.
+        """The silo's personalized model.
 
         Raises:
             InputError: if there is no such silo.
@@ -70,7 +70,7 @@ def run(
         source: preset name, path of a YAML file, or a `Config`.
         overrides: `key=value` words.
         out: the run folder; must be new or empty unless `resume`.
-        resume: continue an interrupted run (a finished one is only summarised again).
+        resume: continue an interrupted run (a finished one is only summarized again).
         progress: called before every piece of work.
         backbone: one already loaded, to run several configurations over it.
         announce: called with each line that belongs before the first round: what the run's noise promises.

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from silotune.core.numeric import mean_of_known
+from silotune.core.numeric import mean_ignoring_none
 from silotune.core.tensors import count, digest
 from silotune.data.metrics import majority_score
 from silotune.evaluation.backdoor import overall
@@ -22,7 +22,7 @@ from silotune.training.federation import Federation
 
 
 def state_digest(federation: Federation) -> str:
-    """sha256 over the shared parts, the server optimiser's state and every silo's private parts and memory."""
+    """sha256 over the shared parts, the server optimizer's state and every silo's private parts and memory."""
     tensors = federation.coordinator.flat()
     for silo in federation.silos.values():
         kept = federation.training.state_of(silo).flat()
@@ -34,7 +34,7 @@ def summarise(engine: Engine) -> dict[str, Any]:
     """`summary.json` without digests, at the federation's present state."""
     federation, history = engine.federation, engine.history
     config = federation.config
-    taking_part = {name for silo in engine.took_part for name in federation.silos[silo].evaluations}
+    taking_part = {name for silo in engine.participants for name in federation.silos[silo].evaluations}
     silos = {name: entry | {"sampled": name in taking_part} for name, entry in engine.results().items()}
     central = central_result(federation, silos)
     attack = overall(silos, federation.malicious)
@@ -69,7 +69,7 @@ def summarise(engine: Engine) -> dict[str, Any]:
 
 def mean_test(silos: Mapping[str, Mapping[str, Any]]) -> float | None:
     """The mean test score over the silos that have one: on other machines a silo may keep its own to itself."""
-    return mean_of_known(silo["test"] for silo in silos.values())
+    return mean_ignoring_none(silo["test"] for silo in silos.values())
 
 
 def average_sampled(silos: Mapping[str, Mapping[str, Any]], alike: bool) -> dict[str, float | None]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from silotune.errors import InputError
-from silotune.models.forward.mixing import shares_forward
+from silotune.models.forward.mixing import can_share_forward
 
 if TYPE_CHECKING:
     from silotune.training.context import LocalTraining
@@ -81,7 +81,7 @@ def _fitting(training: LocalTraining) -> Cohort:
 def _obstacle(training: LocalTraining) -> str:
     backbone = training.backbone
     for tuner in training.tuners:
-        if not shares_forward(backbone, tuner):
+        if not can_share_forward(backbone, tuner):
             return (
                 f"silos cannot share a forward with tuner={tuner.name} on {backbone.model_type} (where a tuner only "
                 "changes what layers take and give, row by row, they can)"

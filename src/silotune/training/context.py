@@ -15,13 +15,13 @@ from silotune.core import tensors as part_tools
 from silotune.core.randomness import Stream, generator
 from silotune.core.tensors import State, Tensors
 from silotune.data.batching import Batch, call_cost_on, epoch
-from silotune.data.cohort_batches import Joint, alone, as_cut, cut_jointly
+from silotune.data.cohort_batches import CohortMicroBatch, cut_jointly, own_micro_batches, zip_micro_batches
 from silotune.methods.base import Method, Phase, Step, previous_tensors
 from silotune.methods.parts import Part, Scope
 from silotune.methods.validation import check_method
 from silotune.models.backbone.backbone import Backbone
-from silotune.models.forward.mixing import Ingredient, Mix, parsed, settled, shares_forward
-from silotune.models.forward.view_cache import KnownReadings, constant_views
+from silotune.models.forward.mixing import Mix, MixEntry, can_share_forward, parsed, resolve_weights
+from silotune.models.forward.view_cache import ConstantViewCache, constant_views
 from silotune.models.forward.views import View, run_together
 from silotune.models.heads import Head
 from silotune.models.tuners.base import Tuner
@@ -31,7 +31,7 @@ from silotune.training.silo import Silo, SiloState
 
 if TYPE_CHECKING:
     from silotune.config import TrainConfig
-    from silotune.models.forward.activation_cache import FrozenPrefix
+    from silotune.models.forward.activation_cache import ActivationCache
 
 
 class LocalTraining:
@@ -48,7 +48,7 @@ class LocalTraining:
         train: TrainConfig,
         seed: int,
         start: Tensors | None = None,
-        cache: FrozenPrefix | None = None,
+        cache: ActivationCache | None = None,
     ) -> None:
         self.backbone = backbone
         self.method = method
@@ -93,7 +93,7 @@ class LocalTraining:
     def round(self, silo: Silo, shared: State, number: int) -> LocalResult:
         """One local round: the method's phases in order, from the received shared parts.
 
-        A fresh optimiser per phase and round; the silo's own object is not changed.
+        A fresh optimizer per phase and round; the silo's own object is not changed.
         """
         return self.rounds([silo], shared, number)[0]
 
@@ -132,17 +132,17 @@ class LocalTraining:
         return {name: state[name] for name in private}
 
     def server_step(self, server: Silo, shared: State, number: int) -> LocalResult:
-        """The method's server phases, from the aggregated shared parts, on the coordinator's labelled rows."""
+        """The method's server phases, from the aggregated shared parts, on the coordinator's labeled rows."""
         return train(self, [replace(server, state=SiloState({}))], shared, number, self.server_phases)[0]
 
-    def batches(self, silo: Silo, phase: Phase, number: int, alone: bool = True) -> Iterator[Batch]:
+    def batches(self, silo: Silo, phase: Phase, number: int, own_micro_batches: bool = True) -> Iterator[Batch]:
         """A phase's batches, in the order derived for this silo and round.
 
         `alone`: cut into micro-batches of their own; else they are cut together with others' (`joints`), unless a
         tuner draws for every row what it would draw for it alone.
         """
         train = self.train
-        cost = self._call_cost(phase) if alone or self.draws else None
+        cost = self._call_cost(phase) if own_micro_batches or self.draws else None
 
         def passes() -> Iterator[Batch]:
             count = 0
@@ -165,10 +165,10 @@ class LocalTraining:
             return None
         return phase.epochs or self.train.epochs
 
-    def joints(self, batches: Sequence[Batch], phase: Phase) -> list[Joint]:
+    def joints(self, batches: Sequence[Batch], phase: Phase) -> list[CohortMicroBatch]:
         """How the rows of these batches go through the backbone together."""
         if batches[0].micro:
-            return as_cut(batches, self.backbone.pad_id)
+            return zip_micro_batches(batches, self.backbone.pad_id)
         return cut_jointly(batches, self.backbone.pad_id, self._call_cost(phase))
 
     @property
@@ -190,34 +190,34 @@ class LocalTraining:
         """How many of a phase's trained views share a forward: a call over that many copies of the rows costs once."""
         trained = [mix for mix in phase.views.values() if {*mix} & {*phase.trains}]
         tuners = [self.parts[name].module for mix in trained for name in mix if name in self.parts]
-        shared = all(isinstance(one, Tuner) and shares_forward(self.backbone, one) for one in tuners)
+        shared = all(isinstance(one, Tuner) and can_share_forward(self.backbone, one) for one in tuners)
         return max(1, len(trained)) if shared else 1
 
-    def known_readings(self, phase: Phase) -> KnownReadings:
+    def known_readings(self, phase: Phase) -> ConstantViewCache:
         """Where a phase's constant views are kept; none are where rows pass once, or where passes differ in draws."""
         if self._epochs(phase) == 1 or self.draws:
-            return KnownReadings()
-        return KnownReadings(constant_views(phase.views, phase.trains))
+            return ConstantViewCache()
+        return ConstantViewCache(constant_views(phase.views, phase.trains))
 
-    def make_optimiser(self, tensors: list[Tensor]) -> torch.optim.Optimizer:
-        """A fresh optimiser of these tensors."""
-        return make_optimiser(self.train, tensors)
+    def make_optimizer(self, tensors: list[Tensor]) -> torch.optim.Optimizer:
+        """A fresh optimizer of these tensors."""
+        return make_optimizer(self.train, tensors)
 
-    def view(self, batch: Batch, mix: Sequence[Ingredient]) -> View:
+    def view(self, batch: Batch, mix: Sequence[MixEntry]) -> View:
         """One view of a batch; see `views`."""
         return self.views(batch, {"": mix})[""]
 
-    def views(self, batch: Batch, mixes: Mapping[str, Sequence[Ingredient]]) -> dict[str, View]:
+    def views(self, batch: Batch, mixes: Mapping[str, Sequence[MixEntry]]) -> dict[str, View]:
         """The batch under several mixes, with what the method's heads read of each."""
-        return self.views_together([batch], alone(batch), [mixes])[0]
+        return self.views_together([batch], own_micro_batches(batch), [mixes])[0]
 
     def views_together(
         self,
         batches: Sequence[Batch],
-        joints: Sequence[Joint],
-        mixes: Sequence[Mapping[str, Sequence[Ingredient]]],
+        joints: Sequence[CohortMicroBatch],
+        mixes: Sequence[Mapping[str, Sequence[MixEntry]]],
         streams: Sequence[Stream] = (),
-        known: Sequence[KnownReadings] = (),
+        known: Sequence[ConstantViewCache] = (),
     ) -> list[dict[str, View]]:
         """As `views`, for batches of several silos in the same forwards; see `run_together`."""
         heads = [part.module for part in self.parts.values() if isinstance(part.module, Head)]
@@ -236,10 +236,10 @@ class LocalTraining:
             known=known,
         )
 
-    def resolve(self, mix: Mix, state: State, received: State, memory: Tensors) -> list[Ingredient]:
+    def resolve(self, mix: Mix, state: State, received: State, memory: Tensors) -> list[MixEntry]:
         """A mix's names as tensors. A silo's first participation has no previous parts: then the received ones."""
         ingredients = []
-        for name, weight in settled(mix, state).items():
+        for name, weight in resolve_weights(mix, state).items():
             anchor, part = parsed(name)
             if anchor == "received":
                 tensors = received[part]
@@ -251,12 +251,12 @@ class LocalTraining:
                 tensors = state[part]
             module = self.parts[part].module
             assert isinstance(module, Tuner), f"part {part!r} is in a mix but is no tuner"
-            ingredients.append(Ingredient(module, tensors, weight))
+            ingredients.append(MixEntry(module, tensors, weight))
         return ingredients
 
     @torch.no_grad()
     def logits(self, state: State, batch: Batch, alpha: Tensor | None = None) -> Tensor:
-        """The personalised model's logits, shape (rows, classes), in the batch's order.
+        """The personalized model's logits, shape (rows, classes), in the batch's order.
 
         `alpha`, shape (rows,), is each text's weight, where the method finds them anew for each text.
         """
@@ -266,8 +266,8 @@ class LocalTraining:
         return step.logits("prediction", prediction.head)
 
 
-def make_optimiser(train: TrainConfig, tensors: list[Tensor]) -> torch.optim.Optimizer:
-    """A fresh optimiser with constant learning rate.
+def make_optimizer(train: TrainConfig, tensors: list[Tensor]) -> torch.optim.Optimizer:
+    """A fresh optimizer with constant learning rate.
 
     Adafactor too (Shazeer and Stern 2018, algorithm 4 without relative steps and parameter scaling), as prompt tuning
     on T5 has it (Lester et al. 2021): torch's own can be neither.

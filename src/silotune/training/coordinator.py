@@ -16,8 +16,8 @@ from silotune.communication.messages import (
     unpack,
 )
 from silotune.communication.privacy.central_noise import CentralNoise
-from silotune.communication.uplink.pipeline import NO_UPLINK, Chain
-from silotune.core.numeric import share_of
+from silotune.communication.uplink.pipeline import NO_UPLINK, UplinkPipeline
+from silotune.core.numeric import ceil_fraction
 from silotune.core.randomness import sampler
 from silotune.core.tensors import State, Tensors, flatten, unflatten
 
@@ -27,7 +27,7 @@ _MOST_ROWS = 2**53  # beyond it a weight is not exact in float64, and sums of we
 def silos_a_round(silos: int, fraction: float | None, count: int | None) -> int:
     """How many of so many silos take part in a round: a share of them, rounded up, or a number; neither: all."""
     if count is None:
-        count = silos if fraction is None else max(1, share_of(fraction, silos))
+        count = silos if fraction is None else max(1, ceil_fraction(fraction, silos))
     return min(count, silos)
 
 
@@ -60,7 +60,7 @@ class Coordinator:
         max_norm: float | None = None,
         clip: float | None = None,
         optimizer: ServerOptimizer | None = None,
-        uplink: Chain = NO_UPLINK,
+        uplink: UplinkPipeline = NO_UPLINK,
         noise: CentralNoise | None = None,
     ) -> None:
         self.shared = shared

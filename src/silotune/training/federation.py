@@ -10,10 +10,10 @@ from silotune.config import Config
 from silotune.data.tasks import Task
 from silotune.methods import Method
 from silotune.models.backbone.backbone import Backbone
+from silotune.training.client import SiloClient
 from silotune.training.cohort import ALONE, Cohort
 from silotune.training.context import LocalTraining
 from silotune.training.coordinator import Coordinator
-from silotune.training.participant import Participant
 from silotune.training.silo import Evaluation, Silo
 
 
@@ -32,7 +32,7 @@ class Federation:
     texts: Mapping[str, int]
     """Silo name → how many texts a row has."""
     server: Silo | None = None
-    """The coordinator's own labelled rows, where the method trains there."""
+    """The coordinator's own labeled rows, where the method trains there."""
     central: Evaluation | None = None
     """The rows on which all silos are judged together, where one data set is partitioned."""
     malicious: tuple[str, ...] = ()
@@ -49,8 +49,8 @@ class Federation:
         """As configured, or as many as the privacy budget lasts for."""
         return self.config.rounds if self.privacy is None else self.privacy.rounds
 
-    def participant(self) -> Participant:
+    def participant(self) -> SiloClient:
         """A silo's side of the exchange, for any of the silos."""
         noised_in_silos = self.config.uplink.noise is not None
-        promise = self.privacy if noised_in_silos else None
-        return Participant(self.training, self.coordinator.expected, self.coordinator.uplink, promise)
+        privacy_guarantee = self.privacy if noised_in_silos else None
+        return SiloClient(self.training, self.coordinator.expected, self.coordinator.uplink, privacy_guarantee)

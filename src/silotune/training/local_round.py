@@ -22,11 +22,11 @@ from silotune.core import tensors as part_tools
 from silotune.core.randomness import Stream
 from silotune.core.tensors import State, Tensors
 from silotune.data.batching import Batch
-from silotune.data.cohort_batches import Joint
+from silotune.data.cohort_batches import CohortMicroBatch
 from silotune.errors import Diverged
 from silotune.methods.base import PREVIOUS, Phase, Step
 from silotune.methods.parts import Scope
-from silotune.models.forward.view_cache import KnownReadings
+from silotune.models.forward.view_cache import ConstantViewCache
 from silotune.training.silo import Silo
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class _Local:
     """Of the loss and its terms, over the steps that have the term:"""
     terms: Counter[str] = field(default_factory=Counter)
     """so many."""
-    known: KnownReadings = field(default_factory=KnownReadings)
+    known: ConstantViewCache = field(default_factory=ConstantViewCache)
     note: str = ""
     steps: int = 0
     rows: int = 0
@@ -82,7 +82,7 @@ class _Local:
         """After a phase nothing has a gradient."""
         self.state = {name: part_tools.copy(tensors) for name, tensors in self.state.items()}
 
-    def count(self, batch: Batch, terms: Mapping[str, float], joints: Sequence[Joint], member: int) -> None:
+    def count(self, batch: Batch, terms: Mapping[str, float], joints: Sequence[CohortMicroBatch], member: int) -> None:
         """Add a step to the numbers."""
         self.steps, self.rows = self.steps + 1, self.rows + len(batch)
         masks = [piece.inputs["attention_mask"] for joint in joints for piece in joint.pieces if piece.member == member]
@@ -136,9 +136,9 @@ def train(
         leaves = [run.begin(phase) for run in members]
         members = [run for run, own in zip(members, leaves, strict=True) if own]  # else a head with nothing to train
         if members:
-            # Optimisers work tensor by tensor: one for all does to each silo's what its own would.
-            optimiser = training.make_optimiser([tensor for own in leaves for tensor in own])
-            _train_phase(training, members, phase, number, optimiser)
+            # Optimizers work tensor by tensor: one for all does to each silo's what its own would.
+            optimizer = training.make_optimizer([tensor for own in leaves for tensor in own])
+            _train_phase(training, members, phase, number, optimizer)
             for run in members:
                 run.end()
     seconds, rows = time.perf_counter() - started, sum(run.rows for run in runs)
@@ -147,10 +147,10 @@ def train(
 
 
 def _train_phase(
-    training: LocalTraining, members: Sequence[_Local], phase: Phase, number: int, optimiser: torch.optim.Optimizer
+    training: LocalTraining, members: Sequence[_Local], phase: Phase, number: int, optimizer: torch.optim.Optimizer
 ) -> None:
-    alone = len(members) == 1
-    batches = [training.batches(run.silo, phase, number, alone) for run in members]
+    own_micro_batches = len(members) == 1
+    batches = [training.batches(run.silo, phase, number, own_micro_batches) for run in members]
     for run in members:
         run.known = training.known_readings(phase)
     for taken, found in enumerate(_in_step(batches)):  # other phases leave no trace in draws
@@ -163,9 +163,9 @@ def _train_phase(
                     f"silo {run.silo.name!r}, round {number}, phase {phase.name!r}: training diverged, the loss is "
                     f"{own['loss']} (train.lr is {training.train.lr:g})"
                 )
-        optimiser.zero_grad(set_to_none=True)  # and so a silo that has left stays as it is
+        optimizer.zero_grad(set_to_none=True)  # and so a silo that has left stays as it is
         torch.autograd.backward(losses)
-        optimiser.step()
+        optimizer.step()
         for member, ((run, batch), own) in enumerate(zip(active, terms, strict=True)):
             run.count(batch, own, joints, member)
 
@@ -183,7 +183,7 @@ def _in_step(batches: Sequence[Iterator[Batch]]) -> Iterator[list[tuple[int, Bat
 def _losses(
     training: LocalTraining,
     active: Sequence[tuple[_Local, Batch]],
-    joints: Sequence[Joint],
+    joints: Sequence[CohortMicroBatch],
     phase: Phase,
     number: int,
     taken: int,
@@ -194,14 +194,14 @@ def _losses(
         {name: training.resolve(mix, run.state, run.received, run.memory) for name, mix in phase.views.items()}
         for run, _ in active
     ]
-    alone = len(active) == 1
+    own_micro_batches = len(active) == 1
     losses, terms = [], []
-    with streams[0] if alone else nullcontext():
+    with streams[0] if own_micro_batches else nullcontext():
         batches, known = [batch for _, batch in active], [run.known for run, _ in active]
-        views = training.views_together(batches, joints, mixes, [] if alone else streams, known)
+        views = training.views_together(batches, joints, mixes, [] if own_micro_batches else streams, known)
         for (run, batch), own, stream in zip(active, views, streams, strict=True):
             step = Step(batch, own, run.state, run.received, run.memory, training.parts)
-            with nullcontext() if alone else stream:
+            with nullcontext() if own_micro_batches else stream:
                 losses.append(phase.loss(step))
             terms.append({"loss": losses[-1].detach(), **step.terms})
     return losses, _numbers(terms)

@@ -8,7 +8,7 @@ from silotune.core.tensors import State
 from silotune.methods.parts import Part, Scope
 
 
-def magnified(state: State, received: State, parts: Mapping[str, Part], scale: float) -> State:
+def scale_update(state: State, received: State, parts: Mapping[str, Part], scale: float) -> State:
     """The state with the shared parts' change multiplied: `received + scale·(trained − received)`.
 
     Model replacement (Bagdasaryan et al. 2020, eq. 3): where a silo weighs w in the mean, a scale of 1/w makes the

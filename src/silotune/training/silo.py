@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from silotune.core import tensors as part_tools
 from silotune.core.tensors import State, Tensors
-from silotune.data.tokenized import TokenisedRows
+from silotune.data.tokenized import TokenizedRows
 
 
 @dataclass
@@ -39,7 +39,7 @@ class SiloState:
 class AttackedRows:
     """Test rows whose class is not the target, with the trigger put in; labels are their true classes."""
 
-    rows: TokenisedRows
+    rows: TokenizedRows
     target: int
 
 
@@ -47,8 +47,8 @@ class AttackedRows:
 class Evaluation:
     """The rows a silo is judged on; `attack`: those that tell how well a backdoor works, where one is looked for."""
 
-    validation: TokenisedRows
-    test: TokenisedRows
+    validation: TokenizedRows
+    test: TokenizedRows
     attack: AttackedRows | None = None
 
 
@@ -63,7 +63,7 @@ class Silo:
     """
 
     name: str
-    train: dict[str, TokenisedRows]
+    train: dict[str, TokenizedRows]
     evaluations: dict[str, Evaluation]
     state: SiloState | None = None
     attack_scale: float = 1.0

@@ -1,4 +1,4 @@
-"""The promise of a run: what is printed and summarised, by how often silos take part, and a budget that ends it."""
+"""The promise of a run: what is printed and summarized, by how often silos take part, and a budget that ends it."""
 
 from __future__ import annotations
 
@@ -15,13 +15,15 @@ from silotune.errors import InputError
 from silotune.runs.build.builder import build
 from silotune.runs.build.resolve import read_config
 from silotune.runs.load import load_run
-from silotune.training.participant import USES, Participant
+from silotune.training.client import USES, SiloClient
 from tests.support.method_cases import logged, same, tapped
 
 LDP = ("uplink=clip,laplace", "uplink.epsilon=8")
 
 
-def promise(*words: str, choices: list[list[str]] | None = None, silos: int = 4, a_round: int = 4) -> Privacy | None:
+def privacy_guarantee(
+    *words: str, choices: list[list[str]] | None = None, silos: int = 4, a_round: int = 4
+) -> Privacy | None:
     """Of 10 rounds, in which all of `silos` take part unless `choices` says who does."""
     config = read_config("demo", ["rounds=10", *words])
     names = [f"silo{number}" for number in range(silos)]
@@ -32,24 +34,24 @@ def promise(*words: str, choices: list[list[str]] | None = None, silos: int = 4,
 
 
 def test_without_noise_nothing_is_promised():
-    assert promise() is None
-    assert promise("uplink=clip,int8") is None
+    assert privacy_guarantee() is None
+    assert privacy_guarantee("uplink=clip,int8") is None
 
 
 def test_laplace_adds_up_over_the_rounds_a_silo_takes_part_in():
-    everyone = promise(*LDP)
+    everyone = privacy_guarantee(*LDP)
     assert (everyone.epsilon_round, everyone.account.total(everyone.uses), everyone.account.delta) == (8, 80, 0)
     choices = [["a", "b"], ["b", "c"], ["b"], ["c"], *[["a"]] * 3, *[["d"]] * 3]
-    some = promise(*LDP, choices=choices)
+    some = privacy_guarantee(*LDP, choices=choices)
     assert (some.uses, some.account.total(some.uses)) == (4, 32)  # a took part most often; the silos' sums do not add
 
 
 def test_gaussian_is_composed_exactly():
-    found = promise("uplink=clip,gaussian", "uplink.epsilon=2", "uplink.delta=1e-6")
+    found = privacy_guarantee("uplink=clip,gaussian", "uplink.epsilon=2", "uplink.delta=1e-6")
     expected = GaussianAccount(gaussian_multiplier(2.0, 1e-6), 1e-6).total(10)
     assert found.summary()["epsilon_total"] == expected
     assert found.summary()["delta"] == 1e-6
-    assert promise("uplink=clip,gaussian", "privacy.delta=1e-4").account.delta == 1e-4
+    assert privacy_guarantee("uplink=clip,gaussian", "privacy.delta=1e-4").account.delta == 1e-4
 
 
 CENTRAL = ("aggregation=uniform", "aggregation.clip=3", "aggregation.noise_multiplier=4", "privacy.delta=1e-5")
@@ -57,7 +59,7 @@ CENTRAL = ("aggregation=uniform", "aggregation.clip=3", "aggregation.noise_multi
 
 def test_central_noise_is_half_its_multiplier_to_one_silo():
     """The noise is z·C/m and replacing one silo's rows moves the mean by 2C/m."""
-    found = promise(*CENTRAL, "privacy.secret=FILE", silos=100, a_round=5)
+    found = privacy_guarantee(*CENTRAL, "privacy.secret=FILE", silos=100, a_round=5)
     assert found.account.total(10) == SampledCentralAccount(2.0, 1e-5, 100, 5).total(10)
     assert found.summary()["mechanism"] == "central-gaussian"
     assert found.epsilon_round == found.account.total(1) < found.account.total(10)
@@ -68,13 +70,13 @@ def test_central_noise_is_half_its_multiplier_to_one_silo():
 def test_without_a_secret_sampling_hides_nobody():
     """Who takes part then follows from the seed: a silo pays in full for each of its rounds, and for no other."""
     choices = [["a", "b"], ["c", "d"], ["b", "c"], *[["d", "e"]] * 2, *[["b", "f"]] * 2, *[["g", "h"]] * 3]
-    found = promise(*CENTRAL, choices=choices, silos=100, a_round=2)
+    found = privacy_guarantee(*CENTRAL, choices=choices, silos=100, a_round=2)
     assert found.uses == 4, "b's"
     assert found.summary()["epsilon_total"] == pytest.approx(GaussianAccount(2.0 / 2, 1e-5).total(1))  # 2 = √4
     assert found.epsilon_round == GaussianAccount(2.0, 1e-5).total(1)
     assert "up to 4 of 10 rounds" in found.lines()[0]
     assert "not for whoever knows the run's seed" in found.lines()[1]
-    once = promise(*CENTRAL, f"privacy.epsilon={found.epsilon_round}", choices=choices, silos=100, a_round=2)
+    once = privacy_guarantee(*CENTRAL, f"privacy.epsilon={found.epsilon_round}", choices=choices, silos=100, a_round=2)
     assert (once.rounds, once.uses) == (2, 1)
 
 
@@ -90,20 +92,20 @@ def test_central_noise_over_groups_hides_a_silo_as_in_the_group_of_which_most_ta
 
 def test_a_budget_ends_the_run_before_the_round_that_would_break_it():
     for budget, rounds in ((8, 1), (15.9, 1), (16, 2), (79.9, 9), (80, 10), (1000, 10)):
-        assert promise(*LDP, f"privacy.epsilon={budget}").rounds == rounds
+        assert privacy_guarantee(*LDP, f"privacy.epsilon={budget}").rounds == rounds
     choices = [["a", "b"], ["c"], ["a"], ["d"], ["a"], *[["b"]] * 5]
-    found = promise(*LDP, "privacy.epsilon=16", choices=choices)
+    found = privacy_guarantee(*LDP, "privacy.epsilon=16", choices=choices)
     assert (found.rounds, found.uses) == (4, 2)
     assert "lasts for 4 of 10 rounds" in found.stops
     assert found.lines()[-1] == found.stops
-    assert promise(*LDP).stops == ""
+    assert privacy_guarantee(*LDP).stops == ""
 
 
 def test_a_budget_for_no_round_is_refused():
-    found = promise(*LDP, "privacy.epsilon=7.9")
+    found = privacy_guarantee(*LDP, "privacy.epsilon=7.9")
     with pytest.raises(InputError, match=r"privacy.epsilon: a budget of 7.9 is less than the ε = 8 of one round"):
         found.require_a_round()
-    promise(*LDP, "privacy.epsilon=8").require_a_round()
+    privacy_guarantee(*LDP, "privacy.epsilon=8").require_a_round()
 
 
 # -- runs -------------------------------------------------------------------------------------------------------------
@@ -155,7 +157,7 @@ def test_a_silo_counts_for_itself_and_refuses_to_overspend(federate):
     """Whatever rounds a coordinator calls for."""
     federation = build(federate.config("fedmcp", *LDP, "privacy.epsilon=16"), federate.backbone)
     participant, silo = federation.participant(), federation.silos["alpha"]
-    assert isinstance(participant, Participant)
+    assert isinstance(participant, SiloClient)
     for number in (1, 7):
         assert participant.round(silo, federation.coordinator.broadcast(number)).message
     assert int(silo.state.memory[USES]) == 2

@@ -16,7 +16,7 @@ from silotune.communication.aggregation import by_samples
 from silotune.communication.messages import MessageRefused, change_message
 from silotune.training.coordinator import Coordinator
 from tests.support.small_messages import GOOD, ROUND, ROWS, SHARED, SILO, good_fields, good_tensors, packed
-from tests.support.uplink_changes import chain
+from tests.support.uplink_changes import pipeline
 
 CODECS = ("fp16", "int8", "int4")
 CHAINS = (("clip",), ("clip", "laplace"), *((name,) for name in CODECS), ("clip", "laplace", "int8"))
@@ -24,11 +24,11 @@ Tensors = dict[str, torch.Tensor]
 
 
 def coordinator(names: tuple[str, ...]) -> Coordinator:
-    return Coordinator(SHARED, by_samples, seed=1, uplink=chain(*names))
+    return Coordinator(SHARED, by_samples, seed=1, uplink=pipeline(*names))
 
 
 def good(names: tuple[str, ...]) -> tuple[Tensors, dict[str, object]]:
-    tensors, _ = chain(*names).send(good_tensors(), {}, SILO, ROUND)
+    tensors, _ = pipeline(*names).send(good_tensors(), {}, SILO, ROUND)
     return tensors, good_fields() | {"uplink": ",".join(names)}
 
 
@@ -45,7 +45,7 @@ def test_a_good_change_is_added_to_what_was_broadcast(names):
     message = change_message(tensors, ",".join(names), ROUND, SILO, ROWS)
     update = coordinator(names).receive(ROUND, SILO, message)
     assert (update.silo, update.rows) == (SILO, ROWS)
-    found = chain(*names).read(tensors, {key: torch.zeros_like(t) for key, t in good_tensors().items()})
+    found = pipeline(*names).read(tensors, {key: torch.zeros_like(t) for key, t in good_tensors().items()})
     for part, inner in SHARED.items():
         for name, before in inner.items():
             expected = before.numpy() + found[f"{part}/{name}"].numpy()
@@ -132,7 +132,7 @@ def test_bad_codes_are_refused(case):
 
 def test_a_change_too_large_to_be_added_is_refused():
     huge = torch.full((4,), 3.4e38)
-    receiver = Coordinator({"global": {"up.bias": huge}}, by_samples, seed=1, uplink=chain("clip"))
+    receiver = Coordinator({"global": {"up.bias": huge}}, by_samples, seed=1, uplink=pipeline("clip"))
     message = change_message({"global/up.bias": huge}, "clip", ROUND, SILO, ROWS)
     with pytest.raises(MessageRefused, match="becomes NaN or infinity"):
         receiver.receive(ROUND, SILO, message)
@@ -143,7 +143,7 @@ def test_a_diverged_change_is_refused_and_not_remembered(names):
     """NaN stays NaN through every step, so that the round is told; the silo's next change is its own again."""
     broken = good_tensors()
     broken["global/up.bias"][1] = math.nan
-    tensors, kept = chain(*names).send(broken, {}, SILO, ROUND)
+    tensors, kept = pipeline(*names).send(broken, {}, SILO, ROUND)
     assert "NaN or infinity" in refused(names, change_message(tensors, ",".join(names), ROUND, SILO, ROWS))
     assert all(torch.isfinite(tensor).all() for tensor in kept.values())
 

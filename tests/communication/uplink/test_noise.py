@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from silotune.communication.privacy.noise_stream import Draws, draws, read_secret
+from silotune.communication.privacy.noise_stream import NoiseStream, draws, read_secret
 from silotune.config.uplink import UplinkConfig
 from silotune.errors import InputError
-from tests.support.uplink_changes import chain, change, flat
+from tests.support.uplink_changes import change, flat, pipeline
 
 ORDER = {"l1": 1, "l2": 2}
 MANY = {"global/w": (300, 200), "global/b": (40_000,)}
@@ -25,7 +25,7 @@ COUNT = 100_000
 @settings(max_examples=60, deadline=None, derandomize=True)
 def test_a_change_is_scaled_down_to_the_bound_and_never_above(norm, seed, spread, bound):
     before = change(seed, spread)
-    after = chain("clip", clip=bound, norm=norm).steps[0](before, None)
+    after = pipeline("clip", clip=bound, norm=norm).steps[0](before, None)
     length, left = (np.linalg.norm(flat(found), ORDER[norm]) for found in (before, after))
     if length <= bound:
         np.testing.assert_array_equal(flat(after), flat(before))
@@ -38,20 +38,20 @@ def test_a_change_is_scaled_down_to_the_bound_and_never_above(norm, seed, spread
 def test_the_bound_holds_in_the_message_as_well():
     """Rounded to float32, as it is sent, within the rounding of that."""
     for norm in ORDER:
-        sent, _ = chain("clip", clip=0.25, norm=norm).send(change(3), {}, "alpha", 1)
+        sent, _ = pipeline("clip", clip=0.25, norm=norm).send(change(3), {}, "alpha", 1)
         assert np.linalg.norm(flat(sent), ORDER[norm]) == pytest.approx(0.25, rel=1e-6)
 
 
 def test_noise_says_which_norm():
     assert UplinkConfig(name="clip,laplace").norm == "l1"
     assert UplinkConfig(name="clip,gaussian").norm == "l2"
-    assert chain("clip", "laplace").steps[0].norm == "l1"
+    assert pipeline("clip", "laplace").steps[0].norm == "l1"
 
 
 @pytest.mark.parametrize("norm", ORDER)
 def test_the_sensitivity_is_twice_the_bound(norm):
     """Any two clipped changes are at most 2C apart, and two opposite ones are exactly that."""
-    clip = chain("clip", clip=0.5, norm=norm).steps[0]
+    clip = pipeline("clip", clip=0.5, norm=norm).steps[0]
     clipped = [flat(clip(change(seed, 10.0**power), None)) for seed in range(20) for power in (-3, 0, 3)]
     apart = [np.linalg.norm(one - other, ORDER[norm]) for one in clipped for other in clipped]
     assert max(apart) <= 2 * 0.5
@@ -64,7 +64,7 @@ def test_the_sensitivity_is_twice_the_bound(norm):
 @pytest.mark.parametrize(("clip", "epsilon"), [(1.0, 8.0), (0.25, 0.5)])
 def test_laplace_noise_loses_at_most_epsilon(clip, epsilon):
     """The log ratio of the densities under any two silos, at the worst answer, is `‖Δ − Δ'‖₁ / b`."""
-    made = chain("clip", "laplace", clip=clip, epsilon=epsilon)
+    made = pipeline("clip", "laplace", clip=clip, epsilon=epsilon)
     one, other = (flat(made.steps[0](change(seed, 5.0), None)) for seed in (1, 2))
     assert np.abs(one - other).sum() / made.steps[1].scale <= epsilon
     opposite = -one
@@ -74,7 +74,7 @@ def test_laplace_noise_loses_at_most_epsilon(clip, epsilon):
 @pytest.mark.parametrize(("epsilon", "delta"), [(1.0, 1e-5), (8.0, 1e-3)])
 def test_gaussian_noise_is_what_balle_and_wang_ask_for(epsilon, delta):
     """Their Theorem 8: with a = Δ/(2σ), b = εσ/Δ, Φ(a − b) − e^ε·Φ(−a − b) = δ."""
-    deviation = chain("clip", "gaussian", clip=0.5, epsilon=epsilon, delta=delta).steps[1].deviation
+    deviation = pipeline("clip", "gaussian", clip=0.5, epsilon=epsilon, delta=delta).steps[1].deviation
     a, b = 2 * 0.5 / (2 * deviation), epsilon * deviation / (2 * 0.5)
     found = stats.norm.cdf(a - b) - math.exp(epsilon) * stats.norm.cdf(-a - b)
     assert found == pytest.approx(delta, rel=1e-5)
@@ -89,7 +89,7 @@ DISTRIBUTIONS = {
 @pytest.mark.parametrize("name", DISTRIBUTIONS)
 def test_what_is_added_has_the_stated_distribution(name):
     options, expected = DISTRIBUTIONS[name]
-    made = chain("clip", name, **options)
+    made = pipeline("clip", name, **options)
     if expected is None:
         expected = stats.norm(scale=made.steps[1].deviation)
     sent, _ = made.send(change(0, 1.0, MANY), {}, "alpha", 1)
@@ -108,7 +108,7 @@ def test_every_coordinate_tensor_silo_round_and_seed_has_noise_of_its_own():
     def noise(silo: str = "alpha", number: int = 1, seed: int = 1) -> np.ndarray:
         shapes = {"global/a": (20_000,), "global/b": (20_000,)}
         nothing = change(0, 0.0, shapes)
-        return flat(chain("clip", "laplace", seed=seed).send(nothing, {}, silo, number)[0])
+        return flat(pipeline("clip", "laplace", seed=seed).send(nothing, {}, silo, number)[0])
 
     base = noise()
     halves = np.split(base, 2)
@@ -135,10 +135,10 @@ def noise_of(sent: dict, before: dict, made) -> np.ndarray:
 
 def test_a_secret_hides_the_noise_from_whoever_knows_the_seed():
     before = change(0, 0.01)
-    known = chain("clip", "laplace").send(before, {}, "alpha", 1)[0]
-    made = chain("clip", "laplace", secret=b"s" * 32)
+    known = pipeline("clip", "laplace").send(before, {}, "alpha", 1)[0]
+    made = pipeline("clip", "laplace", secret=b"s" * 32)
     hidden = made.send(before, {}, "alpha", 1)[0]
-    other = chain("clip", "laplace", secret=b"t" * 32).send(before, {}, "alpha", 1)[0]
+    other = pipeline("clip", "laplace", secret=b"t" * 32).send(before, {}, "alpha", 1)[0]
     assert not np.isclose(flat(known), flat(hidden)).any()
     assert not np.isclose(flat(other), flat(hidden)).any()
     np.testing.assert_array_equal(
@@ -151,7 +151,7 @@ def test_two_changes_never_wear_the_same_noise_under_a_secret():
     before = change(0, 0.01)
     moved = {name: tensor + 1e-9 for name, tensor in before.items()}
     for secret, same in ((None, True), (b"s" * 32, False)):
-        made = chain("clip", "laplace", secret=secret)
+        made = pipeline("clip", "laplace", secret=secret)
         one, other = (noise_of(made.send(c, {}, "alpha", 1)[0], c, made) for c in (before, moved))
         assert np.allclose(one, other, atol=1e-6) is same
 
@@ -163,7 +163,7 @@ def test_one_change_never_wears_the_same_noise_at_two_strengths_under_a_secret(n
     for secret, same in ((None, True), (b"s" * 32, False)):
         noises = []
         for epsilon in (8.0, 2.0):
-            made = chain("clip", noise, secret=secret, epsilon=epsilon)
+            made = pipeline("clip", noise, secret=secret, epsilon=epsilon)
             noises.append(noise_of(made.send(before, {}, "alpha", 1)[0], before, made))
         assert bool(np.corrcoef(*noises)[0, 1] > 0.999) is same
 
@@ -179,7 +179,7 @@ def test_uniform_numbers_never_reach_an_end(monkeypatch):
     for byte, found in ((b"\xff", 1 - 2**-53), (b"\x00", 2**-53)):
         hash_function = "silotune.communication.privacy.noise_stream.hashlib.shake_256"
         monkeypatch.setattr(hash_function, lambda _, byte=byte: Stream(byte))
-        assert Draws(b"key").uniform("p", "n", (3,)).tolist() == [found] * 3
+        assert NoiseStream(b"key").uniform("p", "n", (3,)).tolist() == [found] * 3
 
 
 def test_a_secret_is_read_from_a_file(tmp_path):

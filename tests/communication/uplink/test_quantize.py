@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from silotune.communication.messages import Expected, change_message, check_tensors, pack
-from silotune.communication.uplink.codecs import Half, Integers, channels, pack4, unpack4
-from tests.support.uplink_changes import SHAPES, chain, change, flat, zeros
+from silotune.communication.uplink.codecs import Float16, UniformQuantizer, channels, pack4, unpack4
+from tests.support.uplink_changes import SHAPES, change, flat, pipeline, zeros
 
 MOST = {"int8": 127, "int4": 7}
 shapes = st.lists(st.integers(1, 7), max_size=3).map(tuple)
@@ -34,7 +34,7 @@ def by_channel(values: np.ndarray) -> np.ndarray:
 @settings(**calm)
 def test_nothing_moves_by_more_than_half_a_step(name, shape, seed, spread):
     values = spread * np.random.default_rng(seed).normal(size=shape)
-    codec = Integers(MOST[name])
+    codec = UniformQuantizer(MOST[name])
     written = codec.encode(torch.tensor(values))
     found = codec.decode(written, shape).numpy()
     assert found.shape == shape
@@ -48,7 +48,7 @@ def test_nothing_moves_by_more_than_half_a_step(name, shape, seed, spread):
 def test_int8_codes_are_numpys(shape, seed):
     values = np.random.default_rng(seed).normal(size=shape)
     scale = by_channel(values) / 127
-    codes = Integers(127).encode(torch.tensor(values))[""].numpy()
+    codes = UniformQuantizer(127).encode(torch.tensor(values))[""].numpy()
     expected = values / scale
     assert (np.abs(codes - expected) <= 0.5 + 1e-4).all()  # the scale is float32 in the message
     assert np.abs(codes).max() == 127
@@ -58,14 +58,14 @@ def test_int8_codes_are_numpys(shape, seed):
 def test_what_is_on_the_grid_comes_back_exactly(most):
     codes = torch.arange(-most, most + 1).float()
     values = torch.stack([codes, codes * 0.25, torch.zeros_like(codes), codes * -2])
-    codec = Integers(most)
+    codec = UniformQuantizer(most)
     assert torch.equal(codec.decode(codec.encode(values), (4, 2 * most + 1)), values)
 
 
 def test_scales_stand_for_the_shorter_outer_axis():
     assert [channels(s) for s in ((), (9,), (3, 8), (8, 3), (4, 5, 6), (6, 5, 4))] == [1, 1, 3, 3, 4, 4]
     values = torch.tensor([[1.0, 100.0], [2.0, 200.0], [-4.0, 50.0]])  # columns of different size
-    codec = Integers(127)
+    codec = UniformQuantizer(127)
     written = codec.encode(values)
     torch.testing.assert_close(written[":scale"], torch.tensor([4 / 127, 200 / 127]))
     assert (codec.decode(written, (3, 2)) - values).abs()[:, 0].max() <= 2 / 127
@@ -89,13 +89,13 @@ def test_packing_is_undone(codes):
 @settings(**calm)
 def test_half_precision_is_numpys(shape, seed, spread):
     values = spread * np.random.default_rng(seed).normal(size=shape)
-    codec = Half()
+    codec = Float16()
     found = codec.decode(codec.encode(torch.tensor(values)), shape).numpy()
     np.testing.assert_array_equal(found, values.astype(np.float16).astype(np.float32))
 
 
 def test_numbers_beyond_half_precision_become_its_largest():
-    codec = Half()
+    codec = Float16()
     found = codec.decode(codec.encode(torch.tensor([1e6, -1e6, 1.0])), (3,))
     assert found.tolist() == [65504.0, -65504.0, 1.0]
 
@@ -105,14 +105,14 @@ def test_rounding_by_chance_is_right_on_average(name):
     """Each number is the code below or above; over many rounds the mean is the number."""
     shape = {"global/w": (6, 4)}
     values = change(4, 1.0, shape)
-    made = chain(name, rounding="stochastic", feedback=False)
+    made = pipeline(name, rounding="stochastic", feedback=False)
     rounds = 1000
     sent = (made.send(values, {}, "a", number)[0] for number in range(rounds))
     found = np.stack([flat(made.read(written, zeros(shape))) for written in sent])
     step = by_channel(values["global/w"].numpy()).ravel() / MOST[name]
     assert (np.abs(found - flat(values)) <= step * (1 + 1e-6)).all()
     assert (np.abs(found.mean(0) - flat(values)) <= 4.5 * step / 2 / math.sqrt(rounds) + 1e-6 * step).all()
-    nearest = chain(name, feedback=False)
+    nearest = pipeline(name, feedback=False)
     once = flat(nearest.read(nearest.send(values, {}, "a", 1)[0], zeros(shape)))
     assert np.abs(once - flat(values)).max() > 4.5 * step.max() / 2 / math.sqrt(rounds)  # rounding to nearest is not
 
@@ -124,7 +124,7 @@ def test_feedback_makes_up_for_what_was_rounded_away(name, rounding):
     if name == "fp16" and rounding:
         return
     options = {} if rounding is None else {"rounding": rounding}
-    made, without = chain(name, **options), chain(name, feedback=False, **options)
+    made, without = pipeline(name, **options), pipeline(name, feedback=False, **options)
     memory: dict[str, torch.Tensor] = {}
     wanted, sent, plain = (np.zeros(len(flat(zeros()))) for _ in range(3))
     for number in range(1, 31):
@@ -144,7 +144,7 @@ def test_feedback_makes_up_for_what_was_rounded_away(name, rounding):
 
 def test_feedback_comes_after_the_noise():
     """What a silo keeps is what the codec took from the noised change: it says nothing that was not sent."""
-    made, plain = chain("clip", "laplace", "int8"), chain("clip", "laplace")
+    made, plain = pipeline("clip", "laplace", "int8"), pipeline("clip", "laplace")
     noised = plain.send(change(), {}, "alpha", 1)[0]
     written, kept = made.send(change(), {}, "alpha", 1)
     found = made.read(written, zeros())
@@ -154,12 +154,12 @@ def test_feedback_comes_after_the_noise():
 
 def test_a_change_of_nothing_is_nothing():
     for name in ("fp16", "int8", "int4"):
-        made = chain(name)
+        made = pipeline(name)
         written, kept = made.send(change(0, 0.0), {}, "alpha", 1)
         assert all(not tensor.any() for tensor in made.read(written, zeros()).values())
         assert all(not tensor.any() for tensor in kept.values())
-    tiny = chain("int8").send(change(0, 1e-44), {}, "alpha", 1)[0]  # no float32 scale is as small
-    check_tensors(tiny, chain("int8").expected(Expected.like(zeros())))
+    tiny = pipeline("int8").send(change(0, 1e-44), {}, "alpha", 1)[0]  # no float32 scale is as small
+    check_tensors(tiny, pipeline("int8").expected(Expected.like(zeros())))
 
 
 @pytest.mark.parametrize(("name", "ratio"), [("fp16", 1 / 2), ("int8", 1 / 4), ("int4", 1 / 8)])
@@ -175,7 +175,7 @@ def test_a_change_of_nothing_is_nothing():
 def test_messages_are_smaller_by_as_much(name, ratio, parts):
     values = change(1, 1.0, parts)
     whole = pack({key: tensor.float() for key, tensor in values.items()}, {"round": 1, "rows": 9, "silo": "alpha"})
-    made = chain(name)
+    made = pipeline(name)
     sent = change_message(made.send(values, {}, "alpha", 1)[0], made.label, 1, "alpha", 9)
     numbers = sum(math.prod(shape) for shape in parts.values())
     scales = 0 if name == "fp16" else 4 * sum(min(shape[0], shape[-1]) for shape in parts.values())
@@ -186,7 +186,7 @@ def test_messages_are_smaller_by_as_much(name, ratio, parts):
 
 def test_the_order_of_a_states_tensors_changes_nothing():
     for names in (("int4",), ("clip", "laplace", "int8")):
-        made = chain(*names)
+        made = pipeline(*names)
         turned = dict(reversed(change().items()))
         one, other = (made.send(found, {}, "alpha", 1)[0] for found in (change(), turned))
         assert all(torch.equal(one[key], other[key]) for key in one)

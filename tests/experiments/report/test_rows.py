@@ -34,7 +34,7 @@ def test_runs_that_differ_in_the_seed_alone_are_one_row(runs: Path, tmp_path: Pa
     more = [write_run(tmp_path / f"m{mu}", "moon", 1, {"east": 1.0}, more={"method": {"name": "moon", "mu": mu}})
             for mu in (1, 5)]  # fmt: skip
     assert {entry.label for entry in read_entries(more)} == {"moon (mu=1)", "moon (mu=5)"}
-    # a folder given twice, and once with its neighbours, counts once
+    # a folder given twice, and once with its neighbors, counts once
     assert len(read_entries([runs / "alone-1", runs, runs / "alone-1"])[0].runs) == 3
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoModel, AutoTokenizer
 
-from silotune.evaluation.transfer import Cell, exchange, matrix
+from silotune.evaluation.transfer import TransferScore, exchange, matrix
 from silotune.experiments.transfer import alpha_of, mixed, open_models
 from silotune.runs.load import load_run
 from tests.support.tiny import LABELS
@@ -17,7 +17,7 @@ from tests.support.tiny import LABELS
 TASKS = ("alpha", "beta", "gamma")
 
 
-def cells_of(folders, head="target") -> dict[tuple[str, str, int], Cell]:
+def cells_of(folders, head="target") -> dict[tuple[str, str, int], TransferScore]:
     found = [cell for models in open_models(list(folders), head).values() for cell in exchange(models, head)]
     return {(cell.source, cell.target, cell.seed): cell for cell in found}
 
@@ -159,8 +159,8 @@ def test_a_private_head_in_one_silo_is_one_model(made):
 # -- the numbers that are read off a matrix ----------------------------------------------------------------------------
 
 
-def cell(source: str, target: str, absolute: float, relative: float | None) -> Cell:
-    return Cell(source, target, 1, "accuracy", absolute, relative)
+def cell(source: str, target: str, absolute: float, relative: float | None) -> TransferScore:
+    return TransferScore(source, target, 1, "accuracy", absolute, relative)
 
 
 def test_a_matrix_by_hand():

@@ -9,10 +9,10 @@ import torch
 
 from silotune.data.batching import make_batch
 from silotune.data.tasks import Task
-from silotune.data.tokenized import TokenisedRows
+from silotune.data.tokenized import TokenizedRows
 from silotune.models.forward.decoding import start
 from silotune.models.forward.generation import GenerationOptions, generate_ids
-from silotune.models.forward.mixing import Ingredient, make_plan
+from silotune.models.forward.mixing import MixEntry, make_plan
 from tests.support.language_models import CAUSAL, backbone_of, ingredients, made
 
 TEXTS = ["the garden was", "say it: the soup felt cold again and", "a", "perhaps the winter", "surely", "no song at"]
@@ -26,9 +26,7 @@ def prompts(family):
 
 
 def of_row(mix, row):
-    return [
-        Ingredient(p.tuner, p.tensors, float(p.weight[row]) if torch.is_tensor(p.weight) else p.weight) for p in mix
-    ]
+    return [MixEntry(p.tuner, p.tensors, float(p.weight[row]) if torch.is_tensor(p.weight) else p.weight) for p in mix]
 
 
 @torch.no_grad()
@@ -175,10 +173,10 @@ def test_states_of_generation_and_of_training_agree_with_padding_on_the_left():
     for family in CAUSAL:
         backbone, ids = backbone_of(family), prompts(family)
         mix = MIXES["two loras by row"](backbone)
-        rows = TokenisedRows(Task("w", ()), ids, None, torch.zeros(len(ids), dtype=torch.int64))
+        rows = TokenizedRows(Task("w", ()), ids, None, torch.zeros(len(ids), dtype=torch.int64))
         batch = make_batch(rows, range(len(ids)), 0, 10**6)
         (inputs,) = batch.micro
-        by_row = [Ingredient(p.tuner, p.tensors, p.weight[batch.rows]) for p in mix]
+        by_row = [MixEntry(p.tuner, p.tensors, p.weight[batch.rows]) for p in mix]
         with torch.no_grad():
             states = backbone.encode(dict(inputs), make_plan(backbone, by_row))
             ends = inputs["attention_mask"].sum(1) - 1

@@ -10,7 +10,7 @@ import torch
 from silotune.methods import Step
 from silotune.methods.base import PREVIOUS
 from silotune.methods.parts import Scope
-from silotune.models.forward.mixing import Ingredient
+from silotune.models.forward.mixing import MixEntry
 from silotune.models.forward.views import run_view, run_views
 from tests.support.numeric_rig import cut_batch, doubled, make_step, random_parts, some_rows, trained
 from tests.support.tiny import METHODS, ONE_TASK
@@ -186,8 +186,8 @@ def test_a_weight_of_its_own_for_each_row_goes_with_its_row(tiny_federation):
     weight = torch.rand(len(batch), generator=draws, dtype=torch.float64)
     own, other = state["global"], state["private"]
     mixes = {
-        "rows": [Ingredient(tuner, own, weight), Ingredient(tuner, other, 1 - weight)],
-        "one": [Ingredient(tuner, own, 1)],
+        "rows": [MixEntry(tuner, own, weight), MixEntry(tuner, other, 1 - weight)],
+        "one": [MixEntry(tuner, own, 1)],
     }
     views = run_views(training.backbone, batch, mixes)
     for name, mix in mixes.items():

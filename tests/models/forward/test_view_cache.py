@@ -7,7 +7,7 @@ import torch
 
 from silotune.core.tensors import flatten
 from silotune.data.batching import make_batch
-from silotune.models.forward.view_cache import KnownReadings, constant_views
+from silotune.models.forward.view_cache import ConstantViewCache, constant_views
 from silotune.training import context as training_module
 from tests.support.numeric_rig import doubled, parts_in_double
 from tests.support.tiny import METHODS, ONE_TASK
@@ -121,13 +121,13 @@ def test_single_passes_and_dropout_keep_nothing(tiny_federation):
 def test_rows_that_were_not_seen_are_not_known(tiny_federation):
     silo = tiny_federation("fedavg").silos["gamma"]
     rows = next(iter(silo.train.values()))
-    anchors = KnownReadings(["received"])
+    anchors = ConstantViewCache(["received"])
     batch, other = make_batch(rows, [3, 1, 2], 0), make_batch(rows, [1, 4], 0)
     values = torch.arange(3.0).unsqueeze(1)
-    anchors.keep("received", batch, slice(0, 3), {"mean": values})
+    anchors.put("received", batch, slice(0, 3), {"mean": values})
     place = {row: float(values[at]) for at, row in enumerate(batch.rows.tolist())}
-    again = anchors.recall("received", make_batch(rows, [2, 3], 0), slice(0, 2))
+    again = anchors.get("received", make_batch(rows, [2, 3], 0), slice(0, 2))
     assert again is not None
     assert again["mean"].flatten().tolist() == [place[row] for row in make_batch(rows, [2, 3], 0).rows.tolist()]
-    assert anchors.recall("received", other, slice(0, 2)) is None
-    assert anchors.recall("previous", batch, slice(0, 3)) is None
+    assert anchors.get("received", other, slice(0, 2)) is None
+    assert anchors.get("previous", batch, slice(0, 3)) is None

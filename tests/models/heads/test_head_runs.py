@@ -26,7 +26,7 @@ from tests.support.language_models import folder_of
 from tests.support.session_rig import federate
 
 WORDS = 'head.words={bad: awful, good: [great, warm], "yes": surely, maybe: perhaps, "no": never}'
-COLOURS = ("bright", "kind", "grim", "rude")
+COLORS = ("bright", "kind", "grim", "rude")
 
 
 @pytest.fixture(scope="module")
@@ -44,9 +44,9 @@ def instructions(tmp_path_factory):
         for split, count in (("train", 24), ("test", 6)):
             rows = [
                 {
-                    "instruction": f"say {COLOURS[n % 4]}",
+                    "instruction": f"say {COLORS[n % 4]}",
                     "input": "" if n % 2 else "now",
-                    "output": answer(COLOURS[n % 4]),
+                    "output": answer(COLORS[n % 4]),
                 }
                 for n in range(count)
             ]
@@ -257,7 +257,7 @@ def test_an_answer_needs_places_behind_the_longest_prompt(words, allowed, folder
     backbone.tokenizer = copy.copy(backbone.tokenizer)
     backbone.tokenizer.eos_token = "<unk>"  # the answer does not end by itself
     head = training.method.setting.head
-    rows = head.tokeniser(backbone, training.train.max_length)(
+    rows = head.row_tokenizer(backbone, training.train.max_length)(
         federation.tasks["echo"], [Row(("say it again " * 100, ""), 0)]
     )
     silo = federation.silos["echo"]

@@ -24,7 +24,7 @@ ROWS = [
 
 
 def encoded(family):
-    return LanguageModelHead().tokeniser(backbone_of(family), 120)(TASK, ROWS)
+    return LanguageModelHead().row_tokenizer(backbone_of(family), 120)(TASK, ROWS)
 
 
 def our_loss(family, mix=(), call_cost=4):
@@ -129,9 +129,9 @@ def test_the_last_reading_is_the_last_real_token(family):
     backbone, (model, tokenizer) = backbone_of(family), made(family)
     texts = ["the garden", "the soup felt cold again today", "a"]
     ids = [tokenizer(text)["input_ids"] for text in texts]
-    from silotune.data.tokenized import TokenisedRows
+    from silotune.data.tokenized import TokenizedRows
 
-    batch = make_batch(TokenisedRows(TASK, ids, None, torch.zeros(3, dtype=torch.int64)), range(3), 0, 10**6)
+    batch = make_batch(TokenizedRows(TASK, ids, None, torch.zeros(3, dtype=torch.int64)), range(3), 0, 10**6)
     view = run_view(backbone, batch, [])
     for place, row in enumerate(batch.rows.tolist()):
         with torch.no_grad():

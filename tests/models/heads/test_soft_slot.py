@@ -87,7 +87,7 @@ def test_the_prompt_is_never_moved_by_truncation(texts, room):
     """Before the token that begins " is", whatever is cut off the text before it."""
     tokenizer = made("bert")[1]
     head = VerbalizerHead("{text} {soft} is {mask}.", WORDS)
-    found = head.tokeniser(backbone_of("bert"), room)(TASK, [Row((text,), 0) for text in texts])
+    found = head.row_tokenizer(backbone_of("bert"), room)(TASK, [Row((text,), 0) for text in texts])
     for ids, place in zip(found.ids, found.soft, strict=True):
         assert len(ids) <= room
         behind = tokenizer.convert_ids_to_tokens(ids[place:])

@@ -42,7 +42,7 @@ def rows_of(texts):
 
 def head_logits(backbone, head, task, rows, mix=(), call_cost=1, max_length=64):
     """The head's logits, in the rows' order, and the batch; `call_cost=1` makes many micro-batches."""
-    encoded = head.tokeniser(backbone, max_length)(task, rows)
+    encoded = head.row_tokenizer(backbone, max_length)(task, rows)
     batch = make_batch(encoded, range(len(rows)), int(backbone.tokenizer.pad_token_id), call_cost)
     view = run_view(backbone, batch, mix, head_readings={head.name: head.reading(backbone, task)})
     logits = torch.zeros(len(rows), len(task.labels))
@@ -113,7 +113,7 @@ def test_gradients_reach_the_part_and_nothing_else():
     for tensor in part.tensors.values():
         tensor.requires_grad_()
     head = VerbalizerHead(words=WORDS)
-    encoded = head.tokeniser(backbone, 32)(TASK, rows_of(TEXTS))
+    encoded = head.row_tokenizer(backbone, 32)(TASK, rows_of(TEXTS))
     batch = make_batch(encoded, range(4), 0)
     view = run_view(backbone, batch, mix, head_readings={head.name: head.reading(backbone, TASK)})
     head.cross_entropy({}, view, batch).backward()

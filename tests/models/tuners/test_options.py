@@ -296,9 +296,9 @@ def test_a_prompt_comes_from_pytorchs_own_lstm_and_mlp(layers, offset):
     part = random_part(tuner, backbone)
     width, dtype = part["embedding.weight"].shape[1], part["embedding.weight"].dtype
     lstm = nn.LSTM(width, 7, num_layers=layers, bidirectional=True, batch_first=True, dtype=dtype)
-    lstm.load_state_dict(under(part, "lstm_head."))
+    lstm.load_state_dict(applied(part, "lstm_head."))
     mlp = nn.Sequential(nn.Linear(14, width), nn.ReLU(), nn.Linear(width, width)).to(dtype)
-    mlp.load_state_dict(under(part, "mlp_head."))
+    mlp.load_state_dict(applied(part, "mlp_head."))
     with torch.no_grad():
         expected = mlp(lstm(part["embedding.weight"].unsqueeze(0))[0])[0]
         expected = expected + part["offset.weight"] if offset else expected
@@ -312,7 +312,7 @@ def test_a_prompt_comes_from_an_mlp_of_three_layers():
     part = random_part(tuner, backbone)
     width, dtype = part["embedding.weight"].shape[1], part["embedding.weight"].dtype
     mlp = nn.Sequential(nn.Linear(width, 7), nn.ReLU(), nn.Linear(7, 7), nn.ReLU(), nn.Linear(7, width)).to(dtype)
-    mlp.load_state_dict(under(part, "mlp_head."))
+    mlp.load_state_dict(applied(part, "mlp_head."))
     with torch.no_grad():
         expected = mlp(part["embedding.weight"]) + part["offset.weight"]
         torch.testing.assert_close(tuner.fold(part)["prompt_embeddings"], expected, rtol=1e-5, atol=1e-6)
@@ -324,12 +324,12 @@ def test_a_prefix_comes_from_an_mlp_with_tanh():
     part = random_part(tuner, backbone)
     mlp = nn.Sequential(nn.Linear(6, 9), nn.Tanh(), nn.Linear(9, part["transform.2.bias"].shape[0]))
     mlp = mlp.to(part["embedding.weight"].dtype)
-    mlp.load_state_dict(under(part, "transform."))
+    mlp.load_state_dict(applied(part, "transform."))
     with torch.no_grad():
         found = tuner.fold(part)["prompt_embeddings"]
         torch.testing.assert_close(found, mlp(part["embedding.weight"]), rtol=1e-5, atol=1e-6)
 
 
-def under(part, prefix):
+def applied(part, prefix):
     """The tensors of one module, under its own names."""
     return {name.removeprefix(prefix): tensor for name, tensor in part.items() if name.startswith(prefix)}

@@ -8,7 +8,7 @@ from safetensors.torch import load_file, save_file
 
 from silotune.errors import InputError
 from silotune.models.forward.encoding import encode_mix
-from silotune.models.forward.mixing import Ingredient
+from silotune.models.forward.mixing import MixEntry
 from tests.support.tuner_families import (
     KINDS,
     PAIRS,
@@ -83,14 +83,14 @@ def test_training_steps_leave_the_backbone_as_it_was(kind, family):
     before = {name: tensor.clone() for name, tensor in backbone.model.state_dict().items()}
     start = first_part(tuner, backbone)
     part = trainable(start)
-    optimiser = torch.optim.Adam(part.values(), lr=0.05)
+    optimizer = torch.optim.Adam(part.values(), lr=0.05)
     losses = []
     for _ in range(3):
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         states = run(backbone, inputs, (tuner, [(part, 1.0)]))
         loss = torch.stack([(row - 0.3).square().mean() for row in real_states(states, inputs)]).mean()
         loss.backward()
-        optimiser.step()
+        optimizer.step()
         losses.append(loss.item())
     assert losses[-1] < losses[0]
     after = backbone.model.state_dict()
@@ -142,7 +142,7 @@ def test_rows_of_different_mixes_are_as_each_row_alone(kind, family):
         if kind in ("lora", "bitfit", "ia3", "full"):
             with pytest.raises(InputError, match=r"own forward|per row"):
                 run(backbone, inputs, mix)
-    ingredients = [Ingredient(tuner, part, column) for part, column in mix[1]]
+    ingredients = [MixEntry(tuner, part, column) for part, column in mix[1]]
     moved = {name: tensor.to(backbone.device) for name, tensor in inputs.items()}
     together = real_states(encode_mix(backbone, moved, ingredients)[0], inputs)
     for row, (first, second) in enumerate(weights):

@@ -11,7 +11,7 @@ from silotune.core.randomness import Stream
 from silotune.errors import InputError
 from silotune.models.backbone.segments import Segments
 from silotune.models.forward.encoding import encode_mixes, encode_together
-from silotune.models.forward.mixing import Ingredient, shares_forward
+from silotune.models.forward.mixing import MixEntry, can_share_forward
 from silotune.models.tuners import TUNERS
 from silotune.training.cohort import choose
 from tests.support.tuner_families import (
@@ -26,7 +26,9 @@ from tests.support.tuner_families import (
 )
 
 TOGETHER = [
-    (kind, family) for kind, family in PAIRS if shares_forward(shared_backbone(family, double=True), make_tuner(kind))
+    (kind, family)
+    for kind, family in PAIRS
+    if can_share_forward(shared_backbone(family, double=True), make_tuner(kind))
 ]
 APART = [pair for pair in PAIRS if pair not in TOGETHER]
 RAGGED = ((5, 2, 6, 4), (3,), (4, 7, 1))
@@ -52,9 +54,9 @@ def silos_mixes(tuner, backbone, silo, received, weights=(0.5, 0.5)):
     """A silo's own views, and one that is the same for all."""
     one, other = (trainable(random_part(tuner, backbone, 10 * silo + seed)) for seed in (1, 2))
     mixes = {
-        "both": [Ingredient(tuner, one, weights[0]), Ingredient(tuner, other, weights[1])],
-        "one": [Ingredient(tuner, one, 1)],
-        "received": [Ingredient(tuner, received, 1)],
+        "both": [MixEntry(tuner, one, weights[0]), MixEntry(tuner, other, weights[1])],
+        "one": [MixEntry(tuner, one, 1)],
+        "received": [MixEntry(tuner, received, 1)],
         "base": [],
     }
     return mixes, [*one.values(), *other.values()]
@@ -145,7 +147,7 @@ def test_dropout_of_a_segment_is_drawn_as_alone(checkpointing):
 def test_refused_where_rows_cannot_be_told_apart(kind, family):
     backbone, tuner = shared_backbone(family, double=True), make_tuner(kind)
     _, whole = silos_inputs(family, EVEN)
-    mixes = [[Ingredient(tuner, random_part(tuner, backbone, seed), 1)] for seed in range(3)]
+    mixes = [[MixEntry(tuner, random_part(tuner, backbone, seed), 1)] for seed in range(3)]
     with pytest.raises(InputError, match=r"cohort"):
         encode_together(backbone, whole, {"own": mixes}, Segments([2, 2, 2]))
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from silotune.models.backbone.forward_plan import Plan
-from silotune.models.backbone.stacking import Copies, stacked
+from silotune.models.backbone.forward_plan import ForwardPlan
+from silotune.models.backbone.stacking import ReplicateMode, stacked
 from silotune.models.forward.encoding import encode_mix, encode_mixes
-from silotune.models.forward.mixing import Ingredient
+from silotune.models.forward.mixing import MixEntry
 from tests.support.tuner_families import (
     LENGTHS,
     PAIRS,
@@ -29,9 +29,9 @@ def mixes_of(tuner, backbone):
     """Three mixes of two trained parts, two constant ones, and the backbone alone; and the trained parts."""
     one, other, third = (trainable(random_part(tuner, backbone, seed)) for seed in (1, 2, 3))
     constant = ({name: tensor.detach() for name, tensor in part.items()} for part in (one, third))
-    received, previous = ([Ingredient(tuner, part, 1)] for part in constant)
-    both = [Ingredient(tuner, one, 0.5), Ingredient(tuner, other, 0.5)]
-    mixes = {"both": both, "one": [Ingredient(tuner, one, 1)], "other": [Ingredient(tuner, other, 1)]}
+    received, previous = ([MixEntry(tuner, part, 1)] for part in constant)
+    both = [MixEntry(tuner, one, 0.5), MixEntry(tuner, other, 0.5)]
+    mixes = {"both": both, "one": [MixEntry(tuner, one, 1)], "other": [MixEntry(tuner, other, 1)]}
     return mixes | {"received": received, "previous": previous, "base": []}, (one, other)
 
 
@@ -95,7 +95,7 @@ def test_an_unknown_family_takes_a_forward_for_each_mix():
     backbone.model_type = "something-new"
     calls = []
     backbone.site("encoder.layer.1.output.dense").register_forward_hook(lambda *args: calls.append(len(args[2])))
-    found = encode_mixes(backbone, inputs, {name: [Ingredient(tuner, parts[name], 1)] for name in (0, 1)})
+    found = encode_mixes(backbone, inputs, {name: [MixEntry(tuner, parts[name], 1)] for name in (0, 1)})
     assert calls == [len(LENGTHS)] * 2
     for name in (0, 1):
         torch.testing.assert_close(found[name][0], run(backbone, inputs, (tuner, [(parts[name], 1.0)])))
@@ -106,7 +106,7 @@ def test_only_what_would_fail_is_repeated():
     rows, copies, width = 4, 3, 6
     one, every = torch.randn(rows, 5, width), torch.randn(rows * copies, 5, width)
     square, wide = torch.randn(rows, width), torch.randn(rows * copies, width)
-    with Copies(rows, copies):
+    with ReplicateMode(rows, copies):
         assert (one + every).shape == every.shape
         assert torch.equal((one + every)[rows : 2 * rows], one + every[rows : 2 * rows])
         assert torch.nn.functional.linear(every, square).shape == (rows * copies, 5, rows)
@@ -118,5 +118,5 @@ def test_only_what_would_fail_is_repeated():
 
 
 def test_one_plan_alone_is_itself():
-    plan = Plan()
+    plan = ForwardPlan()
     assert stacked([plan], 3) is plan

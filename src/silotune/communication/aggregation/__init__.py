@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from silotune.communication.aggregation.mean import by_samples, uniform, weighted_mean
 from silotune.communication.aggregation.robust import krum, median, most_byzantine, multi_krum, trimmed_mean
 from silotune.communication.aggregation.update import Aggregation, Update, change_norm, clipped, in_name_order
-from silotune.core.numeric import share_of
+from silotune.core.numeric import ceil_fraction
 from silotune.errors import InputError
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def make_aggregation(config: AggregationConfig, silos: int) -> Aggregation:
 
 
 def _trimmed_mean(trim: float, silos: int) -> Aggregation:
-    cut = share_of(trim, silos)
+    cut = ceil_fraction(trim, silos)
     if 2 * cut >= silos:
         most = math.floor(1000 * ((silos - 1) // 2) / silos) / 1000
         rule = f"up to {most:g}" if silos > 2 else "another aggregation (it needs 3 silos)"

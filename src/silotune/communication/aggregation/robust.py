@@ -14,7 +14,7 @@ from torch import Tensor
 
 from silotune.communication.aggregation.mean import uniform
 from silotune.communication.aggregation.update import Update
-from silotune.core.numeric import share_of
+from silotune.core.numeric import ceil_fraction
 from silotune.core.tensors import Tensors
 
 
@@ -32,7 +32,7 @@ def trimmed_mean(updates: Iterable[Update], trim: float) -> Tensors:
         trim: the share of the updates that is cut at each end, rounded up.
     """
     ordered = _by_name(updates)
-    return _between(ordered, min(share_of(trim, len(ordered)), (len(ordered) - 1) // 2))
+    return _between(ordered, min(ceil_fraction(trim, len(ordered)), (len(ordered) - 1) // 2))
 
 
 def krum(updates: Iterable[Update], byzantine: int) -> Tensors:

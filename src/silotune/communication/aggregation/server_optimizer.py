@@ -1,4 +1,4 @@
-"""Server optimisers: the coordinator takes a step along the aggregated change instead of adopting the mean.
+"""Server optimizers: the coordinator takes a step along the aggregated change instead of adopting the mean.
 
 FedAvgM (Hsu et al. 2019); FedAdagrad, FedAdam, FedYogi (Reddi et al. 2021, Algorithm 2, without bias correction).
 An orthogonal choice for any method.

@@ -10,7 +10,7 @@ import torch
 from silotune.communication.aggregation.update import Update
 from silotune.communication.privacy.gaussian import Gaussian
 from silotune.communication.privacy.noise_stream import draws
-from silotune.core.norms import change_from, scaled_down
+from silotune.core.norms import clip_to_norm, delta
 from silotune.core.tensors import Tensors
 
 COORDINATOR = ":coordinator"
@@ -41,7 +41,7 @@ class CentralNoise:
         """The shared parts after a round; `updates` in silo-name order."""
         mean: Tensors = {name: torch.zeros_like(tensor, dtype=torch.float64) for name, tensor in before.items()}
         for update in updates:
-            for name, tensor in scaled_down(change_from(before, update.tensors), self.clip, "l2").items():
+            for name, tensor in clip_to_norm(delta(before, update.tensors), self.clip, "l2").items():
                 mean[name] += tensor / self.silos
         noise = Gaussian(self.multiplier * self.clip / self.silos)
         noised = noise(mean, draws(self.seed, self.secret, COORDINATOR, number, mean, repr(noise)))

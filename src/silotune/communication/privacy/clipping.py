@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from silotune.communication.privacy.noise_stream import Draws
-from silotune.core.norms import Norm, scaled_down
+from silotune.communication.privacy.noise_stream import NoiseStream
+from silotune.core.norms import Norm, clip_to_norm
 from silotune.core.tensors import Tensors
 
 
@@ -16,6 +16,6 @@ class Clip:
     bound: float
     norm: Norm
 
-    def __call__(self, change: Tensors, draws: Draws) -> Tensors:
+    def __call__(self, change: Tensors, draws: NoiseStream) -> Tensors:
         """See `uplink.base.Step`."""
-        return scaled_down(change, self.bound, self.norm)
+        return clip_to_norm(change, self.bound, self.norm)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from silotune.communication.privacy.noise_stream import Draws
+from silotune.communication.privacy.noise_stream import NoiseStream
 from silotune.core.tensors import Tensors
 
 PURPOSE = "gaussian"
@@ -25,7 +25,7 @@ class Gaussian:
 
     deviation: float
 
-    def __call__(self, change: Tensors, draws: Draws) -> Tensors:
+    def __call__(self, change: Tensors, draws: NoiseStream) -> Tensors:
         """See `uplink.base.Step`."""
         return {
             name: tensor.double() + gaussian(draws.uniform(PURPOSE, name, tuple(tensor.shape)), self.deviation)

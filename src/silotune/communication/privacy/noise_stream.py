@@ -26,7 +26,7 @@ _LEAST = 16
 _PIECE = 2.0**-52
 
 
-class Draws:
+class NoiseStream:
     """Uniform numbers for one silo and round, by purpose."""
 
     def __init__(self, key: bytes) -> None:
@@ -39,7 +39,7 @@ class Draws:
         return torch.from_numpy((pieces.astype(np.float64) + 0.5) * _PIECE).reshape(shape)
 
 
-def draws(seed: int, secret: bytes | None, silo: str, number: int, change: Tensors, how: str) -> Draws:
+def draws(seed: int, secret: bytes | None, silo: str, number: int, change: Tensors, how: str) -> NoiseStream:
     """The draws of a silo in a round.
 
     Args:
@@ -52,8 +52,8 @@ def draws(seed: int, secret: bytes | None, silo: str, number: int, change: Tenso
     """
     purpose = f"uplink\x1f{silo}\x1f{number}"
     if secret is None:
-        return Draws(hashlib.sha256(f"{purpose}\x1f{seed}".encode()).digest())
-    return Draws(hmac.digest(secret, f"{purpose}\x1f{how}\x1f{digest(change)}".encode(), "sha256"))
+        return NoiseStream(hashlib.sha256(f"{purpose}\x1f{seed}".encode()).digest())
+    return NoiseStream(hmac.digest(secret, f"{purpose}\x1f{how}\x1f{digest(change)}".encode(), "sha256"))
 
 
 def secret_seed(seed: int, secret: bytes) -> int:

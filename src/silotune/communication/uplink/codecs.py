@@ -51,7 +51,7 @@ class Codec(Protocol):
 
 
 @dataclass(frozen=True)
-class Half:
+class Float16:
     """IEEE half precision; what is beyond its range becomes its largest number."""
 
     draws: bool = False
@@ -70,7 +70,7 @@ class Half:
 
 
 @dataclass(frozen=True)
-class Integers:
+class UniformQuantizer:
     """Codes from −most to most: 127 for int8, 7 for int4, of which two share a byte (the first in its low half)."""
 
     most: int

@@ -2,7 +2,7 @@
 
 A chain is ordered: clip, then noise, then one codec. With an empty chain there is none of this: messages hold the
 shared parts themselves. Otherwise they hold the change against what the silo received, and the coordinator adds it to
-what it had broadcast. Everything happens in the silo, before serialisation.
+what it had broadcast. Everything happens in the silo, before serialization.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ import torch
 from torch import Tensor
 
 from silotune.communication.messages import Expected, MessageRefused
-from silotune.communication.privacy.noise_stream import Draws, draws
+from silotune.communication.privacy.noise_stream import NoiseStream, draws
 from silotune.communication.uplink.codecs import Codec
 from silotune.core.tensors import Tensors
 
 _MEMORY = "uplink/"
 
 
-class Step(Protocol):
+class UplinkStep(Protocol):
     """A step that changes the numbers, not how they are written."""
 
-    def __call__(self, change: Tensors, draws: Draws) -> Tensors:
+    def __call__(self, change: Tensors, draws: NoiseStream) -> Tensors:
         """The change after this step, float64."""
 
 
 @dataclass(frozen=True)
-class Chain:
+class UplinkPipeline:
     """An uplink.
 
     Args:
@@ -45,7 +45,7 @@ class Chain:
     """
 
     names: tuple[str, ...]
-    steps: tuple[Step, ...] = ()
+    steps: tuple[UplinkStep, ...] = ()
     codec: Codec | None = None
     feedback: bool = True
     seed: int = 0
@@ -120,5 +120,5 @@ class Chain:
         return found
 
 
-NO_UPLINK = Chain(())
+NO_UPLINK = UplinkPipeline(())
 """Messages hold the shared parts themselves."""

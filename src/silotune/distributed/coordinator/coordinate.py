@@ -18,17 +18,17 @@ from silotune.core.tensors import digest, flatten
 from silotune.data.row_folder import read_rows
 from silotune.data.tasks import SiloData, Splits
 from silotune.distributed.coordinator import status_files as outcome
-from silotune.distributed.coordinator.dispatcher import RollCall
+from silotune.distributed.coordinator.dispatcher import SiloDispatcher
 from silotune.distributed.coordinator.engine import Flower
-from silotune.distributed.coordinator.run_registry import FOLDER, Acquaintance
-from silotune.distributed.flower.link import Link, LinkLost
-from silotune.distributed.protocol.agreement import check_federated, travelling
+from silotune.distributed.coordinator.run_registry import FOLDER, RunRegistry
+from silotune.distributed.flower.link import ConnectionLost, Link
+from silotune.distributed.protocol.agreement import check_federated, wire_config
 from silotune.distributed.protocol.frames import Frame
 from silotune.distributed.protocol.handshake import Hello, Identity, check_identity
 from silotune.errors import OR_RESUME, InputError, SilotuneError, require_unused
 from silotune.runs.build.builder import build
 from silotune.runs.build.initial_adapter import keep_start
-from silotune.runs.build.resolve import BackboneNeeds, make_method, on_this_machine, read_config
+from silotune.runs.build.resolve import BackboneRequirements, make_method, on_this_machine, read_config
 from silotune.runs.storage.run_folder import RunFolder
 from silotune.runs.summary import state_digest, summarise
 from silotune.training.federation import Federation
@@ -43,7 +43,7 @@ class Job:
     """What a coordinator is to do.
 
     `config`: the run's configuration file. `out`: the run folder. `silos`: their names, where the configuration does
-    not say them. `labelled`: the coordinator's labelled rows. `local`: all silos' folders lie in the run folder.
+    not say them. `labelled`: the coordinator's labeled rows. `local`: all silos' folders lie in the run folder.
     """
 
     config: str
@@ -78,7 +78,7 @@ def prepare(config: Config, out: Path, resume: bool) -> Path:
     if not resume:
         require_unused(out, "--out", OR_RESUME)
     RunFolder.check(out, dump(config), resume)
-    Acquaintance.check(out)
+    RunRegistry.check(out)
     place = out / FOLDER
     with claimed(out), claimed(place):
         outcome.forget(place)
@@ -104,7 +104,7 @@ def _coordinate(job: Job, link: Link, place: Path) -> None:
     try:
         _run(job, link)
     except Exception as error:  # told to end, it says nothing: the run is not over
-        outcome.say_ended(place, error, lost=isinstance(error, LinkLost))
+        outcome.say_ended(place, error, lost=isinstance(error, ConnectionLost))
         raise
     outcome.say_ended(place)
 
@@ -122,9 +122,9 @@ def _run(job: Job, link: Link) -> None:
     if not names:
         raise InputError("federation.silos: name the silos that take part")
     method = make_method(config)
-    backbone = BackboneNeeds.of(config, method).load()
-    text = travelling(config, names)
-    door = _Door(Identity.of(config, text, backbone), Acquaintance.open(out))
+    backbone = BackboneRequirements.of(config, method).load()
+    text = wire_config(config, names)
+    door = AdmissionPolicy(Identity.of(config, text, backbone), RunRegistry.open(out))
     run = {"run": door.known.run, "config": text, "identity": door.identity.fields()}
     folder: list[RunFolder] = []
     turned_away: dict[str, str] = {}
@@ -138,8 +138,8 @@ def _run(job: Job, link: Link) -> None:
             turned_away[who] = what
 
     options = config.federation
-    calls = RollCall(link, names, Frame("hello", run).encode(), door, report, options.patience)
-    missing = [name for name in calls.gather(options.join) if name not in door.known.silos]
+    calls = SiloDispatcher(link, names, Frame("hello", run).encode(), door, report, options.patience)
+    missing = [name for name in calls.wait_for_all(options.join) if name not in door.known.silos]
     if missing:
         said = "".join(f"; {who}: {what}" for who, what in sorted(turned_away.items()))
         late = f"silos that did not join within federation.join={options.join:g} s: {', '.join(missing)}"
@@ -147,7 +147,7 @@ def _run(job: Job, link: Link) -> None:
     known = door.known
     data = [SiloData(name, known.silos[name].task, Splits()) for name in names]
     method.setting.head.check_names(silo.task for silo in data)
-    federation = build(config, backbone, data, _labelled(job, config, bool(method.server_phases())))
+    federation = build(config, backbone, data, _labeled(job, config, bool(method.server_phases())))
     federation.texts = {name: known.silos[name].texts for name in names}
     door.expect(federation.coordinator.expected.shapes)
     with closing(_run_folder(out, federation)) as opened:
@@ -163,15 +163,20 @@ def _run(job: Job, link: Link) -> None:
         _finish(engine, out, job.local)
 
 
-class _Door:
-    """Lets silos in that run the same, and whose task is what it was."""
+class AdmissionPolicy:
+    """Admits a silo whose identity equals the coordinator's and whose task is unchanged in this run."""
 
-    def __init__(self, identity: Identity, known: Acquaintance) -> None:
+    def __init__(self, identity: Identity, known: RunRegistry) -> None:
         self.identity = identity
         self.known = known
         self._said: dict[str, Identity] = {}
 
     def __call__(self, frame: Frame) -> None:
+        """Check a silo's hello and register the silo.
+
+        Raises:
+            HandshakeRefused: its identity differs from the coordinator's.
+        """
         hello = Hello.read(frame)
         check_identity(hello.silo, self.identity, hello.identity)
         self.known = self.known.with_silo(hello)
@@ -184,13 +189,13 @@ class _Door:
             check_identity(name, self.identity, identity)
 
 
-def _labelled(job: Job, config: Config, wanted: bool) -> SiloData | None:
+def _labeled(job: Job, config: Config, wanted: bool) -> SiloData | None:
     if not wanted:
         return None
     folder = job.labelled or config.federation.labelled
     if folder is None:
         raise InputError(
-            f"federation.labelled: method={config.method.name} trains on the coordinator's own labelled rows; give "
+            f"federation.labelled: method={config.method.name} trains on the coordinator's own labeled rows; give "
             "their folder"
         )
     return read_rows(Path(folder), "coordinator")

@@ -37,7 +37,7 @@ class _Asked:
 
 
 @dataclass
-class RollCall:
+class SiloDispatcher:
     """Knows silos by name and reaches them at whatever node they have now.
 
     Args:
@@ -72,7 +72,7 @@ class RollCall:
     _looked: float = float("-inf")
     _strict: bool = True
 
-    def gather(self, deadline: float) -> list[str]:
+    def wait_for_all(self, deadline: float) -> list[str]:
         """Wait until all silos have said hello; the names of those that have not when time is up.
 
         Raises:
@@ -89,7 +89,7 @@ class RollCall:
             self.sleep(POLL)
         return []
 
-    def ask(self, requests: Mapping[str, bytes], deadline: float, away: float = float("inf")) -> Iterator[Frame]:
+    def request(self, requests: Mapping[str, bytes], deadline: float, away: float = float("inf")) -> Iterator[Frame]:
         """Ask silos at once; their answers as they come, until all have answered or time is up.
 
         A silo that is away, or whose worker is, is asked when it is back. What comes too late is let go.

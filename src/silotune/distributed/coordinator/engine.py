@@ -11,17 +11,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from silotune.communication.messages import MessageRefused
-from silotune.core.numeric import share_of
-from silotune.distributed.coordinator.dispatcher import RollCall
-from silotune.distributed.protocol.disclosure import are_metrics, are_scores
+from silotune.core.numeric import ceil_fraction
+from silotune.distributed.coordinator.dispatcher import SiloDispatcher
+from silotune.distributed.protocol.disclosure import validate_metrics, validate_scores
 from silotune.distributed.protocol.frames import Frame, state_name
 from silotune.errors import InputError, SilotuneError
 from silotune.evaluation.scores import mean
 from silotune.runs.engines.base import Engine, Progress
 from silotune.runs.engines.history import Scores
 from silotune.runs.storage.run_folder import Checkpoint, RunFolder
+from silotune.training.client import SiloReply
 from silotune.training.federation import Federation
-from silotune.training.participant import Answer
 
 _LONGEST = 500
 """Characters of what a silo says that are kept."""
@@ -43,13 +43,13 @@ class Flower(Engine):
     """
 
     name = "flower"
-    judges_later = True
+    scores_deferred = True
 
     def __init__(
         self,
         federation: Federation,
         folder: RunFolder,
-        calls: RollCall,
+        calls: SiloDispatcher,
         run: Mapping[str, Any],
         local: bool = False,
         progress: Progress | None = None,
@@ -68,7 +68,7 @@ class Flower(Engine):
         """What `summary.json` calls the engine."""
         return "flower-local" if self._local else "flower"
 
-    def rounds(self, number: int, silos: Sequence[str], broadcast: bytes) -> Iterator[Answer]:
+    def rounds(self, number: int, silos: Sequence[str], broadcast: bytes) -> Iterator[SiloReply]:
         """See `Engine.rounds`. Below its quorum the round is asked again, then the run stops.
 
         Raises:
@@ -77,7 +77,7 @@ class Flower(Engine):
         self._moved, self._late = {}, {}
         yield from self._quorate("round", number, silos, broadcast)
 
-    def finals(self, number: int, silos: Sequence[str], broadcast: bytes) -> Iterator[Answer]:
+    def finals(self, number: int, silos: Sequence[str], broadcast: bytes) -> Iterator[SiloReply]:
         """See `Engine.finals`."""
         yield from self._quorate("final", number, silos, broadcast)
 
@@ -101,13 +101,13 @@ class Flower(Engine):
         tasks = self.federation.tasks
         return {name: {"metric": tasks[name].metric} | nothing | found.get(name, {}) for name in self.federation.silos}
 
-    def store(self, number: int, silos: Sequence[str], better: bool) -> Mapping[str, str]:
+    def save_states(self, number: int, silos: Sequence[str], better: bool) -> Mapping[str, str]:
         """The silos have kept their states by now; here only their names."""
         moved, self._moved = self._moved, {}
         self.history.taken = self.history.taken | moved
         return self._files(moved)
 
-    def recall(self, checkpoint: Checkpoint) -> None:
+    def load_states(self, checkpoint: Checkpoint) -> None:
         """The silos keep all states that a checkpoint names; which one counts is said with each request."""
         taken = checkpoint.history.get("taken", {})
         if self._local and dict(checkpoint.silos) != self._files(taken):
@@ -137,9 +137,9 @@ class Flower(Engine):
         said = {**self._run, "round": number, "base": self._base(name), **fields}
         return Frame(kind, said, {"broadcast": broadcast}).encode()
 
-    def _quorate(self, kind: str, number: int, silos: Sequence[str], broadcast: bytes) -> Iterator[Answer]:
+    def _quorate(self, kind: str, number: int, silos: Sequence[str], broadcast: bytes) -> Iterator[SiloReply]:
         """Updates of as many silos as the quorum asks for; refused ones are passed on, and do not count."""
-        needed = max(1, share_of(self._options.quorum, len(silos))) if silos else 0
+        needed = max(1, ceil_fraction(self._options.quorum, len(silos))) if silos else 0
         judge = kind == "round" and bool(self.history.pending)
         resting = [name for name in sorted(self.federation.silos) if name not in silos] if judge else []
         waiting, arrived = list(silos), 0
@@ -151,7 +151,7 @@ class Flower(Engine):
             for name in resting:  # they take no part, but say how good the round before was for them
                 requests[name] = self._request("score", number, name, broadcast, splits=["validation"])
             self.progress(number, ", ".join(waiting), arrived, len(silos))
-            for frame in self._calls.ask(requests, self._options.deadline, self._options.away):
+            for frame in self._calls.request(requests, self._options.deadline, self._options.away):
                 if frame.fields["silo"] in resting:
                     resting.remove(str(frame.fields["silo"]))
                     self._take_scores(number, frame, self._late)
@@ -178,7 +178,7 @@ class Flower(Engine):
             "kept (run again with --resume)"
         )
 
-    def _read(self, kind: str, number: int, frame: Frame) -> Answer | None:
+    def _read(self, kind: str, number: int, frame: Frame) -> SiloReply | None:
         """A silo's answer; None where it gives a reason instead."""
         silo = str(frame.fields["silo"])
         reason = ""
@@ -190,16 +190,16 @@ class Flower(Engine):
             reason = f"answered for round {frame.fields.get('round')!r}, asked was round {number}"
         elif state != state_name(number, kind == "final"):
             reason = f"answered with state {state!r}, its name must be {state_name(number, kind == 'final')!r}"
-        elif not are_metrics(metrics) or message is None:
+        elif not validate_metrics(metrics) or message is None:
             reason = "answered without metrics or message"
-        elif not are_scores(frame.fields.get("scores", {})):
+        elif not validate_scores(frame.fields.get("scores", {})):
             reason = "answered with something else than scores"
         if reason or message is None:
             self._failed(number, silo, reason)
             return None
-        return Answer(silo, message, _COUNTED | dict(metrics or {}), str(frame.fields.get("note", ""))[:200])
+        return SiloReply(silo, message, _COUNTED | dict(metrics or {}), str(frame.fields.get("note", ""))[:200])
 
-    def _valid(self, number: int, answer: Answer) -> bool:
+    def _valid(self, number: int, answer: SiloReply) -> bool:
         """Whether the coordinator will take it; the base class asks again, and writes the reason into the events."""
         if not self.federation.coordinator.communicates:
             return True
@@ -214,7 +214,7 @@ class Flower(Engine):
         names = sorted(self.federation.silos)
         requests = {name: self._request("score", number, name, broadcast, splits=list(splits)) for name in names}
         found: dict[str, dict[str, Any]] = {}
-        for frame in self._calls.ask(requests, self._options.deadline, self._options.away):
+        for frame in self._calls.request(requests, self._options.deadline, self._options.away):
             self._take_scores(number, frame, found)
         return {name: found[name] for name in names if name in found}
 
@@ -223,7 +223,7 @@ class Flower(Engine):
         silo, scores = str(frame.fields["silo"]), frame.fields.get("scores")
         if frame.kind != "scores":
             self._failed(number, silo, str(frame.fields.get("reason", f"answered with {frame.kind!r}")))
-        elif not are_scores(scores):
+        elif not validate_scores(scores):
             self._failed(number, silo, "answered with something else than scores")
         else:
             found[silo] = dict(scores or {})

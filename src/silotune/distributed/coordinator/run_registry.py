@@ -19,27 +19,27 @@ FOLDER = "federation"
 
 
 @dataclass(frozen=True)
-class Known:
+class SiloInfo:
     """A silo's task, and how many texts a row has."""
 
     task: Task
     texts: int
 
     @classmethod
-    def read(cls, fields: Mapping[str, Any]) -> Known:
+    def read(cls, fields: Mapping[str, Any]) -> SiloInfo:
         """From plain values."""
         return cls(read_task(fields["task"]), int(fields["texts"]))
 
 
 @dataclass(frozen=True)
-class Acquaintance:
+class RunRegistry:
     """A run's id and its silos; one of them may be absent when the coordinator starts again."""
 
     run: str
-    silos: Mapping[str, Known]
+    silos: Mapping[str, SiloInfo]
 
     @classmethod
-    def open(cls, out: Path) -> Acquaintance:
+    def open(cls, out: Path) -> RunRegistry:
         """Of a run folder; a new id where nothing began. Nothing is changed.
 
         Raises:
@@ -49,7 +49,7 @@ class Acquaintance:
         if path.exists():
             try:
                 fields = json.loads(path.read_text(encoding="utf-8"))
-                return cls(str(fields["run"]), {name: Known.read(silo) for name, silo in fields["silos"].items()})
+                return cls(str(fields["run"]), {name: SiloInfo.read(silo) for name, silo in fields["silos"].items()})
             except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
                 raise InputError(f"{path}: damaged ({error})") from error
         if (out / "checkpoints").is_dir() and any((out / "checkpoints").glob("round-*.json")):
@@ -65,16 +65,16 @@ class Acquaintance:
         """
         cls.open(out)
 
-    def with_silo(self, hello: Hello) -> Acquaintance:
+    def with_silo(self, hello: Hello) -> RunRegistry:
         """Knowing one silo more, or the same silo again.
 
         Raises:
             HandshakeRefused: its task is another one now.
         """
-        said = Known(hello.task, hello.texts)
+        said = SiloInfo(hello.task, hello.texts)
         if self.silos.get(hello.silo, said) != said:
             raise HandshakeRefused(f"silo {hello.silo!r}: its task is another than when the run began")
-        return Acquaintance(self.run, {**self.silos, hello.silo: said})
+        return RunRegistry(self.run, {**self.silos, hello.silo: said})
 
     def write(self, out: Path) -> None:
         """Keep it in a run folder."""

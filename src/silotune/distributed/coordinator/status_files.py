@@ -63,7 +63,7 @@ def read_fields(path: Path) -> dict[str, Any] | None:
     return None
 
 
-class Watched:
+class CoordinatorMonitor:
     """A coordinator on this machine, seen through what it says. It was started just now.
 
     Args:
@@ -88,7 +88,7 @@ class Watched:
         """How it ended; None while it has not said so."""
         return read_fields(self._place / _OUTCOME)
 
-    def tell(self) -> None:
+    def poll(self) -> None:
         """Pass what it says on."""
         if self._announce is not None and (self._place / _PROMISE).exists():
             for line in json.loads((self._place / _PROMISE).read_text(encoding="utf-8")):
@@ -100,7 +100,7 @@ class Watched:
                 self._told = text
                 self._progress(*json.loads(text))
 
-    def gone(self) -> str:
+    def failure_reason(self) -> str:
         """Why no outcome is to be expected any more; empty where one is."""
         begun = read_fields(self._place / _BEGUN)
         if begun is None:

@@ -19,13 +19,13 @@ from pathlib import Path
 
 from silotune.core.files import write_text
 from silotune.distributed.coordinator.run_registry import FOLDER
-from silotune.distributed.coordinator.status_files import SLOW, Watched, read_fields, require_finished
+from silotune.distributed.coordinator.status_files import SLOW, CoordinatorMonitor, read_fields, require_finished
 from silotune.distributed.deploy.node_keys import flower_environment, nodes
 from silotune.distributed.deploy.party_configs import LinkConfig, NodeConfig, read_party
 from silotune.distributed.flower.commands import ENVIRONMENT, require_flower, submit, superlink, supernode, write_app
-from silotune.distributed.processes.supervisor import Child, Household, wait_for_port
-from silotune.distributed.processes.watchdog import end, family
-from silotune.distributed.silo.silo_config import LocalConfig
+from silotune.distributed.processes.supervisor import ManagedProcess, Supervisor, wait_for_port
+from silotune.distributed.processes.watchdog import end, process_group
+from silotune.distributed.silo.silo_config import SiloSettings
 from silotune.distributed.silo.worker import ping
 from silotune.errors import InputError, SilotuneError
 
@@ -67,17 +67,17 @@ def follow(
     Raises:
         SilotuneError: it failed, is gone, or has not begun within `SLOW` seconds.
     """
-    watched = Watched(out / FOLDER, progress, announce)
+    watched = CoordinatorMonitor(out / FOLDER, progress, announce)
     while (outcome := watched.outcome()) is None:
-        watched.tell()
-        gone = watched.gone()
-        if gone:
-            raise SilotuneError(f"{gone}; what is finished is kept (start again with --resume)")
+        watched.poll()
+        failure_reason = watched.failure_reason()
+        if failure_reason:
+            raise SilotuneError(f"{failure_reason}; what is finished is kept (start again with --resume)")
         time.sleep(LOOK)
     require_finished(outcome)
 
 
-def join(path: Path, config: LocalConfig | NodeConfig, say: Callable[[str], None]) -> None:
+def join(path: Path, config: SiloSettings | NodeConfig, say: Callable[[str], None]) -> None:
     """Run a silo's worker and SuperNode until told to end; for a node's file the SuperNode alone.
 
     Raises:
@@ -95,7 +95,7 @@ def join(path: Path, config: LocalConfig | NodeConfig, say: Callable[[str], None
         if not config.insecure:
             secured = ["--root-certificates", str(config.root_certificates)]
             secured += ["--auth-supernode-private-key", str(config.private_key)]
-        if isinstance(config, LocalConfig):
+        if isinstance(config, SiloSettings):
             household.start("worker", [sys.executable, "-m", "silotune", "worker", str(path.resolve())])
         words = supernode(config.superlink, config.port, config.name, config.socket_path, secured)
         household.start("supernode", words)
@@ -142,7 +142,7 @@ def status(path: Path) -> list[str]:
     config = read_party(path)
     folder = Path(config.folder)
     running = read_fields(folder / "running.json")
-    there = running is not None and bool(family(str(running["token"])))
+    there = running is not None and bool(process_group(str(running["token"])))
     kind = "coordinator" if isinstance(config, LinkConfig) else f"silo {config.name!r}"
     lines = [f"{kind}: {'running' if there else 'not running'}"]
     if not isinstance(config, LinkConfig):
@@ -159,12 +159,12 @@ def status(path: Path) -> list[str]:
 def down(path: Path) -> bool:
     """End what `up` or `join` runs for a file; whether anything ran."""
     running = read_fields(Path(read_party(path).folder) / "running.json")
-    if running is None or not family(str(running["token"])):
+    if running is None or not process_group(str(running["token"])):
         return False
     with contextlib.suppress(ProcessLookupError):
         os.kill(int(running["pid"]), signal.SIGTERM)
     until = time.monotonic() + 30
-    while family(str(running["token"])) and time.monotonic() < until:
+    while process_group(str(running["token"])) and time.monotonic() < until:
         time.sleep(0.1)
     left = end(str(running["token"]))
     if left:
@@ -173,15 +173,15 @@ def down(path: Path) -> bool:
 
 
 @contextmanager
-def _running(folder: Path) -> Iterator[Household]:
+def _running(folder: Path) -> Iterator[Supervisor]:
     """A household that `status` and `down` find again."""
     folder.mkdir(parents=True, exist_ok=True)
     folder.chmod(0o700)
     before = read_fields(folder / "running.json")
-    if before is not None and family(str(before["token"])):
+    if before is not None and process_group(str(before["token"])):
         raise InputError(f"{folder}: already running (process {before['pid']}); `silotune federation down` ends it")
     environment = {**ENVIRONMENT, "FLWR_HOME": str(folder / "flwr")}
-    with Household(folder / "logs", environment) as household:
+    with Supervisor(folder / "logs", environment) as household:
         write_text(folder / "running.json", json.dumps({"pid": os.getpid(), "token": household.token}))
         try:
             yield household
@@ -189,7 +189,7 @@ def _running(folder: Path) -> Iterator[Household]:
             (folder / "running.json").unlink(missing_ok=True)
 
 
-def _look_after(household: Household, say: Callable[[str], None]) -> None:
+def _look_after(household: Supervisor, say: Callable[[str], None]) -> None:
     due: dict[str, float] = {}
     while True:
         for child in list(household.children.values()):
@@ -202,11 +202,11 @@ def _look_after(household: Household, say: Callable[[str], None]) -> None:
                 say(f"{child.name} ended with code {child.process.returncode}; again in {pause:g} s ({why(child)})")
             elif now >= due[child.name]:
                 del due[child.name]
-                household.again(child.name)
+                household.restart(child.name)
         time.sleep(LOOK)
 
 
-def why(child: Child) -> str:
+def why(child: ManagedProcess) -> str:
     """The line of a log that says why its process ended: Flower's own, which others follow; else the last."""
     told = [line for line in child.tail(60).split(" | ") if line.startswith("[code: ")]
     if not told:

@@ -15,7 +15,7 @@ import yaml
 from silotune.config import Config
 from silotune.core.files import write_text
 from silotune.distributed.coordinator.run_registry import FOLDER
-from silotune.distributed.coordinator.status_files import SLOW, Watched, forget, require_finished
+from silotune.distributed.coordinator.status_files import SLOW, CoordinatorMonitor, forget, require_finished
 from silotune.distributed.flower.commands import (
     submission,
     submitted,
@@ -25,8 +25,8 @@ from silotune.distributed.flower.commands import (
     write_app,
     write_home,
 )
-from silotune.distributed.processes.restart_policy import Attempts
-from silotune.distributed.processes.supervisor import Household, free_ports, wait_for_port
+from silotune.distributed.processes.restart_policy import RestartPolicy
+from silotune.distributed.processes.supervisor import Supervisor, free_ports, wait_for_port
 from silotune.errors import SilotuneError
 from silotune.runs.engines.base import Progress
 
@@ -55,7 +55,7 @@ _SERVER = (
 """What ClientApp, any backbone and ServerApp import."""
 
 _FLOWER = "Flower"
-"""What `Attempts` calls the stack of Flower's processes."""
+"""What `RestartPolicy` calls the stack of Flower's processes."""
 
 
 class LocalProcesses:
@@ -78,7 +78,7 @@ class LocalProcesses:
         silos: Sequence[str],
         job: Path,
         scratch: Path,
-        household: Household,
+        household: Supervisor,
         progress: Progress | None,
     ) -> None:
         self._config = config
@@ -88,8 +88,8 @@ class LocalProcesses:
         self._scratch = scratch
         self._household = household
         self._progress = progress or (lambda *_: None)
-        self._attempts = Attempts(STARTS, self._finished_rounds)
-        self._coordinator = Watched(out / FOLDER, self._progress)
+        self._attempts = RestartPolicy(STARTS, self._finished_rounds)
+        self._coordinator = CoordinatorMonitor(out / FOLDER, self._progress)
 
     def run(self) -> None:
         """Until the coordinator says how it ended.
@@ -109,7 +109,7 @@ class LocalProcesses:
             if outcome is not None and not self._lost(outcome):
                 break
             self._look_after()
-            self._coordinator.tell()
+            self._coordinator.poll()
             time.sleep(LOOK)
         require_finished(outcome)
 
@@ -174,7 +174,7 @@ class LocalProcesses:
         wait_for_port(link, port, SLOW)
         self._submit(port)
         start("superexec", superexec(port), imports=_SERVER)
-        self._coordinator = Watched(place, self._progress)
+        self._coordinator = CoordinatorMonitor(place, self._progress)
 
     def _submit(self, port: int) -> None:
         write_home(Path(self._household.environment["FLWR_HOME"]), f"127.0.0.1:{port}")
@@ -195,7 +195,7 @@ class LocalProcesses:
 
     def _look_after(self) -> None:
         children = self._household.children
-        if not children["superlink"].alive or self._coordinator.gone():
+        if not children["superlink"].alive or self._coordinator.failure_reason():
             self._replace()
             return
         for child in [child for child in children.values() if not child.alive]:
@@ -203,4 +203,4 @@ class LocalProcesses:
                 raise SilotuneError(
                     f"{child.name} ended {STARTS} times without a finished round between: {child.tail()}"
                 )
-            self._household.again(child.name)
+            self._household.restart(child.name)

@@ -25,16 +25,16 @@ from silotune.data.row_folder import write_rows
 from silotune.data.server_rows import labelled_rows
 from silotune.data.tasks import SiloData
 from silotune.distributed.coordinator.coordinate import PREDECESSOR, Job
-from silotune.distributed.coordinator.run_registry import FOLDER, Acquaintance
+from silotune.distributed.coordinator.run_registry import FOLDER, RunRegistry
 from silotune.distributed.deploy.local_processes import LocalProcesses
 from silotune.distributed.flower.commands import ENVIRONMENT, require_flower
-from silotune.distributed.processes.supervisor import Household
-from silotune.distributed.protocol.agreement import check_federated, travelling
+from silotune.distributed.processes.supervisor import Supervisor
+from silotune.distributed.protocol.agreement import check_federated, wire_config
 from silotune.errors import OR_RESUME, InputError, require_unused
 from silotune.evaluation.instance_vectors import FOLDER as INSTANCES
 from silotune.methods import Method
 from silotune.methods.parts import Scope, names_with
-from silotune.runs.build.coordinator import promise, sampling_groups
+from silotune.runs.build.coordinator import privacy_guarantee, sampling_groups
 from silotune.runs.build.resolve import make_method, on_this_machine
 from silotune.runs.build.validation import check_data
 from silotune.runs.engines.base import Progress
@@ -75,11 +75,11 @@ def run_local(
         raise InputError("silos: names that differ in case only cannot be folders everywhere")
     privacy = None
     if names_with(method.parts(), Scope.SHARED):
-        privacy = promise(config, sorted(names), sampling_groups(config, data), bool(method.server_phases()))
+        privacy = privacy_guarantee(config, sorted(names), sampling_groups(config, data), bool(method.server_phases()))
     if privacy is not None:
         privacy.require_a_round()
     RunFolder.check(out, dump(config), resume)
-    Acquaintance.check(out)
+    RunRegistry.check(out)
     with claimed(out):
         with claimed(out / FOLDER, PREDECESSOR):  # of a run that was killed, the coordinator may be about to end
             job = _prepare(config, out, method, data)
@@ -88,7 +88,7 @@ def run_local(
                 announce(line)
         with tempfile.TemporaryDirectory(prefix="silotune-") as scratch:  # short: sockets' paths may not be long
             environment = {**ENVIRONMENT, "FLWR_HOME": str(Path(scratch) / "flwr")}
-            with Household(out / FOLDER / "logs", environment, nursery=True) as household:
+            with Supervisor(out / FOLDER / "logs", environment, nursery=True) as household:
                 LocalProcesses(config, out, names, job, Path(scratch), household, progress).run()
         return _finished(out, config, data), privacy
 
@@ -101,7 +101,7 @@ def _prepare(config: Config, out: Path, method: Method, data: list[SiloData]) ->
         labelled = place / "labelled"
         write_rows(labelled, labelled_rows(data, config.server, config.data_seed))
     write_text(place / "config.yaml", dump(config))
-    write_text(place / "silos.yaml", travelling(config, names))
+    write_text(place / "silos.yaml", wire_config(config, names))
     for silo in data:
         write_rows(out / "silos" / silo.name / "rows", silo)
     job = Job(str(place / "config.yaml"), str(out), tuple(names), None if labelled is None else str(labelled), True)
@@ -124,7 +124,7 @@ def _finished(out: Path, config: Config, data: list[SiloData]) -> dict[str, Any]
 
 
 def _instances(out: Path, names: list[str]) -> Iterator[Path]:
-    run = Acquaintance.open(out).run
+    run = RunRegistry.open(out).run
     for name in names:
         found = out / "checkpoints" / "silos" / name / run / INSTANCES / f"{name}.safetensors"
         if found.is_file():

@@ -1,6 +1,6 @@
 """The files of those who run Flower's processes: the coordinator's, and a node's where its worker runs elsewhere.
 
-A silo's own file is `local.LocalConfig`. Which of the three a file is follows from its keys.
+A silo's own file is `local.SiloSettings`. Which of the three a file is follows from its keys.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from silotune.config.merging import parse_tree, resolve
 from silotune.config.parse import input_error
 from silotune.config.section import Section
 from silotune.config.validators import Name
-from silotune.distributed.silo.silo_config import LocalConfig, read_local
+from silotune.distributed.silo.silo_config import SiloSettings, read_silo_settings
 from silotune.errors import InputError
 
 LOOPBACK = ("127.0.0.1", "localhost")
@@ -87,7 +87,7 @@ class NodeConfig(Section):
         return Path(self.socket)
 
 
-Party = LinkConfig | LocalConfig | NodeConfig
+Party = LinkConfig | SiloSettings | NodeConfig
 
 
 def read_link(path: Path) -> LinkConfig:
@@ -103,7 +103,7 @@ def read_link(path: Path) -> LinkConfig:
         raise InputError(f"coordinator config {path}: {input_error(error, LinkConfig)}") from None
 
 
-def read_joining(path: Path) -> LocalConfig | NodeConfig:
+def read_joining(path: Path) -> SiloSettings | NodeConfig:
     """A silo's own file, or its node's; paths are relative to it.
 
     Raises:
@@ -111,7 +111,7 @@ def read_joining(path: Path) -> LocalConfig | NodeConfig:
     """
     tree = _read(path, "silo", ("folder", "socket", "root_certificates", "private_key"))
     if _OF_A_SILO & tree.keys():
-        config: LocalConfig | NodeConfig = read_local(path)
+        config: SiloSettings | NodeConfig = read_silo_settings(path)
     else:
         try:
             config = NodeConfig.model_validate(tree)
@@ -130,7 +130,7 @@ def read_party(path: Path) -> Party:
     return read_joining(path) if "name" in _read(path, "", ()) else read_link(path)
 
 
-def _check_joining(path: Path, config: LocalConfig | NodeConfig) -> None:
+def _check_joining(path: Path, config: SiloSettings | NodeConfig) -> None:
     kind = "node" if isinstance(config, NodeConfig) else "silo"
     if config.superlink is None:
         raise InputError(f"{kind} config {path}: superlink: give the address HOST:PORT")

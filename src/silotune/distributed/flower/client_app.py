@@ -9,7 +9,7 @@ from __future__ import annotations
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from silotune.distributed.flower.frame_message import framed, unframed
+from silotune.distributed.flower.frame_message import unwrap, wrap
 from silotune.distributed.protocol.frames import PATIENCE, Frame, ProtocolError, ask_worker
 
 app = ClientApp()
@@ -20,8 +20,8 @@ def query(message: Message, context: Context) -> Message:
     """One request."""
     config = context.node_config
     try:
-        answer = ask_worker(str(config["worker"]), unframed(message), float(config.get("patience", PATIENCE)))
+        answer = ask_worker(str(config["worker"]), unwrap(message), float(config.get("patience", PATIENCE)))
     except ProtocolError as error:
         silo = str(config.get("silo", ""))
         answer = Frame("unavailable", {"silo": silo, "reason": str(error)}).encode()
-    return Message(framed(answer), reply_to=message)
+    return Message(wrap(answer), reply_to=message)

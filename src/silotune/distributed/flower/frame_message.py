@@ -9,13 +9,13 @@ from silotune.distributed.protocol.frames import ProtocolError
 _RECORD, _ARRAY = "silotune", "frame"
 
 
-def framed(data: bytes) -> RecordDict:
+def wrap(data: bytes) -> RecordDict:
     """A message's content."""
     array = Array(dtype="uint8", shape=(len(data),), stype="silotune.frame", data=data)
     return RecordDict({_RECORD: ArrayRecord({_ARRAY: array})})
 
 
-def unframed(message: Message) -> bytes:
+def unwrap(message: Message) -> bytes:
     """The frame's bytes.
 
     Raises:

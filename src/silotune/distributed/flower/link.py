@@ -10,7 +10,7 @@ from typing import Protocol
 from flwr.app import Message, MessageType
 from flwr.serverapp import Grid
 
-from silotune.distributed.flower.frame_message import framed, unframed
+from silotune.distributed.flower.frame_message import unwrap, wrap
 from silotune.distributed.protocol.frames import ProtocolError
 from silotune.errors import SilotuneError
 
@@ -20,7 +20,7 @@ def _lost() -> Iterator[None]:
     try:
         yield
     except Exception as error:  # of httpx, of Flower, of its retries
-        raise LinkLost(f"Flower: {type(error).__name__}: {str(error)[:200]} (run again with --resume)") from error
+        raise ConnectionLost(f"Flower: {type(error).__name__}: {str(error)[:200]} (run again with --resume)") from error
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Arrival:
     error: str = ""
 
 
-class LinkLost(SilotuneError):
+class ConnectionLost(SilotuneError):
     """Flower cannot be reached, or has given the run up. What is finished is kept."""
 
 
@@ -68,7 +68,7 @@ class FlowerLink:
 
     def push(self, node: int, data: bytes) -> str | None:
         """See `Link`."""
-        message = Message(framed(data), node, MessageType.QUERY, ttl=self._ttl)
+        message = Message(wrap(data), node, MessageType.QUERY, ttl=self._ttl)
         with _lost():
             sent = list(self._grid.push_messages([message]))
         return sent[0] or None if sent else None
@@ -88,7 +88,7 @@ class FlowerLink:
                 )
                 continue
             try:
-                found.append(Arrival(asked, unframed(reply)))
+                found.append(Arrival(asked, unwrap(reply)))
             except ProtocolError as error:
                 found.append(Arrival(asked, error=str(error)))
         return found

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 
-class Forked:
+class ForkedProcess:
     """A process that the nursery forked: as much of `subprocess.Popen` as is needed here."""
 
-    def __init__(self, pid: int, nursery: Nursery) -> None:
+    def __init__(self, pid: int, nursery: ForkServer) -> None:
         self.pid = pid
         self.returncode: int | None = None
         self._nursery = nursery
@@ -38,7 +38,7 @@ class Forked:
         return code
 
 
-class Nursery:
+class ForkServer:
     """The process that forks others (see `nursery.py`)."""
 
     def __init__(self, log: Path, environment: Mapping[str, str]) -> None:
@@ -55,7 +55,7 @@ class Nursery:
         self._codes: dict[int, int] = {}
         threading.Thread(target=self._listen, daemon=True).start()
 
-    def start(self, **order: Any) -> Forked | None:
+    def start(self, **order: Any) -> ForkedProcess | None:
         """Fork a process; None if the nursery is gone."""
         assert self._process.stdin is not None, "it is a pipe"
         try:
@@ -64,7 +64,7 @@ class Nursery:
         except OSError:
             return None
         process = self._started.get()
-        return Forked(process, self) if process else None
+        return ForkedProcess(process, self) if process else None
 
     def code(self, process: int, patience: float = 1.0) -> int:
         """How a process that is gone ended, as soon as the nursery says so; -1 if it does not."""

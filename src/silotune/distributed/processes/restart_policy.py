@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 
 
-class Attempts:
+class RestartPolicy:
     """Counts how often things ended since the run last came further.
 
     Args:

@@ -17,19 +17,19 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
-from silotune.distributed.processes.fork_client import Forked, Nursery
+from silotune.distributed.processes.fork_client import ForkedProcess, ForkServer
 from silotune.distributed.processes.watchdog import TOKEN, end
 from silotune.errors import SilotuneError
 
 
 @dataclass
-class Child:
+class ManagedProcess:
     """One process: how it is started, and how often it was."""
 
     name: str
     words: Sequence[str]
     log: Path
-    process: subprocess.Popen[bytes] | Forked
+    process: subprocess.Popen[bytes] | ForkedProcess
     starts: int = 1
     more: Mapping[str, str] = field(default_factory=dict)
     imports: Sequence[str] = ()
@@ -47,7 +47,7 @@ class Child:
         return ""
 
 
-class Household:
+class Supervisor:
     """A context in which processes run. They end with it: on success, on failure, on Ctrl-C, and on `kill -9`.
 
     Args:
@@ -64,13 +64,13 @@ class Household:
         beside = str(Path(sys.executable).parent)  # Flower finds its own commands through PATH
         path = os.pathsep.join([beside, os.environ.get("PATH", "")])
         self.environment = {**os.environ, "PATH": path, **environment, TOKEN: self.token}
-        self.children: dict[str, Child] = {}
+        self.children: dict[str, ManagedProcess] = {}
         self._watchdog: subprocess.Popen[bytes] | None = None
         self._forks = nursery and sys.platform == "linux"
-        self._nursery: Nursery | None = None
+        self._nursery: ForkServer | None = None
         self._before: Any = None
 
-    def __enter__(self) -> Household:
+    def __enter__(self) -> Supervisor:
         words = [sys.executable, "-m", "silotune.distributed.processes.watchdog"]
         self._watchdog = subprocess.Popen(words, stdin=subprocess.PIPE, start_new_session=True)
         assert self._watchdog.stdin is not None, "it is a pipe"
@@ -107,7 +107,7 @@ class Household:
 
     def start(
         self, name: str, words: Sequence[str], more: Mapping[str, str] | None = None, imports: Sequence[str] = ()
-    ) -> Child:
+    ) -> ManagedProcess:
         """Start a process of this name, in a session of its own.
 
         Args:
@@ -119,10 +119,10 @@ class Household:
         log = self._logs / f"{name}.log"
         starts = self.children[name].starts + 1 if name in self.children else 1
         process = (self._fork if self._forks else self._spawn)(name, list(words), log, dict(more or {}), list(imports))
-        self.children[name] = Child(name, words, log, process, starts, more or {}, imports)
+        self.children[name] = ManagedProcess(name, words, log, process, starts, more or {}, imports)
         return self.children[name]
 
-    def again(self, name: str) -> Child:
+    def restart(self, name: str) -> ManagedProcess:
         """Start a child that ended once more."""
         child = self.children[name]
         _end_groups([child.process])
@@ -141,7 +141,7 @@ class Household:
                 start_new_session=True,
             )
 
-    def _fork(self, name: str, words: list[str], log: Path, more: dict[str, str], imports: list[str]) -> Forked:
+    def _fork(self, name: str, words: list[str], log: Path, more: dict[str, str], imports: list[str]) -> ForkedProcess:
         for _ in range(2):  # a nursery that was killed is replaced
             if self._nursery is None:
                 self._nursery = self._new_nursery()
@@ -151,8 +151,8 @@ class Household:
             self._nursery = None
         raise SilotuneError(f"{name}: cannot be started (see {self._logs / 'nursery.log'})")
 
-    def _new_nursery(self) -> Nursery:
-        return Nursery(self._logs / "nursery.log", self.environment)
+    def _new_nursery(self) -> ForkServer:
+        return ForkServer(self._logs / "nursery.log", self.environment)
 
 
 def _interrupt(_number: int, _frame: FrameType | None) -> None:
@@ -167,7 +167,7 @@ def _try_signal(number: signal.Signals, handler: Any) -> Any:
     return signal.signal(number, handler)
 
 
-def _end_groups(processes: Sequence[subprocess.Popen[bytes] | Forked], grace: float = 5.0) -> None:
+def _end_groups(processes: Sequence[subprocess.Popen[bytes] | ForkedProcess], grace: float = 5.0) -> None:
     """End processes and their groups: first asked, after `grace` seconds forced.
 
     One that was forked a moment ago has no group of its own yet: it is asked by itself, too.
@@ -189,7 +189,7 @@ def _end_groups(processes: Sequence[subprocess.Popen[bytes] | Forked], grace: fl
             return
 
 
-def _lives(process: subprocess.Popen[bytes] | Forked) -> bool:
+def _lives(process: subprocess.Popen[bytes] | ForkedProcess) -> bool:
     """Whether a process is there, or anything of its group."""
     try:
         os.killpg(process.pid, 0)
@@ -207,7 +207,7 @@ def free_ports(count: int) -> list[int]:
         return [found.getsockname()[1] for found in sockets]
 
 
-def wait_for_port(child: Child, port: int, seconds: float) -> None:
+def wait_for_port(child: ManagedProcess, port: int, seconds: float) -> None:
     """Wait until a child listens.
 
     Raises:

@@ -22,7 +22,7 @@ _GRACE = 5.0
 _LONGEST = 20.0
 
 
-def family(token: str) -> list[int]:
+def process_group(token: str) -> list[int]:
     """The ids of all living processes of a family, but this one."""
     wanted = f"{TOKEN}={token}".encode()
     found = []
@@ -35,10 +35,10 @@ def family(token: str) -> list[int]:
 
 def end(token: str, grace: float = _GRACE) -> list[int]:
     """End a family: first asked, after `grace` seconds forced. What is still there after a while, if anything."""
-    _signal(family(token), signal.SIGTERM)
+    _signal(process_group(token), signal.SIGTERM)
     forced = time.monotonic() + grace
     until = forced + _LONGEST
-    while (left := family(token)) and time.monotonic() < until:
+    while (left := process_group(token)) and time.monotonic() < until:
         if time.monotonic() >= forced:
             _signal(left, signal.SIGKILL)
         time.sleep(0.05)

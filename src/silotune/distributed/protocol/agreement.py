@@ -27,7 +27,7 @@ def check_federated(config: Config) -> None:
     Raises:
         InputError: naming the key.
     """
-    if config.method.name in METHODS and METHODS[config.method.name].centralised:
+    if config.method.name in METHODS and METHODS[config.method.name].centralized:
         raise InputError(f"method={config.method.name}: needs all silos' rows in one place; use --engine inprocess")
     if config.attack.name != "none":
         raise InputError("attack: simulated with --engine inprocess only; here silos are what they are")
@@ -38,7 +38,7 @@ def check_federated(config: Config) -> None:
             raise InputError(f"evaluation.{key}: needs other silos' rows; use --engine inprocess")
 
 
-def travelling(config: Config, silos: Iterable[str]) -> str:
+def wire_config(config: Config, silos: Iterable[str]) -> str:
     """A resolved configuration as YAML for the silos.
 
     Args:
@@ -59,7 +59,7 @@ def travelling(config: Config, silos: Iterable[str]) -> str:
     return dump(config.model_copy(update=update))
 
 
-def read_travelled(text: str) -> Config:
+def parse_wire_config(text: str) -> Config:
     """A configuration that arrived.
 
     Raises:
@@ -74,7 +74,7 @@ def check_agreed(found: Config, agreed: Config) -> None:
     Raises:
         InputError: naming the first key that differs.
     """
-    one, other = (read_travelled(travelling(config, ["silo"])) for config in (found, agreed))
+    one, other = (parse_wire_config(wire_config(config, ["silo"])) for config in (found, agreed))
     here, there = (config.model_dump(mode="json", exclude=_OWN) for config in (one, other))
     for key in here:
         if here[key] != there[key]:

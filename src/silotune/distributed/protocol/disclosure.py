@@ -22,23 +22,23 @@ _LARGEST = 2**53
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
 
 
-def shared_metrics(metrics: Mapping[str, Any], share: Collection[str]) -> dict[str, Any]:
+def filter_metrics(metrics: Mapping[str, Any], share: Collection[str]) -> dict[str, Any]:
     """A training's numbers, without those that are not shared.
 
     Args:
         metrics: what a local round says.
-        share: as `LocalConfig.share`.
+        share: as `SiloSettings.share`.
     """
     kinds = {"seconds": "seconds", **dict.fromkeys(COUNTS, "rows")}
     return {name: value for name, value in metrics.items() if kinds.get(name, "loss") in share}
 
 
-def shared_scores(scores: Mapping[str, Any], share: Collection[str]) -> dict[str, Any]:
+def filter_scores(scores: Mapping[str, Any], share: Collection[str]) -> dict[str, Any]:
     """A silo's scores and row counts, without those that are not shared."""
     return {name: value for name, value in scores.items() if name in (*_SCORES, "rows") and name in share}
 
 
-def are_metrics(said: object) -> bool:
+def validate_metrics(said: object) -> bool:
     """Whether these are a training's numbers: finite, with names that the events do not use for something else."""
     if not isinstance(said, dict) or len(said) > _MOST_NUMBERS:
         return False
@@ -51,7 +51,7 @@ def are_metrics(said: object) -> bool:
     return True
 
 
-def are_scores(said: object) -> bool:
+def validate_scores(said: object) -> bool:
     """Whether these are scores (between 0 and 100, or missing) and row counts per split; and nothing else."""
     if not isinstance(said, dict) or not said.keys() <= {*_SCORES, "rows"}:
         return False

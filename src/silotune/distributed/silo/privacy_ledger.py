@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from silotune.errors import InputError
-from silotune.training.participant import Spent
+from silotune.training.client import PrivacySpent
 
 if TYPE_CHECKING:
     from silotune.communication.privacy.budget import Privacy
@@ -42,7 +42,7 @@ class Ledger:
 
     folder: Path
 
-    def spent(self, run: str, price: Price) -> Spent:
+    def spent(self, run: str, price: Price) -> PrivacySpent:
         """The noised answers given in a run at this price, and the ε of all others over the same rows (plain sum).
 
         Raises:
@@ -58,10 +58,10 @@ class Ledger:
                 else:
                     others += float(entry["epsilon"])
         except FileNotFoundError:
-            return Spent()
+            return PrivacySpent()
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise InputError(f"privacy: the record of what was released cannot be read ({FILE})") from error
-        return Spent(uses, others)
+        return PrivacySpent(uses, others)
 
     def record(self, run: str, answer: str, price: Price) -> None:
         """One more noised answer is about to leave."""

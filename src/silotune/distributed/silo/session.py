@@ -1,4 +1,4 @@
-"""A silo's side of one run: backbone, tokenised rows and state, and what is answered to the coordinator's requests.
+"""A silo's side of one run: backbone, tokenized rows and state, and what is answered to the coordinator's requests.
 
 Torch runs here, in one thread. Every answer to a coordinator is made by `Session.answer` (to a ping, which tools on the
 same machine ask, `worker.py` says its name, process and whether it is busy).
@@ -16,27 +16,27 @@ from typing import Any
 from silotune import __version__
 from silotune.communication.messages import read_broadcast, with_rows
 from silotune.core.tensors import flatten
-from silotune.distributed.protocol.agreement import read_travelled, travelling
-from silotune.distributed.protocol.disclosure import shared_metrics, shared_scores
+from silotune.distributed.protocol.agreement import parse_wire_config, wire_config
+from silotune.distributed.protocol.disclosure import filter_metrics, filter_scores
 from silotune.distributed.protocol.frames import Frame, ProtocolError, decode, mapping, state_name
 from silotune.distributed.protocol.handshake import HandshakeRefused, Identity, text_digest
 from silotune.distributed.silo.privacy_ledger import Ledger, Price
-from silotune.distributed.silo.setup import Preparation
-from silotune.distributed.silo.silo_config import LocalConfig
+from silotune.distributed.silo.setup import SiloSetup
+from silotune.distributed.silo.silo_config import SiloSettings
 from silotune.distributed.silo.state_store import Store, score_name
 from silotune.errors import InputError, SilotuneError
 from silotune.evaluation.instance_vectors import keep_instances
 from silotune.evaluation.scores import results, scores
 from silotune.runs.build.resolve import read_config
+from silotune.training.client import PrivacySpent
 from silotune.training.federation import Federation
-from silotune.training.participant import Spent
 from silotune.training.silo import Silo, SiloState
 
 _UNSAID = 1
 """The row count of a silo that does not say how many it has."""
 
 
-class _Unnumbered(Silo):
+class _SiloWithoutRowCount(Silo):
     """A silo that does not say how many rows it has."""
 
     @property
@@ -51,18 +51,18 @@ class Session:
         local: the operator's configuration.
     """
 
-    def __init__(self, local: LocalConfig) -> None:
+    def __init__(self, local: SiloSettings) -> None:
         self.local = local
-        self._preparation = Preparation(local)
+        self._preparation = SiloSetup(local)
 
     def warm(self) -> None:
         """Load backbone and rows for the agreed configuration, before anybody asks."""
         if self.local.config is not None:
             text = Path(self.local.config).read_text(encoding="utf-8")
             try:
-                read_travelled(text)
+                parse_wire_config(text)
             except InputError:  # as a person writes it; the backbone will be there, rows come with the first request
-                text = travelling(read_config(self.local.config), [self.local.name])
+                text = wire_config(read_config(self.local.config), [self.local.name])
             self._preparation(text, None)
 
     def answer(self, data: bytes) -> bytes:
@@ -141,7 +141,7 @@ class Session:
         else:
             ledger, run = Ledger(Path(self.local.folder)), store.path.name
             price = None if participant.privacy is None else Price.of(participant.privacy)
-            made = participant.round(silo, broadcast, Spent() if price is None else ledger.spent(run, price))
+            made = participant.round(silo, broadcast, PrivacySpent() if price is None else ledger.spent(run, price))
             if price is not None and made.message:
                 ledger.record(run, name, price)
         assert silo.state is not None, "a silo that trained has a state"
@@ -156,9 +156,9 @@ class Session:
     def _shared(self, answer: Frame) -> Frame:
         """An answer with the numbers that may leave by now: it may be one that was kept when others might."""
         share, fields, blobs = self.local.share, dict(answer.fields), dict(answer.blobs)
-        fields["metrics"] = shared_metrics(fields["metrics"], share)
+        fields["metrics"] = filter_metrics(fields["metrics"], share)
         if "scores" in fields:
-            fields["scores"] = shared_scores(fields["scores"], share)
+            fields["scores"] = filter_scores(fields["scores"], share)
         if "rows" not in share and blobs["message"]:
             blobs["message"] = with_rows(blobs["message"], _UNSAID)
         return Frame(answer.kind, fields, blobs)
@@ -198,13 +198,13 @@ class Session:
         else:
             found = results(federation)[self.local.name]
             keep_instances(store.path, [silo])
-        return shared_scores(found, self.local.share)
+        return filter_scores(found, self.local.share)
 
     def _silo(self, federation: Federation, store: Store, base: str) -> Silo:
         """The silo at one of its states; the empty name is that before its first round."""
         silo = federation.silos[self.local.name]
-        if "rows" not in self.local.share and not isinstance(silo, _Unnumbered):
-            silo = _Unnumbered(silo.name, silo.train, silo.evaluations, instances=silo.instances)
+        if "rows" not in self.local.share and not isinstance(silo, _SiloWithoutRowCount):
+            silo = _SiloWithoutRowCount(silo.name, silo.train, silo.evaluations, instances=silo.instances)
             federation.silos = {self.local.name: silo}
         silo.state = None
         if base:

@@ -16,31 +16,31 @@ from silotune.config.sampling import SamplingConfig
 from silotune.data.loading import load_silos
 from silotune.data.row_folder import read_rows
 from silotune.data.tasks import SiloData, Splits
-from silotune.distributed.protocol.agreement import check_agreed, check_federated, read_travelled
+from silotune.distributed.protocol.agreement import check_agreed, check_federated, parse_wire_config
 from silotune.distributed.protocol.handshake import HandshakeRefused, Identity, check_identity
-from silotune.distributed.silo.silo_config import LocalConfig
+from silotune.distributed.silo.silo_config import SiloSettings
 from silotune.errors import InputError
 from silotune.methods import Method
 from silotune.methods.parts import Scope, names_with
 from silotune.models.backbone.backbone import Backbone
 from silotune.runs.build.builder import build
-from silotune.runs.build.resolve import BackboneNeeds, make_method, read_config
+from silotune.runs.build.resolve import BackboneRequirements, make_method, read_config
 from silotune.runs.build.silos import make_silos
 from silotune.training.federation import Federation
 
 
-class Preparation:
+class SiloSetup:
     """Makes a silo ready for a run.
 
     Args:
         local: what the silo's operator wrote.
     """
 
-    def __init__(self, local: LocalConfig) -> None:
+    def __init__(self, local: SiloSettings) -> None:
         self.local = local
         self.text = ""
         """The configuration that it is ready for, as it travels."""
-        self._backbone: tuple[BackboneNeeds, Backbone] | None = None
+        self._backbone: tuple[BackboneRequirements, Backbone] | None = None
         self._federation: Federation | None = None
         self._agreed: Config | None = None
         if local.config is not None:
@@ -73,7 +73,7 @@ class Preparation:
         return self._federation
 
     def _build(self, text: str, coordinators: Identity | None) -> Federation:
-        config = read_travelled(text)
+        config = parse_wire_config(text)
         if self._agreed is not None:
             try:
                 check_agreed(config, self._agreed)
@@ -89,8 +89,8 @@ class Preparation:
             check_identity(self.local.name, coordinators, Identity.of(config, text, backbone))
         data = self._rows(config)
         federation = build(config, backbone, [SiloData(self.local.name, data.task, Splits())])
-        tokenise = method.setting.head.tokeniser(backbone, config.train.max_length)
-        federation.silos = make_silos([data], tokenise, method)
+        tokenize = method.setting.head.row_tokenizer(backbone, config.train.max_length)
+        federation.silos = make_silos([data], tokenize, method)
         federation.texts = {self.local.name: len(data.splits.train[0].texts)}
         return federation
 
@@ -158,7 +158,7 @@ class Preparation:
         return config.model_copy(update=update)
 
     def _load(self, config: Config, method: Method) -> Backbone:
-        needs = BackboneNeeds.of(config, method)
+        needs = BackboneRequirements.of(config, method)
         if self._backbone is None or self._backbone[0] != needs:
             self._backbone = None
             self._backbone = needs, needs.load()

@@ -20,7 +20,7 @@ LONGEST_SOCKET = 100
 """Bytes in a Unix socket's path; systems allow little more."""
 
 
-class LocalConfig(Section):
+class SiloSettings(Section):
     """One silo.
 
     `name`: as the coordinator knows it. `folder`: where the silo keeps its own state; only its operator reads it.
@@ -68,7 +68,7 @@ class LocalConfig(Section):
         return values
 
     @model_validator(mode="after")
-    def _fitting(self) -> LocalConfig:
+    def _fitting(self) -> SiloSettings:
         if (self.data is None) == (self.rows is None):
             raise ValueError("give data (a file or folder and its columns) or rows (a folder of prepared rows)")
         if self.data is not None and self.data.name != self.name:
@@ -87,7 +87,7 @@ class LocalConfig(Section):
         return Path(self.socket) if self.socket else Path(self.folder) / "worker.sock"
 
 
-def read_local(path: str | Path) -> LocalConfig:
+def read_silo_settings(path: str | Path) -> SiloSettings:
     """A silo's own configuration; its paths are relative to the file.
 
     Raises:
@@ -106,6 +106,6 @@ def read_local(path: str | Path) -> LocalConfig:
         resolve(tree["data"], "path", here)
     resolve_backbone(tree, here)
     try:
-        return LocalConfig.model_validate(tree)
+        return SiloSettings.model_validate(tree)
     except ValidationError as error:
-        raise InputError(f"silo config {path}: {input_error(error, LocalConfig)}") from None
+        raise InputError(f"silo config {path}: {input_error(error, SiloSettings)}") from None

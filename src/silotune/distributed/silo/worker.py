@@ -1,4 +1,4 @@
-"""`silotune worker`: one process per silo that keeps backbone and tokenised rows, behind a Unix socket.
+"""`silotune worker`: one process per silo that keeps backbone and tokenized rows, behind a Unix socket.
 
 Flower starts a process for every message; that process only hands the request on (`client_app.py`). Connections are
 read in threads; torch works in the main thread alone, one request after another, so that the number of threads set
@@ -18,7 +18,7 @@ from pathlib import Path
 from types import FrameType
 
 from silotune.distributed.protocol.frames import Frame, ProtocolError, ask_worker, decode, receive, send
-from silotune.distributed.silo.silo_config import LocalConfig, read_local
+from silotune.distributed.silo.silo_config import SiloSettings, read_silo_settings
 from silotune.errors import InputError
 
 _Job = tuple[bytes, "queue.SimpleQueue[bytes]"]
@@ -27,7 +27,7 @@ _SLOW_PEER = 60.0
 """Seconds in which a request must have arrived."""
 
 
-def serve(local: LocalConfig) -> None:
+def serve(local: SiloSettings) -> None:
     """Answer requests until the process is told to end.
 
     Raises:
@@ -65,7 +65,7 @@ def serve(local: LocalConfig) -> None:
 
 def main() -> None:
     """Entry point of `python -m silotune.distributed.silo.worker FILE`: one silo's worker."""
-    serve(read_local(sys.argv[1]))
+    serve(read_silo_settings(sys.argv[1]))
 
 
 def ping(path: Path, patience: float = 2.0) -> dict[str, object] | None:
@@ -120,7 +120,7 @@ def _connection(connection: socket.socket, jobs: queue.SimpleQueue[_Job], state:
             print(f"silotune worker {name!r}: {error}", file=sys.stderr, flush=True)
 
 
-def _say(local: LocalConfig, text: str) -> None:
+def _say(local: SiloSettings, text: str) -> None:
     print(f"silotune worker {local.name!r}: {text}", file=sys.stderr, flush=True)
 
 

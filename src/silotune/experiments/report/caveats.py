@@ -113,7 +113,7 @@ def what_left(entry: Entry) -> str:
         method = make_method(read_config(str(run.folder / "config.yaml")))
     except (InputError, ValueError):  # of another version of the package
         return f"{run.summary['sent_parameters']:,} parameters left a silo in every round it took part in."
-    if method.centralised:
+    if method.centralized:
         return "All rows were in one place: no federation."
     shared, own = (", ".join(names_with(method.parts(), scope)) for scope in (Scope.SHARED, Scope.PRIVATE))
     if not message_bytes(run):

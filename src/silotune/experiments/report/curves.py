@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from silotune.core.numeric import mean_of_known
+from silotune.core.numeric import mean_ignoring_none
 from silotune.experiments.report.collect import Entry, FinishedRun
 from silotune.experiments.report.scores import spread
 from silotune.methods.base import LOGGED
@@ -55,7 +55,7 @@ def mean_validation(run: FinishedRun) -> Series:
     """Round → the mean validation score over silos (percent)."""
     found: Series = {}
     for event in run.of("round"):
-        mean = mean_of_known(event.get("validation", {}).values())
+        mean = mean_ignoring_none(event.get("validation", {}).values())
         if mean is not None:
             found[event["round"]] = mean
     return found

@@ -9,7 +9,7 @@ from silotune.core.files import write_text
 from silotune.experiments.report.collect import Entry
 from silotune.experiments.report.scores import table_csv
 from silotune.experiments.report.significance import NOTE, paired
-from silotune.experiments.report.tables_by_method import COST_NOTE, cost_grid, joined, latex, markdown, score_grid
+from silotune.experiments.report.tables_by_method import COST_NOTE, cost_grid, join_tables, latex, markdown, score_grid
 
 
 def write_tables(entries: Sequence[Entry], out: Path, ddof: int = 1) -> list[Path]:
@@ -18,7 +18,7 @@ def write_tables(entries: Sequence[Entry], out: Path, ddof: int = 1) -> list[Pat
     texts = {
         "table.csv": table_csv(entries, ddof),
         "table.md": _page(entries, ddof),
-        "table.tex": latex(joined(scores, costs)),
+        "table.tex": latex(join_tables(scores, costs)),
     }
     for name, text in texts.items():
         write_text(out / name, text)

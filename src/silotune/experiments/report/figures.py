@@ -146,7 +146,7 @@ def _traffic(entries: Sequence[Entry], ddof: int) -> FigureSpec | None:
             _logarithmic(axes)
 
     panel = Panel(_whole(entries), "sent and received so far (MiB)", "validation score (%)", draw, 3.6, 4.3)
-    caption = f"Bytes are those of the serialised messages, all silos together, both ways{_band(entries)}."
+    caption = f"Bytes are those of the serialized messages, all silos together, both ways{_band(entries)}."
     if silent:
         caption += " Dashed: the best score of a method that sends nothing."
     return FigureSpec("communication", "Communication against accuracy", caption, (panel,), _legend(entries))
@@ -174,7 +174,7 @@ def _similarity(entries: Sequence[Entry]) -> FigureSpec | None:
     panels = [Panel(label, "round", "silo", _heatmap(values, low, high)) for label, values in found]
     caption = (
         "Similarity of a silo's global and private adapter as the method's loss measures it on training batches (CKA "
-        "unless method.similarity says otherwise), mean over steps and seeds; one colour scale for all."
+        "unless method.similarity says otherwise), mean over steps and seeds; one color scale for all."
     )
     return FigureSpec("similarity", "Private against global adapters", caption, tuple(panels))
 
@@ -213,7 +213,7 @@ def _sent(entries: Sequence[Entry]) -> FigureSpec | None:
 
     height = max(2.2, 0.9 + len(silos) * (0.18 + 0.13 * len(sent)))
     panel = Panel("updates of all rounds", "left the silo (MiB)", "silo", draw, height, 4.3)
-    caption = "What each silo sent in a whole run: size of its serialised messages, mean over seeds."
+    caption = "What each silo sent in a whole run: size of its serialized messages, mean over seeds."
     return FigureSpec("sent", "What left each silo", caption, (panel,), tuple(entry.label for entry in entries))
 
 

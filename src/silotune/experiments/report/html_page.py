@@ -14,7 +14,14 @@ from silotune.experiments.report.figures import figures
 from silotune.experiments.report.significance import NOTE, heading, paired
 from silotune.experiments.report.style import CSS
 from silotune.experiments.report.svg import FigureSpec, panel_svg, save, style
-from silotune.experiments.report.tables_by_method import COST_NOTE, Grid, Value, as_html, cost_grid, score_grid
+from silotune.experiments.report.tables_by_method import (
+    COST_NOTE,
+    ResultTable,
+    TableCell,
+    as_html,
+    cost_grid,
+    score_grid,
+)
 
 
 def write_report(entries: Sequence[Entry], path: Path, *, ddof: int = 1, title: str = "") -> Path:
@@ -118,11 +125,11 @@ def _significance(entries: Sequence[Entry]) -> str:
     rows = [
         (
             f"{pair.best} − {pair.other}",
-            [Value(f"{pair.difference:+.2f}"), Value(str(pair.pairs)), Value(f"{pair.p:.3g}")],
+            [TableCell(f"{pair.difference:+.2f}"), TableCell(str(pair.pairs)), TableCell(f"{pair.p:.3g}")],
         )
         for pair in found
     ]
-    grid = Grid(heading(entries), ["difference (points)", "pairs", "p (Holm)"], rows)
+    grid = ResultTable(heading(entries), ["difference (points)", "pairs", "p (Holm)"], rows)
     return as_html(grid) + _paragraph(NOTE)
 
 
@@ -164,13 +171,13 @@ def _privacy(entries: Sequence[Entry]) -> str:
                     f"{found['delta']:g}",
                     str(found["participations"]),
                 ]
-                rows.append((entry.label, [Value(text) for text in texts]))
+                rows.append((entry.label, [TableCell(text) for text in texts]))
     header = ["folder", "mechanism", "ε a round", "ε in total", "δ", "participations"]
-    table = as_html(Grid("differential privacy of every noised run", header, rows)) if rows else ""
+    table = as_html(ResultTable("differential privacy of every noised run", header, rows)) if rows else ""
     return table + "".join(map(_paragraph, limits))
 
 
-def _runs(entries: Sequence[Entry]) -> Grid:
+def _runs(entries: Sequence[Entry]) -> ResultTable:
     header = ["folder", "seed", "average", "best round", "rounds", "seconds", "rows/s", "state sha256"]
     rows = []
     for entry in entries:
@@ -186,8 +193,8 @@ def _runs(entries: Sequence[Entry]) -> Grid:
                 f"{found.get('samples_per_second', 0):.1f}",
                 str(found.get("state_sha256", "–"))[:12],
             ]
-            rows.append((entry.label, [Value(text) for text in texts]))
-    return Grid("every run; rows/s are those of local training", header, rows)
+            rows.append((entry.label, [TableCell(text) for text in texts]))
+    return ResultTable("every run; rows/s are those of local training", header, rows)
 
 
 def _configs(entries: Sequence[Entry]) -> str:

@@ -1,4 +1,4 @@
-"""FedDPA's tables and figures: personalisation and test-time personalisation of runs judged on all tasks."""
+"""FedDPA's tables and figures: personalization and test-time personalization of runs judged on all tasks."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from silotune.core.numeric import mean_of_known
+from silotune.core.numeric import mean_ignoring_none
 from silotune.errors import InputError
 from silotune.experiments.report.collect import Entry, FinishedRun, silo_names
 from silotune.experiments.report.ranking import ranks
 from silotune.experiments.report.scores import AVERAGE, spread
-from silotune.experiments.report.tables_by_method import MOST_SILOS, Grid, Value
+from silotune.experiments.report.tables_by_method import MOST_SILOS, ResultTable, TableCell
 
 MEASURES = {"personalization": "personalization", "test_time": "test-time personalization"}
 
@@ -23,7 +23,7 @@ ACCURACIES = {
 """What is shown beside the measures, where a run noted it: its keys may be missing."""
 
 
-def measure_grids(entries: Sequence[Entry], ddof: int = 1) -> list[Grid]:
+def measure_grids(entries: Sequence[Entry], ddof: int = 1) -> list[ResultTable]:
     """One table per measure: rows are methods, columns silos and their average (the papers' Tables 1, 2 and 8).
 
     The average is over the silos that took part (appendix A.1). Of more than `MOST_SILOS` there is a column per task,
@@ -47,7 +47,7 @@ def measure_grids(entries: Sequence[Entry], ddof: int = 1) -> list[Grid]:
             found = run.summary["silos"]
             if columns is silos and column != AVERAGE:
                 return found[column].get(key) if column in found else None
-            return mean_of_known(
+            return mean_ignoring_none(
                 one.get(key)
                 for name, one in found.items()
                 if one.get("sampled", True) and column in (AVERAGE, run.summary["tasks"][name]["name"])
@@ -63,7 +63,7 @@ def _tasks(entries: Sequence[Entry]) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def unseen_grid(entries: Sequence[Entry], ddof: int = 1) -> Grid | None:
+def unseen_grid(entries: Sequence[Entry], ddof: int = 1) -> ResultTable | None:
     """Average and maximum over silos on tasks that were left out of training (Table 14); None without such tasks."""
     names = list(dict.fromkeys(n for entry in entries for run in entry.runs for n in run.summary.get("unseen", {})))
     if not names:
@@ -84,23 +84,23 @@ def _grid(
     entries: Sequence[Entry],
     read: Callable[[FinishedRun, str], float | None],
     ddof: int,
-) -> Grid:
+) -> ResultTable:
     found = [
         [[value for run in entry.runs if (value := read(run, column)) is not None] for column in columns]
         for entry in entries
     ]
-    cells: list[list[Value]] = [[] for _ in entries]
+    cells: list[list[TableCell]] = [[] for _ in entries]
     for place in range(len(columns)):
-        means = [mean_of_known(row[place]) for row in found]
+        means = [mean_ignoring_none(row[place]) for row in found]
         ranked = ranks(means, [entry.judged_on for entry in entries])
         for number, mean in enumerate(means):
             if mean is None:
-                cells[number].append(Value("–"))
+                cells[number].append(TableCell("–"))
                 continue
             std = spread(found[number][place], ddof)
             text = f"{mean:.2f}" if std is None else f"{mean:.2f} ± {std:.2f}"
-            cells[number].append(Value(text, ranked[number]))
-    return Grid(title, columns, [(entry.label, row) for entry, row in zip(entries, cells, strict=True)])
+            cells[number].append(TableCell(text, ranked[number]))
+    return ResultTable(title, columns, [(entry.label, row) for entry, row in zip(entries, cells, strict=True)])
 
 
 def heatmap(entries: Sequence[Entry], path: Path) -> Path:
@@ -141,7 +141,7 @@ def _on_tasks(entry: Entry) -> tuple[list[str], list[str], list[list[float | Non
     silos = silo_names([entry])
     tasks = list(entry.first.summary["silos"][silos[0]]["on_tasks"])
     scores = [
-        [mean_of_known(run.summary["silos"][silo]["on_tasks"][task] for run in entry.runs) for task in tasks]
+        [mean_ignoring_none(run.summary["silos"][silo]["on_tasks"][task] for run in entry.runs) for task in tasks]
         for silo in silos
     ]
     return silos, tasks, scores
@@ -158,11 +158,14 @@ def rounds(entries: Sequence[Entry], path: Path) -> Path | None:
             points: dict[int, list[float | None]] = {}
             for run in entry.runs:
                 for event in run.of("evaluation"):
-                    points.setdefault(int(event["round"]), []).append(mean_of_known(event[key].values()))
+                    points.setdefault(int(event["round"]), []).append(mean_ignoring_none(event[key].values()))
             if points:
                 drawn = True
                 panel.plot(
-                    list(points), [mean_of_known(values) for values in points.values()], marker="o", label=entry.label
+                    list(points),
+                    [mean_ignoring_none(values) for values in points.values()],
+                    marker="o",
+                    label=entry.label,
                 )
         panel.set_title(f"{title} (%)", fontsize=10)
         panel.set_xlabel("round")

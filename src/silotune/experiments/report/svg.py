@@ -20,7 +20,7 @@ INK, GRID = "#1a2b3c", "#c9d0d8"
 _VARIABLES = {INK: "var(--ink)", GRID: "var(--grid)"}
 
 
-COLOURS = (
+COLORS = (
     *("#3d7be0", "#e2762b", "#2a9d66", "#d1477f", "#8b62d6"),
     *("#b08a10", "#1496a8", "#d94f45", "#758a2e", "#8a8f98"),
 )
@@ -44,7 +44,7 @@ class Panel:
 
 @dataclass(frozen=True)
 class FigureSpec:
-    """A figure of the report: its panels share a legend of rows (label → colour and marker by position)."""
+    """A figure of the report: its panels share a legend of rows (label → color and marker by position)."""
 
     name: str
     title: str
@@ -55,9 +55,9 @@ class FigureSpec:
 
 def style(position: int) -> dict[str, Any]:
     """Colour and marker of a row; with more than ten rows the lines change."""
-    cycle = position // len(COLOURS)
+    cycle = position // len(COLORS)
     return {
-        "color": COLOURS[position % len(COLOURS)],
+        "color": COLORS[position % len(COLORS)],
         "marker": MARKERS[position % len(MARKERS)],
         "linestyle": ("-", "--", ":", "-.")[cycle % 4],
     }
@@ -76,7 +76,7 @@ def _draw(panel: Panel, axes: Axes) -> None:
 
 
 def panel_svg(panel: Panel, salt: str) -> str:
-    """An inline SVG with transparent ground; colours of text and grid are the page's variables.
+    """An inline SVG with transparent ground; colors of text and grid are the page's variables.
 
     `salt` keeps the ids of several SVGs in one page apart.
     """

@@ -20,7 +20,7 @@ MOST_SILOS = 12
 
 
 @dataclass(frozen=True)
-class Value:
+class TableCell:
     """A cell's text; rank 1 is the column's best among rows on the same data, 2 its second."""
 
     text: str
@@ -28,15 +28,15 @@ class Value:
 
 
 @dataclass(frozen=True)
-class Grid:
+class ResultTable:
     """A titled table: `header` names the columns behind the first; `rows` are (label, values)."""
 
     title: str
     header: list[str]
-    rows: list[tuple[str, list[Value]]]
+    rows: list[tuple[str, list[TableCell]]]
 
 
-def score_grid(entries: Sequence[Entry], ddof: int) -> Grid:
+def score_grid(entries: Sequence[Entry], ddof: int) -> ResultTable:
     """Test scores, mean ± std over seeds; rows are methods, columns silos. After an attack its success rate (ASR)."""
     silos = told_apart(entries)
     columns = [*(silos if len(silos) <= MOST_SILOS else []), AVERAGE]
@@ -44,22 +44,24 @@ def score_grid(entries: Sequence[Entry], ddof: int) -> Grid:
     if attacked(entries):
         columns.append("ASR")
         rates = [success_rate(entry, ddof=ddof) for entry in entries]
-        table.append([Value("–" if rate is None else rate.text) for rate in rates])
+        table.append([TableCell("–" if rate is None else rate.text) for rate in rates])
     rows = [(entry.label, [column[number] for column in table]) for number, entry in enumerate(entries)]
     seeds = sorted({len(entry.runs) for entry in entries})
     repeats = f"{seeds[0]}" if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
     several = f"mean ± std over {repeats} seeds, ddof = {ddof}" if seeds[-1] > 1 else "one seed"
     apart = "; best and second of each data set" if len(by_data(entries)) > 1 else ""
-    return Grid(f"test score (%), {several}{apart}", columns, rows)
+    return ResultTable(f"test score (%), {several}{apart}", columns, rows)
 
 
-def _ranked(entries: Sequence[Entry], silo: str, ddof: int) -> list[Value]:
+def _ranked(entries: Sequence[Entry], silo: str, ddof: int) -> list[TableCell]:
     scores = [score(entry, silo, ddof) for entry in entries]
     places = ranks([found.mean if found else None for found in scores], [entry.judged_on for entry in entries])
-    return [Value(found.text, place) if found else Value("–") for found, place in zip(scores, places, strict=True)]
+    return [
+        TableCell(found.text, place) if found else TableCell("–") for found, place in zip(scores, places, strict=True)
+    ]
 
 
-def cost_grid(entries: Sequence[Entry]) -> Grid:
+def cost_grid(entries: Sequence[Entry]) -> ResultTable:
     """What is trained and sent."""
     header = ["trained %", "adapters %", "sent %", "message %", "up MiB", "down MiB", "seconds"]
     rows = []
@@ -67,13 +69,13 @@ def cost_grid(entries: Sequence[Entry]) -> Grid:
         part = shares(entry)
         percents = [_percent(value) for value in (part.trained, part.adapters, part.sent, part.message)]
         sizes = [f"{entry.mean_of(key) / 2**20:.2f}" for key in ("bytes_up", "bytes_down")]
-        rows.append((entry.label, [*map(Value, [*percents, *sizes, f"{entry.mean_of('seconds'):.0f}"])]))
-    return Grid("trained and sent, in % of full fine-tuning; measured messages", header, rows)
+        rows.append((entry.label, [*map(TableCell, [*percents, *sizes, f"{entry.mean_of('seconds'):.0f}"])]))
+    return ResultTable("trained and sent, in % of full fine-tuning; measured messages", header, rows)
 
 
 COST_NOTE = (
     "Percentages are of full fine-tuning of the bare model with its head: trained parameters with heads, the adapters "
-    "among them alone, sent parameters, and one silo's update as it was really serialised against all weights in "
+    "among them alone, sent parameters, and one silo's update as it was really serialized against all weights in "
     "float32. MiB are totals over silos and rounds, sent by silos (up) and to them (down), mean over seeds."
 )
 
@@ -82,13 +84,13 @@ def _percent(value: float | None) -> str:
     return "–" if value is None else f"{value:.2f}" if value else "0"
 
 
-def joined(one: Grid, other: Grid) -> Grid:
+def join_tables(one: ResultTable, other: ResultTable) -> ResultTable:
     """Two grids of the same rows side by side."""
     rows = [(label, [*left, *right]) for (label, left), (_, right) in zip(one.rows, other.rows, strict=True)]
-    return Grid(one.title, [*one.header, *other.header], rows)
+    return ResultTable(one.title, [*one.header, *other.header], rows)
 
 
-def terminal(grid: Grid, width: int) -> Group:
+def terminal(grid: ResultTable, width: int) -> Group:
     """For rich; the best in bold, the second underlined. Columns that do not fit the width go into further tables."""
     first = max(len(label) for label, _ in grid.rows) + 5
     texts = [[name, *(_compact(values[n]) for _, values in grid.rows)] for n, name in enumerate(grid.header)]
@@ -102,17 +104,19 @@ def terminal(grid: Grid, width: int) -> Group:
         chunks[-1].append(number)
         room -= needed
     parts = [
-        Grid(grid.title, [grid.header[n] for n in chunk], [(label, [v[n] for n in chunk]) for label, v in grid.rows])
+        ResultTable(
+            grid.title, [grid.header[n] for n in chunk], [(label, [v[n] for n in chunk]) for label, v in grid.rows]
+        )
         for chunk in chunks
     ]
     return Group(Text(grid.title), *map(_table, parts))
 
 
-def _compact(value: Value) -> str:
+def _compact(value: TableCell) -> str:
     return value.text.replace(" ± ", "±")
 
 
-def _table(grid: Grid) -> Table:
+def _table(grid: ResultTable) -> Table:
     table = Table()
     table.add_column("method")
     for name in grid.header:
@@ -128,7 +132,7 @@ def _table(grid: Grid) -> Table:
     return table
 
 
-def markdown(grid: Grid) -> str:
+def markdown(grid: ResultTable) -> str:
     """As a Markdown table; the second in HTML's underline, which Markdown lacks."""
     marks = {1: "**{}**", 2: "<u>{}</u>"}
     lines = ["| method | " + " | ".join(grid.header) + " |", "|---|" + "---:|" * len(grid.header)]
@@ -138,7 +142,7 @@ def markdown(grid: Grid) -> str:
     return "\n".join(lines) + "\n"
 
 
-def latex(grid: Grid) -> str:
+def latex(grid: ResultTable) -> str:
     """As a LaTeX tabular (package booktabs)."""
     marks = {1: r"\textbf{{{}}}", 2: r"\underline{{{}}}"}
     head = " & ".join(_latex(name) for name in ["method", *grid.header])
@@ -160,7 +164,7 @@ def _latex(text: str) -> str:
     return "".join(special.get(letter, rf"\{letter}" if letter in "&%$#_{}" else letter) for letter in text)
 
 
-def as_html(grid: Grid) -> str:
+def as_html(grid: ResultTable) -> str:
     """As an HTML table; classes `best` and `second`."""
     classes = {1: ' class="best"', 2: ' class="second"'}
     head = "".join(f'<th scope="col">{html.escape(name)}</th>' for name in ["method", *grid.header])

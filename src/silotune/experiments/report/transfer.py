@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from silotune.evaluation.transfer import INFERENCE, OTHER, PARAPHRASE, SENTIMENT, TASK_TYPES, Cell, Matrix
+from silotune.evaluation.transfer import INFERENCE, OTHER, PARAPHRASE, SENTIMENT, TASK_TYPES, Matrix, TransferScore
 from silotune.experiments.report.svg import INK
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ COLUMNS = (
 )
 
 
-TYPE_COLOURS = {SENTIMENT: "#2563c9", INFERENCE: "#1f8a4c", PARAPHRASE: "#c8323c", OTHER: "#5a6673"}
+TYPE_COLORS = {SENTIMENT: "#2563c9", INFERENCE: "#1f8a4c", PARAPHRASE: "#c8323c", OTHER: "#5a6673"}
 """As the paper's figures: blue, green, red; further types take the next of `_MORE`."""
 
 _MORE = ("#8b62d6", "#b08a10", "#1496a8", "#d1477f", "#758a2e")
@@ -50,7 +50,7 @@ class Facts:
 
 
 def write_transfer_csv(
-    groups: Mapping[str, tuple[str, str, Sequence[Cell]]],
+    groups: Mapping[str, tuple[str, str, Sequence[TransferScore]]],
     facts: Mapping[tuple[str, str, int], Facts],
     path: Path,
     types: Mapping[str, str] = TASK_TYPES,
@@ -89,7 +89,7 @@ def transfer_figure(matrices: Sequence[Matrix], path: Path) -> Path:
     """One line of heatmaps per matrix, relative and absolute; written as PNG.
 
     Relative scores share one scale around 100 (white: as good as the target's own), absolute ones another. Names of
-    tasks have the colour of their type.
+    tasks have the color of their type.
     """
     from matplotlib.colors import Normalize, TwoSlopeNorm
     from matplotlib.figure import Figure
@@ -110,7 +110,7 @@ def transfer_figure(matrices: Sequence[Matrix], path: Path) -> Path:
         TwoSlopeNorm(100, 100 - reach, 100 + reach),
         Normalize(min(absolute), max(max(absolute), min(absolute) + 1)),
     )
-    colours = _colours(matrices)
+    colours = _colors(matrices)
     for line, matrix in zip(panels, matrices, strict=True):
         several = f" (mean of {matrix.seeds} seeds)" if matrix.seeds > 1 else ""
         for panel, values, norm, map_name, what in zip(
@@ -132,12 +132,12 @@ def transfer_figure(matrices: Sequence[Matrix], path: Path) -> Path:
     return path
 
 
-def _colours(matrices: Sequence[Matrix]) -> dict[str, str]:
-    """Type → colour, for the types there are."""
+def _colors(matrices: Sequence[Matrix]) -> dict[str, str]:
+    """Type → color, for the types there are."""
     kinds = dict.fromkeys(kind for matrix in matrices for kind in matrix.types)
-    unnamed = [kind for kind in kinds if kind not in TYPE_COLOURS]
+    unnamed = [kind for kind in kinds if kind not in TYPE_COLORS]
     more = {kind: _MORE[number % len(_MORE)] for number, kind in enumerate(unnamed)}
-    return {kind: (TYPE_COLOURS | more)[kind] for kind in kinds}
+    return {kind: (TYPE_COLORS | more)[kind] for kind in kinds}
 
 
 def _heatmap(

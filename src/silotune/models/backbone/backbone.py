@@ -13,18 +13,18 @@ from torch import Tensor, nn
 
 from silotune.data.tokenized import Inputs as Inputs
 from silotune.models.backbone.architectures import ARCHITECTURES, Architecture, architecture_of
-from silotune.models.backbone.forward_plan import Plan
-from silotune.models.backbone.hooks import Interventions
-from silotune.models.backbone.lm_head import VocabularyHead
-from silotune.models.backbone.shared_activations import Below
+from silotune.models.backbone.forward_plan import ForwardPlan
+from silotune.models.backbone.hooks import HookManager
+from silotune.models.backbone.lm_head import LMHead
+from silotune.models.backbone.shared_activations import SharedActivations
 from silotune.models.backbone.virtual_tokens import (
-    Arranged,
-    Whole,
-    arrange,
+    FunctionalWrapper,
+    PreparedInputs,
     columns_of,
     encoder_decoder_forward,
     plain_forward,
     positions,
+    prepare_inputs,
     to_the_left,
 )
 
@@ -74,7 +74,7 @@ class Backbone:
         self.keep_master = keep_master or precision not in _DTYPES
         if getattr(self.base, "pooler", None) is not None:
             self.base.pooler = None  # no head here reads it
-        self.vocabulary = None if self.model.get_output_embeddings() is None else VocabularyHead(model, self.base)
+        self.vocabulary = None if self.model.get_output_embeddings() is None else LMHead(model, self.base)
         """The language-model head, where the model was loaded with one (`load_backbone(…, model_class=…)`)."""
         own = self.vocabulary.parameters if self.vocabulary else {}
         self.shape_only = shape_only
@@ -86,7 +86,7 @@ class Backbone:
             for module in self.base.modules():
                 if isinstance(module, nn.Linear):
                     module.to(_DTYPES[precision])
-        self._interventions = Interventions(self.base)
+        self._interventions = HookManager(self.base)
         if checkpointing:
             for stack in self.architecture.stacks:
                 for block in range(len(self.base.get_submodule(stack.blocks))):
@@ -140,7 +140,7 @@ class Backbone:
         """The most tokens a text may have; None where positions have no table that could end."""
         return positions(self.base, self.known)
 
-    def encode(self, inputs: Inputs, plan: Plan) -> Tensor:
+    def encode(self, inputs: Inputs, plan: ForwardPlan) -> Tensor:
         """The last layer's states, shape (rows, tokens, hidden), of one padded batch under a plan.
 
         Virtual tokens have no states here. An encoder–decoder returns its decoder's states where the inputs hold
@@ -149,21 +149,21 @@ class Backbone:
         Raises:
             InputError: where virtual tokens and text together are too long for the backbone.
         """
-        return self.under(plan, lambda: self._forward(inputs, plan))
+        return self.applied(plan, lambda: self._forward(inputs, plan))
 
-    def under(self, plan: Plan, run: Callable[[], Result]) -> Result:
+    def applied(self, plan: ForwardPlan, run: Callable[[], Result]) -> Result:
         """Run something that calls the base transformer or modules of it, under a plan and in the precision."""
-        with self._interventions.under(plan), self.autocast():
+        with self._interventions.applied(plan), self.autocast():
             if not plan.weights:
                 return run()
             replaced = {f"base.{name}": tensor for name, tensor in plan.weights.items()}
-            return cast(Result, torch.func.functional_call(Whole(self.base), replaced, (run,)))
+            return cast(Result, torch.func.functional_call(FunctionalWrapper(self.base), replaced, (run,)))
 
-    def arrange(self, inputs: Inputs, plan: Plan) -> Arranged:
+    def prepare_inputs(self, inputs: Inputs, plan: ForwardPlan) -> PreparedInputs:
         """A batch with the plan's virtual tokens in place, but those of a decoder behind an encoder."""
         several = bool(self.base.config.is_encoder_decoder)
         before = [prefix for prefix in plan.prefixes if not (several and prefix.decoder)]
-        batch = arrange(self.base, self.known, inputs, plan.prompts, before)
+        batch = prepare_inputs(self.base, self.known, inputs, plan.prompts, before)
         if several and batch.prefix is not None:
             for block in range(self.blocks):
                 name = self.architecture.modules("self_attention", block)[0]
@@ -171,16 +171,16 @@ class Backbone:
                 plan.past[name] = batch.prefix
         return batch
 
-    def _forward(self, inputs: Inputs, plan: Plan) -> Tensor:
+    def _forward(self, inputs: Inputs, plan: ForwardPlan) -> Tensor:
         inputs, back = to_the_left(inputs)
         states = self._padded_right(inputs, plan)
         if back is None or "decoder_input_ids" in inputs:
             return states
         return columns_of(states, back.repeat(len(states) // len(back), 1))  # a row for each of the plan's copies
 
-    def _padded_right(self, inputs: Inputs, plan: Plan) -> Tensor:
+    def _padded_right(self, inputs: Inputs, plan: ForwardPlan) -> Tensor:
         decoder = {name: tensor for name, tensor in inputs.items() if name.startswith("decoder_")}
-        batch = self.arrange({name: tensor for name, tensor in inputs.items() if name not in decoder}, plan)
+        batch = self.prepare_inputs({name: tensor for name, tensor in inputs.items() if name not in decoder}, plan)
         if not self.base.config.is_encoder_decoder:
             return plain_forward(self.base, batch)
         behind = [prefix for prefix in plan.prefixes if prefix.decoder]
@@ -195,7 +195,7 @@ class Backbone:
         else:
             yield
 
-    def below(self, plans: Sequence[Plan]) -> Below:
+    def below(self, plans: Sequence[ForwardPlan]) -> SharedActivations:
         """What forwards under these plans over the same rows have in common; to be put into all of them.
 
         The embeddings, the blocks below the first with a change, and in that block what runs before the change. Empty
@@ -205,7 +205,7 @@ class Backbone:
         outputs = frozenset(name for plan in plans for name in plan.outputs)
         known = self.known
         if known is None or self.base.config.is_encoder_decoder:
-            return Below(frozenset(), inputs, outputs)
+            return SharedActivations(frozenset(), inputs, outputs)
         names = [known.embeddings]
         for block in range(self.blocks):
             name = f"{known.blocks}.{block}"
@@ -213,7 +213,7 @@ class Backbone:
             if any(site.startswith(f"{name}.") for site in inputs | outputs):
                 names += [f"{name}.{inner}" for inner, _ in self.site(name).named_modules() if inner]
                 break
-        return Below(frozenset(names), inputs, outputs)
+        return SharedActivations(frozenset(names), inputs, outputs)
 
 
 def _transformer(model: Any) -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from silotune.models.backbone.shared_activations import Below
+from silotune.models.backbone.shared_activations import SharedActivations
 from silotune.models.backbone.virtual_tokens import Prefix, Prompt
 
 OutputChange = Callable[[Tensor, Tensor], Tensor]
@@ -20,7 +20,7 @@ InputChange = Callable[[Tensor], Tensor]
 
 
 @dataclass
-class Plan:
+class ForwardPlan:
     """What one forward changes in the backbone.
 
     `outputs` maps a module's name to changes of its output, applied in order, `inputs` to changes of its input.
@@ -39,7 +39,7 @@ class Plan:
     dropout: bool = False
     rows: int = 0
     copies: int = 1
-    below: Below | None = None
+    below: SharedActivations | None = None
 
     @property
     def by_row(self) -> bool:

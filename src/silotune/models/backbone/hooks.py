@@ -10,13 +10,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from silotune.models.backbone.forward_plan import Plan
-from silotune.models.backbone.shared_activations import Below
-from silotune.models.backbone.stacking import Copies
-from silotune.models.backbone.virtual_tokens import Whole
+from silotune.models.backbone.forward_plan import ForwardPlan
+from silotune.models.backbone.shared_activations import SharedActivations
+from silotune.models.backbone.stacking import ReplicateMode
+from silotune.models.backbone.virtual_tokens import FunctionalWrapper
 
 
-class Interventions:
+class HookManager:
     """What stays in a model so that a plan can change a forward of it.
 
     Args:
@@ -25,12 +25,12 @@ class Interventions:
 
     def __init__(self, base: nn.Module) -> None:
         self._base = base
-        self._plan: Plan | None = None
+        self._plan: ForwardPlan | None = None
         self._hooked: set[str] = set()
         self._kept: set[str] = set()
 
     @contextlib.contextmanager
-    def under(self, plan: Plan) -> Iterator[None]:
+    def applied(self, plan: ForwardPlan) -> Iterator[None]:
         """While it lasts, forwards of the model run under this plan."""
         self.reach({*plan.outputs, *plan.inputs})
         if plan.below is not None:
@@ -75,7 +75,9 @@ class Interventions:
                     if not own:
                         with _copying(plan):
                             return forward(*args, **kwargs)
-                    return torch.func.functional_call(Whole(block), own, (lambda: forward(*args, **kwargs),))
+                    return torch.func.functional_call(
+                        FunctionalWrapper(block), own, (lambda: forward(*args, **kwargs),)
+                    )
                 finally:
                     self._plan = outer
                     block.train(training)
@@ -84,7 +86,7 @@ class Interventions:
 
         block.forward = run
 
-    def _prepare(self, below: Below) -> None:
+    def _prepare(self, below: SharedActivations) -> None:
         self.reach(below.inputs | below.outputs)
         for name in below.modules - self._kept:
             self._keep(name)
@@ -143,5 +145,5 @@ class Interventions:
         return self._base.get_submodule(name)
 
 
-def _copying(plan: Plan) -> contextlib.AbstractContextManager[object]:
-    return contextlib.nullcontext() if plan.copies == 1 else Copies(plan.rows, plan.copies)
+def _copying(plan: ForwardPlan) -> contextlib.AbstractContextManager[object]:
+    return contextlib.nullcontext() if plan.copies == 1 else ReplicateMode(plan.rows, plan.copies)

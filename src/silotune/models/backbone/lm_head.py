@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-class VocabularyHead:
+class LMHead:
     """What a masked, causal or encoder–decoder language model has on top of its base transformer, frozen.
 
     Args:

@@ -12,8 +12,8 @@ from torch import Tensor
 from silotune.core.randomness import States, Stream
 from silotune.core.tensors import Tensors
 from silotune.errors import InputError
-from silotune.models.backbone.forward_plan import Plan
-from silotune.models.backbone.stacking import Wrap, joined
+from silotune.models.backbone.forward_plan import ForwardPlan
+from silotune.models.backbone.stacking import Wrap, combine_plans
 
 
 @dataclass(frozen=True)
@@ -98,12 +98,12 @@ class Segments:
         return torch.cat(there), torch.cat(back)
 
 
-def segmented(plans: Sequence[Plan], segments: Segments) -> Plan:
+def segmented(plans: Sequence[ForwardPlan], segments: Segments) -> ForwardPlan:
     """One plan for a forward in which segment i is changed as by `plans[i]`, one segment at a time.
 
-    The plans change modules' inputs and outputs only (`Plan.by_row`).
+    The plans change modules' inputs and outputs only (`ForwardPlan.by_row`).
     """
-    return joined(plans, segments.split, _alone(segments) if segments.streams else None)
+    return combine_plans(plans, segments.split, _alone(segments) if segments.streams else None)
 
 
 def _alone(segments: Segments) -> Wrap:

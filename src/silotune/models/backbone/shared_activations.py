@@ -7,7 +7,7 @@ from typing import Any
 
 
 @dataclass
-class Below:
+class SharedActivations:
     """What several forwards over the same rows have in common: the outputs of modules below the first changed one.
 
     The first forward fills it, the others take from it. Everything in it is constant: no part acts there.
@@ -38,7 +38,7 @@ class Below:
         """
         self.open = False
         if self.alone:
-            raise Reached
+            raise StopForward
 
     @property
     def outermost(self) -> list[str]:
@@ -46,5 +46,5 @@ class Below:
         return [name for name in self.found if not any(name.startswith(f"{other}.") for other in self.found)]
 
 
-class Reached(Exception):
+class StopForward(Exception):
     """A forward has come to the first change."""

@@ -16,12 +16,12 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from silotune.errors import InputError
-from silotune.models.backbone.forward_plan import Plan
+from silotune.models.backbone.forward_plan import ForwardPlan
 
 _RESHAPING = {Tensor.view, Tensor.reshape, torch.reshape}
 
 
-class Copies(TorchFunctionMode):
+class ReplicateMode(TorchFunctionMode):
     """Lets tensors of one copy of the rows meet tensors of all copies: the former are then repeated.
 
     Two rules. An operation that cannot take tensors of `rows` and of `rows · copies` rows is done on the repeated ones
@@ -93,7 +93,7 @@ def _tensors(found: Any) -> list[Tensor]:
     return [tensor for one in found for tensor in _tensors(one)] if isinstance(found, tuple | list) else []
 
 
-def of_copies(tensor: Tensor, rows: int, copies: int) -> Sequence[Tensor]:
+def split_replicas(tensor: Tensor, rows: int, copies: int) -> Sequence[Tensor]:
     """Each copy's rows; where there is still one copy, that for each.
 
     Raises:
@@ -108,14 +108,14 @@ def of_copies(tensor: Tensor, rows: int, copies: int) -> Sequence[Tensor]:
     )
 
 
-def stacked(plans: Sequence[Plan], rows: int) -> Plan:
+def stacked(plans: Sequence[ForwardPlan], rows: int) -> ForwardPlan:
     """One plan for a forward over `rows` rows in which copy i is changed as by `plans[i]`.
 
-    The plans change modules' inputs and outputs only (`Plan.by_row`). A single plan is returned as it is.
+    The plans change modules' inputs and outputs only (`ForwardPlan.by_row`). A single plan is returned as it is.
     """
     if len(plans) == 1:
         return plans[0]
-    whole = joined(plans, partial(of_copies, rows=rows, copies=len(plans)))
+    whole = combine_plans(plans, partial(split_replicas, rows=rows, copies=len(plans)))
     whole.rows, whole.copies = rows, len(plans)
     return whole
 
@@ -127,7 +127,7 @@ Wrap = Callable[[int, Callable[..., Tensor]], Callable[..., Tensor]]
 """(which plan's, a change) → the change as it is to be made."""
 
 
-def joined(plans: Sequence[Plan], split: Split, wrap: Wrap | None = None) -> Plan:
+def combine_plans(plans: Sequence[ForwardPlan], split: Split, wrap: Wrap | None = None) -> ForwardPlan:
     """One plan in which piece i of the rows is changed as by `plans[i]`.
 
     Args:
@@ -139,7 +139,7 @@ def joined(plans: Sequence[Plan], split: Split, wrap: Wrap | None = None) -> Pla
     def of(found: Sequence[Sequence[Callable[..., Tensor]]]) -> list[list[Callable[..., Tensor]]]:
         return [[wrap(place, one) if wrap else one for one in own] for place, own in enumerate(found)]
 
-    whole = Plan()
+    whole = ForwardPlan()
     for site in _in_order(plan.inputs for plan in plans):
         whole.inputs[site].append(partial(_change_inputs, of([plan.inputs.get(site, []) for plan in plans]), split))
     for site in _in_order(plan.outputs for plan in plans):

@@ -64,7 +64,7 @@ class Prefix:
         return self.layers[0][0].shape[2]
 
 
-class Whole(nn.Module):
+class FunctionalWrapper(nn.Module):
     """A module around another, so that `torch.func.functional_call` reaches code outside its own forward."""
 
     def __init__(self, base: nn.Module) -> None:
@@ -77,7 +77,7 @@ class Whole(nn.Module):
 
 
 @dataclass
-class Arranged:
+class PreparedInputs:
     """A batch with its virtual tokens in place.
 
     Args:
@@ -102,13 +102,13 @@ class Arranged:
         return states[:, self.virtual :] if self.columns is None else columns_of(states, self.columns)
 
 
-def arrange(
+def prepare_inputs(
     base: nn.Module,
     architecture: Architecture | None,
     inputs: Inputs,
     prompts: Sequence[Prompt],
     prefixes: Sequence[Prefix],
-) -> Arranged:
+) -> PreparedInputs:
     """Put virtual tokens before a padded batch.
 
     Raises:
@@ -158,7 +158,7 @@ def arrange(
         from silotune.models.backbone.kv_prefix import PrefixCache
 
         cache = PrefixCache([prefix.layers for prefix in prefixes], rows)
-    return Arranged(inputs, mask, virtual, cache, prefix_tokens, columns)
+    return PreparedInputs(inputs, mask, virtual, cache, prefix_tokens, columns)
 
 
 def _inside(before: Tensor, virtual: int, tokens: int) -> tuple[Tensor, Tensor]:
@@ -196,7 +196,7 @@ def columns_of(states: Tensor, back: Tensor) -> Tensor:
     return states.gather(1, back.unsqueeze(-1).expand(-1, -1, states.shape[-1]))
 
 
-def plain_forward(base: nn.Module, batch: Arranged) -> Tensor:
+def plain_forward(base: nn.Module, batch: PreparedInputs) -> Tensor:
     """An encoder's or a decoder's last states, shape (rows, text tokens, hidden)."""
     extra: dict[str, Any] = {}
     if batch.prefix is not None:
@@ -207,13 +207,15 @@ def plain_forward(base: nn.Module, batch: Arranged) -> Tensor:
     return batch.of_text(cast(Tensor, output.last_hidden_state))
 
 
-def encoder_states(base: nn.Module, batch: Arranged) -> Tensor:
+def encoder_states(base: nn.Module, batch: PreparedInputs) -> Tensor:
     """An encoder–decoder's reading of a batch, shape (rows, tokens, hidden)."""
     known = {name: tensor for name, tensor in batch.inputs.items() if name in ("input_ids", "inputs_embeds")}
     return cast(Tensor, cast(Any, base).encoder(**known, attention_mask=batch.mask).last_hidden_state)
 
 
-def encoder_decoder_forward(base: nn.Module, batch: Arranged, decoder: Inputs, prefixes: Sequence[Prefix]) -> Tensor:
+def encoder_decoder_forward(
+    base: nn.Module, batch: PreparedInputs, decoder: Inputs, prefixes: Sequence[Prefix]
+) -> Tensor:
     """The decoder's last states, shape (rows, decoder tokens, hidden); without decoder tokens, the encoder's.
 
     Args:

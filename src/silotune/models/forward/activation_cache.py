@@ -20,12 +20,12 @@ import torch
 from torch import Tensor
 
 from silotune.data.batching import make_batch
-from silotune.data.tokenized import HEAD_INPUTS, TokenisedRows
+from silotune.data.tokenized import HEAD_INPUTS, TokenizedRows
 from silotune.errors import InputError
 from silotune.models.backbone.backbone import Backbone
-from silotune.models.backbone.forward_plan import Plan
-from silotune.models.backbone.shared_activations import Below, Reached
-from silotune.models.forward.mixing import shares_forward
+from silotune.models.backbone.forward_plan import ForwardPlan
+from silotune.models.backbone.shared_activations import SharedActivations, StopForward
+from silotune.models.forward.mixing import can_share_forward
 from silotune.models.tuners.base import Tuner
 
 if TYPE_CHECKING:
@@ -42,12 +42,12 @@ _ONE_MICRO_BATCH = 2**40
 class _Rows:
     """How a set's rows are grouped. Keeps the set, so that its id stays its own."""
 
-    source: TokenisedRows
+    source: TokenizedRows
     order: list[int]
     place: list[int]  # row → its place in the order
 
     @classmethod
-    def of(cls, source: TokenisedRows) -> _Rows:
+    def of(cls, source: TokenizedRows) -> _Rows:
         order = sorted(range(len(source)), key=lambda row: (len(source.ids[row]), row))
         place = [0] * len(order)
         for position, row in enumerate(order):
@@ -73,7 +73,7 @@ class _Kept:
 
 _Group = dict[str, _Kept]
 
-Chosen = tuple[TokenisedRows, Sequence[int]]
+Chosen = tuple[TokenizedRows, Sequence[int]]
 """A set, and some of its rows."""
 
 
@@ -86,7 +86,7 @@ class _Place:
     length: int
 
 
-class FrozenPrefix:
+class ActivationCache:
     """Keeps outputs below the first part, least recently used first to go.
 
     Args:
@@ -105,13 +105,13 @@ class FrozenPrefix:
         """Groups that were found, and groups that had to be computed."""
 
     @classmethod
-    def over(cls, backbone: Backbone, tuner: Tuner, mib: int) -> FrozenPrefix:
+    def over(cls, backbone: Backbone, tuner: Tuner, mib: int) -> ActivationCache:
         """A cache for parts of this tuner.
 
         Raises:
             InputError: where they change what lies below any block, or the backbone's prefix cannot be kept.
         """
-        if not shares_forward(backbone, tuner) or not backbone.below([]).modules:
+        if not can_share_forward(backbone, tuner) or not backbone.below([]).modules:
             raise InputError(
                 f"cache=frozen-prefix: nothing lies below tuner={tuner.name} on {backbone.model_type} that could be "
                 "kept; allowed: cache=none, or tuner=bottleneck, lora, ia3 on an encoder or decoder of a known family"
@@ -119,7 +119,7 @@ class FrozenPrefix:
         return cls(mib)
 
     @torch.no_grad()
-    def fill(self, backbone: Backbone, wanted: Sequence[Chosen], width: int, below: Below) -> None:
+    def fill(self, backbone: Backbone, wanted: Sequence[Chosen], width: int, below: SharedActivations) -> None:
         """Put into `below` what its modules give for these rows of these sets, padded to `width` tokens.
 
         Nothing is put there where the backbone's prefix cannot be kept (`Backbone.below` is empty).
@@ -135,7 +135,9 @@ class FrozenPrefix:
             below.found[name] = sample.like(states)
         below.filled = True
 
-    def _places(self, backbone: Backbone, source: TokenisedRows, rows: Sequence[int], below: Below) -> list[_Place]:
+    def _places(
+        self, backbone: Backbone, source: TokenizedRows, rows: Sequence[int], below: SharedActivations
+    ) -> list[_Place]:
         own = self._sets.get(id(source)) or _Rows.of(source)
         wanted = [divmod(own.place[row], GROUP) for row in rows]
         fetched = {number: self._group(backbone, own, number, below) for number in sorted({one for one, _ in wanted})}
@@ -144,7 +146,7 @@ class FrozenPrefix:
             for row, (number, place) in zip(rows, wanted, strict=True)
         ]
 
-    def _group(self, backbone: Backbone, own: _Rows, number: int, below: Below) -> _Group:
+    def _group(self, backbone: Backbone, own: _Rows, number: int, below: SharedActivations) -> _Group:
         key = (id(own.source), below.inputs, below.outputs, number)
         if key in self._groups:
             self._groups.move_to_end(key)
@@ -165,14 +167,14 @@ class FrozenPrefix:
         return group
 
 
-def _computed(backbone: Backbone, own: _Rows, rows: Sequence[int], below: Below) -> _Group:
+def _computed(backbone: Backbone, own: _Rows, rows: Sequence[int], below: SharedActivations) -> _Group:
     """One forward up to the first change."""
     pad = backbone.pad_id
     (inputs,) = make_batch(own.source, rows, pad, _ONE_MICRO_BATCH).micro
     moved: Inputs = {name: tensor.to(backbone.device) for name, tensor in inputs.items() if name not in HEAD_INPUTS}
-    probe = Below(below.modules, below.inputs, below.outputs, alone=True)
-    with contextlib.suppress(Reached):
-        backbone.encode(moved, Plan(below=probe))
+    probe = SharedActivations(below.modules, below.inputs, below.outputs, alone=True)
+    with contextlib.suppress(StopForward):
+        backbone.encode(moved, ForwardPlan(below=probe))
     found = {name: probe.found[name] for name in probe.outermost}
     stack = backbone.architecture
     chain = [name for name in found if name == stack.embeddings or name.removeprefix(f"{stack.blocks}.").isdigit()]

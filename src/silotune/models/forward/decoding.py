@@ -12,12 +12,12 @@ from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
 
 from silotune.data.batching import padded
 from silotune.models.backbone.backbone import Backbone
-from silotune.models.backbone.forward_plan import Plan
+from silotune.models.backbone.forward_plan import ForwardPlan
 from silotune.models.backbone.virtual_tokens import Prefix, encoder_states, present
-from silotune.models.forward.mixing import Ingredient, make_plan, of_rows
+from silotune.models.forward.mixing import MixEntry, make_plan, select_rows
 
 
-def start(backbone: Backbone, prompts: Sequence[Sequence[int]], mix: Sequence[Ingredient]) -> Decoding:
+def start(backbone: Backbone, prompts: Sequence[Sequence[int]], mix: Sequence[MixEntry]) -> Decoding:
     """Begin to generate behind prompts (token ids per row) under a mix whose weights may be one per row."""
     several = bool(backbone.base.config.is_encoder_decoder)
     return (EncoderDecoderDecoding if several else CausalDecoding)(backbone, prompts, mix)
@@ -26,7 +26,7 @@ def start(backbone: Backbone, prompts: Sequence[Sequence[int]], mix: Sequence[In
 class Decoding(ABC):
     """Rows that grow by a token at a time. Their number may change: rows are dropped, or continued several times."""
 
-    def __init__(self, backbone: Backbone, prompts: Sequence[Sequence[int]], mix: Sequence[Ingredient]) -> None:
+    def __init__(self, backbone: Backbone, prompts: Sequence[Sequence[int]], mix: Sequence[MixEntry]) -> None:
         self._backbone = backbone
         self._mix = list(mix)
         self._plan = make_plan(backbone, mix)
@@ -41,7 +41,7 @@ class Decoding(ABC):
         return self._backbone.device
 
     @abstractmethod
-    def _first(self, plan: Plan) -> Tensor:
+    def _first(self, plan: ForwardPlan) -> Tensor:
         """The states, shape (rows, hidden), that predict the first token."""
 
     @abstractmethod
@@ -65,7 +65,7 @@ class Decoding(ABC):
         if torch.equal(index, torch.arange(self.rows, device=index.device)):
             return
         self._reorder(index)
-        self._mix = of_rows(self._mix, index)
+        self._mix = select_rows(self._mix, index)
         if any(part.by_row for part in self._mix):
             self._plan = make_plan(self._backbone, self._mix)
         self.rows = len(index)
@@ -74,7 +74,7 @@ class Decoding(ABC):
         vocabulary = self._backbone.vocabulary
         assert vocabulary is not None, "the backbone was loaded without a language-model head"
         with self._backbone.autocast():
-            return vocabulary(self._backbone.under(self._plan, states), None, self._plan.weights)
+            return vocabulary(self._backbone.applied(self._plan, states), None, self._plan.weights)
 
     def _prefixed(self, prefixes: Sequence[Prefix]) -> DynamicCache:
         """A cache that begins with prefixes."""
@@ -93,8 +93,8 @@ class Decoding(ABC):
 class CausalDecoding(Decoding):
     """A decoder alone: prompts are padded on the left, so that all rows grow at the same place."""
 
-    def _first(self, plan: Plan) -> Tensor:
-        batch = self._backbone.arrange(self._inputs, plan)
+    def _first(self, plan: ForwardPlan) -> Tensor:
+        batch = self._backbone.prepare_inputs(self._inputs, plan)
         self._cache: Cache = self._prefixed(plan.prefixes)
         self._mask = batch.mask
         output = self._backbone.base(
@@ -125,9 +125,9 @@ class CausalDecoding(Decoding):
 class EncoderDecoderDecoding(Decoding):
     """An encoder–decoder: the prompt is read once, the answer grows in the decoder."""
 
-    def _first(self, plan: Plan) -> Tensor:
+    def _first(self, plan: ForwardPlan) -> Tensor:
         base = self._backbone.base
-        batch = self._backbone.arrange(self._inputs, plan)
+        batch = self._backbone.prepare_inputs(self._inputs, plan)
         self._encoded = encoder_states(base, batch)
         self._seen = batch.mask[:, batch.prefix_tokens :]
         behind = [prefix for prefix in plan.prefixes if prefix.decoder]

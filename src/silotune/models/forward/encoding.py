@@ -12,16 +12,16 @@ from torch import Tensor
 from silotune.data.tokenized import Inputs
 from silotune.errors import InputError
 from silotune.models.backbone.backbone import Backbone
-from silotune.models.backbone.forward_plan import Plan
+from silotune.models.backbone.forward_plan import ForwardPlan
 from silotune.models.backbone.segments import Segments
-from silotune.models.backbone.shared_activations import Below
-from silotune.models.backbone.stacking import of_copies, stacked
+from silotune.models.backbone.shared_activations import SharedActivations
+from silotune.models.backbone.stacking import split_replicas, stacked
 from silotune.models.forward.mixing import (
-    Ingredient,
+    MixEntry,
+    can_share_forward,
+    group_by_weight,
     make_plan,
     plan_of_segments,
-    shares_forward,
-    together,
 )
 
 if TYPE_CHECKING:
@@ -31,15 +31,15 @@ if TYPE_CHECKING:
 Key = TypeVar("Key", bound=Hashable)
 
 
-Encoded = tuple[Tensor, Plan | None]
+Encoded = tuple[Tensor, ForwardPlan | None]
 """The last layer's states, and the plan they came about under; None where that were several."""
 
 
 def encode_mixes(
     backbone: Backbone,
     inputs: Inputs,
-    mixes: Mapping[Key, Sequence[Ingredient]],
-    fill: Callable[[Below], None] | None = None,
+    mixes: Mapping[Key, Sequence[MixEntry]],
+    fill: Callable[[SharedActivations], None] | None = None,
 ) -> dict[Key, Encoded]:
     """The last layer's states of the same rows under several mixes.
 
@@ -55,9 +55,9 @@ def encode_mixes(
 def encode_together(
     backbone: Backbone,
     inputs: Inputs,
-    mixes: Mapping[Key, Sequence[Sequence[Ingredient]]],
+    mixes: Mapping[Key, Sequence[Sequence[MixEntry]]],
     segments: Segments,
-    fill: Callable[[Below], None] | None = None,
+    fill: Callable[[SharedActivations], None] | None = None,
 ) -> dict[Key, Encoded]:
     """As `encode_mixes`, where each segment of the rows has a mix of its own.
 
@@ -66,11 +66,11 @@ def encode_together(
     """
     rows = segments.rows
     encoded: dict[Key, Encoded] = {}
-    trained: dict[Key, Plan] = {}
-    constant: dict[Key, Plan] = {}
+    trained: dict[Key, ForwardPlan] = {}
+    constant: dict[Key, ForwardPlan] = {}
     for key, own in mixes.items():
         if len(own) == 1:
-            groups = together(backbone, own[0], rows)
+            groups = group_by_weight(backbone, own[0], rows)
             if len(groups) > 1:
                 encoded[key] = _encode_groups(backbone, inputs, groups), None
                 continue
@@ -95,17 +95,17 @@ def encode_together(
         whole = replace(stacked(list(plans.values()), rows), below=below)
         with torch.set_grad_enabled(torch.is_grad_enabled() and plans is trained):
             states = backbone.encode(inputs, whole)
-        for (key, plan), piece in zip(plans.items(), of_copies(states, rows, len(plans)), strict=True):
+        for (key, plan), piece in zip(plans.items(), split_replicas(states, rows, len(plans)), strict=True):
             encoded[key] = piece, plan
     return encoded
 
 
-def encode_mix(backbone: Backbone, inputs: Inputs, mix: Sequence[Ingredient]) -> Encoded:
+def encode_mix(backbone: Backbone, inputs: Inputs, mix: Sequence[MixEntry]) -> Encoded:
     """The last layer's states under a mix whose weights may differ by row; see `encode_mixes`."""
     return encode_mixes(backbone, inputs, {"": mix})[""]
 
 
-def _encode_groups(backbone: Backbone, inputs: Inputs, groups: Sequence[tuple[Tensor, list[Ingredient]]]) -> Tensor:
+def _encode_groups(backbone: Backbone, inputs: Inputs, groups: Sequence[tuple[Tensor, list[MixEntry]]]) -> Tensor:
     """One forward per distinct mix, rows in their order."""
     pieces = []
     for rows, own in groups:
@@ -115,12 +115,12 @@ def _encode_groups(backbone: Backbone, inputs: Inputs, groups: Sequence[tuple[Te
     return torch.cat(pieces)[back.to(pieces[0].device)]
 
 
-def _may_share(backbone: Backbone, mix: Sequence[Ingredient], plan: Plan) -> bool:
+def _may_share(backbone: Backbone, mix: Sequence[MixEntry], plan: ForwardPlan) -> bool:
     """Whether it can share a forward with other mixes of the same rows."""
-    return backbone.known is not None and plan.by_row and all(shares_forward(backbone, part.tuner) for part in mix)
+    return backbone.known is not None and plan.by_row and all(can_share_forward(backbone, part.tuner) for part in mix)
 
 
-def _learns(mix: Sequence[Ingredient]) -> bool:
+def _learns(mix: Sequence[MixEntry]) -> bool:
     """Whether gradients flow into it."""
     tensors = [tensor for part in mix for tensor in (*part.tensors.values(), part.weight) if isinstance(tensor, Tensor)]
     return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor
 
-from silotune.data.tokenized import TokenisedRows
+from silotune.data.tokenized import TokenizedRows
 from silotune.models.backbone.backbone import Backbone
 from silotune.models.forward.decoding import Decoding, start
-from silotune.models.forward.mixing import Ingredient, of_rows, prepared, together
+from silotune.models.forward.mixing import MixEntry, fold_entries, group_by_weight, select_rows
 
 if TYPE_CHECKING:
     pass
@@ -23,8 +23,8 @@ ROWS_AT_ONCE = 32
 
 def generate(
     backbone: Backbone,
-    prompts: TokenisedRows,
-    mix: Sequence[Ingredient],
+    prompts: TokenizedRows,
+    mix: Sequence[MixEntry],
     options: GenerationOptions,
     rows_at_once: int = ROWS_AT_ONCE,
 ) -> list[str]:
@@ -38,7 +38,7 @@ def generate(
 def generate_ids(
     backbone: Backbone,
     prompts: Sequence[Sequence[int]],
-    mix: Sequence[Ingredient],
+    mix: Sequence[MixEntry],
     options: GenerationOptions,
     rows_at_once: int = ROWS_AT_ONCE,
 ) -> list[list[int]]:
@@ -51,16 +51,16 @@ def generate_ids(
         options: beams and length.
         rows_at_once: rows in one batch; prompts of like length go together. It does not change what is written.
     """
-    mix = prepared(mix)
+    mix = fold_entries(mix)
     end = int(cast(int, backbone.tokenizer.eos_token_id))
     search = greedy if options.beams == 1 else beam_search
     written: list[list[int]] = [[] for _ in prompts]
-    for group, own in together(backbone, mix, len(prompts)):
+    for group, own in group_by_weight(backbone, mix, len(prompts)):
         rows = group.tolist()
         order = sorted(range(len(rows)), key=lambda place: len(prompts[rows[place]]))
         for begin in range(0, len(order), rows_at_once):
             places = order[begin : begin + rows_at_once]
-            decoding = start(backbone, [prompts[rows[place]] for place in places], of_rows(own, places))
+            decoding = start(backbone, [prompts[rows[place]] for place in places], select_rows(own, places))
             for place, ids in zip(places, search(decoding, end, options), strict=True):
                 written[rows[place]] = ids
     return written

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from silotune.core.tensors import State, Tensors
-from silotune.models.backbone.forward_plan import Plan
+from silotune.models.backbone.forward_plan import ForwardPlan
 from silotune.models.backbone.segments import Segments, segmented
-from silotune.models.tuners.base import Tuner, Weight, Weighted
+from silotune.models.tuners.base import Tuner, Weight, WeightedTensors
 
 if TYPE_CHECKING:
     from silotune.models.backbone.backbone import Backbone
@@ -49,7 +49,7 @@ Mix = Mapping[str, Weight | Learned]
 """Part (or anchor) name → weight."""
 
 
-def settled(mix: Mix, state: State) -> dict[str, Weight]:
+def resolve_weights(mix: Mix, state: State) -> dict[str, Weight]:
     """A mix with its learned weights read from a state; without gradient they are plain numbers."""
     weights: dict[str, Weight] = {}
     for name, weight in mix.items():
@@ -61,7 +61,7 @@ def settled(mix: Mix, state: State) -> dict[str, Weight]:
 
 
 @dataclass(frozen=True)
-class Ingredient:
+class MixEntry:
     """One resolved entry of a mix: how the part acts, its tensors, its weight (a number, or one per row)."""
 
     tuner: Tuner
@@ -79,12 +79,12 @@ class Ingredient:
         return isinstance(self.weight, Tensor) and self.weight.dim() > 0
 
 
-def prepared(mix: Sequence[Ingredient]) -> list[Ingredient]:
+def fold_entries(mix: Sequence[MixEntry]) -> list[MixEntry]:
     """The parts that act, folded: done once, however many forwards follow."""
     return [replace(part, tensors=part.tuner.fold(part.tensors)) for part in mix if part.present]
 
 
-def of_rows(mix: Sequence[Ingredient], rows: slice | Tensor | Sequence[int]) -> list[Ingredient]:
+def select_rows(mix: Sequence[MixEntry], rows: slice | Tensor | Sequence[int]) -> list[MixEntry]:
     """The mix of some rows of a batch, in this order; a row may be named more than once."""
     index = rows if isinstance(rows, slice | Tensor) else torch.tensor(rows)
 
@@ -97,7 +97,7 @@ def of_rows(mix: Sequence[Ingredient], rows: slice | Tensor | Sequence[int]) -> 
     ]
 
 
-def together(backbone: Backbone, mix: Sequence[Ingredient], number: int) -> list[tuple[Tensor, list[Ingredient]]]:
+def group_by_weight(backbone: Backbone, mix: Sequence[MixEntry], number: int) -> list[tuple[Tensor, list[MixEntry]]]:
     """Rows that may share a forward, as (their positions, their mix).
 
     All of them, unless a tuner cannot tell rows apart on this backbone: then those of equal weights.
@@ -112,16 +112,16 @@ def together(backbone: Backbone, mix: Sequence[Ingredient], number: int) -> list
         rows = (group == place).nonzero().flatten()
         fixed = dict(zip(map(id, apart), weights, strict=True))
         own = [replace(part, weight=fixed.get(id(part), part.weight)) for part in mix]
-        found.append((rows, of_rows(own, rows)))
+        found.append((rows, select_rows(own, rows)))
     return found
 
 
-def shares_forward(backbone: Backbone, tuner: Tuner) -> bool:
+def can_share_forward(backbone: Backbone, tuner: Tuner) -> bool:
     """Whether mixes of this tuner's parts can share a forward over stacked rows (`silotune.stacking`)."""
     return backbone.known is not None and tuner.mixes_rows(backbone) and not tuner.virtual_tokens
 
 
-def identity(mix: Sequence[Ingredient]) -> Hashable:
+def identity(mix: Sequence[MixEntry]) -> Hashable:
     """Equal for mixes of the same tensors with the same weights."""
     return tuple(
         (
@@ -134,15 +134,15 @@ def identity(mix: Sequence[Ingredient]) -> Hashable:
     )
 
 
-def make_plan(backbone: Backbone, mix: Sequence[Ingredient]) -> Plan:
+def make_plan(backbone: Backbone, mix: Sequence[MixEntry]) -> ForwardPlan:
     """The plan of a mix. A part of weight 0 is absent, exactly."""
-    plan = Plan()
+    plan = ForwardPlan()
     for tuner, weighted in _by_tuner(mix):
         tuner.act(backbone, weighted, plan)
     return plan
 
 
-def plan_of_segments(backbone: Backbone, mixes: Sequence[Sequence[Ingredient]], segments: Segments) -> Plan:
+def plan_of_segments(backbone: Backbone, mixes: Sequence[Sequence[MixEntry]], segments: Segments) -> ForwardPlan:
     """The plan of several silos' mixes, one a segment of the rows.
 
     Where all are one mix, that mix's. Where they are of one form, tuners may act on all segments at once
@@ -154,9 +154,9 @@ def plan_of_segments(backbone: Backbone, mixes: Sequence[Sequence[Ingredient]], 
         plan = make_plan(backbone, mixes[0])
         return segmented([plan] * len(mixes), segments) if draws else plan
     if not by_row and len({_form(mix) for mix in mixes}) == 1:  # each tensor then has its like in every silo
-        plan = Plan()
+        plan = ForwardPlan()
         whole = [
-            Weighted(segments.stacked([part.tensors for part in parts]), parts[0].weight)
+            WeightedTensors(segments.stacked([part.tensors for part in parts]), parts[0].weight)
             for parts in zip(*([part for part in mix if part.present] for mix in mixes), strict=True)
         ]
         tuners = {id(part.tuner): part.tuner for part in mixes[0]}
@@ -165,7 +165,7 @@ def plan_of_segments(backbone: Backbone, mixes: Sequence[Sequence[Ingredient]], 
     return segmented([make_plan(backbone, mix) for mix in mixes], segments)
 
 
-def _form(mix: Sequence[Ingredient]) -> Hashable:
+def _form(mix: Sequence[MixEntry]) -> Hashable:
     """Equal for mixes of the same tuners with the same weights, whose tensors have the same names and shapes."""
     return tuple(
         (
@@ -178,9 +178,9 @@ def _form(mix: Sequence[Ingredient]) -> Hashable:
     )
 
 
-def _by_tuner(mix: Sequence[Ingredient]) -> list[tuple[Tuner, list[Weighted]]]:
-    found: dict[int, tuple[Tuner, list[Weighted]]] = {}
+def _by_tuner(mix: Sequence[MixEntry]) -> list[tuple[Tuner, list[WeightedTensors]]]:
+    found: dict[int, tuple[Tuner, list[WeightedTensors]]] = {}
     for part in mix:
         if part.present:
-            found.setdefault(id(part.tuner), (part.tuner, []))[1].append(Weighted(part.tensors, part.weight))
+            found.setdefault(id(part.tuner), (part.tuner, []))[1].append(WeightedTensors(part.tensors, part.weight))
     return list(found.values())

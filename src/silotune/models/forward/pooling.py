@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from silotune.data.tokenized import Inputs
-from silotune.models.backbone.forward_plan import Plan
+from silotune.models.backbone.forward_plan import ForwardPlan
 
-Reading = Callable[[Tensor, Inputs], Tensor]
+Pooling = Callable[[Tensor, Inputs], Tensor]
 """(last layer's states (rows, tokens, hidden), inputs) → one tensor whose first dimension is rows."""
 
 
@@ -37,8 +37,8 @@ def _mask(inputs: Inputs) -> Tensor:
     return inputs["decoder_attention_mask" if "decoder_input_ids" in inputs else "attention_mask"]
 
 
-READINGS: dict[str, Reading] = {"first": first, "mean": mean, "last": last}
+POOLINGS: dict[str, Pooling] = {"first": first, "mean": mean, "last": last}
 
 
-HeadReading = Callable[[Tensor, Inputs, Plan], Tensor]
+HeadReading = Callable[[Tensor, Inputs, ForwardPlan], Tensor]
 """A reading that a head brings along; it also sees the plan under which the states came about."""

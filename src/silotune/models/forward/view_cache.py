@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from silotune.data.batching import Batch
-from silotune.data.tokenized import TokenisedRows
+from silotune.data.tokenized import TokenizedRows
 from silotune.models.forward.mixing import Mix, parsed
 
 
@@ -35,19 +35,19 @@ def constant_views(views: Mapping[str, Mix], trains: Collection[str]) -> frozens
 class _Table:
     """Of one view: which of a silo's rows are known (on the CPU), and each reading of all rows."""
 
-    source: TokenisedRows  # kept: tables are found by its id, which else might be used again
+    source: TokenizedRows  # kept: tables are found by its id, which else might be used again
     known: Tensor
     readings: dict[str, Tensor] = field(default_factory=dict)
 
 
-class KnownReadings:
+class ConstantViewCache:
     """One silo's, for one phase; as much memory as its rows' readings take, for each of the views."""
 
     def __init__(self, views: Iterable[str] = ()) -> None:
         self.views = frozenset(views)
         self._tables: dict[tuple[str, int], _Table] = {}
 
-    def recall(self, view: str, batch: Batch, rows: slice) -> dict[str, Tensor] | None:
+    def get(self, view: str, batch: Batch, rows: slice) -> dict[str, Tensor] | None:
         """Reading → tensor of shape (rows, …), for some rows of a batch; None unless all are known."""
         table = self._tables.get((view, id(batch.source)))
         chosen = batch.rows[rows]
@@ -55,7 +55,7 @@ class KnownReadings:
             return None
         return {name: values[chosen.to(values.device)] for name, values in table.readings.items()}
 
-    def keep(self, view: str, batch: Batch, rows: slice, readings: Mapping[str, Tensor]) -> None:
+    def put(self, view: str, batch: Batch, rows: slice, readings: Mapping[str, Tensor]) -> None:
         """What was found of some rows of a batch."""
         source = batch.source
         if source is None:

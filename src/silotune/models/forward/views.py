@@ -13,25 +13,25 @@ from torch import Tensor
 from silotune.core.randomness import Stream
 from silotune.core.tensors import Tensors
 from silotune.data.batching import Batch
-from silotune.data.cohort_batches import Joint, Piece, alone
+from silotune.data.cohort_batches import CohortMicroBatch, SiloSlice, own_micro_batches
 from silotune.data.tokenized import Inputs
 from silotune.errors import InputError
 from silotune.models.backbone.backbone import Backbone
-from silotune.models.backbone.forward_plan import Plan
+from silotune.models.backbone.forward_plan import ForwardPlan
 from silotune.models.backbone.segments import Segments
-from silotune.models.backbone.shared_activations import Below
+from silotune.models.backbone.shared_activations import SharedActivations
 from silotune.models.forward.encoding import encode_together
 from silotune.models.forward.mixing import (
-    Ingredient,
+    MixEntry,
+    fold_entries,
     identity,
-    of_rows,
-    prepared,
+    select_rows,
 )
-from silotune.models.forward.pooling import READINGS, HeadReading, Reading
-from silotune.models.forward.view_cache import KnownReadings
+from silotune.models.forward.pooling import POOLINGS, HeadReading, Pooling
+from silotune.models.forward.view_cache import ConstantViewCache
 
 if TYPE_CHECKING:
-    from silotune.models.forward.activation_cache import FrozenPrefix
+    from silotune.models.forward.activation_cache import ActivationCache
 
 
 class View(dict[str, Tensor]):
@@ -54,8 +54,8 @@ class View(dict[str, Tensor]):
 def run_view(
     backbone: Backbone,
     batch: Batch,
-    mix: Sequence[Ingredient],
-    readings: Mapping[str, Reading] = READINGS,
+    mix: Sequence[MixEntry],
+    readings: Mapping[str, Pooling] = POOLINGS,
     head_readings: Mapping[str, HeadReading] = {},
 ) -> View:
     """Run the backbone over a batch under one mix; see `run_views`."""
@@ -65,10 +65,10 @@ def run_view(
 def run_views(
     backbone: Backbone,
     batch: Batch,
-    mixes: Mapping[str, Sequence[Ingredient]],
-    readings: Mapping[str, Reading] = READINGS,
+    mixes: Mapping[str, Sequence[MixEntry]],
+    readings: Mapping[str, Pooling] = POOLINGS,
     head_readings: Mapping[str, HeadReading] = {},
-    cache: FrozenPrefix | None = None,
+    cache: ActivationCache | None = None,
 ) -> dict[str, View]:
     """Run the backbone over a batch under several mixes, by the views' names.
 
@@ -76,19 +76,19 @@ def run_views(
     padding is paid. Gradients flow into the tensors of the mixes that require them. Views share what they can, see
     `encode_mixes`; equal mixes are one view. `cache` keeps what lies below the first part from batch to batch.
     """
-    return run_together(backbone, [batch], alone(batch), [mixes], readings, [head_readings], cache)[0]
+    return run_together(backbone, [batch], own_micro_batches(batch), [mixes], readings, [head_readings], cache)[0]
 
 
 def run_together(
     backbone: Backbone,
     batches: Sequence[Batch],
-    joints: Sequence[Joint],
-    mixes: Sequence[Mapping[str, Sequence[Ingredient]]],
-    readings: Mapping[str, Reading] = READINGS,
+    joints: Sequence[CohortMicroBatch],
+    mixes: Sequence[Mapping[str, Sequence[MixEntry]]],
+    readings: Mapping[str, Pooling] = POOLINGS,
     head_readings: Sequence[Mapping[str, HeadReading]] = (),
-    cache: FrozenPrefix | None = None,
+    cache: ActivationCache | None = None,
     streams: Sequence[Stream] = (),
-    known: Sequence[KnownReadings] = (),
+    known: Sequence[ConstantViewCache] = (),
 ) -> list[dict[str, View]]:
     """As `run_views`, for batches of several silos in the same forwards.
 
@@ -104,7 +104,7 @@ def run_together(
         known: what each silo's constant views are known to say of its rows; filled here.
     """
     names = {name: tuple(identity(own[name]) for own in mixes) for name in mixes[0]}
-    folded = {key: [prepared(own[name]) for own in mixes] for name, key in reversed(names.items())}
+    folded = {key: [fold_entries(own[name]) for own in mixes] for name, key in reversed(names.items())}
     collected = [{key: _Collected() for key in folded} for _ in batches]
     stacks: dict[tuple[int, ...], Tensors] = {}
     stateless = known and not any(head_readings)  # heads' readings need the backbone's states, which are not kept
@@ -118,7 +118,7 @@ def run_together(
         for key, own in folded.items():
             recalled = _recalled(known, constant[key], batches, pieces) if key in constant else None
             if recalled is None:
-                here[key] = [of_rows(own[piece.member], piece.rows) for piece in pieces]
+                here[key] = [select_rows(own[piece.member], piece.rows) for piece in pieces]
             else:
                 for piece, found_before in zip(pieces, recalled, strict=True):
                     collected[piece.member][key].add(found_before)
@@ -135,10 +135,10 @@ def run_together(
                 found, of_piece = collected[piece.member][key], {name: values[place] for name, values in read.items()}
                 found.add(of_piece)
                 if key in constant:
-                    known[piece.member].keep(constant[key], batches[piece.member], piece.rows, of_piece)
+                    known[piece.member].put(constant[key], batches[piece.member], piece.rows, of_piece)
                 if parted:
                     moved = {name: tensor.to(backbone.device) for name, tensor in piece.inputs.items()}
-                    found.kept.append((parted[place], moved, plan or Plan()))
+                    found.kept.append((parted[place], moved, plan or ForwardPlan()))
     views = [
         {key: found.view(head_readings[member] if head_readings else {}) for key, found in own.items()}
         for member, own in enumerate(collected)
@@ -147,17 +147,17 @@ def run_together(
 
 
 def _recalled(
-    known: Sequence[KnownReadings], view: str, batches: Sequence[Batch], pieces: Sequence[Piece]
+    known: Sequence[ConstantViewCache], view: str, batches: Sequence[Batch], pieces: Sequence[SiloSlice]
 ) -> list[dict[str, Tensor]] | None:
     """Each piece's readings of a constant view, where all are known."""
-    found = [known[piece.member].recall(view, batches[piece.member], piece.rows) for piece in pieces]
+    found = [known[piece.member].get(view, batches[piece.member], piece.rows) for piece in pieces]
     there = [readings for readings in found if readings is not None]
     return there if len(there) == len(found) else None
 
 
 def _filling(
-    backbone: Backbone, batches: Sequence[Batch], joint: Joint, cache: FrozenPrefix
-) -> Callable[[Below], None] | None:
+    backbone: Backbone, batches: Sequence[Batch], joint: CohortMicroBatch, cache: ActivationCache
+) -> Callable[[SharedActivations], None] | None:
     """What puts in what is known of a joint micro-batch's rows; None where it is not known where they come from."""
     chosen = []
     for piece in joint.pieces:
@@ -173,7 +173,7 @@ class _Collected:
     """What was read of one silo's view, micro-batch by micro-batch; and states, inputs and plan for heads."""
 
     readings: dict[str, list[Tensor]] = field(default_factory=dict)
-    kept: list[tuple[Tensor, Inputs, Plan]] = field(default_factory=list)
+    kept: list[tuple[Tensor, Inputs, ForwardPlan]] = field(default_factory=list)
 
     def add(self, readings: Mapping[str, Tensor]) -> None:
         """A micro-batch's readings."""

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from silotune.core.tensors import Tensors
 from silotune.data.batching import Batch
 from silotune.data.tasks import Kind, Row, Task
-from silotune.data.tokenized import TokenisedRows, Tokeniser
+from silotune.data.tokenized import RowTokenizer, TokenizedRows
 from silotune.models.backbone.backbone import Backbone
 from silotune.models.backbone.loading import ModelClass
 from silotune.models.forward.pooling import HeadReading
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 Pooling = Literal["first", "mean"]
 
-Tokenise = Callable[[Task, Sequence[Row]], TokenisedRows]
+Tokenize = Callable[[Task, Sequence[Row]], TokenizedRows]
 """(task, its rows) → token ids, as the head wants them."""
 
 
@@ -70,9 +70,9 @@ class Head(ABC):
             InputError: naming the option.
         """
 
-    def tokeniser(self, backbone: Backbone, max_length: int) -> Tokenise:
+    def row_tokenizer(self, backbone: Backbone, max_length: int) -> Tokenize:
         """How rows become token ids; `max_length` tokens at most."""
-        return Tokeniser(backbone.tokenizer, max_length)
+        return RowTokenizer(backbone.tokenizer, max_length)
 
     @abstractmethod
     def init(self, backbone: Backbone, tasks: Iterable[Task], generator: torch.Generator) -> Tensors:

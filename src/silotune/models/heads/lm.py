@@ -19,14 +19,14 @@ from silotune.data.batching import Batch
 from silotune.data.instructions import picks
 from silotune.data.tasks import Row, Task
 from silotune.data.templates import CHAT, INSTRUCTION, Fill, InstructionTemplate, chat_template, encode_fitting
-from silotune.data.tokenized import READ_POSITIONS, READ_ROWS, READ_TARGETS, Inputs, TokenisedRows
+from silotune.data.tokenized import READ_POSITIONS, READ_ROWS, READ_TARGETS, Inputs, TokenizedRows
 from silotune.errors import InputError
 from silotune.models.backbone.backbone import Backbone
-from silotune.models.backbone.forward_plan import Plan
+from silotune.models.backbone.forward_plan import ForwardPlan
 from silotune.models.forward.generation import GenerationOptions
 from silotune.models.forward.pooling import HeadReading
 from silotune.models.forward.views import View
-from silotune.models.heads.base import Head, Tokenise
+from silotune.models.heads.base import Head, Tokenize
 
 if TYPE_CHECKING:
     from silotune.config.head import HeadConfig
@@ -70,7 +70,7 @@ class LanguageModelHead(Head):
         """The longest prompt before which no encoder stands, in tokens."""
         return max_length - min(self.generation.max_new_tokens, max_length // 2)
 
-    def tokeniser(self, backbone: Backbone, max_length: int) -> Tokenise:
+    def row_tokenizer(self, backbone: Backbone, max_length: int) -> Tokenize:
         """Prompts and responses as token ids.
 
         The prompt leaves room for the longest answer (at most half of `max_length`), whatever the row's own answer
@@ -83,10 +83,10 @@ class LanguageModelHead(Head):
         several = bool(backbone.base.config.is_encoder_decoder)
         room = max_length if several else self.prompt_room(max_length)
 
-        def tokenise(task: Task, rows: Sequence[Row]) -> TokenisedRows:
+        def tokenize(task: Task, rows: Sequence[Row]) -> TokenizedRows:
             labels = torch.zeros(len(rows), dtype=torch.int64)
             if not rows:
-                return TokenisedRows(task, [], None, labels, reads=[], targets=[], answers=[])
+                return TokenizedRows(task, [], None, labels, reads=[], targets=[], answers=[])
             found = encode_fitting(tokenizer, fill, [row.texts for row in rows], room, special_tokens=not self._chat)
             prompts = [one.ids for one in found]
             written = tokenizer([row.answer for row in rows], add_special_tokens=False)["input_ids"]
@@ -108,11 +108,11 @@ class LanguageModelHead(Head):
                 ]
                 ids = [[*prompt, *response] for prompt, response in zip(prompts, responses, strict=True)]
             answers, options = [row.answer for row in rows], all(map(picks, rows))
-            return TokenisedRows(
+            return TokenizedRows(
                 task, ids, None, labels, decoder, reads=reads, targets=responses, answers=answers, options=options
             )
 
-        return tokenise
+        return tokenize
 
     def init(self, backbone: Backbone, tasks: Iterable[Task], generator: torch.Generator) -> Tensors:
         """Nothing of its own."""
@@ -121,7 +121,7 @@ class LanguageModelHead(Head):
     def reading(self, backbone: Backbone, task: Task) -> HeadReading:
         """Shape (rows, 2): the sum of a row's token losses, and the number of its response tokens."""
 
-        def read(states: Tensor, inputs: Inputs, plan: Plan) -> Tensor:
+        def read(states: Tensor, inputs: Inputs, plan: ForwardPlan) -> Tensor:
             rows = inputs[READ_ROWS]
             losses = token_losses(backbone, states[rows, inputs[READ_POSITIONS]], inputs[READ_TARGETS], plan.weights)
             counts = torch.bincount(rows, minlength=len(states))
@@ -144,7 +144,7 @@ class LanguageModelHead(Head):
         return sums.sum() / counts.sum()
 
 
-def prompt_rows(rows: TokenisedRows) -> TokenisedRows:
+def prompt_rows(rows: TokenizedRows) -> TokenizedRows:
     """The rows' prompts alone, without their responses: what generation starts from, and what a row is known by."""
     if rows.decoder is None and rows.reads is not None:
         ids = [one[: reads[0] + 1] for one, reads in zip(rows.ids, rows.reads, strict=True)]

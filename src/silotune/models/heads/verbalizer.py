@@ -16,13 +16,13 @@ from torch import Tensor
 from silotune.core.tensors import Tensors
 from silotune.data.tasks import Row, Task
 from silotune.data.templates import PAIR, SINGLE, ClozeTemplate, encode_fitting
-from silotune.data.tokenized import READ_POSITIONS, READ_ROWS, Inputs, TokenisedRows
+from silotune.data.tokenized import READ_POSITIONS, READ_ROWS, Inputs, TokenizedRows
 from silotune.errors import InputError, unknown
 from silotune.models.backbone.backbone import Backbone
-from silotune.models.backbone.forward_plan import Plan
+from silotune.models.backbone.forward_plan import ForwardPlan
 from silotune.models.forward.pooling import HeadReading
 from silotune.models.forward.views import View
-from silotune.models.heads.base import Head, Tokenise
+from silotune.models.heads.base import Head, Tokenize
 
 if TYPE_CHECKING:
     from silotune.config.head import HeadConfig
@@ -133,8 +133,8 @@ class VerbalizerHead(Head):
             )
         return chosen
 
-    def tokeniser(self, backbone: Backbone, max_length: int) -> Tokenise:
-        """See `Head.tokeniser`: filled templates, with the mask's position to read."""
+    def row_tokenizer(self, backbone: Backbone, max_length: int) -> Tokenize:
+        """See `Head.row_tokenizer`: filled templates, with the mask's position to read."""
         tokenizer: Any = backbone.tokenizer
         answers = bool(backbone.base.config.is_encoder_decoder)
         mask = SENTINEL if answers else tokenizer.mask_token
@@ -143,10 +143,10 @@ class VerbalizerHead(Head):
             raise InputError(f"head=verbalizer: the backbone's tokenizer has no mask token{' <extra_id_0>' * answers}")
         start = backbone.base.config.decoder_start_token_id if answers else None
 
-        def tokenise(task: Task, rows: Sequence[Row]) -> TokenisedRows:
+        def tokenize(task: Task, rows: Sequence[Row]) -> TokenizedRows:
             labels = torch.tensor([row.label for row in rows], dtype=torch.int64)
             if not rows:
-                return TokenisedRows(task, [], None, labels)
+                return TokenizedRows(task, [], None, labels)
             template = self.template(task, len(rows[0].texts))
             found = encode_fitting(
                 tokenizer, lambda texts: template.fill(texts, mask)[0], [row.texts for row in rows], max_length
@@ -155,7 +155,7 @@ class VerbalizerHead(Head):
             soft = [template.soft_place(one, mask) for one in found] if template.has_soft else None
             if answers:
                 decoder = [[start, mask_id]] * len(rows)
-                return TokenisedRows(task, ids, None, labels, decoder=decoder, reads=[[1]] * len(rows), soft=soft)
+                return TokenizedRows(task, ids, None, labels, decoder=decoder, reads=[[1]] * len(rows), soft=soft)
             # A text may hold the mask's name itself: the template's own mask is the one that ends where it ends.
             reads = [
                 [
@@ -172,9 +172,9 @@ class VerbalizerHead(Head):
                     f"{task.name!r}, row {lost + 1}); put other words or blanks there"
                 )
             types = [[0] * len(one) for one in ids] if "token_type_ids" in tokenizer.model_input_names else None
-            return TokenisedRows(task, ids, types, labels, reads=reads, soft=soft)
+            return TokenizedRows(task, ids, types, labels, reads=reads, soft=soft)
 
-        return tokenise
+        return tokenize
 
     def init(self, backbone: Backbone, tasks: Iterable[Task], generator: torch.Generator) -> Tensors:
         """Nothing of its own."""
@@ -185,7 +185,7 @@ class VerbalizerHead(Head):
         words, vocabulary = self._label_words(backbone, task), backbone.vocabulary
         assert vocabulary is not None, "the backbone was loaded without a language-model head"
 
-        def read(states: Tensor, inputs: Inputs, plan: Plan) -> Tensor:
+        def read(states: Tensor, inputs: Inputs, plan: ForwardPlan) -> Tensor:
             at_mask = states[inputs[READ_ROWS], inputs[READ_POSITIONS]]
             return words.classes(vocabulary(at_mask, words.ids, plan.weights), self._average)
 

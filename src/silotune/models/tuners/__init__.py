@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from silotune.models.tuners.base import Tuner, TunerOptions, Weight, Weighted
+from silotune.models.tuners.base import Tuner, TunerOptions, Weight, WeightedTensors
 from silotune.models.tuners.bitfit import BitFit
 from silotune.models.tuners.bottleneck import Bottleneck
 from silotune.models.tuners.full import Full
@@ -27,4 +27,4 @@ TUNERS: dict[str, type[Tuner]] = {
 }
 
 
-__all__ = ["TUNERS", "Tuner", "TunerOptions", "Weight", "Weighted"]
+__all__ = ["TUNERS", "Tuner", "TunerOptions", "Weight", "WeightedTensors"]

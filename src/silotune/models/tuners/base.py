@@ -14,7 +14,7 @@ from silotune.config.section import Section
 from silotune.core.tensors import Tensors
 from silotune.errors import InputError
 from silotune.models.backbone.backbone import Backbone
-from silotune.models.backbone.forward_plan import Plan
+from silotune.models.backbone.forward_plan import ForwardPlan
 
 if TYPE_CHECKING:
     from silotune.data.tasks import Task
@@ -30,7 +30,7 @@ class TunerOptions(Section, frozen=True):
 
 
 @dataclass(frozen=True)
-class Weighted:
+class WeightedTensors:
     """A part's tensors and its weight in one mix."""
 
     tensors: Tensors
@@ -60,10 +60,12 @@ class Tuner(ABC):
         """
 
     @abstractmethod
-    def act(self, backbone: Backbone, mix: Sequence[Weighted], plan: Plan) -> None:
+    def act(self, backbone: Backbone, mix: Sequence[WeightedTensors], plan: ForwardPlan) -> None:
         """Write into `plan` what this mix of parts does. Parts of weight 0 are absent from `mix`."""
 
-    def act_on_segments(self, backbone: Backbone, mix: Sequence[Weighted], segments: Segments, plan: Plan) -> bool:
+    def act_on_segments(
+        self, backbone: Backbone, mix: Sequence[WeightedTensors], segments: Segments, plan: ForwardPlan
+    ) -> bool:
         """As `act`, for silos whose rows lie behind one another: all segments in batched products.
 
         `mix`: tensors have a first dimension of segments, and no weight is a tensor. False: nothing was written, and
@@ -72,7 +74,7 @@ class Tuner(ABC):
         return False
 
     def fold(self, tensors: Tensors) -> Tensors:
-        """The tensors with any reparametrisation carried out, as an exported part has them.
+        """The tensors with any reparametrization carried out, as an exported part has them.
 
         `act` takes folded and unfolded tensors alike; folding once spares the work where a batch is run in pieces.
         """
@@ -111,7 +113,7 @@ def per_row(weight: Tensor, like: Tensor) -> Tensor:
     return weight.to(like.device, like.dtype).reshape(-1, *([1] * (like.dim() - 1)))
 
 
-def all_numbers(mix: Sequence[Weighted]) -> list[float] | None:
+def all_numbers(mix: Sequence[WeightedTensors]) -> list[float] | None:
     """The weights if none differs by row."""
     numbers = [part.weight for part in mix if not isinstance(part.weight, Tensor)]
     return numbers if len(numbers) == len(mix) else None

@@ -13,8 +13,8 @@ from silotune.core.tensors import Tensors
 from silotune.errors import InputError
 from silotune.models.backbone.architectures import ARCHITECTURES
 from silotune.models.backbone.backbone import Backbone
-from silotune.models.backbone.forward_plan import OutputChange, Plan
-from silotune.models.tuners.base import Tuner, Weighted, per_row
+from silotune.models.backbone.forward_plan import ForwardPlan, OutputChange
+from silotune.models.tuners.base import Tuner, WeightedTensors, per_row
 from silotune.models.tuners.target_modules import SiteOptions, is_linear
 
 if TYPE_CHECKING:
@@ -65,13 +65,13 @@ class BitFit(Tuner):
             raise InputError(f"tuner.sites: bitfit finds no bias for {','.join(patterns)}; there are {examples}, …")
         return chosen
 
-    def act(self, backbone: Backbone, mix: Sequence[Weighted], plan: Plan) -> None:
+    def act(self, backbone: Backbone, mix: Sequence[WeightedTensors], plan: ForwardPlan) -> None:
         """See `Tuner.act`."""
         for name in mix[0].tensors:
             plan.outputs[name.removesuffix(".bias")].append(_moved(mix, name))
 
 
-def _moved(mix: Sequence[Weighted], name: str) -> OutputChange:
+def _moved(mix: Sequence[WeightedTensors], name: str) -> OutputChange:
     def change(_: Tensor, y: Tensor) -> Tensor:
         offset: float | Tensor = 0.0
         for part in mix:

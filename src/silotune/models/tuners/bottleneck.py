@@ -17,8 +17,8 @@ from silotune.core.tensors import Tensors
 from silotune.errors import InputError
 from silotune.models.backbone.architectures import SITE_FIELDS
 from silotune.models.backbone.backbone import Backbone
-from silotune.models.backbone.forward_plan import OutputChange, Plan
-from silotune.models.tuners.base import Tuner, Weighted, all_numbers, per_row
+from silotune.models.backbone.forward_plan import ForwardPlan, OutputChange
+from silotune.models.tuners.base import Tuner, WeightedTensors, all_numbers, per_row
 from silotune.models.tuners.lora import add_product, scale_columns, times
 from silotune.models.tuners.target_modules import SiteOptions, find_sites, widths
 
@@ -79,14 +79,16 @@ class Bottleneck(Tuner):
             tensors[f"{site}.up.bias"] = torch.zeros(width)
         return tensors
 
-    def act(self, backbone: Backbone, mix: Sequence[Weighted], plan: Plan) -> None:
+    def act(self, backbone: Backbone, mix: Sequence[WeightedTensors], plan: ForwardPlan) -> None:
         """See `Tuner.act`."""
         for name in mix[0].tensors:
             if name.endswith(".down.weight"):
                 site = name.removesuffix(".down.weight")
                 plan.outputs[site].append(_added(mix, site))
 
-    def act_on_segments(self, backbone: Backbone, mix: Sequence[Weighted], segments: Segments, plan: Plan) -> bool:
+    def act_on_segments(
+        self, backbone: Backbone, mix: Sequence[WeightedTensors], segments: Segments, plan: ForwardPlan
+    ) -> bool:
         """See `Tuner.act_on_segments`."""
         for name in mix[0].tensors:
             if name.endswith(".down.weight"):
@@ -95,7 +97,7 @@ class Bottleneck(Tuner):
         return True
 
 
-def _added(mix: Sequence[Weighted], site: str) -> OutputChange:
+def _added(mix: Sequence[WeightedTensors], site: str) -> OutputChange:
     """Mixed adapters are one wider adapter: downs stacked, weighted ups side by side."""
     numbers = all_numbers(mix)
 
@@ -124,7 +126,7 @@ def _added(mix: Sequence[Weighted], site: str) -> OutputChange:
     return change
 
 
-def _added_to_segments(mix: Sequence[Weighted], site: str, segments: Segments) -> OutputChange:
+def _added_to_segments(mix: Sequence[WeightedTensors], site: str, segments: Segments) -> OutputChange:
     """As `_added`, with tensors of shape (segments, …): two batched products for all segments."""
     numbers = all_numbers(mix)
     assert numbers is not None, "segments have numbers for weights"

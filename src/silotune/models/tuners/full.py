@@ -11,8 +11,8 @@ from torch import Tensor
 from silotune.core.tensors import Tensors, copy
 from silotune.errors import InputError
 from silotune.models.backbone.backbone import Backbone
-from silotune.models.backbone.forward_plan import Plan
-from silotune.models.tuners.base import Tuner, TunerOptions, Weight, Weighted
+from silotune.models.backbone.forward_plan import ForwardPlan
+from silotune.models.tuners.base import Tuner, TunerOptions, Weight, WeightedTensors
 
 if TYPE_CHECKING:
     from silotune.data.tasks import Task
@@ -36,7 +36,7 @@ class Full(Tuner):
         """See `Tuner.init`: the pretrained weights."""
         return {name: tensor.cpu() for name, tensor in copy(dict(backbone.base.named_parameters())).items()}
 
-    def act(self, backbone: Backbone, mix: Sequence[Weighted], plan: Plan) -> None:
+    def act(self, backbone: Backbone, mix: Sequence[WeightedTensors], plan: ForwardPlan) -> None:
         """See `Tuner.act`."""
         plan.weights.update(interpolate(mix))
         plan.dropout = any(tensor.requires_grad for part in mix for tensor in part.tensors.values())
@@ -46,7 +46,7 @@ class Full(Tuner):
         return False
 
 
-def interpolate(mix: Sequence[Weighted]) -> Tensors:
+def interpolate(mix: Sequence[WeightedTensors]) -> Tensors:
     """`Σ weight · tensors`, for tuners whose parts replace tensors.
 
     Raises:

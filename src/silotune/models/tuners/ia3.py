@@ -12,8 +12,8 @@ from torch import Tensor
 
 from silotune.core.tensors import Tensors
 from silotune.models.backbone.backbone import Backbone
-from silotune.models.backbone.forward_plan import Plan
-from silotune.models.tuners.base import Tuner, Weighted, per_row
+from silotune.models.backbone.forward_plan import ForwardPlan
+from silotune.models.tuners.base import Tuner, WeightedTensors, per_row
 from silotune.models.tuners.target_modules import SiteOptions, as_words, find_sites, widths
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class IA3(Tuner):
             tensors[f"{site}.ia3_l"] = torch.ones(1, widths(backbone.site(site))[0])
         return tensors
 
-    def act(self, backbone: Backbone, mix: Sequence[Weighted], plan: Plan) -> None:
+    def act(self, backbone: Backbone, mix: Sequence[WeightedTensors], plan: ForwardPlan) -> None:
         """See `Tuner.act`."""
         for name, tensor in mix[0].tensors.items():
             site = name.removesuffix(".ia3_l")
@@ -68,11 +68,11 @@ class IA3(Tuner):
                 plan.outputs[site].append(partial(_scaled_output, factors, mix))
 
 
-def _scaled_output(factors: Sequence[Tensor], mix: Sequence[Weighted], _: Tensor, y: Tensor) -> Tensor:
+def _scaled_output(factors: Sequence[Tensor], mix: Sequence[WeightedTensors], _: Tensor, y: Tensor) -> Tensor:
     return _scaled(factors, mix, y)
 
 
-def _scaled(factors: Sequence[Tensor], mix: Sequence[Weighted], y: Tensor) -> Tensor:
+def _scaled(factors: Sequence[Tensor], mix: Sequence[WeightedTensors], y: Tensor) -> Tensor:
     """`y·(Σ weight·l + (1 - Σ weight))`: exactly l where the weights sum to 1, exactly y where they are all 0."""
     rest: float | Tensor = 1.0
     factor: float | Tensor = 0.0

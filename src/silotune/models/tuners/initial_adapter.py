@@ -29,7 +29,7 @@ _METADATA = "silotune-start"
 
 
 @dataclass(frozen=True)
-class Start:
+class InitialAdapter:
     """A LoRA under the backbone's module names (`<module>.lora_A.weight`, `<module>.lora_B.weight`), float32.
 
     Args:
@@ -56,11 +56,11 @@ class Start:
         return tensor_bytes(self.tensors, {_METADATA: json.dumps(fields)})
 
 
-def _unpack(path: Path) -> Start:
+def _unpack(path: Path) -> InitialAdapter:
     try:
         content = path.read_bytes()
         tensors, fields = read_tensors(content), read_metadata(content, _METADATA)
-        start = Start(tensors, int(fields["r"]), float(fields["alpha"]), tuple(map(str, fields["sites"])))
+        start = InitialAdapter(tensors, int(fields["r"]), float(fields["alpha"]), tuple(map(str, fields["sites"])))
     except OSError as error:
         raise InputError(f"start: {path} cannot be read ({error.strerror}); {_ALLOWED}") from error
     except (SafetensorError, ValueError, KeyError, TypeError, RecursionError) as error:

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from silotune.core.tensors import Tensors
 from silotune.models.backbone.backbone import Backbone
-from silotune.models.backbone.forward_plan import OutputChange, Plan
+from silotune.models.backbone.forward_plan import ForwardPlan, OutputChange
 from silotune.models.initializers import uniform
-from silotune.models.tuners.base import Tuner, Weighted, all_numbers, per_row
+from silotune.models.tuners.base import Tuner, WeightedTensors, all_numbers, per_row
 from silotune.models.tuners.target_modules import SiteOptions, find_sites, widths
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class LoRA(Tuner):
             tensors[f"{site}.lora_B.weight"] = torch.zeros(outputs, self._options.r)
         return tensors
 
-    def act(self, backbone: Backbone, mix: Sequence[Weighted], plan: Plan) -> None:
+    def act(self, backbone: Backbone, mix: Sequence[WeightedTensors], plan: ForwardPlan) -> None:
         """See `Tuner.act`."""
         factor = self._options.alpha / self._options.r
         dropout = self._options.dropout if _trains(mix) else 0.0
@@ -64,7 +64,9 @@ class LoRA(Tuner):
                 module = site.removesuffix(".lora_A.weight")
                 plan.outputs[module].append(_added(mix, module, factor, dropout))
 
-    def act_on_segments(self, backbone: Backbone, mix: Sequence[Weighted], segments: Segments, plan: Plan) -> bool:
+    def act_on_segments(
+        self, backbone: Backbone, mix: Sequence[WeightedTensors], segments: Segments, plan: ForwardPlan
+    ) -> bool:
         """See `Tuner.act_on_segments`."""
         if self.draws and _trains(mix):
             return False
@@ -88,7 +90,7 @@ class LoRA(Tuner):
         return find_sites(backbone, self._options.sites, self.name)
 
 
-def _added(mix: Sequence[Weighted], site: str, factor: float, dropout: float) -> OutputChange:
+def _added(mix: Sequence[WeightedTensors], site: str, factor: float, dropout: float) -> OutputChange:
     """However many parts are mixed, one product with all A's stacked and one with all B's side by side.
 
     With dropout each part's A has an input of its own.
@@ -112,11 +114,11 @@ def _added(mix: Sequence[Weighted], site: str, factor: float, dropout: float) ->
     return change
 
 
-def _trains(mix: Sequence[Weighted]) -> bool:
+def _trains(mix: Sequence[WeightedTensors]) -> bool:
     return any(tensor.requires_grad for part in mix for tensor in part.tensors.values())
 
 
-def _added_to_segments(mix: Sequence[Weighted], site: str, factor: float, segments: Segments) -> OutputChange:
+def _added_to_segments(mix: Sequence[WeightedTensors], site: str, factor: float, segments: Segments) -> OutputChange:
     """As `_added`, with tensors of shape (segments, …): two batched products for all segments."""
     numbers = all_numbers(mix)
     assert numbers is not None, "segments have numbers for weights"
@@ -137,7 +139,7 @@ def add_product(y: Tensor, low: Tensor, wide: Tensor) -> Tensor:
     return flat.view(y.shape)
 
 
-def scale_columns(low: Tensor, mix: Sequence[Weighted], width: int, factor: float = 1.0) -> Tensor:
+def scale_columns(low: Tensor, mix: Sequence[WeightedTensors], width: int, factor: float = 1.0) -> Tensor:
     """Multiply each part's `width` columns of `low` (rows, tokens, parts·width) by the part's weight and `factor`."""
     pieces = []
     for part, piece in zip(mix, torch.split(low, width, -1), strict=True):

@@ -15,7 +15,7 @@ from silotune.core.tensors import Tensors
 from silotune.errors import InputError
 from silotune.models.backbone.architectures import SITE_FIELDS
 from silotune.models.backbone.backbone import Backbone
-from silotune.models.tuners.initial_adapter import Start
+from silotune.models.tuners.initial_adapter import InitialAdapter
 from silotune.models.tuners.target_modules import is_linear, widths
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -70,7 +70,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     return config
 
 
-def read_peft_lora(folder: Path, backbone: Backbone) -> Start:
+def read_peft_lora(folder: Path, backbone: Backbone) -> InitialAdapter:
     """A folder that peft wrote, as tensors under the backbone's module names.
 
     Where peft saved a classifier with it (`modules_to_save`), that is passed over: heads belong to tasks.
@@ -116,7 +116,7 @@ def read_peft_lora(folder: Path, backbone: Backbone) -> Start:
             if f"{site}.lora_{matrix}.weight" not in tensors:
                 raise InputError(f"{path}: {site} has no lora_{matrix}.weight")
     scale = math.sqrt(rank) if config.get("use_rslora") else 1.0  # alpha/√r there, alpha/r here
-    return Start(tensors, rank, float(config["lora_alpha"]) * scale, site_words(backbone, sites))
+    return InitialAdapter(tensors, rank, float(config["lora_alpha"]) * scale, site_words(backbone, sites))
 
 
 def _site(name: str, linear: dict[str, Any], path: Path, backbone: Backbone) -> str:

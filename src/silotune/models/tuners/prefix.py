@@ -13,10 +13,10 @@ from silotune.core.tensors import Tensors
 from silotune.errors import InputError
 from silotune.models.backbone.architectures import families_with_prefix
 from silotune.models.backbone.backbone import Backbone
-from silotune.models.backbone.forward_plan import Plan
+from silotune.models.backbone.forward_plan import ForwardPlan
 from silotune.models.backbone.virtual_tokens import Prefix
 from silotune.models.initializers import draw_linear
-from silotune.models.tuners.base import TunerOptions, Weighted
+from silotune.models.tuners.base import TunerOptions, WeightedTensors
 from silotune.models.tuners.prompt_base import PROMPT, VirtualTokens, blend, folded
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class PrefixOptions(TunerOptions):
 class PrefixTuning(VirtualTokens):
     """Keys and values of shape (tokens, layers · 2 · key-value heads · head width), in this order, as in peft.
 
-    Tensors, named as in peft: reparametrised `embedding.weight` (tokens, width), `transform.0.weight` (hidden, width),
+    Tensors, named as in peft: reparametrized `embedding.weight` (tokens, width), `transform.0.weight` (hidden, width),
     `transform.0.bias`, `transform.2.weight` (all keys and values, hidden), `transform.2.bias`, with tanh between;
     direct, and folded: one `prompt_embeddings`. Mixes interpolate keys and values, not the networks they come from.
     """
@@ -70,7 +70,7 @@ class PrefixTuning(VirtualTokens):
         folded_ = nn.functional.linear(torch.tanh(hidden), tensors["transform.2.weight"], tensors["transform.2.bias"])
         return {PROMPT: folded_}
 
-    def act(self, backbone: Backbone, mix: Sequence[Weighted], plan: Plan) -> None:
+    def act(self, backbone: Backbone, mix: Sequence[WeightedTensors], plan: ForwardPlan) -> None:
         """See `Tuner.act`."""
         blended = blend([self.fold(part.tensors)[PROMPT] for part in mix], mix)
         if blended is None:

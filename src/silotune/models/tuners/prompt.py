@@ -10,8 +10,8 @@ from pydantic import Field
 
 from silotune.core.tensors import Tensors
 from silotune.models.backbone.backbone import Backbone
-from silotune.models.backbone.forward_plan import Plan
-from silotune.models.tuners.base import TunerOptions, Weighted
+from silotune.models.backbone.forward_plan import ForwardPlan
+from silotune.models.tuners.base import TunerOptions, WeightedTensors
 from silotune.models.tuners.prompt_base import PROMPT, Init, VirtualTokens, act_as_prompt, first_vectors
 
 if TYPE_CHECKING:
@@ -41,6 +41,6 @@ class PromptTuning(VirtualTokens):
         options = cast(PromptOptions, self.options)
         return {PROMPT: first_vectors(backbone, options.tokens, options.init, options.words, generator)}
 
-    def act(self, backbone: Backbone, mix: Sequence[Weighted], plan: Plan) -> None:
+    def act(self, backbone: Backbone, mix: Sequence[WeightedTensors], plan: ForwardPlan) -> None:
         """See `Tuner.act`."""
         act_as_prompt(self, mix, plan)

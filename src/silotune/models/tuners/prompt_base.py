@@ -16,9 +16,9 @@ from torch import Tensor
 from silotune.core.tensors import Tensors
 from silotune.errors import InputError
 from silotune.models.backbone.backbone import Backbone
-from silotune.models.backbone.forward_plan import Plan
+from silotune.models.backbone.forward_plan import ForwardPlan
 from silotune.models.backbone.virtual_tokens import Prompt
-from silotune.models.tuners.base import Tuner, Weighted
+from silotune.models.tuners.base import Tuner, WeightedTensors
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -44,7 +44,7 @@ class VirtualTokens(Tuner):
         return backbone.known is not None
 
 
-def blend(vectors: Sequence[Tensor], mix: Sequence[Weighted]) -> tuple[Tensor, Tensor | None] | None:
+def blend(vectors: Sequence[Tensor], mix: Sequence[WeightedTensors]) -> tuple[Tensor, Tensor | None] | None:
     """The weighted sum of equally shaped vectors, and which rows have any.
 
     Args:
@@ -73,7 +73,7 @@ def blend(vectors: Sequence[Tensor], mix: Sequence[Weighted]) -> tuple[Tensor, T
     return (result, present) if bool(present.any()) else None
 
 
-def act_as_prompt(tuner: Tuner, mix: Sequence[Weighted], plan: Plan) -> None:
+def act_as_prompt(tuner: Tuner, mix: Sequence[WeightedTensors], plan: ForwardPlan) -> None:
     """Put the mix's vectors before the text."""
     blended = blend([tuner.fold(part.tensors)[PROMPT] for part in mix], mix)
     if blended is not None:

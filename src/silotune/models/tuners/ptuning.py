@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from silotune.core.tensors import Tensors
 from silotune.models.backbone.backbone import Backbone
-from silotune.models.backbone.forward_plan import Plan
+from silotune.models.backbone.forward_plan import ForwardPlan
 from silotune.models.initializers import draw_linear, uniform
-from silotune.models.tuners.base import TunerOptions, Weighted
+from silotune.models.tuners.base import TunerOptions, WeightedTensors
 from silotune.models.tuners.prompt_base import PROMPT, Init, VirtualTokens, act_as_prompt, first_vectors, folded
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ class PTuning(VirtualTokens):
                 x = torch.relu(x)
         return {PROMPT: x + tensors["offset.weight"] if self._options.offset else x}
 
-    def act(self, backbone: Backbone, mix: Sequence[Weighted], plan: Plan) -> None:
+    def act(self, backbone: Backbone, mix: Sequence[WeightedTensors], plan: ForwardPlan) -> None:
         """See `Tuner.act`."""
         act_as_prompt(self, mix, plan)
 

@@ -11,13 +11,13 @@ from silotune.communication.aggregation.server_optimizer import ServerOptimizer
 from silotune.communication.privacy.budget import Privacy, make_privacy
 from silotune.communication.privacy.central_noise import CentralNoise
 from silotune.communication.privacy.noise_stream import read_secret, secret_seed
-from silotune.communication.uplink import NO_UPLINK, make_chain
+from silotune.communication.uplink import NO_UPLINK, make_pipeline
 from silotune.config import Config
 from silotune.core.tensors import State
 from silotune.data.tasks import SiloData
 from silotune.training.coordinator import Coordinator, silos_a_round
 
-_LABELLED = "the labelled rows that the coordinator trains on (in a simulation they are drawn from the silos' rows)"
+_LABELED = "the labeled rows that the coordinator trains on (in a simulation they are drawn from the silos' rows)"
 
 
 def make_coordinator(
@@ -43,7 +43,7 @@ def make_coordinator(
         max_norm=config.aggregation.max_norm,
         clip=config.aggregation.clip,
         optimizer=ServerOptimizer(server.optimizer, server.lr, server.beta1, server.beta2, server.tau),
-        uplink=make_chain(config.uplink, config.seed, secret) if communicates else NO_UPLINK,
+        uplink=make_pipeline(config.uplink, config.seed, secret) if communicates else NO_UPLINK,
         noise=noise,
     )
 
@@ -56,17 +56,19 @@ def _central_noise(config: Config, a_round: int, secret: bytes | None) -> Centra
     return CentralNoise(chosen.noise_multiplier, chosen.clip, a_round, config.seed, secret)
 
 
-def promise(config: Config, silos: Sequence[str], groups: Mapping[str, str] | None, labelled: bool) -> Privacy | None:
+def privacy_guarantee(
+    config: Config, silos: Sequence[str], groups: Mapping[str, str] | None, labelled: bool
+) -> Privacy | None:
     """What a run over these silos promises; None without noise. It follows from the configuration and names alone.
 
-    `labelled`: whether the coordinator trains on labelled rows.
+    `labelled`: whether the coordinator trains on labeled rows.
     """
     sampling = config.sampling
     chooser = Coordinator(
         {}, AGGREGATIONS["uniform"], config.seed, fraction=sampling.fraction, count=sampling.count, groups=groups
     )
     found = make_privacy(config, sampled_sizes(config, silos, groups), lambda number: chooser.choose(number, silos))
-    return replace(found, uncovered=(*found.uncovered, _LABELLED)) if found and labelled else found
+    return replace(found, uncovered=(*found.uncovered, _LABELED)) if found and labelled else found
 
 
 def sampling_groups(config: Config, data: Iterable[SiloData]) -> dict[str, str] | None:

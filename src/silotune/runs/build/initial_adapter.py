@@ -12,7 +12,7 @@ from silotune.core.files import write_bytes
 from silotune.core.tensors import Tensors, digest
 from silotune.errors import InputError
 from silotune.models.backbone.backbone import Backbone
-from silotune.models.tuners.initial_adapter import FILE, Start, _unpack
+from silotune.models.tuners.initial_adapter import FILE, InitialAdapter, _unpack
 
 if TYPE_CHECKING:
     from silotune.models.tuners import Tuner
@@ -75,4 +75,4 @@ def keep_start(run: Path, training: LocalTraining) -> None:
         if digest(_unpack(path).tensors) != digest(training.start):
             raise InputError(f"--resume: {run} began from another LoRA than 'start' names now")
         return
-    write_bytes(path, Start(training.start, tuner["r"], tuner["alpha"], tuple(tuner["sites"])).pack())
+    write_bytes(path, InitialAdapter(training.start, tuner["r"], tuner["alpha"], tuple(tuner["sites"])).pack())

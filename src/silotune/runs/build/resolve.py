@@ -48,7 +48,7 @@ def on_this_machine(config: Config) -> Config:
 
 
 @dataclass(frozen=True)
-class BackboneNeeds:
+class BackboneRequirements:
     """What a run needs of a backbone: runs of equal needs can have the same one."""
 
     name: str
@@ -58,7 +58,7 @@ class BackboneNeeds:
     checkpointing: bool
 
     @classmethod
-    def of(cls, config: Config, method: Method) -> BackboneNeeds:
+    def of(cls, config: Config, method: Method) -> BackboneRequirements:
         """Of a configuration and its method."""
         tuner, head = method.setting.tuner, method.setting.head
         again = config.train.gradient_checkpointing

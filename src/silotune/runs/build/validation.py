@@ -23,7 +23,7 @@ def check_data(config: Config, method: Method, data: list[SiloData], labelled: S
     """
     _check_tasks(data, labelled)
     sampling = config.sampling
-    if sampling.count is not None and not method.centralised:
+    if sampling.count is not None and not method.centralized:
         for task, found in Counter(silo.task.name if sampling.per_task else "" for silo in data).items():
             if sampling.count > found:
                 of_task = f" of task {task!r}" if sampling.per_task else ""

@@ -13,13 +13,13 @@ from typing import Any, ClassVar
 
 from silotune.communication.aggregation import Update, in_name_order
 from silotune.communication.messages import MessageRefused
-from silotune.core.numeric import mean_of_known
+from silotune.core.numeric import mean_ignoring_none
 from silotune.core.tensors import State, flatten
 from silotune.errors import InputError
-from silotune.runs.engines.history import History, Scores, beats
+from silotune.runs.engines.history import History, Scores, is_better
 from silotune.runs.storage.run_folder import Checkpoint, RunFolder
+from silotune.training.client import SiloReply
 from silotune.training.federation import Federation
-from silotune.training.participant import Answer
 
 Progress = Callable[[int, str, int, int], None]
 """(round, what is being done, silos done in this round, silos in this round) – called before every piece of work."""
@@ -29,7 +29,7 @@ class Engine(ABC):
     """Runs a federation round by round and leaves a checkpoint after each."""
 
     name: ClassVar[str]
-    judges_later: ClassVar[bool] = False
+    scores_deferred: ClassVar[bool] = False
     """Whether a round's scores come with the next round's answers: one message a round instead of two."""
 
     def __init__(self, federation: Federation, folder: RunFolder, progress: Progress | None = None) -> None:
@@ -43,11 +43,11 @@ class Engine(ABC):
         self._last: Checkpoint | None = None
 
     @abstractmethod
-    def rounds(self, number: int, silos: Sequence[str], broadcast: bytes) -> Iterator[Answer]:
+    def rounds(self, number: int, silos: Sequence[str], broadcast: bytes) -> Iterator[SiloReply]:
         """These silos' local rounds; answers in any order, one a silo at most."""
 
     @abstractmethod
-    def finals(self, number: int, silos: Sequence[str], broadcast: bytes) -> Iterator[Answer]:
+    def finals(self, number: int, silos: Sequence[str], broadcast: bytes) -> Iterator[SiloReply]:
         """These silos' final phases."""
 
     @abstractmethod
@@ -59,11 +59,11 @@ class Engine(ABC):
         """Per reported silo, `summary.json`'s entry at the present state."""
 
     @abstractmethod
-    def store(self, number: int, silos: Sequence[str], better: bool) -> Mapping[str, str]:
+    def save_states(self, number: int, silos: Sequence[str], better: bool) -> Mapping[str, str]:
         """Make what these silos keep safe; silo → checkpoint file, for those whose state is in the run folder."""
 
     @abstractmethod
-    def recall(self, checkpoint: Checkpoint) -> None:
+    def load_states(self, checkpoint: Checkpoint) -> None:
         """Set the silos to a checkpoint's state."""
 
     def run(self) -> None:
@@ -71,7 +71,7 @@ class Engine(ABC):
         if self.federation.privacy is not None:
             self.federation.privacy.require_a_round()
         self._restore()
-        if not self.judges_later:  # another engine may have left one
+        if not self.scores_deferred:  # another engine may have left one
             self._judge_pending()
         rounds = self.federation.rounds
         done = self._last.round if self._last else 0
@@ -83,13 +83,13 @@ class Engine(ABC):
     def load(self, checkpoint: Checkpoint) -> None:
         """Set the federation to a checkpoint's state."""
         coordinator = self.federation.coordinator
-        with whole(checkpoint.shared, coordinator.shared) as check:
+        with validated_state(checkpoint.shared, coordinator.shared) as check:
             coordinator.load_flat(self.folder.read(checkpoint.shared))
             check(coordinator.shared)
-        self.recall(checkpoint)
+        self.load_states(checkpoint)
 
     @property
-    def took_part(self) -> set[str]:
+    def participants(self) -> set[str]:
         """The silos that were sampled up to the best round: the others have only what they began with."""
         assert self._best is not None, "no round was run"
         return set(self._best.history["sampled"])
@@ -138,7 +138,7 @@ class Engine(ABC):
         if final and ends:
             touched |= self._finish(number)
         judged = final or not ends  # a model that is finished at the end can only be judged there
-        if judged and not final and self.judges_later:
+        if judged and not final and self.scores_deferred:
             history.pending, history.pending_silos = number, chosen
             history.seconds += time.perf_counter() - started
             self._checkpoint(number, touched, better=False)
@@ -159,9 +159,9 @@ class Engine(ABC):
         """Take a round's scores into the history; whether it is the best one now."""
         history = self.history
         history.validation, history.pending, history.pending_silos = found, 0, []
-        known = mean_of_known(found.values())
+        known = mean_ignoring_none(found.values())
         mean = float(number) if known is None else known  # without validation rows: the last round
-        better = judged and beats(found, mean, history.best_scores, history.best_validation)
+        better = judged and is_better(found, mean, history.best_scores, history.best_validation)
         if better:
             history.best_round, history.best_validation, history.best_scores = number, mean, found
         self.folder.event("round", round=number, silos=list(chosen), validation=found, seconds=history.seconds)
@@ -194,7 +194,7 @@ class Engine(ABC):
                 yield update
 
     def _server_step(self, number: int) -> None:
-        """The coordinator trains the aggregated parts on its own labelled rows, where the method says so."""
+        """The coordinator trains the aggregated parts on its own labeled rows, where the method says so."""
         federation, history = self.federation, self.history
         if federation.server is None:
             return
@@ -221,7 +221,7 @@ class Engine(ABC):
     def _checkpoint(self, number: int, touched: set[str], better: bool) -> None:
         shared = self.folder.write(f"shared-{number:04d}", self.federation.coordinator.flat())
         files = dict(self._last.silos) if self._last else {}
-        files |= self.store(number, sorted(touched), better)
+        files |= self.save_states(number, sorted(touched), better)
         checkpoint = Checkpoint(number, shared, files, dict(self.history.__dict__))
         if better:
             self._best = checkpoint
@@ -230,7 +230,7 @@ class Engine(ABC):
 
 
 @contextmanager
-def whole(file: str, expected: State) -> Iterator[Callable[[State], None]]:
+def validated_state(file: str, expected: State) -> Iterator[Callable[[State], None]]:
     """Refuse a checkpoint file whose tensors are not those of this run; yields the check of what was read.
 
     Raises:

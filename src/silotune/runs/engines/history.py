@@ -25,14 +25,14 @@ class History:
     """The validation scores of the best round."""
     sampled: list[str] = field(default_factory=list)
     pending: int = 0
-    """The last round, where it is still to be judged (`Engine.judges_later`),"""
+    """The last round, where it is still to be judged (`Engine.scores_deferred`),"""
     pending_silos: list[str] = field(default_factory=list)
     """and who took part in it."""
     taken: dict[str, str] = field(default_factory=dict)
     """Where silos keep their own state: silo → its name there of the state it ended with."""
 
 
-def beats(found: Scores, mean: float, best: Scores, best_mean: float) -> bool:
+def is_better(found: Scores, mean: float, best: Scores, best_mean: float) -> bool:
     """Whether a round is better than the best one so far.
 
     Where all silos are judged in every round: whether the mean of its scores is higher. A silo may be absent when

@@ -1,4 +1,4 @@
-"""The in-process engine: all silos in one process over one backbone. Messages are really serialised and checked."""
+"""The in-process engine: all silos in one process over one backbone. Messages are really serialized and checked."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any, Literal
 from silotune.evaluation.backdoor import with_attack
 from silotune.evaluation.personalization import test_time
 from silotune.evaluation.scores import mean, results, scores
-from silotune.runs.engines.base import Engine, Progress, whole
+from silotune.runs.engines.base import Engine, Progress, validated_state
 from silotune.runs.engines.history import Scores
 from silotune.runs.storage.run_folder import Checkpoint, RunFolder
+from silotune.training.client import SiloReply
 from silotune.training.federation import Federation
-from silotune.training.participant import Answer
 from silotune.training.silo import SiloState
 
 Training = Literal["round", "final"]
@@ -40,15 +40,15 @@ class InProcess(Engine):
             reason = {"reason": cohort.reason} if cohort.reason else {}
             self.folder.event("cohort", round=0, size=cohort.size, **reason)
 
-    def rounds(self, number: int, silos: Sequence[str], broadcast: bytes) -> Iterator[Answer]:
+    def rounds(self, number: int, silos: Sequence[str], broadcast: bytes) -> Iterator[SiloReply]:
         """See `Engine.rounds`."""
         return self._train("round", number, silos, broadcast)
 
-    def finals(self, number: int, silos: Sequence[str], broadcast: bytes) -> Iterator[Answer]:
+    def finals(self, number: int, silos: Sequence[str], broadcast: bytes) -> Iterator[SiloReply]:
         """See `Engine.finals`."""
         return self._train("final", number, silos, broadcast)
 
-    def _train(self, kind: Training, number: int, silos: Sequence[str], broadcast: bytes) -> Iterator[Answer]:
+    def _train(self, kind: Training, number: int, silos: Sequence[str], broadcast: bytes) -> Iterator[SiloReply]:
         train = self._participant.rounds if kind == "round" else self._participant.finals
         for position, names in self._cohorts(silos):
             self.progress(number, named(names, kind), position, len(silos))
@@ -87,7 +87,7 @@ class InProcess(Engine):
         found = with_attack(self.federation, results(self.federation, judged.personalization))
         return {name: entry | judged.entry(name) for name, entry in found.items()}
 
-    def store(self, number: int, silos: Sequence[str], better: bool) -> Mapping[str, str]:
+    def save_states(self, number: int, silos: Sequence[str], better: bool) -> Mapping[str, str]:
         """One file per silo in the run folder, written since it answered."""
         return {name: self._written.pop(name) for name in silos}
 
@@ -98,12 +98,12 @@ class InProcess(Engine):
             assert state is not None, "a silo that trained has a state"
             self._written[name] = self.folder.write(f"silos/{name}/{number:04d}", state.flat())
 
-    def recall(self, checkpoint: Checkpoint) -> None:
+    def load_states(self, checkpoint: Checkpoint) -> None:
         """From the run folder; a silo that was never sampled has no file: its state follows from the seed."""
         for name, silo in self.federation.silos.items():
             file, silo.state = checkpoint.silos.get(name), None
             if file:
-                with whole(file, self.federation.training.state_of(silo).private) as check:
+                with validated_state(file, self.federation.training.state_of(silo).private) as check:
                     silo.state = SiloState.from_flat(self.folder.read(file))
                     check(silo.state.private)
 

@@ -24,8 +24,8 @@ from silotune.runs.engines.base import Progress
 from silotune.runs.engines.history import Scores
 from silotune.runs.engines.in_process import InProcess, Training, named
 from silotune.runs.storage.run_folder import RunFolder
+from silotune.training.client import SiloReply
 from silotune.training.federation import Federation
-from silotune.training.participant import Answer
 from silotune.training.silo import Silo, SiloState
 
 Kind = Training | Literal["validation"]
@@ -36,7 +36,7 @@ _AHEAD = 2
 
 
 @dataclass(frozen=True)
-class Work:
+class SiloTask:
     """What a process is asked for.
 
     Args:
@@ -54,7 +54,7 @@ class Work:
     silos: tuple[tuple[str, bytes], ...]
 
 
-Trained = list[tuple[Answer, bytes]]
+Trained = list[tuple[SiloReply, bytes]]
 """Answers, and the states that the silos have now."""
 
 
@@ -74,7 +74,7 @@ class Workers(InProcess):
         with worker_pool(self.workers) as self._pool:
             super().run()
 
-    def _train(self, kind: Training, number: int, silos: Sequence[str], broadcast: bytes) -> Iterator[Answer]:
+    def _train(self, kind: Training, number: int, silos: Sequence[str], broadcast: bytes) -> Iterator[SiloReply]:
         done = 0
         together = [names for _, names in self._cohorts(silos)]
         for names, trained in self._spread(kind, together, broadcast):
@@ -108,7 +108,7 @@ class Workers(InProcess):
             while left and len(waiting) < _AHEAD * self.workers:
                 names = left.popleft()
                 states = tuple((name, _written(federation.silos[name].state)) for name in names)
-                work = Work(kind, federation.config, federation.backbone.fingerprint, broadcast, states)
+                work = SiloTask(kind, federation.config, federation.backbone.fingerprint, broadcast, states)
                 waiting[self._pool.submit(do, work)] = names
             for future in wait(waiting, return_when=FIRST_COMPLETED).done:
                 yield waiting.pop(future), future.result()
@@ -135,7 +135,7 @@ _own: dict[str, Federation] = {}
 """The configuration's text → what was built from it, for the last one."""
 
 
-def do(work: Work) -> Trained | Scores:
+def do(work: SiloTask) -> Trained | Scores:
     """A piece of work, over the process's own backbone.
 
     Raises:

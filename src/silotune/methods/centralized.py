@@ -5,9 +5,9 @@ from __future__ import annotations
 from silotune.methods.local import Local
 
 
-class Centralised(Local):
+class Centralized(Local):
     """One training silo holds every silo's rows; one adapter for all, heads per task; evaluated per silo."""
 
     name = "centralised"
     paper = "upper baseline: all data in one place"
-    centralised = True
+    centralized = True

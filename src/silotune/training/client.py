@@ -9,13 +9,13 @@ import torch
 
 from silotune.communication.messages import Expected, change_message, read_broadcast, shared_tensors, update_message
 from silotune.communication.privacy.budget import Privacy
-from silotune.communication.uplink.pipeline import NO_UPLINK, Chain
-from silotune.core.norms import change_from
+from silotune.communication.uplink.pipeline import NO_UPLINK, UplinkPipeline
+from silotune.core.norms import delta
 from silotune.core.tensors import State, Tensors, flatten
 from silotune.methods.parts import Scope
 from silotune.training.context import LocalTraining
 from silotune.training.local_round import LocalResult
-from silotune.training.model_replacement import magnified
+from silotune.training.model_replacement import scale_update
 from silotune.training.silo import Silo, SiloState
 
 USES = "privacy/rounds"
@@ -23,7 +23,7 @@ USES = "privacy/rounds"
 
 
 @dataclass(frozen=True)
-class Spent:
+class PrivacySpent:
     """What a silo has paid by its own record, whatever its state says: uses of the noise, and ε of other runs."""
 
     uses: int = 0
@@ -31,7 +31,7 @@ class Spent:
 
 
 @dataclass(frozen=True)
-class Answer:
+class SiloReply:
     """What a silo gives back: its message (empty where nothing is shared), and numbers and a remark for the log."""
 
     silo: str
@@ -40,7 +40,7 @@ class Answer:
     note: str = ""
 
 
-class Participant:
+class SiloClient:
     """Answers for a silo. An answer's message holds the shared parts, or what the uplink makes of their change.
 
     Args:
@@ -51,7 +51,11 @@ class Participant:
     """
 
     def __init__(
-        self, training: LocalTraining, expected: Expected, uplink: Chain = NO_UPLINK, privacy: Privacy | None = None
+        self,
+        training: LocalTraining,
+        expected: Expected,
+        uplink: UplinkPipeline = NO_UPLINK,
+        privacy: Privacy | None = None,
     ) -> None:
         self.training = training
         self.expected = expected
@@ -59,7 +63,7 @@ class Participant:
         self.privacy = privacy
         self._last: tuple[bytes, State, int] | None = None
 
-    def round(self, silo: Silo, broadcast: bytes, spent: Spent = Spent()) -> Answer:
+    def round(self, silo: Silo, broadcast: bytes, spent: PrivacySpent = PrivacySpent()) -> SiloReply:
         """One local round; the silo keeps its private parts and memory.
 
         Raises:
@@ -68,7 +72,7 @@ class Participant:
         """
         return self.rounds([silo], broadcast, spent)[0]
 
-    def rounds(self, silos: Sequence[Silo], broadcast: bytes, spent: Spent = Spent()) -> list[Answer]:
+    def rounds(self, silos: Sequence[Silo], broadcast: bytes, spent: PrivacySpent = PrivacySpent()) -> list[SiloReply]:
         """As `round`, for silos that train together; answers in their order.
 
         Raises:
@@ -89,26 +93,26 @@ class Participant:
             self._last = (broadcast, *read_broadcast(broadcast, self.expected))
         return self._last[1:]
 
-    def _answer(self, silo: Silo, result: LocalResult, shared: State, number: int, uses: Tensors) -> Answer:
+    def _answer(self, silo: Silo, result: LocalResult, shared: State, number: int, uses: Tensors) -> SiloReply:
         memory = silo.state.memory if silo.state else {}
         message = b""
         if self.expected.shapes:
-            sent = magnified(result.state, shared, self.training.parts, silo.attack_scale)
+            sent = scale_update(result.state, shared, self.training.parts, silo.attack_scale)
             if self.uplink.names:
                 message, kept = self._change(sent, shared, memory, number, silo)
                 result.memory |= kept | uses
             else:
                 message = update_message(sent, self.training.parts, number, silo.name, silo.rows)
         self._keep(silo, result)
-        return Answer(silo.name, message, result.metrics, result.note)
+        return SiloReply(silo.name, message, result.metrics, result.note)
 
     def _change(self, state: State, received: State, memory: Tensors, number: int, silo: Silo) -> tuple[bytes, Tensors]:
         """The message with the shared parts' change, and what the silo keeps of it."""
-        change = change_from(flatten(received), shared_tensors(state, self.training.parts))
+        change = delta(flatten(received), shared_tensors(state, self.training.parts))
         written, kept = self.uplink.send(change, memory, silo.name, number)
         return change_message(written, self.uplink.label, number, silo.name, silo.rows), kept
 
-    def _next_use(self, memory: Tensors, spent: Spent) -> Tensors:
+    def _next_use(self, memory: Tensors, spent: PrivacySpent) -> Tensors:
         """The silo's count of noised changes with the one to come; nothing where no noise is added here."""
         if self.privacy is None or not self.expected.shapes:
             return {}
@@ -116,18 +120,18 @@ class Participant:
         self.privacy.check(uses, spent.epsilon)
         return {USES: torch.tensor(uses)}
 
-    def final(self, silo: Silo, broadcast: bytes) -> Answer:
+    def final(self, silo: Silo, broadcast: bytes) -> SiloReply:
         """The method's final phases, from the last round's shared parts; nothing leaves the silo."""
         return self.finals([silo], broadcast)[0]
 
-    def finals(self, silos: Sequence[Silo], broadcast: bytes) -> list[Answer]:
+    def finals(self, silos: Sequence[Silo], broadcast: bytes) -> list[SiloReply]:
         """As `final`, for silos that train together; answers in their order."""
         shared, number = self._opened(broadcast)
         results = self.training.finals(silos, shared, number)
         for silo, result in zip(silos, results, strict=True):
             self._keep(silo, result)
         return [
-            Answer(silo.name, b"", result.metrics, result.note) for silo, result in zip(silos, results, strict=True)
+            SiloReply(silo.name, b"", result.metrics, result.note) for silo, result in zip(silos, results, strict=True)
         ]
 
     def _keep(self, silo: Silo, result: LocalResult) -> None:
