@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
+from importlib import import_module
 
 import click
 from rich.console import Console
@@ -12,6 +13,9 @@ from silotune.cli.app import app
 from silotune.errors import SilotuneError
 
 _INTERRUPTED = 130
+
+_COMMANDS = ("catalog", "compare", "cost", "federation", "export_predict", "partition", "report", "run", "transfer")
+"""Modules of `silotune.cli` that register commands with `app` when they are imported, in the order of the help."""
 
 _OBJECTS = 100_000
 """New objects between two searches for unreachable cycles. Python's 700 made a fifth of a start searches: importing
@@ -24,17 +28,8 @@ def main() -> None:
     """Entry point of `silotune`."""
     gc.set_threshold(_OBJECTS, 50, 100)
     try:
-        # they register their commands
-        from silotune.cli import catalog as catalogue  # noqa: F401
-        from silotune.cli import compare as comparing  # noqa: F401
-        from silotune.cli import cost as costs  # noqa: F401
-        from silotune.cli import export_predict as interop  # noqa: F401
-        from silotune.cli import federation as federating  # noqa: F401
-        from silotune.cli import partition  # noqa: F401
-        from silotune.cli import report as reporting  # noqa: F401
-        from silotune.cli import run as running  # noqa: F401
-        from silotune.cli import transfer as transferring  # noqa: F401
-
+        for name in _COMMANDS:
+            import_module(f"silotune.cli.{name}")
         code = app(standalone_mode=False, prog_name="silotune")
     except SilotuneError as error:
         _complain(str(error))
