@@ -5,11 +5,9 @@ from __future__ import annotations
 from importlib import import_module
 
 from silotune.errors import InputError, SilotuneError
+from silotune.version import __version__
 
-__all__ = ["InputError", "PersonalModel", "Run", "SilotuneError", "load_run", "read_config", "run"]
-
-__version__ = "0.1.0"
-
+__all__ = ["InputError", "PersonalModel", "Run", "SilotuneError", "__version__", "load_run", "read_config", "run"]
 
 _FROM = {
     "PersonalModel": "silotune.runs.personal_model",

@@ -35,7 +35,7 @@ app = typer.Typer(
 @app.callback(invoke_without_command=True)
 def _root(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
     if version:
-        from silotune import __version__
+        from silotune.version import __version__
 
         typer.echo(__version__)
         raise typer.Exit

@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from silotune import __version__
 from silotune.config import Config
 from silotune.data.tasks import Task, read_task
 from silotune.distributed.protocol.frames import Frame
 from silotune.errors import InputError
 from silotune.models.backbone.backbone import Backbone
+from silotune.version import __version__
 
 _SAID: Mapping[str, str] = {
     "version": "silotune",

@@ -13,7 +13,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from silotune import __version__
 from silotune.communication.messages import read_broadcast, with_rows
 from silotune.core.tensors import flatten
 from silotune.distributed.protocol.agreement import parse_wire_config, wire_config
@@ -31,6 +30,7 @@ from silotune.runs.build.resolve import read_config
 from silotune.training.client import PrivacySpent
 from silotune.training.federation import Federation
 from silotune.training.silo import Silo, SiloState
+from silotune.version import __version__
 
 _UNSAID = 1
 """The row count of a silo that does not say how many it has."""

@@ -1,0 +1,85 @@
+"""The contracts of `[tool.importlinter]` in pyproject.toml hold, and each fails when one line breaks it."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("importlinter", reason="needs silotune[dev]")
+
+ROOT = Path(__file__).parents[2]
+PYPROJECT = ROOT / "pyproject.toml"
+CONTRACTS = tomllib.loads(PYPROJECT.read_text(encoding="utf-8"))["tool"]["importlinter"]["contracts"]
+
+
+@pytest.fixture
+def package(tmp_path: Path) -> Path:
+    """A copy of the package's modules."""
+    copy = tmp_path / "silotune"
+    shutil.copytree(ROOT / "src" / "silotune", copy, ignore=shutil.ignore_patterns("__pycache__", "presets", "demo"))
+    return copy
+
+
+def lint(package: Path) -> tuple[int, str]:
+    """The exit code and the output of `lint-imports` over a copy of the package."""
+    command = "from importlinter.cli import lint_imports_command as main; main()"
+    process = subprocess.run(
+        [sys.executable, "-c", command, "--config", str(PYPROJECT), "--no-cache"],
+        cwd=package.parent,
+        env={"PYTHONPATH": str(package.parent), "COLUMNS": "200", "LC_ALL": "C.UTF-8"},
+        capture_output=True,
+        encoding="utf-8",
+        timeout=120,
+    )
+    return process.returncode, process.stdout + process.stderr
+
+
+def test_all_contracts_are_kept(package: Path) -> None:
+    code, output = lint(package)
+    assert code == 0, output
+    assert f"Contracts: {len(CONTRACTS)} kept, 0 broken." in output
+
+
+@pytest.mark.parametrize(
+    ("module", "line", "broken"),
+    [
+        ("core/numeric.py", "import silotune.data.tasks", "rooms"),
+        ("training/silo.py", "def later():\n    from silotune.runs.build import resolve", "rooms"),
+        ("loose.py", "import silotune.errors", "rooms"),
+        ("models/backbone/loading.py", "import silotune.models.tuners.lora", "models"),
+        ("models/tuners/lora.py", "import silotune.models.forward.views", "models"),
+        ("models/loose.py", "import silotune.errors", "models"),
+        ("communication/aggregation/mean.py", "import silotune.communication.privacy.budget", "communication"),
+        ("runs/storage/run_folder.py", "import silotune.runs.engines.base", "runs"),
+        ("distributed/protocol/frames.py", "import silotune.distributed.silo.session", "distributed"),
+        ("distributed/silo/session.py", "import silotune.distributed.coordinator.engine", "distributed"),
+        ("experiments/comparison.py", "import silotune.experiments.sweep", "experiments"),
+        ("runs/run.py", "import flwr", "flower"),
+        ("data/tasks.py", "import silotune.data.hub", "cycles"),
+        (
+            "config/validators.py",
+            "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import silotune.config.parse",
+            "cycles",
+        ),
+    ],
+)
+def test_one_import_breaks_its_contract(package: Path, module: str, line: str, broken: str) -> None:
+    with (package / module).open("a", encoding="utf-8") as file:
+        file.write(f"\n{line}\n")
+    code, output = lint(package)
+    assert code == 1, output
+    (name,) = [contract["name"] for contract in CONTRACTS if contract["id"] == broken]
+    assert f"{name} BROKEN" in output
+
+
+def test_every_room_but_one_may_not_import_flower() -> None:
+    by_id = {contract["id"]: contract for contract in CONTRACTS}
+    modules = {name.strip() for layer in by_id["rooms"]["layers"] for name in layer.split("|")}
+    assert modules - {"version", "distributed"} == {
+        module.removeprefix("silotune.") for module in by_id["flower"]["source_modules"]
+    }
