@@ -1,0 +1,130 @@
+"""Run folders and state digests recorded with silotune 0.1.0, and how they are put in place and compared.
+
+`tests/fixtures/record.py` recorded them. Their files hold `@ROOT@` where the recording had a folder of its machine.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+from torch.nn import functional
+
+FIXTURES = Path(__file__).parents[1] / "fixtures"
+RUNS = FIXTURES / "runs-0.1.0"
+DIGESTS = FIXTURES / "digests-0.1.0.json"
+ROOT = "@ROOT@"
+
+TEXTS = {
+    "alpha": ["the garden was kind", "the soup seemed awful at last", "a river"],
+    "beta": [["the garden was kind", "and warm"], ["the soup seemed awful", "a river"]],
+    "gamma": [["a song was bright", "surely the train felt grim"]],
+    "echo": ["echo sweet and river", "echo warm and train again"],
+    "always": ["always bright and soup"],
+}
+"""Texts of each silo that the recorded models answer."""
+
+_CLASSIFICATION = ("data.tasks=[alpha,beta,gamma]", "data.merge=false", "train.max_length=32", "backbone={root}/bert")
+_INSTRUCTIONS = ("data.tasks=echo,always", "train.max_length=64", "train.epochs=1", "backbone={root}/llama")
+_COMMON = (
+    "aggregation=uniform",
+    "precision=fp32",
+    "threads=1",
+    "rounds=3",
+    "train.batch_size=8",
+    "data.path={root}/data",
+)
+_LABEL_WORDS = (
+    'head.words={bad: awful, good: [great, warm], other: cold, same: kind, "yes": surely, maybe: perhaps, "no": never}'
+)
+
+CASES: dict[str, tuple[str, tuple[str, ...]]] = {
+    **dict.fromkeys(("local", "fedavg", "moon", "fedrep", "fedmcp"), ("demo", (*_CLASSIFICATION, "tuner.r=4"))),
+    "fedfame": (
+        "demo",
+        (
+            *_CLASSIFICATION,
+            *("data.tasks=[alpha]", "partition=iid", "partition.silos=3", "server.labels_per_class=4"),
+            *("head=linear", "head.scope=shared", "tuner.r=4"),
+        ),
+    ),
+    "fedprompt": ("demo", (*_CLASSIFICATION, "tuner=prompt", "tuner.tokens=3", "head=verbalizer", _LABEL_WORDS)),
+    "feddpa-t": (
+        "feddpa-dataset1",
+        (*_INSTRUCTIONS, "head.beams=1", "head.max_new_tokens=4", "tuner.r=3", "tuner.alpha=5", "train.lr=0.01"),
+    ),
+}
+"""Method → preset and words of its recorded run."""
+
+
+def words(method: str, root: Path) -> tuple[str, list[str]]:
+    """The preset and the `key=value` words of a method's recorded run, over the backbones and data in `root`."""
+    preset, own = CASES[method]
+    return preset, [f"method={method}", *(word.replace("{root}", str(root)) for word in (*_COMMON, *own))]
+
+
+def put_in_place(target: Path) -> Path:
+    """Copy the recorded run folders, backbones and data to `target`, which replaces `@ROOT@` in their files."""
+    shutil.copytree(RUNS, target, dirs_exist_ok=True)
+    for path in target.rglob("config.yaml"):
+        path.write_text(path.read_text(encoding="utf-8").replace(ROOT, str(target)), encoding="utf-8")
+    return target
+
+
+def predictions(run: Any) -> dict[str, list[Any]]:
+    """What each silo's model says to `TEXTS`: its answer, or the probability of every label."""
+    outputs: dict[str, list[Any]] = {}
+    for silo in run.silos:
+        model = run.model(silo)
+        texts = [tuple(text) if isinstance(text, list) else text for text in TEXTS[silo]]
+        generation = model.task.kind == "generation"
+        outputs[silo] = model.write(texts) if generation else [p.probabilities for p in model.predict(texts)]
+    return outputs
+
+
+def tensors_digest(folder: Path) -> dict[str, str]:
+    """Digest over names, shapes, types and bytes of every safetensors file in a folder."""
+    digests = {}
+    for path in sorted(folder.rglob("*.safetensors")):
+        total = hashlib.sha256()
+        with safe_open(path, "pt") as file:
+            for name in sorted(file.keys()):
+                tensor = file.get_tensor(name).contiguous()
+                total.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}\n".encode())
+                total.update(tensor.view(torch.uint8).numpy().tobytes() if tensor.dim() else bytes(tensor.numpy()))
+        digests[path.relative_to(folder).as_posix()] = total.hexdigest()
+    return digests
+
+
+def probe() -> str:
+    """Digest of a few forwards and backwards, equal on machines whose kernels give the same bits.
+
+    Which kernel computes a product, and so in which order it sums, depends on the processor and on the version of
+    torch. Digests of trained states can be compared only where this one is equal.
+    """
+    draws = torch.Generator().manual_seed(0)
+    total = hashlib.sha256(torch.__version__.encode())
+    for rows, inner, columns in ((8, 32, 64), (40, 64, 32), (96, 32, 400), (8, 16, 4)):
+        left = torch.randn(rows, inner, generator=draws).requires_grad_()
+        right = torch.randn(inner, columns, generator=draws).requires_grad_()
+        product = left @ right
+        hidden = functional.layer_norm(functional.gelu(product) + functional.silu(product), (columns,))
+        heads = hidden.view(1, 2, rows // 2, columns)
+        loss = functional.scaled_dot_product_attention(heads, heads, heads).tanh().softmax(-1).log().mean()
+        loss.backward()
+        for tensor in (product, hidden, loss, left.grad, right.grad):
+            assert tensor is not None
+            total.update(tensor.detach().numpy().tobytes())
+    return total.hexdigest()
+
+
+def require_recorded_machine() -> None:
+    """Skip the test on machines whose kernels round differently from those of the recording."""
+    if probe() != json.loads(DIGESTS.read_text())["probe"]:
+        pytest.skip("this machine's kernels give other bits than those the digests were recorded with")
