@@ -108,10 +108,10 @@ def test_a_broadcast_is_read_once_for_all_silos_and_refused_for_each():
     expected = Expected({"global/x": (2,)})
     participant = SiloClient(None, expected)  # type: ignore[arg-type]
     message = broadcast_message({"global": {"x": torch.tensor([1.0, 2.0])}}, 3)
-    assert participant._opened(message)[0] is participant._opened(message)[0]
+    assert participant.open_broadcast(message)[0] is participant.open_broadcast(message)[0]
     other = broadcast_message({"global": {"x": torch.tensor([5.0, 2.0])}}, 4)
-    assert (participant._opened(other)[0]["global"]["x"][0], participant._opened(other)[1]) == (5.0, 4)
+    assert (participant.open_broadcast(other)[0]["global"]["x"][0], participant.open_broadcast(other)[1]) == (5.0, 4)
     for _ in range(2):
         with pytest.raises(MessageRefused):
-            participant._opened(b"nothing of the kind")
-    assert participant._opened(message)[1] == 3
+            participant.open_broadcast(b"nothing of the kind")
+    assert participant.open_broadcast(message)[1] == 3

@@ -79,7 +79,7 @@ class SiloClient:
             MessageRefused: as `round`.
             BudgetSpent: as `round`; all silos stay as they were.
         """
-        shared, number = self._opened(broadcast)
+        shared, number = self.open_broadcast(broadcast)
         uses = [self._next_use(silo.state.memory if silo.state else {}, spent) for silo in silos]
         results = self.training.rounds(silos, shared, number)
         return [
@@ -87,8 +87,8 @@ class SiloClient:
             for silo, result, own in zip(silos, results, uses, strict=True)
         ]
 
-    def _opened(self, broadcast: bytes) -> tuple[State, int]:
-        """What it holds. Silos of one process are given the same bytes one after the other: they are read once."""
+    def open_broadcast(self, broadcast: bytes) -> tuple[State, int]:
+        """The shared parts and the round of a broadcast; the same bytes object is read once for all silos."""
         if self._last is None or self._last[0] is not broadcast:
             self._last = (broadcast, *read_broadcast(broadcast, self.expected))
         return self._last[1:]
@@ -126,7 +126,7 @@ class SiloClient:
 
     def finals(self, silos: Sequence[Silo], broadcast: bytes) -> list[SiloReply]:
         """As `final`, for silos that train together; answers in their order."""
-        shared, number = self._opened(broadcast)
+        shared, number = self.open_broadcast(broadcast)
         results = self.training.finals(silos, shared, number)
         for silo, result in zip(silos, results, strict=True):
             self._keep(silo, result)

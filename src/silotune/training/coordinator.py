@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain
 
 from silotune.communication.aggregation import Aggregation, Update, change_norm, clipped
@@ -20,6 +21,7 @@ from silotune.communication.uplink.pipeline import NO_UPLINK, UplinkPipeline
 from silotune.core.numeric import ceil_fraction
 from silotune.core.randomness import sampler
 from silotune.core.tensors import State, Tensors, flatten, unflatten
+from silotune.training.client import SiloReply
 
 _MOST_ROWS = 2**53  # beyond it a weight is not exact in float64, and sums of weights can overflow
 
@@ -29,6 +31,18 @@ def silos_a_round(silos: int, fraction: float | None, count: int | None) -> int:
     if count is None:
         count = silos if fraction is None else max(1, ceil_fraction(fraction, silos))
     return min(count, silos)
+
+
+@dataclass(frozen=True)
+class Received:
+    """A silo's reply and the update read from its message, or the reason why the message was refused.
+
+    A run that shares nothing has neither update nor refusal.
+    """
+
+    reply: SiloReply
+    update: Update | None = None
+    refusal: str = ""
 
 
 class Coordinator:
@@ -123,6 +137,15 @@ class Coordinator:
             tensors = uplink.read(tensors, flatten(self.shared))
         self._check_norm(tensors)
         return Update(silo, tensors, rows)
+
+    def read_reply(self, number: int, reply: SiloReply) -> Received:
+        """Read a reply to a round: the only place where its message is unpacked, checked and dequantized."""
+        if not self.communicates:
+            return Received(reply)
+        try:
+            return Received(reply, self.receive(number, reply.silo, reply.message))
+        except MessageRefused as refusal:
+            return Received(reply, refusal=str(refusal))
 
     def _check_norm(self, tensors: Tensors) -> None:
         """Refuse an update that moves the shared parts too far (the norm of the change, not of the weights)."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from silotune.communication.messages import MessageRefused
 from silotune.core.numeric import ceil_fraction
 from silotune.distributed.coordinator.dispatcher import SiloDispatcher
 from silotune.distributed.protocol.disclosure import validate_metrics, validate_scores
@@ -21,6 +20,7 @@ from silotune.runs.engines.base import Engine, Progress
 from silotune.runs.engines.history import Scores
 from silotune.runs.storage.run_folder import Checkpoint, RunFolder
 from silotune.training.client import SiloReply
+from silotune.training.coordinator import Received
 from silotune.training.federation import Federation
 
 _LONGEST = 500
@@ -68,7 +68,7 @@ class Flower(Engine):
         """What `summary.json` calls the engine."""
         return "flower-local" if self._local else "flower"
 
-    def rounds(self, number: int, silos: Sequence[str], broadcast: bytes) -> Iterator[SiloReply]:
+    def rounds(self, number: int, silos: Sequence[str], broadcast: bytes) -> Iterator[Received]:
         """See `Engine.rounds`. Below its quorum the round is asked again, then the run stops.
 
         Raises:
@@ -79,7 +79,8 @@ class Flower(Engine):
 
     def finals(self, number: int, silos: Sequence[str], broadcast: bytes) -> Iterator[SiloReply]:
         """See `Engine.finals`."""
-        yield from self._quorate("final", number, silos, broadcast)
+        for received in self._quorate("final", number, silos, broadcast):
+            yield received.reply
 
     def validate(self, number: int) -> Scores:
         """See `Engine.validate`. A silo that is absent, or keeps its scores to itself, has none.
@@ -137,12 +138,12 @@ class Flower(Engine):
         said = {**self._run, "round": number, "base": self._base(name), **fields}
         return Frame(kind, said, {"broadcast": broadcast}).encode()
 
-    def _quorate(self, kind: str, number: int, silos: Sequence[str], broadcast: bytes) -> Iterator[SiloReply]:
+    def _quorate(self, kind: str, number: int, silos: Sequence[str], broadcast: bytes) -> Iterator[Received]:
         """Updates of as many silos as the quorum asks for; refused ones are passed on, and do not count."""
         needed = max(1, ceil_fraction(self._options.quorum, len(silos))) if silos else 0
         judge = kind == "round" and bool(self.history.pending)
         resting = [name for name in sorted(self.federation.silos) if name not in silos] if judge else []
-        waiting, arrived = list(silos), 0
+        waiting, arrived, coordinator = list(silos), 0, self.federation.coordinator
         for attempt in range(self._options.retries + 1):
             requests = {
                 name: self._request(kind, number, name, broadcast, keep=self._keep(name), judge=judge)
@@ -156,16 +157,17 @@ class Flower(Engine):
                     resting.remove(str(frame.fields["silo"]))
                     self._take_scores(number, frame, self._late)
                     continue
-                answer = self._read(kind, number, frame)
-                if answer is None:
+                reply = self._read(kind, number, frame)
+                if reply is None:
                     continue
                 if judge:
-                    self._late[answer.silo] = frame.fields.get("scores", {})
-                waiting.remove(answer.silo)
-                self._moved[answer.silo] = str(frame.fields["state"])
-                arrived += kind == "final" or self._valid(number, answer)
+                    self._late[reply.silo] = frame.fields.get("scores", {})
+                waiting.remove(reply.silo)
+                self._moved[reply.silo] = str(frame.fields["state"])
+                received = Received(reply) if kind == "final" else coordinator.read_reply(number, reply)
+                arrived += not received.refusal
                 self.progress(number, ", ".join(waiting) or "all silos answered", len(silos) - len(waiting), len(silos))
-                yield answer
+                yield received
             if arrived >= needed:
                 return
             again = attempt < self._options.retries
@@ -198,16 +200,6 @@ class Flower(Engine):
             self._failed(number, silo, reason)
             return None
         return SiloReply(silo, message, _COUNTED | dict(metrics or {}), str(frame.fields.get("note", ""))[:200])
-
-    def _valid(self, number: int, answer: SiloReply) -> bool:
-        """Whether the coordinator will take it; the base class asks again, and writes the reason into the events."""
-        if not self.federation.coordinator.communicates:
-            return True
-        try:
-            self.federation.coordinator.receive(number, answer.silo, answer.message)
-        except MessageRefused:
-            return False
-        return True
 
     def _scores(self, number: int, splits: Sequence[str]) -> dict[str, dict[str, Any]]:
         broadcast = self.federation.coordinator.broadcast(number)

@@ -51,6 +51,25 @@ def decode(data: bytes) -> Frame:
     Raises:
         ProtocolError: for anything else.
     """
+    kind, fields, sizes, start = _read_header(data)
+    blobs = {}
+    for name, size in sizes.items():
+        blobs[name] = data[start : start + size]
+        start += size
+    return Frame(kind, fields, blobs)
+
+
+def peek_kind(data: bytes) -> str:
+    """The kind of a frame, from its header alone; blobs are not copied.
+
+    Raises:
+        ProtocolError: as `decode`.
+    """
+    return _read_header(data)[0]
+
+
+def _read_header(data: bytes) -> tuple[str, dict[str, Any], dict[str, int], int]:
+    """Kind, fields, sizes of the blobs by name, and the offset of the first blob."""
     if len(data) < 8 or data[:4] != MAGIC:
         raise ProtocolError("not a silotune frame")
     (length,) = struct.unpack(">I", data[4:8])
@@ -61,16 +80,12 @@ def decode(data: bytes) -> Frame:
         kind, fields, sizes = header["kind"], header["fields"], header["blobs"]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ProtocolError("a frame's header is damaged") from error
-    whole = isinstance(kind, str) and isinstance(fields, dict) and isinstance(sizes, dict)
-    if not whole or not all(type(size) is int and size >= 0 for size in sizes.values()):
+    valid = isinstance(kind, str) and isinstance(fields, dict) and isinstance(sizes, dict)
+    if not valid or not all(type(size) is int and size >= 0 for size in sizes.values()):
         raise ProtocolError("a frame's header is damaged")
     if 8 + length + sum(sizes.values()) != len(data):
         raise ProtocolError("a frame's blobs are cut off, or followed by something")
-    blobs, place = {}, 8 + length
-    for name, size in sizes.items():
-        blobs[name] = data[place : place + size]
-        place += size
-    return Frame(kind, fields, blobs)
+    return kind, fields, sizes, 8 + length
 
 
 def send(connection: socket.socket, data: bytes) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from silotune.communication.messages import read_broadcast, with_rows
-from silotune.core.tensors import flatten
+from silotune.core.tensors import State, flatten
 from silotune.distributed.protocol.agreement import parse_wire_config, wire_config
 from silotune.distributed.protocol.disclosure import filter_metrics, filter_scores
 from silotune.distributed.protocol.frames import Frame, ProtocolError, decode, mapping, state_name
@@ -134,14 +134,16 @@ class Session:
             return self._shared(known)
         store.forget({*map(str, keep), str(base)}, before=int(number))
         silo = self._silo(federation, store, str(base))
-        judged = self._judged(federation, silo, broadcast, ["validation"], store) if judge else {}
-        participant = federation.participant()
+        client = federation.participant()
+        judged = (
+            self._judged(federation, silo, client.open_broadcast(broadcast)[0], ["validation"], store) if judge else {}
+        )
         if final:
-            made = participant.final(silo, broadcast)
+            made = client.final(silo, broadcast)
         else:
             ledger, run = Ledger(Path(self.local.folder)), store.path.name
-            price = None if participant.privacy is None else Price.of(participant.privacy)
-            made = participant.round(silo, broadcast, PrivacySpent() if price is None else ledger.spent(run, price))
+            price = None if client.privacy is None else Price.of(client.privacy)
+            made = client.round(silo, broadcast, PrivacySpent() if price is None else ledger.spent(run, price))
             if price is not None and made.message:
                 ledger.record(run, name, price)
         assert silo.state is not None, "a silo that trained has a state"
@@ -173,7 +175,8 @@ class Session:
         if known is not None:
             return known
         silo = self._silo(federation, store, str(base))
-        found = self._judged(federation, silo, broadcast, chosen, store)
+        shared, _ = read_broadcast(broadcast, federation.coordinator.expected)
+        found = self._judged(federation, silo, shared, chosen, store)
         answer = Frame("scores", {"silo": self.local.name, "scores": found})
         store.keep_answer(name, asked, answer)
         return answer
@@ -188,11 +191,11 @@ class Session:
         }
 
     def _judged(
-        self, federation: Federation, silo: Silo, broadcast: bytes, splits: list[str], store: Store
+        self, federation: Federation, silo: Silo, shared: State, splits: list[str], store: Store
     ) -> dict[str, Any]:
         """The scores that may leave, of a broadcast's shared parts with the silo's present private ones."""
         federation.silos = {self.local.name: silo}
-        federation.coordinator.shared, _ = read_broadcast(broadcast, federation.coordinator.expected)
+        federation.coordinator.shared = shared
         if splits == ["validation"]:
             found: dict[str, Any] = {"validation": scores(federation, "validation")[self.local.name]}
         else:

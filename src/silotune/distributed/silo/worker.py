@@ -14,14 +14,27 @@ import socket
 import sys
 import threading
 import time
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING
 
-from silotune.distributed.protocol.frames import Frame, ProtocolError, ask_worker, decode, receive, send
+from silotune.distributed.protocol.frames import Frame, ProtocolError, ask_worker, decode, peek_kind, receive, send
 from silotune.distributed.silo.silo_config import SiloSettings, read_silo_settings
 from silotune.errors import InputError
 
-_Job = tuple[bytes, "queue.SimpleQueue[bytes]"]
+if TYPE_CHECKING:
+    from silotune.distributed.silo.session import Session
+
+
+@dataclass(frozen=True)
+class _Job:
+    """A request that waits for the main thread, and the queue for its reply."""
+
+    kind: str
+    request: bytes
+    reply: queue.SimpleQueue[bytes] = field(default_factory=queue.SimpleQueue)
+
 
 _SLOW_PEER = 60.0
 """Seconds in which a request must have arrived."""
@@ -47,20 +60,25 @@ def serve(local: SiloSettings) -> None:
 
         session = Session(local)
         session.warm()
-        _say(local, f"ready on {local.socket_path}")
+        _log(local, f"ready on {local.socket_path}")
         while True:
             state["busy"] = ""
-            data, reply = jobs.get()
+            job = jobs.get()
             state["busy"] = "working"
-            started = time.monotonic()
-            answer = session.answer(data)
-            reply.put(answer)
-            _say(local, f"{decode(data).kind}: {time.monotonic() - started:.2f} s, {len(data)} → {len(answer)} bytes")
+            _log(local, _work(session, job))
     except KeyboardInterrupt:
-        _say(local, "stopped")
+        _log(local, "stopped")
     finally:
         listener.close()
         local.socket_path.unlink(missing_ok=True)
+
+
+def _work(session: Session, job: _Job) -> str:
+    """Answer one request; returns a line for the log."""
+    started = time.monotonic()
+    reply = session.answer(job.request)
+    job.reply.put(reply)
+    return f"{job.kind}: {time.monotonic() - started:.2f} s, {len(job.request)} → {len(reply)} bytes"
 
 
 def main() -> None:
@@ -108,19 +126,20 @@ def _connection(connection: socket.socket, jobs: queue.SimpleQueue[_Job], state:
     with connection:
         try:
             data = receive(connection, time.monotonic() + _SLOW_PEER)
-            if decode(data).kind == "ping":
+            kind = peek_kind(data)
+            if kind == "ping":
                 send(connection, Frame("pong", {"silo": name, "busy": state["busy"], "pid": os.getpid()}).encode())
                 return
-            reply: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-            jobs.put((data, reply))
-            answer = reply.get()
+            job = _Job(kind, data)
+            jobs.put(job)
+            reply = job.reply.get()
             connection.settimeout(_SLOW_PEER)
-            send(connection, answer)
+            send(connection, reply)
         except (ProtocolError, OSError) as error:  # the peer is gone: its answer is kept
             print(f"silotune worker {name!r}: {error}", file=sys.stderr, flush=True)
 
 
-def _say(local: SiloSettings, text: str) -> None:
+def _log(local: SiloSettings, text: str) -> None:
     print(f"silotune worker {local.name!r}: {text}", file=sys.stderr, flush=True)
 
 

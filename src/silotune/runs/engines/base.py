@@ -12,13 +12,13 @@ from contextlib import contextmanager
 from typing import Any, ClassVar
 
 from silotune.communication.aggregation import Update, in_name_order
-from silotune.communication.messages import MessageRefused
 from silotune.core.numeric import mean_ignoring_none
 from silotune.core.tensors import State, flatten
 from silotune.errors import InputError
 from silotune.runs.engines.history import History, Scores, is_better
 from silotune.runs.storage.run_folder import Checkpoint, RunFolder
 from silotune.training.client import SiloReply
+from silotune.training.coordinator import Received
 from silotune.training.federation import Federation
 
 Progress = Callable[[int, str, int, int], None]
@@ -43,8 +43,8 @@ class Engine(ABC):
         self._last: Checkpoint | None = None
 
     @abstractmethod
-    def rounds(self, number: int, silos: Sequence[str], broadcast: bytes) -> Iterator[SiloReply]:
-        """These silos' local rounds; answers in any order, one a silo at most."""
+    def rounds(self, number: int, silos: Sequence[str], broadcast: bytes) -> Iterator[Received]:
+        """These silos' local rounds; replies in any order, at most one per silo, each already read."""
 
     @abstractmethod
     def finals(self, number: int, silos: Sequence[str], broadcast: bytes) -> Iterator[SiloReply]:
@@ -168,30 +168,27 @@ class Engine(ABC):
         return better
 
     def _updates(self, number: int, chosen: Sequence[str], broadcast: bytes, answered: set[str]) -> Iterator[Update]:
-        """The round's updates, checked, as they arrive; what is refused is named in the events and left out.
+        """The round's updates as they arrive; what is refused is named in the events and left out.
 
         Who answered is put into `answered`.
         """
         coordinator, history = self.federation.coordinator, self.history
-        for answer in self.rounds(number, chosen, broadcast):
+        for received in self.rounds(number, chosen, broadcast):
+            answer = received.reply
             answered.add(answer.silo)
             history.training_seconds += answer.metrics["seconds"]
             history.training_rows += int(answer.metrics["rows"])
-            sizes, update = {"bytes_down": 0, "bytes_up": 0}, None
+            sizes = {"bytes_down": 0, "bytes_up": 0}
             if coordinator.communicates:
                 sizes = {"bytes_down": len(broadcast), "bytes_up": len(answer.message)}
                 history.bytes_down += sizes["bytes_down"]
                 history.bytes_up += sizes["bytes_up"]
-                try:
-                    update = coordinator.receive(number, answer.silo, answer.message)
-                except MessageRefused as refusal:
-                    self.folder.event(
-                        "refused", round=number, silo=answer.silo, reason=str(refusal)[:500]
-                    )  # it quotes names
+            if received.refusal:  # it may quote names that the silo sent
+                self.folder.event("refused", round=number, silo=answer.silo, reason=received.refusal[:500])
             note = {"note": answer.note} if answer.note else {}
             self.folder.event("silo", round=number, silo=answer.silo, **sizes, **answer.metrics, **note)
-            if update is not None:
-                yield update
+            if received.update is not None:
+                yield received.update
 
     def _server_step(self, number: int) -> None:
         """The coordinator trains the aggregated parts on its own labeled rows, where the method says so."""

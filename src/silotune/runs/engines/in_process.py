@@ -12,6 +12,7 @@ from silotune.runs.engines.base import Engine, Progress, validated_state
 from silotune.runs.engines.history import Scores
 from silotune.runs.storage.run_folder import Checkpoint, RunFolder
 from silotune.training.client import SiloReply
+from silotune.training.coordinator import Received
 from silotune.training.federation import Federation
 from silotune.training.silo import SiloState
 
@@ -40,9 +41,10 @@ class InProcess(Engine):
             reason = {"reason": cohort.reason} if cohort.reason else {}
             self.folder.event("cohort", round=0, size=cohort.size, **reason)
 
-    def rounds(self, number: int, silos: Sequence[str], broadcast: bytes) -> Iterator[SiloReply]:
+    def rounds(self, number: int, silos: Sequence[str], broadcast: bytes) -> Iterator[Received]:
         """See `Engine.rounds`."""
-        return self._train("round", number, silos, broadcast)
+        for reply in self._train("round", number, silos, broadcast):
+            yield self.federation.coordinator.read_reply(number, reply)
 
     def finals(self, number: int, silos: Sequence[str], broadcast: bytes) -> Iterator[SiloReply]:
         """See `Engine.finals`."""

@@ -1,0 +1,116 @@
+"""Every message is read once: a request where it is answered, an update where it arrives."""
+
+from __future__ import annotations
+
+import queue
+import socket
+import threading
+from collections import Counter
+from hashlib import sha256
+
+import pytest
+
+from silotune.communication import messages
+from silotune.communication.uplink.pipeline import UplinkPipeline
+from silotune.distributed.protocol import frames
+from silotune.distributed.protocol.frames import Frame, ProtocolError, decode, peek_kind, receive, send
+from silotune.distributed.silo import session as session_module
+from silotune.distributed.silo import worker as worker_module
+from silotune.distributed.silo.session import Session
+from silotune.training.coordinator import Coordinator
+from tests.support.session_rig import federate, local_configs
+
+
+@pytest.fixture
+def tensor_reads(monkeypatch):
+    """How often the tensors of each message were read, by the message's sha256."""
+    reads = Counter()
+    read_tensors = messages.read_tensors
+
+    def counted(content):
+        reads[sha256(content).hexdigest()] += 1
+        return read_tensors(content)
+
+    monkeypatch.setattr(messages, "read_tensors", counted)
+    return reads
+
+
+@pytest.mark.parametrize("words", [["uplink=int8"], ["aggregation.max_norm=9"]], ids=["dequantized", "parts"])
+def test_an_update_is_read_checked_and_dequantized_once(tiny_config, tmp_path, monkeypatch, tensor_reads, words):
+    """And so are a request's tensors, also where the same request asks for a score and for a round."""
+    calls = Counter()
+    for owner, name in ((Coordinator, "receive"), (Coordinator, "_check_norm"), (UplinkPipeline, "read")):
+        original = getattr(owner, name)
+
+        def counted(self, *args, original=original, name=name):
+            calls[name] += 1
+            return original(self, *args)
+
+        monkeypatch.setattr(owner, name, counted)
+    checks = Counter()
+    check_tensors = messages.check_tensors
+    monkeypatch.setattr(messages, "check_tensors", lambda *a: checks.update(["checked"]) or check_tensors(*a))
+    _, link = federate(tiny_config("fedmcp", "rounds=3", "train.steps=1", *words), tmp_path / "run")
+    requests = [decode(data) for _, data in link.sent if peek_kind(data) in ("round", "score", "final")]
+    replies = [decode(data) for _, data in link.came if peek_kind(data) == "answer"]
+    assert any(request.fields.get("judge") for request in requests)
+    updates = [reply.blobs["message"] for reply in replies]
+    assert len(updates) == 9
+    assert all(tensor_reads[sha256(update).hexdigest()] == 1 for update in updates)
+    assert calls["receive"] == calls["_check_norm"] == 9
+    assert calls["read"] == (9 if words == ["uplink=int8"] else 0)
+    broadcasts = Counter(sha256(request.blobs["broadcast"]).hexdigest() for request in requests)
+    assert {name: tensor_reads[name] for name in broadcasts} == broadcasts
+    assert checks["checked"] == len(updates) + len(requests) == tensor_reads.total()
+
+
+def test_a_worker_decodes_a_request_once(tiny_config, tmp_path, monkeypatch, tensor_reads):
+    config = tiny_config("fedmcp", "rounds=2", "train.steps=1")
+    _, link = federate(config, tmp_path / "run")
+    request = next(data for node, data in link.sent if node == 0 and decode(data).fields.get("judge"))
+    (expected,) = [data for node, data in link.came if node == 0 and decode(data).fields.get("round") == 2]
+    session = Session(local_configs(config, tmp_path / "again")["alpha"])
+    first = next(data for node, data in link.sent if node == 0 and peek_kind(data) == "round")
+    session.answer(first)  # round 1: the state that round 2 goes on from
+    headers, decoded = Counter(), []
+    read_header = frames._read_header
+    monkeypatch.setattr(frames, "_read_header", lambda data: headers.update([data == request]) or read_header(data))
+    for module in (session_module, worker_module):
+        monkeypatch.setattr(module, "decode", lambda data: decoded.append(data) or decode(data))
+    tensor_reads.clear()
+    jobs = queue.SimpleQueue()
+    client, server = socket.socketpair()
+    with client:
+        arguments = (server, jobs, {"busy": ""}, "alpha")
+        thread = threading.Thread(target=worker_module._connection, args=arguments, daemon=True)
+        thread.start()
+        send(client, request)
+        line = worker_module._work(session, jobs.get(timeout=60))
+        reply = receive(client)
+        thread.join(60)
+    assert line.startswith("round: ")
+    assert decode(reply).blobs == decode(expected).blobs
+    assert decoded == [request]
+    assert headers[True] == 2  # its kind for the queue, and the decoding
+    assert tensor_reads == {sha256(decode(request).blobs["broadcast"]).hexdigest(): 1}
+
+
+class HeaderOnly(bytes):
+    """A frame whose last 40 bytes, its blob, may not be read."""
+
+    def __getitem__(self, key):
+        if isinstance(key, slice) and (key.stop is None or key.stop > len(self) - 40):
+            raise AssertionError("a blob was read")
+        return super().__getitem__(key)
+
+
+def test_the_kind_is_read_without_the_blobs():
+    frame = Frame("round", {"n": 1}, {"broadcast": b"x" * 40}).encode()
+    assert peek_kind(frame) == "round"
+    assert peek_kind(HeaderOnly(frame)) == "round"
+
+
+@pytest.mark.parametrize("data", [b"", b"SLT1", b"nothing of the kind"])
+def test_the_kind_of_other_bytes(data):
+    with pytest.raises(ProtocolError):
+        peek_kind(data)
