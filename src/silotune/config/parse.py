@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from importlib import resources
+from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any, get_args
 
@@ -28,8 +29,7 @@ _SHOULD = re.compile(r"^\w+ should")
 
 def preset_names() -> list[str]:
     """The presets, in alphabetic order."""
-    folder = resources.files("silotune") / "presets"
-    return sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml"))
+    return sorted(_preset_files())
 
 
 def preset_text(name: str) -> str:
@@ -38,9 +38,17 @@ def preset_text(name: str) -> str:
     Raises:
         InputError: for an unknown name.
     """
-    if name not in preset_names():
-        raise unknown("preset", name, preset_names(), or_else="or the path of a YAML file")
-    return (resources.files("silotune") / "presets" / f"{name}.yaml").read_text(encoding="utf-8")
+    files = _preset_files()
+    if name not in files:
+        raise unknown("preset", name, sorted(files), or_else="or the path of a YAML file")
+    return files[name].read_text(encoding="utf-8")
+
+
+def _preset_files() -> dict[str, Traversable]:
+    """Preset name → its file. The folders group presets by paper; they are no part of the names."""
+    folders = (resources.files("silotune") / "presets").iterdir()
+    files = [file for folder in folders if folder.is_dir() for file in folder.iterdir()]
+    return {file.name.removesuffix(".yaml"): file for file in files if file.name.endswith(".yaml")}
 
 
 def load_config(
