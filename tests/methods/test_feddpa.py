@@ -19,7 +19,6 @@ from silotune.evaluation.personalization import test_time as judged_on_all_tasks
 from silotune.evaluation.predict import answers
 from silotune.evaluation.scores import state_of
 from silotune.methods.base import Step
-from silotune.models.forward.views import run_view
 from silotune.runs.build.builder import build
 from silotune.runs.build.resolve import read_config
 from silotune.runs.load import load_run
@@ -27,6 +26,7 @@ from silotune.runs.run import run
 from tests.support.command_line import command
 from tests.support.language_models import folder_of, made
 from tests.support.tiny import GOOD, NOUNS
+from tests.support.views import view_of_batch
 
 __all__ = ["command"]
 
@@ -198,7 +198,7 @@ def test_rows_of_one_batch_have_their_own_weights(config):
     batch = make_batch(asked, range(len(asked)), 0, 10**6)  # one micro-batch
     (_,) = batch.micro
     mix = training.method.prediction().mixed(alpha[batch.rows])
-    view = run_view(training.backbone, batch, training.resolve(mix, state, {}, {}))
+    view = view_of_batch(training.backbone, batch, training.resolve(mix, state, {}, {}))
     assert np.ptp(alpha.numpy()) > 1e-3
     for place, row in enumerate(batch.rows.tolist()):
         model = merged(state, {"global": 1 - float(alpha[row]), "private": float(alpha[row])})

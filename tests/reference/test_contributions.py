@@ -14,11 +14,11 @@ from silotune.data.tokenized import RowTokenizer
 from silotune.errors import InputError
 from silotune.models.backbone.loading import load_backbone
 from silotune.models.forward.mixing import MixEntry
-from silotune.models.forward.views import run_view
 from silotune.models.tuners import TUNERS, WeightedTensors
 from tests.support import by_hand
 from tests.support.numeric_rig import cut_batch, padded
 from tests.support.tiny import FAMILIES
+from tests.support.views import view_of_batch
 
 TEXTS = [
     ("the garden was bright", "and the soup looked cold again"),
@@ -61,7 +61,7 @@ def view_of(backbone, tuner, weighted, readings, micro_batch=2):
     rows = tokenised(backbone)
     batch = cut_batch(backbone, rows, range(len(rows)), micro_batch)
     mix = [MixEntry(tuner, tensors, weight) for tensors, weight in weighted]
-    return batch, {name: found.cpu() for name, found in run_view(backbone, batch, mix, readings).items()}
+    return batch, {name: found.cpu() for name, found in view_of_batch(backbone, batch, mix, readings).items()}
 
 
 def inputs_of(backbone):

@@ -18,7 +18,6 @@ from silotune.methods.fedavg import FedAvg
 from silotune.methods.fedfame import PROJECTION
 from silotune.methods.similarity import model_contrast
 from silotune.models.forward.mixing import MixEntry
-from silotune.models.forward.views import run_view
 from silotune.models.heads import LinearHead
 from silotune.models.tuners import TUNERS
 from silotune.runs.build import builder as building
@@ -28,6 +27,7 @@ from silotune.training.silo import SiloState
 from tests.support import by_hand
 from tests.support.numeric_rig import arrays, doubled, make_step, random_parts, some_rows, trained
 from tests.support.tiny import UNPARTITIONED
+from tests.support.views import view_of_batch
 
 SHARED = {"global", "head", PROJECTION}
 
@@ -78,7 +78,7 @@ def step_of(federation, silo, state, received, before):
     memory = {f"previous/{part}/{key}": t for part in ("global", PROJECTION) for key, t in before[part].items()}
     step = make_step(training, phase, batch, state, received)
     views = {
-        name: run_view(training.backbone, batch, training.resolve(mix, state, received, memory))
+        name: view_of_batch(training.backbone, batch, training.resolve(mix, state, received, memory))
         for name, mix in phase.views.items()
     }
     step.views, step.memory = views, memory
@@ -93,7 +93,7 @@ def test_loss_terms_against_numpy(federation, parts_of):
     tuner = federation.method.setting.tuner
 
     def pooled(tensors):
-        return run_view(training.backbone, step.batch, [MixEntry(tuner, tensors["global"], 1)])[pooling].numpy()
+        return view_of_batch(training.backbone, step.batch, [MixEntry(tuner, tensors["global"], 1)])[pooling].numpy()
 
     own, glob, last = pooled(state), pooled(received), pooled(before)
     assert np.abs(own - glob).max() > 1e-3
@@ -242,7 +242,7 @@ def test_one_server_step_is_a_gradient_step_on_cross_entropy(tiny_federation):
     weight, bias = shared["head"]["alpha.out.weight"], shared["head"]["alpha.out.bias"]
     batch = some_rows(federation, server, count=10, micro_batch=10)
     ingredient = MixEntry(federation.method.setting.tuner, shared["global"], 1)
-    x = run_view(federation.backbone, batch, [ingredient])[federation.method.setting.head.pooling].numpy()
+    x = view_of_batch(federation.backbone, batch, [ingredient])[federation.method.setting.head.pooling].numpy()
     errors = np.stack([softmax(row) for row in x @ weight.numpy().T + bias.numpy()])
     errors[np.arange(10), batch.labels.numpy()] -= 1  # ∂CE/∂logits
     found = result.state["head"]

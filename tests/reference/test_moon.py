@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from silotune.methods import Step
-from silotune.models.forward.views import run_view
 from silotune.training.silo import SiloState
 from tests.support import by_hand
 from tests.support.fedmcp_rig import forward_by_hand, pooled
 from tests.support.numeric_rig import arrays, doubled, random_parts, some_rows
 from tests.support.rounds_by_hand import Stage, assert_same, cross_entropy, descended, set_up, shared_of, states
+from tests.support.views import view_of_batch
 
 ADAPTERS = {1: ["global"], 2: ["global", "global_2"]}
 
@@ -33,7 +33,7 @@ def test_loss_in_numpy(tau, mu, adapters, representation, tiny_federation):
     memory = {f"previous/{part}/{key}": t for part in ADAPTERS[adapters] for key, t in before[part].items()}
     batch, (phase,) = some_rows(federation, silo), training.phases
     views = {
-        name: run_view(training.backbone, batch, training.resolve(mix, state, received, memory))
+        name: view_of_batch(training.backbone, batch, training.resolve(mix, state, received, memory))
         for name, mix in phase.views.items()
     }
     step = Step(batch, views, state, received, memory, training.parts)

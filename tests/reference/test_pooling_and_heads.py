@@ -10,10 +10,10 @@ import torch
 
 from silotune.data.tasks import Task
 from silotune.models.backbone.loading import load_backbone
-from silotune.models.forward.views import run_view
 from silotune.models.heads import LinearHead, MLPHead
 from tests.support import by_hand
 from tests.support.numeric_rig import arrays, doubled, random_parts, some_rows
+from tests.support.views import view_of_batch
 
 
 def test_readings_by_hand(tiny_federation):
@@ -22,7 +22,7 @@ def test_readings_by_hand(tiny_federation):
     state = random_parts(federation, silo)
     batch = some_rows(federation, silo)
     mix = federation.training.resolve({"global": 1}, state, {}, {})
-    view = {name: tensor.cpu() for name, tensor in run_view(federation.backbone, batch, mix).items()}
+    view = {name: tensor.cpu() for name, tensor in view_of_batch(federation.backbone, batch, mix).items()}
     config = federation.backbone.base.config
     weights = {key: tensor.cpu() for key, tensor in federation.backbone.base.state_dict().items()}
     part = {key: tensor.cpu() for key, tensor in state["global"].items()}

@@ -14,10 +14,10 @@ from silotune.data.batching import Batch
 from silotune.data.tokenized import Inputs, TokenizedRows
 from silotune.methods import Phase, Step
 from silotune.models.backbone.backbone import Backbone
-from silotune.models.forward.views import run_view
 from silotune.training.context import LocalTraining
 from silotune.training.federation import Federation
 from silotune.training.silo import Silo
+from tests.support.views import view_of_batch
 
 
 def doubled(federation: Federation) -> Federation:
@@ -89,7 +89,7 @@ def some_rows(federation: Federation, silo: Silo, count: int = 8, micro_batch: i
 def make_step(training: LocalTraining, phase: Phase, batch: Batch, state: State, received: State) -> Step:
     """What the phase's loss sees of one batch."""
     views = {
-        name: run_view(training.backbone, batch, training.resolve(mix, state, received, {}))
+        name: view_of_batch(training.backbone, batch, training.resolve(mix, state, received, {}))
         for name, mix in phase.views.items()
     }
     return Step(batch, views, state, received, {}, training.parts)

@@ -34,7 +34,7 @@ from silotune.methods import Method, Step
 from silotune.methods.parts import Scope
 from silotune.models.backbone.backbone import Backbone
 from silotune.models.forward.pooling import POOLINGS
-from silotune.models.forward.views import run_view, run_views
+from silotune.models.forward.views import ViewRequest, run_views
 from silotune.training.context import LocalTraining
 
 _READINGS = POOLINGS | {STATES: states}
@@ -103,7 +103,7 @@ def count_work(backbone: Backbone, method: Method, state: State, batch: Batch, t
         parts = [*_tensors(own), *_tensors(received)]
         with FlopCounterMode(display=False) as counter, _saved() as kept:
             mixes = {name: training.resolve(mix, own, received, {}) for name, mix in phase.views.items()}
-            views = run_views(backbone, batch, mixes, _READINGS)
+            (views,) = run_views(backbone, ViewRequest.of_batch(batch, mixes, _READINGS))
             step = Step(batch, views, own, received, {}, training.parts)
             phase.loss(step).backward()  # type: ignore[no-untyped-call]
         operations += counter.get_total_flops()
@@ -114,9 +114,11 @@ def count_work(backbone: Backbone, method: Method, state: State, batch: Batch, t
     prediction = method.prediction()
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         if prediction.weighting is not None:
-            run_view(backbone, batch, training.resolve(prediction.weighting.view, state, {}, {}))
-        view = run_view(backbone, batch, training.resolve(prediction.mix, state, {}, {}), _READINGS)
-        step = Step(batch, {"prediction": view}, state, {}, {}, training.parts)
+            weighting_mix = training.resolve(prediction.weighting.view, state, {}, {})
+            run_views(backbone, ViewRequest.of_batch(batch, {"weighting": weighting_mix}))
+        mixes = {"prediction": training.resolve(prediction.mix, state, {}, {})}
+        (views,) = run_views(backbone, ViewRequest.of_batch(batch, mixes, _READINGS))
+        step = Step(batch, views, state, {}, {}, training.parts)
         step.logits("prediction", prediction.head)
     return WorkCount(round(operations / rows), round(counter.get_total_flops() / rows), saved, held)
 

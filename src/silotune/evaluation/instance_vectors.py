@@ -24,7 +24,7 @@ from silotune.data.tokenized import TokenizedRows
 from silotune.errors import InputError
 from silotune.methods.instance_weighting import INSTANCES, KEY, VECTORS, InstanceWeighting
 from silotune.models.forward.pooling import POOLINGS, Pooling
-from silotune.models.forward.views import run_view
+from silotune.models.forward.views import ViewRequest, run_views
 from silotune.models.heads.lm import prompt_rows
 from silotune.training.context import LocalTraining
 from silotune.training.silo import Silo
@@ -58,8 +58,8 @@ def embed(training: LocalTraining, state: State, rows: TokenizedRows) -> Tensor:
     vectors = torch.zeros(len(texts), training.backbone.hidden_size)
     pad = training.backbone.pad_id
     for batch in in_order(texts, pad, call_cost_on(training.backbone.device)):
-        found = run_view(training.backbone, batch, mix, read)[weighting.representation]
-        vectors[batch.rows] = found.float().cpu()
+        (views,) = run_views(training.backbone, ViewRequest.of_batch(batch, {"": mix}, read))
+        vectors[batch.rows] = views[""][weighting.representation].float().cpu()
     return vectors
 
 

@@ -22,7 +22,7 @@ from silotune.methods.validation import check_method
 from silotune.models.backbone.backbone import Backbone
 from silotune.models.forward.mixing import Mix, MixEntry, can_share_forward, parsed, resolve_weights
 from silotune.models.forward.view_cache import ConstantViewCache, constant_views
-from silotune.models.forward.views import View, run_together
+from silotune.models.forward.views import View, ViewRequest, run_views
 from silotune.models.heads import Head
 from silotune.models.tuners.base import Tuner
 from silotune.training.local_round import LocalResult as LocalResult
@@ -219,22 +219,22 @@ class LocalTraining:
         streams: Sequence[Stream] = (),
         known: Sequence[ConstantViewCache] = (),
     ) -> list[dict[str, View]]:
-        """As `views`, for batches of several silos in the same forwards; see `run_together`."""
+        """As `views`, for batches of several silos in the same forwards; see `run_views`."""
         heads = [part.module for part in self.parts.values() if isinstance(part.module, Head)]
         own = []
         for batch in batches:
             readings = {head.name: head.reading(self.backbone, batch.task) for head in heads}
             own.append({name: reading for name, reading in readings.items() if reading is not None})
-        return run_together(
-            self.backbone,
+        request = ViewRequest(
             batches,
-            joints,
             mixes,
+            joints,
             head_readings=own,
-            cache=self.cache,
+            activation_cache=self.cache,
             streams=streams,
-            known=known,
+            view_caches=known,
         )
+        return run_views(self.backbone, request)
 
     def resolve(self, mix: Mix, state: State, received: State, memory: Tensors) -> list[MixEntry]:
         """A mix's names as tensors. A silo's first participation has no previous parts: then the received ones."""

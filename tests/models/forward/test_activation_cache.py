@@ -10,9 +10,9 @@ from silotune.data import batching
 from silotune.data.batching import in_order, make_batch
 from silotune.errors import InputError
 from silotune.models.forward.activation_cache import GROUP
-from silotune.models.forward.views import run_views
 from silotune.runs.build.builder import build
 from tests.support.numeric_rig import doubled, random_parts
+from tests.support.views import views_of_batch
 
 CACHED = "cache=frozen-prefix"
 UPPER = "tuner.sites=encoder.layer.1.attention.output.dense,encoder.layer.1.output.dense"
@@ -69,7 +69,7 @@ def test_to_the_bit_where_batches_are_the_groups(tiny_federation):
             with torch.no_grad():
                 for _ in "12":  # computed, then found
                     found.append(federation.training.views(batch, mixes)["full"]["mean"])
-                found.append(run_views(again.backbone, batch, mixes)["full"]["mean"])
+                found.append(views_of_batch(again.backbone, batch, mixes)["full"]["mean"])
     assert torch.equal(found[0], found[2])
     assert torch.equal(found[1], found[2])
 

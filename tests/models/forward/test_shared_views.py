@@ -11,9 +11,9 @@ from silotune.methods import Step
 from silotune.methods.base import PREVIOUS
 from silotune.methods.parts import Scope
 from silotune.models.forward.mixing import MixEntry
-from silotune.models.forward.views import run_view, run_views
 from tests.support.numeric_rig import cut_batch, doubled, make_step, random_parts, some_rows, trained
 from tests.support.tiny import METHODS, ONE_TASK
+from tests.support.views import view_of_batch, views_of_batch
 
 
 def prepare(tiny_federation, method, *words):
@@ -120,10 +120,10 @@ def test_what_lies_below_the_first_adapter_is_computed_once(tiny_federation):
         with FlopCounterMode(display=False) as counter, torch.no_grad():
             mixes = {name: training.resolve(mix, state, received, memory) for name, mix in phase.views.items()}
             if together:
-                run_views(training.backbone, batch, mixes)
+                views_of_batch(training.backbone, batch, mixes)
             else:
                 for mix in mixes.values():
-                    run_view(training.backbone, batch, mix)
+                    view_of_batch(training.backbone, batch, mix)
         found[together] = counter.get_total_flops(), calls.close()
     assert Counter(found[True][1]["last"]) == Counter([4 * number for number in rows])  # without gradient: one forward
     assert sorted(found[False][1]["last"]) == sorted(4 * rows)
@@ -147,7 +147,7 @@ def test_constant_views_take_from_the_trained_ones(tiny_federation):
     trained(state, phase)
     mixes = {name: training.resolve(mix, state, received, memory) for name, mix in phase.views.items()}
     with FlopCounterMode(display=False) as counter:
-        views = run_views(training.backbone, batch, mixes)
+        views = views_of_batch(training.backbone, batch, mixes)
     together = counter.get_total_flops()
     rows = [len(inputs["input_ids"]) for inputs in batch.micro]
     assert calls.close()["last"] == [number * times for number in rows for times in (1, 2)]
@@ -155,7 +155,7 @@ def test_constant_views_take_from_the_trained_ones(tiny_federation):
     assert not any(views[name]["mean"].requires_grad for name in ("received", "previous"))
     with FlopCounterMode(display=False) as counter:
         for mix in mixes.values():
-            run_view(training.backbone, batch, mix)
+            view_of_batch(training.backbone, batch, mix)
     width = training.backbone.hidden_size
     shared = sum(
         8 * width * width * inputs["input_ids"].numel() + 4 * width * number * inputs["input_ids"].shape[1] ** 2
@@ -172,7 +172,7 @@ def test_equal_mixes_are_one_view(tiny_federation):
     calls = Calls(training.backbone, last="encoder.layer.1.output.dense")
     mixes = {name: training.resolve(mix, state, received, {}) for name, mix in phase.views.items()}
     with torch.no_grad():
-        views = run_views(training.backbone, batch, mixes)
+        views = views_of_batch(training.backbone, batch, mixes)
     rows = [len(inputs["input_ids"]) for inputs in batch.micro]
     assert calls.close()["last"] == [2 * number for number in rows]
     assert views["received"] is views["previous"]
@@ -189,9 +189,9 @@ def test_a_weight_of_its_own_for_each_row_goes_with_its_row(tiny_federation):
         "rows": [MixEntry(tuner, own, weight), MixEntry(tuner, other, 1 - weight)],
         "one": [MixEntry(tuner, own, 1)],
     }
-    views = run_views(training.backbone, batch, mixes)
+    views = views_of_batch(training.backbone, batch, mixes)
     for name, mix in mixes.items():
-        torch.testing.assert_close(views[name]["mean"], run_view(training.backbone, batch, mix)["mean"])
+        torch.testing.assert_close(views[name]["mean"], view_of_batch(training.backbone, batch, mix)["mean"])
 
 
 def test_rounds_are_the_same_bits_again(tiny_federation):

@@ -71,19 +71,19 @@ def test_in_cohorts(method, rounds, monkeypatch):
 @pytest.mark.parametrize("method", WITH)
 def test_the_later_passes_run_trained_views_alone(method, rounds, monkeypatch):
     """Rows that go through without gradient: each once for every anchor of a phase, not in every epoch."""
-    asked, encode = [], training_module.run_together
+    asked, encode = [], training_module.run_views
 
-    def noted(backbone, batches, joints, mixes, **more):
+    def noted(backbone, request):
         rows = []
         handle = backbone.site("encoder.layer.1.output.dense").register_forward_hook(
             lambda module, inputs, output: None if output.requires_grad else rows.append(len(output))
         )
-        views = encode(backbone, batches, joints, mixes, **more)
+        views = encode(backbone, request)
         handle.remove()
-        asked.append((sum(rows), len(batches[0])))
+        asked.append((sum(rows), len(request.batches[0])))
         return views
 
-    monkeypatch.setattr(training_module, "run_together", noted)
+    monkeypatch.setattr(training_module, "run_views", noted)
     rounds(method)
     steps = len(asked) // (2 * EPOCHS) if method != "fedfame" else len(asked) // EPOCHS  # it skips the first round
     assert steps

@@ -9,9 +9,9 @@ import torch
 
 from silotune.data.batching import make_batch
 from silotune.data.tasks import Row, Task
-from silotune.models.forward.views import run_view
 from silotune.models.heads import LanguageModelHead, lm
 from tests.support.language_models import CAUSAL, backbone_of, ingredients, made
+from tests.support.views import view_of_batch
 
 TASK = Task("w", (), "rouge1", "generation")
 ROWS = [
@@ -30,7 +30,7 @@ def encoded(family):
 def our_loss(family, mix=(), call_cost=4):
     backbone, head = backbone_of(family), LanguageModelHead()
     batch = make_batch(encoded(family), range(len(ROWS)), 0, call_cost)
-    view = run_view(backbone, batch, mix, head_readings={head.name: head.reading(backbone, TASK)})
+    view = view_of_batch(backbone, batch, mix, head_readings={head.name: head.reading(backbone, TASK)})
     return head.cross_entropy({}, view, batch), view[head.name], batch
 
 
@@ -118,7 +118,7 @@ def test_views_that_no_head_is_asked_about_are_not_scored(monkeypatch):
     backbone, head = backbone_of("llama"), LanguageModelHead()
     monkeypatch.setattr(lm, "token_losses", lambda *_: pytest.fail("scored"))
     batch = make_batch(encoded("llama"), range(3), 0)
-    view = run_view(backbone, batch, [], head_readings={head.name: head.reading(backbone, TASK)})
+    view = view_of_batch(backbone, batch, [], head_readings={head.name: head.reading(backbone, TASK)})
     assert view["last"].shape == (3, 32)
     with pytest.raises(KeyError):
         view["other"]
@@ -132,7 +132,7 @@ def test_the_last_reading_is_the_last_real_token(family):
     from silotune.data.tokenized import TokenizedRows
 
     batch = make_batch(TokenizedRows(TASK, ids, None, torch.zeros(3, dtype=torch.int64)), range(3), 0, 10**6)
-    view = run_view(backbone, batch, [])
+    view = view_of_batch(backbone, batch, [])
     for place, row in enumerate(batch.rows.tolist()):
         with torch.no_grad():
             expected = model.base_model(input_ids=torch.tensor([ids[row]])).last_hidden_state[0, -1]

@@ -16,10 +16,10 @@ from silotune.data.tasks import Row, Task
 from silotune.data.templates import PAIR, SINGLE
 from silotune.errors import InputError
 from silotune.models.backbone.loading import load_backbone
-from silotune.models.forward.views import run_view
 from silotune.models.heads import VerbalizerHead
 from silotune.models.heads.verbalizer import label_words
 from tests.support.language_models import MASKED, backbone_of, folder_of, ingredients, made
+from tests.support.views import view_of_batch
 
 TASK = Task("mood", ("bad", "good"))
 WORDS = {"bad": ["awful"], "good": ["great"]}
@@ -44,7 +44,7 @@ def head_logits(backbone, head, task, rows, mix=(), call_cost=1, max_length=64):
     """The head's logits, in the rows' order, and the batch; `call_cost=1` makes many micro-batches."""
     encoded = head.row_tokenizer(backbone, max_length)(task, rows)
     batch = make_batch(encoded, range(len(rows)), int(backbone.tokenizer.pad_token_id), call_cost)
-    view = run_view(backbone, batch, mix, head_readings={head.name: head.reading(backbone, task)})
+    view = view_of_batch(backbone, batch, mix, head_readings={head.name: head.reading(backbone, task)})
     logits = torch.zeros(len(rows), len(task.labels))
     logits[batch.rows] = head.logits({}, view, task).detach()
     return logits, batch, view
@@ -115,7 +115,7 @@ def test_gradients_reach_the_part_and_nothing_else():
     head = VerbalizerHead(words=WORDS)
     encoded = head.row_tokenizer(backbone, 32)(TASK, rows_of(TEXTS))
     batch = make_batch(encoded, range(4), 0)
-    view = run_view(backbone, batch, mix, head_readings={head.name: head.reading(backbone, TASK)})
+    view = view_of_batch(backbone, batch, mix, head_readings={head.name: head.reading(backbone, TASK)})
     head.cross_entropy({}, view, batch).backward()
     assert all(tensor.grad is not None and tensor.grad.abs().max() > 0 for tensor in part.tensors.values())
     assert all(parameter.grad is None for parameter in backbone.model.parameters())

@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from silotune.errors import InputError
-from silotune.models.forward.encoding import encode_mix
+from silotune.models.forward.encoding import encode_views
 from silotune.models.forward.mixing import MixEntry
 from tests.support.tuner_families import (
     KINDS,
@@ -144,7 +144,7 @@ def test_rows_of_different_mixes_are_as_each_row_alone(kind, family):
                 run(backbone, inputs, mix)
     ingredients = [MixEntry(tuner, part, column) for part, column in mix[1]]
     moved = {name: tensor.to(backbone.device) for name, tensor in inputs.items()}
-    together = real_states(encode_mix(backbone, moved, ingredients)[0], inputs)
+    together = real_states(encode_views(backbone, moved, {"": [ingredients]})[""][0], inputs)
     for row, (first, second) in enumerate(weights):
         present = [(part, weight) for part, weight in ((one, first), (other, second)) if weight]
         single = row_of(inputs, row)

@@ -10,7 +10,7 @@ import torch
 from silotune.core.randomness import Stream
 from silotune.errors import InputError
 from silotune.models.backbone.segments import Segments
-from silotune.models.forward.encoding import encode_mixes, encode_together
+from silotune.models.forward.encoding import encode_views
 from silotune.models.forward.mixing import MixEntry, can_share_forward
 from silotune.models.tuners import TUNERS
 from silotune.training.cohort import choose
@@ -24,6 +24,7 @@ from tests.support.tuner_families import (
     shared_backbone,
     trainable,
 )
+from tests.support.views import encoded_views
 
 TOGETHER = [
     (kind, family)
@@ -81,13 +82,13 @@ def compare(backbone, tuner, family, lengths, weights=None, streams=False):
     expected, gradients = [], []
     for silo, (inputs, (mixes, leaves)) in enumerate(zip(alone, silos, strict=True)):
         with Stream(1, "silo", silo):
-            found = encode_mixes(backbone, inputs, mixes)
+            found = encoded_views(backbone, inputs, mixes)
         gradients.append(torch.autograd.grad(score(found, inputs), leaves))
         expected.append({name: real_states(states.detach(), inputs) for name, (states, _) in found.items()})
     own = [Stream(1, "silo", silo) for silo in range(len(lengths))] if streams else []
     segments = Segments([len(one) for one in lengths], [max(one) for one in lengths], own)
     together = {name: [mixes[name] for mixes, _ in silos] for name in silos[0][0]}
-    found = encode_together(backbone, whole, together, segments)
+    found = encode_views(backbone, whole, together, segments)
     total = 0
     for silo, inputs in enumerate(alone):
         width = inputs["input_ids"].shape[1]
@@ -149,7 +150,7 @@ def test_refused_where_rows_cannot_be_told_apart(kind, family):
     _, whole = silos_inputs(family, EVEN)
     mixes = [[MixEntry(tuner, random_part(tuner, backbone, seed), 1)] for seed in range(3)]
     with pytest.raises(InputError, match=r"cohort"):
-        encode_together(backbone, whole, {"own": mixes}, Segments([2, 2, 2]))
+        encode_views(backbone, whole, {"own": mixes}, Segments([2, 2, 2]))
 
 
 def test_a_tensor_without_the_rows_is_refused():

@@ -7,7 +7,6 @@ import torch
 
 from silotune.models.backbone.forward_plan import ForwardPlan
 from silotune.models.backbone.stacking import ReplicateMode, stacked
-from silotune.models.forward.encoding import encode_mix, encode_mixes
 from silotune.models.forward.mixing import MixEntry
 from tests.support.tuner_families import (
     LENGTHS,
@@ -21,6 +20,7 @@ from tests.support.tuner_families import (
     shared_backbone,
     trainable,
 )
+from tests.support.views import encoded_views
 
 pairs = pytest.mark.parametrize(("kind", "family"), PAIRS)
 
@@ -53,9 +53,9 @@ def test_together_is_one_by_one(kind, family):
     mixes, parts = mixes_of(tuner, backbone)
     for side, lengths in (("right", LENGTHS), ("left", (7, 3, 6)), ("right", (5,))):
         inputs = {name: tensor.to(backbone.device) for name, tensor in batch(family, side, lengths).items()}
-        alone = {name: encode_mix(backbone, inputs, mix) for name, mix in mixes.items()}
+        alone = {name: encoded_views(backbone, inputs, {name: mix})[name] for name, mix in mixes.items()}
         states, gradients = states_and_gradients(alone, inputs, parts)
-        found, their_gradients = states_and_gradients(encode_mixes(backbone, inputs, mixes), inputs, parts)
+        found, their_gradients = states_and_gradients(encoded_views(backbone, inputs, mixes), inputs, parts)
         assert list(states) == ["both", "one", "other", "received", "previous", "base"]
         for name, rows in states.items():
             for row, expected in zip(found[name], rows, strict=True):
@@ -71,7 +71,7 @@ def test_the_mixes_differ():
     """Else equality above would say nothing about which copy got which mix."""
     backbone, tuner, inputs = shared_backbone("bert", double=True), make_tuner("lora"), batch("bert")
     mixes, _ = mixes_of(tuner, backbone)
-    states = [encode_mixes(backbone, inputs, mixes)[name][0].detach() for name in ("both", "one", "other", "base")]
+    states = [encoded_views(backbone, inputs, mixes)[name][0].detach() for name in ("both", "one", "other", "base")]
     for position, one in enumerate(states):
         for other in states[position + 1 :]:
             assert (one - other).abs().max() > 1e-2
@@ -84,7 +84,7 @@ def test_under_checkpointing(kind):
     results = []
     for backbone in (plain, saving):
         mixes, parts = mixes_of(tuner, backbone)
-        results.append(states_and_gradients(encode_mixes(backbone, inputs, mixes), inputs, parts)[1])
+        results.append(states_and_gradients(encoded_views(backbone, inputs, mixes), inputs, parts)[1])
     for gradient, expected in zip(*results, strict=True):
         torch.testing.assert_close(gradient, expected, rtol=1e-10, atol=1e-12)
 
@@ -95,7 +95,7 @@ def test_an_unknown_family_takes_a_forward_for_each_mix():
     backbone.model_type = "something-new"
     calls = []
     backbone.site("encoder.layer.1.output.dense").register_forward_hook(lambda *args: calls.append(len(args[2])))
-    found = encode_mixes(backbone, inputs, {name: [MixEntry(tuner, parts[name], 1)] for name in (0, 1)})
+    found = encoded_views(backbone, inputs, {name: [MixEntry(tuner, parts[name], 1)] for name in (0, 1)})
     assert calls == [len(LENGTHS)] * 2
     for name in (0, 1):
         torch.testing.assert_close(found[name][0], run(backbone, inputs, (tuner, [(parts[name], 1.0)])))

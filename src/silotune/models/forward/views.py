@@ -1,8 +1,8 @@
-"""Views: one forward of the backbone under a mix of parts, read into one vector per row."""
+"""Views: run the backbone over batches under mixes of parts and pool its states into one vector per row."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
@@ -13,20 +13,15 @@ from torch import Tensor
 from silotune.core.randomness import Stream
 from silotune.core.tensors import Tensors
 from silotune.data.batching import Batch
-from silotune.data.cohort_batches import CohortMicroBatch, SiloSlice, own_micro_batches
+from silotune.data.cohort_batches import CohortMicroBatch, own_micro_batches
 from silotune.data.tokenized import Inputs
 from silotune.errors import InputError
 from silotune.models.backbone.backbone import Backbone
 from silotune.models.backbone.forward_plan import ForwardPlan
 from silotune.models.backbone.segments import Segments
 from silotune.models.backbone.shared_activations import SharedActivations
-from silotune.models.forward.encoding import encode_together
-from silotune.models.forward.mixing import (
-    MixEntry,
-    fold_entries,
-    identity,
-    select_rows,
-)
+from silotune.models.forward.encoding import Encoded, encode_views
+from silotune.models.forward.mixing import MixEntry, fold_entries, identity, select_rows
 from silotune.models.forward.pooling import POOLINGS, HeadReading, Pooling
 from silotune.models.forward.view_cache import ConstantViewCache
 
@@ -35,156 +30,243 @@ if TYPE_CHECKING:
 
 
 class View(dict[str, Tensor]):
-    """Reading name → tensor of shape (rows, …), rows in the batch's order, at least float32.
+    """A batch under one mix: name of a pooling or head → tensor of shape (rows, …), at least float32.
 
-    Heads' readings are made when they are first asked for: scoring words costs, and not every view is given to a head.
-    """
-
-    def __init__(self, ready: Mapping[str, Tensor], later: Mapping[str, Callable[[], Tensor]] = {}) -> None:
-        super().__init__(ready)
-        self._later = later
-
-    def __missing__(self, name: str) -> Tensor:
-        if name not in self._later:
-            raise KeyError(name)
-        self[name] = found = self._later[name]()
-        return found
-
-
-def run_view(
-    backbone: Backbone,
-    batch: Batch,
-    mix: Sequence[MixEntry],
-    readings: Mapping[str, Pooling] = POOLINGS,
-    head_readings: Mapping[str, HeadReading] = {},
-) -> View:
-    """Run the backbone over a batch under one mix; see `run_views`."""
-    return run_views(backbone, batch, {"": mix}, readings, head_readings)[""]
-
-
-def run_views(
-    backbone: Backbone,
-    batch: Batch,
-    mixes: Mapping[str, Sequence[MixEntry]],
-    readings: Mapping[str, Pooling] = POOLINGS,
-    head_readings: Mapping[str, HeadReading] = {},
-    cache: ActivationCache | None = None,
-) -> dict[str, View]:
-    """Run the backbone over a batch under several mixes, by the views' names.
-
-    Micro-batches are run one by one and their readings concatenated, so that losses see the whole batch while little
-    padding is paid. Gradients flow into the tensors of the mixes that require them. Views share what they can, see
-    `encode_mixes`; equal mixes are one view. `cache` keeps what lies below the first part from batch to batch.
-    """
-    return run_together(backbone, [batch], own_micro_batches(batch), [mixes], readings, [head_readings], cache)[0]
-
-
-def run_together(
-    backbone: Backbone,
-    batches: Sequence[Batch],
-    joints: Sequence[CohortMicroBatch],
-    mixes: Sequence[Mapping[str, Sequence[MixEntry]]],
-    readings: Mapping[str, Pooling] = POOLINGS,
-    head_readings: Sequence[Mapping[str, HeadReading]] = (),
-    cache: ActivationCache | None = None,
-    streams: Sequence[Stream] = (),
-    known: Sequence[ConstantViewCache] = (),
-) -> list[dict[str, View]]:
-    """As `run_views`, for batches of several silos in the same forwards.
+    Rows are in the batch's order. A head's tensor is computed when it is first read: scores of words are expensive, and
+    some views are never given to a head.
 
     Args:
-        backbone: for all.
-        batches: one a silo.
-        joints: all rows of the batches, as they go through together.
-        mixes: each silo's, under the same names. Views that are equal in every silo are one.
-        readings: of every view.
-        head_readings: each silo's heads'.
-        cache: see `run_views`.
-        streams: each silo's random numbers, where tuners draw any (`Segments`).
-        known: what each silo's constant views are known to say of its rows; filled here.
+        pooled: pooling's name → tensor of shape (rows, hidden).
+        deferred: head's name → function that computes its tensor of shape (rows, …).
     """
-    names = {name: tuple(identity(own[name]) for own in mixes) for name in mixes[0]}
-    folded = {key: [fold_entries(own[name]) for own in mixes] for name, key in reversed(names.items())}
-    collected = [{key: _Collected() for key in folded} for _ in batches]
+
+    def __init__(self, pooled: Mapping[str, Tensor], deferred: Mapping[str, Callable[[], Tensor]] = {}) -> None:
+        super().__init__(pooled)
+        self._deferred = deferred
+
+    def __missing__(self, name: str) -> Tensor:
+        if name not in self._deferred:
+            raise KeyError(name)
+        self[name] = reading = self._deferred[name]()
+        return reading
+
+
+@dataclass(frozen=True)
+class ViewRequest:
+    """The views to compute of one batch per silo; the rows of all silos share the same forwards.
+
+    Args:
+        batches: one per silo.
+        mixes: per silo, view's name → mix; all silos have the same names.
+        micro_batches: the rows that go through the backbone at once; together they hold every row of `batches` once.
+        poolings: name → pooling, for every view.
+        head_readings: per silo, head's name → reading; empty where no head reads states.
+        activation_cache: keeps activations below the first part from batch to batch; None: they are computed each time.
+        streams: per silo, the random numbers for tuners that draw (see `Segments`); empty where none does.
+        view_caches: per silo, the cache of views that stay constant during a phase, read and filled here; empty: none.
+    """
+
+    batches: Sequence[Batch]
+    mixes: Sequence[Mapping[str, Sequence[MixEntry]]]
+    micro_batches: Sequence[CohortMicroBatch]
+    poolings: Mapping[str, Pooling] = field(default_factory=lambda: POOLINGS)
+    head_readings: Sequence[Mapping[str, HeadReading]] = ()
+    activation_cache: ActivationCache | None = None
+    streams: Sequence[Stream] = ()
+    view_caches: Sequence[ConstantViewCache] = ()
+
+    @classmethod
+    def of_batch(
+        cls,
+        batch: Batch,
+        mixes: Mapping[str, Sequence[MixEntry]],
+        poolings: Mapping[str, Pooling] = POOLINGS,
+        head_readings: Mapping[str, HeadReading] = {},
+    ) -> ViewRequest:
+        """A request for one silo's batch, in the batch's own micro-batches and without caches."""
+        return cls([batch], [mixes], own_micro_batches(batch), poolings, [head_readings])
+
+
+def run_views(backbone: Backbone, request: ViewRequest) -> list[dict[str, View]]:
+    """Run the backbone over batches under several mixes.
+
+    Micro-batches are run one by one and their readings concatenated, so that losses see the whole batch while little
+    padding is computed. Gradients flow into the tensors of the mixes that require them. Views share what they can (see
+    `encode_views`); names whose mixes are equal in every silo share one `View`.
+
+    Returns:
+        Per silo, view's name → view.
+
+    Raises:
+        InputError: if silos cannot share a forward under these mixes, or if a head reads the states of a view whose
+            rows ran under different weights of the backbone.
+    """
+    keys, distinct = _distinct_views(request)
     stacks: dict[tuple[int, ...], Tensors] = {}
-    stateless = known and not any(head_readings)  # heads' readings need the backbone's states, which are not kept
-    constant = {key: name for name, key in names.items() if stateless and name in known[0].views}
-    for joint in joints:
-        pieces = joint.pieces
-        text = {name: tensor.to(backbone.device) for name, tensor in joint.text().items()}
-        own_streams = [streams[piece.member] for piece in pieces] if streams else []
-        segments = Segments(joint.sizes, [piece.width for piece in pieces], own_streams, stacks)
-        here = {}
-        for key, own in folded.items():
-            recalled = _recalled(known, constant[key], batches, pieces) if key in constant else None
-            if recalled is None:
-                here[key] = [select_rows(own[piece.member], piece.rows) for piece in pieces]
-            else:
-                for piece, found_before in zip(pieces, recalled, strict=True):
-                    collected[piece.member][key].add(found_before)
-        fill = None if cache is None else _filling(backbone, batches, joint, cache)
-        for key, (states, plan) in encode_together(backbone, text, here, segments, fill).items():
-            if any(head_readings) and plan is None:
-                raise InputError(
-                    "mix: a head over the vocabulary needs one mix for all rows where weights are replaced"
-                )
-            states = states.to(torch.promote_types(states.dtype, torch.float32))
-            read = {name: torch.split(reading(states, text), joint.sizes) for name, reading in readings.items()}
-            parted = torch.split(states, joint.sizes) if any(head_readings) else ()
-            for place, piece in enumerate(pieces):
-                found, of_piece = collected[piece.member][key], {name: values[place] for name, values in read.items()}
-                found.add(of_piece)
-                if key in constant:
-                    known[piece.member].put(constant[key], batches[piece.member], piece.rows, of_piece)
-                if parted:
-                    moved = {name: tensor.to(backbone.device) for name, tensor in piece.inputs.items()}
-                    found.kept.append((parted[place], moved, plan or ForwardPlan()))
-    views = [
-        {key: found.view(head_readings[member] if head_readings else {}) for key, found in own.items()}
-        for member, own in enumerate(collected)
-    ]
-    return [{name: own[key] for name, key in names.items()} for own in views]
-
-
-def _recalled(
-    known: Sequence[ConstantViewCache], view: str, batches: Sequence[Batch], pieces: Sequence[SiloSlice]
-) -> list[dict[str, Tensor]] | None:
-    """Each piece's readings of a constant view, where all are known."""
-    found = [known[piece.member].get(view, batches[piece.member], piece.rows) for piece in pieces]
-    there = [readings for readings in found if readings is not None]
-    return there if len(there) == len(found) else None
-
-
-def _filling(
-    backbone: Backbone, batches: Sequence[Batch], joint: CohortMicroBatch, cache: ActivationCache
-) -> Callable[[SharedActivations], None] | None:
-    """What puts in what is known of a joint micro-batch's rows; None where it is not known where they come from."""
-    chosen = []
-    for piece in joint.pieces:
-        batch = batches[piece.member]
-        if batch.source is None:
-            return None
-        chosen.append((batch.source, batch.rows[piece.rows].tolist()))
-    return partial(cache.fill, backbone, chosen, joint.width)
+    for micro_batch in request.micro_batches:
+        pending = {key: view for key, view in distinct.items() if not _take_cached(request, micro_batch, view)}
+        text = {name: tensor.to(backbone.device) for name, tensor in micro_batch.text().items()}
+        for key, encoded in _encode(backbone, request, micro_batch, text, pending, stacks).items():
+            _collect(backbone, request, micro_batch, text, pending[key], encoded)
+    heads = request.head_readings or [{} for _ in request.batches]
+    views = {
+        key: [pieces.concatenate(readings) for pieces, readings in zip(view.collected, heads, strict=True)]
+        for key, view in distinct.items()
+    }
+    return [{name: views[key][silo] for name, key in keys.items()} for silo in range(len(request.batches))]
 
 
 @dataclass
 class _Collected:
-    """What was read of one silo's view, micro-batch by micro-batch; and states, inputs and plan for heads."""
+    """Readings of one silo's view, one entry per micro-batch that holds rows of it.
+
+    Args:
+        readings: pooling's name → tensors of shape (rows of the micro-batch, hidden).
+        for_heads: last layer's states of shape (rows, tokens, hidden), inputs and plan; kept only where heads read.
+    """
 
     readings: dict[str, list[Tensor]] = field(default_factory=dict)
-    kept: list[tuple[Tensor, Inputs, ForwardPlan]] = field(default_factory=list)
+    for_heads: list[tuple[Tensor, Inputs, ForwardPlan]] = field(default_factory=list)
 
     def add(self, readings: Mapping[str, Tensor]) -> None:
-        """A micro-batch's readings."""
+        """Append a micro-batch's readings, each of shape (rows, hidden)."""
         for name, values in readings.items():
             self.readings.setdefault(name, []).append(values)
 
-    def view(self, head_readings: Mapping[str, HeadReading]) -> View:
-        """All of them together."""
+    def concatenate(self, head_readings: Mapping[str, HeadReading]) -> View:
+        """The view over all micro-batches."""
 
-        def later(read: HeadReading) -> Callable[[], Tensor]:
-            return lambda: torch.cat([read(*micro) for micro in self.kept])
+        def deferred(read: HeadReading) -> Callable[[], Tensor]:
+            return lambda: torch.cat([read(*micro) for micro in self.for_heads])
 
-        ready = {name: torch.cat(pieces) for name, pieces in self.readings.items()}
-        return View(ready, {name: later(read) for name, read in head_readings.items()})
+        pooled = {name: torch.cat(pieces) for name, pieces in self.readings.items()}
+        return View(pooled, {name: deferred(read) for name, read in head_readings.items()})
+
+
+@dataclass
+class _DistinctView:
+    """A view that is computed once, under however many names it was requested.
+
+    Args:
+        mixes: each silo's folded mix.
+        cached_as: its name in the constant view caches; None: it is not cached.
+        collected: each silo's readings so far.
+    """
+
+    mixes: list[list[MixEntry]]
+    cached_as: str | None = None
+    collected: list[_Collected] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.collected = [_Collected() for _ in self.mixes]
+
+
+def _distinct_views(request: ViewRequest) -> tuple[dict[str, Hashable], dict[Hashable, _DistinctView]]:
+    """View's name → key, and key → view; views with equal mixes in every silo have the same key."""
+    keys: dict[str, Hashable] = {
+        name: tuple(identity(mixes[name]) for mixes in request.mixes) for name in request.mixes[0]
+    }
+    distinct = {
+        key: _DistinctView([fold_entries(mixes[name]) for mixes in request.mixes])
+        for name, key in reversed(keys.items())
+    }
+    if request.view_caches and not any(request.head_readings):  # heads read states, which the caches do not hold
+        for name, key in keys.items():
+            if name in request.view_caches[0].views:
+                distinct[key].cached_as = name
+    return keys, distinct
+
+
+def _take_cached(request: ViewRequest, micro_batch: CohortMicroBatch, view: _DistinctView) -> bool:
+    """Collect a constant view's readings from the caches if they hold all rows of a micro-batch; whether they did."""
+    if view.cached_as is None:
+        return False
+    cached = []
+    for piece in micro_batch.pieces:
+        readings = request.view_caches[piece.member].get(view.cached_as, request.batches[piece.member], piece.rows)
+        if readings is None:
+            return False
+        cached.append(readings)
+    for piece, readings in zip(micro_batch.pieces, cached, strict=True):
+        view.collected[piece.member].add(readings)
+    return True
+
+
+def _encode(
+    backbone: Backbone,
+    request: ViewRequest,
+    micro_batch: CohortMicroBatch,
+    text: Inputs,
+    views: Mapping[Hashable, _DistinctView],
+    stacks: dict[tuple[int, ...], Tensors],
+) -> dict[Hashable, Encoded]:
+    """Run the backbone over one micro-batch under all views that are not cached.
+
+    Args:
+        backbone: shared by all silos.
+        request: the batches, streams and the activation cache.
+        micro_batch: rows of one or several silos.
+        text: its inputs on the backbone's device, each of shape (rows, tokens).
+        views: key → view.
+        stacks: stacked tensors of parts, shared by the micro-batches of a request.
+    """
+    pieces = micro_batch.pieces
+    streams = [request.streams[piece.member] for piece in pieces] if request.streams else []
+    segments = Segments(micro_batch.sizes, [piece.width for piece in pieces], streams, stacks)
+    mixes = {
+        key: [select_rows(view.mixes[piece.member], piece.rows) for piece in pieces] for key, view in views.items()
+    }
+    return encode_views(backbone, text, mixes, segments, _activation_filler(backbone, request, micro_batch))
+
+
+def _activation_filler(
+    backbone: Backbone, request: ViewRequest, micro_batch: CohortMicroBatch
+) -> Callable[[SharedActivations], None] | None:
+    """A callback that fills in cached activations of a micro-batch's rows; None without cache or rows' source."""
+    if request.activation_cache is None:
+        return None
+    rows = []
+    for piece in micro_batch.pieces:
+        batch = request.batches[piece.member]
+        if batch.source is None:
+            return None
+        rows.append((batch.source, batch.rows[piece.rows].tolist()))
+    return partial(request.activation_cache.fill, backbone, rows, micro_batch.width)
+
+
+def _collect(
+    backbone: Backbone,
+    request: ViewRequest,
+    micro_batch: CohortMicroBatch,
+    text: Inputs,
+    view: _DistinctView,
+    encoded: Encoded,
+) -> None:
+    """Pool a view's states of one micro-batch, hand each silo its rows, and fill the constant view caches.
+
+    Args:
+        backbone: runs heads later, on its device.
+        request: poolings, heads and caches.
+        micro_batch: rows of one or several silos.
+        text: its inputs on the backbone's device, each of shape (rows, tokens).
+        view: collects.
+        encoded: states of shape (rows, tokens, hidden), and their plan.
+    """
+    states, plan = encoded
+    for_heads = any(request.head_readings)
+    if for_heads and plan is None:
+        raise InputError("mix: a head over the vocabulary needs one mix for all rows where weights are replaced")
+    states = states.to(torch.promote_types(states.dtype, torch.float32))
+    sizes = micro_batch.sizes
+    pooled = {name: torch.split(pool(states, text), sizes) for name, pool in request.poolings.items()}
+    states_of = torch.split(states, sizes) if for_heads else ()
+    for position, piece in enumerate(micro_batch.pieces):
+        collected = view.collected[piece.member]
+        readings = {name: values[position] for name, values in pooled.items()}
+        collected.add(readings)
+        if view.cached_as is not None:
+            cache = request.view_caches[piece.member]
+            cache.put(view.cached_as, request.batches[piece.member], piece.rows, readings)
+        if for_heads:
+            inputs = {name: tensor.to(backbone.device) for name, tensor in piece.inputs.items()}
+            collected.for_heads.append((states_of[position], inputs, plan or ForwardPlan()))

@@ -1,0 +1,23 @@
+"""Views of one silo's batch, as tests ask for them."""
+
+from __future__ import annotations
+
+from silotune.models.forward.encoding import encode_views
+from silotune.models.forward.pooling import POOLINGS
+from silotune.models.forward.views import ViewRequest, run_views
+
+
+def views_of_batch(backbone, batch, mixes, poolings=POOLINGS, head_readings={}):
+    """View's name → view of a batch under its mix."""
+    (views,) = run_views(backbone, ViewRequest.of_batch(batch, mixes, poolings, head_readings))
+    return views
+
+
+def view_of_batch(backbone, batch, mix, poolings=POOLINGS, head_readings={}):
+    """A batch under one mix."""
+    return views_of_batch(backbone, batch, {"": mix}, poolings, head_readings)[""]
+
+
+def encoded_views(backbone, inputs, mixes):
+    """View's name → (states, plan) of one segment of rows."""
+    return encode_views(backbone, inputs, {name: [mix] for name, mix in mixes.items()})
