@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from silotune.config.data import DataConfig
-from silotune.config.parse import dump, input_error, load_config, preset_names, preset_text, validated
+from silotune.config.input_errors import input_error
+from silotune.config.parse import dump, load_config, preset_names, preset_text, validated
 from silotune.config.schema import Config
 from silotune.config.section import Choice
 from silotune.config.silos import SiloConfig

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import ClassVar
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from silotune.config.section import Section
+from silotune.config.extensible import ExtensibleSection, one_of
+from silotune.config.registries import AGGREGATIONS
 
 
-class AggregationConfig(Section):
+class AggregationConfig(ExtensibleSection):
     """How updates are combined. `max_norm` refuses larger updates, `clip` scales their change down to this norm.
 
     `trim`: the share that a trimmed mean cuts at each end, rounded up. `byzantine`: how many silos of a round Krum
@@ -18,16 +19,20 @@ class AggregationConfig(Section):
     (central differential privacy).
     """
 
+    registry: ClassVar = AGGREGATIONS
+    section: ClassVar = "aggregation"
     common: ClassVar = ("max_norm", "clip")
     owners: ClassVar = {"trim": ("trimmed-mean",), "byzantine": ("krum", "multi-krum"), "keep": ("multi-krum",)}
 
-    name: Literal["uniform", "samples", "median", "trimmed-mean", "krum", "multi-krum"] = "samples"
+    name: str = "samples"
     max_norm: float | None = Field(None, gt=0)
     clip: float | None = Field(None, gt=0)
     trim: float = Field(0.1, gt=0, lt=0.5)
     byzantine: int | None = Field(None, ge=0)
     keep: int | None = Field(None, ge=1)
     noise_multiplier: float | None = Field(None, gt=0)
+
+    _known = field_validator("name", mode="before")(one_of(AGGREGATIONS))
 
     @model_validator(mode="after")
     def _fitting(self) -> AggregationConfig:

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from pydantic import field_validator
 
+from silotune.config.registries import METHODS
 from silotune.config.section import Section
 from silotune.config.validators import distinct
 
@@ -33,7 +34,12 @@ class CompareConfig(Section):
     best: list[str] = []
     std: StdConfig = StdConfig()
 
-    @field_validator("methods", "best", mode="before")
+    @field_validator("methods", mode="before")
+    @classmethod
+    def _methods(cls, given: object) -> list[str]:
+        return distinct([METHODS.canonical(name) for name in _listed(given, "names")])
+
+    @field_validator("best", mode="before")
     @classmethod
     def _names(cls, given: object) -> list[str]:
         return _listed(given, "names")

@@ -6,11 +6,12 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, field_validator
 
-from silotune.config.section import Section
+from silotune.config.extensible import ExtensibleSection, one_of
+from silotune.config.registries import HEADS
 from silotune.config.validators import quoted
 
 
-class HeadConfig(Section):
+class HeadConfig(ExtensibleSection):
     """The head: kind, scope, and what only some kinds have.
 
     `mlp` and `linear` read the state chosen by `pooling`. `verbalizer` reads label words at a template's mask:
@@ -19,6 +20,8 @@ class HeadConfig(Section):
     answers: `template` (or `chat`), `beams`, `max_new_tokens`.
     """
 
+    registry: ClassVar = HEADS
+    section: ClassVar = "head"
     common: ClassVar = ("scope", "pooling")
     owners: ClassVar = {
         "template": ("verbalizer", "lm"),
@@ -29,7 +32,7 @@ class HeadConfig(Section):
         "max_new_tokens": ("lm",),
     }
 
-    name: Literal["mlp", "linear", "verbalizer", "lm"] = "mlp"
+    name: str = "mlp"
     scope: Literal["private", "shared"] = "private"
     pooling: Literal["first", "mean"] = "first"
     template: str | dict[str, str] | None = None
@@ -38,6 +41,8 @@ class HeadConfig(Section):
     average: Literal["logits", "probabilities", "best"] = "logits"
     beams: int = Field(1, ge=1, le=64)
     max_new_tokens: int = Field(80, ge=1, le=4096)
+
+    _known = field_validator("name", mode="before")(one_of(HEADS))
 
     @field_validator("words", mode="before")
     @classmethod

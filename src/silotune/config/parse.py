@@ -7,24 +7,23 @@ one row of a comparison changes.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import yaml
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from silotune.config.data import DATA_SOURCES
+from silotune.config.input_errors import input_error, shown
 from silotune.config.merging import NAMED, Tree, absolute, merged, nested, parse_tree, parse_word, read_tree
+from silotune.config.registries import METHODS
 from silotune.config.schema import Config
 from silotune.errors import InputError, unknown
 
 MethodDefaults = Mapping[str, Mapping[str, object]]
-
-_SHOULD = re.compile(r"^\w+ should")
 
 
 def preset_names() -> list[str]:
@@ -97,10 +96,16 @@ def _defaults() -> Tree:
 
 
 def _keep_one_method(layers: Sequence[Tree]) -> Any:
-    """The method in effect after all layers. Options meant for another one, by a layer below, are dropped."""
+    """The method in effect after all layers. Options meant for another one, by a layer below, are dropped.
+
+    Aliases of methods become their ids.
+    """
     in_effect: list[Any] = []
     for layer in layers:
-        in_effect.append(layer.get("method", {}).get("name", in_effect[-1] if in_effect else None))
+        chosen = layer.get("method", {})
+        if isinstance(chosen.get("name"), str):
+            chosen["name"] = METHODS.canonical(chosen["name"])
+        in_effect.append(chosen.get("name", in_effect[-1] if in_effect else None))
     for layer, method in zip(layers, in_effect, strict=True):
         if method != in_effect[-1]:
             layer.pop("method", None)
@@ -110,15 +115,15 @@ def _keep_one_method(layers: Sequence[Tree]) -> Any:
 def _per_method(tree: Tree, method_defaults: MethodDefaults) -> dict[str, dict[str, Any]]:
     entries = tree.get("per_method") or {}
     if not isinstance(entries, dict):
-        raise InputError(f"per_method: must map methods to groups of keys (got {_shown(entries)})")
+        raise InputError(f"per_method: must map methods to groups of keys (got {shown(entries)})")
     for name, entry in entries.items():
-        if method_defaults and name not in method_defaults:
+        if name not in method_defaults and method_defaults:
             raise unknown("key", f"per_method.{name}", [f"per_method.{method}" for method in method_defaults])
         if not isinstance(entry, dict):
-            raise InputError(f"per_method.{name}: must be a group of keys (got {_shown(entry)})")
+            raise InputError(f"per_method.{name}: must be a group of keys (got {shown(entry)})")
         if "name" in nested(entry.items()).get("method", {}):
             raise InputError(f"per_method.{name}: cannot choose another method")
-    return entries
+    return {METHODS.canonical(name): entry for name, entry in entries.items()}
 
 
 def validated(tree: Tree) -> Config:
@@ -147,43 +152,6 @@ def dump(config: Config) -> str:
     """The resolved configuration of one run as YAML; reading it back gives the same run."""
     tree = config.model_dump(mode="json", exclude={"per_method", "compare"})
     return yaml.safe_dump(tree, sort_keys=False, allow_unicode=True)
-
-
-def input_error(error: ValidationError, model: type[BaseModel], prefix: str = "") -> InputError:
-    """The first complaint of pydantic as one line: key, what is allowed, what was given."""
-    first = error.errors()[0]
-    location = [str(word) for word in first["loc"] if not str(word).endswith("]")]
-    words = [*([prefix] if prefix else []), *location]
-    key = ".".join(words)
-    if first["type"] == "extra_forbidden":
-        allowed = _fields_at(model, location[:-1])
-        return unknown("key", key, [".".join([*words[:-1], name]) for name in allowed])
-    message = first["msg"].removeprefix("Value error, ")
-    if first["type"] == "missing":
-        message = "is missing"
-    elif first["type"] in ("model_type", "model_attributes_type", "dict_type"):
-        allowed = _fields_at(model, location)
-        message = f"must be a group of keys{': ' if allowed else ''}{', '.join(allowed)} (got {_shown(first['input'])})"
-    elif first["type"] != "value_error":
-        message = f"{_SHOULD.sub('must', message)} (got {_shown(first['input'])})"
-    return InputError(f"{key}: {message}" if key else message)
-
-
-def _shown(given: object) -> str:
-    text = repr(given)
-    return text if len(text) <= 60 else f"{text[:57]}..."
-
-
-def _fields_at(model: type[BaseModel], location: Sequence[str]) -> list[str]:
-    for word in location:
-        if word.isdigit():
-            continue
-        annotation: Any = model.model_fields[word].annotation if word in model.model_fields else None
-        inner = [a for a in (annotation, *get_args(annotation)) if isinstance(a, type) and issubclass(a, BaseModel)]
-        if not inner:
-            return []
-        model = inner[0]
-    return list(model.model_fields)
 
 
 def _source(source: str) -> tuple[Tree, Tree]:

@@ -15,6 +15,7 @@ from silotune.config.federation import FederationConfig
 from silotune.config.head import HeadConfig
 from silotune.config.partition import PartitionConfig
 from silotune.config.privacy import PrivacyConfig
+from silotune.config.registries import METHODS
 from silotune.config.sampling import SamplingConfig
 from silotune.config.section import Choice, Section
 from silotune.config.server import ServerConfig
@@ -58,6 +59,13 @@ class Config(Section):
     def data_seed(self) -> int:
         """What the choice of rows is drawn from: the data's own seed, else the run's."""
         return self.seed if self.data.seed is None else self.data.seed
+
+    @field_validator("method")
+    @classmethod
+    def _method_id(cls, method: Choice) -> Choice:
+        """An alias stands for the id, so that files hold ids alone."""
+        name = METHODS.canonical(method.name)
+        return method if name == method.name else method.model_copy(update={"name": name})
 
     @field_validator("silos")
     @classmethod

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, ClassVar, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator, model_validator
@@ -30,7 +30,7 @@ class Section(BaseModel):
     that stay when another is chosen, if they mean anything then.
     """
 
-    owners: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    owners: ClassVar[Mapping[str, Collection[str]]] = {}
     chooser: ClassVar[str] = "name"
     common: ClassVar[tuple[str, ...]] = ()
 

@@ -6,19 +6,19 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from silotune.config.section import Section, means_anything
+from silotune.config import registries
+from silotune.config.extensible import ExtensibleSection
+from silotune.config.section import means_anything
 from silotune.config.validators import distinct, listed
 
 NOISES = ("laplace", "gaussian")
 
-CODECS = ("fp16", "int8", "int4")
-
-STEPS = ("clip", *NOISES, *CODECS)
+CODECS = registries.CODECS.names
 
 _DEFAULTS: dict[str, float] = {"clip": 1.0, "epsilon": 8.0, "delta": 1e-5}
 
 
-class UplinkConfig(Section):
+class UplinkConfig(ExtensibleSection):
     """The steps, in order (`uplink=clip,laplace,int8`); none: the shared parts leave as they are.
 
     `clip`: the norm that the change is scaled down to (1 where it is not set); `norm`: which one (l1 before Laplace
@@ -27,6 +27,8 @@ class UplinkConfig(Section):
     took away is kept in the silo and added to its next change (on where it is not set).
     """
 
+    registry: ClassVar = registries.CODECS
+    section: ClassVar = "uplink"
     owners: ClassVar = {
         "clip": ("clip",),
         "norm": ("clip",),
@@ -56,13 +58,13 @@ class UplinkConfig(Section):
     @classmethod
     def _in_order(cls, names: list[str]) -> list[str]:
         for name in names:
-            if name not in STEPS:
-                raise ValueError(f"unknown step {name!r}; allowed: {', '.join(STEPS)}")
+            if name not in ("clip", *NOISES) and name not in CODECS:
+                raise ValueError(f"unknown step {name!r}; allowed: {', '.join(('clip', *NOISES, *CODECS))}")
         distinct(names)
         stages = [0 if name == "clip" else 1 if name in NOISES else 2 for name in names]
         if stages != sorted(set(stages)):
             raise ValueError(
-                f"the order is clip, then laplace or gaussian, then one of fp16, int8, int4 (got {','.join(names)})"
+                f"the order is clip, then laplace or gaussian, then one of {', '.join(CODECS)} (got {','.join(names)})"
             )
         if any(name in NOISES for name in names) and "clip" not in names:
             raise ValueError(f"without clip before it, noise promises nothing (got {','.join(names)}); add clip")
@@ -80,7 +82,7 @@ class UplinkConfig(Section):
             self.norm = self.norm or ("l1" if fitting == "l1" else "l2")
         if self.codec is not None:
             self.feedback = self.feedback is not False
-            if self.codec != "fp16":
+            if self.codec in ("int8", "int4"):
                 self.rounding = self.rounding or "nearest"
         return self
 
@@ -92,4 +94,9 @@ class UplinkConfig(Section):
     @property
     def codec(self) -> str | None:
         """The chain's last step, where it changes how numbers are written."""
-        return next((name for name in self.name if name in CODECS), None)
+        return next((name for name in self.name if name != "clip" and name not in NOISES), None)
+
+    @property
+    def chosen(self) -> str | None:
+        """See `ExtensibleSection.chosen`."""
+        return self.codec

@@ -91,6 +91,7 @@ def _dimension(key: str, text: str) -> Dimension | None:
     method, plain = None, key
     if key.startswith("per_method."):
         _, method, plain = ([*key.split(".", 2), ""])[:3]
+        method = METHODS.canonical(method)
         if method not in METHODS:
             raise unknown("key", f"per_method.{method}", [f"per_method.{name}" for name in METHODS])
     if _takes_list(plain):

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
+from silotune.config import registries
+from silotune.core.registry import Registry
 from silotune.methods.base import Method, MethodOptions, Phase, PredictionMix, Setting, Step
 from silotune.methods.centralized import Centralized
 from silotune.methods.ditto import Ditto
@@ -27,7 +31,26 @@ _ALL: tuple[type[Method], ...] = (
     *(FedIT, FedLoRA, FedDPAF, FedDPAT),
 )
 
-METHODS: dict[str, type[Method]] = {method.name: method for method in _ALL}
+METHODS: Registry[type[Method]] = registries.METHODS
+
+METHODS.base = Method
+
+METHODS.provide({method.name: method for method in _ALL})
+
+
+Kind = TypeVar("Kind", bound=type[Method])
+
+
+def register_method(method: Kind) -> Kind:
+    """Make a method known in this process, under its `name`; also a decorator of its class.
+
+    Processes that a run starts know it if their script or an entry point of group `silotune.methods` registers it.
+
+    Raises:
+        InputError: the name is taken.
+    """
+    METHODS.register(getattr(method, "name", ""), method)
+    return method
 
 
 __all__ = [
@@ -40,4 +63,5 @@ __all__ = [
     "Step",
     "previous",
     "received",
+    "register_method",
 ]

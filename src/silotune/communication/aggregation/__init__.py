@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from silotune.communication.aggregation.mean import by_samples, uniform, weighted_mean
 from silotune.communication.aggregation.robust import krum, median, most_byzantine, multi_krum, trimmed_mean
 from silotune.communication.aggregation.update import Aggregation, Update, change_norm, clipped, in_name_order
+from silotune.config import registries
+from silotune.config.extensible import make_registered
 from silotune.core.numeric import ceil_fraction
 from silotune.errors import InputError
 
@@ -18,11 +21,41 @@ if TYPE_CHECKING:
 
 __all__ = ["AGGREGATIONS", "Aggregation", "Update", "by_samples", "change_norm", "clipped", "make_aggregation"]
 
-__all__ += ["in_name_order", "uniform", "weighted_mean"]
+__all__ += ["in_name_order", "register_aggregation", "uniform", "weighted_mean"]
 
 
 AGGREGATIONS: dict[str, Aggregation] = {"uniform": uniform, "samples": by_samples, "median": median}
-"""Those without options; `make_aggregation` knows all."""
+"""The built-in ones without options; `make_aggregation` makes all."""
+
+
+Made = TypeVar("Made", bound=Callable[..., Any])
+
+
+@overload
+def register_aggregation(name: str) -> Callable[[Made], Made]: ...
+
+
+@overload
+def register_aggregation(name: str, aggregation: Made) -> Made: ...
+
+
+def register_aggregation(name: str, aggregation: Any = None) -> Any:
+    """Make an aggregation known in this process; with the name alone, a decorator.
+
+    Processes that a run starts know it if their script or an entry point of group `silotune.aggregations` registers it.
+
+    Args:
+        name: as `aggregation=` has it.
+        aggregation: a function of updates (`Aggregation`); or a class of such functions, which is called without
+            arguments or, where it has a pydantic model `Options`, with the options of the section `aggregation`.
+
+    Raises:
+        InputError: the name is taken.
+    """
+    if aggregation is None:
+        return partial(register_aggregation, name)
+    registries.AGGREGATIONS.register(name, aggregation)
+    return aggregation
 
 
 def make_aggregation(config: AggregationConfig, silos: int) -> Aggregation:
@@ -37,6 +70,9 @@ def make_aggregation(config: AggregationConfig, silos: int) -> Aggregation:
     """
     if config.name in AGGREGATIONS:
         return AGGREGATIONS[config.name]
+    if config.name not in registries.AGGREGATIONS.reserved:
+        made: Aggregation = make_registered(registries.AGGREGATIONS, config.name, config.options)
+        return made
     if config.name == "trimmed-mean":
         return _trimmed_mean(config.trim, silos)
     byzantine = _byzantine(config, silos)

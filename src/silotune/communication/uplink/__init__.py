@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from silotune.communication.privacy.accountant import gaussian_multiplier
 from silotune.communication.privacy.clipping import Clip
@@ -11,12 +12,14 @@ from silotune.communication.privacy.gaussian import Gaussian
 from silotune.communication.privacy.laplace import Laplace, laplace_scale
 from silotune.communication.uplink.codecs import Codec, Float16, UniformQuantizer
 from silotune.communication.uplink.pipeline import NO_UPLINK, UplinkPipeline, UplinkStep
+from silotune.config import registries
+from silotune.config.extensible import make_registered
 
 if TYPE_CHECKING:
     from silotune.config.uplink import UplinkConfig
 
 
-__all__ = ["CODECS", "NOISES", "NO_UPLINK", "UplinkPipeline", "make_pipeline"]
+__all__ = ["CODECS", "NOISES", "NO_UPLINK", "UplinkPipeline", "make_pipeline", "register_codec"]
 
 
 def make_pipeline(config: UplinkConfig, seed: int = 0, secret: bytes | None = None) -> UplinkPipeline:
@@ -62,4 +65,37 @@ def _steps(config: UplinkConfig) -> tuple[UplinkStep, ...]:
 
 
 def _codec(config: UplinkConfig) -> Codec | None:
-    return None if config.codec is None else CODECS[config.codec](config)
+    if config.codec is None or config.codec in CODECS:
+        return None if config.codec is None else CODECS[config.codec](config)
+    made: Codec = make_registered(registries.CODECS, config.codec, config.options)
+    return made
+
+
+Made = TypeVar("Made", bound=Callable[..., Codec])
+
+
+@overload
+def register_codec(name: str) -> Callable[[Made], Made]: ...
+
+
+@overload
+def register_codec(name: str, codec: Made) -> Made: ...
+
+
+def register_codec(name: str, codec: Any = None) -> Any:
+    """Make a codec known in this process; with the name alone, a decorator of its class.
+
+    Processes that a run starts know it if their script or an entry point of group `silotune.codecs` registers it.
+
+    Args:
+        name: as `uplink=` has it.
+        codec: a class with the methods of `Codec`, which is called without arguments or, where it has a pydantic model
+            `Options`, with the options of the section `uplink`.
+
+    Raises:
+        InputError: the name is taken.
+    """
+    if codec is None:
+        return partial(register_codec, name)
+    registries.CODECS.register(name, codec)
+    return codec

@@ -10,8 +10,8 @@ from typing import Any
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
+from silotune.config.input_errors import input_error
 from silotune.config.merging import parse_tree, resolve
-from silotune.config.parse import input_error
 from silotune.config.section import Section
 from silotune.config.validators import Name
 from silotune.distributed.silo.silo_config import SiloSettings, read_silo_settings

@@ -7,8 +7,8 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError, model_validator
 
+from silotune.config.input_errors import input_error
 from silotune.config.merging import parse_tree, resolve, resolve_backbone
-from silotune.config.parse import input_error
 from silotune.config.section import Section
 from silotune.config.silos import SiloConfig
 from silotune.config.validators import Name

@@ -2,12 +2,37 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
+from silotune.config import registries
+from silotune.core.registry import Registry
 from silotune.models.heads.base import Head
 from silotune.models.heads.classifier import LinearHead, MLPHead
 from silotune.models.heads.lm import LanguageModelHead
 from silotune.models.heads.verbalizer import VerbalizerHead
 
-HEADS: dict[str, type[Head]] = {head.name: head for head in (MLPHead, LinearHead, VerbalizerHead, LanguageModelHead)}
+_ALL: tuple[type[Head], ...] = (MLPHead, LinearHead, VerbalizerHead, LanguageModelHead)
+
+HEADS: Registry[type[Head]] = registries.HEADS
+
+HEADS.base = Head
+
+HEADS.provide({head.name: head for head in _ALL})
 
 
-__all__ = ["HEADS", "Head", "LanguageModelHead", "LinearHead", "MLPHead", "VerbalizerHead"]
+Kind = TypeVar("Kind", bound=type[Head])
+
+
+def register_head(head: Kind) -> Kind:
+    """Make a head known in this process, under its `name`; also a decorator of its class.
+
+    Processes that a run starts know it if their script or an entry point of group `silotune.heads` registers it.
+
+    Raises:
+        InputError: the name is taken.
+    """
+    HEADS.register(getattr(head, "name", ""), head)
+    return head
+
+
+__all__ = ["HEADS", "Head", "LanguageModelHead", "LinearHead", "MLPHead", "VerbalizerHead", "register_head"]

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
+from silotune.config import registries
+from silotune.core.registry import Registry
 from silotune.models.tuners.base import Tuner, TunerOptions, Weight, WeightedTensors
 from silotune.models.tuners.bitfit import BitFit
 from silotune.models.tuners.bottleneck import Bottleneck
@@ -12,19 +16,28 @@ from silotune.models.tuners.prefix import PrefixTuning
 from silotune.models.tuners.prompt import PromptTuning
 from silotune.models.tuners.ptuning import PTuning
 
-TUNERS: dict[str, type[Tuner]] = {
-    tuner.name: tuner
-    for tuner in (
-        Bottleneck,
-        LoRA,
-        PrefixTuning,
-        PromptTuning,
-        PTuning,
-        BitFit,
-        IA3,
-        Full,
-    )
-}
+_ALL: tuple[type[Tuner], ...] = (Bottleneck, LoRA, PrefixTuning, PromptTuning, PTuning, BitFit, IA3, Full)
+
+TUNERS: Registry[type[Tuner]] = registries.TUNERS
+
+TUNERS.base = Tuner
+
+TUNERS.provide({tuner.name: tuner for tuner in _ALL})
 
 
-__all__ = ["TUNERS", "Tuner", "TunerOptions", "Weight", "WeightedTensors"]
+Kind = TypeVar("Kind", bound=type[Tuner])
+
+
+def register_tuner(tuner: Kind) -> Kind:
+    """Make a tuner known in this process, under its `name`; also a decorator of its class.
+
+    Processes that a run starts know it if their script or an entry point of group `silotune.tuners` registers it.
+
+    Raises:
+        InputError: the name is taken.
+    """
+    TUNERS.register(getattr(tuner, "name", ""), tuner)
+    return tuner
+
+
+__all__ = ["TUNERS", "Tuner", "TunerOptions", "Weight", "WeightedTensors", "register_tuner"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -10,7 +10,6 @@ import torch
 from pydantic import BaseModel, ValidationError
 
 from silotune.config import Choice, Config, input_error, load_config
-from silotune.errors import unknown
 from silotune.methods import METHODS, Method, Setting
 from silotune.methods.parts import Scope
 from silotune.models.backbone.backbone import Backbone
@@ -21,7 +20,20 @@ from silotune.models.tuners import TUNERS
 Options = TypeVar("Options", bound=BaseModel)
 
 
-METHOD_DEFAULTS: Mapping[str, Mapping[str, object]] = {name: method.defaults for name, method in METHODS.items()}
+class _MethodDefaults(Mapping[str, Mapping[str, object]]):
+    """Method id → the settings it brings along, looked up when needed: a method may be registered at any time."""
+
+    def __getitem__(self, name: str) -> Mapping[str, object]:
+        return METHODS[name].defaults
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(METHODS)
+
+    def __len__(self) -> int:
+        return len(METHODS)
+
+
+METHOD_DEFAULTS = _MethodDefaults()
 
 
 def read_config(source: str, overrides: list[str] | None = None, changes: Sequence[str] = ()) -> Config:
@@ -85,11 +97,7 @@ def make_method(config: Config) -> Method:
     Raises:
         InputError: for an unknown method or tuner, or options they do not have.
     """
-    if config.method.name not in METHODS:
-        raise unknown("method", config.method.name, METHODS)
-    if config.tuner.name not in TUNERS:
-        raise unknown("tuner", config.tuner.name, TUNERS)
-    method, tuner = METHODS[config.method.name], TUNERS[config.tuner.name]
+    method, tuner = METHODS.find(config.method.name), TUNERS.find(config.tuner.name)
     setting = Setting(
         tuner=tuner(_options(tuner.Options, config.tuner, "tuner")),
         head=HEADS[config.head.name].make(config.head),

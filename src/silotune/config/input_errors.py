@@ -1,0 +1,51 @@
+"""One line for the first error that pydantic finds in a group of keys."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any, get_args
+
+from pydantic import BaseModel, ValidationError
+
+from silotune.errors import InputError, unknown
+
+_SHOULD = re.compile(r"^\w+ should")
+
+
+def input_error(error: ValidationError, model: type[BaseModel], prefix: str = "") -> InputError:
+    """The first complaint of pydantic as one line: key, what is allowed, what was given."""
+    first = error.errors()[0]
+    location = [str(word) for word in first["loc"] if not str(word).endswith("]")]
+    words = [*([prefix] if prefix else []), *location]
+    key = ".".join(words)
+    if first["type"] == "extra_forbidden":
+        allowed = _fields_at(model, location[:-1])
+        return unknown("key", key, [".".join([*words[:-1], name]) for name in allowed])
+    message = first["msg"].removeprefix("Value error, ")
+    if first["type"] == "missing":
+        message = "is missing"
+    elif first["type"] in ("model_type", "model_attributes_type", "dict_type"):
+        allowed = _fields_at(model, location)
+        message = f"must be a group of keys{': ' if allowed else ''}{', '.join(allowed)} (got {shown(first['input'])})"
+    elif first["type"] != "value_error":
+        message = f"{_SHOULD.sub('must', message)} (got {shown(first['input'])})"
+    return InputError(f"{key}: {message}" if key else message)
+
+
+def shown(given: object) -> str:
+    """A value as error lines show it, cut where it is long."""
+    text = repr(given)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _fields_at(model: type[BaseModel], location: Sequence[str]) -> list[str]:
+    for word in location:
+        if word.isdigit():
+            continue
+        annotation: Any = model.model_fields[word].annotation if word in model.model_fields else None
+        inner = [a for a in (annotation, *get_args(annotation)) if isinstance(a, type) and issubclass(a, BaseModel)]
+        if not inner:
+            return []
+        model = inner[0]
+    return list(model.model_fields)

@@ -1,0 +1,142 @@
+"""Named objects that other packages can add to: by a call in the process, or by an entry point of an installed package.
+
+The entry-point group of methods is `silotune.methods`, and so for every kind. A group is read once per process, when a
+name is asked for that is not registered, or when all names are listed; so every process of a run finds the same names.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Collection, Iterator, Mapping
+from importlib.metadata import EntryPoint, entry_points
+from types import ModuleType
+from typing import TypeVar
+
+from silotune.errors import InputError, unknown
+
+T = TypeVar("T")
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+class Registry(Mapping[str, T]):
+    """Objects of one kind by name; each name once.
+
+    Args:
+        kind: the kind in the singular, as error lines name it; the entry-point group is `silotune.<kind>s`.
+        reserved: built-in names, known before their objects are (`provide`) or where they have none here.
+        aliases: other spelling → name.
+    """
+
+    def __init__(self, kind: str, reserved: tuple[str, ...] = (), aliases: Mapping[str, str] = {}) -> None:
+        self.kind = kind
+        self.reserved = reserved
+        self.base: type | None = None
+        """The class that registered classes must extend; None: any object."""
+        self._aliases = dict(aliases)
+        self._entries: dict[str, T] = {}
+        self._loaded = False
+        self._lock = threading.RLock()
+
+    @property
+    def group(self) -> str:
+        """The entry-point group."""
+        return f"silotune.{self.kind}s"
+
+    def register(self, name: str, value: T) -> None:
+        """Add an object; adding the same object again changes nothing.
+
+        Raises:
+            InputError: the name is taken or cannot be a name, or the object is not of this kind.
+        """
+        if not isinstance(name, str) or not _NAME.fullmatch(name):
+            raise InputError(
+                f"{self.kind} {name!r}: cannot be a name; allowed: letters, digits, '.', '_' and '-', beginning with a "
+                "letter or digit"
+            )
+        if self.base is not None and not (isinstance(value, type) and issubclass(value, self.base)):
+            raise InputError(f"{self.kind} {name!r}: must be a subclass of {self.base.__name__} (got {value!r})")
+        if name in self.reserved or name in self._aliases or self._entries.get(name, value) is not value:
+            raise InputError(f"{self.kind} {name!r}: there is one of this name already; choose another name")
+        self._entries[name] = value
+
+    def provide(self, objects: Mapping[str, T]) -> None:
+        """Add the built-in objects, in the order in which they are listed."""
+        self._entries = {**objects, **self._entries}
+
+    def canonical(self, name: str) -> str:
+        """The name behind an alias; any other name as it is."""
+        return self._aliases.get(name, name)
+
+    @property
+    def names(self) -> Names:
+        """All names: reserved, registered, and from entry points; looked up when they are used."""
+        return Names(self)
+
+    def find(self, name: str) -> T:
+        """The object of this name.
+
+        Raises:
+            InputError: there is none; the line lists the allowed names.
+        """
+        if name not in self:
+            raise unknown(self.kind, name, self.names)
+        return self[name]
+
+    def __getitem__(self, name: str) -> T:
+        name = self.canonical(name)
+        if name not in self._entries and name not in self.reserved:
+            self._load_entry_points()
+        return self._entries[name]
+
+    def __iter__(self) -> Iterator[str]:
+        self._load_entry_points()
+        return iter(tuple(self._entries))
+
+    def __len__(self) -> int:
+        self._load_entry_points()
+        return len(self._entries)
+
+    def _load_entry_points(self) -> None:
+        with self._lock:
+            if self._loaded:
+                return
+            self._loaded = True  # before the imports: a plug-in may itself ask for names
+            try:
+                for entry in sorted(entry_points(group=self.group)):
+                    self._load(entry)
+            except BaseException:
+                self._loaded = False
+                raise
+
+    def _load(self, entry: EntryPoint) -> None:
+        """Import one plug-in. It may have registered itself on import; a module does so or adds nothing."""
+        where = f"entry point {entry.name!r} = {entry.value!r} of group {self.group}"
+        if entry.dist is not None:
+            where += f" (package {entry.dist.name})"
+        try:
+            value = entry.load()
+            if not isinstance(value, ModuleType) and not any(value is known for known in self._entries.values()):
+                self.register(value.name if isinstance(getattr(value, "name", None), str) else entry.name, value)
+        except InputError as error:
+            raise InputError(f"{where}: {error}") from error
+        except Exception as error:
+            reason = " ".join(str(error).split())
+            raise InputError(f"{where}: cannot be imported ({type(error).__name__}: {reason})") from error
+
+
+class Names(Collection[str]):
+    """The names of a registry, those of built-in choices first."""
+
+    def __init__(self, registry: Registry[T]) -> None:
+        self._registry = registry
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and (name in self._registry.reserved or name in self._registry)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(dict.fromkeys((*self._registry.reserved, *self._registry)))
+
+    def __len__(self) -> int:
+        return len(list(iter(self)))
