@@ -99,7 +99,7 @@ def _federation(words: list[str], source: str, precision: str, silos: int) -> Fe
 
 def _turns(federation: Federation, cohorts: list[list[str]]) -> None:
     broadcast = federation.coordinator.broadcast(1)
-    participant = federation.participant()
+    participant = federation.client()
     for names in cohorts:
         participant.rounds([federation.silos[name] for name in names], broadcast)
 

@@ -70,7 +70,7 @@ def _epoch(federation: Federation) -> Callable[[], dict[str, float]]:
     def run() -> dict[str, float]:
         sums: dict[str, float] = {}
         for silo in federation.silos.values():
-            for name, value in federation.training.round(silo, federation.coordinator.shared, 1).metrics.items():
+            for name, value in federation.trainer.rounds([silo], federation.coordinator.shared, 1)[0].metrics.items():
                 sums[name] = sums.get(name, 0.0) + value
         return sums
 
@@ -78,8 +78,8 @@ def _epoch(federation: Federation) -> Callable[[], dict[str, float]]:
 
 
 def _one_by_one(federation: Federation) -> None:
-    training = federation.training
-    together = training.views_together
+    training = federation.context
+    together = training.views
 
     def apart(
         batches: Sequence[Batch],
@@ -95,5 +95,5 @@ def _one_by_one(federation: Federation) -> None:
                 views |= one
         return found
 
-    training.views_together = apart  # type: ignore[method-assign]
-    training.copies = lambda phase: 1  # type: ignore[method-assign]
+    training.views = apart  # type: ignore[method-assign]
+    training.replicas = lambda phase: 1  # type: ignore[method-assign]

@@ -28,7 +28,7 @@ from silotune.evaluation.scores import state_of
 from silotune.models.backbone.backbone import Backbone
 from silotune.runs.build.builder import build
 from silotune.runs.build.resolve import read_config
-from silotune.training.context import LocalTraining
+from silotune.training.context import TrainingContext
 from silotune.training.federation import Federation
 from silotune.training.silo import SiloState
 
@@ -59,9 +59,9 @@ def measure(repeats: int, rows: int, threads: int, precision: str) -> dict[str, 
     return found | ratio(times["single"], times["batched"])
 
 
-Judged = tuple[LocalTraining, LocalTraining, State, TokenizedRows]
+Judged = tuple[TrainingContext, TrainingContext, State, TokenizedRows]
 """Weights for each text, one weight for all, a silo's model, and texts for it."""
-Predict = Callable[[LocalTraining, State, TokenizedRows], object]
+Predict = Callable[[TrainingContext, State, TokenizedRows], object]
 
 
 def _classification(
@@ -102,9 +102,9 @@ def _both(words: list[str], backbone: Backbone | None = None, data: list[SiloDat
 def _judged(dynamic: Federation, fixed: Federation, rows: int) -> list[Judged]:
     found = []
     for silo in dynamic.silos.values():
-        silo.state = SiloState(_moved(dynamic.training.state_of(silo).private))
+        silo.state = SiloState(_moved(dynamic.context.state_of(silo).private))
         test = next(iter(silo.evaluations.values())).test
-        found.append((dynamic.training, fixed.training, state_of(dynamic, silo), _chosen(test, range(rows))))
+        found.append((dynamic.context, fixed.context, state_of(dynamic, silo), _chosen(test, range(rows))))
     return found
 
 

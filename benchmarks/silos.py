@@ -69,7 +69,7 @@ def _one(model: str, size: int, fraction: float, rounds: int, hidden: int, layer
         gc.collect()
         empty = _resident()
         engine = _engine(backbone, source, size, fraction, rounds, folder / "run")
-        training = _timed(engine.federation.training)
+        training = _timed(engine.federation.context)
         federation, history = engine.federation, engine.history
         gc.collect()
         before = _resident()

@@ -110,7 +110,7 @@ def _needed(federation: Federation) -> int:
 def _ours(federation: Federation, silos: list[str]) -> float:
     started = time.perf_counter()
     for name in silos:
-        federation.training.round(federation.silos[name], federation.coordinator.shared, 1)
+        federation.trainer.rounds([federation.silos[name]], federation.coordinator.shared, 1)[0]
     return time.perf_counter() - started
 
 

@@ -14,6 +14,7 @@ from silotune.cost import estimate
 from silotune.data.tasks import Task
 from silotune.data.tokenized import TokenizedRows
 from silotune.training.federation import Federation
+from silotune.training.local_trainer import LocalTrainer
 from silotune.training.silo import Silo
 
 L, D, F, T, C, B = 3, 48, 80, 20, 2, 8  # blocks, width, feed-forward width, tokens, classes, rows of a batch
@@ -165,11 +166,11 @@ def test_a_real_round_does_the_counted_operations(
     tiny_federation: Callable[..., Federation],
     backbone_folder: Callable[[str], Path],
 ) -> None:
-    training = tiny_federation(method, *words).training
+    training = tiny_federation(method, *words).context
     silo = silo_of(tokens=24, rows=16)  # two batches
     shared = training.initial_shared([silo])
     with FlopCounterMode(display=False) as counter:
-        training.round(silo, shared, 1)
+        LocalTrainer(training).rounds([silo], shared, 1)[0]
     expected = [f"backbone={backbone_folder('bert')}", "tokens=24", "train.batch_size=8", *words]
     assert estimate(method, expected).flops_per_sample_train * 16 == counter.get_total_flops()
 
@@ -178,7 +179,7 @@ def test_peak_memory_is_the_sum_of_what_a_real_step_holds(
     tiny_federation: Callable[..., Federation], backbone_folder: Callable[[str], Path]
 ) -> None:
     words = ("tuner=lora", "method.adapters=1", "head=linear", "head.pooling=first")
-    training = tiny_federation("fedavg", *words).training
+    training = tiny_federation("fedavg", *words).context
     silo = silo_of(tokens=24, rows=8)
     shared = training.initial_shared([silo])
     private = training.state_of(silo).private
@@ -189,7 +190,7 @@ def test_peak_memory_is_the_sum_of_what_a_real_step_holds(
         return tensor
 
     with saved_tensors_hooks(pack, lambda tensor: tensor):
-        training.round(silo, shared, 1)
+        LocalTrainer(training).rounds([silo], shared, 1)[0]
     weights = {tensor.untyped_storage().data_ptr() for tensor in training.backbone.base.state_dict().values()}
     adapter = sum(tensor.numel() for tensor in shared["global"].values())
     head = sum(tensor.numel() for tensor in private["head"].values())

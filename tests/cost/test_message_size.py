@@ -27,7 +27,7 @@ def test_it_is_as_long_as_a_silos_real_update(
     method: str, tiny_federation: Callable[..., Federation], backbone_folder: Callable[[str], Path]
 ) -> None:
     federation = tiny_federation(method)
-    training, silo = federation.training, federation.silos["alpha"]
+    training, silo = federation.context, federation.silos["alpha"]
     state = training.initial_shared(federation.silos.values()) | training.state_of(silo).private
     sent = update_message(state, training.parts, 1, SILO, ROWS)
     broadcast = federation.coordinator.broadcast(1)

@@ -21,7 +21,7 @@ from silotune.distributed.flower.link import ConnectionLost
 from silotune.distributed.protocol.frames import decode
 from silotune.runs.run import run
 from silotune.runs.storage.readers import read_summary
-from silotune.training.context import LocalTraining
+from silotune.training.local_trainer import LocalTrainer
 from tests.support.method_cases import logged
 from tests.support.processes import SAME, assert_nothing_is_left, finish, processes, wait_until
 from tests.support.session_rig import DirectLink, answering, job, local_configs
@@ -48,9 +48,9 @@ def whole(tiny_config, tmp_path_factory):
 @pytest.fixture
 def trained(monkeypatch):
     """The names of silos in the order in which they trained."""
-    names, rounds = [], LocalTraining.rounds
+    names, rounds = [], LocalTrainer.rounds
     monkeypatch.setattr(
-        LocalTraining,
+        LocalTrainer,
         "rounds",
         lambda self, silos, *a: names.extend(silo.name for silo in silos) or rounds(self, silos, *a),
     )

@@ -147,11 +147,11 @@ def unavailable(_faulty, _data):
 def test_a_request_that_went_under_is_asked_again_and_answered_once(whole, tiny_config, fault, tmp_path, monkeypatch):
     config, expected = whole("fedmcp", "federation.patience=0.05")
     trained = []
-    from silotune.training.context import LocalTraining
+    from silotune.training.local_trainer import LocalTrainer
 
-    rounds = LocalTraining.rounds
+    rounds = LocalTrainer.rounds
     monkeypatch.setattr(
-        LocalTraining,
+        LocalTrainer,
         "rounds",
         lambda self, silos, *a: trained.extend(silo.name for silo in silos) or rounds(self, silos, *a),
     )

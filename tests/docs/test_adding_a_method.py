@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from silotune.data.batching import make_batch
+from silotune.data.cohort_batches import own_micro_batches
 from silotune.methods import METHODS
 from silotune.methods.base import Step
 from silotune.runs.run import run
@@ -35,7 +36,7 @@ def apfl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 def test_it_runs_and_only_the_global_adapter_travels(apfl, tiny_config, tmp_path: Path) -> None:
     finished = run(tiny_config("apfl", "rounds=1"), out=tmp_path / "run")
-    parts = finished.federation.training.parts
+    parts = finished.federation.context.parts
     assert [name for name, part in parts.items() if part.scope == "shared"] == ["global"]
     assert finished.summary["sent_parameters"] * 2 == finished.summary["adapter_parameters"]
     learned = [float(silo.state.private["alpha"]["value"]) for silo in finished.federation.silos.values()]
@@ -46,7 +47,7 @@ def test_it_runs_and_only_the_global_adapter_travels(apfl, tiny_config, tmp_path
 def test_each_gets_the_gradient_the_paper_gives_it(apfl, tiny_federation) -> None:
     """w: of CE(w) alone. v and α: of the mixture alone, w constant. α against a finite difference."""
     federation = tiny_federation("apfl", "method.start=0.3")
-    training, silo = federation.training, federation.silos["alpha"]
+    training, silo = federation.context, federation.silos["alpha"]
     draws = torch.Generator().manual_seed(0)
     state = federation.coordinator.shared | training.state_of(silo).private
     state = {
@@ -60,7 +61,8 @@ def test_each_gets_the_gradient_the_paper_gives_it(apfl, tiny_federation) -> Non
         parts = {p: {k: v.clone().requires_grad_(grad) for k, v in t.items()} for p, t in state.items()}
         if change:
             parts["alpha"]["value"] = (state["alpha"]["value"] + change).requires_grad_(grad)
-        views = {n: training.view(batch, training.resolve(m, parts, {}, {})) for n, m in phase.views.items()}
+        mixes = {n: training.resolve(m, parts, {}, {}) for n, m in phase.views.items()}
+        (views,) = training.views([batch], own_micro_batches(batch), [mixes])
         step = Step(batch, views, parts, {}, {}, training.parts)
         return (phase.loss(step) if view == "both" else step.cross_entropy(view, f"head_{view}")), parts
 

@@ -198,9 +198,9 @@ def test_every_tuner_sends_the_attackers_change_magnified(tuner, tiny_config):
     sent = []
     for scale in (1, 10):
         federation = build(tiny_config("fedavg", *words, *attack, f"attack.scale={scale}"))
-        before, participant = flatten(federation.coordinator.shared), federation.participant()
+        before, participant = flatten(federation.coordinator.shared), federation.client()
         broadcast = federation.coordinator.broadcast(1)
-        answers = {name: participant.round(silo, broadcast).message for name, silo in federation.silos.items()}
+        answers = {name: participant.rounds([silo], broadcast)[0].message for name, silo in federation.silos.items()}
         sent.append(
             {name: {key: tensor - before[key] for key, tensor in load(answers[name]).items()} for name in answers}
         )

@@ -91,10 +91,10 @@ def test_both_scores_are_of_the_same_answers(judged, monkeypatch):
     right, wrong = test.answers, ["cold" if answer == "warm" else "warm" for answer in test.answers]
     written = [right[0], f" {right[1]} ", right[2], "cold and warm", wrong[4], right[5].upper()]
     monkeypatch.setattr(predict, "answers", lambda *_: written)
-    found = predict.measure(federation.training, {}, test)
+    found = predict.measure(federation.context, {}, test)
     assert found.accuracy == pytest.approx(100 * 3 / 6)
     assert found.score == pytest.approx(100 * (3 + 1 / 2 + 1) / 6)
-    assert predict.measure(federation.training, {}, federation.silos["say"].evaluations["say"].test).accuracy is None
+    assert predict.measure(federation.context, {}, federation.silos["say"].evaluations["say"].test).accuracy is None
 
 
 def test_without_test_time_own_rows_have_it(config, judged, tmp_path):

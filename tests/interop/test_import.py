@@ -114,7 +114,7 @@ def test_an_exported_adapter_comes_back_unchanged(silotune: Silotune, runs, tmp_
     again = begun([*runs.words("roberta", "lora"), f"start={tmp_path / 'out'}"])
     kept = run.federation.coordinator.shared["global"]
     found = again.federation.coordinator.shared["global"]
-    assert list(found) == list(again.federation.training.start)
+    assert list(found) == list(again.federation.context.start)
     assert found.keys() == kept.keys()
     assert all(found[name].equal(kept[name]) for name in kept)
 
@@ -131,7 +131,7 @@ def test_a_finished_run_needs_its_start_no_more(runs, made, tmp_path):
     again = load_run(place)
     assert again.model(never).predict(PAIRS) == ran.model(never).predict(PAIRS)
     kept = load_file(made[0] / "adapter_model.safetensors")
-    own = again.federation.training.state_of(again.federation.silos[never]).private["private"]
+    own = again.federation.context.state_of(again.federation.silos[never]).private["private"]
     assert all(own[name.removeprefix("base_model.model.")].equal(tensor) for name, tensor in kept.items())
 
 

@@ -62,7 +62,7 @@ def test_transformers_alone_loads_the_silos_model(runs, family, tuner, tmp_path)
     close(found, expected)
     state = state_of(run.federation, run.federation.silos["beta"])
     close(
-        [head_logits(tmp_path / "out", found)], [logits(run.federation.training, state, tokenised(run, "beta", PAIRS))]
+        [head_logits(tmp_path / "out", found)], [logits(run.federation.context, state, tokenised(run, "beta", PAIRS))]
     )
     plain = states_of(AutoModel.from_pretrained(runs.model(family)).eval(), family, tmp_path / "out")
     assert max((one - other).abs().max() for one, other in zip(found, plain, strict=True)) > 0.01

@@ -37,7 +37,7 @@ PAIRS_OF = [
 
 def own_logits(run, silo, texts):
     return logits(
-        run.federation.training, state_of(run.federation, run.federation.silos[silo]), tokenised(run, silo, texts)
+        run.federation.context, state_of(run.federation, run.federation.silos[silo]), tokenised(run, silo, texts)
     )
 
 

@@ -12,6 +12,7 @@ import torch
 from silotune.core.randomness import derive, sampler
 from silotune.core.tensors import copy as copied
 from silotune.data.batching import make_batch
+from silotune.data.cohort_batches import own_micro_batches
 from silotune.data.tasks import Row
 from silotune.errors import InputError
 from silotune.evaluation.instance_vectors import embed, weigh, with_instances
@@ -23,6 +24,7 @@ from silotune.runs.build.builder import build
 from silotune.runs.build.resolve import read_config
 from silotune.runs.load import load_run
 from silotune.runs.run import run
+from silotune.training.local_trainer import LocalTrainer
 from tests.support.command_line import command
 from tests.support.language_models import folder_of, made
 from tests.support.tiny import GOOD, NOUNS
@@ -80,7 +82,7 @@ def fold_entries(config, *words, seed=3):
         }
 
     federation.coordinator.shared = moved(federation.coordinator.shared)
-    silo.state = federation.training.state_of(silo)
+    silo.state = federation.context.state_of(silo)
     silo.state.private = moved(silo.state.private)
     return federation, silo
 
@@ -114,11 +116,12 @@ def prompt_of(rows, row):
 def test_the_local_phase_sees_base_and_both_updates(config, alpha):
     """Token losses under `(1 − α)·Δθ_g + α·Δθ_l` are those of one model with both updates merged into its weights."""
     federation, silo = fold_entries(config, "feddpa-t", f"method.alpha={alpha}")
-    training, rows = federation.training, silo.train["echo"]
+    training, rows = federation.context, silo.train["echo"]
     phase = next(phase for phase in training.phases if phase.name == "local")
     state = state_of(federation, silo)
     batch = make_batch(rows, range(7), 0)
-    views = {name: training.view(batch, training.resolve(mix, state, {}, {})) for name, mix in phase.views.items()}
+    mixes = {name: training.resolve(mix, state, {}, {}) for name, mix in phase.views.items()}
+    (views,) = training.views([batch], own_micro_batches(batch), [mixes])
     with torch.no_grad():
         found = phase.loss(Step(batch, views, state, {}, {}, training.parts))
         model = merged(state, {"global": 1 - alpha, "private": alpha})
@@ -174,7 +177,7 @@ def test_alpha_is_the_mean_similarity_by_hand(config, method, scale, words):
         return states[-1] if options.representation == "last" else states.mean(0)
 
     own, asked = silo.train["echo"], federation.silos["noun"].evaluations["noun"].test
-    found = weigh(federation.training, state, asked)
+    found = weigh(federation.context, state, asked)
     draws, expected = [], []
     for row in range(len(asked)):
         seed = derive(1, "instances", "echo")
@@ -192,7 +195,7 @@ def test_alpha_is_the_mean_similarity_by_hand(config, method, scale, words):
 def test_rows_of_one_batch_have_their_own_weights(config):
     """Scores of the first word, all rows in one batch of different α, against each row's own merged model."""
     federation, silo = fold_entries(config, "feddpa-f", "method.clip=false")
-    training, state = federation.training, state_of(federation, silo)
+    training, state = federation.context, state_of(federation, silo)
     asked = federation.silos["noun"].evaluations["noun"].test
     alpha = weigh(training, state, asked).alpha
     batch = make_batch(asked, range(len(asked)), 0, 10**6)  # one micro-batch
@@ -208,7 +211,7 @@ def test_rows_of_one_batch_have_their_own_weights(config):
 
 def test_a_texts_weight_does_not_depend_on_its_batch(config):
     federation, silo = fold_entries(config, "feddpa-t")
-    training, state = federation.training, state_of(federation, silo)
+    training, state = federation.context, state_of(federation, silo)
     tokenize = training.method.setting.head.row_tokenizer(training.backbone, 64)
     rows = [Row((f"say {word} {'very ' * n}often", ""), 0) for n, word in enumerate(GOOD)]
     together = weigh(training, state, tokenize(silo.train["echo"].task, rows))
@@ -223,7 +226,7 @@ def test_answers_are_those_of_every_texts_own_merged_model(config):
     """Batched, with a cache, under different weights: what transformers' own search writes, row by row."""
     for beams in (1, 3):
         federation, silo = fold_entries(config, "feddpa-f", f"head.beams={beams}", "head.max_new_tokens=6")
-        training, state = federation.training, state_of(federation, silo)
+        training, state = federation.context, state_of(federation, silo)
         asked = federation.silos["noun"].evaluations["noun"].test
         alpha = weigh(training, state, asked).alpha.tolist()
         written = answers(training, state, asked)
@@ -240,7 +243,7 @@ def test_answers_are_those_of_every_texts_own_merged_model(config):
 
 def test_a_prompt_is_embedded_without_its_answer(config):
     federation, silo = fold_entries(config, "feddpa-f")
-    training, state = federation.training, state_of(federation, silo)
+    training, state = federation.context, state_of(federation, silo)
     tokenize = training.method.setting.head.row_tokenizer(training.backbone, 64)
     task = silo.train["echo"].task
     one, other = (tokenize(task, [Row(("say warm", ""), 0, answer)]) for answer in ("warm", "a long and cold winter"))
@@ -252,9 +255,9 @@ def test_a_prompt_is_embedded_without_its_answer(config):
 def test_a_silo_that_never_trained_answers_with_the_global_part_alone(config):
     federation, _ = fold_entries(config, "feddpa-t")
     silo = federation.silos["noun"]
-    state = with_instances(federation.training, silo, federation.coordinator.shared)
+    state = with_instances(federation.context, silo, federation.coordinator.shared)
     asked = silo.evaluations["noun"].test
-    assert weigh(federation.training, state, asked).alpha.tolist() == [0.0] * len(asked)
+    assert weigh(federation.context, state, asked).alpha.tolist() == [0.0] * len(asked)
 
 
 # -- phases ------------------------------------------------------------------------------------------------------------
@@ -267,23 +270,23 @@ def equal(one, other):
 def test_the_phases_of_feddpa_t_leave_each_other_alone(config):
     """The global part after a round is that of FedIT's: no bit comes from the local phase; and the reverse."""
     federation, silo = fold_entries(config, "feddpa-t")
-    training, shared = federation.training, {name: copied(t) for name, t in federation.coordinator.shared.items()}
+    training, shared = federation.context, {name: copied(t) for name, t in federation.coordinator.shared.items()}
     before = {name: copied(tensors) for name, tensors in silo.state.private.items()}
-    whole = training.round(silo, shared, 1)
-    alone = build(config("fedit")).training
-    plain = alone.round(silo, shared, 1)
+    whole = LocalTrainer(training).rounds([silo], shared, 1)[0]
+    alone = build(config("fedit")).context
+    plain = LocalTrainer(alone).rounds([silo], shared, 1)[0]
     assert equal(whole.state["global"], plain.state["global"])
     assert not equal(whole.state["global"], shared["global"])
     phases, training.phases = training.phases, [phase for phase in training.phases if phase.name == "global"]
-    only_global = training.round(silo, shared, 1)
+    only_global = LocalTrainer(training).rounds([silo], shared, 1)[0]
     assert equal(only_global.state["private"], before["private"])
     training.phases = [phase for phase in phases if phase.name == "local"]
-    only_local = training.round(silo, shared, 1)
+    only_local = LocalTrainer(training).rounds([silo], shared, 1)[0]
     assert equal(only_local.state["global"], shared["global"])
     assert not equal(only_local.state["private"], before["private"])
     # The local phase beside the received global part is not the one beside the part just trained (Algorithm 2).
     assert not equal(only_local.state["private"], whole.state["private"])
-    received = build(config("feddpa-t", "method.sees=received")).training.round(silo, shared, 1)
+    received = build(config("feddpa-t", "method.sees=received")).trainer.rounds([silo], shared, 1)[0]
     assert equal(received.state["private"], only_local.state["private"])
     assert equal(received.state["global"], whole.state["global"])
 
@@ -293,12 +296,12 @@ def test_the_local_part_begins_as_the_global_one_and_leaves_it(config, method):
     """With a step too small to see, local = global in all silos, sampled or not; the rounds are FedIT's."""
     federation, silo = fold_entries(config, method, "train.lr=1e-30")
     shared = federation.coordinator.shared
-    result = federation.training.final(silo, shared, 2)
+    result = federation.trainer.finals([silo], shared, 2)[0]
     assert equal(result.state["private"], shared["global"])
-    trained = build(config(method)).training.final(silo, shared, 2)
+    trained = build(config(method)).trainer.finals([silo], shared, 2)[0]
     assert equal(trained.state["global"], shared["global"])
     assert not equal(trained.state["private"], shared["global"])
-    rounds = [build(config(name)).training.round(silo, shared, 1).state["global"] for name in (method, "fedit")]
+    rounds = [build(config(name)).trainer.rounds([silo], shared, 1)[0].state["global"] for name in (method, "fedit")]
     assert equal(*rounds)
 
 
@@ -309,7 +312,7 @@ def test_fedprox_holds_the_global_part_near_the_received_one(config, method):
 
     def moved(mu):
         words = (f"method.mu={mu}", "train.epochs=4", "train.lr=0.01")
-        state = build(config(method, *words)).training.round(silo, shared, 1).state["global"]
+        state = build(config(method, *words)).trainer.rounds([silo], shared, 1)[0].state["global"]
         return sum(float((tensor - shared["global"][name]).square().sum()) for name, tensor in state.items())
 
     assert moved(100) < 0.5 * moved(0)
@@ -333,7 +336,7 @@ def test_every_silo_is_judged_on_every_task(finished):
     for name, entry in silos.items():
         state = state_of(federation, federation.silos[name])
         expected = {
-            task: score(federation.training, state, federation.silos[task].evaluations[task].test) for task in SILOS
+            task: score(federation.context, state, federation.silos[task].evaluations[task].test) for task in SILOS
         }
         assert entry["on_tasks"] == expected
         assert entry["personalization"] == entry["test"] == expected[name]
@@ -384,7 +387,7 @@ def test_unseen_tasks_and_new_silos(config, tmp_path):
     means = {
         name: float(
             weigh(
-                federation.training, state_of(federation, silo), federation.absent["noun"].train["noun"]
+                federation.context, state_of(federation, silo), federation.absent["noun"].train["noun"]
             ).similarities.mean()
         )
         for name, silo in federation.silos.items()

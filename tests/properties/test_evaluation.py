@@ -24,12 +24,12 @@ def test_one_batch_gives_what_many_batches_give(reference, case, monkeypatch):
         state = state_of(federation, silo)
         for name, evaluation in silo.evaluations.items():
             monkeypatch.setattr(batching, "EVALUATED", 10_000)
-            whole = predict.logits(federation.training, state, evaluation.test)
+            whole = predict.logits(federation.context, state, evaluation.test)
             monkeypatch.setattr(batching, "EVALUATED", 1)  # one row at a time: without any padding
-            pieces = predict.logits(federation.training, state, evaluation.test)
+            pieces = predict.logits(federation.context, state, evaluation.test)
             torch.testing.assert_close(pieces, whole, rtol=0, atol=2e-6)
             monkeypatch.setattr(batching, "EVALUATED", 4)
-            assert predict.score(federation.training, state, evaluation.test) == run.silos[name]["test"]
+            assert predict.score(federation.context, state, evaluation.test) == run.silos[name]["test"]
 
 
 def moved_away(state, draws):
@@ -47,7 +47,7 @@ def test_rows_keep_what_is_theirs_in_any_batch(reference, case, monkeypatch):
     Where texts are weighted one by one, any other assignment of their weights to the rows is told apart.
     """
     federation = reference(case)[0].federation
-    training, draws = federation.training, torch.Generator().manual_seed(5)
+    training, draws = federation.context, torch.Generator().manual_seed(5)
     shared = moved_away(federation.coordinator.shared, draws)
     for silo in federation.silos.values():
         own = replace(silo, instances=None)

@@ -12,7 +12,7 @@ from silotune.core.tensors import digest, unflatten
 from silotune.models.backbone.backbone import Backbone
 from silotune.models.backbone.loading import load_backbone
 from silotune.runs.build.resolve import make_method
-from silotune.training.context import LocalTraining
+from silotune.training.context import TrainingContext
 from tests.support.method_cases import every_case, read_message, tapped
 
 
@@ -40,7 +40,7 @@ def test_a_run_changes_no_bit_of_the_backbone(federate, case, tmp_path):
     assert bits(federate.backbone) == before
     assert {name: id(tensor) for name, tensor in federate.backbone.model.named_parameters()} == identities
     assert_idle(federate.backbone)
-    training: LocalTraining = run.federation.training
+    training: TrainingContext = run.federation.context
     silos = run.federation.silos
     shared = unflatten(read_message(wire.down[-1])[0]) if last > 1 else training.initial_shared(silos.values())
     for (number, name), result in wire.results.items():  # and it did train: no part is where it started

@@ -22,10 +22,10 @@ def test_a_term_is_the_mean_over_the_steps_that_have_it(method, tiny_federation,
         count(local, batch, terms, *more)
 
     monkeypatch.setattr(local_round._Local, "count", noted)
-    silo, participant = next(iter(federation.silos.values())), federation.participant()
+    silo, participant = next(iter(federation.silos.values())), federation.client()
     for number in (1, 2):  # in a silo's first round FedFAME trains nothing
         seen.clear()
-        metrics = participant.round(silo, federation.coordinator.broadcast(number)).metrics
+        metrics = participant.rounds([silo], federation.coordinator.broadcast(number))[0].metrics
         logged = {term: value for term, value in metrics.items() if term in seen}
         assert logged == pytest.approx({term: sum(values) / len(values) for term, values in seen.items()})
     assert "loss" in seen

@@ -19,7 +19,7 @@ ROWS = 22
 def gradients(federation, phase, state, received, batch):
     state = dict(state)
     leaves = trained(state, phase)
-    loss = phase.loss(make_step(federation.training, phase, batch, state, received))
+    loss = phase.loss(make_step(federation.context, phase, batch, state, received))
     loss.backward()
     return float(loss.detach()), {name: leaf.grad for name, leaf in leaves.items() if leaf.grad is not None}
 
@@ -41,12 +41,12 @@ def compare(federation):
     silo = federation.silos.get("gamma") or next(iter(federation.silos.values()))
     rows = silo.train.get("gamma") or next(iter(silo.train.values()))
     state, other = (random_parts(federation, silo, seed=seed, spread=0.1) for seed in (1, 2))
-    parts = federation.training.parts
+    parts = federation.context.parts
     received = {name: other[name] for name, part in parts.items() if part.scope is Scope.SHARED}
     assert len({len(rows.ids[row]) for row in range(ROWS)}) > 4
     whole = cut_batch(federation.backbone, rows, range(ROWS), ROWS)
     assert len(whole.micro) == 1
-    for phase in federation.training.phases:
+    for phase in federation.context.phases:
         loss, expected = gradients(federation, phase, state, received, whole)
         assert any(gradient.abs().max() > 1e-4 for gradient in expected.values())
         for batch in batches(federation.backbone, rows):
@@ -116,18 +116,16 @@ def test_dropout_is_on_in_full_fine_tuning_alone(tiny_federation):
     for method, random in {"fedavg": False, "fedavg-full": True}.items():
         federation = tiny_federation(method)
         silo = federation.silos["gamma"]
-        (phase,) = federation.training.phases
+        (phase,) = federation.context.phases
         shared = federation.coordinator.shared
-        state = shared | federation.training.state_of(silo).private
+        state = shared | federation.context.state_of(silo).private
         leaves = dict(state)
         trained(leaves, phase)
         batch = make_batch(silo.train["gamma"], range(8), 0)
-        losses = {
-            float(phase.loss(make_step(federation.training, phase, batch, leaves, shared)).detach()) for _ in "12"
-        }
+        losses = {float(phase.loss(make_step(federation.context, phase, batch, leaves, shared)).detach()) for _ in "12"}
         assert (len(losses) == 2) is random
         assert not federation.backbone.base.training
-        assert len({float(federation.training.logits(state, batch).sum()) for _ in "12"}) == 1
+        assert len({float(federation.context.logits(state, batch).sum()) for _ in "12"}) == 1
 
 
 def test_dropout_draws_from_the_runs_seed(tiny_federation):
@@ -136,7 +134,7 @@ def test_dropout_draws_from_the_runs_seed(tiny_federation):
         federation = tiny_federation("fedavg-full", "train.steps=2")
         torch.manual_seed(process_seed)
         before = torch.get_rng_state()
-        result = federation.training.round(federation.silos["gamma"], federation.coordinator.shared, 1)
+        result = federation.trainer.rounds([federation.silos["gamma"]], federation.coordinator.shared, 1)[0]
         assert torch.equal(torch.get_rng_state(), before)
         found.add(digest(flatten(result.state)))
     assert len(found) == 1
@@ -159,7 +157,7 @@ def test_gradient_checkpointing_changes_memory_alone(words, tiny_config):
         block = federation.backbone.base.encoder.layer[1]
         again.append("forward" in vars(block) and "checkpoint" in block.forward.__qualname__)
         silos = [federation.silos[name] for name in ("alpha", "beta")][: federation.config.cohort]
-        found.append([one.state for one in federation.training.rounds(silos, federation.coordinator.shared, 1)])
+        found.append([one.state for one in federation.trainer.rounds(silos, federation.coordinator.shared, 1)])
     assert again == [False, True]
     for plain, saving in zip(*found, strict=True):
         for name, tensor in flatten(plain).items():

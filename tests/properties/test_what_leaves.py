@@ -10,7 +10,7 @@ import torch
 
 from silotune.communication.messages import update_message
 from silotune.methods.parts import Scope
-from silotune.training.context import LocalTraining
+from silotune.training.context import TrainingContext
 from silotune.training.local_round import LocalResult
 from tests.support.method_cases import CASES, ONE_TASK_ROWS, TRAIN_ROWS, every_case, read_message, tapped
 
@@ -30,7 +30,7 @@ SENT = {
 """By the papers; heads are private unless the case shares them, the demo's baselines have two adapters."""
 
 
-def shared_names(training: LocalTraining) -> set[str]:
+def shared_names(training: TrainingContext) -> set[str]:
     return {name for name, part in training.parts.items() if part.scope is Scope.SHARED}
 
 
@@ -39,13 +39,13 @@ def test_the_sent_parts_are_those_of_the_paper(reference, case):
     run, wire = reference(case)
     found = {name.split("/")[0] for _, _, message in wire.up for name in read_message(message)[0]}
     assert found == SENT[case]
-    assert shared_names(run.federation.training) == SENT[case]
+    assert shared_names(run.federation.context) == SENT[case]
 
 
 @every_case
 def test_a_message_holds_exactly_the_shared_parts(reference, case):
     run, wire = reference(case)
-    training, silos = run.federation.training, run.federation.silos
+    training, silos = run.federation.context, run.federation.silos
     tasks = {rows.task.name: rows.task for silo in silos.values() for rows in silo.train.values()}.values()
     shapes = {
         f"{name}/{tensor}": tuple(value.shape)
@@ -84,7 +84,7 @@ def hashes(messages: dict[str, bytes]) -> dict[str, str]:
     return {silo: hashlib.sha256(message).hexdigest() for silo, message in messages.items()}
 
 
-def spoil_private(result: LocalResult, training: LocalTraining) -> None:
+def spoil_private(result: LocalResult, training: TrainingContext) -> None:
     """Put other numbers into everything that is private."""
     draws = torch.Generator().manual_seed(99)
     for part in result.state.keys() - shared_names(training):
@@ -107,7 +107,7 @@ def test_private_state_changed_by_hand_changes_no_byte_of_what_the_engine_sends(
 @every_case
 def test_each_private_tensor_changed_by_hand_changes_no_byte(reference, case):
     run, wire = reference(case)
-    training = run.federation.training
+    training = run.federation.context
     shared = shared_names(training)
     (number, silo), result = next(iter(wire.results.items()))
     whole = {part: dict(tensors) for part, tensors in result.state.items()}

@@ -59,7 +59,7 @@ def test_cohorts_are_those_of_one_process(federate, tmp_path):
 
 @pytest.mark.usefixtures("one_pool")
 def test_the_work_is_done_elsewhere_and_the_longest_first(federate, pool, tmp_path, monkeypatch):
-    monkeypatch.setattr("silotune.training.context.LocalTraining.rounds", None)  # here, not there
+    monkeypatch.setattr("silotune.training.local_trainer.LocalTrainer.rounds", None)  # here, not there
     reported: list[str] = []
     asked: list[str] = []
     submit = pool.submit

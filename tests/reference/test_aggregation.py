@@ -13,6 +13,7 @@ from silotune.communication.aggregation import AGGREGATIONS, Update, by_samples,
 from silotune.communication.messages import update_message
 from silotune.core.tensors import digest, flatten, unflatten
 from silotune.training.coordinator import Coordinator
+from silotune.training.local_trainer import LocalTrainer
 
 SHAPES = {"global/w": (7, 5), "global/b": (5,), "other/s": ()}
 ROWS = {"delta": 3, "alpha": 1000, "charlie": 17, "bravo": 250, "echo": 1}
@@ -118,10 +119,10 @@ def test_a_federations_round_ends_with_the_mean_of_what_silos_sent(name, tiny_fe
         rows = silo.train[task]
         keep = 20 * (number + 1)
         silo.train[task] = type(rows)(rows.task, rows.ids[:keep], rows.types and rows.types[:keep], rows.labels[:keep])
-    coordinator, training = federation.coordinator, federation.training
+    coordinator, training = federation.coordinator, federation.context
     found = []
     for silo in federation.silos.values():
-        result = training.round(silo, coordinator.shared, 1)
+        result = LocalTrainer(training).rounds([silo], coordinator.shared, 1)[0]
         message = update_message(result.state, training.parts, 1, silo.name, silo.rows)
         found.append(coordinator.receive(1, silo.name, message))
         assert found[-1].tensors.keys() == {f"global/{key}" for key in result.state["global"]}

@@ -27,7 +27,7 @@ def test_ditto(lam, tiny_federation):
     """Algorithm 1: the global objective first; then `CE + (λ/2)·‖v − w‖²`, w as received, not as just trained."""
     federation, silo, state = set_up(tiny_federation, "ditto", f"method.lam={lam}")
     received = copy(state["global"])
-    result = federation.training.round(silo, shared_of(federation, state), 1)
+    result = federation.trainer.rounds([silo], shared_of(federation, state), 1)[0]
 
     def personal(now):
         away = sum(((now["private"][name] - anchor) ** 2).sum() for name, anchor in received.items())
@@ -43,8 +43,8 @@ def test_ditto(lam, tiny_federation):
 
 def test_dittos_phases_touch_only_their_own(tiny_federation):
     federation, silo, state = set_up(tiny_federation, "ditto")
-    seen = watched(federation.training)
-    federation.training.round(silo, shared_of(federation, state), 1)
+    seen = watched(federation.context)
+    federation.trainer.rounds([silo], shared_of(federation, state), 1)[0]
     for own, others in (("global", ("private", "head_private")), ("personal", ("global", "head_global"))):
         assert len(seen[own]) == 2
         assert_untouched(seen[own], others)
@@ -54,7 +54,7 @@ def test_dittos_phases_touch_only_their_own(tiny_federation):
 def test_dittos_personal_adapter_begins_as_the_global_one(tiny_federation):
     federation = tiny_federation("ditto")
     for silo in federation.silos.values():
-        own, shared = federation.training.state_of(silo).private["private"], federation.coordinator.shared["global"]
+        own, shared = federation.context.state_of(silo).private["private"], federation.coordinator.shared["global"]
         assert own.keys() == shared.keys()
         assert all(torch.equal(own[name], tensor) for name, tensor in shared.items())
 
@@ -94,8 +94,8 @@ def test_fedrep(head_epochs, tiny_federation):
     federation, silo, state = set_up(
         tiny_federation, "fedrep", "method.adapters=1", f"method.head_epochs={head_epochs}"
     )
-    seen = watched(federation.training)
-    result = federation.training.round(silo, shared_of(federation, state), 1)
+    seen = watched(federation.context)
+    result = federation.trainer.rounds([silo], shared_of(federation, state), 1)[0]
     loss = one_adapter(federation, silo)
     stages = [Stage(("head",), loss, steps=head_epochs), Stage(("global",), loss)]
     assert_same(result.state, descended(state, stages), state, ("global", "head"))
@@ -110,7 +110,7 @@ def test_fedrep(head_epochs, tiny_federation):
 
 def test_fedrep_with_two_adapters(tiny_federation):
     federation, silo, state = set_up(tiny_federation, "fedrep", "method.adapters=2")
-    result = federation.training.round(silo, shared_of(federation, state), 1)
+    result = federation.trainer.rounds([silo], shared_of(federation, state), 1)[0]
 
     def loss(now):
         both = states(federation, silo, (0.5, now["global"]), (0.5, now["global_2"]))
@@ -123,13 +123,13 @@ def test_fedrep_with_two_adapters(tiny_federation):
 def test_fedper(tiny_federation):
     """Body and personal layer together; where FedAvg would send the head, it still stays."""
     federation, silo, state = set_up(tiny_federation, "fedper", "method.adapters=1")
-    result = federation.training.round(silo, shared_of(federation, state), 1)
+    result = federation.trainer.rounds([silo], shared_of(federation, state), 1)[0]
     together = [Stage(("global", "head"), one_adapter(federation, silo))]
     assert_same(result.state, descended(state, together), state, ("global", "head"))
     one_task = ["data.tasks=[alpha]", "partition=iid", "partition.silos=2"]
     shared = tiny_federation("fedavg", "method.adapters=1", "head.scope=shared", *one_task)
-    assert names_with(shared.training.parts, Scope.SHARED) == ["global", "head"]
-    assert names_with(federation.training.parts, Scope.SHARED) == ["global"]
+    assert names_with(shared.context.parts, Scope.SHARED) == ["global", "head"]
+    assert names_with(federation.context.parts, Scope.SHARED) == ["global"]
 
 
 # -- FedMatch ---------------------------------------------------------------------------------------------------------
@@ -138,7 +138,7 @@ def test_fedper(tiny_federation):
 def test_fedmatch(tiny_federation):
     """Shared adapter and private patch, each half, learn together with the head."""
     federation, silo, state = set_up(tiny_federation, "fedmatch")
-    result = federation.training.round(silo, shared_of(federation, state), 1)
+    result = federation.trainer.rounds([silo], shared_of(federation, state), 1)[0]
 
     def loss(now):
         both = states(federation, silo, (0.5, now["global"]), (0.5, now["private"]))
@@ -168,7 +168,7 @@ def test_fedap(tiny_federation):
     """One bottleneck adapter, whatever tuner the setting has."""
     federation, silo, state = set_up(tiny_federation, "fedap")
     assert set(state) == {"global", "head"}
-    result = federation.training.round(silo, shared_of(federation, state), 1)
+    result = federation.trainer.rounds([silo], shared_of(federation, state), 1)[0]
     together = [Stage(("global", "head"), one_adapter(federation, silo))]
     assert_same(result.state, descended(state, together), state, ("global", "head"))
 
@@ -177,7 +177,7 @@ def test_fedlr(tiny_federation):
     """`W·x + (alpha / r)·B·A·x` on query and value; here r = 4 and alpha = 6."""
     federation, silo, state = set_up(tiny_federation, "fedlr", "tuner.alpha=6")
     assert all(".query.lora_" in name or ".value.lora_" in name for name in state["global"])
-    result = federation.training.round(silo, shared_of(federation, state), 1)
+    result = federation.trainer.rounds([silo], shared_of(federation, state), 1)[0]
 
     def loss(now):
         found = states(federation, silo, loras=[(6 / 4, now["global"])])

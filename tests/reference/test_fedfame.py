@@ -22,7 +22,8 @@ from silotune.models.heads import LinearHead
 from silotune.models.tuners import TUNERS
 from silotune.runs.build import builder as building
 from silotune.runs.run import run
-from silotune.training.context import LocalTraining
+from silotune.training.context import TrainingContext
+from silotune.training.local_trainer import LocalTrainer
 from silotune.training.silo import SiloState
 from tests.support import by_hand
 from tests.support.numeric_rig import arrays, doubled, make_step, random_parts, some_rows, trained
@@ -72,7 +73,7 @@ def parts_of(federation):
 
 def step_of(federation, silo, state, received, before):
     """A step whose memory holds the silo's previous parts, as after an earlier participation."""
-    training = federation.training
+    training = federation.context
     (phase,) = training.phases
     batch = some_rows(federation, silo)
     memory = {f"previous/{part}/{key}": t for part in ("global", PROJECTION) for key, t in before[part].items()}
@@ -89,7 +90,7 @@ def test_loss_terms_against_numpy(federation, parts_of):
     silo, state, received, before = parts_of
     phase, step = step_of(federation, silo, state, received, before)
     pooling = federation.method.setting.head.pooling
-    training = federation.training
+    training = federation.context
     tuner = federation.method.setting.tuner
 
     def pooled(tensors):
@@ -115,7 +116,7 @@ def test_loss_terms_against_numpy(federation, parts_of):
 def test_gradient_against_finite_differences(federation, parts_of):
     """Of the local parts alone: received and previous ones are anchors."""
     silo, state, received, before = parts_of
-    (phase,) = federation.training.phases
+    (phase,) = federation.context.phases
     state = {part: dict(tensors) for part, tensors in state.items()}
     leaves = trained(state, phase)
     anchors = [tensor.requires_grad_() for part in SHARED for tensor in received[part].values()]
@@ -155,11 +156,11 @@ def test_limit_cases():
 def test_equal_to_the_global_model_the_loss_is_entropy_and_its_gradient_zero(federation, parts_of):
     """First participation: current = previous = received."""
     silo, state, *_ = parts_of
-    (phase,) = federation.training.phases
+    (phase,) = federation.context.phases
     received = {part: dict(tensors) for part, tensors in state.items()}
     state = {part: dict(tensors) for part, tensors in state.items()}
     leaves = trained(state, phase)
-    step = make_step(federation.training, phase, some_rows(federation, silo), state, received)
+    step = make_step(federation.context, phase, some_rows(federation, silo), state, received)
     loss = phase.loss(step)
     pooled = step.views["received"][federation.method.setting.head.pooling].numpy()
     entropies = [-(softmax(row) * np.log(softmax(row))).sum() for row in classify(arrays(received["head"]), pooled)]
@@ -177,16 +178,16 @@ def flat_bits(state) -> str:
 
 def test_first_participation_keeps_the_received_parts_bit_for_bit(tiny_federation):
     federation = tiny_federation("fedfame")
-    training, shared = federation.training, federation.coordinator.shared
+    training, shared = federation.context, federation.coordinator.shared
     silo = next(iter(federation.silos.values()))
-    result = training.round(silo, shared, 1)
+    result = LocalTrainer(training).rounds([silo], shared, 1)[0]
     assert flat_bits(result.state) == flat_bits(shared)
     assert result.metrics["steps"] == 0
     assert "first participation" in result.note
     silo.state = SiloState({}, result.memory)
     # While it is not sampled the coordinator's parts move on; then it trains, with its own previous model kept.
     later = {part: {key: t + 0.05 * torch.sin(t * 99 + 1) for key, t in shared[part].items()} for part in shared}
-    again = training.round(silo, later, 5)
+    again = LocalTrainer(training).rounds([silo], later, 5)[0]
     assert again.note == ""
     assert again.metrics["steps"] == math.ceil(silo.rows / 8)
     for part in SHARED:
@@ -219,7 +220,7 @@ def test_the_server_step_trains_adapter_and_classifier_and_nothing_else(tiny_fed
     shared = federation.coordinator.shared
     before = {part: digest(tensors) for part, tensors in shared.items()}
     memory = {name: silo.state for name, silo in federation.silos.items()}
-    result = federation.training.server_step(federation.server, shared, 1)
+    result = federation.trainer.server_step(federation.server, shared, 1)
     assert {part: digest(tensors) for part, tensors in shared.items()} == before  # a result, nothing in place
     assert digest(result.state[PROJECTION]) == before[PROJECTION]
     assert digest(result.state["global"]) != before["global"]
@@ -227,7 +228,7 @@ def test_the_server_step_trains_adapter_and_classifier_and_nothing_else(tiny_fed
     assert result.state.keys() == SHARED
     assert result.metrics["rows"] == 3 * 10
     assert {name: silo.state for name, silo in federation.silos.items()} == memory
-    one, other = (federation.training.server_step(federation.server, shared, number).state for number in (1, 2))
+    one, other = (federation.trainer.server_step(federation.server, shared, number).state for number in (1, 2))
     assert digest(one["global"]) == digest(result.state["global"]) != digest(other["global"])
 
 
@@ -238,7 +239,7 @@ def test_one_server_step_is_a_gradient_step_on_cross_entropy(tiny_federation):
     server = federation.server
     (rows,) = server.train.values()
     shared = random_parts(federation, server)
-    result = federation.training.server_step(server, shared, 1)
+    result = federation.trainer.server_step(server, shared, 1)
     weight, bias = shared["head"]["alpha.out.weight"], shared["head"]["alpha.out.bias"]
     batch = some_rows(federation, server, count=10, micro_batch=10)
     ingredient = MixEntry(federation.method.setting.tuner, shared["global"], 1)
@@ -258,7 +259,7 @@ def test_a_server_phase_over_a_private_part_is_refused():
 
     method = Wrong(Setting(TUNERS["lora"](TUNERS["lora"].Options()), LinearHead()))  # heads are private by default
     with pytest.raises(ValueError, match="private part"):
-        LocalTraining(None, method, TrainConfig(), 0)
+        TrainingContext(None, method, TrainConfig(), 0)
 
 
 # -- labels -----------------------------------------------------------------------------------------------------------
@@ -299,8 +300,8 @@ def test_no_label_is_on_a_silo(tiny_federation):
     (rows,) = federation.server.train.values()
     assert sorted(rows.labels.tolist()) == [0] * 5 + [1] * 5
     step = make_step(
-        federation.training,
-        federation.training.phases[0],
+        federation.context,
+        federation.context.phases[0],
         some_rows(federation, next(iter(federation.silos.values()))),
         federation.coordinator.shared,
         federation.coordinator.shared,

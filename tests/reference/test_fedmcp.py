@@ -42,8 +42,8 @@ def test_loss_and_its_terms_by_hand(name, task, pooling, tiny_federation):
     options = OPTIONS[name]
     words = [*words_of(options), f"head.pooling={pooling}"]
     federation, silo, state, received, batch = set_up(tiny_federation, task, *words)
-    (phase,) = federation.training.phases
-    step = make_step(federation.training, phase, batch, state, received)
+    (phase,) = federation.context.phases
+    step = make_step(federation.context, phase, batch, state, received)
     loss = phase.loss(step)
     loss_a, loss_b, similarities, total = terms_by_hand(federation, silo, state, received, batch, options, pooling)
     loss_c = similarities[0] - similarities[1]
@@ -62,8 +62,8 @@ def test_loss_and_its_terms_by_hand(name, task, pooling, tiny_federation):
 def test_loss_from_a_steps_own_views_in_numpy(name, tiny_federation):
     options = OPTIONS[name]
     federation, _, state, received, batch = set_up(tiny_federation, "beta", *words_of(options))
-    (phase,) = federation.training.phases
-    step = make_step(federation.training, phase, batch, state, received)
+    (phase,) = federation.context.phases
+    step = make_step(federation.context, phase, batch, state, received)
     views = {view: arrays(readings) for view, readings in step.views.items()}
     gamma, mu = options.get("gamma", GAMMA), options.get("mu", MU)
     labels = batch.labels.tolist()
@@ -95,7 +95,7 @@ def test_loss_from_a_steps_own_views_in_numpy(name, tiny_federation):
 )
 def test_no_forward_is_run_for_nothing(name, views, tiny_federation):
     federation = tiny_federation("fedmcp", *words_of(OPTIONS[name]))
-    (phase,) = federation.training.phases
+    (phase,) = federation.context.phases
     assert phase.views.keys() == views
     assert sorted(phase.trains) == sorted(PARTS)
 
@@ -114,9 +114,9 @@ def test_defaults_are_the_papers(tiny_federation):
 @pytest.mark.parametrize("rows", [1, 2, 3, 4])
 def test_a_batch_too_small_for_cka_learns_from_labels_alone(rows, tiny_federation):
     federation, _, state, received, batch = set_up(tiny_federation, "gamma", *words_of({}), rows=rows)
-    (phase,) = federation.training.phases
+    (phase,) = federation.context.phases
     leaves = trained(state, phase)
-    step = make_step(federation.training, phase, batch, state, received)
+    step = make_step(federation.context, phase, batch, state, received)
     loss = phase.loss(step)
     loss.backward()
     assert all(leaf.grad is not None and leaf.grad.isfinite().all() for leaf in leaves.values())

@@ -13,18 +13,18 @@ from tests.support.numeric_rig import doubled, make_step, random_parts, trained
 
 
 def loss_and_gradient(federation, state, received, batch):
-    (phase,) = federation.training.phases
+    (phase,) = federation.context.phases
     state = dict(state)
     leaves = trained(state, phase)
-    loss = phase.loss(make_step(federation.training, phase, batch, state, received))
+    loss = phase.loss(make_step(federation.context, phase, batch, state, received))
     loss.backward()
     return {name: torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for name, leaf in leaves.items()}
 
 
 def loss_at(federation, state, received, batch):
-    (phase,) = federation.training.phases
+    (phase,) = federation.context.phases
     with torch.no_grad():
-        return float(phase.loss(make_step(federation.training, phase, batch, state, received)))
+        return float(phase.loss(make_step(federation.context, phase, batch, state, received)))
 
 
 STEP = 1e-3
@@ -68,10 +68,10 @@ def test_gradient_of_a_whole_step_by_finite_differences(name, tiny_federation):
 def test_the_received_adapter_is_an_anchor(tiny_federation):
     """eq. 5 pulls toward the averaged adapter, which itself gets no gradient and is not changed."""
     federation, _, state, received, batch = set_up(tiny_federation, "gamma", *words_of({}))
-    (phase,) = federation.training.phases
+    (phase,) = federation.context.phases
     before = {name: tensor.clone() for name, tensor in received["global"].items()}
     trained(state, phase)
-    step = make_step(federation.training, phase, batch, state, received)
+    step = make_step(federation.context, phase, batch, state, received)
     assert not any(reading.requires_grad for reading in step.views["received"].values())
     assert all(reading.requires_grad for view in ("full", "global", "private") for reading in step.views[view].values())
     phase.loss(step).backward()
@@ -130,9 +130,9 @@ def test_two_local_steps_by_hand(optimizer, lr, tiny_federation):
     federation = doubled(tiny_federation("fedmcp", *words_of({}), *words))
     silo = federation.silos["gamma"]
     state = random_parts(federation, silo)
-    silo.state = federation.training.state_of(silo)
+    silo.state = federation.context.state_of(silo)
     silo.state.private = {part: state[part] for part in ("private", "head_full", "head_global")}
-    result = federation.training.round(silo, {"global": state["global"]}, 1)
+    result = federation.trainer.rounds([silo], {"global": state["global"]}, 1)[0]
     assert result.metrics["steps"] == 2
 
     expected = {part: {name: tensor.cpu() for name, tensor in tensors.items()} for part, tensors in state.items()}

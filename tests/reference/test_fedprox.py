@@ -23,8 +23,8 @@ def set_up(tiny_federation, method, adapters, *words):
 @pytest.mark.parametrize("mu", [0.0, 0.01, 3.0])
 def test_loss_is_cross_entropy_and_half_mu_squared_distance(adapters, mu, tiny_federation):
     federation, _, state, received, batch = set_up(tiny_federation, "fedprox", adapters, f"method.mu={mu}")
-    (phase,) = federation.training.phases
-    step = make_step(federation.training, phase, batch, state, received)
+    (phase,) = federation.context.phases
+    step = make_step(federation.context, phase, batch, state, received)
     distance = sum(
         float(((mine - theirs) ** 2).sum())
         for part in ADAPTERS[adapters]
@@ -40,9 +40,9 @@ def test_gradient_is_fedavgs_and_mu_times_the_way_from_the_received_parts(adapte
     gradients = {}
     for method, words in {"fedavg": [], "fedprox": ["method.mu=0.7"]}.items():
         federation, _, state, received, batch = set_up(tiny_federation, method, adapters, *words)
-        (phase,) = federation.training.phases
+        (phase,) = federation.context.phases
         leaves = trained(state, phase)
-        phase.loss(make_step(federation.training, phase, batch, state, received)).backward()
+        phase.loss(make_step(federation.context, phase, batch, state, received)).backward()
         gradients[method] = {name: leaf.grad for name, leaf in leaves.items()}
     assert gradients["fedavg"].keys() == gradients["fedprox"].keys()
     for key, plain in gradients["fedavg"].items():
@@ -56,7 +56,7 @@ def test_first_step_of_a_round_is_fedavgs(tiny_federation):
     states = {}
     for method, words in {"fedavg": [], "fedprox": ["method.mu=5"]}.items():
         federation = tiny_federation(method, "train.steps=1", "train.optimizer=sgd", *words)
-        result = federation.training.round(federation.silos["beta"], federation.coordinator.shared, 1)
+        result = federation.trainer.rounds([federation.silos["beta"]], federation.coordinator.shared, 1)[0]
         states[method] = arrays({f"{p}/{n}": t for p, tensors in result.state.items() for n, t in tensors.items()})
         if method == "fedprox":
             assert result.metrics["distance"] == 0
@@ -69,7 +69,7 @@ def test_a_large_mu_holds_the_round_near_the_received_parts(tiny_federation):
     for mu in (0.0, 20.0):
         federation = tiny_federation("fedprox", f"method.mu={mu}", "train.optimizer=sgd", "train.lr=0.05")
         shared = federation.coordinator.shared
-        result = federation.training.round(federation.silos["beta"], shared, 1)
+        result = federation.trainer.rounds([federation.silos["beta"]], shared, 1)[0]
         moved[mu] = sum(
             float((result.state[part][name] - tensor).square().sum())
             for part, tensors in shared.items()

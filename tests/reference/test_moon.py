@@ -28,7 +28,7 @@ def mixed(state, adapters):
 def test_loss_in_numpy(tau, mu, adapters, representation, tiny_federation):
     words = [f"method.{k}={v}" for k, v in {"tau": tau, "mu": mu, "adapters": adapters}.items()]
     federation = doubled(tiny_federation("moon", *words, f"method.representation={representation}"))
-    training, silo = federation.training, federation.silos["gamma"]
+    training, silo = federation.context, federation.silos["gamma"]
     state, received, before = (random_parts(federation, silo, seed=seed) for seed in (1, 2, 3))
     memory = {f"previous/{part}/{key}": t for part in ADAPTERS[adapters] for key, t in before[part].items()}
     batch, (phase,) = some_rows(federation, silo), training.phases
@@ -77,7 +77,7 @@ def test_three_participations_by_hand(tiny_federation):
     previous = None
     for number, seed in ((1, 5), (2, 6), (7, 8)):  # rounds 3 to 6 go on without this silo
         received = {"global": random_parts(federation, silo, seed=seed)["global"]}
-        result = federation.training.round(silo, received, number)
+        result = federation.trainer.rounds([silo], received, number)[0]
         start = received | {"head": silo.state.private["head"]}
         before = previous or received
         loss = loss_by_hand(federation, silo, received, before, mu, tau)
@@ -99,7 +99,7 @@ def test_the_first_participation_is_fedavgs(tiny_federation):
     found = {}
     for method, words in {"fedavg": (), "moon": ("method.mu=5",)}.items():
         federation, silo, state = set_up(tiny_federation, method, *words)
-        found[method] = federation.training.round(silo, shared_of(federation, state), 1).state
+        found[method] = federation.trainer.rounds([silo], shared_of(federation, state), 1)[0].state
     for part, tensors in found["fedavg"].items():
         for name, tensor in tensors.items():
             np.testing.assert_allclose(found["moon"][part][name].numpy(), tensor.numpy(), rtol=0, atol=1e-12)

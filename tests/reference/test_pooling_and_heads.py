@@ -21,7 +21,7 @@ def test_readings_by_hand(tiny_federation):
     silo = federation.silos["gamma"]
     state = random_parts(federation, silo)
     batch = some_rows(federation, silo)
-    mix = federation.training.resolve({"global": 1}, state, {}, {})
+    mix = federation.context.resolve({"global": 1}, state, {}, {})
     view = {name: tensor.cpu() for name, tensor in view_of_batch(federation.backbone, batch, mix).items()}
     config = federation.backbone.base.config
     weights = {key: tensor.cpu() for key, tensor in federation.backbone.base.state_dict().items()}

@@ -15,7 +15,7 @@ from silotune.communication.privacy import accountant as accounting
 from silotune.errors import InputError
 from silotune.methods import METHODS
 from silotune.runs.load import load_run
-from silotune.training.context import LocalTraining
+from silotune.training.local_trainer import LocalTrainer
 from tests.support.command_line import Silotune
 from tests.support.small_runs import OPTIONS, PAIRS, SINGLE
 from tests.support.tiny import ONE_TASK, save_backbone, tiny_overrides
@@ -32,7 +32,7 @@ def test_a_loaded_run_predicts_bit_for_bit_as_it_did(runs, method, tmp_path, mon
     words += [] if method in ONE_TASK else ["data.tasks=[alpha,beta]"]
     ran = library.run("demo", *words, "train.steps=2", out=tmp_path / "run")
     shutil.rmtree(data)
-    monkeypatch.setattr(LocalTraining, "rounds", None)  # nothing may be trained
+    monkeypatch.setattr(LocalTrainer, "rounds", None)  # nothing may be trained
     again = library.load_run(tmp_path / "run")
     assert again.summary == ran.summary == json.loads((tmp_path / "run" / "summary.json").read_text())
     assert again.silos == ran.silos

@@ -15,7 +15,7 @@ from silotune.runs.build import builder as building
 from silotune.runs.engines.in_process import InProcess
 from silotune.runs.storage.run_folder import RunFolder
 from silotune.runs.summary import state_digest
-from silotune.training.context import LocalTraining
+from silotune.training.local_trainer import LocalTrainer
 from tests.support.method_cases import (
     CASES,
     ONE_TASK_ROWS,
@@ -115,8 +115,8 @@ def heads_that_always_say(classes: dict[int, int]):
         return trained
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(LocalTraining, "rounds", constant(LocalTraining.rounds))
-        patch.setattr(LocalTraining, "finals", constant(LocalTraining.finals))
+        patch.setattr(LocalTrainer, "rounds", constant(LocalTrainer.rounds))
+        patch.setattr(LocalTrainer, "finals", constant(LocalTrainer.finals))
         yield
 
 

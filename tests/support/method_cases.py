@@ -26,9 +26,10 @@ from silotune.models.tuners import TUNERS
 from silotune.runs.build.resolve import read_config
 from silotune.runs.run import Run, run
 from silotune.training.client import SiloClient, SiloReply
-from silotune.training.context import LocalTraining
+from silotune.training.context import TrainingContext
 from silotune.training.coordinator import Coordinator
 from silotune.training.local_round import LocalResult
+from silotune.training.local_trainer import LocalTrainer
 from tests.support.tiny import UNPARTITIONED, tiny_overrides, write_data
 
 TRAIN_ROWS = {"alpha": 10, "beta": 18, "gamma": 14}
@@ -104,7 +105,7 @@ class Wire:
 
 
 Tamper = Callable[[int, str, bytes], bytes]
-Spoil = Callable[[LocalResult, LocalTraining], None]
+Spoil = Callable[[LocalResult, TrainingContext], None]
 
 
 @contextmanager
@@ -117,7 +118,7 @@ def tapped(tamper: Tamper | None = None, spoil: Spoil | None = None) -> Iterator
     """
     wire = Wire()
     receive, opened, closed = Coordinator.receive, SiloClient.rounds, SiloClient.finals
-    rounds, finals = LocalTraining.rounds, LocalTraining.finals
+    rounds, finals = LocalTrainer.rounds, LocalTrainer.finals
 
     def tapped_receive(self: Coordinator, number: int, silo: str, message: bytes) -> object:
         if tamper is not None:
@@ -133,15 +134,15 @@ def tapped(tamper: Tamper | None = None, spoil: Spoil | None = None) -> Iterator
         wire.final += [bytes(broadcast)] * len(silos)
         return closed(self, silos, broadcast)
 
-    def tapped_rounds(self: LocalTraining, silos: Any, shared: Any, number: int) -> list[LocalResult]:
+    def tapped_rounds(self: LocalTrainer, silos: Any, shared: Any, number: int) -> list[LocalResult]:
         results = rounds(self, silos, shared, number)
         for silo, result in zip(silos, results, strict=True):
             if spoil is not None:
-                spoil(result, self)
+                spoil(result, self.context)
             wire.results.setdefault((number, silo.name), result)
         return results
 
-    def tapped_finals(self: LocalTraining, silos: Any, shared: Any, number: int) -> list[LocalResult]:
+    def tapped_finals(self: LocalTrainer, silos: Any, shared: Any, number: int) -> list[LocalResult]:
         results = finals(self, silos, shared, number)
         wire.final_results |= {silo.name: result for silo, result in zip(silos, results, strict=True)}
         return results
@@ -150,8 +151,8 @@ def tapped(tamper: Tamper | None = None, spoil: Spoil | None = None) -> Iterator
         patch.setattr(Coordinator, "receive", tapped_receive)
         patch.setattr(SiloClient, "rounds", tapped_opening)
         patch.setattr(SiloClient, "finals", tapped_closing)
-        patch.setattr(LocalTraining, "rounds", tapped_rounds)
-        patch.setattr(LocalTraining, "finals", tapped_finals)
+        patch.setattr(LocalTrainer, "rounds", tapped_rounds)
+        patch.setattr(LocalTrainer, "finals", tapped_finals)
         yield wire
 
 

@@ -14,7 +14,7 @@ from silotune.data.batching import Batch
 from silotune.data.tokenized import Inputs, TokenizedRows
 from silotune.methods import Phase, Step
 from silotune.models.backbone.backbone import Backbone
-from silotune.training.context import LocalTraining
+from silotune.training.context import TrainingContext
 from silotune.training.federation import Federation
 from silotune.training.silo import Silo
 from tests.support.views import view_of_batch
@@ -31,13 +31,15 @@ def doubled(federation: Federation) -> Federation:
 
 def parts_in_double(monkeypatch: pytest.MonkeyPatch) -> None:
     """From now on parts begin in float64."""
-    init = LocalTraining._init
-    monkeypatch.setattr(LocalTraining, "_init", lambda *args: {name: one.double() for name, one in init(*args).items()})
+    init = TrainingContext._init
+    monkeypatch.setattr(
+        TrainingContext, "_init", lambda *args: {name: one.double() for name, one in init(*args).items()}
+    )
 
 
 def random_parts(federation: Federation, silo: Silo, seed: int = 5, spread: float = 0.2) -> State:
     """All parts of a silo in float64, every tensor moved away from its initial value (adapters start at zero)."""
-    initial = federation.coordinator.shared | federation.training.state_of(silo).private
+    initial = federation.coordinator.shared | federation.context.state_of(silo).private
     draws = torch.Generator().manual_seed(seed)
 
     def moved(tensor: Tensor) -> Tensor:
@@ -86,7 +88,7 @@ def some_rows(federation: Federation, silo: Silo, count: int = 8, micro_batch: i
     return cut_batch(federation.backbone, rows, range(count), micro_batch)
 
 
-def make_step(training: LocalTraining, phase: Phase, batch: Batch, state: State, received: State) -> Step:
+def make_step(training: TrainingContext, phase: Phase, batch: Batch, state: State, received: State) -> Step:
     """What the phase's loss sees of one batch."""
     views = {
         name: view_of_batch(training.backbone, batch, training.resolve(mix, state, received, {}))

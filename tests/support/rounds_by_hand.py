@@ -34,14 +34,14 @@ def set_up(tiny_federation, method, *words, task="gamma"):
     (rows,) = silo.train.values()  # fewer of them: the hand-written BERT reads one at a time
     silo.train[task] = replace(rows, ids=rows.ids[:ROWS], types=rows.types[:ROWS], labels=rows.labels[:ROWS])
     state = random_parts(federation, silo)
-    silo.state = federation.training.state_of(silo)
-    silo.state.private = {name: state[name] for name in names_with(federation.training.parts, Scope.PRIVATE)}
+    silo.state = federation.context.state_of(silo)
+    silo.state.private = {name: state[name] for name in names_with(federation.context.parts, Scope.PRIVATE)}
     return federation, silo, state
 
 
 def shared_of(federation, state):
     """The parts that a message would bring."""
-    return {name: state[name] for name in names_with(federation.training.parts, Scope.SHARED)}
+    return {name: state[name] for name in names_with(federation.context.parts, Scope.SHARED)}
 
 
 def states(federation, silo, *adapters, loras=()):

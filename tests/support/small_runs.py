@@ -132,7 +132,7 @@ class Runs:
 
 def tokenised(run: silotune.Run, silo: str, texts):
     """The texts as the run's head wants them."""
-    training = run.federation.training
+    training = run.federation.context
     tokenize = training.method.setting.head.row_tokenizer(training.backbone, run.federation.config.train.max_length)
     task = run.federation.tasks[silo]
     alone = (lambda text: (text, "")) if task.kind == "generation" else (lambda text: (text,))
@@ -142,7 +142,7 @@ def tokenised(run: silotune.Run, silo: str, texts):
 @torch.no_grad()
 def own_states(run: silotune.Run, silo: str, mix, texts) -> list[torch.Tensor]:
     """silotune's states of each text's tokens under a mix of the run's parts, in the texts' order."""
-    training = run.federation.training
+    training = run.federation.context
     state = state_of(run.federation, run.federation.silos[silo])
     rows = tokenised(run, silo, texts)
     found: list[torch.Tensor] = [torch.zeros(0)] * len(texts)

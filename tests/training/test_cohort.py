@@ -20,7 +20,7 @@ from silotune.runs.engines.in_process import InProcess
 from silotune.runs.run import run
 from silotune.runs.storage.run_folder import RunFolder
 from silotune.training.cohort import ON_A_CPU, ON_A_GPU
-from silotune.training.context import LocalTraining
+from silotune.training.local_trainer import LocalTrainer
 from tests.support.method_cases import assert_as_if_never_interrupted, logged, tapped
 from tests.support.numeric_rig import doubled, parts_in_double
 from tests.support.tiny import ATTENTION_HEADS, METHODS, ONE_TASK, UNPARTITIONED, tiny_overrides, write_data
@@ -129,13 +129,13 @@ def compare_rounds(make, numbers=(1, 2)):
     for number in numbers:
         shared = aside(serial.coordinator.shared, number)
         silos = sorted(serial.silos)
-        expected = [serial.training.round(serial.silos[name], shared, number) for name in silos]
-        found = cohort.training.rounds([cohort.silos[name] for name in silos], shared, number)
+        expected = [serial.trainer.rounds([serial.silos[name]], shared, number)[0] for name in silos]
+        found = cohort.trainer.rounds([cohort.silos[name] for name in silos], shared, number)
         for one, other in zip(found, expected, strict=True):
             assert_same_round(one, other)
         for federation, results in ((serial, expected), (cohort, expected)):  # both go on from the same
             for name, result in zip(silos, results, strict=True):
-                federation.participant()._keep(federation.silos[name], result)
+                federation.client()._keep(federation.silos[name], result)
     return expected, shared, silos, serial, cohort
 
 
@@ -147,8 +147,8 @@ def test_a_round_is_the_serial_one(method, federation_of):
         assert moved(expected, shared) > 1e-3
     for name, one, other in zip(
         silos,
-        cohort.training.finals([cohort.silos[name] for name in silos], shared, 2),
-        [serial.training.final(serial.silos[name], shared, 2) for name in silos],
+        cohort.trainer.finals([cohort.silos[name] for name in silos], shared, 2),
+        [serial.trainer.finals([serial.silos[name]], shared, 2)[0] for name in silos],
         strict=True,
     ):
         assert name
@@ -188,12 +188,12 @@ def test_a_silo_without_a_memory_beside_silos_that_have_one(federation_of):
         shared, silos = serial.coordinator.shared, sorted(serial.silos)
         for name in silos:
             if name != new:
-                result = serial.training.round(serial.silos[name], shared, 1)
+                result = serial.trainer.rounds([serial.silos[name]], shared, 1)[0]
                 for federation in (serial, cohort):
-                    federation.participant()._keep(federation.silos[name], result)
+                    federation.client()._keep(federation.silos[name], result)
         shared = aside(shared, 2)
-        expected = [serial.training.round(serial.silos[name], shared, 2) for name in silos]
-        found = cohort.training.rounds([cohort.silos[name] for name in silos], shared, 2)
+        expected = [serial.trainer.rounds([serial.silos[name]], shared, 2)[0] for name in silos]
+        found = cohort.trainer.rounds([cohort.silos[name] for name in silos], shared, 2)
         for one, other in zip(found, expected, strict=True):
             assert_same_round(one, other)
         assert any(result.note for result in found) == (method == "fedfame")
@@ -250,12 +250,12 @@ def test_one_silo_at_a_time_keeps_its_bits(words, tmp_path):
         assert len({outcome.summary["state_sha256"] for outcome in digests}) == 1
 
 
-def test_a_cohort_of_one_is_the_plain_path(words):
+def test_a_round_leaves_the_silo_as_it_was_and_gives_the_same_bits_again(words):
     federation = build(read_config("demo", words("fedmcp")))
     silo, shared = federation.silos["gamma"], federation.coordinator.shared
     states = [
-        federation.training.round(silo, shared, 1).state,
-        federation.training.rounds([silo], shared, 1)[0].state,
+        federation.trainer.rounds([silo], shared, 1)[0].state,
+        federation.trainer.rounds([silo], shared, 1)[0].state,
     ]
     assert digest(flatten(states[0])) == digest(flatten(states[1]))
 
@@ -289,7 +289,7 @@ def test_messages_hold_the_shared_parts_and_nothing_else(method, words, tmp_path
     from safetensors.torch import load
 
     results = {}
-    rounds = LocalTraining.rounds
+    rounds = LocalTrainer.rounds
 
     def recorded(self, silos, shared, number):
         found = rounds(self, silos, shared, number)
@@ -297,9 +297,9 @@ def test_messages_hold_the_shared_parts_and_nothing_else(method, words, tmp_path
         return found
 
     with tapped() as wire, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(LocalTraining, "rounds", recorded)
+        patch.setattr(LocalTrainer, "rounds", recorded)
         outcome = run(read_config("demo", words(method, "cohort=3")), out=tmp_path / "run")
-    parts = outcome.federation.training.parts
+    parts = outcome.federation.context.parts
     assert len(wire.up) == len(results) == 6
     for number, silo, message in wire.up:
         state = results[number, silo].state
@@ -312,8 +312,8 @@ def test_messages_hold_the_shared_parts_and_nothing_else(method, words, tmp_path
 def test_the_order_of_silos_and_who_else_trains_changes_nothing_but_rounding(federation_of):
     federation = federation_of("fedmcp", "cohort=3")
     shared, silos = federation.coordinator.shared, federation.silos
-    first = federation.training.rounds([silos[name] for name in ("alpha", "beta", "gamma")], shared, 1)
-    second = federation.training.rounds([silos[name] for name in ("gamma", "alpha")], shared, 1)
+    first = federation.trainer.rounds([silos[name] for name in ("alpha", "beta", "gamma")], shared, 1)
+    second = federation.trainer.rounds([silos[name] for name in ("gamma", "alpha")], shared, 1)
     assert_same_round(second[0], first[2])
     assert_same_round(second[1], first[0])
 
@@ -325,7 +325,7 @@ def test_dropout_is_drawn_from_each_silos_own_stream(federation_of):
         federation_of("fedavg", *options, f"tuner.dropout={rate}", "method.adapters=1") for rate in (0.3, 0)
     )
     found = [
-        federation.training.rounds(list(federation.silos.values()), federation.coordinator.shared, 1)
+        federation.trainer.rounds(list(federation.silos.values()), federation.coordinator.shared, 1)
         for federation in (with_it, without)
     ]
     for one, other in zip(*found, strict=True):
@@ -338,16 +338,16 @@ def test_dropout_where_silos_are_cut_into_unlike_numbers_of_micro_batches(federa
     options = ("tuner=lora", "head.pooling=mean", "tuner.dropout=0.3", "method.adapters=1")
     together, serial = (federation_of("fedavg", *options, f"cohort={number}") for number in (2, 1))
     names = ("beta", "gamma")  # in their first batches one has two lengths, the other one
-    found = together.training.rounds([together.silos[name] for name in names], together.coordinator.shared, 1)
+    found = together.trainer.rounds([together.silos[name] for name in names], together.coordinator.shared, 1)
     for name, one in zip(names, found, strict=True):
-        assert_same_round(one, serial.training.round(serial.silos[name], serial.coordinator.shared, 1))
+        assert_same_round(one, serial.trainer.rounds([serial.silos[name]], serial.coordinator.shared, 1)[0])
 
 
 def test_who_diverges_is_named(words):
     federation = build(read_config("demo", words("fedavg", "cohort=3", "train.lr=1e30", "train.optimizer=sgd")))
     silos = [federation.silos[name] for name in sorted(federation.silos)]
     with pytest.raises(Diverged, match=r"silo '(alpha|beta|gamma)', round 1"):
-        federation.training.rounds(silos, federation.coordinator.shared, 1)
+        federation.trainer.rounds(silos, federation.coordinator.shared, 1)
 
 
 # -- cutting ----------------------------------------------------------------------------------------------------------
@@ -449,10 +449,10 @@ def test_auto_is_what_pays_where_memory_has_room(device, most, words, monkeypatc
     of_a_silo = 8 * 32 * 3 * 2 * (32 * 40 + 3 * ATTENTION_HEADS * 32) * 4
     for memory, size in ((2 * most * of_a_silo, most), (2 * 7 * of_a_silo, 7), (of_a_silo, 1), (2**40, most)):
         monkeypatch.setattr(cohort, "memory_of", lambda _, memory=memory: memory)
-        found = cohort.choose("auto", federation.training)
+        found = cohort.choose("auto", federation.context)
         assert found.size == size
         assert ("memory" in found.reason) == (size < most)
-    assert cohort.choose(5, federation.training) == cohort.Cohort(5)
+    assert cohort.choose(5, federation.context) == cohort.Cohort(5)
 
 
 def test_a_containers_memory_is_its_share_of_the_machines(tmp_path, monkeypatch):

@@ -88,9 +88,9 @@ def test_silos_not_sampled_keep_their_state_bit_for_bit(federate, case, tmp_path
     assert set(states[0].values()) == {None}
     sampled = [event["silos"] for event in logged(folder.path, "round")]
     assert [len(silos) for silos in sampled] == [1, 1, 1]
-    keeps = bool(federation.training.state_of(next(iter(federation.silos.values()))).flat())
+    keeps = bool(federation.context.state_of(next(iter(federation.silos.values()))).flat())
     for number, silos in enumerate(sampled, start=1):
-        if number == 3 and any(phase.when == "end" for phase in federation.training.phases):
+        if number == 3 and any(phase.when == "end" for phase in federation.context.phases):
             break  # phases at the end concern other silos too
         for name in federation.silos:
             if name not in silos:

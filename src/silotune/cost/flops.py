@@ -35,7 +35,7 @@ from silotune.methods.parts import Scope
 from silotune.models.backbone.backbone import Backbone
 from silotune.models.forward.pooling import POOLINGS
 from silotune.models.forward.views import ViewRequest, run_views
-from silotune.training.context import LocalTraining
+from silotune.training.context import TrainingContext
 
 _READINGS = POOLINGS | {STATES: states}
 
@@ -89,22 +89,22 @@ def count_work(backbone: Backbone, method: Method, state: State, batch: Batch, t
         batch: as from `shape_batch`.
         train: the optimizer is read.
     """
-    training = LocalTraining(backbone, method, train, 0)
+    context = TrainingContext(backbone, method, train, 0)
     constant = {tensor.untyped_storage()._cdata for tensor in backbone.base.state_dict(keep_vars=True).values()}
     rows = len(batch)
     operations = saved = held = 0
-    for phase in training.phases:
+    for phase in context.phases:
         if phase.when != "round":
             continue
         own = {name: copy(tensors) for name, tensors in state.items()}
-        received = {name: copy(own[name]) for name, part in training.parts.items() if part.scope is Scope.SHARED}
+        received = {name: copy(own[name]) for name, part in context.parts.items() if part.scope is Scope.SHARED}
         for name in phase.trains:
             own[name] = {key: tensor.requires_grad_() for key, tensor in own[name].items()}
         parts = [*_tensors(own), *_tensors(received)]
         with FlopCounterMode(display=False) as counter, _saved() as kept:
-            mixes = {name: training.resolve(mix, own, received, {}) for name, mix in phase.views.items()}
+            mixes = {name: context.resolve(mix, own, received, {}) for name, mix in phase.views.items()}
             (views,) = run_views(backbone, ViewRequest.of_batch(batch, mixes, _READINGS))
-            step = Step(batch, views, own, received, {}, training.parts)
+            step = Step(batch, views, own, received, {}, context.parts)
             phase.loss(step).backward()  # type: ignore[no-untyped-call]
         operations += counter.get_total_flops()
         leaves = constant | {tensor.untyped_storage()._cdata for tensor in parts}
@@ -114,11 +114,11 @@ def count_work(backbone: Backbone, method: Method, state: State, batch: Batch, t
     prediction = method.prediction()
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         if prediction.weighting is not None:
-            weighting_mix = training.resolve(prediction.weighting.view, state, {}, {})
+            weighting_mix = context.resolve(prediction.weighting.view, state, {}, {})
             run_views(backbone, ViewRequest.of_batch(batch, {"weighting": weighting_mix}))
-        mixes = {"prediction": training.resolve(prediction.mix, state, {}, {})}
+        mixes = {"prediction": context.resolve(prediction.mix, state, {}, {})}
         (views,) = run_views(backbone, ViewRequest.of_batch(batch, mixes, _READINGS))
-        step = Step(batch, views, state, {}, {}, training.parts)
+        step = Step(batch, views, state, {}, {}, context.parts)
         step.logits("prediction", prediction.head)
     return WorkCount(round(operations / rows), round(counter.get_total_flops() / rows), saved, held)
 

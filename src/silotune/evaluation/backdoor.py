@@ -11,7 +11,7 @@ from silotune.core.tensors import State
 from silotune.data.metrics import accuracy
 from silotune.evaluation.predict import logits
 from silotune.evaluation.scores import judged, mean
-from silotune.training.context import LocalTraining
+from silotune.training.context import TrainingContext
 from silotune.training.federation import Federation
 from silotune.training.silo import Evaluation
 
@@ -35,7 +35,7 @@ def with_attack(federation: Federation, silos: Mapping[str, dict[str, Any]]) -> 
     """The silos' results with `accuracy` and `asr` among them, where a backdoor is looked for."""
     if not any(rows.attack for silo in federation.silos.values() for rows in silo.evaluations.values()):
         return dict(silos)
-    found = judged(federation, lambda state, rows: _attacked(federation.training, state, rows))
+    found = judged(federation, lambda state, rows: _attacked(federation.context, state, rows))
     return {
         # the test score is the accuracy where that is the metric, and is not computed again
         name: silo | ({"accuracy": silo["test"]} if silo["metric"] == "accuracy" and found[name] else {}) | found[name]
@@ -56,14 +56,14 @@ def overall(silos: Mapping[str, Mapping[str, Any]], malicious: Sequence[str]) ->
     return _means(measured) | {"malicious": list(malicious), "honest": _means(honest)}
 
 
-def _attacked(training: LocalTraining, state: State, evaluation: Evaluation) -> dict[str, float | None]:
+def _attacked(context: TrainingContext, state: State, evaluation: Evaluation) -> dict[str, float | None]:
     """A model's success rate, and its accuracy where the task's metric is another; nothing without a target label."""
     if evaluation.attack is None:
         return {}
     rows, test, found = evaluation.attack.rows, evaluation.test, {}
     if test.task.metric != "accuracy":
-        found["accuracy"] = accuracy(logits(training, state, test).argmax(-1), test.labels) if len(test) else None
-    predicted = logits(training, state, rows).argmax(-1) if len(rows) else rows.labels
+        found["accuracy"] = accuracy(logits(context, state, test).argmax(-1), test.labels) if len(test) else None
+    predicted = logits(context, state, rows).argmax(-1) if len(rows) else rows.labels
     return found | {"asr": success_rate(predicted, rows.labels, evaluation.attack.target)}
 
 

@@ -26,7 +26,7 @@ from silotune.methods.instance_weighting import INSTANCES, KEY, VECTORS, Instanc
 from silotune.models.forward.pooling import POOLINGS, Pooling
 from silotune.models.forward.views import ViewRequest, run_views
 from silotune.models.heads.lm import prompt_rows
-from silotune.training.context import LocalTraining
+from silotune.training.context import TrainingContext
 from silotune.training.silo import Silo
 
 FOLDER = "instances"
@@ -43,35 +43,35 @@ class Weights:
 
 
 @torch.no_grad()
-def embed(training: LocalTraining, state: State, rows: TokenizedRows) -> Tensor:
+def embed(context: TrainingContext, state: State, rows: TokenizedRows) -> Tensor:
     """What each row is known by, shape (rows, hidden), float32: its text without the answer, under the method's view.
 
     Args:
-        training: whose method weights texts.
+        context: whose method weights texts.
         state: parts by name.
         rows: of any task; prompts alone, where answers are written behind them.
     """
-    weighting = _weighting(training)
+    weighting = _weighting(context)
     texts = prompt_rows(rows) if rows.task.kind == "generation" else replace(rows, reads=None, targets=None)
-    mix = training.resolve(weighting.view, state, {}, {})
+    mix = context.resolve(weighting.view, state, {}, {})
     read: dict[str, Pooling] = {weighting.representation: POOLINGS[weighting.representation]}
-    vectors = torch.zeros(len(texts), training.backbone.hidden_size)
-    pad = training.backbone.pad_id
-    for batch in in_order(texts, pad, call_cost_on(training.backbone.device)):
-        (views,) = run_views(training.backbone, ViewRequest.of_batch(batch, {"": mix}, read))
+    vectors = torch.zeros(len(texts), context.backbone.hidden_size)
+    pad = context.backbone.pad_id
+    for batch in in_order(texts, pad, call_cost_on(context.backbone.device)):
+        (views,) = run_views(context.backbone, ViewRequest.of_batch(batch, {"": mix}, read))
         vectors[batch.rows] = views[""][weighting.representation].float().cpu()
     return vectors
 
 
-def weigh(training: LocalTraining, state: State, rows: TokenizedRows) -> Weights | None:
+def weigh(context: TrainingContext, state: State, rows: TokenizedRows) -> Weights | None:
     """The weights of rows; None where the method does not look at texts.
 
     Args:
-        training: whose method predicts.
+        context: whose method predicts.
         state: parts by name, and `INSTANCES` (see `with_instances`).
         rows: of any task.
     """
-    weighting = training.method.prediction().weighting
+    weighting = context.method.prediction().weighting
     if weighting is None:
         return None
     own = state[INSTANCES]
@@ -80,35 +80,35 @@ def weigh(training: LocalTraining, state: State, rows: TokenizedRows) -> Weights
         return Weights(torch.zeros(len(rows)), nothing, nothing.long())
     texts = prompt_rows(rows).ids if rows.task.kind == "generation" else rows.ids
     drawn = weighting.drawn(own, texts)
-    similarities = weighting.similarities(own, embed(training, state, rows), drawn)
+    similarities = weighting.similarities(own, embed(context, state, rows), drawn)
     return Weights(weighting.alpha(similarities), similarities, drawn)
 
 
-def with_instances(training: LocalTraining, silo: Silo, state: State) -> State:
+def with_instances(context: TrainingContext, silo: Silo, state: State) -> State:
     """A silo's model, and what the silo's own rows are known by, where the method looks at that.
 
     A silo that never trained has an untrained local part: nothing of it is mixed in.
     """
-    weighting = training.method.prediction().weighting
+    weighting = context.method.prediction().weighting
     if weighting is None:
         return state
-    return state | {INSTANCES: {} if silo.state is None else _instances(training, weighting, silo, state)}
+    return state | {INSTANCES: {} if silo.state is None else _instances(context, weighting, silo, state)}
 
 
-def _instances(training: LocalTraining, weighting: InstanceWeighting, silo: Silo, state: State) -> Tensors:
+def _instances(context: TrainingContext, weighting: InstanceWeighting, silo: Silo, state: State) -> Tensors:
     made_with = digest(flatten({name: state[name] for name in weighting.view}))
     if silo.instances is not None and silo.instances[0] in (made_with, READ):
         return silo.instances[1]
     rows = [silo.train[task] for task in sorted(silo.train)]
-    key = torch.tensor(derive(training.seed, INSTANCES, silo.name))
-    found = {VECTORS: torch.cat([embed(training, state, own) for own in rows]), KEY: key}
+    key = torch.tensor(derive(context.seed, INSTANCES, silo.name))
+    found = {VECTORS: torch.cat([embed(context, state, own) for own in rows]), KEY: key}
     silo.instances = (made_with, found)
     return found
 
 
-def _weighting(training: LocalTraining) -> InstanceWeighting:
-    weighting = training.method.prediction().weighting
-    assert weighting is not None, f"method {training.method.name} does not look at texts"
+def _weighting(context: TrainingContext) -> InstanceWeighting:
+    weighting = context.method.prediction().weighting
+    assert weighting is not None, f"method {context.method.name} does not look at texts"
     return weighting
 
 
@@ -127,13 +127,13 @@ def keep_instances(run: Path, silos: Iterable[Silo]) -> None:
             write_tensors(path, silo.instances[1])
 
 
-def read_instances(run: Path, training: LocalTraining, silos: Iterable[Silo]) -> None:
+def read_instances(run: Path, context: TrainingContext, silos: Iterable[Silo]) -> None:
     """Give silos the vectors that a finished run has kept for them.
 
     Raises:
         InputError: for a file that is missing or damaged.
     """
-    if training.method.prediction().weighting is None:
+    if context.method.prediction().weighting is None:
         return
     for silo in silos:
         if silo.state is None:
@@ -143,7 +143,7 @@ def read_instances(run: Path, training: LocalTraining, silos: Iterable[Silo]) ->
             found = read_tensors(path.read_bytes())
         except (OSError, SafetensorError) as error:
             raise InputError(f"{path}: missing or damaged ({error})") from error
-        width = training.backbone.hidden_size
+        width = context.backbone.hidden_size
         vectors, key = found.get(VECTORS), found.get(KEY)
         if vectors is None or key is None or vectors.dim() != 2 or vectors.shape[1] != width or key.dim():
             raise InputError(f"{path}: missing or damaged (not what a silo's rows are known by)")

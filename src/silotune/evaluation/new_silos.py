@@ -23,7 +23,7 @@ def similarity(federation: Federation, new: Silo) -> dict[str, float]:
         if silo.state is None:
             continue
         state = state_of(federation, silo)
-        weights = [weigh(federation.training, state, rows) for rows in new.train.values()]
+        weights = [weigh(federation.context, state, rows) for rows in new.train.values()]
         values = [float(one.similarities.double().mean()) for one in weights if one is not None]
         found[silo.name] = sum(values) / len(values)
     return found
@@ -35,7 +35,7 @@ def join(federation: Federation, new: Silo) -> dict[str, Any]:
     `found`: with the similar silo's model as it is; `test`: after local training from there; `alone`: after local
     training from where every silo began.
     """
-    training, shared = federation.training, federation.coordinator.shared
+    context, shared = federation.context, federation.coordinator.shared
     similarities = similarity(federation, new)
     nearest = max(sorted(similarities), key=similarities.__getitem__)
     test = new.evaluations[new.name].test
@@ -44,14 +44,16 @@ def join(federation: Federation, new: Silo) -> dict[str, Any]:
 
     def after_training(start: SiloState | None) -> float | None:
         joined = Silo(new.name, new.train, {}, start)
-        joined.state = SiloState(training.adapt(joined, shared, federation.config.rounds, anew=start is None))
-        return score(training, with_instances(training, joined, shared | joined.state.private), test)
+        joined.state = SiloState(
+            federation.trainer.adapt(joined, shared, federation.config.rounds, from_start=start is None)
+        )
+        return score(context, with_instances(context, joined, shared | joined.state.private), test)
 
     return {
         "metric": test.task.metric,
         "most_similar": nearest,
         "similarities": similarities,
-        "found": score(training, state_of(federation, existing), test),
+        "found": score(context, state_of(federation, existing), test),
         "test": after_training(existing.state),
         "alone": after_training(None),
     }

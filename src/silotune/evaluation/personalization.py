@@ -88,13 +88,13 @@ def _over(silos: Mapping[str, float | None]) -> dict[str, Any]:
 def _on(federation: Federation, sets: Mapping[str, TokenizedRows]) -> dict[str, dict[str, Measured]]:
     """Training silo → set → what the silo's model scores there."""
     found: dict[str, dict[str, Measured]] = {}
-    alike = one_model(federation.training)
+    alike = one_model(federation.context)
     for silo in federation.silos.values():
         if alike and found:
             found[silo.name] = next(iter(found.values()))
             continue
         state = state_of(federation, silo)
-        found[silo.name] = {name: measure(federation.training, state, rows) for name, rows in sets.items()}
+        found[silo.name] = {name: measure(federation.context, state, rows) for name, rows in sets.items()}
     return found
 
 

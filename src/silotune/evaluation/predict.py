@@ -14,28 +14,28 @@ from silotune.data.tokenized import TokenizedRows
 from silotune.evaluation.instance_vectors import weigh
 from silotune.models.forward.generation import generate
 from silotune.models.heads.lm import LanguageModelHead, prompt_rows
-from silotune.training.context import LocalTraining
+from silotune.training.context import TrainingContext
 
 
-def logits(training: LocalTraining, state: State, rows: TokenizedRows) -> Tensor:
+def logits(context: TrainingContext, state: State, rows: TokenizedRows) -> Tensor:
     """Logits of all rows, shape (rows, classes), in the rows' order."""
-    pad = training.backbone.pad_id
-    weights = weigh(training, state, rows)
+    pad = context.backbone.pad_id
+    weights = weigh(context, state, rows)
     result = torch.zeros(len(rows), len(rows.task.labels))
-    for batch in in_order(rows, pad, call_cost_on(training.backbone.device)):
+    for batch in in_order(rows, pad, call_cost_on(context.backbone.device)):
         alpha = None if weights is None else weights.alpha[batch.rows]
-        result[batch.rows] = training.logits(state, batch, alpha).float().cpu()
+        result[batch.rows] = context.logits(state, batch, alpha).float().cpu()
     return result
 
 
 @torch.no_grad()
-def answers(training: LocalTraining, state: State, rows: TokenizedRows) -> list[str]:
+def answers(context: TrainingContext, state: State, rows: TokenizedRows) -> list[str]:
     """What the personalized model writes to each row's prompt."""
-    head = training.method.setting.head
+    head = context.method.setting.head
     assert isinstance(head, LanguageModelHead), "a generation task has a language-model head"
-    weights = weigh(training, state, rows)
-    mix = training.method.prediction().mixed(None if weights is None else weights.alpha)
-    return generate(training.backbone, prompt_rows(rows), training.resolve(mix, state, {}, {}), head.generation)
+    weights = weigh(context, state, rows)
+    mix = context.method.prediction().mixed(None if weights is None else weights.alpha)
+    return generate(context.backbone, prompt_rows(rows), context.resolve(mix, state, {}, {}), head.generation)
 
 
 @dataclass(frozen=True)
@@ -49,19 +49,19 @@ class Measured:
     accuracy: float | None = None
 
 
-def measure(training: LocalTraining, state: State, rows: TokenizedRows) -> Measured:
+def measure(context: TrainingContext, state: State, rows: TokenizedRows) -> Measured:
     """What a model scores on rows."""
     task = rows.task
     if not len(rows):
         return Measured(None)
     if task.kind != "generation":
-        return Measured(METRICS[task.metric](logits(training, state, rows).argmax(-1), rows.labels))
-    written, expected = answers(training, state, rows), rows.answers or []
+        return Measured(METRICS[task.metric](logits(context, state, rows).argmax(-1), rows.labels))
+    written, expected = answers(context, state, rows), rows.answers or []
     found = TEXT_METRICS[task.metric](written, expected)
     picked = rows.options and task.metric != "accuracy"
     return Measured(found, TEXT_METRICS["accuracy"](written, expected) if picked else None)
 
 
-def score(training: LocalTraining, state: State, rows: TokenizedRows) -> float | None:
+def score(context: TrainingContext, state: State, rows: TokenizedRows) -> float | None:
     """The task's metric over the rows, in percent; None without rows."""
-    return measure(training, state, rows).score
+    return measure(context, state, rows).score

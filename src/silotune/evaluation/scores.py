@@ -10,7 +10,7 @@ from silotune.core.tensors import State
 from silotune.evaluation.instance_vectors import with_instances
 from silotune.evaluation.predict import Measured, measure
 from silotune.methods.parts import Scope, names_with
-from silotune.training.context import LocalTraining
+from silotune.training.context import TrainingContext
 from silotune.training.federation import Federation
 from silotune.training.silo import Evaluation, Silo
 
@@ -22,8 +22,8 @@ def state_of(federation: Federation, silo: Silo) -> State:
 
     Where the method weights texts, also what the silo's own rows are known by.
     """
-    state = federation.coordinator.shared | federation.training.state_of(silo).private
-    return with_instances(federation.training, silo, state)
+    state = federation.coordinator.shared | federation.context.state_of(silo).private
+    return with_instances(federation.context, silo, state)
 
 
 def scores(federation: Federation, split: Literal["validation", "test"]) -> dict[str, float | None]:
@@ -33,7 +33,7 @@ def scores(federation: Federation, split: Literal["validation", "test"]) -> dict
 
 def measured(federation: Federation, split: Literal["validation", "test"]) -> dict[str, Measured]:
     """Per reported silo, what its model scores."""
-    return judged(federation, lambda state, rows: measure(federation.training, state, getattr(rows, split)))
+    return judged(federation, lambda state, rows: measure(federation.context, state, getattr(rows, split)))
 
 
 def judged(federation: Federation, judge: Callable[[State, Evaluation], Judgment]) -> dict[str, Judgment]:
@@ -42,7 +42,7 @@ def judged(federation: Federation, judge: Callable[[State, Evaluation], Judgment
     Where one data set is partitioned all silos are judged on the same central rows. Predictions with shared parts
     alone are then one model's, and made once; with private parts, every silo's model is judged on them.
     """
-    alike = one_model(federation.training)
+    alike = one_model(federation.context)
     made: dict[tuple[str, int], Judgment] = {}
     found = {}
     for silo in federation.silos.values():
@@ -54,12 +54,12 @@ def judged(federation: Federation, judge: Callable[[State, Evaluation], Judgment
     return found
 
 
-def one_model(training: LocalTraining) -> bool:
+def one_model(context: TrainingContext) -> bool:
     """Whether all silos' predictions are made with shared parts alone."""
-    prediction = training.method.prediction()
-    shared = names_with(training.parts, Scope.SHARED)
+    prediction = context.method.prediction()
+    shared = names_with(context.parts, Scope.SHARED)
     learned = any(callable(weight) for weight in prediction.mix.values())  # from a silo's own state
-    head = training.parts[prediction.head].module
+    head = context.parts[prediction.head].module
     heads = {prediction.head} if getattr(head, "has_tensors", True) else set()
     return not learned and {*prediction.mix, *heads} <= {*shared}
 

@@ -67,16 +67,16 @@ class TransferModel:
     @property
     def tuned(self) -> tuple[str, ...]:
         """The parts that its prediction mixes."""
-        return tuple(self.federation.training.method.prediction().mix)
+        return tuple(self.federation.context.method.prediction().mix)
 
     @property
     def head(self) -> str:
         """The part that its prediction reads labels with."""
-        return self.federation.training.method.prediction().head
+        return self.federation.context.method.prediction().head
 
     def judge(self, state: State) -> float:
         """The score of a state on its test rows, in percent."""
-        found = mean_ignoring_none(score(self.federation.training, state, rows) for rows in self.tests)
+        found = mean_ignoring_none(score(self.federation.context, state, rows) for rows in self.tests)
         assert found is not None, "a run without test rows has no score to be compared with"
         return found
 

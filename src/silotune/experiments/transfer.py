@@ -105,7 +105,7 @@ def _model(run: Run) -> TransferModel:
 
 def _private_parts(federation: Federation) -> list[str]:
     """The parts that a prediction uses and that silos keep to themselves."""
-    parts, prediction = federation.training.parts, federation.training.method.prediction()
+    parts, prediction = federation.context.parts, federation.context.method.prediction()
     used = [*prediction.mix, prediction.head]
     return [
         name for name in used if parts[name].scope is Scope.PRIVATE and getattr(parts[name].module, "has_tensors", True)
@@ -128,7 +128,7 @@ def _test_rows(run: Run) -> tuple[TokenizedRows, ...]:
                 f"{run.folder}: its data has changed (silo {name!r}: {now.get(name, 'no')} test rows now, "
                 f"{then.get(name, 'none')} when it ran)"
             )
-    training = run.federation.training
+    training = run.federation.context
     tokenize = training.method.setting.head.row_tokenizer(training.backbone, config.train.max_length)
     distinct = {id(silo.splits.test): silo for silo in silos}
     return tuple(tokenize(silo.task, silo.splits.test) for silo in distinct.values())
@@ -221,7 +221,7 @@ def _same_options(one: TransferModel, other: TransferModel, head: WhoseHead) -> 
                     f"transfer takes runs with the same {section}"
                 )
     for model in (one, other):
-        module = model.federation.training.parts[model.head].module
+        module = model.federation.context.parts[model.head].module
         if head == "source" and isinstance(module, Head) and not module.has_tensors:
             raise InputError(
                 f"transfer.head=source: {model.name} reads labels with the backbone's own vocabulary; allowed: target"

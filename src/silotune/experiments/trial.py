@@ -41,7 +41,7 @@ def _trial(
         raise InputError("sweep: no silo has validation rows, so there is nothing to choose by")
     federation = build(config, backbone, data)
     with working_in(path, dump(federation.config), federation.backbone.fingerprint, resume=True) as folder:
-        keep_start(path, federation.training)
+        keep_start(path, federation.context)
         engine = InProcess(federation, folder, progress)
         found: Summary = {"validation": None, "best_round": None}
         try:

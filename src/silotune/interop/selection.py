@@ -84,7 +84,7 @@ def choose(run: Run, silo: str, word: str) -> ExportSelection:
     if word not in WORDS:
         raise unknown("part", word, WORDS)
     task = owner.evaluations[silo].test.task
-    state, parts = state_of(federation, owner), federation.training.parts
+    state, parts = state_of(federation, owner), federation.context.parts
     prediction = resolve_weights(federation.method.prediction().mix, state)
     mix, tuner = _mix(run, word, prediction), federation.method.setting.tuner
     head_part = _head_of(run, word, mix)
@@ -113,7 +113,7 @@ def _mix(run: Run, word: str, prediction: dict[str, Weight]) -> dict[str, float]
         InputError: where the run's method has no such part, or several.
     """
     federation = run.federation
-    adapters = {name: part for name, part in federation.training.parts.items() if isinstance(part.module, Tuner)}
+    adapters = {name: part for name, part in federation.context.parts.items() if isinstance(part.module, Tuner)}
     tuner, method = federation.method.setting.tuner, federation.config.method.name
     by_scope = {
         one: [name for name, part in adapters.items() if part.scope is scope] for one, scope in WORDS.items() if scope
@@ -147,7 +147,7 @@ def _mix(run: Run, word: str, prediction: dict[str, Weight]) -> dict[str, float]
 
 def _head_of(run: Run, word: str, mix: dict[str, float]) -> str:
     """The head trained on this adapter alone, where the method has one; else the one the silo predicts with."""
-    parts, prediction = run.federation.training.parts, run.federation.method.prediction()
+    parts, prediction = run.federation.context.parts, run.federation.method.prediction()
     if word in ("mixed", "merged"):
         return prediction.head
     for name in (*(f"{HEAD}_{part}" for part in mix), prediction.head):

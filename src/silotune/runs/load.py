@@ -55,7 +55,7 @@ def load_run(folder: str | Path, backbone: Backbone | None = None, precision: st
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(f"{path}/summary.json: damaged (no best_round)") from error
     InProcess(federation, run_folder).load(best)
-    read_instances(path, federation.training, federation.silos.values())
+    read_instances(path, federation.context, federation.silos.values())
     return Run(path, summary, federation)
 
 

@@ -14,7 +14,7 @@ from silotune.errors import InputError
 from silotune.evaluation.instance_vectors import weigh
 from silotune.evaluation.predict import answers, logits
 from silotune.models.forward.mixing import resolve_weights
-from silotune.training.context import LocalTraining
+from silotune.training.context import TrainingContext
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,8 @@ class Explanation:
 class PersonalModel:
     """A silo's personalized model."""
 
-    def __init__(self, training: LocalTraining, state: State, task: Task, max_length: int) -> None:
-        self._training = training
+    def __init__(self, context: TrainingContext, state: State, task: Task, max_length: int) -> None:
+        self._context = context
         self._state = state
         self._max_length = max_length
         self.task = task
@@ -54,7 +54,7 @@ class PersonalModel:
         """
         if self.task.kind != "classification":
             raise InputError(f"predict: task {self.task.name!r} is one of generation; use write")
-        probabilities = torch.softmax(logits(self._training, self._state, self._encoded(texts)), -1).tolist()
+        probabilities = torch.softmax(logits(self._context, self._state, self._encoded(texts)), -1).tolist()
         found = [dict(zip(self.task.labels, row, strict=True)) for row in probabilities]
         return [Prediction(max(row, key=row.__getitem__), row) for row in found]
 
@@ -66,7 +66,7 @@ class PersonalModel:
         """
         if self.task.kind != "generation":
             raise InputError(f"write: task {self.task.name!r} is one of classification; use predict")
-        return answers(self._training, self._state, self._encoded(instructions))
+        return answers(self._context, self._state, self._encoded(instructions))
 
     def explain(self, texts: Sequence[str | tuple[str, str]]) -> list[Explanation]:
         """With which weights the model's parts answer each text.
@@ -74,8 +74,8 @@ class PersonalModel:
         Raises:
             InputError: as `predict` and `write`.
         """
-        prediction = self._training.method.prediction()
-        found = weigh(self._training, self._state, self._encoded(texts))
+        prediction = self._context.method.prediction()
+        found = weigh(self._context, self._state, self._encoded(texts))
         if found is None:
             fixed = {name: float(weight) for name, weight in resolve_weights(prediction.mix, self._state).items()}
             return [Explanation(fixed) for _ in texts]
@@ -93,5 +93,5 @@ class PersonalModel:
         rows = [Row((text, *single) if isinstance(text, str) else tuple(text), 0) for text in texts]
         if len({len(row.texts) for row in rows}) > 1:
             raise InputError("predict: give either single texts or pairs, not both")
-        training = self._training
-        return training.method.setting.head.row_tokenizer(training.backbone, self._max_length)(self.task, rows)
+        context = self._context
+        return context.method.setting.head.row_tokenizer(context.backbone, self._max_length)(self.task, rows)

@@ -50,7 +50,7 @@ class Run:
             if silo in owner.evaluations:
                 task = owner.evaluations[silo].test.task
                 max_length = self.federation.config.train.max_length
-                return PersonalModel(self.federation.training, state_of(self.federation, owner), task, max_length)
+                return PersonalModel(self.federation.context, state_of(self.federation, owner), task, max_length)
         raise unknown("silo", silo, self.silos)
 
 
@@ -88,7 +88,7 @@ def run(
         federation.privacy.require_a_round()
     config = federation.config
     with working_in(path, dump(config), federation.backbone.fingerprint, resume) as folder:
-        keep_start(path, federation.training)
+        keep_start(path, federation.context)
         alone = workers == 1
         engine = InProcess(federation, folder, progress) if alone else Workers(federation, folder, progress, workers)
         if announce is not None and federation.privacy is not None:

@@ -25,7 +25,7 @@ def state_digest(federation: Federation) -> str:
     """sha256 over the shared parts, the server optimizer's state and every silo's private parts and memory."""
     tensors = federation.coordinator.flat()
     for silo in federation.silos.values():
-        kept = federation.training.state_of(silo).flat()
+        kept = federation.context.state_of(silo).flat()
         tensors |= {f"silo/{silo.name}/{name}": tensor for name, tensor in kept.items()}
     return digest(tensors)
 
@@ -61,7 +61,7 @@ def summarise(engine: Engine) -> dict[str, Any]:
         "global": central,
         **left_out(federation),
         "average": central["test"] if central else mean_test(silos),
-        **average_sampled(silos, central is not None and one_model(federation.training)),
+        **average_sampled(silos, central is not None and one_model(federation.context)),
         **({"attack": attack} if attack else {}),
         **({"privacy": federation.privacy.summary()} if federation.privacy else {}),
     }
@@ -116,9 +116,9 @@ def parameters(federation: Federation) -> dict[str, int]:
     shared = federation.coordinator.shared
     largest = {"trainable_parameters": 0, "sent_parameters": 0, "adapter_parameters": 0, "head_parameters": 0}
     for silo in federation.silos.values():
-        state = shared | federation.training.state_of(silo).private
+        state = shared | federation.context.state_of(silo).private
         sizes = {name: count(tensors) for name, tensors in state.items()}
-        parts = federation.training.parts
+        parts = federation.context.parts
         adapters = sum(size for name, size in sizes.items() if isinstance(parts[name].module, Tuner))
         found = {
             "trainable_parameters": sum(sizes.values()),

@@ -13,8 +13,8 @@ from silotune.communication.uplink.pipeline import NO_UPLINK, UplinkPipeline
 from silotune.core.norms import delta
 from silotune.core.tensors import State, Tensors, flatten
 from silotune.methods.parts import Scope
-from silotune.training.context import LocalTraining
 from silotune.training.local_round import LocalResult
+from silotune.training.local_trainer import LocalTrainer
 from silotune.training.model_replacement import scale_update
 from silotune.training.silo import Silo, SiloState
 
@@ -44,7 +44,7 @@ class SiloClient:
     """Answers for a silo. An answer's message holds the shared parts, or what the uplink makes of their change.
 
     Args:
-        training: runs local rounds.
+        trainer: runs local rounds and final phases.
         expected: what a broadcast holds.
         uplink: what the shared parts' change passes before it leaves; an empty chain: the parts leave as they are.
         privacy: the promise that the silo keeps; None: nothing is noised here.
@@ -52,36 +52,35 @@ class SiloClient:
 
     def __init__(
         self,
-        training: LocalTraining,
+        trainer: LocalTrainer,
         expected: Expected,
         uplink: UplinkPipeline = NO_UPLINK,
         privacy: Privacy | None = None,
     ) -> None:
-        self.training = training
+        self.trainer = trainer
         self.expected = expected
         self.uplink = uplink
         self.privacy = privacy
         self._last: tuple[bytes, State, int] | None = None
 
-    def round(self, silo: Silo, broadcast: bytes, spent: PrivacySpent = PrivacySpent()) -> SiloReply:
-        """One local round; the silo keeps its private parts and memory.
-
-        Raises:
-            MessageRefused: the broadcast is not as expected; the silo stays as it was.
-            BudgetSpent: so it does where the answer would cost more than its privacy budget has left.
-        """
-        return self.rounds([silo], broadcast, spent)[0]
-
     def rounds(self, silos: Sequence[Silo], broadcast: bytes, spent: PrivacySpent = PrivacySpent()) -> list[SiloReply]:
-        """As `round`, for silos that train together; answers in their order.
+        """Run one local round of silos that train together; each keeps its private parts and memory.
+
+        Args:
+            silos: the silos that train.
+            broadcast: the coordinator's message that opens the round.
+            spent: what the silos have paid by their own records.
+
+        Returns:
+            One reply per silo, in the order of `silos`.
 
         Raises:
-            MessageRefused: as `round`.
-            BudgetSpent: as `round`; all silos stay as they were.
+            MessageRefused: the broadcast is not as expected; all silos stay as they were.
+            BudgetSpent: a reply would cost more than a silo's privacy budget has left; all silos stay as they were.
         """
         shared, number = self.open_broadcast(broadcast)
         uses = [self._next_use(silo.state.memory if silo.state else {}, spent) for silo in silos]
-        results = self.training.rounds(silos, shared, number)
+        results = self.trainer.rounds(silos, shared, number)
         return [
             self._answer(silo, result, shared, number, own)
             for silo, result, own in zip(silos, results, uses, strict=True)
@@ -97,18 +96,18 @@ class SiloClient:
         memory = silo.state.memory if silo.state else {}
         message = b""
         if self.expected.shapes:
-            sent = scale_update(result.state, shared, self.training.parts, silo.attack_scale)
+            sent = scale_update(result.state, shared, self.trainer.context.parts, silo.attack_scale)
             if self.uplink.names:
                 message, kept = self._change(sent, shared, memory, number, silo)
                 result.memory |= kept | uses
             else:
-                message = update_message(sent, self.training.parts, number, silo.name, silo.rows)
+                message = update_message(sent, self.trainer.context.parts, number, silo.name, silo.rows)
         self._keep(silo, result)
         return SiloReply(silo.name, message, result.metrics, result.note)
 
     def _change(self, state: State, received: State, memory: Tensors, number: int, silo: Silo) -> tuple[bytes, Tensors]:
         """The message with the shared parts' change, and what the silo keeps of it."""
-        change = delta(flatten(received), shared_tensors(state, self.training.parts))
+        change = delta(flatten(received), shared_tensors(state, self.trainer.context.parts))
         written, kept = self.uplink.send(change, memory, silo.name, number)
         return change_message(written, self.uplink.label, number, silo.name, silo.rows), kept
 
@@ -120,14 +119,10 @@ class SiloClient:
         self.privacy.check(uses, spent.epsilon)
         return {USES: torch.tensor(uses)}
 
-    def final(self, silo: Silo, broadcast: bytes) -> SiloReply:
-        """The method's final phases, from the last round's shared parts; nothing leaves the silo."""
-        return self.finals([silo], broadcast)[0]
-
     def finals(self, silos: Sequence[Silo], broadcast: bytes) -> list[SiloReply]:
-        """As `final`, for silos that train together; answers in their order."""
+        """Run the method's final phases from the last round's shared parts; nothing leaves the silos."""
         shared, number = self.open_broadcast(broadcast)
-        results = self.training.finals(silos, shared, number)
+        results = self.trainer.finals(silos, shared, number)
         for silo, result in zip(silos, results, strict=True):
             self._keep(silo, result)
         return [
@@ -136,7 +131,7 @@ class SiloClient:
 
     def _keep(self, silo: Silo, result: LocalResult) -> None:
         """Store on the silo what stays there."""
-        parts = self.training.parts
+        parts = self.trainer.context.parts
         silo.state = SiloState(
             {name: result.state[name] for name, part in parts.items() if part.scope is Scope.PRIVATE}, result.memory
         ).compact()

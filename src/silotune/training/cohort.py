@@ -5,16 +5,12 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 
 from silotune.errors import InputError
 from silotune.models.forward.mixing import can_share_forward
-
-if TYPE_CHECKING:
-    from silotune.training.context import LocalTraining
-
+from silotune.training.context import TrainingContext
 
 ON_A_CPU, ON_A_GPU = 8, 32
 """Silos in a cohort with `cohort=auto`, where memory has room for them (the second chosen, not measured)."""
@@ -40,18 +36,18 @@ class Cohort:
 ALONE = Cohort()
 
 
-def choose(asked: int | str, training: LocalTraining) -> Cohort:
+def choose(asked: int | str, context: TrainingContext) -> Cohort:
     """The cohorts of a run: as asked, or with `auto` what pays on the device where the tuners allow it.
 
     Raises:
         InputError: for several silos, asked for outright, where a forward cannot hold them.
     """
-    obstacle = _obstacle(training)
+    obstacle = _obstacle(context)
     if isinstance(asked, int):
         if asked > 1 and obstacle:
             raise InputError(f"cohort={asked}: {obstacle}; allowed: cohort=1 or auto")
         return Cohort(asked)
-    return Cohort(1, obstacle) if obstacle else _fitting(training)
+    return Cohort(1, obstacle) if obstacle else _fitting(context)
 
 
 def memory_of(device: torch.device) -> int:
@@ -63,14 +59,14 @@ def memory_of(device: torch.device) -> int:
     return int(torch.cuda.get_device_properties(device).total_memory)
 
 
-def _fitting(training: LocalTraining) -> Cohort:
+def _fitting(context: TrainingContext) -> Cohort:
     """So many silos that half the memory holds what a step keeps of their batches, were all rows of full length."""
-    backbone, settings = training.backbone, training.train
-    copies = max(training.copies(phase) for phase in training.phases)
+    backbone, settings = context.backbone, context.train
+    replicas = max(context.replicas(phase) for phase in context.phases)
     number = 4 if backbone.precision == "fp32" else 2  # bytes
     blocks = sum(len(backbone.base.get_submodule(stack.blocks)) for stack in backbone.architecture.stacks)
     scores = _SCORES * int(getattr(backbone.base.config, "num_attention_heads", 0)) * settings.max_length
-    of_a_token = copies * blocks * (backbone.hidden_size * _KEPT + scores) * number
+    of_a_token = replicas * blocks * (backbone.hidden_size * _KEPT + scores) * number
     room = memory_of(backbone.device) // 2 // (settings.batch_size * settings.max_length * of_a_token)
     most = ON_A_CPU if backbone.device.type == "cpu" else ON_A_GPU
     if room < most:
@@ -78,9 +74,9 @@ def _fitting(training: LocalTraining) -> Cohort:
     return Cohort(most)
 
 
-def _obstacle(training: LocalTraining) -> str:
-    backbone = training.backbone
-    for tuner in training.tuners:
+def _obstacle(context: TrainingContext) -> str:
+    backbone = context.backbone
+    for tuner in context.tuners:
         if not can_share_forward(backbone, tuner):
             return (
                 f"silos cannot share a forward with tuner={tuner.name} on {backbone.model_type} (where a tuner only "

@@ -12,8 +12,9 @@ from silotune.methods import Method
 from silotune.models.backbone.backbone import Backbone
 from silotune.training.client import SiloClient
 from silotune.training.cohort import ALONE, Cohort
-from silotune.training.context import LocalTraining
+from silotune.training.context import TrainingContext
 from silotune.training.coordinator import Coordinator
+from silotune.training.local_trainer import LocalTrainer
 from silotune.training.silo import Evaluation, Silo
 
 
@@ -25,7 +26,7 @@ class Federation:
     backbone: Backbone
     method: Method
     silos: dict[str, Silo]
-    training: LocalTraining
+    context: TrainingContext
     coordinator: Coordinator
     tasks: Mapping[str, Task]
     """Silo name → its task, before a centralised method puts silos together."""
@@ -49,8 +50,13 @@ class Federation:
         """As configured, or as many as the privacy budget lasts for."""
         return self.config.rounds if self.privacy is None else self.privacy.rounds
 
-    def participant(self) -> SiloClient:
-        """A silo's side of the exchange, for any of the silos."""
+    @property
+    def trainer(self) -> LocalTrainer:
+        """Trains the silos of this federation."""
+        return LocalTrainer(self.context)
+
+    def client(self) -> SiloClient:
+        """Return a silo's side of the exchange, for any of the silos."""
         noised_in_silos = self.config.uplink.noise is not None
         privacy_guarantee = self.privacy if noised_in_silos else None
-        return SiloClient(self.training, self.coordinator.expected, self.coordinator.uplink, privacy_guarantee)
+        return SiloClient(self.trainer, self.coordinator.expected, self.coordinator.uplink, privacy_guarantee)

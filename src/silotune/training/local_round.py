@@ -13,7 +13,6 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -27,10 +26,9 @@ from silotune.errors import Diverged
 from silotune.methods.base import PREVIOUS, Phase, Step
 from silotune.methods.parts import Scope
 from silotune.models.forward.view_cache import ConstantViewCache
+from silotune.training.context import TrainingContext
+from silotune.training.optimizer import make_optimizer
 from silotune.training.silo import Silo
-
-if TYPE_CHECKING:
-    from silotune.training.context import LocalTraining
 
 
 @dataclass
@@ -52,10 +50,10 @@ class _Local:
     received: State
     memory: Tensors
     sums: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
-    """Of the loss and its terms, over the steps that have the term:"""
-    terms: Counter[str] = field(default_factory=Counter)
-    """so many."""
-    known: ConstantViewCache = field(default_factory=ConstantViewCache)
+    """Sum of each loss term."""
+    counts: Counter[str] = field(default_factory=Counter)
+    """Number of steps that logged the term."""
+    view_cache: ConstantViewCache = field(default_factory=ConstantViewCache)
     note: str = ""
     steps: int = 0
     rows: int = 0
@@ -82,19 +80,26 @@ class _Local:
         """After a phase nothing has a gradient."""
         self.state = {name: part_tools.copy(tensors) for name, tensors in self.state.items()}
 
-    def count(self, batch: Batch, terms: Mapping[str, float], joints: Sequence[CohortMicroBatch], member: int) -> None:
+    def count(
+        self, batch: Batch, terms: Mapping[str, float], micro_batches: Sequence[CohortMicroBatch], member: int
+    ) -> None:
         """Add a step to the numbers."""
         self.steps, self.rows = self.steps + 1, self.rows + len(batch)
-        masks = [piece.inputs["attention_mask"] for joint in joints for piece in joint.pieces if piece.member == member]
+        masks = [
+            piece.inputs["attention_mask"]
+            for joint in micro_batches
+            for piece in joint.pieces
+            if piece.member == member
+        ]
         self.real += sum(int(mask.sum()) for mask in masks)
         self.padded += sum(mask.numel() for mask in masks)
         for term, value in terms.items():
             self.sums[term] += value
-            self.terms[term] += 1
+            self.counts[term] += 1
 
     def result(self, remembers: Sequence[str], seconds: float) -> LocalResult:
         """What the round ended with."""
-        metrics = {term: value / self.terms[term] for term, value in self.sums.items()}
+        metrics = {term: value / self.counts[term] for term, value in self.sums.items()}
         metrics |= {"steps": self.steps, "rows": self.rows}
         metrics |= {"real_tokens": self.real, "padded_tokens": self.padded, "seconds": seconds}
         remembered = {
@@ -107,7 +112,7 @@ class _Local:
 
 
 def train(
-    training: LocalTraining,
+    context: TrainingContext,
     silos: Sequence[Silo],
     shared: State,
     number: int,
@@ -121,14 +126,14 @@ def train(
         Diverged: naming the silo.
     """
     started = time.perf_counter()
-    device = training.backbone.device
+    device = context.backbone.device
     received = {name: on(shared[name], device) for name in shared}
     runs = []
     for silo in silos:
-        own = training.state_of(silo)
+        own = context.state_of(silo)
         state: State = {
             name: on((shared if part.scope is Scope.SHARED else own.private).get(name, {}), device)
-            for name, part in training.parts.items()  # a part without tensors leaves no trace in messages and files
+            for name, part in context.parts.items()  # a part without tensors leaves no trace in messages and files
         }
         runs.append(_Local(silo, state, received, on(own.memory, device)))
     for phase in phases:
@@ -137,37 +142,37 @@ def train(
         members = [run for run, own in zip(members, leaves, strict=True) if own]  # else a head with nothing to train
         if members:
             # Optimizers work tensor by tensor: one for all does to each silo's what its own would.
-            optimizer = training.make_optimizer([tensor for own in leaves for tensor in own])
-            _train_phase(training, members, phase, number, optimizer)
+            optimizer = make_optimizer(context.train, [tensor for own in leaves for tensor in own])
+            _train_phase(context, members, phase, number, optimizer)
             for run in members:
                 run.end()
     seconds, rows = time.perf_counter() - started, sum(run.rows for run in runs)
     shares = [run.rows / rows if rows else 1 / len(runs) for run in runs]
-    return [run.result(training.method.remembers, seconds * share) for run, share in zip(runs, shares, strict=True)]
+    return [run.result(context.method.remembers, seconds * share) for run, share in zip(runs, shares, strict=True)]
 
 
 def _train_phase(
-    training: LocalTraining, members: Sequence[_Local], phase: Phase, number: int, optimizer: torch.optim.Optimizer
+    context: TrainingContext, members: Sequence[_Local], phase: Phase, number: int, optimizer: torch.optim.Optimizer
 ) -> None:
     own_micro_batches = len(members) == 1
-    batches = [training.batches(run.silo, phase, number, own_micro_batches) for run in members]
+    batches = [context.batches(run.silo, phase, number, own_micro_batches) for run in members]
     for run in members:
-        run.known = training.known_readings(phase)
+        run.view_cache = context.view_cache(phase)
     for taken, found in enumerate(_in_step(batches)):  # other phases leave no trace in draws
         active = [(members[place], batch) for place, batch in found]
-        joints = training.joints([batch for _, batch in active], phase)
-        losses, terms = _losses(training, active, joints, phase, number, taken)
+        micro_batches = context.cohort_micro_batches([batch for _, batch in active], phase)
+        losses, terms = _losses(context, active, micro_batches, phase, number, taken)
         for (run, _), own in zip(active, terms, strict=True):
             if not math.isfinite(own["loss"]):
                 raise Diverged(
                     f"silo {run.silo.name!r}, round {number}, phase {phase.name!r}: training diverged, the loss is "
-                    f"{own['loss']} (train.lr is {training.train.lr:g})"
+                    f"{own['loss']} (train.lr is {context.train.lr:g})"
                 )
         optimizer.zero_grad(set_to_none=True)  # and so a silo that has left stays as it is
         torch.autograd.backward(losses)
         optimizer.step()
         for member, ((run, batch), own) in enumerate(zip(active, terms, strict=True)):
-            run.count(batch, own, joints, member)
+            run.count(batch, own, micro_batches, member)
 
 
 def _in_step(batches: Sequence[Iterator[Batch]]) -> Iterator[list[tuple[int, Batch]]]:
@@ -181,26 +186,26 @@ def _in_step(batches: Sequence[Iterator[Batch]]) -> Iterator[list[tuple[int, Bat
 
 
 def _losses(
-    training: LocalTraining,
+    context: TrainingContext,
     active: Sequence[tuple[_Local, Batch]],
-    joints: Sequence[CohortMicroBatch],
+    micro_batches: Sequence[CohortMicroBatch],
     phase: Phase,
     number: int,
     taken: int,
 ) -> tuple[list[Tensor], list[dict[str, float]]]:
     """Each silo's loss of its batch, and what is logged of it as numbers."""
-    streams = [Stream(training.seed, "dropout", run.silo.name, number, phase.name, taken) for run, _ in active]
+    streams = [Stream(context.seed, "dropout", run.silo.name, number, phase.name, taken) for run, _ in active]
     mixes = [
-        {name: training.resolve(mix, run.state, run.received, run.memory) for name, mix in phase.views.items()}
+        {name: context.resolve(mix, run.state, run.received, run.memory) for name, mix in phase.views.items()}
         for run, _ in active
     ]
     own_micro_batches = len(active) == 1
     losses, terms = [], []
     with streams[0] if own_micro_batches else nullcontext():
-        batches, known = [batch for _, batch in active], [run.known for run, _ in active]
-        views = training.views_together(batches, joints, mixes, [] if own_micro_batches else streams, known)
+        batches, caches = [batch for _, batch in active], [run.view_cache for run, _ in active]
+        views = context.views(batches, micro_batches, mixes, [] if own_micro_batches else streams, caches)
         for (run, batch), own, stream in zip(active, views, streams, strict=True):
-            step = Step(batch, own, run.state, run.received, run.memory, training.parts)
+            step = Step(batch, own, run.state, run.received, run.memory, context.parts)
             with nullcontext() if own_micro_batches else stream:
                 losses.append(phase.loss(step))
             terms.append({"loss": losses[-1].detach(), **step.terms})

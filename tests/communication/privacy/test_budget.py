@@ -156,14 +156,14 @@ def test_where_nothing_leaves_no_budget_is_spent(federate, method, tmp_path):
 def test_a_silo_counts_for_itself_and_refuses_to_overspend(federate):
     """Whatever rounds a coordinator calls for."""
     federation = build(federate.config("fedmcp", *LDP, "privacy.epsilon=16"), federate.backbone)
-    participant, silo = federation.participant(), federation.silos["alpha"]
+    participant, silo = federation.client(), federation.silos["alpha"]
     assert isinstance(participant, SiloClient)
     for number in (1, 7):
-        assert participant.round(silo, federation.coordinator.broadcast(number)).message
+        assert participant.rounds([silo], federation.coordinator.broadcast(number))[0].message
     assert int(silo.state.memory[USES]) == 2
     before = silo.state
     with pytest.raises(BudgetSpent, match=r"budget of 16 is spent after 2 rounds \(ε = 16\)"):
-        participant.round(silo, federation.coordinator.broadcast(8))
+        participant.rounds([silo], federation.coordinator.broadcast(8))[0]
     assert silo.state is before
 
 

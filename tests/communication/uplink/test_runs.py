@@ -54,7 +54,7 @@ def sent(federate: Federate, tmp_path_factory: pytest.TempPathFactory):
 
 
 def shared_names(run: Run) -> list[str]:
-    return [name for name, part in run.federation.training.parts.items() if part.scope is Scope.SHARED]
+    return [name for name, part in run.federation.context.parts.items() if part.scope is Scope.SHARED]
 
 
 def gaussian():

@@ -8,6 +8,7 @@ import torch
 from silotune.core.tensors import digest, flatten
 from silotune.data import batching
 from silotune.data.batching import in_order, make_batch
+from silotune.data.cohort_batches import own_micro_batches
 from silotune.errors import InputError
 from silotune.models.forward.activation_cache import GROUP
 from silotune.runs.build.builder import build
@@ -20,7 +21,7 @@ UPPER = "tuner.sites=encoder.layer.1.attention.output.dense,encoder.layer.1.outp
 
 def one_round(federation, number=1):
     silo = federation.silos["gamma"]
-    return federation.training.round(silo, federation.coordinator.shared, number).state
+    return federation.trainer.rounds([silo], federation.coordinator.shared, number)[0].state
 
 
 def largest_difference(one, other):
@@ -35,7 +36,7 @@ def double_start(federation):
     state = random_parts(federation, silo, spread=0.05)
     federation.coordinator.shared = {name: state[name] for name in federation.coordinator.shared}
     silo.state = None
-    federation.training.state_of = lambda _: type("S", (), {"private": state, "memory": {}})()
+    federation.context.state_of = lambda _: type("S", (), {"private": state, "memory": {}})()
     return federation
 
 
@@ -45,9 +46,9 @@ def test_in_double_precision_a_round_is_the_same(method, sites, tiny_federation)
     words = (f"tuner.sites={sites}", "train.epochs=2", "train.batch_size=8")
     plain, cached = (double_start(doubled(tiny_federation(method, *words, *more))) for more in ((), (CACHED,)))
     expected, found = one_round(plain), one_round(cached)
-    assert largest_difference(expected, plain.coordinator.shared | plain.training.state_of(None).private) > 1e-4
+    assert largest_difference(expected, plain.coordinator.shared | plain.context.state_of(None).private) > 1e-4
     assert largest_difference(expected, found) < 1e-9
-    cache = cached.training.cache
+    cache = cached.context.cache
     assert cache.misses == -(-len(cached.silos["gamma"].train["gamma"]) // GROUP)
     assert cache.hits > cache.misses
 
@@ -63,12 +64,13 @@ def test_to_the_bit_where_batches_are_the_groups(tiny_federation):
         if more:
             order = sorted(range(len(rows)), key=lambda row: (len(rows.ids[row]), row))
             batch = make_batch(rows, order[:GROUP], 0, 10**9)
-            again = tiny_federation("fedavg").training
-            state = federation.coordinator.shared | federation.training.state_of(federation.silos["gamma"]).private
-            mixes = {"full": federation.training.resolve(federation.method.prediction().mix, state, {}, {})}
+            again = tiny_federation("fedavg").context
+            state = federation.coordinator.shared | federation.context.state_of(federation.silos["gamma"]).private
+            mixes = {"full": federation.context.resolve(federation.method.prediction().mix, state, {}, {})}
             with torch.no_grad():
                 for _ in "12":  # computed, then found
-                    found.append(federation.training.views(batch, mixes)["full"]["mean"])
+                    (views,) = federation.context.views([batch], own_micro_batches(batch), [mixes])
+                    found.append(views["full"]["mean"])
                 found.append(views_of_batch(again.backbone, batch, mixes)["full"]["mean"])
     assert torch.equal(found[0], found[2])
     assert torch.equal(found[1], found[2])
@@ -79,7 +81,7 @@ def test_what_is_kept_does_not_depend_on_history_or_room(tiny_federation):
     results = set()
     for room, before in ((512, False), (512, True), (0, False)):
         federation = tiny_federation("fedmcp", CACHED, "train.batch_size=8")
-        cache = federation.training.cache
+        cache = federation.context.cache
         if before:
             one_round(federation, number=7)
         if not room:
@@ -92,7 +94,7 @@ def test_what_is_kept_does_not_depend_on_history_or_room(tiny_federation):
 def test_least_recently_used_groups_go_first(tiny_federation, monkeypatch):
     monkeypatch.setattr(batching, "EVALUATED", 8)
     federation = tiny_federation("fedavg", CACHED)
-    cache, training = federation.training.cache, federation.training
+    cache, training = federation.context.cache, federation.context
     rows = federation.silos["gamma"].train["gamma"]
     assert len(rows) > GROUP
     state = federation.coordinator.shared | training.state_of(federation.silos["gamma"]).private

@@ -7,6 +7,7 @@ from collections import Counter
 import pytest
 import torch
 
+from silotune.data.cohort_batches import own_micro_batches
 from silotune.methods import Step
 from silotune.methods.base import PREVIOUS
 from silotune.methods.parts import Scope
@@ -21,7 +22,7 @@ def prepare(tiny_federation, method, *words):
     federation = doubled(tiny_federation(method, *one_silo, *words))
     silo = federation.silos.get("gamma") or next(iter(federation.silos.values()))
     state, other, old = (random_parts(federation, silo, seed=seed, spread=0.1) for seed in (1, 2, 3))
-    received = {name: other[name] for name, part in federation.training.parts.items() if part.scope is Scope.SHARED}
+    received = {name: other[name] for name, part in federation.context.parts.items() if part.scope is Scope.SHARED}
     remembered = {
         f"{PREVIOUS}/{name}/{key}": tensor for name in federation.method.remembers for key, tensor in old[name].items()
     }
@@ -35,18 +36,20 @@ def result(training, phase, batch, state, received, memory, together):
     leaves = trained(state, phase)
     mixes = {name: training.resolve(mix, state, received, memory) for name, mix in phase.views.items()}
     if together:
-        views = training.views(batch, mixes)
+        (views,) = training.views([batch], own_micro_batches(batch), [mixes])
     else:
-        views = {name: training.view(batch, mix) for name, mix in mixes.items()}
+        views = {}
+        for name, mix in mixes.items():
+            views |= training.views([batch], own_micro_batches(batch), [{name: mix}])[0]
     loss = phase.loss(Step(batch, views, state, received, memory, training.parts))
     loss.backward()
     return float(loss.detach()), {name: leaf.grad for name, leaf in leaves.items() if leaf.grad is not None}
 
 
 def compare(federation, batch, state, received, memory):
-    for phase in federation.training.phases:
-        loss, expected = result(federation.training, phase, batch, state, received, memory, together=False)
-        found_loss, found = result(federation.training, phase, batch, state, received, memory, together=True)
+    for phase in federation.context.phases:
+        loss, expected = result(federation.context, phase, batch, state, received, memory, together=False)
+        found_loss, found = result(federation.context, phase, batch, state, received, memory, together=True)
         assert found_loss == pytest.approx(loss, rel=1e-10, abs=1e-12)
         assert found.keys() == expected.keys()
         largest = max(float(gradient.abs().max()) for gradient in expected.values())
@@ -74,7 +77,7 @@ def test_in_float32_they_agree_to_rounding(tiny_federation):
         for name, tensors in random_parts(federation, silo, spread=0.1).items()
     }
     received = {"global": {key: 1.1 * tensor for key, tensor in state["global"].items()}}
-    batch, training = some_rows(federation, silo), federation.training
+    batch, training = some_rows(federation, silo), federation.context
     (phase,) = training.phases
     loss, expected = result(training, phase, batch, state, received, {}, together=False)
     found_loss, found = result(training, phase, batch, state, received, {}, together=True)
@@ -106,7 +109,7 @@ def test_what_lies_below_the_first_adapter_is_computed_once(tiny_federation):
     from torch.utils.flop_counter import FlopCounterMode
 
     federation, batch, state, received, memory = prepare(tiny_federation, "fedmcp")
-    training = federation.training
+    training = federation.context
     (phase,) = training.phases
     assert set(phase.views) == {"full", "global", "received", "private"}
     rows = [len(inputs["input_ids"]) for inputs in batch.micro]
@@ -141,7 +144,7 @@ def test_constant_views_take_from_the_trained_ones(tiny_federation):
     from torch.utils.flop_counter import FlopCounterMode
 
     federation, batch, state, received, memory = prepare(tiny_federation, "moon")
-    training = federation.training
+    training = federation.context
     (phase,) = training.phases
     calls = Calls(training.backbone, last="encoder.layer.1.output.dense")
     trained(state, phase)
@@ -167,7 +170,7 @@ def test_constant_views_take_from_the_trained_ones(tiny_federation):
 def test_equal_mixes_are_one_view(tiny_federation):
     """A silo's first participation in MOON: its previous parts are the received ones."""
     federation, batch, state, received, _ = prepare(tiny_federation, "moon")
-    training = federation.training
+    training = federation.context
     (phase,) = training.phases
     calls = Calls(training.backbone, last="encoder.layer.1.output.dense")
     mixes = {name: training.resolve(mix, state, received, {}) for name, mix in phase.views.items()}
@@ -180,7 +183,7 @@ def test_equal_mixes_are_one_view(tiny_federation):
 
 def test_a_weight_of_its_own_for_each_row_goes_with_its_row(tiny_federation):
     federation, batch, state, *_ = prepare(tiny_federation, "fedmcp")
-    training = federation.training
+    training = federation.context
     tuner = training.parts["global"].module
     draws = torch.Generator().manual_seed(1)
     weight = torch.rand(len(batch), generator=draws, dtype=torch.float64)
@@ -200,7 +203,7 @@ def test_rounds_are_the_same_bits_again(tiny_federation):
     found = set()
     for _ in "12":
         federation = tiny_federation("fedmcp")
-        outcome = federation.training.round(federation.silos["gamma"], federation.coordinator.shared, 1)
+        outcome = federation.trainer.rounds([federation.silos["gamma"]], federation.coordinator.shared, 1)[0]
         found.add(digest(flatten(outcome.state)))
     assert len(found) == 1
 
@@ -208,9 +211,10 @@ def test_rounds_are_the_same_bits_again(tiny_federation):
 def test_rig_and_training_see_the_same_views(tiny_federation):
     """The other suites' `make_step` runs views one by one: the independent side of this file."""
     federation, batch, state, received, _ = prepare(tiny_federation, "fedmcp")
-    (phase,) = federation.training.phases
-    step = make_step(federation.training, phase, batch, state, received)
-    mixes = {name: federation.training.resolve(mix, state, received, {}) for name, mix in phase.views.items()}
-    for name, view in federation.training.views(batch, mixes).items():
+    (phase,) = federation.context.phases
+    step = make_step(federation.context, phase, batch, state, received)
+    mixes = {name: federation.context.resolve(mix, state, received, {}) for name, mix in phase.views.items()}
+    (views,) = federation.context.views([batch], own_micro_batches(batch), [mixes])
+    for name, view in views.items():
         for reading in ("first", "mean"):
             torch.testing.assert_close(view[reading], step.views[name][reading], rtol=1e-10, atol=1e-12)

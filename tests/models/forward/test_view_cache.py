@@ -9,6 +9,7 @@ from silotune.core.tensors import flatten
 from silotune.data.batching import make_batch
 from silotune.models.forward.view_cache import ConstantViewCache, constant_views
 from silotune.training import context as training_module
+from silotune.training.local_trainer import LocalTrainer
 from tests.support.numeric_rig import doubled, parts_in_double
 from tests.support.tiny import METHODS, ONE_TASK
 
@@ -25,12 +26,12 @@ def rounds(tiny_federation, monkeypatch):
     def run(method, *words, silos=1):
         one_silo = ["partition.silos=1", "data.tasks=[beta]"] if method in ONE_TASK else []
         federation = doubled(tiny_federation(method, *one_silo, f"train.epochs={EPOCHS}", *words))
-        training = federation.training
+        training = federation.context
         chosen = list(federation.silos.values())[:silos]
         shared = training.initial_shared(chosen)
         found = []
         for number in (1, 2):
-            results = training.rounds(chosen, shared, number)
+            results = LocalTrainer(training).rounds(chosen, shared, number)
             for silo, result in zip(chosen, results, strict=True):
                 kept = {name: result.state[name] for name in training.parts if name not in shared}
                 silo.state = type(training.state_of(silo))(kept, result.memory)
@@ -109,8 +110,8 @@ def test_what_is_constant():
 
 def test_single_passes_and_dropout_keep_nothing(tiny_federation):
     def kept(*words):
-        training = tiny_federation("moon", *words).training
-        return training.known_readings(training.phases[0]).views
+        training = tiny_federation("moon", *words).context
+        return training.view_cache(training.phases[0]).views
 
     assert kept() == frozenset()
     assert kept("train.epochs=2") == {"received", "previous"}

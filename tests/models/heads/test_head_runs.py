@@ -172,8 +172,8 @@ def test_messages_of_a_tensorless_head_hold_the_tuner_alone(folders, data_folder
 
     federation = build(verbalizer(folders("bert"), data_folder, "tuner=prompt", "tuner.tokens=3", "head.scope=shared"))
     silo = federation.silos["alpha"]
-    result = federation.training.round(silo, federation.coordinator.shared, 1)
-    message = update_message(result.state, federation.training.parts, 1, silo.name, silo.rows)
+    result = federation.trainer.rounds([silo], federation.coordinator.shared, 1)[0]
+    message = update_message(result.state, federation.context.parts, 1, silo.name, silo.rows)
     tensors, _ = unpack(message, Expected.like(flatten(federation.coordinator.shared)), UPDATE_FIELDS)
     assert {name.split("/")[0] for name in tensors} == {"global"}
 
@@ -253,7 +253,7 @@ def test_an_answer_needs_places_behind_the_longest_prompt(words, allowed, folder
         return build(language_model(folders("gpt2"), instructions, *words, f"head.max_new_tokens={new}"))
 
     federation = made(allowed)
-    training, backbone = federation.training, copy.copy(federation.backbone)
+    training, backbone = federation.context, copy.copy(federation.backbone)
     backbone.tokenizer = copy.copy(backbone.tokenizer)
     backbone.tokenizer.eos_token = "<unk>"  # the answer does not end by itself
     head = training.method.setting.head

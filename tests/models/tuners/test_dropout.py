@@ -9,6 +9,7 @@ import torch
 from silotune.core.tensors import digest, flatten
 from silotune.errors import InputError
 from silotune.models.tuners import TUNERS
+from silotune.training.local_trainer import LocalTrainer
 from tests.support.tuner_families import batch, make_backbone, make_model, random_part, run, trainable
 
 RATE = 0.4
@@ -102,12 +103,12 @@ def test_draws_follow_from_seed_silo_round_and_phase_alone(tiny_federation):
         federation = tiny_federation("feddpa-t", *words, f"tuner.dropout={RATE}")
         shared = federation.coordinator.shared
         if process_seed == 2:
-            federation.training.round(federation.silos["alpha"], shared, 1)
+            federation.trainer.rounds([federation.silos["alpha"]], shared, 1)[0]
         torch.manual_seed(process_seed)
-        found.add(digest(flatten(federation.training.round(federation.silos["gamma"], shared, 1).state)))
+        found.add(digest(flatten(federation.trainer.rounds([federation.silos["gamma"]], shared, 1)[0].state)))
     assert len(found) == 1
     without = tiny_federation("feddpa-t", *words)
-    found.add(digest(flatten(without.training.round(without.silos["gamma"], shared, 1).state)))
+    found.add(digest(flatten(without.trainer.rounds([without.silos["gamma"]], shared, 1)[0].state)))
     assert len(found) == 2
 
 
@@ -118,10 +119,14 @@ def test_a_phases_draws_do_not_depend_on_the_phases_before_it(tiny_federation):
         federation = tiny_federation(
             "feddpa-t", "method.sees=received", "tuner=lora", f"tuner.dropout={RATE}", "train.steps=3"
         )
-        training = federation.training
+        training = federation.context
         if alone:
             training.phases = [phase for phase in training.phases if phase.name == "local"]
-        states.append(training.round(federation.silos["gamma"], federation.coordinator.shared, 1).state["private"])
+        states.append(
+            LocalTrainer(training)
+            .rounds([federation.silos["gamma"]], federation.coordinator.shared, 1)[0]
+            .state["private"]
+        )
     assert digest(states[0]) == digest(states[1])
 
 
@@ -134,12 +139,12 @@ def test_predictions_know_no_dropout(tiny_federation):
         federation = tiny_federation("feddpa-t", "tuner=lora", f"tuner.dropout={rate}")
         draws = torch.Generator().manual_seed(3)
         silo = federation.silos["alpha"]
-        silo.state = federation.training.state_of(silo)
+        silo.state = federation.context.state_of(silo)
         for part in (federation.coordinator.shared["global"], silo.state.private["private"]):
             for name, tensor in part.items():
                 part[name] = tensor + 0.3 * torch.randn(tensor.shape, generator=draws)
         test = silo.evaluations["alpha"].test
-        found += [logits(federation.training, state_of(federation, silo), test) for _ in range(2)]
+        found += [logits(federation.context, state_of(federation, silo), test) for _ in range(2)]
     assert all(torch.equal(found[0], other) for other in found[1:])
 
 

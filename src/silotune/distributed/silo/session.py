@@ -134,16 +134,17 @@ class Session:
             return self._shared(known)
         store.forget({*map(str, keep), str(base)}, before=int(number))
         silo = self._silo(federation, store, str(base))
-        client = federation.participant()
+        client = federation.client()
         judged = (
             self._judged(federation, silo, client.open_broadcast(broadcast)[0], ["validation"], store) if judge else {}
         )
         if final:
-            made = client.final(silo, broadcast)
+            (made,) = client.finals([silo], broadcast)
         else:
             ledger, run = Ledger(Path(self.local.folder)), store.path.name
             price = None if client.privacy is None else Price.of(client.privacy)
-            made = client.round(silo, broadcast, PrivacySpent() if price is None else ledger.spent(run, price))
+            spent = PrivacySpent() if price is None else ledger.spent(run, price)
+            (made,) = client.rounds([silo], broadcast, spent)
             if price is not None and made.message:
                 ledger.record(run, name, price)
         assert silo.state is not None, "a silo that trained has a state"
@@ -212,9 +213,7 @@ class Session:
         silo.state = None
         if base:
             kept = SiloState.from_flat(store.read(base))
-            wanted = {
-                name: tensor.shape for name, tensor in flatten(federation.training.state_of(silo).private).items()
-            }
+            wanted = {name: tensor.shape for name, tensor in flatten(federation.context.state_of(silo).private).items()}
             if {name: tensor.shape for name, tensor in flatten(kept.private).items()} != wanted:
                 raise InputError(f"silo {self.local.name!r}: its state {base!r} is of another method or tuner")
             silo.state = kept

@@ -16,7 +16,7 @@ from silotune.runs.build.resolve import BackboneRequirements, make_method, on_th
 from silotune.runs.build.silos import backdoor, make_silos
 from silotune.runs.build.validation import check_backbone, check_data, check_evaluation
 from silotune.training.cohort import choose
-from silotune.training.context import LocalTraining
+from silotune.training.context import TrainingContext
 from silotune.training.federation import Federation
 from silotune.training.silo import Silo
 
@@ -59,9 +59,9 @@ def build(
     absent = {item.name: next(iter(make_silos([item], tokenize, method).values())) for item in kept_out}
     start = None if config.start is None else read_start(config.start, backbone, tuner)
     cache = None if config.cache.name == "none" else ActivationCache.over(backbone, tuner, config.cache.mib)
-    training = LocalTraining(backbone, method, config.train, config.seed, start, cache)
+    context = TrainingContext(backbone, method, config.train, config.seed, start, cache)
     groups = None if method.centralized else sampling_groups(config, data)
-    coordinator = make_coordinator(config, training.initial_shared(silos.values()), silos, groups)
+    coordinator = make_coordinator(config, context.initial_shared(silos.values()), silos, groups)
     at_coordinator = None
     if labelled is not None:  # no silo can have this name
         at_coordinator = Silo(":coordinator", {labelled.task.name: tokenize(labelled.task, labelled.splits.train)}, {})
@@ -73,7 +73,7 @@ def build(
         backbone,
         method,
         silos,
-        training,
+        context,
         coordinator,
         tasks={silo.name: silo.task for silo in data},
         texts={silo.name: len(silo.splits.train[0].texts) for silo in data if silo.splits.train},
@@ -84,5 +84,5 @@ def build(
         privacy=privacy_guarantee(config, sorted(silos), groups, labelled is not None)
         if coordinator.communicates
         else None,
-        cohort=choose(config.cohort, training),
+        cohort=choose(config.cohort, context),
     )

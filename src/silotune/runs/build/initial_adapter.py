@@ -16,7 +16,7 @@ from silotune.models.tuners.initial_adapter import FILE, InitialAdapter, _unpack
 
 if TYPE_CHECKING:
     from silotune.models.tuners import Tuner
-    from silotune.training.context import LocalTraining
+    from silotune.training.context import TrainingContext
 
 
 def read_start(source: str, backbone: Backbone, tuner: Tuner) -> Tensors:
@@ -62,17 +62,17 @@ def read_start(source: str, backbone: Backbone, tuner: Tuner) -> Tensors:
     return {name: start.tensors[name] for name in wanted}
 
 
-def keep_start(run: Path, training: LocalTraining) -> None:
+def keep_start(run: Path, context: TrainingContext) -> None:
     """Keep a copy of what a run begins as in its folder, so that the folder says all of the run.
 
     Raises:
         InputError: to resume, where what it began as is not what `start` is now.
     """
-    if training.start is None:
+    if context.start is None:
         return
-    path, tuner = run / FILE, training.method.setting.tuner.options.model_dump()
+    path, tuner = run / FILE, context.method.setting.tuner.options.model_dump()
     if path.exists():
-        if digest(_unpack(path).tensors) != digest(training.start):
+        if digest(_unpack(path).tensors) != digest(context.start):
             raise InputError(f"--resume: {run} began from another LoRA than 'start' names now")
         return
-    write_bytes(path, InitialAdapter(training.start, tuner["r"], tuner["alpha"], tuple(tuner["sites"])).pack())
+    write_bytes(path, InitialAdapter(context.start, tuner["r"], tuner["alpha"], tuple(tuner["sites"])).pack())

@@ -134,7 +134,7 @@ class Engine(ABC):
         self._judge_pending()
         self._server_step(number)
         history.sampled = sorted({*history.sampled, *touched})
-        ends = any(phase.when == "end" for phase in self.federation.training.phases)
+        ends = any(phase.when == "end" for phase in self.federation.context.phases)
         if final and ends:
             touched |= self._finish(number)
         judged = final or not ends  # a model that is finished at the end can only be judged there
@@ -195,7 +195,7 @@ class Engine(ABC):
         federation, history = self.federation, self.history
         if federation.server is None:
             return
-        result = federation.training.server_step(federation.server, federation.coordinator.shared, number)
+        result = federation.trainer.server_step(federation.server, federation.coordinator.shared, number)
         federation.coordinator.adopt(result.state)
         history.training_seconds += result.metrics["seconds"]
         history.training_rows += int(result.metrics["rows"])
@@ -203,7 +203,7 @@ class Engine(ABC):
 
     def _finish(self, number: int) -> set[str]:
         """The method's final phases, local to every silo they concern."""
-        everyone = any(phase.when == "end" and phase.who == "all" for phase in self.federation.training.phases)
+        everyone = any(phase.when == "end" and phase.who == "all" for phase in self.federation.context.phases)
         coordinator, history = self.federation.coordinator, self.history
         names = sorted(self.federation.silos) if everyone else history.sampled
         broadcast = coordinator.broadcast(number)

@@ -27,7 +27,7 @@ class InProcess(Engine):
 
     def __init__(self, federation: Federation, folder: RunFolder, progress: Progress | None = None) -> None:
         super().__init__(federation, folder, progress)
-        self._participant = federation.participant()
+        self._client = federation.client()
         self.cohort = federation.cohort.size
         self._written: dict[str, str] = {}
         """The files of the silos that answered in this round."""
@@ -51,7 +51,7 @@ class InProcess(Engine):
         return self._train("final", number, silos, broadcast)
 
     def _train(self, kind: Training, number: int, silos: Sequence[str], broadcast: bytes) -> Iterator[SiloReply]:
-        train = self._participant.rounds if kind == "round" else self._participant.finals
+        train = self._client.rounds if kind == "round" else self._client.finals
         for position, names in self._cohorts(silos):
             self.progress(number, named(names, kind), position, len(silos))
             answers = train([self.federation.silos[name] for name in names], broadcast)
@@ -105,7 +105,7 @@ class InProcess(Engine):
         for name, silo in self.federation.silos.items():
             file, silo.state = checkpoint.silos.get(name), None
             if file:
-                with validated_state(file, self.federation.training.state_of(silo).private) as check:
+                with validated_state(file, self.federation.context.state_of(silo).private) as check:
                     silo.state = SiloState.from_flat(self.folder.read(file))
                     check(silo.state.private)
 

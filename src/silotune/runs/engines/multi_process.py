@@ -88,7 +88,7 @@ class Workers(InProcess):
     def _validation(self, number: int) -> Scores:
         """See `InProcess._validation`; one model on the same rows is judged once, here."""
         federation = self.federation
-        if federation.central is not None and one_model(federation.training):
+        if federation.central is not None and one_model(federation.context):
             return super()._validation(number)
         found: Scores = {}
         alone = [[name] for name in federation.silos]
@@ -155,8 +155,8 @@ def do(work: SiloTask) -> Trained | Scores:
         if work.kind == "validation":
             federation.coordinator.shared, _ = read_broadcast(work.broadcast, federation.coordinator.expected)
             return scores(replace(federation, silos={silo.name: silo for silo in silos}), "validation")
-        participant = federation.participant()
-        train = participant.rounds if work.kind == "round" else participant.finals
+        client = federation.client()
+        train = client.rounds if work.kind == "round" else client.finals
         answers = train(silos, work.broadcast)
         return [(answer, _written(silo.state)) for answer, silo in zip(answers, silos, strict=True)]
     finally:
