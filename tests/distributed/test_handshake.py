@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from silotune.config import dump
 from silotune.distributed.coordinator.coordinate import coordinate
-from silotune.distributed.protocol.frames import Frame, decode
+from silotune.distributed.protocol.frames import PROTOCOL, Frame, decode, peek_kind
 from silotune.distributed.protocol.handshake import HandshakeRefused, Hello, Identity, check_identity
 from silotune.distributed.silo import session as session_module
 from silotune.distributed.silo.session import Session
@@ -180,6 +180,62 @@ def test_another_version(tiny_config, tmp_path, monkeypatch):
     monkeypatch.setattr(session_module, "__version__", "0.0.9")
     with pytest.raises(SilotuneError, match=r"silo '\w+': another silotune: 0.0.9, the coordinator's: "):
         coordinate(job(config, tmp_path / "run", configs), link)
+
+
+@pytest.mark.parametrize("number", [PROTOCOL + 1, PROTOCOL - 1, None, "1", True, -1, 10**300, [1]])
+def test_a_silo_with_another_protocol_is_refused_before_its_identity_is_read(number):
+    """Its other fields may be unknown here; equal versions do not help."""
+    identity = {**OURS.fields(), "protocol": number, "a later field": 1}
+    sent = number if number in (PROTOCOL + 1, PROTOCOL - 1) else "none"
+    with pytest.raises(HandshakeRefused) as refused:
+        Hello.read(Frame("hello", SAID | {"identity": identity}))
+    assert str(refused.value).startswith(f"silo 'north': identity: protocol {sent}, the coordinator's: {PROTOCOL}; ")
+
+
+def test_a_silo_from_before_protocol_numbers_is_refused():
+    identity = {name: value for name, value in OURS.fields().items() if name != "protocol"}
+    with pytest.raises(HandshakeRefused) as refused:
+        Hello.read(Frame("hello", SAID | {"identity": identity}))
+    assert str(refused.value) == (
+        "silo 'north': identity: protocol none, the coordinator's: 1; install the same silotune on both sides (an "
+        "identity without a number is of a silotune from before protocol 1)"
+    )
+    with pytest.raises(HandshakeRefused, match="identity"):
+        Identity.read(identity)
+
+
+@pytest.mark.parametrize("number", [PROTOCOL + 1, None])
+def test_a_silo_refuses_a_coordinator_with_another_protocol(tiny_config, tmp_path, number):
+    """Every request says the number, and is refused before the rest of its identity is read."""
+    config = tiny_config("fedmcp", "rounds=1")
+    session = Session(local_configs(config, tmp_path / "run")["beta"])
+    identity = {**OURS.fields(), "protocol": number, "a later field": 1}
+    if number is None:
+        del identity["protocol"]
+    for kind in ("hello", "round", "score"):
+        fields = {"run": "0" * 16, "config": "", "identity": identity}
+        reply = decode(session.answer(Frame(kind, fields).encode()))
+        assert (reply.kind, reply.fields["silo"]) == ("refused", "beta")
+        said = f"silo 'beta': identity: protocol {PROTOCOL}, the coordinator's: {number or 'none'}; install the same"
+        assert reply.fields["reason"].startswith(said)
+
+
+@pytest.mark.parametrize("number", [PROTOCOL + 1, None])
+def test_another_protocol_ends_the_run_before_anything_began(tiny_config, tmp_path, number):
+    config = tiny_config("fedmcp", "rounds=1")
+    configs = local_configs(config, tmp_path / "run")
+    sessions = [Session(local) for local in configs.values()]
+
+    def other(data):
+        frame = decode(sessions[1].answer(data))
+        identity = {**frame.fields["identity"], "protocol": number}
+        return Frame(frame.kind, frame.fields | {"identity": identity}).encode()
+
+    link = DirectLink({0: sessions[0].answer, 1: other, 2: sessions[2].answer})
+    with pytest.raises(HandshakeRefused, match=f"^silo 'beta': identity: protocol {str(number).lower()}, the coord"):
+        coordinate(job(config, tmp_path / "run", configs), link)
+    assert {peek_kind(data) for _, data in link.sent} == {"hello"}
+    assert not (tmp_path / "run" / "config.yaml").exists()
 
 
 def test_a_stranger_is_not_let_in(tiny_config, tmp_path):

@@ -18,6 +18,13 @@ from typing import Any
 
 MAGIC = b"SLT1"
 
+PROTOCOL = 1
+"""Number of the message format: the kinds of frames, their fields, and what both sides make of them.
+
+Raise it with every change that a silo or coordinator from before would misread. It is apart from the package's version:
+releases that talk to each other share a number. Identities without a number come from before protocol 1.
+"""
+
 LARGEST_HEADER = 16 * 2**20
 
 LARGEST_FRAME = 8 * 2**30

@@ -10,7 +10,7 @@ from typing import Any
 
 from silotune.config import Config
 from silotune.data.tasks import Task, read_task
-from silotune.distributed.protocol.frames import Frame
+from silotune.distributed.protocol.frames import PROTOCOL, Frame
 from silotune.errors import InputError
 from silotune.models.backbone.backbone import Backbone
 from silotune.version import __version__
@@ -23,7 +23,9 @@ _SAID: Mapping[str, str] = {
     "precision": "precision",
     "method": "method",
 }
-"""What is compared, in this order, and how it is called."""
+"""Identity fields compared in the handshake, in order, with their display names."""
+
+_LARGEST_PROTOCOL = 10**6
 
 
 class HandshakeRefused(InputError):
@@ -41,6 +43,7 @@ class Identity:
     precision: str
     method: str
     shapes: Mapping[str, tuple[int, ...]] | None = None
+    protocol: int = PROTOCOL
 
     def fields(self) -> dict[str, Any]:
         """As plain values, for a frame."""
@@ -71,7 +74,7 @@ class Identity:
         Raises:
             HandshakeRefused: if they are something else.
         """
-        if not isinstance(fields, dict) or fields.keys() != {*_SAID, "shapes"}:
+        if not isinstance(fields, dict) or fields.keys() != {*_SAID, "shapes", "protocol"}:
             raise HandshakeRefused("identity: not what a silotune party says of itself")
         for name in _SAID:
             if not isinstance(fields[name], str):
@@ -82,7 +85,9 @@ class Identity:
                 shapes = {str(name): tuple(int(size) for size in shape) for name, shape in shapes.items()}
             except (AttributeError, TypeError, ValueError) as error:
                 raise HandshakeRefused("identity: shapes: damaged") from error
-        return cls(**{name: fields[name] for name in _SAID}, shapes=shapes)
+        if protocol_of(fields) is None:
+            raise HandshakeRefused("identity: protocol: not a number")
+        return cls(**{name: fields[name] for name in _SAID}, shapes=shapes, protocol=fields["protocol"])
 
 
 @dataclass(frozen=True)
@@ -109,6 +114,7 @@ class Hello:
         for name in ("identity", "task", "texts"):
             if name not in said:
                 raise HandshakeRefused(f"{silo}: a hello without {name!r}")
+        check_protocol(str(said.get("silo"))[:80], PROTOCOL, protocol_of(said["identity"]))
         try:
             identity = Identity.read(said["identity"])
         except HandshakeRefused as refusal:
@@ -121,6 +127,31 @@ class Hello:
         if type(texts) is not int or not 1 <= texts <= 2:
             raise HandshakeRefused(f"{silo}: texts: a row has one or two (it says {str(texts)[:80]!r})")
         return cls(str(said["silo"]), identity, task, texts)
+
+
+def protocol_of(identity: object) -> int | None:
+    """The protocol number in an identity's plain values; None if there is none."""
+    number = identity.get("protocol") if isinstance(identity, dict) else None
+    return number if type(number) is int and 0 <= number <= _LARGEST_PROTOCOL else None
+
+
+def check_protocol(silo: str, coordinators: int | None, its: int | None) -> None:
+    """Compare protocol numbers, before anything else of an identity is read: its fields may differ with the number.
+
+    Args:
+        silo: the silo's name, for the message.
+        coordinators: the coordinator's number; None if it sent none.
+        its: the silo's number; None if it sent none.
+
+    Raises:
+        HandshakeRefused: naming the silo and both numbers.
+    """
+    if coordinators != its or its is None:
+        theirs, ours = ("none" if number is None else number for number in (its, coordinators))
+        raise HandshakeRefused(
+            f"silo {silo!r}: identity: protocol {theirs}, the coordinator's: {ours}; install the same silotune on both "
+            "sides (an identity without a number is of a silotune from before protocol 1)"
+        )
 
 
 def check_identity(silo: str, coordinators: Identity, its: Identity) -> None:

@@ -17,8 +17,14 @@ from silotune.communication.messages import read_broadcast, with_rows
 from silotune.core.tensors import State, flatten
 from silotune.distributed.protocol.agreement import parse_wire_config, wire_config
 from silotune.distributed.protocol.disclosure import filter_metrics, filter_scores
-from silotune.distributed.protocol.frames import Frame, ProtocolError, decode, mapping, state_name
-from silotune.distributed.protocol.handshake import HandshakeRefused, Identity, text_digest
+from silotune.distributed.protocol.frames import PROTOCOL, Frame, ProtocolError, decode, mapping, state_name
+from silotune.distributed.protocol.handshake import (
+    HandshakeRefused,
+    Identity,
+    check_protocol,
+    protocol_of,
+    text_digest,
+)
 from silotune.distributed.silo.privacy_ledger import Ledger, Price
 from silotune.distributed.silo.setup import SiloSetup
 from silotune.distributed.silo.silo_config import SiloSettings
@@ -94,6 +100,7 @@ class Session:
 
     def _answer(self, request: Frame) -> Frame:
         run, text, said = mapping(request.fields, "run", "config", "identity")
+        check_protocol(self.local.name, protocol_of(said), PROTOCOL)
         theirs = Identity.read(said)
         if theirs.version != __version__:
             raise HandshakeRefused(
