@@ -20,9 +20,10 @@ from silotune.errors import InputError
 from silotune.evaluation.predict import logits
 from silotune.evaluation.scores import state_of
 from silotune.interop.export import export
-from silotune.interop.merge_adapters import MergedAdapter
 from silotune.interop.peft_format import peft_layout
 from silotune.models.backbone.backbone import Backbone
+from silotune.models.tuners import TUNERS
+from silotune.models.tuners.base import MergedAdapter
 from tests.support.small_runs import PAIRS, SINGLE, close, encoded, head_logits, own_states, rows_of, tokenised
 
 FAMILIES = ("bert", "roberta", "gpt2", "llama", "t5")
@@ -180,7 +181,7 @@ def test_a_decoders_prefix_is_refused_where_peft_has_too_few_of_them(runs):
 
     def layout(vectors):
         adapter = MergedAdapter({"prompt_embeddings": vectors}, {"stack": "decoder"})
-        return peft_layout(backbone, "prefix", adapter, "t5", "AutoModelForSeq2SeqLM")
+        return peft_layout(backbone, TUNERS["prefix"](), adapter, "t5", "AutoModelForSeq2SeqLM")
 
     assert layout(same)[0]["num_virtual_tokens"] == 3
     with pytest.raises(InputError, match=r"2 layers \(an even number\) only 1 different prefixes"):

@@ -14,10 +14,10 @@ from safetensors.torch import save_file
 
 from silotune.core.tensors import Tensors
 from silotune.errors import InputError, require_unused
-from silotune.interop import native_format as own_layout
-from silotune.interop import peft_format as peft_layout
-from silotune.interop.fold_weights import fold_in, load_plain
+from silotune.interop.fold_weights import can_fold, fold_in, load_plain
 from silotune.interop.model_card import card
+from silotune.interop.native_format import native_layout
+from silotune.interop.peft_format import Layout, peft_layout
 from silotune.interop.selection import ExportSelection, choose
 from silotune.runs.run import Run
 
@@ -48,25 +48,18 @@ def export(run: Run, silo: str, part: str, to: str | Path, base: str | None = No
     backbone = run.federation.backbone
     base_class = _base_class(chosen)
     name = base or (DEFAULT_BASE if run.federation.config.backbone == "default" else run.federation.config.backbone)
-    kind, layout = chosen.tuner.name, None
-    if kind in own_layout.KINDS and part != "merged":
-        layout = own_layout.own_layout(kind, chosen.adapter, name, base_class, backbone.fingerprint)
-    elif kind in peft_layout.KINDS and part != "merged":
-        layout = peft_layout.peft_layout(backbone, kind, chosen.adapter, name, base_class)
-    if layout is not None and chosen.head.soft_slot:
-        raise InputError("export: peft puts a soft prompt before the text, but {soft} in head.template puts it inside")
-    about, head = _about(chosen, name, base_class, kind if layout else "weights"), _head(chosen)
+    layout = None if part == "merged" else _layout(chosen, name, base_class)
+    about, head = _about(chosen, name, base_class, "weights" if layout is None else layout.name), _head(chosen)
     temporary = target.with_name(f".{target.name}.{os.getpid()}")
     try:
         temporary.mkdir(parents=True)
         if layout is None:
             model = load_plain(run.federation.config.backbone, base_class)
-            fold_in(model, kind, chosen.adapter)
+            fold_in(model, chosen.tuner, chosen.adapter)
             model.save_pretrained(temporary)
         else:
-            stem = {"peft": ("adapter_config", "adapter_model")}.get(about["layout"], ("silotune_adapter",) * 2)
-            _json(temporary / f"{stem[0]}.json", layout[0])
-            _tensors(temporary / f"{stem[1]}.safetensors", layout[1])
+            _json(temporary / f"{layout.config_file}.json", layout.config)
+            _tensors(temporary / f"{layout.tensor_file}.safetensors", layout.tensors)
         backbone.tokenizer.save_pretrained(temporary)
         _json(temporary / "head.json", head)
         if chosen.head_tensors:
@@ -101,10 +94,21 @@ def _base_class(chosen: ExportSelection) -> str:
     return "AutoModelForSeq2SeqLM" if several and wanted != "AutoModel" else wanted
 
 
-def _about(chosen: ExportSelection, base: str, base_class: str, kind: str) -> dict[str, Any]:
+def _layout(chosen: ExportSelection, base: str, base_class: str) -> Layout | None:
+    """The adapter's files; None for a tuner whose adapters are weights of the whole model."""
+    backbone, tuner, adapter = chosen.run.federation.backbone, chosen.tuner, chosen.adapter
+    layout = peft_layout(backbone, tuner, adapter, base, base_class)
+    layout = layout or native_layout(tuner, adapter, base, base_class, backbone.fingerprint)
+    if layout is None and not can_fold(tuner):
+        raise InputError(f"export: tuner={tuner.name} has no layout of adapters and cannot be folded into weights")
+    if layout is not None and chosen.head.soft_slot:
+        raise InputError("export: peft puts a soft prompt before the text, but {soft} in head.template puts it inside")
+    return layout
+
+
+def _about(chosen: ExportSelection, base: str, base_class: str, layout: str) -> dict[str, Any]:
     run = chosen.run
     federation, summary, scores = run.federation, run.summary, run.silos[chosen.silo]
-    layout = "weights" if kind == "weights" else "peft" if kind in peft_layout.KINDS else "silotune"
     return {
         "layout": layout,
         "base_model": base,

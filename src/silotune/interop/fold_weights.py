@@ -1,20 +1,20 @@
-"""An adapter folded into the backbone's weights: a model that transformers loads alone, in float32."""
+"""Folds an adapter into the backbone's weights: a float32 model that transformers loads alone."""
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 import torch
-from torch import Tensor, nn
 
 from silotune.errors import InputError
-from silotune.interop.merge_adapters import MergedAdapter
 from silotune.models.backbone.loading import default_backbone
+from silotune.models.tuners import Tuner
+from silotune.models.tuners.base import MergedAdapter
 from silotune.models.tuners.target_modules import is_transposed
 
 
 def load_plain(source: str, base_class: str) -> Any:
-    """The backbone as transformers loads it, whole (poolers too) and in float32.
+    """Load the whole backbone (poolers too) with transformers, in float32.
 
     Raises:
         InputError: its weights are gone since the run was opened.
@@ -23,7 +23,7 @@ def load_plain(source: str, base_class: str) -> Any:
 
     name = default_backbone() if source == "default" else source
     try:
-        model, found = getattr(transformers, base_class).from_pretrained(
+        model, report = getattr(transformers, base_class).from_pretrained(
             name,
             dtype=torch.float32,
             use_safetensors=True,  # nothing is unpickled
@@ -31,55 +31,34 @@ def load_plain(source: str, base_class: str) -> Any:
         )
     except (OSError, ValueError) as error:
         raise InputError(f"backbone: cannot load {source!r} ({str(error).strip().splitlines()[0]})") from error
-    if any(key.startswith("pooler.") for key in found["missing_keys"]):
-        model.base_model.pooler = None  # it was never there, and would be random
+    if any(key.startswith("pooler.") for key in report["missing_keys"]):
+        model.base_model.pooler = None  # the checkpoint has none, transformers would draw a random one
     return model.eval()
 
 
+def can_fold(tuner: Tuner | type[Tuner]) -> bool:
+    """Whether adapters of this tuner can be folded into weights and biases."""
+    return tuner.trains_backbone or tuner.implements("weight_delta")
+
+
 @torch.no_grad()
-def fold_in(model: Any, kind: str, adapter: MergedAdapter) -> None:
+def fold_in(model: Any, tuner: Tuner, adapter: MergedAdapter) -> None:
     """Change the model's weights in place so that it computes what it computed with the adapter.
 
     Args:
         model: the plain backbone, float32.
-        kind: the tuner's name, of `silotune.interop.joined.Linear`.
+        tuner: of the adapter; `can_fold` holds.
         adapter: its tensors and options.
     """
     base = model.base_model
-    if kind == "full":
+    if tuner.trains_backbone:
         weights = dict(base.named_parameters())
         for name, tensor in adapter.tensors.items():
             weights[name].copy_(tensor)
         return
-    for name, tensor in adapter.tensors.items():
-        if kind == "lora" and name.endswith(".lora_A.weight"):
-            module = base.get_submodule(site := name.removesuffix(".lora_A.weight"))
-            delta = adapter.tensors[f"{site}.lora_B.weight"].double() @ tensor.double()
-            delta = delta * (adapter.options["alpha"] / adapter.options["r"])
-            _set(module, _rows_out(module).double() + delta)
-        elif kind == "ia3":
-            _scale(base.get_submodule(name.removesuffix(".ia3_l")), tensor)
-        elif kind == "bitfit":
-            bias = base.get_submodule(name.removesuffix(".bias")).bias
-            bias.copy_((bias.double() + tensor.double()).float())
-        elif kind != "lora":
-            raise InputError(f"export: tuner={kind} cannot be folded into weights")
-
-
-def _scale(module: nn.Module, factor: Tensor) -> None:
-    """(out, 1) scales what comes out, the bias too; (1, in) scales what goes in."""
-    weight = _rows_out(module)
-    _set(module, weight * factor)
-    bias = cast("Tensor | None", module.bias)
-    if factor.shape[0] != 1 and bias is not None:
-        bias.mul_(factor.flatten())
-
-
-def _rows_out(module: nn.Module) -> Tensor:
-    """A linear layer's weight as (out, in), also where it is kept the other way round."""
-    weight = cast(Tensor, module.weight)
-    return weight.t() if is_transposed(module) else weight
-
-
-def _set(module: nn.Module, weight: Tensor) -> None:
-    cast(Tensor, module.weight).copy_((weight.t() if is_transposed(module) else weight).float())
+    for name in tuner.target_modules(adapter.tensors):
+        module = base.get_submodule(name)
+        for parameter, delta in tuner.weight_delta(adapter, name, module).items():
+            weight = getattr(module, parameter)
+            stored = delta.t() if parameter == "weight" and is_transposed(module) else delta
+            weight.copy_((weight.double() + stored).float())

@@ -1,47 +1,42 @@
-"""Bottleneck adapters and bias offsets, for which peft has no kind: a safetensors layout of our own.
+"""silotune's own layout for tuners that peft does not have: `silotune_adapter.json` and `silotune_adapter.safetensors`.
 
-`silotune_adapter.json` and `silotune_adapter.safetensors`; what they mean is in docs/export.md, and
-`silotune.interop.standalone` reads them without anything else of silotune.
+docs/export.md describes it; `standalone.py` reads it without silotune.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from silotune.interop.merge_adapters import MergedAdapter
 from silotune.interop.peft_format import Layout
-
-KINDS = ("bottleneck", "bitfit")
-
-_COMPUTES = {
-    "bottleneck": "y + up.weight · gelu(down.weight · y + down.bias) + up.bias, where y is the module's output",
-    "bitfit": "y + bias, where y is the module's output (so the pretrained bias moves by `bias`)",
-}
+from silotune.models.tuners import Tuner
+from silotune.models.tuners.base import MergedAdapter
 
 
-def own_layout(kind: str, adapter: MergedAdapter, base: str, base_class: str, base_sha256: str) -> Layout:
-    """One adapter in the layout of `silotune_adapter.json`, version 1.
+def native_layout(tuner: Tuner, adapter: MergedAdapter, base: str, base_class: str, base_sha256: str) -> Layout | None:
+    """Lay out one adapter in the layout of `silotune_adapter.json`, version 1.
 
-    Tensors are `<module>.down.weight` (r, hidden), `<module>.down.bias` (r,), `<module>.up.weight` (hidden, r) and
-    `<module>.up.bias` (hidden,); or `<module>.bias` (out,). Modules are named inside the base transformer
-    (`model.base_model`).
+    Args:
+        tuner: of the adapter.
+        adapter: its tensors, named `<module>.<name>`; modules are named inside the base transformer
+            (`model.base_model`).
+        base: the base model's name.
+        base_class: the class of transformers that loads the base model.
+        base_sha256: of the base model's weights.
+
+    Returns:
+        None where the tuner has no such layout.
     """
-    endings = (".down.weight", ".down.bias", ".up.weight", ".up.bias") if kind == "bottleneck" else (".bias",)
-    modules = list(dict.fromkeys(_without(name, endings) for name in adapter.tensors))
+    own_fields = tuner.native_config(adapter)
+    if own_fields is None:
+        return None
     config: dict[str, Any] = {
         "format": "silotune-adapter",
         "version": 1,
-        "kind": kind,
+        "kind": tuner.name,
         "base_model": base,
         "base_class": base_class,
         "base_sha256": base_sha256,
-        "computes": _COMPUTES[kind],
-        "modules": modules,
+        "computes": own_fields["computes"],
+        "modules": tuner.target_modules(adapter.tensors),
     }
-    if kind == "bottleneck":
-        config |= {"r": len(adapter.tensors[f"{modules[0]}.down.bias"]), "activation": "gelu"}
-    return config, adapter.tensors
-
-
-def _without(name: str, endings: tuple[str, ...]) -> str:
-    return next(name.removesuffix(ending) for ending in endings if name.endswith(ending))
+    return Layout(config | own_fields, adapter.tensors, "silotune", "silotune_adapter", "silotune_adapter")

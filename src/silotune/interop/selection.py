@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import get_args
 
 import torch
 
-from silotune.core.tensors import Tensors
+from silotune.core.tensors import State, Tensors, copy
 from silotune.data.tasks import Task
 from silotune.errors import InputError, unknown
 from silotune.evaluation.scores import state_of
-from silotune.interop.merge_adapters import Linear, MergedAdapter, join
+from silotune.interop.fold_weights import can_fold
 from silotune.methods.base import HEAD
 from silotune.methods.parts import Scope
 from silotune.models.forward.mixing import resolve_weights
 from silotune.models.heads import Head
-from silotune.models.tuners import Tuner, Weight
+from silotune.models.tuners import TUNERS, Tuner, Weight, WeightedTensors
+from silotune.models.tuners.base import MergedAdapter
 from silotune.runs.run import Run
 
 WORDS = {"global": Scope.SHARED, "private": Scope.PRIVATE, "mixed": None, "merged": None}
@@ -96,7 +97,7 @@ def choose(run: Run, silo: str, word: str) -> ExportSelection:
         silo,
         word,
         mix,
-        join(tuner, [(state[name], weight) for name, weight in mix.items()]),
+        merge(tuner, state, mix),
         head,
         head_part,
         _of_task(run, head, state.get(head_part, {}), task),
@@ -104,6 +105,26 @@ def choose(run: Run, silo: str, word: str) -> ExportSelection:
         tuple(name for name in names if parts[name].scope is Scope.PRIVATE and state.get(name)),
         prediction,
     )
+
+
+def merge(tuner: Tuner, state: State, mix: Mapping[str, float]) -> MergedAdapter:
+    """Make one adapter of a mix of parts.
+
+    Args:
+        tuner: of all parts.
+        state: the parts' tensors.
+        mix: part name → weight.
+
+    Raises:
+        InputError: where the tuner has no single adapter for this mix.
+    """
+    parts = [
+        WeightedTensors(tuner.fold({key: tensor.detach().cpu().float() for key, tensor in state[name].items()}), weight)
+        for name, weight in mix.items()
+    ]
+    if len(parts) == 1 and parts[0].weight == 1:
+        return MergedAdapter(copy(parts[0].tensors), tuner.options.model_dump(mode="json"))
+    return tuner.merge(parts)
 
 
 def _mix(run: Run, word: str, prediction: dict[str, Weight]) -> dict[str, float]:
@@ -119,9 +140,9 @@ def _mix(run: Run, word: str, prediction: dict[str, Weight]) -> dict[str, float]
         one: [name for name, part in adapters.items() if part.scope is scope] for one, scope in WORDS.items() if scope
     }
     allowed = [one for one, names in by_scope.items() if len(names) == 1] + ["mixed"]
-    if tuner.name in get_args(Linear):
+    if can_fold(tuner):
         allowed.append("merged")
-    if tuner.name == "full":
+    if tuner.trains_backbone:
         allowed.remove("mixed")
     if word not in allowed:
         names = by_scope.get(word, [])
@@ -131,9 +152,10 @@ def _mix(run: Run, word: str, prediction: dict[str, Weight]) -> dict[str, float]
         elif word in by_scope:
             why = f"method {method} has no {scope} adapter"
         elif word == "mixed":
-            why = "tuner full holds the weights themselves"
+            why = f"tuner {tuner.name} holds the weights themselves"
         else:
-            why = f"tuner {tuner.name} cannot be folded into weights (that can be: {', '.join(get_args(Linear))})"
+            foldable = ", ".join(name for name, kind in TUNERS.items() if can_fold(kind))
+            why = f"tuner {tuner.name} cannot be folded into weights (that can be: {foldable})"
         raise InputError(f"--part {word}: {why}; allowed: {', '.join(allowed)}")
     if word in by_scope:
         return dict.fromkeys(by_scope[word], 1.0)

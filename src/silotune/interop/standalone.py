@@ -68,7 +68,11 @@ def attach(model: Any, folder: str | Path) -> list[Any]:
     config = json.loads((Path(folder) / "silotune_adapter.json").read_text(encoding="utf-8"))
     if (config.get("format"), config.get("version")) != ("silotune-adapter", 1):
         raise ValueError(f"not a silotune adapter of version 1: {config.get('format')} {config.get('version')}")
-    names = {"bottleneck": ("down.weight", "down.bias", "up.weight", "up.bias"), "bitfit": ("bias",)}[config["kind"]]
+    if config["kind"] not in KINDS:
+        raise ValueError(
+            f"no loader for kind {config['kind']!r} (it computes {config['computes']}); known: {list(KINDS)}"
+        )
+    names, make_hook = KINDS[config["kind"]]
     tensors = load_file(Path(folder) / "silotune_adapter.safetensors")
     wanted = {f"{module}.{name}" for module in config["modules"] for name in names}
     if wanted != set(tensors):
@@ -77,11 +81,11 @@ def attach(model: Any, folder: str | Path) -> list[Any]:
     for site in config["modules"]:
         module = base.get_submodule(site)
         device = next(module.parameters()).device
-        own = [tensors[f"{site}.{name}"].to(device) for name in names]
+        adapter = [tensors[f"{site}.{name}"].to(device) for name in names]
         width = getattr(module, "out_features", None) or getattr(module, "nf", None) or len(module.bias)
-        if {own[-1].shape[0], own[0].shape[-1]} != {width}:
+        if {adapter[-1].shape[0], adapter[0].shape[-1]} != {width}:
             raise ValueError(f"{site}: the adapter's width is not the {width} of this model")
-        handles.append(module.register_forward_hook(_bottleneck(*own) if len(own) == 4 else _offset(*own)))
+        handles.append(module.register_forward_hook(make_hook(*adapter)))
     return handles
 
 
@@ -98,6 +102,16 @@ def _offset(bias: Tensor) -> Hook:
         return y + bias.to(y.dtype)
 
     return hook
+
+
+KINDS: dict[str, tuple[tuple[str, ...], Callable[..., Hook]]] = {
+    "bottleneck": (("down.weight", "down.bias", "up.weight", "up.bias"), _bottleneck),
+    "bitfit": (("bias",), _offset),
+}
+"""Kind of adapter → the names of a module's tensors, and the function that makes its forward hook of them.
+
+Add an entry for the kind of a tuner that is no part of silotune.
+"""
 
 
 class Model:

@@ -16,7 +16,7 @@ from silotune.models.tuners.prefix import PrefixTuning
 from silotune.models.tuners.prompt import PromptTuning
 from silotune.models.tuners.ptuning import PTuning
 
-_ALL: tuple[type[Tuner], ...] = (Bottleneck, LoRA, PrefixTuning, PromptTuning, PTuning, BitFit, IA3, Full)
+_ALL: tuple[type[Tuner], ...] = (Bottleneck, LoRA, PrefixTuning, PromptTuning, PTuning, IA3, BitFit, Full)
 
 TUNERS: Registry[type[Tuner]] = registries.TUNERS
 

@@ -1,14 +1,14 @@
-"""What a tuner is: the tensors of a part, and how weighted parts act on the backbone in one forward."""
+"""The interface of a tuner: creates a part's tensors, applies weighted parts to a backbone, exports them."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from silotune.config.section import Section
 from silotune.core.tensors import Tensors
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 Weight = float | Tensor
-"""How much of a part is mixed in: one number, or a tensor of shape (rows,) for per-row mixes."""
+"""The weight of a part in a mix: one number, or a tensor of shape (rows,) for one weight per row."""
 
 
 class TunerOptions(Section, frozen=True):
@@ -37,8 +37,25 @@ class WeightedTensors:
     weight: Weight
 
 
+@dataclass(frozen=True)
+class MergedAdapter:
+    """One adapter as exports hold it.
+
+    Args:
+        tensors: the tuner's tensors, folded (`Tuner.fold`), float32, on the CPU.
+        options: the tuner's options, with the rank or width that `tensors` have.
+    """
+
+    tensors: Tensors
+    options: dict[str, Any]
+
+
 class Tuner(ABC):
-    """A kind of PEFT. It knows the backbone's sites and nothing of methods."""
+    """A kind of PEFT. It knows the backbone's modules and nothing of methods.
+
+    `init` and `act` are required. The methods from `merge` on serve exports and imports; a tuner overrides those that
+    apply to it, and what it does not override is refused or left out of exports.
+    """
 
     name: ClassVar[str]
     Options: ClassVar[type[TunerOptions]]
@@ -46,14 +63,17 @@ class Tuner(ABC):
     """Whether a part holds the backbone's own weights (full fine-tuning), which must then be kept in float32."""
 
     soft_prompt: ClassVar[bool] = False
-    """Whether a part is vectors among the text's embeddings, which a template may give a place."""
+    """Whether a part is vectors among the text's embeddings, which a template may position."""
+
+    module_tensors: ClassVar[tuple[str, ...]] = ()
+    """Names of one target module's tensors, e.g. `lora_A.weight`; a tensor is called `<module>.<name>`."""
 
     def __init__(self, options: TunerOptions | None = None) -> None:
         self.options = options or self.Options()
 
     @abstractmethod
     def init(self, backbone: Backbone, tasks: Iterable[Task], generator: torch.Generator) -> Tensors:
-        """A part's tensors before training: float32, on the CPU.
+        """Create a part's tensors before training: float32, on the CPU.
 
         Raises:
             InputError: if the tuner cannot be put on this backbone.
@@ -61,47 +81,138 @@ class Tuner(ABC):
 
     @abstractmethod
     def act(self, backbone: Backbone, mix: Sequence[WeightedTensors], plan: ForwardPlan) -> None:
-        """Write into `plan` what this mix of parts does. Parts of weight 0 are absent from `mix`."""
+        """Write the effect of a mix of parts into `plan`. Parts of weight 0 are absent from `mix`."""
 
     def act_on_segments(
         self, backbone: Backbone, mix: Sequence[WeightedTensors], segments: Segments, plan: ForwardPlan
     ) -> bool:
-        """As `act`, for silos whose rows lie behind one another: all segments in batched products.
+        """Batched variant of `act` for a cohort: rows of several silos concatenated, one segment per silo.
 
-        `mix`: tensors have a first dimension of segments, and no weight is a tensor. False: nothing was written, and
-        segments are acted on one by one.
+        Args:
+            backbone: of all silos.
+            mix: parts whose tensors have shape (segments, …), with numbers as weights.
+            segments: which rows belong to which silo.
+            plan: is written to.
+
+        Returns:
+            False if the tuner does not support it; nothing was written then, and `act` runs once per segment.
         """
         return False
 
     def fold(self, tensors: Tensors) -> Tensors:
-        """The tensors with any reparametrization carried out, as an exported part has them.
+        """Carry out a reparametrization; returns the tensors that an exported part has.
 
-        `act` takes folded and unfolded tensors alike; folding once spares the work where a batch is run in pieces.
+        `act` takes folded and unfolded tensors alike; folding once saves work where a batch runs in micro-batches.
         """
         return tensors
 
     @property
     def draws(self) -> bool:
-        """Whether it draws random numbers in training, in every forward."""
+        """Whether every forward in training draws random numbers."""
         return False
 
     @property
     def virtual_tokens(self) -> int:
-        """How many positions before the text it takes."""
+        """Number of positions that it takes before the text."""
         return 0
 
     def mixes_rows(self, backbone: Backbone) -> bool:
         """Whether rows of one forward may have different weights on this backbone (else: one forward per mix)."""
         return backbone.known is None or backbone.known.rows_apart
 
+    def merge(self, mix: Sequence[WeightedTensors]) -> MergedAdapter:
+        """Express a mix of several parts as one adapter that computes the same.
+
+        Args:
+            mix: parts as `MergedAdapter.tensors`, with numbers as weights.
+
+        Raises:
+            InputError: where no single adapter computes this mix.
+        """
+        raise InputError(f"export: several adapters of tuner={self.name} cannot be merged into one")
+
+    def weight_delta(self, adapter: MergedAdapter, module: str, layer: nn.Module) -> Tensors:
+        """Compute the change of one target module, for folding an adapter into the backbone's weights.
+
+        Args:
+            adapter: the tensors and options of one adapter.
+            module: the target module's name.
+            layer: the module with its pretrained weights.
+
+        Returns:
+            Changes in float64 by parameter name: `weight` of shape (out, in) on every backbone, `bias` of shape (out,).
+
+        Raises:
+            InputError: where the tuner's effect is no change of weights.
+        """
+        raise InputError(f"export: tuner={self.name} cannot be folded into weights")
+
+    def peft_config(self, backbone: Backbone, adapter: MergedAdapter, task_type: str) -> dict[str, Any] | None:
+        """Fields of peft's `adapter_config.json`, with `peft_type` and without those that all tuners have.
+
+        Args:
+            backbone: on which it was trained.
+            adapter: the tensors and options of one adapter.
+            task_type: peft's word for the base model's kind, e.g. `SEQ_2_SEQ_LM`.
+
+        Returns:
+            None where peft has no such tuner.
+
+        Raises:
+            InputError: where peft has the tuner but cannot express this adapter.
+        """
+        return None
+
+    def peft_tensors(self, backbone: Backbone, adapter: MergedAdapter, task_type: str) -> Tensors:
+        """Rename an adapter's tensors as peft saves them; arguments as `peft_config`, which is called before."""
+        model = backbone.model
+        inside = "" if model.base_model is model else f"{model.base_model_prefix}."
+        return {f"base_model.model.{inside}{name}": tensor for name, tensor in adapter.tensors.items()}
+
+    def native_config(self, adapter: MergedAdapter) -> dict[str, Any] | None:
+        """Fields of `silotune_adapter.json`, the layout for tuners that peft does not have (docs/export.md).
+
+        Returns:
+            `computes`, the formula of a target module's output y, and numbers such as a width; None where the tuner
+            has no such layout. The tensors are those of `module_tensors`.
+        """
+        return None
+
+    def read_initial(self, source: str, backbone: Backbone) -> Tensors:
+        """Read the tensors with which all adapters of a run start (configuration key `start`).
+
+        Args:
+            source: a folder or file.
+            backbone: of the run.
+
+        Raises:
+            InputError: where it does not fit this tuner's options or the backbone.
+        """
+        raise InputError(f"start: {source} cannot be read for tuner={self.name}")
+
+    def pack_initial(self, tensors: Tensors) -> bytes:
+        """Serialize tensors so that `read_initial` reads them from a file."""
+        raise InputError(f"start: tuner={self.name} has no file format for it")
+
+    @classmethod
+    def implements(cls, method: str) -> bool:
+        """Whether the tuner overrides an optional method, e.g. `implements("weight_delta")`."""
+        return getattr(cls, method) is not getattr(Tuner, method)
+
+    def target_modules(self, tensors: Tensors) -> list[str]:
+        """List the modules after which tensors are named, in the tensors' order."""
+        endings = tuple(f".{name}" for name in self.module_tensors)
+        modules = (name.removesuffix(ending) for name in tensors for ending in endings if name.endswith(ending))
+        return list(dict.fromkeys(modules))
+
 
 def per_row(weight: Tensor, like: Tensor) -> Tensor:
-    """A weight of shape (rows,), shaped and typed to be multiplied with `like` of shape (rows, tokens, …).
+    """Reshape a weight of shape (rows,) to multiply `like` of shape (rows, tokens, …), with its type and device.
 
-    A weight of shape () is the same for all rows: a number that is learned.
+    A weight of shape () is a learned number that applies to all rows.
 
     Raises:
-        InputError: where `like` has no such rows (a module that the backbone also uses on other things).
+        InputError: where `like` has no such rows (a module that the backbone also uses on other inputs).
     """
     if weight.dim() == 0:
         return weight.to(like.device, like.dtype)
@@ -114,6 +225,13 @@ def per_row(weight: Tensor, like: Tensor) -> Tensor:
 
 
 def all_numbers(mix: Sequence[WeightedTensors]) -> list[float] | None:
-    """The weights if none differs by row."""
+    """Return the weights if all are numbers, None if one is a tensor."""
     numbers = [part.weight for part in mix if not isinstance(part.weight, Tensor)]
     return numbers if len(numbers) == len(mix) else None
+
+
+def weighted_sum(mix: Sequence[WeightedTensors], names: Iterable[str] | None = None) -> Tensors:
+    """Compute `Σ weight · tensor` for each name; all tensors of the parts by default."""
+    return {
+        name: torch.stack([part.weight * part.tensors[name] for part in mix]).sum(0) for name in names or mix[0].tensors
+    }

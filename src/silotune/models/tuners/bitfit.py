@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +14,7 @@ from silotune.errors import InputError
 from silotune.models.backbone.architectures import ARCHITECTURES
 from silotune.models.backbone.backbone import Backbone
 from silotune.models.backbone.forward_plan import ForwardPlan, OutputChange
-from silotune.models.tuners.base import Tuner, WeightedTensors, per_row
+from silotune.models.tuners.base import MergedAdapter, Tuner, WeightedTensors, per_row, weighted_sum
 from silotune.models.tuners.target_modules import SiteOptions, is_linear
 
 if TYPE_CHECKING:
@@ -41,6 +41,7 @@ class BitFit(Tuner):
 
     name = "bitfit"
     Options = BitFitOptions
+    module_tensors = ("bias",)
 
     def init(self, backbone: Backbone, tasks: Iterable[Task], generator: torch.Generator) -> Tensors:
         """See `Tuner.init`."""
@@ -69,6 +70,20 @@ class BitFit(Tuner):
         """See `Tuner.act`."""
         for name in mix[0].tensors:
             plan.outputs[name.removesuffix(".bias")].append(_moved(mix, name))
+
+    def merge(self, mix: Sequence[WeightedTensors]) -> MergedAdapter:
+        """See `Tuner.merge`: offsets add up."""
+        return MergedAdapter(weighted_sum(mix), self.options.model_dump(mode="json"))
+
+    def weight_delta(self, adapter: MergedAdapter, module: str, layer: nn.Module) -> Tensors:
+        """See `Tuner.weight_delta`."""
+        return {"bias": adapter.tensors[f"{module}.bias"].double()}
+
+    def native_config(self, adapter: MergedAdapter) -> dict[str, Any]:
+        """See `Tuner.native_config`."""
+        return {
+            "computes": "y + bias, where y is the module's output (so the pretrained bias moves by `bias`)",
+        }
 
 
 def _moved(mix: Sequence[WeightedTensors], name: str) -> OutputChange:

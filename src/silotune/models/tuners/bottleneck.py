@@ -7,7 +7,7 @@ FedMCP eq. 2: `h ← h + GeLU(h·W_down)·W_up`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from pydantic import Field, field_validator
@@ -18,7 +18,7 @@ from silotune.errors import InputError
 from silotune.models.backbone.architectures import SITE_FIELDS
 from silotune.models.backbone.backbone import Backbone
 from silotune.models.backbone.forward_plan import ForwardPlan, OutputChange
-from silotune.models.tuners.base import Tuner, WeightedTensors, all_numbers, per_row
+from silotune.models.tuners.base import MergedAdapter, Tuner, WeightedTensors, all_numbers, per_row, weighted_sum
 from silotune.models.tuners.lora import add_product, scale_columns, times
 from silotune.models.tuners.target_modules import SiteOptions, find_sites, widths
 
@@ -62,6 +62,7 @@ class Bottleneck(Tuner):
 
     name = "bottleneck"
     Options = BottleneckOptions
+    module_tensors = ("down.weight", "down.bias", "up.weight", "up.bias")
 
     def init(self, backbone: Backbone, tasks: Iterable[Task], generator: torch.Generator) -> Tensors:
         """See `Tuner.init`; `down` is drawn from N(0, 0.02²)."""
@@ -95,6 +96,27 @@ class Bottleneck(Tuner):
                 site = name.removesuffix(".down.weight")
                 plan.outputs[site].append(_added_to_segments(mix, site, segments))
         return True
+
+    def merge(self, mix: Sequence[WeightedTensors]) -> MergedAdapter:
+        """See `Tuner.merge`: one adapter as wide as all together, downs stacked and weighted ups side by side."""
+        modules, tensors = self.target_modules(mix[0].tensors), {}
+        for module in modules:
+            for name in (f"{module}.down.weight", f"{module}.down.bias"):
+                tensors[name] = torch.cat([part.tensors[name] for part in mix])
+            up = f"{module}.up.weight"
+            tensors[up] = torch.cat([part.weight * part.tensors[up] for part in mix], 1)
+            tensors |= weighted_sum(mix, [f"{module}.up.bias"])
+        width = {"r": len(tensors[f"{modules[0]}.down.bias"]), "reduction": None}
+        return MergedAdapter(tensors, self.options.model_dump(mode="json") | width)
+
+    def native_config(self, adapter: MergedAdapter) -> dict[str, Any]:
+        """See `Tuner.native_config`."""
+        module = self.target_modules(adapter.tensors)[0]
+        return {
+            "computes": "y + up.weight · gelu(down.weight · y + down.bias) + up.bias, where y is the module's output",
+            "r": len(adapter.tensors[f"{module}.down.bias"]),
+            "activation": "gelu",
+        }
 
 
 def _added(mix: Sequence[WeightedTensors], site: str) -> OutputChange:

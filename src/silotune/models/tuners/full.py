@@ -12,7 +12,7 @@ from silotune.core.tensors import Tensors, copy
 from silotune.errors import InputError
 from silotune.models.backbone.backbone import Backbone
 from silotune.models.backbone.forward_plan import ForwardPlan
-from silotune.models.tuners.base import Tuner, TunerOptions, Weight, WeightedTensors
+from silotune.models.tuners.base import MergedAdapter, Tuner, TunerOptions, Weight, WeightedTensors, weighted_sum
 
 if TYPE_CHECKING:
     from silotune.data.tasks import Task
@@ -45,6 +45,14 @@ class Full(Tuner):
         """See `Tuner.mixes_rows`: one forward has one set of weights."""
         return False
 
+    def merge(self, mix: Sequence[WeightedTensors]) -> MergedAdapter:
+        """See `Tuner.merge`: weights interpolate.
+
+        Raises:
+            InputError: where the mix's weights do not sum to 1.
+        """
+        return MergedAdapter(copy(interpolate(mix)), self.options.model_dump(mode="json"))
+
 
 def interpolate(mix: Sequence[WeightedTensors]) -> Tensors:
     """`Σ weight · tensors`, for tuners whose parts replace tensors.
@@ -62,8 +70,4 @@ def interpolate(mix: Sequence[WeightedTensors]) -> Tensors:
         raise InputError(f"tuner: the weights of parts that replace tensors must sum to 1 (got {weights})")
     if len(mix) == 1:
         return mix[0].tensors
-    names = mix[0].tensors
-    return {
-        name: torch.stack([weight * part.tensors[name] for weight, part in zip(weights, mix, strict=True)]).sum(0)
-        for name in names
-    }
+    return weighted_sum(mix)

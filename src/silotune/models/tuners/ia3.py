@@ -4,17 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from pydantic import field_validator
-from torch import Tensor
+from torch import Tensor, nn
 
 from silotune.core.tensors import Tensors
 from silotune.models.backbone.backbone import Backbone
 from silotune.models.backbone.forward_plan import ForwardPlan
-from silotune.models.tuners.base import Tuner, WeightedTensors, per_row
-from silotune.models.tuners.target_modules import SiteOptions, as_words, find_sites, widths
+from silotune.models.tuners.base import MergedAdapter, Tuner, WeightedTensors, per_row, weighted_sum
+from silotune.models.tuners.target_modules import (
+    SiteOptions,
+    as_words,
+    find_sites,
+    linear_weight,
+    peft_target_modules,
+    short_names,
+    widths,
+)
 
 if TYPE_CHECKING:
     from silotune.data.tasks import Task
@@ -44,6 +52,7 @@ class IA3(Tuner):
 
     name = "ia3"
     Options = IA3Options
+    module_tensors = ("ia3_l",)
 
     def init(self, backbone: Backbone, tasks: Iterable[Task], generator: torch.Generator) -> Tensors:
         """See `Tuner.init`."""
@@ -66,6 +75,31 @@ class IA3(Tuner):
                 plan.inputs[site].append(partial(_scaled, factors, mix))
             else:
                 plan.outputs[site].append(partial(_scaled_output, factors, mix))
+
+    def merge(self, mix: Sequence[WeightedTensors]) -> MergedAdapter:
+        """See `Tuner.merge`: `Σ weight·l + (1 - Σ weight)`, since a factor of 1 changes nothing."""
+        rest = 1 - sum(part.weight for part in mix)
+        tensors = {name: tensor + rest for name, tensor in weighted_sum(mix).items()}
+        return MergedAdapter(tensors, self.options.model_dump(mode="json"))
+
+    def weight_delta(self, adapter: MergedAdapter, module: str, layer: nn.Module) -> Tensors:
+        """See `Tuner.weight_delta`: l of shape (out, 1) scales weight and bias, (1, in) the weight alone."""
+        factor, weight = adapter.tensors[f"{module}.ia3_l"].double(), linear_weight(layer).double()
+        delta = {"weight": weight * factor - weight}
+        if factor.shape[0] != 1 and layer.bias is not None:
+            bias = cast(Tensor, layer.bias).double()
+            delta["bias"] = bias * factor.flatten() - bias
+        return delta
+
+    def peft_config(self, backbone: Backbone, adapter: MergedAdapter, task_type: str) -> dict[str, Any]:
+        """See `Tuner.peft_config`."""
+        modules = self.target_modules(adapter.tensors)
+        inputs = [module for module in modules if adapter.tensors[f"{module}.ia3_l"].shape[0] == 1]
+        feedforward = short_names(backbone, inputs) if inputs else []
+        if any(module.endswith(tuple(feedforward)) != (module in inputs) for module in modules):
+            feedforward = inputs  # peft compares the ends of names, not their words
+        more = {"feedforward_modules": feedforward, "init_ia3_weights": True}
+        return {"peft_type": "IA3"} | peft_target_modules(backbone, modules) | more
 
 
 def _scaled_output(factors: Sequence[Tensor], mix: Sequence[WeightedTensors], _: Tensor, y: Tensor) -> Tensor:

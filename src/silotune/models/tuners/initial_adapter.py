@@ -1,15 +1,15 @@
-"""What a run's adapters begin as: a LoRA from elsewhere instead of a draw (`start=`).
+"""The LoRA with which a run's adapters start, instead of random values (configuration key `start`).
 
-Every adapter of the method begins as this LoRA, private ones too: mixes whose weights sum to 1 then begin as the model
-that was imported.
+Every adapter of the method starts as this LoRA, private ones too: mixes whose weights sum to 1 then start as the
+imported model.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from safetensors import SafetensorError
@@ -18,22 +18,20 @@ from silotune.core.serialization import read_metadata, read_tensors, tensor_byte
 from silotune.core.tensors import Tensors
 from silotune.errors import InputError
 
-if TYPE_CHECKING:
-    pass
-
-
 FILE = "start.safetensors"
-"""The copy that a run keeps in its folder."""
+"""Name of the copy in a run's folder."""
 
 _METADATA = "silotune-start"
+
+_ALLOWED = "allowed: a folder in peft's layout, or a file that `silotune import` wrote"
 
 
 @dataclass(frozen=True)
 class InitialAdapter:
-    """A LoRA under the backbone's module names (`<module>.lora_A.weight`, `<module>.lora_B.weight`), float32.
+    """A LoRA under the backbone's module names, float32.
 
     Args:
-        tensors: its tensors.
+        tensors: `<module>.lora_A.weight` of shape (r, in) and `<module>.lora_B.weight` of shape (out, r).
         r: its rank.
         alpha: its scale is alpha / r.
         sites: the words of `tuner.sites` that name its modules.
@@ -51,16 +49,53 @@ class InitialAdapter:
         return ["tuner=lora", f"tuner.r={self.r}", f"tuner.alpha={self.alpha:.10g}", f"tuner.sites={sites}"]
 
     def pack(self) -> bytes:
-        """As a file of safetensors."""
+        """Serialize as a safetensors file."""
         fields = {"tuner": "lora", "r": self.r, "alpha": self.alpha, "sites": list(self.sites)}
         return tensor_bytes(self.tensors, {_METADATA: json.dumps(fields)})
 
+    def matched(self, source: str, r: int, alpha: float, expected: Tensors) -> Tensors:
+        """Return the tensors in the order of `expected`, after comparing them with a run's.
 
-def _unpack(path: Path) -> InitialAdapter:
+        Args:
+            source: where this LoRA was read, for messages.
+            r: the run's rank.
+            alpha: the run's alpha.
+            expected: tensors of an adapter of the run, for their names and shapes.
+
+        Raises:
+            InputError: where the two do not fit, with the words to change.
+        """
+        words = " ".join(self.words[1:])
+        if self.r != r:
+            raise InputError(f"start: {source} has rank {self.r}, tuner.r is {r}; use {words}")
+        if not math.isclose(self.alpha, alpha, rel_tol=1e-6):
+            raise InputError(f"start: {source} has alpha {self.alpha:.10g}, tuner.alpha is {alpha}; use {words}")
+        for name in [*expected, *self.tensors]:
+            module = name.rpartition(".lora_")[0]
+            if name not in self.tensors:
+                raise InputError(f"start: {source} has nothing at {module!r}, which tuner.sites names; use {words}")
+            if name not in expected:
+                raise InputError(
+                    f"start: {source} has a LoRA at {module!r}, which tuner.sites does not name; use {words}"
+                )
+            if self.tensors[name].shape != expected[name].shape:
+                raise InputError(
+                    f"start: {source} has shape {tuple(self.tensors[name].shape)} at {name!r}, this backbone needs "
+                    f"{tuple(expected[name].shape)}; it belongs to another base model"
+                )
+        return {name: self.tensors[name] for name in expected}
+
+
+def unpack(path: Path) -> InitialAdapter:
+    """Read a file that `InitialAdapter.pack` wrote.
+
+    Raises:
+        InputError: where the file is missing, is another file, or holds numbers that are not finite.
+    """
     try:
         content = path.read_bytes()
         tensors, fields = read_tensors(content), read_metadata(content, _METADATA)
-        start = InitialAdapter(tensors, int(fields["r"]), float(fields["alpha"]), tuple(map(str, fields["sites"])))
+        initial = InitialAdapter(tensors, int(fields["r"]), float(fields["alpha"]), tuple(map(str, fields["sites"])))
     except OSError as error:
         raise InputError(f"start: {path} cannot be read ({error.strerror}); {_ALLOWED}") from error
     except (SafetensorError, ValueError, KeyError, TypeError, RecursionError) as error:
@@ -68,7 +103,4 @@ def _unpack(path: Path) -> InitialAdapter:
     for name, tensor in tensors.items():
         if tensor.dtype is not torch.float32 or not torch.isfinite(tensor).all():
             raise InputError(f"start: {path}: tensor {name!r} is not made of finite float32 numbers")
-    return start
-
-
-_ALLOWED = "allowed: a folder in peft's layout, or a file that `silotune import` wrote"
+    return initial

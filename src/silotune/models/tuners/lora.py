@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, cast
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from pydantic import Field
@@ -14,8 +15,10 @@ from silotune.core.tensors import Tensors
 from silotune.models.backbone.backbone import Backbone
 from silotune.models.backbone.forward_plan import ForwardPlan, OutputChange
 from silotune.models.initializers import uniform
-from silotune.models.tuners.base import Tuner, WeightedTensors, all_numbers, per_row
-from silotune.models.tuners.target_modules import SiteOptions, find_sites, widths
+from silotune.models.tuners.base import MergedAdapter, Tuner, WeightedTensors, all_numbers, per_row
+from silotune.models.tuners.initial_adapter import InitialAdapter, unpack
+from silotune.models.tuners.peft_import import read_peft_lora
+from silotune.models.tuners.target_modules import SiteOptions, find_sites, peft_target_modules, widths
 
 if TYPE_CHECKING:
     from silotune.data.tasks import Task
@@ -45,6 +48,7 @@ class LoRA(Tuner):
 
     name = "lora"
     Options = LoRAOptions
+    module_tensors = ("lora_A.weight", "lora_B.weight")
 
     def init(self, backbone: Backbone, tasks: Iterable[Task], generator: torch.Generator) -> Tensors:
         """See `Tuner.init`; A is uniform in ±1/√in, as in the authors' code and in peft."""
@@ -81,6 +85,45 @@ class LoRA(Tuner):
     def draws(self) -> bool:
         """See `Tuner.draws`: with dropout."""
         return self._options.dropout > 0
+
+    def merge(self, mix: Sequence[WeightedTensors]) -> MergedAdapter:
+        """See `Tuner.merge`: one LoRA of all ranks at the same alpha / r, A stacked and weighted B side by side."""
+        tensors: Tensors = {}
+        for module in self.target_modules(mix[0].tensors):
+            a, b = f"{module}.lora_A.weight", f"{module}.lora_B.weight"
+            tensors[a] = torch.cat([part.tensors[a] for part in mix])
+            tensors[b] = torch.cat([part.weight * part.tensors[b] for part in mix], 1)
+        options = self.options.model_dump(mode="json")
+        return MergedAdapter(tensors, options | {key: options[key] * len(mix) for key in ("r", "alpha")})
+
+    def weight_delta(self, adapter: MergedAdapter, module: str, layer: nn.Module) -> Tensors:
+        """See `Tuner.weight_delta`: `(alpha / r)·B·A`."""
+        a, b = (adapter.tensors[f"{module}.{name}"].double() for name in self.module_tensors)
+        return {"weight": b @ a * (adapter.options["alpha"] / adapter.options["r"])}
+
+    def peft_config(self, backbone: Backbone, adapter: MergedAdapter, task_type: str) -> dict[str, Any]:
+        """See `Tuner.peft_config`."""
+        alpha = adapter.options["alpha"]
+        return {
+            "peft_type": "LORA",
+            **peft_target_modules(backbone, self.target_modules(adapter.tensors)),
+            "r": adapter.options["r"],
+            "lora_alpha": int(alpha) if alpha == int(alpha) else alpha,
+            "lora_dropout": 0.0,
+            "bias": "none",
+            "init_lora_weights": True,
+        }
+
+    def read_initial(self, source: str, backbone: Backbone) -> Tensors:
+        """See `Tuner.read_initial`: from a folder in peft's layout, or a file that `silotune import` wrote."""
+        path = Path(source)
+        initial = read_peft_lora(path, backbone) if path.is_dir() else unpack(path)
+        expected = self.init(backbone, [], torch.Generator().manual_seed(0))
+        return initial.matched(source, self._options.r, self._options.alpha, expected)
+
+    def pack_initial(self, tensors: Tensors) -> bytes:
+        """See `Tuner.pack_initial`."""
+        return InitialAdapter(tensors, self._options.r, self._options.alpha, self._options.sites).pack()
 
     @property
     def _options(self) -> LoRAOptions:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 from pydantic import Field
@@ -16,8 +16,8 @@ from silotune.models.backbone.backbone import Backbone
 from silotune.models.backbone.forward_plan import ForwardPlan
 from silotune.models.backbone.virtual_tokens import Prefix
 from silotune.models.initializers import draw_linear
-from silotune.models.tuners.base import TunerOptions, WeightedTensors
-from silotune.models.tuners.prompt_base import PROMPT, VirtualTokens, blend, folded
+from silotune.models.tuners.base import MergedAdapter, TunerOptions, WeightedTensors
+from silotune.models.tuners.prompt_base import PROMPT, SEQ_TO_SEQ, VirtualTokens, blend, folded, prompt_fields
 
 if TYPE_CHECKING:
     from silotune.data.tasks import Task
@@ -81,6 +81,45 @@ class PrefixTuning(VirtualTokens):
         pairs: list[tuple[Tensor, Tensor]] = [(layer[0], layer[1]) for layer in split]
         plan.prefixes.append(Prefix(pairs, present, decoder=self._on_decoder(backbone)))
 
+    def peft_config(self, backbone: Backbone, adapter: MergedAdapter, task_type: str) -> dict[str, Any]:
+        """See `Tuner.peft_config`; in an encoder–decoder peft gives prefixes to the decoder alone."""
+        config = {"peft_type": "PREFIX_TUNING"} | prompt_fields(adapter.tensors[PROMPT], task_type)
+        config |= {"prefix_projection": False, "encoder_hidden_size": None}
+        if not backbone.architecture.more:
+            return config
+        if task_type != SEQ_TO_SEQ or adapter.options["stack"] != "decoder":
+            raise InputError(
+                "export: peft has no prefix in an encoder's attention; what it loads on "
+                f"{backbone.model_type}: prompt, p-tuning, lora, ia3, and tuner.stack=decoder under a language-model "
+                "head"
+            )
+        layers, heads = _decoder_layers(backbone), int(backbone.base.config.num_attention_heads)
+        width = adapter.tensors[PROMPT].shape[1] // layers // 2
+        return config | {"num_layers": layers, "num_attention_heads": heads, "token_dim": width}
+
+    def peft_tensors(self, backbone: Backbone, adapter: MergedAdapter, task_type: str) -> Tensors:
+        """See `Tuner.peft_tensors`: peft gives layer i of n in a decoder behind an encoder its values for 2·i mod n.
+
+        Raises:
+            InputError: where two layers would need different values at one index.
+        """
+        vectors = adapter.tensors[PROMPT]
+        if not backbone.architecture.more:
+            return {PROMPT: vectors}
+        layers = _decoder_layers(backbone)
+        by_layer = vectors.view(len(vectors), layers, -1)  # (tokens, layers, 2 · heads · head width)
+        sources = [2 * layer % layers for layer in range(layers)]
+        saved = torch.zeros_like(by_layer)
+        for layer, source in enumerate(sources):
+            saved[:, source] = by_layer[:, layer]
+        if not torch.equal(saved[:, sources], by_layer):
+            raise InputError(
+                f"export: peft gives a decoder of {layers} layers (an even number) only {layers // 2} different "
+                f"prefixes, so that this one cannot be expressed; what it loads on {backbone.model_type}: prompt, "
+                "p-tuning, lora, ia3"
+            )
+        return {PROMPT: saved.flatten(1)}
+
     def _on_decoder(self, backbone: Backbone) -> bool:
         return bool(backbone.architecture.more) and self._options.stack == "decoder"
 
@@ -103,3 +142,8 @@ class PrefixTuning(VirtualTokens):
     @property
     def _options(self) -> PrefixOptions:
         return cast(PrefixOptions, self.options)
+
+
+def _decoder_layers(backbone: Backbone) -> int:
+    """Number of layers of the decoder behind an encoder."""
+    return len(cast("Sequence[object]", backbone.site(backbone.architecture.more[0].blocks)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from pydantic import Field
@@ -11,8 +11,15 @@ from pydantic import Field
 from silotune.core.tensors import Tensors
 from silotune.models.backbone.backbone import Backbone
 from silotune.models.backbone.forward_plan import ForwardPlan
-from silotune.models.tuners.base import TunerOptions, WeightedTensors
-from silotune.models.tuners.prompt_base import PROMPT, Init, VirtualTokens, act_as_prompt, first_vectors
+from silotune.models.tuners.base import MergedAdapter, TunerOptions, WeightedTensors
+from silotune.models.tuners.prompt_base import (
+    PROMPT,
+    Init,
+    VirtualTokens,
+    act_as_prompt,
+    first_vectors,
+    prompt_fields,
+)
 
 if TYPE_CHECKING:
     from silotune.data.tasks import Task
@@ -44,3 +51,9 @@ class PromptTuning(VirtualTokens):
     def act(self, backbone: Backbone, mix: Sequence[WeightedTensors], plan: ForwardPlan) -> None:
         """See `Tuner.act`."""
         act_as_prompt(self, mix, plan)
+
+    def peft_config(self, backbone: Backbone, adapter: MergedAdapter, task_type: str) -> dict[str, Any]:
+        """See `Tuner.peft_config`."""
+        vectors = adapter.tensors[PROMPT]
+        more = {"token_dim": vectors.shape[1], "prompt_tuning_init": "RANDOM"}
+        return {"peft_type": "PROMPT_TUNING"} | prompt_fields(vectors, task_type) | more

@@ -8,7 +8,7 @@ attention.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ from silotune.errors import InputError
 from silotune.models.backbone.backbone import Backbone
 from silotune.models.backbone.forward_plan import ForwardPlan
 from silotune.models.backbone.virtual_tokens import Prompt
-from silotune.models.tuners.base import Tuner, WeightedTensors
+from silotune.models.tuners.base import MergedAdapter, Tuner, WeightedTensors, weighted_sum
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 PROMPT = "prompt_embeddings"
 """The one tensor of a folded part, as peft saves it: shape (tokens, width)."""
 
+
+SEQ_TO_SEQ = "SEQ_2_SEQ_LM"
+"""peft's task type of an encoder–decoder with its language-model head."""
 
 Init = Literal["vocabulary", "words", "random"]
 
@@ -42,6 +45,21 @@ class VirtualTokens(Tuner):
     def mixes_rows(self, backbone: Backbone) -> bool:
         """See `Tuner.mixes_rows`: virtual tokens belong to a row, if it is known where its text then begins."""
         return backbone.known is not None
+
+    def merge(self, mix: Sequence[WeightedTensors]) -> MergedAdapter:
+        """See `Tuner.merge`: vectors interpolate."""
+        return MergedAdapter(weighted_sum(mix), self.options.model_dump(mode="json"))
+
+    def peft_tensors(self, backbone: Backbone, adapter: MergedAdapter, task_type: str) -> Tensors:
+        """See `Tuner.peft_tensors`: peft holds a second prompt for a decoder behind an encoder, and does not use it."""
+        vectors = adapter.tensors[PROMPT]
+        return {PROMPT: torch.cat([vectors] * 2) if task_type == SEQ_TO_SEQ else vectors}
+
+
+def prompt_fields(vectors: Tensor, task_type: str) -> dict[str, Any]:
+    """Fields of peft's configuration that all kinds of virtual tokens have; vectors of shape (tokens, width)."""
+    submodules = 2 if task_type == SEQ_TO_SEQ else 1
+    return {"num_virtual_tokens": len(vectors), "num_transformer_submodules": submodules}
 
 
 def blend(vectors: Sequence[Tensor], mix: Sequence[WeightedTensors]) -> tuple[Tensor, Tensor | None] | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 from pydantic import Field
@@ -15,8 +15,16 @@ from silotune.core.tensors import Tensors
 from silotune.models.backbone.backbone import Backbone
 from silotune.models.backbone.forward_plan import ForwardPlan
 from silotune.models.initializers import draw_linear, uniform
-from silotune.models.tuners.base import TunerOptions, WeightedTensors
-from silotune.models.tuners.prompt_base import PROMPT, Init, VirtualTokens, act_as_prompt, first_vectors, folded
+from silotune.models.tuners.base import MergedAdapter, TunerOptions, WeightedTensors
+from silotune.models.tuners.prompt_base import (
+    PROMPT,
+    Init,
+    VirtualTokens,
+    act_as_prompt,
+    first_vectors,
+    folded,
+    prompt_fields,
+)
 
 if TYPE_CHECKING:
     from silotune.data.tasks import Task
@@ -87,6 +95,13 @@ class PTuning(VirtualTokens):
     def act(self, backbone: Backbone, mix: Sequence[WeightedTensors], plan: ForwardPlan) -> None:
         """See `Tuner.act`."""
         act_as_prompt(self, mix, plan)
+
+    def peft_config(self, backbone: Backbone, adapter: MergedAdapter, task_type: str) -> dict[str, Any]:
+        """See `Tuner.peft_config`: the encoder is carried out; peft builds one only to train on."""
+        vectors = adapter.tensors[PROMPT]
+        width = vectors.shape[1]
+        encoder = {"token_dim": width, "encoder_reparameterization_type": "MLP", "encoder_hidden_size": width}
+        return {"peft_type": "P_TUNING"} | prompt_fields(vectors, task_type) | encoder
 
     @property
     def _options(self) -> PTuningOptions:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
-from typing import cast
+from typing import Any, cast
 from weakref import WeakKeyDictionary
 
 from pydantic import field_validator
@@ -61,6 +61,30 @@ def widths(module: nn.Module) -> tuple[int, int]:
 def is_transposed(module: nn.Module) -> bool:
     """Whether it is GPT-2's linear layer, whose weight is (in, out)."""
     return type(module).__name__ == "Conv1D" and not isinstance(module, nn.Conv1d)  # by name: no import of transformers
+
+
+def linear_weight(module: nn.Module) -> Tensor:
+    """A linear layer's weight as (out, in), also where the layer stores it transposed."""
+    weight = cast(Tensor, module.weight)
+    return weight.t() if is_transposed(module) else weight
+
+
+def peft_target_modules(backbone: Backbone, modules: list[str]) -> dict[str, Any]:
+    """Fields of peft's `adapter_config.json` that name the target modules."""
+    transposed = {is_transposed(backbone.site(module)) for module in modules}
+    return {
+        "target_modules": short_names(backbone, modules),
+        "fan_in_fan_out": transposed == {True},
+        "modules_to_save": None,
+    }
+
+
+def short_names(backbone: Backbone, modules: list[str]) -> list[str]:
+    """The modules' last words where these name no other module of the backbone, else their full names."""
+    all_names = [name for name, _ in backbone.model.named_modules()] + ["pooler.dense"]
+    endings = list(dict.fromkeys(module.rpartition(".")[2] for module in modules))
+    matches = [name for name in all_names if name.rpartition(".")[2] in endings]
+    return endings if len(matches) == len(modules) else modules
 
 
 def find_sites(backbone: Backbone, words: Sequence[str], tuner: str) -> list[str]:
