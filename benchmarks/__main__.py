@@ -1,4 +1,7 @@
-"""`python -m benchmarks NAME [--json] [options]`: prints a table, or JSON whose last key `ratio` is the figure."""
+"""`python -m benchmarks NAME [--json] [options]`: prints a table, or JSON whose last key `ratio` is the figure.
+
+`paper-tables` measures nothing: it prints docs/fidelity-parameters.md.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,10 @@ import sys
 
 from silotune.errors import SilotuneError
 
-NAMES = ("throughput", "lora", "silos", "cohort", "fedmcp-cost", "startup", "predict", "peer-flower", "peer-pfl")
+NAMES = (
+    *("throughput", "lora", "silos", "cohort", "fedmcp-cost", "startup", "predict", "peer-flower", "peer-pfl"),
+    "paper-tables",
+)
 
 
 def main() -> int:
@@ -29,7 +35,9 @@ def main() -> int:
     except SilotuneError as error:
         print(error, file=sys.stderr)
         return error.exit_code
-    if as_json:
+    if isinstance(result, str):  # a whole document
+        print(result)
+    elif as_json:
         print(json.dumps(result, indent=1))
     else:
         for key, value in result.items():

@@ -19,7 +19,6 @@ def cost(
     method: Annotated[str | None, typer.Argument(metavar="METHOD")] = None,
     overrides: Overrides = None,
     as_json: Json = False,
-    papers: Annotated[bool, typer.Option("--papers", help="Print the papers' parameter tables beside ours.")] = False,
 ) -> None:
     """Print what a method costs on a backbone's shape: no weights are needed.
 
@@ -27,15 +26,10 @@ def cost(
     local folder or a hub id. Own options: silos (10 a round), tokens (128 a text), labels (2). Tuner and head are those
     of the demo's setting unless given.
     """
-    from silotune.cost import estimate, papers_table
+    from silotune.cost import estimate
 
-    if papers:
-        if method is not None or as_json:
-            raise InputError("cost --papers: takes no method and no --json")
-        typer.echo(papers_table())
-        return
     if method is None:
-        raise InputError("cost: name a method (see `silotune methods`), or --papers")
+        raise InputError("cost: name a method (see `silotune methods`)")
     found = estimate(method, overrides or [])
     if as_json:
         typer.echo(json.dumps(found.as_dict(), indent=1))

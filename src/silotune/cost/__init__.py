@@ -1,8 +1,7 @@
-"""What a method costs on a backbone's shape: parameters, messages, floating-point operations, memory. No weights."""
+"""The cost of a method from shapes alone: parameters, message sizes, floating-point operations, memory."""
 
 from __future__ import annotations
 
 from silotune.cost.estimate import Cost, estimate
-from silotune.cost.paper_tables import papers_table
 
-__all__ = ["Cost", "estimate", "papers_table"]
+__all__ = ["Cost", "estimate"]

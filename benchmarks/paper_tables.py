@@ -1,14 +1,14 @@
-"""The papers' parameter tables beside ours: what `silotune cost --papers` prints."""
+"""The papers' parameter tables beside ours, as Markdown: `python -m benchmarks paper-tables`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from silotune.cost.estimate import Cost, estimate
+from silotune.cost import Cost, estimate
 
 Measure = Callable[[Cost, int], tuple[int, float]]
-"""(our cost, further parameters) → the parameters it is about, and their number in the paper's unit."""
+"""(our cost, further parameters) → number of parameters, and the same quantity in the paper's unit."""
 
 
 PROJECTION = 768 * 256 + 256
@@ -17,17 +17,19 @@ PROJECTION = 768 * 256 + 256
 
 @dataclass(frozen=True)
 class PaperValue:
-    """One printed number.
+    """One number printed in a paper.
 
     Args:
-        paper: and its place in it: `where`.
-        what: it is about.
+        paper: the paper and its setting.
+        where: the paper's table.
+        what: the row and column in words.
         words: method and settings for `silotune cost`.
-        measure: how ours comes out of the cost.
-        printed: the paper's number, with `digits` digits behind the point.
+        measure: computes our number from the cost.
+        printed: the paper's number.
+        digits: digits of `printed` behind the point.
         unit: of the number.
-        extra: parameters that come on top of the method's parts.
-        note: why ours differs, where it does.
+        extra: parameters on top of the method's parts.
+        note: the reason for a difference.
     """
 
     paper: str
@@ -153,7 +155,7 @@ def _peft_in_fl() -> list[PaperValue]:
         "BitFit": ((0.447, 3), (0.092, 3), (1.2, 1), (0.094, 3)),
         "LoRA": ((0.186, 3), (0.035, 3), (0.952, 3), (0.037, 3)),
     }
-    own = {"Adapter": adapter, "BitFit": bitfit}
+    notes = {"Adapter": adapter, "BitFit": bitfit}
     kinds: tuple[tuple[str, Measure, str, int, str], ...] = (
         ("FedAvg, size", sent_mib, "MiB", 0, files),
         ("FedAvg, share", sent_of_assembled, "%", 0, ""),
@@ -167,13 +169,13 @@ def _peft_in_fl() -> list[PaperValue]:
             f"{tuner}, {kind}" + (" (with the projection head's 196,864)" if extra else ""),
             (*setting, *tuners[tuner]),
             measure,
-            *cells[tuner][place],
+            *cells[tuner][column],
             unit,
             extra,
-            note or own.get(tuner, ""),
+            note or notes.get(tuner, ""),
         )
         for tuner in tuners
-        for place, (kind, measure, unit, extra, note) in enumerate(kinds)
+        for column, (kind, measure, unit, extra, note) in enumerate(kinds)
     ]
 
 
@@ -226,22 +228,23 @@ CLAIMS: tuple[PaperValue, ...] = (*_fedmcp(), *_peft_in_fl(), *_fedprompt(), *_f
 
 
 LIMIT = 1.0
-"""Differences above this many percent are explained."""
+"""Differences above this percentage need an explanation."""
 
 
 _HEADER = """\
 # Parameter counts: the papers' and ours
 
-Written by `silotune cost --papers`; a test compares this file with the command's output. Ours follow from shapes alone
-(`backbone=shape:…`, no weights); each row's command is `silotune cost` with the words in the first column. *Parameters*
-are ours, exact. *Message* is one silo's update as it is serialized, in bytes: 4 per parameter, and the names and shapes
-of the tensors. Differences are of our number from the printed one; those above 1 % are explained below each table.
+Written by `python -m benchmarks paper-tables`; a test compares this file with the command's output. Our numbers follow
+from shapes alone (`backbone=shape:…`, no weights); each row's command is `silotune cost` with the words in the column
+*command*. *Parameters* are ours, exact. *Message* is one silo's update as it is serialized, in bytes: 4 per parameter,
+and the names and shapes of the tensors. Differences are of our number from the printed one; those above 1 % are
+explained below each table.
 """
 
 
 @dataclass(frozen=True)
 class PaperRow:
-    """A claim and our numbers for it."""
+    """A paper's number and ours."""
 
     claim: PaperValue
     cost: Cost
@@ -250,17 +253,17 @@ class PaperRow:
 
     @property
     def difference(self) -> float:
-        """Ours from the printed one, in percent."""
+        """Difference of our number from the printed one, in percent."""
         return 100 * (self.value / self.claim.printed - 1)
 
     @property
     def explained(self) -> str:
-        """Why they differ, where they do by more than `LIMIT`."""
+        """The reason for a difference above `LIMIT`; empty below."""
         return self.claim.note if abs(self.difference) > LIMIT else ""
 
 
 def paper_rows() -> list[PaperRow]:
-    """Every claim with our numbers."""
+    """Compute our number for each of `CLAIMS`."""
     costs: dict[tuple[str, ...], Cost] = {}
     rows = []
     for claim in CLAIMS:
@@ -272,8 +275,8 @@ def paper_rows() -> list[PaperRow]:
     return rows
 
 
-def papers_table() -> str:
-    """The whole table as Markdown."""
+def measure() -> str:
+    """Return the document as Markdown."""
     rows = paper_rows()
     papers = list(dict.fromkeys(row.claim.paper for row in rows))
     sections = [_section(paper, [row for row in rows if row.claim.paper == paper]) for paper in papers]
