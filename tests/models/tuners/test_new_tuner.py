@@ -14,7 +14,7 @@ from transformers import AutoModel
 from silotune.errors import InputError
 from silotune.interop.export import export
 from silotune.interop.peft_format import peft_layout
-from silotune.models.tuners import TUNERS
+from silotune.models.tuners import TUNERS, register_tuner
 from silotune.models.tuners.base import MergedAdapter, Tuner, weighted_sum
 from silotune.models.tuners.target_modules import SiteOptions, find_sites, widths
 from tests.support import small_runs
@@ -54,21 +54,24 @@ class Gain(Tuner):
 class Unmergeable(Gain):
     """Lacks `merge`."""
 
+    name = "unmergeable"
     merge = Tuner.merge
 
 
 class Unexportable(Gain):
     """Lacks `native_config`."""
 
+    name = "unexportable"
     native_config = Tuner.native_config
 
 
 @pytest.fixture(autouse=True)
 def registered(monkeypatch):
-    """A scratch registry with the three tuners."""
-    for name, tuner in {"gain": Gain, "unmergeable": Unmergeable, "unexportable": Unexportable}.items():
-        monkeypatch.setitem(TUNERS, name, type(name, (tuner,), {"name": name}))
-        monkeypatch.setitem(small_runs.OPTIONS, name, ())
+    """The three tuners are registered during a test."""
+    monkeypatch.setattr(TUNERS, "_entries", dict(TUNERS))
+    for tuner in (Gain, Unmergeable, Unexportable):
+        register_tuner(tuner)
+        monkeypatch.setitem(small_runs.OPTIONS, tuner.name, ())
 
 
 def standalone(folder):
