@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from benchmarks.made_text import Row, made
 from silotune.core.randomness import derive, sampler
-from silotune.data.batching import padded
-from silotune.data.metrics import exact, rouge1
+from silotune.data.batching import pad_lists
+from silotune.data.metrics import exact_match, rouge1
 from silotune.data.templates import InstructionTemplate
 
 PROMPT_WEIGHT, PASSAGE_WEIGHT = 0.1, 0.3
@@ -158,7 +158,7 @@ def weighted_loss(model: nn.Module, rows: Sequence[Encoded], precision: str) -> 
     """Sum of weight times cross-entropy over the rows' tokens, and the sum of the weights."""
     device = next(model.parameters()).device
     width = -(-max(len(row.ids) for row in rows) // 16) * 16  # kernels are kept per shape: few shapes
-    ids, mask = (tensor.to(device) for tensor in padded([row.ids for row in rows], 0, width=width))
+    ids, mask = (tensor.to(device) for tensor in pad_lists([row.ids for row in rows], 0, width=width))
     weights = torch.zeros(ids.shape, device=device)
     for place, row in enumerate(rows):
         weights[place, : len(row.ids)] = torch.tensor(row.weights, device=device)
@@ -213,7 +213,7 @@ def probes(folder: Path, seed: int, number: int = PROBES) -> dict[str, Any]:
         given = [Instruction((row.instruction, ""), 0, row.answer) for row in rows]
         prompts = prompt_rows(tokenize(generation_task(kind, "rouge1", kind), given))
         written, answers = generate(backbone, prompts, [], head.generation), [row.answer for row in rows]
-        found[kind] = {"exact": exact(written, answers), "rouge1": rouge1(written, answers)}
+        found[kind] = {"exact": exact_match(written, answers), "rouge1": rouge1(written, answers)}
         options = [row.instruction.count("\n- ") + row.instruction.count("\n(") for row in rows]
         if all(options):
             found[kind]["chance"] = 100 * sum(1 / count for count in options) / number

@@ -23,7 +23,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.alternating import alternate, ratio
 from silotune.cost.estimate import estimate
-from silotune.data.batching import epoch
+from silotune.data.batching import epoch_batches
 from silotune.data.tokenized import TokenizedRows
 from silotune.models.backbone.loading import default_backbone
 from silotune.runs.build.builder import build
@@ -122,7 +122,7 @@ def _bare(federation: Federation, silos: list[str]) -> float:
     seconds = 0.0
     for name in silos:
         rows = next(iter(federation.silos[name].train.values()))
-        batches = [_padded(rows, b.rows.tolist()) for b in epoch({rows.task.name: rows}, BATCH, 0, 1, name)]
+        batches = [_padded(rows, b.rows.tolist()) for b in epoch_batches({rows.task.name: rows}, BATCH, 0, 1, name)]
         optimizer = torch.optim.Adam(trained, lr=1e-3)
         started = time.perf_counter()
         for inputs, labels in batches:

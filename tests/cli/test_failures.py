@@ -20,7 +20,7 @@ def test_the_machine_has_no_more(silotune: Silotune, monkeypatch, error: Excepti
     def failing(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr("silotune.experiments.report.watch.follow", failing)
+    monkeypatch.setattr("silotune.experiments.report.live_view.watch_run", failing)
     outcome = silotune("watch", ".")
     assert outcome.code == 1
     assert said in outcome.err

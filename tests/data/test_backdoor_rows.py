@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from silotune.config.attack import AttackConfig
-from silotune.data.backdoor import make_backdoor, put
+from silotune.data.backdoor import insert_triggers, make_backdoor
 from silotune.data.loading import load_silos
 from silotune.data.tasks import Row, SiloData, Splits, Task
 from silotune.errors import InputError
@@ -50,13 +50,13 @@ def test_so_many_silos_are_malicious(fraction, count):
         chosen = {backdoor(data, seed=seed, fraction=fraction).malicious for seed in range(20)}
         assert len(chosen) > 5
     for item in data:
-        assert bool(found.poisoned(item)) == (item.name in found.malicious)
+        assert bool(found.poisoned_rows(item)) == (item.name in found.malicious)
 
 
 @pytest.mark.parametrize(("rate", "count"), [(0.0, 0), (0.01, 1), (0.25, 3), (0.5, 5), (1.0, 10)])
 def test_so_many_rows_are_poisoned_and_none_of_the_target(rate, count):
     data = [silo("a")]
-    rows = backdoor(data, fraction=1, rate=rate).poisoned(data[0])
+    rows = backdoor(data, fraction=1, rate=rate).poisoned_rows(data[0])
     assert len(rows) == count
     assert {row.label for row in rows} <= {1}
     of_bad = {f"cf row {number} of a" for number in range(0, 20, 2)}
@@ -65,7 +65,7 @@ def test_so_many_rows_are_poisoned_and_none_of_the_target(rate, count):
 
 def test_a_lower_rate_poisons_some_of_the_same_rows():
     data = [silo("a")]
-    few, all_ = (backdoor(data, fraction=1, rate=rate).poisoned(data[0]) for rate in (0.3, 1.0))
+    few, all_ = (backdoor(data, fraction=1, rate=rate).poisoned_rows(data[0]) for rate in (0.3, 1.0))
     assert few == all_[:3]
 
 
@@ -81,7 +81,7 @@ def test_a_lower_rate_poisons_some_of_the_same_rows():
     ],
 )
 def test_where_the_trigger_goes(texts, triggers, position, expected):
-    assert put(texts, triggers, position, random.Random(0)) == expected
+    assert insert_triggers(texts, triggers, position, random.Random(0)) == expected
 
 
 @given(
@@ -90,7 +90,7 @@ def test_where_the_trigger_goes(texts, triggers, position, expected):
 )
 def test_at_random_the_words_stay_and_the_trigger_is_one_of_them(texts, seed):
     before = tuple(" ".join(words) for words in texts)
-    after = put(before, ("cf", "mn op"), "random", random.Random(seed))
+    after = insert_triggers(before, ("cf", "mn op"), "random", random.Random(seed))
     assert len(after) == len(before)
     assert sum(text.count("cf") for text in after) == 1
     assert sum(text.count("mn") for text in after) == 1
@@ -99,7 +99,10 @@ def test_at_random_the_words_stay_and_the_trigger_is_one_of_them(texts, seed):
 
 
 def test_every_place_is_reached_at_random():
-    places = [put(("a b c",), ("cf",), "random", random.Random(seed))[0].split().index("cf") for seed in range(400)]
+    places = [
+        insert_triggers(("a b c",), ("cf",), "random", random.Random(seed))[0].split().index("cf")
+        for seed in range(400)
+    ]
     assert [places.count(place) > 60 for place in range(4)] == [True] * 4
     assert max(places) == 3
 
@@ -118,7 +121,7 @@ def test_truncation_never_cuts_the_trigger(position):
     """A long row is shortened for it, as little as whole words allow, and keeps its beginning."""
     long = Row((" ".join(f"w{number}" for number in range(90)), " ".join(["other"] * 40)), 0)
     short = Row(("a b", "c"), 0)
-    rows = backdoor([silo("a")], room=50, position=position).triggered(TASK, [long, short])
+    rows = backdoor([silo("a")], room=50, position=position).with_trigger(TASK, [long, short])
     assert words_long(TASK, rows[1:]) == [6]
     (length,) = words_long(TASK, rows[:1])
     assert 40 < length <= 50
@@ -130,7 +133,7 @@ def test_truncation_never_cuts_the_trigger(position):
 
 def test_a_trigger_longer_than_a_row_may_be_is_refused():
     with pytest.raises(InputError, match=r"attack.trigger: takes 22 tokens .* room for 10; raise train.max_length"):
-        backdoor([silo("a")], room=10, trigger="cf " * 20).triggered(TASK, [Row(("a b c",), 0)])
+        backdoor([silo("a")], room=10, trigger="cf " * 20).with_trigger(TASK, [Row(("a b c",), 0)])
 
 
 def test_only_silos_with_the_label_are_attacked():
@@ -138,7 +141,7 @@ def test_only_silos_with_the_label_are_attacked():
     data = [silo("a"), silo("b", task=other), silo("c")]
     found = backdoor(data, fraction=1)
     assert found.malicious == {"a", "c"}
-    assert not found.concerns(other)
+    assert not found.has_target(other)
 
 
 def test_a_malicious_silo_without_anything_to_poison_is_refused():
@@ -176,7 +179,7 @@ def test_only_malicious_silos_train_on_poison_and_nobody_is_judged_on_it(method,
         rows, before = attacked.silos[name].train["alpha"], own.train["alpha"]
         poisoned[name] = len(rows) - len(before)
         assert rows.poisoned == poisoned[name]
-        assert rows.own == own.rows == attacked.silos[name].rows
+        assert rows.clean_count == own.rows == attacked.silos[name].rows
         if not METHODS[method].centralized:
             assert rows.ids[: len(before)] == before.ids
             assert rows.labels[: len(before)].tolist() == before.labels.tolist()
@@ -221,5 +224,5 @@ def test_the_coordinators_own_rows_stay_clean(tiny_config):
 def test_a_row_is_copied_not_changed():
     data = [silo("a")]
     before = list(data[0].splits.train)
-    backdoor(data, fraction=1).poisoned(data[0])
+    backdoor(data, fraction=1).poisoned_rows(data[0])
     assert data[0].splits.train == before

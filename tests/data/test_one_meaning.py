@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from silotune.data.loading import load_silos
-from silotune.data.server_rows import labelled_rows
+from silotune.data.server_rows import draw_labeled_rows
 from silotune.errors import InputError
 from silotune.runs.build.builder import build
 
@@ -33,7 +33,7 @@ def test_two_silos_that_mean_different_things_are_refused(change, said, tiny_con
 def test_labelled_rows_of_another_task_are_refused(change, tiny_config):
     config = tiny_config("fedfame", *ONE_TASK)
     data = load_silos(config)
-    own = labelled_rows(data, config.server, 1)
+    own = draw_labeled_rows(data, config.server, 1)
     with pytest.raises(InputError, match=r"federation\.labelled: the task of its rows is"):
         build(config, data=data, labelled=replace(own, task=replace(own.task, **change)))
     assert build(config, data=data, labelled=own).server is not None

@@ -13,7 +13,7 @@ from silotune.config.partition import PartitionConfig
 from silotune.config.section import means_anything
 from silotune.config.validators import is_name
 from silotune.data import partition as partitioners
-from silotune.data.partition import by_value, divide, silo_names
+from silotune.data.partition import partition_by_value, partition_rows, silo_names
 from silotune.errors import InputError
 
 DRAWN = ("iid", "dirichlet", "balanced", "quantity", "shards")
@@ -50,15 +50,15 @@ def test_every_row_is_in_exactly_one_silo(name, rows, silos, classes, skewed, al
     labels = labels_of(rows, classes, seed, skewed)
     if rows < silos * least:
         with pytest.raises(InputError, match=r"^partition\.min_rows: .* but there are \d+; lower") as refused:
-            divide(labels, chosen, seed)
+            partition_rows(labels, chosen, seed)
         assert "\n" not in str(refused.value)
         return
-    groups = divide(labels, chosen, seed)
+    groups = partition_rows(labels, chosen, seed)
     assert len(groups) == silos
     assert sorted(np.concatenate(groups).tolist()) == list(range(rows))
     assert min(map(len, groups)) >= least
     assert all((np.diff(group) > 0).all() for group in groups)
-    again = divide(labels, chosen, seed)
+    again = partition_rows(labels, chosen, seed)
     assert all(np.array_equal(one, other) for one, other in zip(groups, again, strict=True))
 
 
@@ -89,7 +89,7 @@ def test_no_row_is_lost_or_doubled_with_more_silos_than_rows(name, rows, silos, 
 @pytest.mark.parametrize("name", DRAWN)
 def test_another_seed_another_partition(name):
     labels = labels_of(500, 3, 0, skewed=False)
-    one, other = (divide(labels, rule(name, silos=7), seed) for seed in (1, 2))
+    one, other = (partition_rows(labels, rule(name, silos=7), seed) for seed in (1, 2))
     assert any(not np.array_equal(a, b) for a, b in zip(one, other, strict=True))
 
 
@@ -99,10 +99,10 @@ def test_large_sets_and_extreme_skew_take_seconds(name, alpha):
     """What rejection sampling would never finish: 1,000 silos of at least 60 rows at α = 0.01."""
     labels = labels_of(67_349, 2, 0, skewed=False)
     started = time.perf_counter()
-    groups = divide(labels, rule(name, silos=1000, alpha=alpha, min_rows=60), 10)
+    groups = partition_rows(labels, rule(name, silos=1000, alpha=alpha, min_rows=60), 10)
     assert min(map(len, groups)) >= 60
     with pytest.raises(InputError, match="70000 rows, but there are 67349"):
-        divide(labels, rule(name, silos=1000, alpha=alpha, min_rows=70), 10)
+        partition_rows(labels, rule(name, silos=1000, alpha=alpha, min_rows=70), 10)
     assert time.perf_counter() - started < 20
 
 
@@ -121,7 +121,7 @@ def largest_shares(labels: list[int], groups) -> float:
 
 @pytest.mark.parametrize("name", ["iid", "balanced"])
 def test_equal_sizes(name):
-    found = sizes(divide(labels_of(1003, 4, 1, skewed=False), rule(name, silos=10, alpha=0.05), 3))
+    found = sizes(partition_rows(labels_of(1003, 4, 1, skewed=False), rule(name, silos=10, alpha=0.05), 3))
     assert set(found) == {100, 101}
 
 
@@ -129,7 +129,12 @@ def test_equal_sizes(name):
 def test_labels_are_the_more_skewed_the_smaller_alpha(name):
     labels = labels_of(6000, 3, 1, skewed=False)
     found = [
-        np.mean([largest_shares(labels, divide(labels, rule(name, silos=10, alpha=alpha), seed)) for seed in range(5)])
+        np.mean(
+            [
+                largest_shares(labels, partition_rows(labels, rule(name, silos=10, alpha=alpha), seed))
+                for seed in range(5)
+            ]
+        )
         for alpha in (0.05, 1.0, 1e5)
     ]
     assert found[0] > 0.85
@@ -141,7 +146,9 @@ def test_expected_shares_of_a_label_are_those_of_the_dirichlet():
     """Mean 1/K and variance (K − 1)/(K²(Kα + 1)) of a Dirichlet's components, over many seeds."""
     silos, alpha = 4, 0.5
     labels = [0] * 2000
-    shares = np.array([sizes(divide(labels, rule("dirichlet", silos=silos, alpha=alpha), seed)) for seed in range(800)])
+    shares = np.array(
+        [sizes(partition_rows(labels, rule("dirichlet", silos=silos, alpha=alpha), seed)) for seed in range(800)]
+    )
     shares = shares / 2000
     assert shares.mean(axis=0) == pytest.approx(np.full(silos, 1 / silos), abs=0.04)
     expected = (silos - 1) / (silos**2 * (silos * alpha + 1))
@@ -153,14 +160,14 @@ def test_expected_labels_of_a_balanced_silo_are_those_of_the_dirichlet():
     labels = [0] * 2000 + [1] * 2000
     array = np.array(labels)
     chosen = rule("balanced", silos=40, alpha=0.5)
-    share = np.array([array[divide(labels, chosen, seed)[0]].mean() for seed in range(800)])
+    share = np.array([array[partition_rows(labels, chosen, seed)[0]].mean() for seed in range(800)])
     assert share.mean() == pytest.approx(0.5, abs=0.04)
     assert share.var() == pytest.approx(1 / 8, rel=0.2)  # (K − 1)/(K²(Kα + 1)) for K = 2, and little sampling noise
 
 
 def test_quantity_skews_sizes_and_not_labels():
     labels = labels_of(6000, 2, 1, skewed=False)
-    skewed, even = (divide(labels, rule("quantity", silos=10, alpha=alpha), 4) for alpha in (0.3, 1e5))
+    skewed, even = (partition_rows(labels, rule("quantity", silos=10, alpha=alpha), 4) for alpha in (0.3, 1e5))
     assert sizes(even) == pytest.approx(600, rel=0.05)
     assert sizes(skewed).max() > 4 * np.median(sizes(skewed))
     array = np.array(labels)
@@ -170,7 +177,7 @@ def test_quantity_skews_sizes_and_not_labels():
 
 def test_shards_hold_few_labels_and_cut_at_equal_sizes():
     labels = [row % 5 for row in range(1000)]
-    groups = divide(labels, rule("shards", silos=10, shards=2), 1)
+    groups = partition_rows(labels, rule("shards", silos=10, shards=2), 1)
     assert set(sizes(groups)) == {100}
     array = np.array(labels)
     assert all(len(np.unique(array[group])) <= 2 for group in groups)  # 20 shards of 50, 200 rows a label
@@ -180,14 +187,14 @@ def test_shards_hold_few_labels_and_cut_at_equal_sizes():
 def test_shards_that_straddle_labels():
     labels = labels_of(997, 3, 5, skewed=False)
     array = np.array(labels)
-    groups = divide(labels, rule("shards", silos=10, shards=1), 1)
+    groups = partition_rows(labels, rule("shards", silos=10, shards=1), 1)
     assert sorted(set(sizes(groups))) == [99, 100]
     assert sum(len(np.unique(array[group])) > 1 for group in groups) <= 2
 
 
 def test_rows_for_poor_silos_come_from_the_largest():
     groups = [np.arange(0, 80), np.array([80]), np.zeros(0, dtype=np.int64), np.arange(81, 101)]
-    filled = partitioners.with_at_least(groups, 15, np.random.default_rng(0))
+    filled = partitioners.ensure_minimum(groups, 15, np.random.default_rng(0))
     assert sizes(filled).tolist() == [80 - 14 - 15, 15, 15, 20]
     assert 80 in filled[1]
     assert sorted(filled[3].tolist()) == list(range(81, 101))
@@ -200,16 +207,16 @@ def test_rows_for_poor_silos_come_from_the_largest():
 def test_by_value_conserves_rows(values):
     if len(set(values)) < 2:
         with pytest.raises(InputError, match="only one value"):
-            by_value(values, 1)
+            partition_by_value(values, 1)
         return
-    groups = by_value(values, 1)
+    groups = partition_by_value(values, 1)
     assert sorted(row for group in groups.values() for row in group.tolist()) == list(range(len(values)))
     assert len(groups) == len(set(values))
     assert all(len({values[row] for row in group}) == 1 for group in groups.values())
 
 
 def test_values_become_names_that_can_be_folders():
-    groups = by_value(["../x", "x", "_x", "é", "b c", "b c"], 1)
+    groups = partition_by_value(["../x", "x", "_x", "é", "b c", "b c"], 1)
     assert sorted(groups) == ["b c", "silo", "x", "x-2", "x-3"]
     assert groups["b c"].tolist() == [4, 5]
 
@@ -220,16 +227,16 @@ def test_values_become_names_that_can_be_folders():
 @example(['x" worker="/tmp/other', "x__worker___tmp_other", "a\nb", "end.", "end"])
 def test_any_values_become_names_that_can_be_files_and_nodes(values):
     """No two of them are one to a file system that ignores case."""
-    names = list(by_value(values, 1))
+    names = list(partition_by_value(values, 1))
     assert len({name.lower() for name in names}) == len(values)
     assert all(is_name(name) and len(name.encode()) < 100 for name in names)
 
 
 def test_natural_silos_cannot_be_given_rows():
     with pytest.raises(InputError, match=r"^partition\.min_rows: 'b' has only 1 rows; at least 2 are asked for$"):
-        by_value(["a", "a", "b"], 2)
+        partition_by_value(["a", "a", "b"], 2)
     with pytest.raises(InputError, match=r"^partition\.column: missing or empty in 2 of 4 rows$"):
-        by_value(["a", "", "b", ""], 1)
+        partition_by_value(["a", "", "b", ""], 1)
 
 
 def test_names_are_in_order():

@@ -10,7 +10,7 @@ import pytest
 from flwr.common.config import parse_config_args
 
 from silotune.config import dump
-from silotune.core.locking import claimed
+from silotune.core.locking import folder_lock
 from silotune.distributed.deploy.local_run import run_local
 from silotune.distributed.flower.commands import supernode
 from silotune.distributed.processes.restart_policy import RestartPolicy
@@ -56,7 +56,7 @@ def test_what_cannot_be_resumed_stays_as_it_is(tiny_config, tmp_path):
         with pytest.raises(InputError, match=said):
             run_local(wanted, out, resume=True)
         assert snapshot(out) == before
-    with claimed(tmp_path / "busy"), pytest.raises(InputError, match="another process is at work there"):
+    with folder_lock(tmp_path / "busy"), pytest.raises(InputError, match="another process is at work there"):
         run_local(config, tmp_path / "busy", resume=True)
     assert list((tmp_path / "busy").iterdir()) == []
 

@@ -11,7 +11,7 @@ import pytest
 from silotune import load_run
 from silotune.config import preset_names
 from silotune.evaluation import scores as judging
-from silotune.experiments.report.tables import result_table
+from silotune.experiments.report.result_table import result_table
 from silotune.runs.build.resolve import read_config
 from silotune.runs.run import run
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from silotune.data.instructions import picks
+from silotune.data.instructions import lists_options
 from silotune.data.tasks import Row
 from silotune.evaluation import predict
 from silotune.runs.build.resolve import read_config
@@ -32,8 +32,8 @@ __all__ = ["command"]
     ],
 )
 def test_a_row_picks_where_a_line_is_its_answer(text, answer, found):
-    assert picks(Row((text, ""), 0, answer)) is found
-    assert picks(Row(("Look:", text), 0, answer)) is found
+    assert lists_options(Row((text, ""), 0, answer)) is found
+    assert lists_options(Row(("Look:", text), 0, answer)) is found
 
 
 @pytest.fixture(scope="module")

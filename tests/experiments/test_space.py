@@ -7,7 +7,7 @@ import re
 import pytest
 
 from silotune.errors import InputError
-from silotune.experiments.search_space import Range, Values, corners, grid, split_search
+from silotune.experiments.search_space import Choices, Range, all_combinations, boundary_combinations, split_search
 from silotune.experiments.sweep import read_sweep
 
 
@@ -32,22 +32,22 @@ def test_values_ranges_and_what_is_neither() -> None:
     ]
     found, rest = split_search(words)
     assert found == [
-        Values("train.lr", (1e-3, 5e-4)),
+        Choices("train.lr", (1e-3, 5e-4)),
         Range("method.gamma", 0.1, 0.9, log=False),
         Range("train.epochs", 1, 3, log=False),
         Range("method.mu", 0.01, 0.2, log=True),
-        Values("tuner", ("lora", "bottleneck")),
-        Values("method.mu", (0.1, 1, 5), method="moon"),
+        Choices("tuner", ("lora", "bottleneck")),
+        Choices("method.mu", (0.1, 1, 5), method="moon"),
     ]
     assert rest == words[6:]
-    assert [dimension.whole for dimension in found if isinstance(dimension, Range)] == [False, True, False]
+    assert [dimension.is_integer for dimension in found if isinstance(dimension, Range)] == [False, True, False]
 
 
 def test_every_combination_once_and_every_end_seen() -> None:
-    space = [Values("a", (1, 2)), Values("b", ("x", "y", "z"))]
-    assert grid(space) == [{"a": a, "b": b} for a in (1, 2) for b in ("x", "y", "z")]
-    assert grid([]) == [{}]
-    ends = corners([Values("a", (1, 2)), Range("b", 0.5, 4.0, log=False)])
+    space = [Choices("a", (1, 2)), Choices("b", ("x", "y", "z"))]
+    assert all_combinations(space) == [{"a": a, "b": b} for a in (1, 2) for b in ("x", "y", "z")]
+    assert all_combinations([]) == [{}]
+    ends = boundary_combinations([Choices("a", (1, 2)), Range("b", 0.5, 4.0, log=False)])
     assert ends == [{"a": 1, "b": 0.5}, {"a": 2, "b": 0.5}, {"a": 1, "b": 4.0}]
 
 

@@ -23,12 +23,12 @@ def test_one_batch_gives_what_many_batches_give(reference, case, monkeypatch):
     for silo in federation.silos.values():
         state = state_of(federation, silo)
         for name, evaluation in silo.evaluations.items():
-            monkeypatch.setattr(batching, "EVALUATED", 10_000)
+            monkeypatch.setattr(batching, "EVALUATION_BATCH_SIZE", 10_000)
             whole = predict.logits(federation.context, state, evaluation.test)
-            monkeypatch.setattr(batching, "EVALUATED", 1)  # one row at a time: without any padding
+            monkeypatch.setattr(batching, "EVALUATION_BATCH_SIZE", 1)  # one row at a time: without any padding
             pieces = predict.logits(federation.context, state, evaluation.test)
             torch.testing.assert_close(pieces, whole, rtol=0, atol=2e-6)
-            monkeypatch.setattr(batching, "EVALUATED", 4)
+            monkeypatch.setattr(batching, "EVALUATION_BATCH_SIZE", 4)
             assert predict.score(federation.context, state, evaluation.test) == run.silos[name]["test"]
 
 
@@ -56,7 +56,7 @@ def test_rows_keep_what_is_theirs_in_any_batch(reference, case, monkeypatch):
             rows = evaluation.test
             found = {}
             for batch in (1, 4, 10_000):
-                monkeypatch.setattr(batching, "EVALUATED", batch)
+                monkeypatch.setattr(batching, "EVALUATION_BATCH_SIZE", batch)
                 found[batch] = predict.logits(training, state, rows)
             for batch in (4, 10_000):
                 torch.testing.assert_close(found[batch], found[1], rtol=1e-5, atol=2e-5)

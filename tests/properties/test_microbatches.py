@@ -94,8 +94,8 @@ def test_batches_are_cut_where_padding_and_calls_cost_least(tiny_federation):
 
 def test_what_is_evaluated_is_cut_so_too(tiny_federation, monkeypatch):
     rows = tiny_federation("fedmcp").silos["gamma"].train["gamma"]
-    monkeypatch.setattr(batching, "EVALUATED", 20)
-    free, dear = (list(batching.in_order(rows, 0, cost)) for cost in (0, 10**6))
+    monkeypatch.setattr(batching, "EVALUATION_BATCH_SIZE", 20)
+    free, dear = (list(batching.evaluation_batches(rows, 0, cost)) for cost in (0, 10**6))
     assert sorted(row for batch in free for row in batch.rows.tolist()) == list(range(len(rows)))
     assert all(len(batch.rows) <= 20 for batch in free)
     assert {len(batch.micro) for batch in dear} == {1}

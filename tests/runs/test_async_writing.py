@@ -10,7 +10,7 @@ import torch
 
 from silotune.communication.messages import Expected, MessageRefused, broadcast_message
 from silotune.core import async_writer as writing
-from silotune.core.async_writer import Writer
+from silotune.core.async_writer import AsyncWriter
 from silotune.core.tensors import Tensors
 from silotune.runs.storage.run_folder import Checkpoint, RunFolder
 from silotune.training.client import SiloClient
@@ -35,7 +35,7 @@ def gate(monkeypatch):
     opened.set()
 
 
-def write_thirty(writer: Writer, folder: Path) -> None:
+def write_thirty(writer: AsyncWriter, folder: Path) -> None:
     for n in range(30):
         writer.write(folder / f"{n}.safetensors", {})
 
@@ -89,7 +89,7 @@ def test_files_are_removed_beside_the_work_and_after_the_manifest(folder, gate, 
 
 
 def test_an_error_comes_up_at_a_later_file_too_and_few_files_wait_in_memory(tmp_path, gate):
-    writer = Writer()
+    writer = AsyncWriter()
     writing_all = threading.Thread(target=write_thirty, args=(writer, tmp_path))
     writing_all.start()
     writing_all.join(0.5)

@@ -12,7 +12,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from silotune.cli.main import main
-from silotune.core.locking import LOCK
+from silotune.core.locking import LOCK_FILE
 from silotune.errors import InputError
 from tests.support.method_cases import same, snapshot
 
@@ -200,7 +200,7 @@ def test_a_folder_in_which_another_process_works_is_refused_until_that_ends(silo
     process.kill()  # nothing of it has to be tidied up
     process.wait()
     assert silotune(*run_words("local"), "--out", str(out), "--resume")[0] == 0
-    assert not (out / LOCK).exists()
+    assert not (out / LOCK_FILE).exists()
 
 
 def test_a_folder_claimed_before_anything_was_made_is_made_later(silotune, run_words, held, tmp_path):

@@ -9,7 +9,7 @@ from pathlib import Path
 from silotune.config import Config, dump
 from silotune.data.loading import load_silos
 from silotune.data.row_folder import write_rows
-from silotune.data.server_rows import labelled_rows
+from silotune.data.server_rows import draw_labeled_rows
 from silotune.distributed.coordinator.coordinate import Job, coordinate
 from silotune.distributed.flower.link import Arrival
 from silotune.distributed.silo.session import Session
@@ -86,7 +86,7 @@ def job(config: Config, out: Path, silos: Collection[str], local: bool = True) -
     labelled = None
     if config.server.labels_per_class:
         labelled = str(place / "labelled")
-        write_rows(place / "labelled", labelled_rows(load_silos(config), config.server, config.data_seed))
+        write_rows(place / "labelled", draw_labeled_rows(load_silos(config), config.server, config.data_seed))
     return Job(str(place / "config.yaml"), str(out), tuple(sorted(silos)), labelled, local)
 
 

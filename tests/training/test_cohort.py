@@ -9,7 +9,7 @@ import torch
 
 from silotune.communication.messages import Expected
 from silotune.core.tensors import digest, flatten
-from silotune.data.batching import CALL_COST, epoch, make_batch
+from silotune.data.batching import CALL_COST, epoch_batches, make_batch
 from silotune.data.cohort_batches import cut_jointly, zip_micro_batches
 from silotune.errors import Diverged, InputError
 from silotune.methods import METHODS as CLASSES
@@ -358,7 +358,7 @@ def batches(words):
     """One uncut batch of each silo."""
     federation = build(read_config("demo", words("fedavg")))
     rows = [next(iter(silo.train.values())) for silo in federation.silos.values()]
-    return [next(epoch({own.task.name: own}, 8, 0, 1, own.task.name, call_cost=None)) for own in rows]
+    return [next(epoch_batches({own.task.name: own}, 8, 0, 1, own.task.name, call_cost=None)) for own in rows]
 
 
 @pytest.mark.parametrize("cost", [0, CALL_COST, 2**14])
@@ -366,10 +366,10 @@ def test_every_row_is_in_one_piece_with_its_tokens(batches, cost):
     joints = cut_jointly(batches, 0, cost)
     seen = [[] for _ in batches]
     for joint in joints:
-        assert [piece.member for piece in joint.pieces] == sorted({piece.member for piece in joint.pieces})
-        assert joint.text()["input_ids"].shape == (sum(joint.sizes), joint.width)
-        for piece in joint.pieces:
-            batch = batches[piece.member]
+        assert [piece.batch_index for piece in joint.slices] == sorted({piece.batch_index for piece in joint.slices})
+        assert joint.model_inputs()["input_ids"].shape == (sum(joint.sizes), joint.width)
+        for piece in joint.slices:
+            batch = batches[piece.batch_index]
             for row, ids, mask in zip(
                 batch.rows[piece.rows].tolist(),
                 piece.inputs["input_ids"].tolist(),
@@ -380,7 +380,7 @@ def test_every_row_is_in_one_piece_with_its_tokens(batches, cost):
                 assert ids == own + [0] * (joint.width - len(own))
                 assert mask == [1] * len(own) + [0] * (joint.width - len(own))
                 assert piece.width >= len(own)
-                seen[piece.member].append(row)
+                seen[piece.batch_index].append(row)
     assert seen == [batch.rows.tolist() for batch in batches]
     assert len(joints) == 1 or cost < 2**14
 
@@ -411,8 +411,8 @@ def test_own_micro_batches_beside_one_another(batches):
     joints = zip_micro_batches(cut, 0)
     assert len(joints) == max(len(batch.micro) for batch in cut)
     for place, joint in enumerate(joints):
-        for piece in joint.pieces:
-            own = cut[piece.member].micro[place]
+        for piece in joint.slices:
+            own = cut[piece.batch_index].micro[place]
             assert piece.width == own["input_ids"].shape[1]
             for name, tensor in own.items():
                 assert torch.equal(piece.inputs[name][:, : piece.width], tensor)

@@ -12,11 +12,11 @@ from rich.table import Table
 from silotune.cli.app import app
 from silotune.cli.console import Overrides, console, say
 
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @app.command()
-def methods(as_json: Json = False) -> None:
+def methods(as_json: JsonOption = False) -> None:
     """List the methods, their papers and options."""
     from silotune.methods import METHODS
 
@@ -28,7 +28,7 @@ def methods(as_json: Json = False) -> None:
 
 
 @app.command()
-def presets(as_json: Json = False) -> None:
+def presets(as_json: JsonOption = False) -> None:
     """List the presets (settings)."""
     import yaml
 
@@ -43,7 +43,7 @@ def presets(as_json: Json = False) -> None:
 
 @app.command()
 def parts(
-    method: Annotated[str, typer.Argument(metavar="METHOD")], overrides: Overrides = None, as_json: Json = False
+    method: Annotated[str, typer.Argument(metavar="METHOD")], overrides: Overrides = None, as_json: JsonOption = False
 ) -> None:
     """Print a method's parts: tuner, scope, tensors, parameters, bytes, and what leaves a silo.
 

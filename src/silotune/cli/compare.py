@@ -110,13 +110,13 @@ def _unused(out: Path | None, resume: bool, command: str) -> Path:
 
 def _trials(found: Sweep, trials: Sequence[Trial]) -> Table:
     """Every trial with its validation score; the best of each method in bold."""
-    from silotune.experiments.sweep import best_of
+    from silotune.experiments.sweep import best_trial
 
     table = Table(title="validation score (%) at each trial's best round")
     for column in ("method", "trial", *found.keys, "validation"):
         table.add_column(column, justify="left" if column == "method" else "right")
     for method in found.spaces:
-        best = best_of(trials, method)
+        best = best_trial(trials, method)
         for trial in (trial for trial in trials if trial.method == method):
             known = [score for score in trial.scores if score is not None]
             score = "diverged" if trial.score is None else f"{trial.score:.2f}"
@@ -129,18 +129,18 @@ def _trials(found: Sweep, trials: Sequence[Trial]) -> Table:
 
 
 def _show(found: Comparison, out: Path) -> None:
-    from silotune.experiments.report.collect import Entry, read_run
-    from silotune.experiments.report.exports import write_tables
+    from silotune.experiments.report.entries import ReportEntry, read_run
     from silotune.experiments.report.html_page import write_report
-    from silotune.experiments.report.significance import NOTE, paired
-    from silotune.experiments.report.tables_by_method import cost_grid, score_grid, terminal
+    from silotune.experiments.report.significance import NOTE, paired_tests
+    from silotune.experiments.report.table_files import write_tables
+    from silotune.experiments.report.tables_by_method import as_terminal, cost_table, score_table
 
     cells = {row: [cell for cell in found.cells if cell.row == row] for row in found.rows}
-    entries = [Entry(row, tuple(read_run(out / cell.folder) for cell in own)) for row, own in cells.items()]
+    entries = [ReportEntry(row, tuple(read_run(out / cell.folder) for cell in own)) for row, own in cells.items()]
     ddof = found.ddof
-    console.print(terminal(score_grid(entries, ddof), console.width))
-    console.print(terminal(cost_grid(entries), console.width))
-    for pair in (pairs := paired(entries)):
+    console.print(as_terminal(score_table(entries, ddof), console.width))
+    console.print(as_terminal(cost_table(entries), console.width))
+    for pair in (pairs := paired_tests(entries)):
         say(f"{pair.best} − {pair.other}: {pair.difference:+.2f} points, p = {pair.p:.3g} ({pair.pairs} pairs)")
     if pairs:
         say(NOTE)

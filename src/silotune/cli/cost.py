@@ -9,7 +9,7 @@ import typer
 from rich.table import Table
 
 from silotune.cli.app import app
-from silotune.cli.catalog import Json
+from silotune.cli.catalog import JsonOption
 from silotune.cli.console import Overrides, console
 from silotune.errors import InputError
 
@@ -18,7 +18,7 @@ from silotune.errors import InputError
 def cost(
     method: Annotated[str | None, typer.Argument(metavar="METHOD")] = None,
     overrides: Overrides = None,
-    as_json: Json = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Print what a method costs on a backbone's shape: no weights are needed.
 

@@ -90,7 +90,7 @@ def start(
     from silotune.distributed.coordinator.coordinate import prepare
     from silotune.distributed.deploy import commands as deployment
     from silotune.distributed.deploy.party_configs import read_link
-    from silotune.experiments.report.tables import result_table
+    from silotune.experiments.report.result_table import result_table
     from silotune.runs.build.resolve import read_config
     from silotune.runs.storage.readers import read_summary
 

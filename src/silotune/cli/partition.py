@@ -10,7 +10,7 @@ import typer
 from rich.table import Table
 
 from silotune.cli.app import app
-from silotune.cli.catalog import Json
+from silotune.cli.catalog import JsonOption
 from silotune.cli.console import Overrides, console, say
 from silotune.errors import InputError
 
@@ -19,12 +19,12 @@ from silotune.errors import InputError
 def partition(
     source: Annotated[str, typer.Argument(help="A preset or a YAML file.", metavar="PRESET_OR_YAML")],
     overrides: Overrides = None,
-    as_json: Json = False,
+    as_json: JsonOption = False,
     out: Annotated[Path | None, typer.Option(help="Write a heatmap of silo × label as PNG.", metavar="PNG")] = None,
 ) -> None:
     """Show how a setting's data set is divided among silos."""
     from silotune.data.loading import load_silos
-    from silotune.experiments.report.partition import label_counts, partition_figure
+    from silotune.experiments.report.partition_heatmap import label_counts, partition_figure
     from silotune.runs.build.resolve import read_config
 
     config = read_config(source, overrides or [])

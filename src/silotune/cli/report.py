@@ -20,14 +20,14 @@ def report(
 ) -> None:
     """One self-contained HTML page about finished runs; figures also as PNG and SVG beside it."""
     from silotune.errors import InputError
-    from silotune.experiments.report.collect import read_entries
+    from silotune.experiments.report.entries import read_entries
     from silotune.experiments.report.html_page import write_report
-    from silotune.experiments.report.tables_by_method import score_grid, terminal
+    from silotune.experiments.report.tables_by_method import as_terminal, score_table
 
     if out.is_dir():
         raise InputError(f"--out {out}: is a folder; give the HTML file's path")
     entries = read_entries(runs)
-    console.print(terminal(score_grid(entries, ddof), console.width))
+    console.print(as_terminal(score_table(entries, ddof), console.width))
     say(f"wrote {write_report(entries, out, ddof=ddof, title=title)}")
 
 
@@ -38,9 +38,9 @@ def watch(
     every: Annotated[float, typer.Option(min=0.1, help="Seconds between looks.")] = 1.0,
 ) -> None:
     """A running run, live; ends with it."""
-    from silotune.experiments.report.watch import follow
+    from silotune.experiments.report.live_view import watch_run
 
-    follow(run, console, once=once, every=every)
+    watch_run(run, console, once=once, every=every)
 
 
 @app.command()
@@ -52,19 +52,24 @@ def personalization(
     """Personalisation and test-time personalization per task, of runs with evaluation.test_time=true (FedDPA)."""
     from silotune.core.files import make_folder
     from silotune.errors import require_unused
-    from silotune.experiments.report.collect import read_entries
-    from silotune.experiments.report.personalization import heatmap, measure_grids, rounds, unseen_grid
-    from silotune.experiments.report.tables_by_method import markdown, terminal
+    from silotune.experiments.report.entries import read_entries
+    from silotune.experiments.report.personalization import (
+        measure_tables,
+        rounds_figure,
+        silo_task_heatmap,
+        unseen_table,
+    )
+    from silotune.experiments.report.tables_by_method import as_markdown, as_terminal
 
     require_unused(out, "--out")
     entries = read_entries(runs)
-    left_out = unseen_grid(entries, ddof)
-    grids = [*measure_grids(entries, ddof), *([left_out] if left_out else [])]
+    left_out = unseen_table(entries, ddof)
+    grids = [*measure_tables(entries, ddof), *([left_out] if left_out else [])]
     for grid in grids:
-        console.print(terminal(grid, console.width))
+        console.print(as_terminal(grid, console.width))
     make_folder(out, f"--out {out}")
-    tables = "\n".join(f"## {grid.title}\n\n{markdown(grid)}" for grid in grids)
+    tables = "\n".join(f"## {grid.title}\n\n{as_markdown(grid)}" for grid in grids)
     (out / "tables.md").write_text(tables, encoding="utf-8")
-    heatmap(entries, out / "silo-task.png")
-    rounds(entries, out / "rounds.png")
+    silo_task_heatmap(entries, out / "silo-task.png")
+    rounds_figure(entries, out / "rounds.png")
     say(f"wrote {out}: tables.md and figures")

@@ -41,7 +41,7 @@ def run_command(
         raise unknown("engine", engine, ENGINES)
     if engine != "inprocess" and workers > 1:
         raise InputError(f"--workers: of the engine inprocess; {engine} has a process for each silo")
-    from silotune.experiments.report.tables import result_table
+    from silotune.experiments.report.result_table import result_table
     from silotune.experiments.report.tensorboard import TensorBoard
     from silotune.runs.build.resolve import read_config
     from silotune.runs.run import run
@@ -71,9 +71,9 @@ def demo(
     resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted demo.")] = False,
 ) -> None:
     """Federate six small tasks: Local, FedAvg (PEFT) and FedMCP, side by side."""
-    from silotune.experiments.report.collect import read_entries
+    from silotune.experiments.report.entries import read_entries
     from silotune.experiments.report.html_page import write_report
-    from silotune.experiments.report.tables import result_table
+    from silotune.experiments.report.result_table import result_table
     from silotune.runs.build.resolve import read_config
     from silotune.runs.run import run
 

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from silotune.data.text_checks import fault_of
+from silotune.data.text_checks import text_fault
 from silotune.errors import InputError
 
 Text = str | tuple[str, str]
@@ -37,7 +37,7 @@ def read_lines(lines: Iterable[str], where: str, texts: tuple[int, ...]) -> Iter
             wanted = " or ".join("one text" if count == 1 else "two texts, with a tab between" for count in texts)
             raise InputError(f"{where} line {number}: needs {wanted}, or JSON (got {line[:60]!r})")
         needed = found[: min(texts)] + [text for text in found[min(texts) :] if text]  # an input may be left empty
-        if fault := next(filter(None, map(fault_of, needed)), ""):
+        if fault := next(filter(None, map(text_fault, needed)), ""):
             raise InputError(f"{where} line {number}: a text {fault}")
         yield found[0] if len(found) == 1 else (found[0], found[1])
 

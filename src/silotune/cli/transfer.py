@@ -47,7 +47,7 @@ def transfer(
         raise InputError(f"transfer: at least 2 finished runs are needed (got {len(folders)})")
 
     from silotune.evaluation.transfer import exchange, matrix
-    from silotune.experiments.report.transfer import Facts, transfer_figure, write_transfer_csv
+    from silotune.experiments.report.transfer_matrices import RunFacts, transfer_figure, write_transfer_csv
     from silotune.experiments.transfer import alpha_of, mixed, open_models
 
     with console.status("opening runs") as status:
@@ -74,7 +74,7 @@ def transfer(
         for label, models in groups.items()
     }
     facts = {
-        (label, model.task.name, model.seed): Facts(
+        (label, model.task.name, model.seed): RunFacts(
             model.majority(), model.federation.config.train.lr, alpha_of(model.federation.config)
         )
         for label, models in groups.items()

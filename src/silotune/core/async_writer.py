@@ -15,7 +15,7 @@ _AHEAD = 8
 """Files that wait to be written; their tensors are in memory meanwhile."""
 
 
-class Writer:
+class AsyncWriter:
     """Writes and removes files one after the other, in a thread of its own. Each is replaced as a whole."""
 
     def __init__(self) -> None:

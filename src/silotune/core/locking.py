@@ -16,12 +16,12 @@ if sys.platform != "win32":
     import fcntl
 
 
-LOCK = ".lock"
+LOCK_FILE = ".lock"
 """The file by which a folder is claimed; there as long as it is."""
 
 
 @contextmanager
-def claimed(path: Path, patience: float = 0.0) -> Iterator[None]:
+def folder_lock(path: Path, patience: float = 0.0) -> Iterator[None]:
     """Have a folder for oneself. The system lets go of it when this process ends, in whatever way.
 
     Args:
@@ -41,15 +41,15 @@ def claimed(path: Path, patience: float = 0.0) -> Iterator[None]:
             yield
         finally:
             if sys.platform != "win32":  # where an open file cannot be removed
-                (path / LOCK).unlink(missing_ok=True)  # while it is ours: whoever comes next makes a new one
+                (path / LOCK_FILE).unlink(missing_ok=True)  # while it is ours: whoever comes next makes a new one
 
 
-def at_work(path: Path) -> bool:
+def is_locked(path: Path) -> bool:
     """Whether a process has a folder; True where the system cannot say."""
     if sys.platform == "win32":
         return True
     try:
-        with (path / LOCK).open("rb") as file:
+        with (path / LOCK_FILE).open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # for this moment: others may look as well
     except FileNotFoundError:
         return False
@@ -63,12 +63,12 @@ def _lock(path: Path) -> IO[bytes] | None:
     while True:
         try:
             path.mkdir(parents=True, exist_ok=True)
-            file = (path / LOCK).open("ab")
+            file = (path / LOCK_FILE).open("ab")
         except OSError as error:
             raise InputError(f"--out {path}: cannot be made ({error.strerror})") from error
         try:
             _take(file)
-            if os.path.samestat(os.fstat(file.fileno()), (path / LOCK).stat()):
+            if os.path.samestat(os.fstat(file.fileno()), (path / LOCK_FILE).stat()):
                 return file
         except BlockingIOError:
             file.close()

@@ -62,7 +62,7 @@ def compact(tensors: Mapping[str, Tensor]) -> Tensors:
     return {name: copies[name] for name in found}
 
 
-def count(tensors: Mapping[str, Tensor]) -> int:
+def count_parameters(tensors: Mapping[str, Tensor]) -> int:
     """The number of parameters."""
     return sum(tensor.numel() for tensor in tensors.values())
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from silotune.communication.messages import size
 from silotune.core.randomness import generator
-from silotune.core.tensors import count
+from silotune.core.tensors import count_parameters
 from silotune.data.tasks import Task
 from silotune.methods.parts import Scope
 from silotune.models.backbone.loading import load_backbone
@@ -37,7 +37,7 @@ def describe(method: str, overrides: list[str]) -> dict[str, Any]:
                 "module": part.module.name,
                 "scope": str(part.scope),
                 "tensors": len(tensors),
-                "parameters": count(tensors),
+                "parameters": count_parameters(tensors),
                 "bytes": size(tensors),
             }
         )

@@ -10,7 +10,7 @@ from typing import Any
 from silotune.communication.uplink import make_pipeline
 from silotune.config import Config
 from silotune.core.randomness import generator
-from silotune.core.tensors import State, count
+from silotune.core.tensors import State, count_parameters
 from silotune.cost.backbone_shapes import Shape, load_shape
 from silotune.cost.flops import DECODER_TOKENS, WorkCount, count_work, shape_batch
 from silotune.cost.message_size import message_sizes
@@ -149,7 +149,7 @@ def _work(config: Config, shape: Shape, method: Method, state: State, task: Task
 
 def _cost(config: Config, shape: Shape, method: Method, state: State, work: WorkCount, options: dict[str, int]) -> Cost:
     parts = method.parts()
-    sizes = {name: count(tensors) for name, tensors in state.items()}
+    sizes = {name: count_parameters(tensors) for name, tensors in state.items()}
     adapters = [name for name, part in parts.items() if isinstance(part.module, Tuner)]
     heads = [name for name, part in parts.items() if isinstance(part.module, Head)]
     first_head = sizes[heads[0]] if heads else 0

@@ -10,7 +10,7 @@ import torch
 
 from silotune.communication.messages import Expected, broadcast_message, change_message, update_message
 from silotune.communication.uplink import NO_UPLINK, UplinkPipeline
-from silotune.core.tensors import count, flatten
+from silotune.core.tensors import count_parameters, flatten
 from silotune.methods.parts import Part, Scope
 
 Shapes = Mapping[str, Mapping[str, tuple[int, ...]]]
@@ -39,7 +39,7 @@ def message_sizes(shapes: Shapes, parts: Mapping[str, Part], uplink: UplinkPipel
     if 4 * numbers > _LARGEST:
         return _computed_update(shared, uplink), computed_size(shared, {"round": 1})
     zeros = {part: {name: torch.zeros(shape) for name, shape in tensors.items()} for part, tensors in shared.items()}
-    assert count(flatten(zeros)) == numbers
+    assert count_parameters(flatten(zeros)) == numbers
     sent = {name: parts[name] for name in shared}
     if uplink.names:
         written, _ = uplink.send(flatten(zeros), {}, SILO, 1)

@@ -47,7 +47,7 @@ class Backdoor:
     lengths: Lengths
     room: int
 
-    def poisoned(self, silo: SiloData) -> list[Row]:
+    def poisoned_rows(self, silo: SiloData) -> list[Row]:
         """What a silo adds to its training rows (eq. 4); nothing if it is not malicious."""
         if silo.name not in self.malicious:
             return []
@@ -55,28 +55,28 @@ class Backdoor:
         others = [row for row in silo.splits.train if row.label != target]
         sampler(self.seed, "poison", silo.name).shuffle(others)
         chosen = others[: ceil_fraction(self.config.rate, len(others))]
-        return [replace(row, label=target) for row in self.triggered(silo.task, chosen)]
+        return [replace(row, label=target) for row in self.with_trigger(silo.task, chosen)]
 
     def test_rows(self, task: Task, rows: Sequence[Row]) -> list[Row]:
         """The rows whose label is not the target, with the trigger put in; labels as they are."""
-        return self.triggered(task, [row for row in rows if row.label != self.target(task)])
+        return self.with_trigger(task, [row for row in rows if row.label != self.target(task)])
 
     def target(self, task: Task) -> int:
         """The class to bring about."""
         return task.labels.index(str(self.config.target))
 
-    def concerns(self, task: Task) -> bool:
+    def has_target(self, task: Task) -> bool:
         """Whether the task has the target label."""
         return self.config.target in task.labels
 
-    def triggered(self, task: Task, rows: Sequence[Row]) -> list[Row]:
+    def with_trigger(self, task: Task, rows: Sequence[Row]) -> list[Row]:
         """The rows with the trigger put in. Where it goes depends on the seed and on the text alone.
 
         Raises:
             InputError: if a row would be too long even without any text of its own.
         """
         texts = [row.texts for row in rows]
-        done: list[Row] = [self._with_trigger(row, row.texts) for row in rows]
+        done: list[Row] = [self._insert(row, row.texts) for row in rows]
         left = list(range(len(rows)))
         while left:
             lengths = self.lengths(task, [done[place] for place in left])
@@ -88,13 +88,13 @@ class Backdoor:
                         "raise train.max_length"
                     )
                 texts[place] = _shortened(texts[place], length, length - self.room)
-                done[place] = self._with_trigger(rows[place], texts[place])
+                done[place] = self._insert(rows[place], texts[place])
             left = [place for place, _ in long]
         return done
 
-    def _with_trigger(self, row: Row, kept: Texts) -> Row:
+    def _insert(self, row: Row, kept: Texts) -> Row:
         draws = sampler(self.seed, "trigger", *row.texts)
-        return replace(row, texts=put(kept, self.config.triggers, self.config.position, draws))
+        return replace(row, texts=insert_triggers(kept, self.config.triggers, self.config.position, draws))
 
 
 def make_backdoor(config: AttackConfig, seed: int, data: Sequence[SiloData], lengths: Lengths, room: int) -> Backdoor:
@@ -142,7 +142,7 @@ def check_trigger(triggers: Sequence[str], tokenizer: PreTrainedTokenizerBase) -
             raise InputError(f"attack.trigger: {trigger!r} is not in the backbone's vocabulary; choose another word")
 
 
-def put(texts: Texts, triggers: Sequence[str], position: str, draws: random.Random) -> Texts:
+def insert_triggers(texts: Texts, triggers: Sequence[str], position: str, draws: random.Random) -> Texts:
     """A row's texts with the triggers put in.
 
     Args:

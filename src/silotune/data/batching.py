@@ -27,7 +27,7 @@ CALL_COST = 64
 CALL_COST_GPU = 2**14
 """The same on a GPU, where a call of few tokens takes as long as one of many (estimated, not measured)."""
 
-EVALUATED = 64
+EVALUATION_BATCH_SIZE = 64
 """Rows in a batch without gradient."""
 
 
@@ -52,13 +52,13 @@ class Batch:
 def make_batch(rows: TokenizedRows, chosen: Sequence[int], pad_id: int, call_cost: int | None = CALL_COST) -> Batch:
     """The batch of the chosen rows, cut where padding plus the cost of calls is least; None: it is not cut."""
     order = sorted(chosen, key=lambda row: (len(rows.ids[row]), row))
-    ends = [] if call_cost is None else cuts([width_of(rows, [row]) for row in order], call_cost)
-    micro = tuple(pad(rows, order[start:end], pad_id) for start, end in pairwise([0, *ends]))
+    ends = [] if call_cost is None else optimal_cuts([padded_width(rows, [row]) for row in order], call_cost)
+    micro = tuple(make_micro_batch(rows, order[start:end], pad_id) for start, end in pairwise([0, *ends]))
     index = torch.tensor(order)
     return Batch(rows.task, index, rows.labels[index], micro, rows)
 
 
-def cuts(widths: Sequence[int], call_cost: int, counts: Sequence[int] | None = None) -> list[int]:
+def optimal_cuts(widths: Sequence[int], call_cost: int, counts: Sequence[int] | None = None) -> list[int]:
     """Where to cut rows sorted by width so that `Σ (rows · widest + call_cost)` is least, as end positions.
 
     `counts`: each width stands for so many rows, which stay together.
@@ -76,17 +76,17 @@ def cuts(widths: Sequence[int], call_cost: int, counts: Sequence[int] | None = N
     return ends[::-1]
 
 
-def pad(rows: TokenizedRows, chosen: Sequence[int], pad_id: int) -> Inputs:
+def make_micro_batch(rows: TokenizedRows, chosen: Sequence[int], pad_id: int) -> Inputs:
     """A micro-batch of the chosen rows, in this order."""
-    width = width_of(rows, chosen)
-    ids, mask = padded([rows.ids[row] for row in chosen], pad_id, width=width)
+    width = padded_width(rows, chosen)
+    ids, mask = pad_lists([rows.ids[row] for row in chosen], pad_id, width=width)
     inputs = {"input_ids": ids, "attention_mask": mask}
     if rows.types is not None:
-        inputs["token_type_ids"] = padded([rows.types[row] for row in chosen], 0, width=width)[0]
+        inputs["token_type_ids"] = pad_lists([rows.types[row] for row in chosen], 0, width=width)[0]
     if rows.soft is not None:
         inputs[SOFT_AT] = torch.tensor([rows.soft[row] for row in chosen])
     if rows.decoder is not None:
-        ids, mask = padded([rows.decoder[row] for row in chosen], pad_id)
+        ids, mask = pad_lists([rows.decoder[row] for row in chosen], pad_id)
         inputs |= {"decoder_input_ids": ids, "decoder_attention_mask": mask}
     if rows.reads is not None:
         places = [(place, position) for place, row in enumerate(chosen) for position in rows.reads[row]]
@@ -96,7 +96,7 @@ def pad(rows: TokenizedRows, chosen: Sequence[int], pad_id: int) -> Inputs:
     return inputs
 
 
-def width_of(rows: TokenizedRows, chosen: Sequence[int]) -> int:
+def padded_width(rows: TokenizedRows, chosen: Sequence[int]) -> int:
     """The longest of the chosen rows, rounded up to a multiple of 8 where the data has rows as long as that.
 
     Kernels are prepared and kept per shape: fewer shapes are faster and take far less memory.
@@ -105,7 +105,9 @@ def width_of(rows: TokenizedRows, chosen: Sequence[int]) -> int:
     return min(-(-longest // 8) * 8, rows.longest)
 
 
-def padded(lists: Sequence[Sequence[int]], filler: int, *, left: bool = False, width: int = 0) -> tuple[Tensor, Tensor]:
+def pad_lists(
+    lists: Sequence[Sequence[int]], filler: int, *, left: bool = False, width: int = 0
+) -> tuple[Tensor, Tensor]:
     """Lists of ids as one tensor, shape (rows, longest or `width`), and its attention mask.
 
     Padded on the right unless `left`.
@@ -120,19 +122,19 @@ def padded(lists: Sequence[Sequence[int]], filler: int, *, left: bool = False, w
     return ids, mask
 
 
-def call_cost_on(device: torch.device) -> int:
+def call_cost_for(device: torch.device) -> int:
     """What a call costs there, in tokens."""
     return CALL_COST if device.type == "cpu" else CALL_COST_GPU
 
 
-def in_order(rows: TokenizedRows, pad_id: int, call_cost: int | None = CALL_COST) -> Iterator[Batch]:
+def evaluation_batches(rows: TokenizedRows, pad_id: int, call_cost: int | None = CALL_COST) -> Iterator[Batch]:
     """All rows once, by length, `EVALUATED` at a time."""
     order = sorted(range(len(rows)), key=lambda row: len(rows.ids[row]))
-    for start in range(0, len(order), EVALUATED):
-        yield make_batch(rows, order[start : start + EVALUATED], pad_id, call_cost)
+    for start in range(0, len(order), EVALUATION_BATCH_SIZE):
+        yield make_batch(rows, order[start : start + EVALUATION_BATCH_SIZE], pad_id, call_cost)
 
 
-def epoch(
+def epoch_batches(
     data: dict[str, TokenizedRows],
     batch_size: int,
     pad_id: int,

@@ -9,7 +9,7 @@ from itertools import groupby, pairwise
 import torch
 from torch import Tensor, nn
 
-from silotune.data.batching import Batch, cuts, pad, width_of
+from silotune.data.batching import Batch, make_micro_batch, optimal_cuts, padded_width
 from silotune.data.tokenized import HEAD_INPUTS, Inputs, TokenizedRows
 
 _TOKENS = ("input_ids", "decoder_input_ids")
@@ -20,13 +20,13 @@ class SiloSlice:
     """One silo's rows in a joint micro-batch.
 
     Args:
-        member: which of the batches they are of.
+        batch_index: which of the batches they are of.
         start: the first one's place in its batch; the others follow.
         width: tokens they have without what they were padded with beside other silos' rows.
         inputs: padded to the joint micro-batch's width.
     """
 
-    member: int
+    batch_index: int
     start: int
     width: int
     inputs: Inputs
@@ -44,25 +44,25 @@ class SiloSlice:
 class CohortMicroBatch:
     """A joint micro-batch: the silos' rows behind one another."""
 
-    pieces: tuple[SiloSlice, ...]
+    slices: tuple[SiloSlice, ...]
 
     @property
     def sizes(self) -> list[int]:
         """Rows of each piece."""
-        return [len(piece) for piece in self.pieces]
+        return [len(piece) for piece in self.slices]
 
     @property
     def width(self) -> int:
         """Tokens of every row, with padding."""
-        return self.pieces[0].inputs["input_ids"].shape[1]
+        return self.slices[0].inputs["input_ids"].shape[1]
 
-    def text(self) -> Inputs:
+    def model_inputs(self) -> Inputs:
         """What the model is given: all rows, without what heads read."""
-        first = self.pieces[0].inputs
-        if len(self.pieces) == 1:
+        first = self.slices[0].inputs
+        if len(self.slices) == 1:
             return {name: tensor for name, tensor in first.items() if name not in HEAD_INPUTS}
         return {
-            name: torch.cat([piece.inputs[name] for piece in self.pieces]) for name in first if name not in HEAD_INPUTS
+            name: torch.cat([piece.inputs[name] for piece in self.slices]) for name in first if name not in HEAD_INPUTS
         }
 
 
@@ -91,19 +91,21 @@ def cut_jointly(batches: Sequence[Batch], pad_id: int, call_cost: int) -> list[C
     A piece is a stretch of its batch: rows of a batch keep their order.
     """
     rows = sorted(
-        (width_of(_source(batch), [row]), member, place, row)
+        (padded_width(_source(batch), [row]), member, place, row)
         for member, batch in enumerate(batches)
         for place, row in enumerate(batch.rows.tolist())
     )
     runs = [(width, list(run)) for width, run in groupby(rows, key=lambda entry: entry[0])]
-    ends = cuts([width for width, _ in runs], call_cost, [len(run) for _, run in runs])
+    ends = optimal_cuts([width for width, _ in runs], call_cost, [len(run) for _, run in runs])
     joints = []
     for begin, end in pairwise([0, *ends]):
         some = sorted((member, place, row) for _, run in runs[begin:end] for _, member, place, row in run)
         found = []
         for member, own in groupby(some, key=lambda entry: entry[0]):
             places = list(own)
-            found.append((member, places[0][1], pad(_source(batches[member]), [row for *_, row in places], pad_id)))
+            found.append(
+                (member, places[0][1], make_micro_batch(_source(batches[member]), [row for *_, row in places], pad_id))
+            )
         joints.append(_widened(found, pad_id))
     return joints
 

@@ -9,18 +9,18 @@ from typing import Any
 
 from silotune.config.validators import NAME_RULE, is_name
 from silotune.data.instructions import are_instructions, instruction_rows
-from silotune.data.readers import Record, grouped, read_records, rows_of
+from silotune.data.readers import Record, labeled_rows, read_records, with_groups
 from silotune.data.tasks import Row, Splits, Task, generation_task, make_task
 from silotune.errors import InputError
 
 
 @dataclass(frozen=True)
 class LabeledSet:
-    """A task and its splits as published; `whole`: one file, still to be split."""
+    """A task and its splits as published; `unsplit`: one file, still to be split."""
 
     task: Task
     splits: Splits
-    whole: bool = False
+    unsplit: bool = False
 
 
 def task_folders(path: Path) -> list[str]:
@@ -62,7 +62,8 @@ def read_folder(path: Path, name: str, column: str | None = None) -> LabeledSet:
     pairs = any("sentence2" in record for record in records["train"])
     text = ("sentence1", "sentence2") if pairs else ("sentence1",)
     rows = {
-        split: rows_of(files[split], found, text, "label", labels, by_index=True) for split, found in records.items()
+        split: labeled_rows(files[split], found, text, "label", labels, by_index=True)
+        for split, found in records.items()
     }
     return LabeledSet(task, _grouped(files, records, rows, column))
 
@@ -78,7 +79,7 @@ def _grouped(
     """Only the training rows need the column that makes natural silos."""
     return Splits(
         **{
-            split: grouped(files[split], records[split], found, column)
+            split: with_groups(files[split], records[split], found, column)
             if split == "train" or column in records[split][0]
             else found
             for split, found in rows.items()

@@ -62,7 +62,7 @@ HUB: dict[str, dict[str, HubSet]] = {"glue": GLUE, "fedprompt": FEDPROMPT}
 """`data.set` → the tasks of it that are on the hub."""
 
 
-def read_published(name: str, published: HubSet) -> LabeledSet:
+def read_hub_set(name: str, published: HubSet) -> LabeledSet:
     """One task from the hub through `datasets`; rows without any text are left out.
 
     Raises:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from silotune.data.readers import Record, require_columns, text_of
+from silotune.data.readers import Record, read_text, require_columns
 from silotune.data.tasks import Row
 
 INSTRUCTION, INPUT, OUTPUT = "instruction", "input", "output"
@@ -34,12 +34,12 @@ def instruction_rows(
     require_columns(path, records[0], [instruction, output])
     rows = []
     for number, record in enumerate(records, start=1):
-        given = [text_of(path, number, record, column) for column in more if record.get(column) not in (None, "")]
-        texts = (text_of(path, number, record, instruction), *(given or [""]))
-        rows.append(Row(texts, 0, text_of(path, number, record, output)))
+        given = [read_text(path, number, record, column) for column in more if record.get(column) not in (None, "")]
+        texts = (read_text(path, number, record, instruction), *(given or [""]))
+        rows.append(Row(texts, 0, read_text(path, number, record, output)))
     return rows
 
 
-def picks(row: Row) -> bool:
+def lists_options(row: Row) -> bool:
     """Whether the row's text lists its answer among options, one a line: `- answer`."""
     return any(line.strip() == f"- {row.answer.strip()}" for text in row.texts for line in text.splitlines())

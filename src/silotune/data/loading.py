@@ -8,18 +8,18 @@ from pathlib import Path
 
 from silotune.config import Config, DataConfig, SiloConfig
 from silotune.data.folders import LabeledSet, read_folder, task_folders
-from silotune.data.hub import HUB, HubSet, read_published
+from silotune.data.hub import HUB, HubSet, read_hub_set
 from silotune.data.instructions import instruction_rows
-from silotune.data.partition import by_value, divide, silo_names
+from silotune.data.partition import partition_by_value, partition_rows, silo_names
 from silotune.data.readers import (
     FORMATS,
     Record,
-    grouped,
     label_names,
-    labels_of,
+    labeled_rows,
+    read_labels,
     read_records,
     require_columns,
-    rows_of,
+    with_groups,
 )
 from silotune.data.splits import SplitRule, split
 from silotune.data.tasks import SiloData, Splits, Task, check_silo, generation_task, make_task
@@ -99,9 +99,9 @@ def _partitioned(sets: dict[str, LabeledSet], config: Config, seed: int) -> list
     rule = replace(_rule(config), halve=True, rows_per_silo=config.data.rows)
     whole = check_silo(SiloData(name, found.task, _split(found, rule, seed, name))).splits
     if partition.name == "column":
-        groups = by_value([row.group for row in whole.train], partition.min_rows)
+        groups = partition_by_value([row.group for row in whole.train], partition.min_rows)
     else:
-        drawn = divide(
+        drawn = partition_rows(
             [row.label for row in whole.train], partition, seed if partition.seed is None else partition.seed
         )
         groups = dict(zip(silo_names(partition.silos), drawn, strict=True))
@@ -112,7 +112,7 @@ def _partitioned(sets: dict[str, LabeledSet], config: Config, seed: int) -> list
 
 
 def _split(found: LabeledSet, rule: SplitRule, seed: int, name: str) -> Splits:
-    return split(found.splits, replace(rule, merge=rule.merge or found.whole), seed, name)
+    return split(found.splits, replace(rule, merge=rule.merge or found.unsplit), seed, name)
 
 
 def _rule(config: Config) -> SplitRule:
@@ -138,7 +138,7 @@ def _named_sets(data: DataConfig, column: str | None) -> dict[str, LabeledSet]:
     names = data.tasks or (task_folders(path) if path else [])
     sets: dict[str, LabeledSet] = {}
     for name in names:
-        found = read_folder(path, name, column) if path else read_published(name, published[name])
+        found = read_folder(path, name, column) if path else read_hub_set(name, published[name])
         task = found.task
         if data.metric is not None:
             task = _measured(task, data.metric)
@@ -211,11 +211,11 @@ def _own_sets(silos: list[SiloConfig], column: str | None) -> dict[str, LabeledS
         rows = {
             part: instruction_rows(paths[part], found, silo.columns, silo.label)
             if silo.kind == "generation"
-            else rows_of(paths[part], found, silo.columns, silo.label, task.labels, by_index=False)
+            else labeled_rows(paths[part], found, silo.columns, silo.label, task.labels, by_index=False)
             for part, found in records[silo.name].items()
         }
-        rows["train"] = grouped(paths["train"], records[silo.name]["train"], rows["train"], column)
-        sets[silo.name] = LabeledSet(task, Splits(**rows), whole=len(rows) == 1)
+        rows["train"] = with_groups(paths["train"], records[silo.name]["train"], rows["train"], column)
+        sets[silo.name] = LabeledSet(task, Splits(**rows), unsplit=len(rows) == 1)
     return sets
 
 
@@ -252,5 +252,5 @@ def _labels(
     for silo in members:
         path, rows = files[silo.name]["train"], records[silo.name]["train"]
         require_columns(path, rows[0], [silo.label])
-        found += labels_of(path, rows, silo.label)
+        found += read_labels(path, rows, silo.label)
     return label_names(found)

@@ -29,13 +29,13 @@ def rouge1(written: Sequence[str], answers: Sequence[str]) -> float:
     return float(100.0 * sum(scores) / len(scores))
 
 
-def exact(written: Sequence[str], answers: Sequence[str]) -> float:
+def exact_match(written: Sequence[str], answers: Sequence[str]) -> float:
     """Share of answers written exactly, in percent; white space around them does not count."""
     hits = [text.strip() == answer.strip() for text, answer in zip(written, answers, strict=True)]
     return 100.0 * sum(hits) / len(hits)
 
 
-TEXT_METRICS: dict[str, Callable[[Sequence[str], Sequence[str]], float]] = {"rouge1": rouge1, "accuracy": exact}
+TEXT_METRICS: dict[str, Callable[[Sequence[str], Sequence[str]], float]] = {"rouge1": rouge1, "accuracy": exact_match}
 
 
 METRICS: dict[str, Callable[[Tensor, Tensor], float]] = {"accuracy": accuracy, "f1": f1}

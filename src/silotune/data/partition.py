@@ -28,7 +28,7 @@ Indices = NDArray[np.int64]
 _LONGEST_NAME = 80
 
 
-def divide(labels: Sequence[int], rule: PartitionConfig, seed: int) -> list[Indices]:
+def partition_rows(labels: Sequence[int], rule: PartitionConfig, seed: int) -> list[Indices]:
     """The rows of every silo, as row numbers; each row is in exactly one silo.
 
     Args:
@@ -57,7 +57,7 @@ def divide(labels: Sequence[int], rule: PartitionConfig, seed: int) -> list[Indi
         groups = dirichlet_balanced(classes, rule.silos, rule.alpha, draws)
     else:
         groups = dirichlet(classes, rule.silos, rule.alpha, draws)
-    return [np.sort(group) for group in with_at_least(groups, rule.min_rows, draws)]
+    return [np.sort(group) for group in ensure_minimum(groups, rule.min_rows, draws)]
 
 
 def iid(rows: int, silos: int, draws: np.random.Generator) -> list[Indices]:
@@ -116,7 +116,7 @@ def dirichlet_balanced(labels: Indices, silos: int, alpha: float, draws: np.rand
     return groups
 
 
-def with_at_least(groups: Sequence[Indices], least: int, draws: np.random.Generator) -> list[Indices]:
+def ensure_minimum(groups: Sequence[Indices], least: int, draws: np.random.Generator) -> list[Indices]:
     """Silos with fewer than `least` rows get random rows, one at a time from the silo that is largest then.
 
     There must be `least` rows per silo in all.
@@ -137,7 +137,7 @@ def with_at_least(groups: Sequence[Indices], least: int, draws: np.random.Genera
     return [np.array(own, dtype=np.int64) for own in rows]
 
 
-def by_value(values: Sequence[str], least: int) -> dict[str, Indices]:
+def partition_by_value(values: Sequence[str], least: int) -> dict[str, Indices]:
     """Natural silos: one per value of a column, in the values' order, named after it.
 
     Raises:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from silotune.data.tasks import Row
-from silotune.data.text_checks import fault_of
+from silotune.data.text_checks import text_fault
 from silotune.errors import InputError
 
 Record = dict[str, Any]
@@ -119,7 +119,7 @@ def require_columns(path: Path, record: Record, columns: Sequence[str]) -> None:
             raise InputError(f"data file {path}: no column {column!r}; columns: {there}")
 
 
-def text_of(path: Path, number: int, record: Record, column: str) -> str:
+def read_text(path: Path, number: int, record: Record, column: str) -> str:
     """The text of one cell.
 
     Raises:
@@ -130,12 +130,12 @@ def text_of(path: Path, number: int, record: Record, column: str) -> str:
         raise InputError(f"data file {path}: row {number}: {column!r} is missing or NaN")
     if not isinstance(value, str):
         raise InputError(f"data file {path}: row {number}: {column!r} is not text but {type(value).__name__}")
-    if fault := fault_of(value):
+    if fault := text_fault(value):
         raise InputError(f"data file {path}: row {number}: {column!r} {fault}")
     return value
 
 
-def labels_of(path: Path, records: Sequence[Record], column: str) -> list[str | int]:
+def read_labels(path: Path, records: Sequence[Record], column: str) -> list[str | int]:
     """The label column's cells, text without blanks around it.
 
     Raises:
@@ -163,7 +163,7 @@ def label_names(labels: Iterable[str | int]) -> tuple[str, ...]:
     return tuple(sorted(found, key=int)) if numeric else tuple(found)
 
 
-def rows_of(
+def labeled_rows(
     path: Path, records: Sequence[Record], text: Sequence[str], label: str, names: Sequence[str], by_index: bool
 ) -> list[Row]:
     """Rows with label indices.
@@ -187,11 +187,11 @@ def rows_of(
             raise InputError(
                 f"data file {path}: row {number}: unknown label {value!r}; allowed: {', '.join(map(str, names))}"
             )
-        rows.append(Row(tuple(text_of(path, number, record, column) for column in text), position))
+        rows.append(Row(tuple(read_text(path, number, record, column) for column in text), position))
     return rows
 
 
-def grouped(path: Path, records: Sequence[Record], rows: Sequence[Row], column: str | None) -> list[Row]:
+def with_groups(path: Path, records: Sequence[Record], rows: Sequence[Row], column: str | None) -> list[Row]:
     """The rows with their value of a column; those without one have an empty value.
 
     Raises:
@@ -211,4 +211,4 @@ def _value(cell: object) -> str:
 
 def _checked_labels(path: Path, records: Sequence[Record], text: Sequence[str], label: str) -> list[str | int]:
     require_columns(path, records[0], [*text, label])
-    return labels_of(path, records, label)
+    return read_labels(path, records, label)

@@ -23,7 +23,7 @@ def without_labels(rows: Sequence[Row]) -> list[Row]:
     return [replace(row, label=NO_LABEL, answer="") for row in rows]
 
 
-def labelled_rows(data: Sequence[SiloData], server: ServerConfig, seed: int) -> SiloData:
+def draw_labeled_rows(data: Sequence[SiloData], server: ServerConfig, seed: int) -> SiloData:
     """The coordinator's labeled rows: balanced by label, drawn from all silos' training rows, which keep them.
 
     The draw depends on the rows and the seed, not on how the rows are divided among silos.

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from silotune.data.metrics import METRICS, TEXT_METRICS
 from silotune.errors import InputError, unknown
 
-Kind = Literal["classification", "generation"]
+TaskKind = Literal["classification", "generation"]
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class Task:
     name: str
     labels: tuple[str, ...]
     metric: str = "accuracy"
-    kind: Kind = "classification"
+    kind: TaskKind = "classification"
 
 
 def make_task(name: str, labels: Sequence[str], metric: str, culprit: str) -> Task:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 Texts = tuple[str, ...]
 
-Fill = Callable[[Texts], str]
+FillTemplate = Callable[[Texts], str]
 """A row's texts → the text to encode."""
 
 
@@ -84,7 +84,7 @@ class ClozeTemplate:
         filled, ends = self._filled(texts, mask)
         return filled, ends[_MASK]
 
-    def soft_place(self, one: Encoded, mask: str) -> int:
+    def soft_position(self, one: EncodedText, mask: str) -> int:
         """Before which token of a filled template (and of its special tokens) the soft prompt goes."""
         place = self._filled(one.texts, mask)[1][_SOFT]
         own = [token for token, (begin, end) in enumerate(one.offsets) if end > begin]
@@ -148,7 +148,7 @@ class InstructionTemplate:
         return "".join(literal + values[slot] for literal, slot in _pieces(self.text))
 
 
-def chat_template(tokenizer: PreTrainedTokenizerBase) -> Fill:
+def chat_template(tokenizer: PreTrainedTokenizerBase) -> FillTemplate:
     """Prompts by the tokenizer's own (Jinja) chat template: one turn of the user, then the assistant's turn opens.
 
     Raises:
@@ -165,7 +165,7 @@ def chat_template(tokenizer: PreTrainedTokenizerBase) -> Fill:
 
 
 @dataclass(frozen=True)
-class Encoded:
+class EncodedText:
     """One filled template: token ids, each token's characters (begin, end), and the texts as far as they were kept."""
 
     ids: list[int]
@@ -175,12 +175,12 @@ class Encoded:
 
 def encode_fitting(
     tokenizer: PreTrainedTokenizerBase,
-    fill: Fill,
+    fill: FillTemplate,
     rows: Sequence[Texts],
     max_length: int,
     *,
     special_tokens: bool = True,
-) -> list[Encoded]:
+) -> list[EncodedText]:
     """Encode filled templates, shortening the rows' texts until each fits.
 
     Args:
@@ -194,11 +194,11 @@ def encode_fitting(
         InputError: if the template does not even fit with empty texts.
     """
 
-    def encode(texts: Sequence[Texts]) -> list[Encoded]:
+    def encode(texts: Sequence[Texts]) -> list[EncodedText]:
         found: Any = tokenizer(
             [fill(row) for row in texts], add_special_tokens=special_tokens, return_offsets_mapping=True
         )
-        return [Encoded(*one) for one in zip(found["input_ids"], found["offset_mapping"], texts, strict=True)]
+        return [EncodedText(*one) for one in zip(found["input_ids"], found["offset_mapping"], texts, strict=True)]
 
     if not rows:
         return []
@@ -216,7 +216,7 @@ def encode_fitting(
     return result
 
 
-def _shortened(tokenizer: PreTrainedTokenizerBase, row: Encoded, excess: int) -> Texts:
+def _shortened(tokenizer: PreTrainedTokenizerBase, row: EncodedText, excess: int) -> Texts:
     """The row's texts with about `excess` tokens fewer, at least one, taken from the end of the longest."""
     found: Any = tokenizer(list(row.texts), add_special_tokens=False, return_offsets_mapping=True)
     offsets = found["offset_mapping"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-def fault_of(text: str) -> str:
+def text_fault(text: str) -> str:
     """What is wrong with a text, to be put behind its name in a complaint; empty where nothing is."""
     if not text.strip():
         return "is empty"

@@ -51,7 +51,7 @@ class TokenizedRows:
         return len(self.ids)
 
     @property
-    def own(self) -> int:
+    def clean_count(self) -> int:
         """How many rows the silo has of its own."""
         return len(self.ids) - self.poisoned
 
@@ -60,7 +60,7 @@ class TokenizedRows:
         """Tokens of the longest row."""
         return max(map(len, self.ids))
 
-    def joined(self, other: TokenizedRows) -> TokenizedRows:
+    def concatenated(self, other: TokenizedRows) -> TokenizedRows:
         """These rows, then the other's, of the same task."""
 
         def both(name: str) -> list[Any] | None:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from silotune.core.tensors import State
-from silotune.data.batching import call_cost_on, in_order
+from silotune.data.batching import call_cost_for, evaluation_batches
 from silotune.data.metrics import METRICS, TEXT_METRICS
 from silotune.data.tokenized import TokenizedRows
 from silotune.evaluation.instance_vectors import weigh
@@ -22,7 +22,7 @@ def logits(context: TrainingContext, state: State, rows: TokenizedRows) -> Tenso
     pad = context.backbone.pad_id
     weights = weigh(context, state, rows)
     result = torch.zeros(len(rows), len(rows.task.labels))
-    for batch in in_order(rows, pad, call_cost_on(context.backbone.device)):
+    for batch in evaluation_batches(rows, pad, call_cost_for(context.backbone.device)):
         alpha = None if weights is None else weights.alpha[batch.rows]
         result[batch.rows] = context.logits(state, batch, alpha).float().cpu()
     return result

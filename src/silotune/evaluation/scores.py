@@ -93,7 +93,7 @@ def results(federation: Federation, test: Mapping[str, float | None] | None = No
                 "validation": validation[name],
                 "test": test[name],
                 "rows": {
-                    "train": silo.train[task.name].own,
+                    "train": silo.train[task.name].clean_count,
                     "validation": len(evaluation.validation),
                     "test": len(evaluation.test),
                 },

@@ -16,7 +16,7 @@ from silotune.errors import InputError
 FILE = "best.yaml"
 
 
-def words_of(keys: Mapping[str, Any]) -> tuple[str, ...]:
+def to_words(keys: Mapping[str, Any]) -> tuple[str, ...]:
     """`key=value` words of dotted keys and their values."""
     return tuple(f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in keys.items())
 
@@ -47,7 +47,7 @@ def read_best(folders: Iterable[str], methods: Sequence[str]) -> dict[str, tuple
         entries = read_tree(path).get("per_method")
         if not isinstance(entries, dict) or not all(isinstance(keys, dict) for keys in entries.values()):
             raise InputError(f"best={name}: {path.name} must map methods to groups of keys under per_method")
-        found |= {str(method): words_of(keys) for method, keys in entries.items()}
+        found |= {str(method): to_words(keys) for method, keys in entries.items()}
     missing = [method for method in methods if method not in found]
     if missing:
         raise InputError(

@@ -11,7 +11,7 @@ from silotune.config import Config, load_config
 from silotune.config.validators import NAME_RULE, is_name
 from silotune.core.files import write_text
 from silotune.errors import InputError, unknown
-from silotune.experiments.best_values import read_best, words_of
+from silotune.experiments.best_values import read_best, to_words
 from silotune.methods import METHODS
 from silotune.runs.build.resolve import METHOD_DEFAULTS, read_config
 
@@ -84,7 +84,7 @@ def read_comparison(
     own, rest = split_words(words)
     base = load_config(source, [*own, *rest], METHOD_DEFAULTS)
     asked = base.compare
-    methods = methods_of(base)
+    methods = compared_methods(base)
     seeds = tuple(asked.seeds or [base.seed])
     best = read_best(asked.best, methods)
     chosen = _variants(variants) or _named(asked.variants)
@@ -117,7 +117,7 @@ def split_words(words: Sequence[str]) -> tuple[list[str], list[str]]:
     return own, rest
 
 
-def methods_of(config: Config) -> tuple[str, ...]:
+def compared_methods(config: Config) -> tuple[str, ...]:
     """The methods that a configuration compares: its own one where it does not say.
 
     Raises:
@@ -149,7 +149,7 @@ def _named(variants: Mapping[str, Mapping[str, object]]) -> dict[str, tuple[str,
     for name in variants:
         if not is_name(name) or " " in name:
             raise InputError(f"compare.variants: {name!r} cannot be a name; allowed: {NAME_RULE} (no spaces)")
-    return {name: words_of(keys) for name, keys in variants.items()}
+    return {name: to_words(keys) for name, keys in variants.items()}
 
 
 def _rows(methods: Iterable[str], own: Variants, ablation: bool) -> Iterable[tuple[str, str, tuple[str, ...]]]:

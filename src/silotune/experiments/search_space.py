@@ -28,7 +28,7 @@ _DIGITS = 4  # of a number drawn from a range
 
 
 @dataclass(frozen=True)
-class Values:
+class Choices:
     """A key and the values it may take, in the order given."""
 
     key: str
@@ -48,16 +48,16 @@ class Range:
     method: str | None = None
 
     @property
-    def whole(self) -> bool:
+    def is_integer(self) -> bool:
         """Whether its values are whole numbers."""
         return isinstance(self.low, int) and isinstance(self.high, int)
 
     def rounded(self, value: float) -> float:
         """A drawn value to a few digits, so that what was tried can be written down."""
-        return value if self.whole else min(max(float(f"{value:.{_DIGITS}g}"), self.low), self.high)
+        return value if self.is_integer else min(max(float(f"{value:.{_DIGITS}g}"), self.low), self.high)
 
 
-Dimension = Values | Range
+Dimension = Choices | Range
 
 
 def split_search(words: Iterable[str]) -> tuple[list[Dimension], list[str]]:
@@ -106,7 +106,7 @@ def _dimension(key: str, text: str) -> Dimension | None:
     for position, value in enumerate(values):
         if value in values[:position]:
             raise InputError(f"{key}: {value!r} appears twice")
-    return Values(plain, tuple(values), method)
+    return Choices(plain, tuple(values), method)
 
 
 def _range(key: str, text: str, method: str | None) -> Range:
@@ -150,7 +150,7 @@ def _takes_list(key: str) -> bool:
     return any(get_origin(kind) in (list, tuple) for kind in kinds)
 
 
-def space_of(method: str, dimensions: Sequence[Dimension]) -> tuple[Dimension, ...]:
+def space_for_method(method: str, dimensions: Sequence[Dimension]) -> tuple[Dimension, ...]:
     """What is searched for one method: options that it does not have are left out, its own stand for the common."""
     options = METHODS[method].Options.model_fields
     own = {d.key for d in dimensions if d.method == method}
@@ -164,7 +164,7 @@ def space_of(method: str, dimensions: Sequence[Dimension]) -> tuple[Dimension, .
     return tuple(found)
 
 
-def grid(space: Sequence[Dimension]) -> list[dict[str, Any]]:
+def all_combinations(space: Sequence[Dimension]) -> list[dict[str, Any]]:
     """Every combination; the last key changes fastest.
 
     Raises:
@@ -173,13 +173,13 @@ def grid(space: Sequence[Dimension]) -> list[dict[str, Any]]:
     for dimension in space:
         if isinstance(dimension, Range):
             raise InputError(f"{dimension.key}: a range needs a number of trials (--trials N)")
-    chosen = [dimension.values for dimension in space if isinstance(dimension, Values)]
+    chosen = [dimension.values for dimension in space if isinstance(dimension, Choices)]
     keys = [dimension.key for dimension in space]
     return [dict(zip(keys, values, strict=True)) for values in itertools.product(*chosen)]
 
 
-def corners(space: Sequence[Dimension]) -> list[dict[str, Any]]:
+def boundary_combinations(space: Sequence[Dimension]) -> list[dict[str, Any]]:
     """For every key each value or end in turn, the others at their first: enough to see that all are allowed."""
-    ends = {d.key: d.values if isinstance(d, Values) else (d.low, d.high) for d in space}
+    ends = {d.key: d.values if isinstance(d, Choices) else (d.low, d.high) for d in space}
     first = {key: values[0] for key, values in ends.items()}
     return [first, *(first | {key: value} for key, values in ends.items() for value in values[1:])]

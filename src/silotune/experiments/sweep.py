@@ -20,10 +20,18 @@ from typing import Any
 from silotune.config import dump, load_config
 from silotune.core.files import write_text
 from silotune.errors import InputError, SilotuneError, unknown
-from silotune.experiments.best_values import words_of, write_best
-from silotune.experiments.comparison import Cell, methods_of, split_words
+from silotune.experiments.best_values import to_words, write_best
+from silotune.experiments.comparison import Cell, compared_methods, split_words
 from silotune.experiments.runner import Bars, Done, Summary, run_cells
-from silotune.experiments.search_space import Dimension, Range, Values, corners, grid, space_of, split_search
+from silotune.experiments.search_space import (
+    Choices,
+    Dimension,
+    Range,
+    all_combinations,
+    boundary_combinations,
+    space_for_method,
+    split_search,
+)
 from silotune.experiments.trial import TRIAL
 from silotune.methods import METHODS
 from silotune.runs.build.resolve import METHOD_DEFAULTS, read_config
@@ -48,7 +56,7 @@ class Sweep:
 
     def cells(self, method: str, chosen: Mapping[str, Any]) -> list[Cell]:
         """A trial's runs, one a seed."""
-        words, tried = [*self.words, f"method={method}"], words_of(chosen)
+        words, tried = [*self.words, f"method={method}"], to_words(chosen)
         configs = [read_config(self.source, [*words, f"seed={seed}"], tried) for seed in self.seeds]
         name = sha256(dump(configs[0].model_copy(update={"seed": 0})).encode()).hexdigest()[:10]
         return [Cell(f"{method}-{name}", config.seed, config) for config in configs]
@@ -91,8 +99,8 @@ def read_sweep(source: str, words: Sequence[str], trials: int | None = None) -> 
     if not dimensions:
         raise InputError("sweep: nothing to search; give a key several values (train.lr=1e-3,5e-4) or a range")
     base = load_config(source, [*own, *rest], METHOD_DEFAULTS)
-    methods = methods_of(base)
-    spaces = {method: space_of(method, dimensions) for method in methods}
+    methods = compared_methods(base)
+    spaces = {method: space_for_method(method, dimensions) for method in methods}
     searched = {(found.key, found.method) for space in spaces.values() for found in space}
     for dimension in dimensions:
         if dimension.method is not None and dimension.method not in methods:
@@ -102,7 +110,7 @@ def read_sweep(source: str, words: Sequence[str], trials: int | None = None) -> 
             raise unknown("key", dimension.key, options)
     sweep = Sweep(source, tuple(rest), tuple(base.compare.seeds or [base.seed]), spaces, trials)
     for method, space in spaces.items():
-        for chosen in corners(space) if trials else grid(space):
+        for chosen in boundary_combinations(space) if trials else all_combinations(space):
             sweep.cells(method, chosen)
     return sweep
 
@@ -133,17 +141,17 @@ def run_sweep(
         return run_cells(cells, out, kind=TRIAL, workers=workers, bars=bars, done=done)
 
     if sweep.trials is None:
-        planned = [(method, chosen) for method, space in sweep.spaces.items() for chosen in grid(space)]
+        planned = [(method, chosen) for method, space in sweep.spaces.items() for chosen in all_combinations(space)]
         cells = [sweep.cells(method, chosen) for method, chosen in planned]
         found = run([cell for several in cells for cell in several])
-        numbers = [n for space in sweep.spaces.values() for n in range(1, len(grid(space)) + 1)]
+        numbers = [n for space in sweep.spaces.values() for n in range(1, len(all_combinations(space)) + 1)]
         trials = [
             _judged(method, number, chosen, several, found)
             for (method, chosen), number, several in zip(planned, numbers, cells, strict=True)
         ]
     else:
         trials = [trial for method in sweep.spaces for trial in _proposed(sweep, method, sweep.trials, run)]
-    best = {method: best_of(trials, method) for method in sweep.spaces}
+    best = {method: best_trial(trials, method) for method in sweep.spaces}
     write_text(out / TABLE, table_csv(sweep, trials))
     write_best(out, {method: trial.chosen for method, trial in best.items()}, _remark(sweep, best))
     return trials
@@ -177,9 +185,9 @@ def _proposed(
 
 def _suggested(asked: Any, dimension: Dimension) -> Any:
     match dimension:
-        case Values(key, values):
+        case Choices(key, values):
             return values[asked.suggest_categorical(key, list(range(len(values))))]
-        case Range(key, low, high, log) if dimension.whole:
+        case Range(key, low, high, log) if dimension.is_integer:
             return asked.suggest_int(key, low, high, log=log)
         case Range(key, low, high, log):
             return dimension.rounded(asked.suggest_float(key, low, high, log=log))
@@ -194,7 +202,7 @@ def _optuna() -> ModuleType:
     return optuna
 
 
-def best_of(trials: Sequence[Trial], method: str) -> Trial:
+def best_trial(trials: Sequence[Trial], method: str) -> Trial:
     """The method's trial with the highest mean validation score; the first of equals.
 
     Raises:
@@ -217,7 +225,7 @@ def table_csv(sweep: Sweep, trials: Sequence[Trial]) -> str:
         std = statistics.stdev(several) if score is not None and len(several) > 1 else None
         numbers = ["" if value is None else f"{value:.6f}" for value in (score, std)]
         values = [trial.chosen.get(key, "") for key in sweep.keys]
-        best = "yes" if trial is best_of(trials, trial.method) else ""
+        best = "yes" if trial is best_trial(trials, trial.method) else ""
         writer.writerow([trial.method, trial.number, *values, *numbers, len(trial.scores), best, trial.folder])
     return text.getvalue()
 

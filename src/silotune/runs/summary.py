@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from silotune.core.numeric import mean_ignoring_none
-from silotune.core.tensors import count, digest
+from silotune.core.tensors import count_parameters, digest
 from silotune.data.metrics import majority_score
 from silotune.evaluation.backdoor import overall
 from silotune.evaluation.new_silos import join
@@ -117,7 +117,7 @@ def parameters(federation: Federation) -> dict[str, int]:
     largest = {"trainable_parameters": 0, "sent_parameters": 0, "adapter_parameters": 0, "head_parameters": 0}
     for silo in federation.silos.values():
         state = shared | federation.context.state_of(silo).private
-        sizes = {name: count(tensors) for name, tensors in state.items()}
+        sizes = {name: count_parameters(tensors) for name, tensors in state.items()}
         parts = federation.context.parts
         adapters = sum(size for name, size in sizes.items() if isinstance(parts[name].module, Tuner))
         found = {

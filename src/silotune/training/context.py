@@ -12,7 +12,7 @@ from silotune.config import TrainConfig
 from silotune.core import tensors as part_tools
 from silotune.core.randomness import Stream, generator
 from silotune.core.tensors import State, Tensors
-from silotune.data.batching import Batch, call_cost_on, epoch
+from silotune.data.batching import Batch, call_cost_for, epoch_batches
 from silotune.data.cohort_batches import CohortMicroBatch, cut_jointly, own_micro_batches, zip_micro_batches
 from silotune.data.tasks import Task
 from silotune.methods.base import Method, Phase, Step, previous_tensors
@@ -112,7 +112,7 @@ class TrainingContext:
             count = 0
             while True:
                 purpose = (silo.name, number, phase.name, count)
-                yield from epoch(
+                yield from epoch_batches(
                     silo.train, train.batch_size, self.backbone.pad_id, self.seed, *purpose, call_cost=cost
                 )
                 count += 1
@@ -137,7 +137,7 @@ class TrainingContext:
 
     def _call_cost(self, phase: Phase) -> int:
         """Return the overhead of a backbone call in tokens per replica of the rows."""
-        return call_cost_on(self.backbone.device) // self.replicas(phase)
+        return call_cost_for(self.backbone.device) // self.replicas(phase)
 
     def replicas(self, phase: Phase) -> int:
         """Return how many of a phase's trained views share a forward.

@@ -88,8 +88,8 @@ class _Local:
         masks = [
             piece.inputs["attention_mask"]
             for joint in micro_batches
-            for piece in joint.pieces
-            if piece.member == member
+            for piece in joint.slices
+            if piece.batch_index == member
         ]
         self.real += sum(int(mask.sum()) for mask in masks)
         self.padded += sum(mask.numel() for mask in masks)

@@ -72,4 +72,4 @@ class Silo:
     @property
     def rows(self) -> int:
         """Training rows of its own, the silo's weight in sample-weighted aggregation."""
-        return sum(rows.own for rows in self.train.values())
+        return sum(rows.clean_count for rows in self.train.values())

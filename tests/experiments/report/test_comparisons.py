@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from silotune.experiments.report.collect import read_entries
+from silotune.experiments.report.entries import read_entries
 from tests.support.report_runs import write_comparison, write_run
 
 SST2, MRPC = ({"data": {"tasks": [task]}} for task in ("SST-2", "MRPC"))

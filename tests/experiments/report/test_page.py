@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from silotune.experiments.report.collect import read_entries
 from silotune.experiments.report.curves import curve, mean_validation
+from silotune.experiments.report.entries import read_entries
 from silotune.experiments.report.html_page import write_report
 from tests.support.command_line import Silotune
 from tests.support.report_runs import write_run
@@ -132,7 +132,7 @@ def test_a_real_partitioned_run(tiny_config, tmp_path: Path) -> None:
     assert "<td" in found["results"]
     for entry in entries:
         points = curve(entry, mean_validation)
-        logged = [event["validation"]["global"] for event in entry.first.of("round")]
+        logged = [event["validation"]["global"] for event in entry.first.events_of("round")]
         assert points is not None
         assert (points.x, points.mean) == ([1, 2], logged)
 

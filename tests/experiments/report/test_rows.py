@@ -12,14 +12,21 @@ import pytest
 from rich.console import Console
 
 from silotune.errors import InputError
-from silotune.experiments.report.caveats import warnings
-from silotune.experiments.report.collect import read_entries
-from silotune.experiments.report.curves import curve, mean_validation, seconds, sent_by_silo, traffic, validation
+from silotune.experiments.report.caveats import list_caveats
+from silotune.experiments.report.curves import (
+    curve,
+    mean_validation,
+    sent_by_silo,
+    split_seconds,
+    traffic,
+    validation_of,
+)
+from silotune.experiments.report.entries import read_entries
 from silotune.experiments.report.html_page import write_report
+from silotune.experiments.report.result_table import result_table
 from silotune.experiments.report.scores import COLUMNS, table_csv
-from silotune.experiments.report.significance import holm, paired
-from silotune.experiments.report.tables import result_table
-from silotune.experiments.report.tables_by_method import latex, markdown, score_grid
+from silotune.experiments.report.significance import holm, paired_tests
+from silotune.experiments.report.tables_by_method import as_latex, as_markdown, score_table
 from tests.support.report_runs import write_run
 
 
@@ -69,7 +76,7 @@ def test_the_success_rate_of_an_attack_by_hand(tmp_path: Path) -> None:
     assert found["fedprompt", "north"] == ("40", f"{200**0.5:.6f}")
     assert found["fedprompt", "average"] == ("45", f"{50**0.5:.6f}")
     assert found["fedprompt", "south"] == found["local", "average"] == ("", "")
-    grid = score_grid(entries, 1)
+    grid = score_table(entries, 1)
     assert grid.header[-2:] == ["average", "ASR"]
     assert [values[-1].text for _, values in grid.rows] == ["45.00 ± 7.07", "–"]
 
@@ -82,24 +89,24 @@ def test_one_seed_has_no_standard_deviation(runs: Path) -> None:
 
 
 def test_best_and_second_are_marked(runs: Path) -> None:
-    grid = score_grid(entries(runs, "local", "fedmcp", "fedavg-full"), 1)
+    grid = score_table(entries(runs, "local", "fedmcp", "fedavg-full"), 1)
     assert grid.header == ["east", "west", "average"]
     assert {label: [value.rank for value in values] for label, values in grid.rows} == {
         "local": [0, 0, 0],
         "fedmcp": [1, 1, 1],
         "fedavg-full": [2, 2, 2],
     }
-    lines = markdown(grid).splitlines()
+    lines = as_markdown(grid).splitlines()
     assert lines[3] == "| fedmcp | **74.00 ± 2.00** | **69.00 ± 1.00** | **71.50 ± 0.50** |"
     assert "<u>70.50 ± 0.00</u>" in lines[4]
-    tex = latex(grid)
+    tex = as_latex(grid)
     assert r"fedmcp & \textbf{74.00 $\pm$ 2.00} & " in tex
     assert r"\underline{70.50 $\pm$ 0.00}" in tex
 
 
 def test_latex_special_characters_are_escaped(tmp_path: Path) -> None:
     run = write_run(tmp_path / "r", "fedavg", 1, {"a_b": 1.0})
-    assert r"a\_b" in latex(score_grid(read_entries([run]), 1))
+    assert r"a\_b" in as_latex(score_table(read_entries([run]), 1))
 
 
 def exact_wilcoxon(differences: list[float]) -> float:
@@ -120,7 +127,7 @@ def test_the_paired_test_by_enumeration(tmp_path: Path) -> None:
         write_run(tmp_path / f"one-{seed}", "fedmcp", seed, tests)
     for seed, tests in other.items():
         write_run(tmp_path / f"other-{seed}", "fedavg", seed, tests)
-    (pair,) = paired(read_entries([tmp_path]))
+    (pair,) = paired_tests(read_entries([tmp_path]))
     differences = [one[seed][silo] - other[seed][silo] for seed in one for silo in "abc"]  # seed 4 has no partner
     assert (pair.best, pair.other, pair.pairs) == ("fedmcp", "fedavg", 9)
     assert pair.difference == pytest.approx(np.mean(differences))
@@ -135,18 +142,18 @@ def test_silos_judged_on_the_same_rows_are_no_repetitions(tmp_path: Path) -> Non
             tests = dict.fromkeys(("a", "b", "c", "d"), score)
             write_run(tmp_path / f"{method}-{seed}", method, seed, tests, central=True)
     found = read_entries([tmp_path])
-    (pair,) = paired(found)
+    (pair,) = paired_tests(found)
     assert (pair.difference, pair.pairs, pair.p) == (8, 3, pytest.approx(0.25))  # 2 · 2⁻³
-    grid = score_grid(found, 1)
+    grid = score_table(found, 1)
     assert (grid.header, [values[0].text for _, values in grid.rows]) == (["average"], ["62.00 ± 1.00", "54.00 ± 2.00"])
     assert len(table_csv(found, 1).splitlines()) == 1 + 2 * 5  # a row for every silo all the same
     assert curve(found[0], mean_validation).mean == pytest.approx([62 - 10, 62 - 5, 62 - 10 / 3])
-    assert curve(found[0], validation("a")) is None
+    assert curve(found[0], validation_of("a")) is None
 
 
 def test_personal_models_on_the_same_rows_keep_their_columns(tmp_path: Path) -> None:
     run = write_run(tmp_path / "r", "fedper", 1, {"a": 50.0, "b": 60.0}, central=True)
-    assert score_grid(read_entries([run]), 1).header == ["a", "b", "average"]
+    assert score_table(read_entries([run]), 1).header == ["a", "b", "average"]
 
 
 def test_scores_on_other_data_are_no_pairs(tmp_path: Path) -> None:
@@ -154,14 +161,14 @@ def test_scores_on_other_data_are_no_pairs(tmp_path: Path) -> None:
     data = {"sst": {"tasks": ["SST-2"]}, "sst-less": {"tasks": ["SST-2"], "train_rows": 9}, "rte": {"tasks": ["RTE"]}}
     for number, (name, of) in enumerate(data.items()):
         write_run(tmp_path / name, "fedavg", 1, {"a": 50.0 - number}, central=True, more={"data": of})
-    (pair,) = paired(read_entries([tmp_path]))
+    (pair,) = paired_tests(read_entries([tmp_path]))
     assert (pair.difference, pair.pairs) == (1, 1)
     assert "train_rows=9" in pair.other
 
 
 def test_equal_scores_are_no_difference(runs: Path, tmp_path: Path) -> None:
     same = [write_run(tmp_path / name, name, 1, {"a": 50.0, "b": 60.0}) for name in ("fedavg", "fedap")]
-    (pair,) = paired(read_entries(same))
+    (pair,) = paired_tests(read_entries(same))
     assert (pair.difference, pair.p) == (0, 1)
 
 
@@ -173,14 +180,14 @@ def test_holm_by_hand() -> None:
 
 def test_curves_by_hand(runs: Path) -> None:
     (entry,) = entries(runs, "fedmcp")
-    east = curve(entry, validation("east"))
+    east = curve(entry, validation_of("east"))
     assert east.x == [1, 2, 3]
     assert east.mean == pytest.approx([74 - 10, 74 - 5, 74 - 10 / 3])
     assert east.std == pytest.approx([2, 2, 2])
     assert curve(entry, mean_validation).mean == pytest.approx([71.5 - 10, 71.5 - 5, 71.5 - 10 / 3])
     assert curve(entry, traffic).mean == [4, 8, 12]  # 1 MiB both ways for two silos
     assert sent_by_silo(entry) == {"east": pytest.approx(3), "west": pytest.approx(3)}
-    assert curve(entry, validation("nobody")) is None
+    assert curve(entry, validation_of("nobody")) is None
 
 
 def test_final_phases_and_the_coordinator_count(tmp_path: Path) -> None:
@@ -190,17 +197,17 @@ def test_final_phases_and_the_coordinator_count(tmp_path: Path) -> None:
     run = write_run(tmp_path / "r", "fedfame", 1, {"east": 50.0}, extra=[final, *server])
     (entry,) = read_entries([run])
     assert curve(entry, traffic).mean == [2, 4, 9]
-    assert seconds(entry) == (3 * 2 + 4 + 3 * 1.5, 3 * 7 - (3 * 2 + 4 + 3 * 1.5))
+    assert split_seconds(entry) == (3 * 2 + 4 + 3 * 1.5, 3 * 7 - (3 * 2 + 4 + 3 * 1.5))
 
 
 def test_what_a_reader_is_warned_of(tmp_path: Path, runs: Path) -> None:
     refused = {"event": "refused", "round": 2, "silo": "east", "reason": "tensor 'x' holds NaN or infinity"}
     run = write_run(tmp_path / "r", "fedavg", 7, {"east": 50.0, "west": 1.0}, extra=[refused, refused])
-    found = "\n".join(warnings(read_entries([run, runs])))
+    found = "\n".join(list_caveats(read_entries([run, runs])))
     assert "r (seed 7): 2 updates were refused; the first in round 2 from east: tensor 'x' holds NaN" in found
     assert "One seed only, so no standard deviation: fedavg" in found
     assert "different seeds" in found
-    assert not any("refused" in text for text in warnings(read_entries([runs])))
+    assert not any("refused" in text for text in list_caveats(read_entries([runs])))
 
 
 def test_who_never_trained(tmp_path: Path) -> None:
@@ -210,7 +217,7 @@ def test_who_never_trained(tmp_path: Path) -> None:
     lines = (run / "events.jsonl").read_text().splitlines()
     kept = [line for line in lines if json.loads(line)["event"] != "silo" or json.loads(line)["silo"] not in others]
     (run / "events.jsonl").write_text("".join(f"{line}\n" for line in kept))
-    assert any(text.endswith("never sampled, so never trained: north") for text in warnings(read_entries([run])))
+    assert any(text.endswith("never sampled, so never trained: north") for text in list_caveats(read_entries([run])))
 
 
 @pytest.mark.parametrize("damage", ["summary.json", "config.yaml"])
@@ -237,12 +244,12 @@ def test_silos_that_keep_their_scores_to_themselves(tmp_path: Path) -> None:
         summary["average"] = 80.0 if method == "local" else None
         (folder / "summary.json").write_text(json.dumps(summary))
     found = read_entries([tmp_path / "fedmcp-1", tmp_path / "local-1"])
-    grid = score_grid(found, 1)
+    grid = score_table(found, 1)
     shown = {label: dict(zip(grid.header, [v.text for v in values], strict=True)) for label, values in grid.rows}
     assert shown["fedmcp"]["average"] == "–"
     assert shown["local"]["average"] == "80.00"
     assert shown["local"].get("south", "–") == "–"
-    assert [pair.pairs for pair in paired(found)] == [1]  # north alone
+    assert [pair.pairs for pair in paired_tests(found)] == [1]  # north alone
     page = write_report(found, tmp_path / "report.html").read_text(encoding="utf-8")
     assert "80.00" in page
     console = Console(width=100, record=True, file=io.StringIO())

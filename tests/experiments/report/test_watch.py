@@ -8,8 +8,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from silotune.core.locking import LOCK, claimed
-from silotune.experiments.report.watch import follow, frame
+from silotune.core.locking import LOCK_FILE, folder_lock
+from silotune.experiments.report.live_view import frame, watch_run
 from tests.support.command_line import Silotune
 from tests.support.report_runs import write_run
 
@@ -34,7 +34,7 @@ def test_it_ends_with_the_run(tmp_path: Path) -> None:
     summary = run / "summary.json"
     summary.rename(tmp_path / "later.json")
     console = Console(file=(tmp_path / "seen").open("w"), force_terminal=True, width=100)
-    watching = threading.Thread(target=follow, args=(run, console), kwargs={"every": 0.05}, daemon=True)
+    watching = threading.Thread(target=watch_run, args=(run, console), kwargs={"every": 0.05}, daemon=True)
     watching.start()
     time.sleep(0.3)
     assert watching.is_alive()
@@ -51,21 +51,21 @@ def test_it_ends_where_nobody_works_any_more(tmp_path: Path) -> None:
     (run / "summary.json").unlink()
     console = Console(file=(tmp_path / "seen").open("w"), force_terminal=True, width=100)
     watching = threading.Thread(
-        target=follow, args=(run, console), kwargs={"every": 0.05, "patience": 0.2}, daemon=True
+        target=watch_run, args=(run, console), kwargs={"every": 0.05, "patience": 0.2}, daemon=True
     )
-    with claimed(run):
-        (tmp_path / "kept").hardlink_to(run / LOCK)
+    with folder_lock(run):
+        (tmp_path / "kept").hardlink_to(run / LOCK_FILE)
         watching.start()
         time.sleep(0.6)
         assert watching.is_alive()
-    (tmp_path / "kept").rename(run / LOCK)  # one who is killed leaves it there
+    (tmp_path / "kept").rename(run / LOCK_FILE)  # one who is killed leaves it there
     watching.join(10)
     assert not watching.is_alive()
     console.file.flush()
     shown = (tmp_path / "seen").read_text()
     assert "round 3/4" in shown
     assert "not finished, and nobody works on it" in shown.splitlines()[-1]
-    with claimed(run):
+    with folder_lock(run):
         pass
 
 

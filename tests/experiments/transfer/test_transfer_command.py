@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from silotune.evaluation.transfer import Matrix
-from silotune.experiments.report import transfer as drawing
+from silotune.experiments.report import transfer_matrices as drawing
 from tests.support.command_line import tree
 from tests.support.tiny import UNPARTITIONED, save_backbone
 

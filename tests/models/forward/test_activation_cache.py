@@ -7,7 +7,7 @@ import torch
 
 from silotune.core.tensors import digest, flatten
 from silotune.data import batching
-from silotune.data.batching import in_order, make_batch
+from silotune.data.batching import evaluation_batches, make_batch
 from silotune.data.cohort_batches import own_micro_batches
 from silotune.errors import InputError
 from silotune.models.forward.activation_cache import GROUP
@@ -92,13 +92,13 @@ def test_what_is_kept_does_not_depend_on_history_or_room(tiny_federation):
 
 
 def test_least_recently_used_groups_go_first(tiny_federation, monkeypatch):
-    monkeypatch.setattr(batching, "EVALUATED", 8)
+    monkeypatch.setattr(batching, "EVALUATION_BATCH_SIZE", 8)
     federation = tiny_federation("fedavg", CACHED)
     cache, training = federation.context.cache, federation.context
     rows = federation.silos["gamma"].train["gamma"]
     assert len(rows) > GROUP
     state = federation.coordinator.shared | training.state_of(federation.silos["gamma"]).private
-    for batch in in_order(rows, 0):
+    for batch in evaluation_batches(rows, 0):
         training.logits(state, batch)
     whole, groups = cache.size, cache.misses
     assert groups == 2
@@ -108,12 +108,13 @@ def test_least_recently_used_groups_go_first(tiny_federation, monkeypatch):
     cache._limit = whole - 1
     other = federation.silos["beta"].train["beta"]
     training.logits(
-        federation.coordinator.shared | training.state_of(federation.silos["beta"]).private, next(in_order(other, 0))
+        federation.coordinator.shared | training.state_of(federation.silos["beta"]).private,
+        next(evaluation_batches(other, 0)),
     )
     assert cache.size <= whole - 1
     assert set(cache._sets) == {key[0] for key in cache._groups}
     cache._limit = 0
-    for batch in in_order(other, 0):
+    for batch in evaluation_batches(other, 0):
         training.logits(federation.coordinator.shared | training.state_of(federation.silos["beta"]).private, batch)
     assert not cache._sets
     assert (id(rows), 0) not in {(key[0], key[3]) for key in cache._groups}  # the oldest of gamma's groups went

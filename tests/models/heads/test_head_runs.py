@@ -10,7 +10,7 @@ import pytest
 
 from silotune.communication.messages import unpack
 from silotune.config.evaluation import EvaluationConfig
-from silotune.data.metrics import exact, rouge1
+from silotune.data.metrics import exact_match, rouge1
 from silotune.data.tasks import Row
 from silotune.errors import InputError
 from silotune.evaluation.scores import state_of
@@ -81,7 +81,7 @@ def test_under_a_template_truncation_cuts_neither_the_trigger_nor_the_mask(posit
     tokenizer = federation.backbone.tokenizer
     trigger = tokenizer("shop films", add_special_tokens=False)["input_ids"]
     silo = federation.silos["alpha"]
-    own = silo.train["alpha"].own
+    own = silo.train["alpha"].clean_count
     added = silo.train["alpha"].ids[own:]
     assert len(added) > 0
     assert max(map(len, added)) == room  # some had to be shortened
@@ -274,4 +274,4 @@ def test_an_answer_needs_places_behind_the_longest_prompt(words, allowed, folder
 def test_metrics_of_texts_by_hand():
     # "the cat sat" against "the cat": precision 2/3, recall 1, F 0.8; nothing in common: 0
     assert rouge1(["the cat sat", "dog"], ["The cat!", "cat"]) == pytest.approx(40)
-    assert exact([" yes", "no\n", "Yes", ""], ["yes", "no", "yes", "no"]) == 50
+    assert exact_match([" yes", "no\n", "Yes", ""], ["yes", "no", "yes", "no"]) == 50

@@ -7,7 +7,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import AutoModel, BertConfig, LlamaConfig, RobertaConfig, T5Config
 
-from silotune.core.tensors import count
+from silotune.core.tensors import count_parameters
 from silotune.models.backbone.backbone import Backbone
 from silotune.models.tuners import TUNERS
 
@@ -25,7 +25,7 @@ def trained(shape: str, tuner: str, **options) -> int:
         model = AutoModel.from_config(SHAPES[shape]())
         backbone = Backbone(model, None, shape_only=True)
         made = TUNERS[tuner](TUNERS[tuner].Options(**options))
-        return count(made.init(backbone, [], torch.Generator().manual_seed(0)))
+        return count_parameters(made.init(backbone, [], torch.Generator().manual_seed(0)))
 
 
 CLASSIFIER = 768 * 2 + 2

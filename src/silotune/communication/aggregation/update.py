@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from silotune.core.norms import changes, norm_of, scale_to
+from silotune.core.norms import clipping_factor, iter_delta, total_norm
 from silotune.core.tensors import Tensors
 
 
@@ -41,7 +41,7 @@ def in_name_order(updates: Iterable[Update], silos: Sequence[str]) -> Iterator[U
 
 def change_norm(tensors: Tensors, before: Tensors) -> float:
     """`‖θ_k − θ‖₂` over all tensors: of the change, not of the weights."""
-    return norm_of((change for _, change in changes(before, tensors)), "l2")
+    return total_norm((change for _, change in iter_delta(before, tensors)), "l2")
 
 
 def clipped(update: Update, before: Tensors, limit: float) -> Update:
@@ -50,11 +50,11 @@ def clipped(update: Update, before: Tensors, limit: float) -> Update:
     Norm clipping at the coordinator (Sun et al. 2019, "Can You Really Backdoor Federated Learning?", section 4). An
     update within the limit is kept to the bit.
     """
-    factor = scale_to(change_norm(update.tensors, before), limit)
+    factor = clipping_factor(change_norm(update.tensors, before), limit)
     if factor == 1:
         return update
     tensors = {
         name: (before[name].double() + change * factor).to(update.tensors[name].dtype)
-        for name, change in changes(before, update.tensors)
+        for name, change in iter_delta(before, update.tensors)
     }
     return replace(update, tensors=tensors)

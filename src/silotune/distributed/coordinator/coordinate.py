@@ -13,7 +13,7 @@ from typing import Any
 from silotune.config import Config, dump
 from silotune.config.partition import PartitionConfig
 from silotune.core.files import write_text
-from silotune.core.locking import claimed
+from silotune.core.locking import folder_lock
 from silotune.core.tensors import digest, flatten
 from silotune.data.row_folder import read_rows
 from silotune.data.tasks import SiloData, Splits
@@ -80,7 +80,7 @@ def prepare(config: Config, out: Path, resume: bool) -> Path:
     RunFolder.check(out, dump(config), resume)
     RunRegistry.check(out)
     place = out / FOLDER
-    with claimed(out), claimed(place):
+    with folder_lock(out), folder_lock(place):
         outcome.forget(place)
         write_text(place / "config.yaml", dump(config))
         Job(str(place / "config.yaml"), str(out)).write(place / "job.json")
@@ -95,7 +95,7 @@ def coordinate(job: Job, link: Link) -> None:
     """
     place = Path(job.out) / FOLDER
     # who started all silos on this machine has the run folder; a coordinator that it replaces may be about to end
-    with nullcontext() if job.local else claimed(Path(job.out)), claimed(place, PREDECESSOR):
+    with nullcontext() if job.local else folder_lock(Path(job.out)), folder_lock(place, PREDECESSOR):
         _coordinate(job, link, place)
 
 

@@ -18,11 +18,11 @@ import torch
 from silotune.communication.privacy.budget import Privacy
 from silotune.config import Config, dump
 from silotune.core.files import write_text
-from silotune.core.locking import claimed
+from silotune.core.locking import folder_lock
 from silotune.data.loading import load_silos
 from silotune.data.metrics import majority_score
 from silotune.data.row_folder import write_rows
-from silotune.data.server_rows import labelled_rows
+from silotune.data.server_rows import draw_labeled_rows
 from silotune.data.tasks import SiloData
 from silotune.distributed.coordinator.coordinate import PREDECESSOR, Job
 from silotune.distributed.coordinator.run_registry import FOLDER, RunRegistry
@@ -80,8 +80,8 @@ def run_local(
         privacy.require_a_round()
     RunFolder.check(out, dump(config), resume)
     RunRegistry.check(out)
-    with claimed(out):
-        with claimed(out / FOLDER, PREDECESSOR):  # of a run that was killed, the coordinator may be about to end
+    with folder_lock(out):
+        with folder_lock(out / FOLDER, PREDECESSOR):  # of a run that was killed, the coordinator may be about to end
             job = _prepare(config, out, method, data)
         if privacy is not None and announce is not None:
             for line in privacy.lines():
@@ -99,7 +99,7 @@ def _prepare(config: Config, out: Path, method: Method, data: list[SiloData]) ->
     labelled = None
     if method.server_phases():
         labelled = place / "labelled"
-        write_rows(labelled, labelled_rows(data, config.server, config.data_seed))
+        write_rows(labelled, draw_labeled_rows(data, config.server, config.data_seed))
     write_text(place / "config.yaml", dump(config))
     write_text(place / "silos.yaml", wire_config(config, names))
     for silo in data:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from silotune.errors import InputError
-from silotune.experiments.report.collect import Entry, FinishedRun, silo_names
+from silotune.experiments.report.entries import FinishedRun, ReportEntry, silo_names
 from silotune.experiments.report.scores import message_bytes
 from silotune.experiments.report.tables_by_method import MOST_SILOS
 from silotune.methods.parts import Scope, names_with
@@ -17,7 +17,7 @@ _KNOWN = {"silo", "round", "final", "refused", "evaluation", "server", "versions
 """Events that need no remark of their own; changed versions get one (`_of_run`)."""
 
 
-def warnings(entries: Sequence[Entry]) -> list[str]:
+def list_caveats(entries: Sequence[ReportEntry]) -> list[str]:
     """One sentence each."""
     runs = [run for entry in entries for run in entry.runs]
     found = _once(runs) + _differing(runs)
@@ -56,7 +56,7 @@ def _once(runs: Sequence[FinishedRun]) -> list[str]:
 
 def _of_run(run: FinishedRun) -> list[str]:
     found = []
-    refused = run.of("refused")
+    refused = run.events_of("refused")
     if refused:
         first = refused[0]
         times = "1 update was" if len(refused) == 1 else f"{len(refused)} updates were"
@@ -66,12 +66,12 @@ def _of_run(run: FinishedRun) -> list[str]:
     for kind, number in Counter(str(event.get("event")) for event in run.events).items():
         if kind not in _KNOWN:
             found.append(f"{number} × “{kind}” in events.jsonl")
-    for event in run.of("budget"):
+    for event in run.events_of("budget"):
         found.append(f"stopped after round {event.get('round')}: {event.get('reason')}")
-    for event in run.of("versions"):
+    for event in run.events_of("versions"):
         found.append(f"resumed under other versions: {', '.join(map(str, event.get('changed', [])))}")
     silos = run.summary["silos"]
-    trained = {event["silo"] for event in (*run.of("silo"), *run.of("final"))}
+    trained = {event["silo"] for event in (*run.events_of("silo"), *run.events_of("final"))}
     never = sorted({*silos} - trained)
     if never and "centralised" not in trained:
         found.append(f"never sampled, so never trained: {', '.join(never)}")
@@ -106,7 +106,7 @@ def versions(run: FinishedRun) -> dict[str, str]:
         return {}
 
 
-def what_left(entry: Entry) -> str:
+def describe_sent_parts(entry: ReportEntry) -> str:
     """Which parts left a silo, and which stayed."""
     run = entry.first
     try:

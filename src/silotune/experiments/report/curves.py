@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from silotune.core.numeric import mean_ignoring_none
-from silotune.experiments.report.collect import Entry, FinishedRun
-from silotune.experiments.report.scores import spread
+from silotune.experiments.report.entries import FinishedRun, ReportEntry
+from silotune.experiments.report.scores import standard_deviation
 from silotune.methods.base import LOGGED
 
 _SIMILARITY = "similarity_"
@@ -29,7 +29,7 @@ class Curve:
 Series = dict[float, float]
 
 
-def curve(entry: Entry, series: Callable[[FinishedRun], Series], ddof: int = 1) -> Curve | None:
+def curve(entry: ReportEntry, series: Callable[[FinishedRun], Series], ddof: int = 1) -> Curve | None:
     """One series a run, put together at the x that all runs have; None without any."""
     found = [points for run in entry.runs if (points := series(run))]
     if not found:
@@ -38,14 +38,14 @@ def curve(entry: Entry, series: Callable[[FinishedRun], Series], ddof: int = 1) 
     values = [[points[x] for points in found] for x in common]
     if not common:
         return None
-    return Curve(common, [statistics.fmean(v) for v in values], [spread(v, ddof) for v in values])
+    return Curve(common, [statistics.fmean(v) for v in values], [standard_deviation(v, ddof) for v in values])
 
 
-def validation(silo: str) -> Callable[[FinishedRun], Series]:
+def validation_of(silo: str) -> Callable[[FinishedRun], Series]:
     """Round → the silo's validation score (percent)."""
 
     def series(run: FinishedRun) -> Series:
-        scores = {event["round"]: event.get("validation", {}).get(silo) for event in run.of("round")}
+        scores = {event["round"]: event.get("validation", {}).get(silo) for event in run.events_of("round")}
         return {number: float(value) for number, value in scores.items() if value is not None}
 
     return series
@@ -54,7 +54,7 @@ def validation(silo: str) -> Callable[[FinishedRun], Series]:
 def mean_validation(run: FinishedRun) -> Series:
     """Round → the mean validation score over silos (percent)."""
     found: Series = {}
-    for event in run.of("round"):
+    for event in run.events_of("round"):
         mean = mean_ignoring_none(event.get("validation", {}).values())
         if mean is not None:
             found[event["round"]] = mean
@@ -64,7 +64,7 @@ def mean_validation(run: FinishedRun) -> Series:
 def traffic(run: FinishedRun) -> Series:
     """Round → MiB sent and received by all silos up to it; what final phases begin with counts in the last one."""
     by_round: Series = {}
-    for event in (*run.of("silo"), *run.of("final")):
+    for event in (*run.events_of("silo"), *run.events_of("final")):
         size = (event.get("bytes_up", 0) + event.get("bytes_down", 0)) / MIB
         by_round[event["round"]] = by_round.get(event["round"], 0.0) + size
     total, found = 0.0, {}
@@ -74,7 +74,7 @@ def traffic(run: FinishedRun) -> Series:
     return found
 
 
-def numbers(event: Mapping[str, Any]) -> dict[str, float]:
+def logged_values(event: Mapping[str, Any]) -> dict[str, float]:
     """What a method logged in one event: the loss, its terms, similarities."""
     return {
         key: float(value)
@@ -83,21 +83,21 @@ def numbers(event: Mapping[str, Any]) -> dict[str, float]:
     }
 
 
-def loss_terms(entries: Sequence[Entry]) -> list[str]:
+def loss_terms(entries: Sequence[ReportEntry]) -> list[str]:
     """All logged terms, the loss first."""
     names: dict[str, None] = {}
     for entry in entries:
-        for event in entry.first.of("silo"):
-            names |= {key: None for key in numbers(event) if not key.startswith(_SIMILARITY)}
+        for event in entry.first.events_of("silo"):
+            names |= {key: None for key in logged_values(event) if not key.startswith(_SIMILARITY)}
     return sorted(names, key=lambda name: (name != "loss", name))
 
 
-def term(name: str) -> Callable[[FinishedRun], Series]:
+def loss_term(name: str) -> Callable[[FinishedRun], Series]:
     """Round → a loss term, mean over that round's silos."""
 
     def series(run: FinishedRun) -> Series:
         by_round: dict[float, list[float]] = {}
-        for event in run.of("silo"):
+        for event in run.events_of("silo"):
             if isinstance(event.get(name), (int, float)):
                 by_round.setdefault(event["round"], []).append(float(event[name]))
         return {number: statistics.fmean(values) for number, values in by_round.items()}
@@ -105,33 +105,33 @@ def term(name: str) -> Callable[[FinishedRun], Series]:
     return series
 
 
-def by_silo(entry: Entry, name: str) -> dict[str, Series]:
+def values_by_silo(entry: ReportEntry, name: str) -> dict[str, Series]:
     """Silo → round → a logged number, mean over seeds."""
     values: dict[str, dict[float, list[float]]] = {}
     for run in entry.runs:
-        for event in run.of("silo"):
+        for event in run.events_of("silo"):
             if isinstance(event.get(name), (int, float)):
                 values.setdefault(event["silo"], {}).setdefault(event["round"], []).append(float(event[name]))
     return {silo: {number: statistics.fmean(v) for number, v in found.items()} for silo, found in values.items()}
 
 
-def sent_by_silo(entry: Entry) -> dict[str, float]:
+def sent_by_silo(entry: ReportEntry) -> dict[str, float]:
     """Silo → MiB that left it in a run (mean over seeds)."""
     totals: dict[str, float] = {}
     for run in entry.runs:
-        for event in run.of("silo"):
+        for event in run.events_of("silo"):
             share = event.get("bytes_up", 0) / MIB / len(entry.runs)
             totals[event["silo"]] = totals.get(event["silo"], 0.0) + share
     return totals
 
 
-def seconds(entry: Entry) -> tuple[float, float]:
+def split_seconds(entry: ReportEntry) -> tuple[float, float]:
     """Seconds of training, in silos or at the coordinator, and of the rest of the rounds; means over seeds."""
     whole = entry.mean_of("seconds")
     training = sum(
         event.get("seconds", 0.0)
         for run in entry.runs
         for kind in ("silo", "server", "final")
-        for event in run.of(kind)
+        for event in run.events_of(kind)
     ) / len(entry.runs)
     return min(training, whole), max(whole - training, 0.0)

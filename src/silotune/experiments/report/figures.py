@@ -5,21 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from silotune.experiments.report.collect import Entry, centrally_judged, silo_names, told_apart
 from silotune.experiments.report.curves import (
     Curve,
-    by_silo,
     curve,
+    loss_term,
     loss_terms,
     mean_validation,
-    seconds,
     sent_by_silo,
-    term,
+    split_seconds,
     traffic,
-    validation,
+    validation_of,
+    values_by_silo,
 )
-from silotune.experiments.report.scores import AVERAGE, Score, score
-from silotune.experiments.report.svg import GRID, INK, FigureSpec, Panel, bars, short, style
+from silotune.experiments.report.entries import ReportEntry, centrally_evaluated, distinguishable_silos, silo_names
+from silotune.experiments.report.scores import AVERAGE, Score, mean_score
+from silotune.experiments.report.svg import GRID, INK, FigureSpec, Panel, horizontal_bars, line_style, wrap_label
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -37,7 +37,7 @@ _WIDE = 20.0
 """From this ratio of the largest to the smallest on, an axis is logarithmic."""
 
 
-def figures(entries: Sequence[Entry], ddof: int = 1) -> list[FigureSpec]:
+def report_figures(entries: Sequence[ReportEntry], ddof: int = 1) -> list[FigureSpec]:
     """All figures that have data."""
     found = [
         _tests(entries, ddof),
@@ -51,7 +51,7 @@ def figures(entries: Sequence[Entry], ddof: int = 1) -> list[FigureSpec]:
     return [spec for spec in found if spec is not None]
 
 
-def _legend(entries: Sequence[Entry]) -> tuple[str, ...]:
+def _legend(entries: Sequence[ReportEntry]) -> tuple[str, ...]:
     return tuple(entry.label for entry in entries)
 
 
@@ -61,11 +61,11 @@ def _lines(curves: Sequence[tuple[int, Curve]]) -> Draw:
     def draw(axes: Axes) -> None:
         for position, found in curves:
             every = max(1, len(found.x) // 8)
-            axes.plot(found.x, found.mean, markersize=3.5, markevery=every, linewidth=1.4, **style(position))
+            axes.plot(found.x, found.mean, markersize=3.5, markevery=every, linewidth=1.4, **line_style(position))
             if all(std is not None for std in found.std):
                 low = [mean - (std or 0) for mean, std in zip(found.mean, found.std, strict=True)]
                 high = [mean + (std or 0) for mean, std in zip(found.mean, found.std, strict=True)]
-                axes.fill_between(found.x, low, high, color=style(position)["color"], alpha=strength, linewidth=0)
+                axes.fill_between(found.x, low, high, color=line_style(position)["color"], alpha=strength, linewidth=0)
         axes.grid(color=GRID, linewidth=0.6)
         axes.margins(x=0.03)
 
@@ -88,9 +88,9 @@ def _found(pairs: Sequence[tuple[int, Curve | None]]) -> list[tuple[int, Curve]]
     return [(position, found) for position, found in pairs if found is not None]
 
 
-def _rounds(entries: Sequence[Entry], ddof: int) -> FigureSpec | None:
+def _rounds(entries: Sequence[ReportEntry], ddof: int) -> FigureSpec | None:
     silos = silo_names(entries)
-    wanted = [(name, validation(name)) for name in silos] if 1 < len(silos) <= _MOST_SILOS else []
+    wanted = [(name, validation_of(name)) for name in silos] if 1 < len(silos) <= _MOST_SILOS else []
     panels = []
     for title, series in [*wanted, (_whole(entries), mean_validation)]:
         curves = _found([(n, curve(entry, series, ddof)) for n, entry in enumerate(entries)])
@@ -102,8 +102,8 @@ def _rounds(entries: Sequence[Entry], ddof: int) -> FigureSpec | None:
     return FigureSpec("rounds", "Accuracy per round and silo", caption, tuple(panels), _legend(entries))
 
 
-def _whole(entries: Sequence[Entry]) -> str:
-    return "all silos on the same rows" if centrally_judged(entries) else "mean over silos"
+def _whole(entries: Sequence[ReportEntry]) -> str:
+    return "all silos on the same rows" if centrally_evaluated(entries) else "mean over silos"
 
 
 def _logarithmic(axes: Axes) -> None:
@@ -117,11 +117,11 @@ def _logarithmic(axes: Axes) -> None:
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
 
 
-def _band(entries: Sequence[Entry]) -> str:
+def _band(entries: Sequence[ReportEntry]) -> str:
     return "; the band is ± one standard deviation over seeds" if any(len(entry.runs) > 1 for entry in entries) else ""
 
 
-def _traffic(entries: Sequence[Entry], ddof: int) -> FigureSpec | None:
+def _traffic(entries: Sequence[ReportEntry], ddof: int) -> FigureSpec | None:
     curves, silent = [], []
     for position, entry in enumerate(entries):
         size, scores = curve(entry, traffic, ddof), curve(entry, mean_validation, ddof)
@@ -141,7 +141,7 @@ def _traffic(entries: Sequence[Entry], ddof: int) -> FigureSpec | None:
     def draw(axes: Axes) -> None:
         lines(axes)
         for position, level in silent:
-            axes.axhline(level, color=style(position)["color"], linestyle="--", linewidth=1.2)
+            axes.axhline(level, color=line_style(position)["color"], linestyle="--", linewidth=1.2)
         if largest > _WIDE * smallest:
             _logarithmic(axes)
 
@@ -152,10 +152,10 @@ def _traffic(entries: Sequence[Entry], ddof: int) -> FigureSpec | None:
     return FigureSpec("communication", "Communication against accuracy", caption, (panel,), _legend(entries))
 
 
-def _losses(entries: Sequence[Entry], ddof: int) -> FigureSpec | None:
+def _losses(entries: Sequence[ReportEntry], ddof: int) -> FigureSpec | None:
     panels = []
     for name in loss_terms(entries):
-        curves = _found([(n, curve(entry, term(name), ddof)) for n, entry in enumerate(entries)])
+        curves = _found([(n, curve(entry, loss_term(name), ddof)) for n, entry in enumerate(entries)])
         if curves:
             unit = _UNITS.get(name, "mean over steps (nats)")
             panels.append(Panel(name.replace("_", " "), "round", unit, _over_rounds(curves)))
@@ -165,8 +165,8 @@ def _losses(entries: Sequence[Entry], ddof: int) -> FigureSpec | None:
     return FigureSpec("losses", "Loss terms over rounds", caption, tuple(panels), _legend(entries))
 
 
-def _similarity(entries: Sequence[Entry]) -> FigureSpec | None:
-    found = [(entry.label, values) for entry in entries if (values := by_silo(entry, "similarity_private"))]
+def _similarity(entries: Sequence[ReportEntry]) -> FigureSpec | None:
+    found = [(entry.label, values) for entry in entries if (values := values_by_silo(entry, "similarity_private"))]
     numbers = [value for _, values in found for series in values.values() for value in series.values()]
     if not numbers:
         return None
@@ -188,7 +188,7 @@ def _heatmap(values: Mapping[str, Mapping[float, float]], low: float, high: floa
 
         edges = [*(number - 0.5 for number in rounds), rounds[-1] + 0.5]
         mesh = axes.pcolormesh(edges, range(len(silos) + 1), table, cmap="viridis", vmin=low, vmax=high)
-        axes.set_yticks([n + 0.5 for n in range(len(silos))], labels=[short(name) for name in silos])
+        axes.set_yticks([n + 0.5 for n in range(len(silos))], labels=[wrap_label(name) for name in silos])
         axes.invert_yaxis()
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8, min_n_ticks=1))
         scale = axes.figure.colorbar(mesh, ax=axes)
@@ -199,7 +199,7 @@ def _heatmap(values: Mapping[str, Mapping[float, float]], low: float, high: floa
     return draw
 
 
-def _sent(entries: Sequence[Entry]) -> FigureSpec | None:
+def _sent(entries: Sequence[ReportEntry]) -> FigureSpec | None:
     sent = [(n, found) for n, entry in enumerate(entries) if any((found := sent_by_silo(entry)).values())]
     if not sent:
         return None
@@ -207,7 +207,7 @@ def _sent(entries: Sequence[Entry]) -> FigureSpec | None:
     values = [value for _, found in sent for value in found.values() if value]
 
     def draw(axes: Axes) -> None:
-        bars(axes, silos, [(position, [found.get(name, 0.0) for name in silos]) for position, found in sent])
+        horizontal_bars(axes, silos, [(position, [found.get(name, 0.0) for name in silos]) for position, found in sent])
         if max(values) > _WIDE * min(values):
             _logarithmic(axes)
 
@@ -217,18 +217,18 @@ def _sent(entries: Sequence[Entry]) -> FigureSpec | None:
     return FigureSpec("sent", "What left each silo", caption, (panel,), tuple(entry.label for entry in entries))
 
 
-def _seconds(entries: Sequence[Entry]) -> FigureSpec | None:
-    spent = [seconds(entry) for entry in entries]
+def _seconds(entries: Sequence[ReportEntry]) -> FigureSpec | None:
+    spent = [split_seconds(entry) for entry in entries]
     if not any(sum(pair) for pair in spent):
         return None
 
     def draw(axes: Axes) -> None:
         places = range(len(entries))
-        colours = [style(position)["color"] for position in places]
+        colours = [line_style(position)["color"] for position in places]
         training, rest = [pair[0] for pair in spent], [pair[1] for pair in spent]
         axes.barh(places, training, height=0.6, color=colours)
         axes.barh(places, rest, left=training, height=0.6, color=colours, alpha=0.4)
-        axes.set_yticks(places, labels=[short(entry.label) for entry in entries])
+        axes.set_yticks(places, labels=[wrap_label(entry.label) for entry in entries])
         axes.invert_yaxis()
         axes.grid(axis="x", color=GRID, linewidth=0.6)
         axes.set_axisbelow(True)
@@ -241,10 +241,10 @@ def _seconds(entries: Sequence[Entry]) -> FigureSpec | None:
     return FigureSpec("seconds", "Time", caption, (panel,))
 
 
-def _tests(entries: Sequence[Entry], ddof: int) -> FigureSpec | None:
-    silos = [*told_apart(entries)[:_MOST_SILOS], AVERAGE]
+def _tests(entries: Sequence[ReportEntry], ddof: int) -> FigureSpec | None:
+    silos = [*distinguishable_silos(entries)[:_MOST_SILOS], AVERAGE]
     rows: list[tuple[int, list[Score | None]]] = [
-        (position, [score(entry, silo, ddof) for silo in silos]) for position, entry in enumerate(entries)
+        (position, [mean_score(entry, silo, ddof) for silo in silos]) for position, entry in enumerate(entries)
     ]
     if not any(found for _, scores in rows for found in scores):
         return None
@@ -256,11 +256,11 @@ def _tests(entries: Sequence[Entry], ddof: int) -> FigureSpec | None:
                 (found.mean, n - 0.35 + (number + 0.5) * step, found.std) for n, found in enumerate(scores) if found
             ]
             x, y, std = zip(*points, strict=True) if points else ((), (), ())
-            look = style(position) | {"linestyle": "none"}
+            look = line_style(position) | {"linestyle": "none"}
             axes.errorbar(x, y, xerr=[value or 0 for value in std], markersize=4, elinewidth=1, **look)
         for line in range(1, len(silos)):
             axes.axhline(line - 0.5, color=GRID, linewidth=0.6)
-        axes.set_yticks(range(len(silos)), labels=[short(name) for name in silos])
+        axes.set_yticks(range(len(silos)), labels=[wrap_label(name) for name in silos])
         axes.set_ylim(len(silos) - 0.5, -0.5)
         axes.grid(axis="x", color=GRID, linewidth=0.6)
         axes.set_axisbelow(True)

@@ -8,23 +8,23 @@ from pathlib import Path
 
 from silotune.core.files import write_text
 from silotune.errors import InputError
-from silotune.experiments.report.caveats import warnings, what_left
-from silotune.experiments.report.collect import Entry, FinishedRun, silo_names
-from silotune.experiments.report.figures import figures
-from silotune.experiments.report.significance import NOTE, heading, paired
-from silotune.experiments.report.style import CSS
-from silotune.experiments.report.svg import FigureSpec, panel_svg, save, style
+from silotune.experiments.report.caveats import describe_sent_parts, list_caveats
+from silotune.experiments.report.entries import FinishedRun, ReportEntry, silo_names
+from silotune.experiments.report.figures import report_figures
+from silotune.experiments.report.significance import NOTE, heading, paired_tests
+from silotune.experiments.report.stylesheet import CSS
+from silotune.experiments.report.svg import FigureSpec, line_style, panel_svg, save_figure
 from silotune.experiments.report.tables_by_method import (
     COST_NOTE,
     ResultTable,
     TableCell,
     as_html,
-    cost_grid,
-    score_grid,
+    cost_table,
+    score_table,
 )
 
 
-def write_report(entries: Sequence[Entry], path: Path, *, ddof: int = 1, title: str = "") -> Path:
+def write_report(entries: Sequence[ReportEntry], path: Path, *, ddof: int = 1, title: str = "") -> Path:
     """Write the page, and beside it a folder `figures` with every figure as PNG and SVG.
 
     Args:
@@ -38,27 +38,27 @@ def write_report(entries: Sequence[Entry], path: Path, *, ddof: int = 1, title: 
     """
     if not entries:
         raise InputError("report: no runs given")
-    specs = figures(entries, ddof)
+    specs = report_figures(entries, ddof)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         folder = path.parent / "figures"
         folder.mkdir(exist_ok=True)
         for spec in specs:
-            save(spec, folder)
-        write_text(path, page(entries, specs, ddof, title))
+            save_figure(spec, folder)
+        write_text(path, render_page(entries, specs, ddof, title))
     except OSError as error:
         raise InputError(f"--out {path}: cannot be written ({error.strerror})") from error
     return path
 
 
-def page(entries: Sequence[Entry], specs: Sequence[FigureSpec], ddof: int = 1, title: str = "") -> str:
+def render_page(entries: Sequence[ReportEntry], specs: Sequence[FigureSpec], ddof: int = 1, title: str = "") -> str:
     """The page's HTML."""
     title = html.escape(title or _title(entries))
     sections = [
         f"<header><h1>{title}</h1>{_lead(entries)}</header>",
         _warnings(entries),
-        _section("results", "Results", as_html(score_grid(entries, ddof)) + _significance(entries)),
-        _section("costs", "Parameters and communication", as_html(cost_grid(entries)) + _paragraph(COST_NOTE)),
+        _section("results", "Results", as_html(score_table(entries, ddof)) + _significance(entries)),
+        _section("costs", "Parameters and communication", as_html(cost_table(entries)) + _paragraph(COST_NOTE)),
         f'<div class="figures">{"".join(_figure(spec) for spec in specs)}</div>' if specs else "",
         _section("left", "What left the silos", _left(entries)),
         _section("privacy", "Privacy", _privacy(entries)),
@@ -75,14 +75,14 @@ def page(entries: Sequence[Entry], specs: Sequence[FigureSpec], ddof: int = 1, t
     )
 
 
-def _title(entries: Sequence[Entry]) -> str:
+def _title(entries: Sequence[ReportEntry]) -> str:
     labels = [entry.label for entry in entries]
     if len(labels) > 5:
         return f"{len(labels)} methods over {len(silo_names(entries))} silos"
     return labels[0] if len(labels) == 1 else f"{', '.join(labels[:-1])} and {labels[-1]}"
 
 
-def _lead(entries: Sequence[Entry]) -> str:
+def _lead(entries: Sequence[ReportEntry]) -> str:
     first, silos = entries[0].first, silo_names(entries)
     runs = [run for entry in entries for run in entry.runs]
     facts = {
@@ -113,13 +113,13 @@ def _paragraph(text: str) -> str:
     return f'<p class="note">{html.escape(text)}</p>'
 
 
-def _warnings(entries: Sequence[Entry]) -> str:
-    items = "".join(f"<li>{html.escape(text)}</li>" for text in warnings(entries))
+def _warnings(entries: Sequence[ReportEntry]) -> str:
+    items = "".join(f"<li>{html.escape(text)}</li>" for text in list_caveats(entries))
     return f'<section id="warnings" class="warnings"><h2>Mind</h2><ul>{items}</ul></section>' if items else ""
 
 
-def _significance(entries: Sequence[Entry]) -> str:
-    found = paired(entries)
+def _significance(entries: Sequence[ReportEntry]) -> str:
+    found = paired_tests(entries)
     if not found:
         return ""
     rows = [
@@ -135,7 +135,7 @@ def _significance(entries: Sequence[Entry]) -> str:
 
 def _figure(spec: FigureSpec) -> str:
     chips = "".join(
-        f'<li><span style="background:{style(n)["color"]}"></span>{html.escape(label)}</li>'
+        f'<li><span style="background:{line_style(n)["color"]}"></span>{html.escape(label)}</li>'
         for n, label in enumerate(spec.legend)
     )
     legend = f'<ul class="legend">{chips}</ul>' if len(spec.legend) > 1 else ""
@@ -149,14 +149,16 @@ def _figure(spec: FigureSpec) -> str:
     return _section(spec.name, spec.title, body, "" if kind == "single" else "wide")
 
 
-def _left(entries: Sequence[Entry]) -> str:
-    items = "".join(f"<dt>{html.escape(entry.label)}</dt><dd>{html.escape(what_left(entry))}</dd>" for entry in entries)
+def _left(entries: Sequence[ReportEntry]) -> str:
+    items = "".join(
+        f"<dt>{html.escape(entry.label)}</dt><dd>{html.escape(describe_sent_parts(entry))}</dd>" for entry in entries
+    )
     return f"<dl>{items}</dl>" + _paragraph(
         "Beside parts: the round, the silo's name and, where it shares it, its number of training rows."
     )
 
 
-def _privacy(entries: Sequence[Entry]) -> str:
+def _privacy(entries: Sequence[ReportEntry]) -> str:
     """What the noise of each run promises, where any is noised."""
     rows, limits = [], dict[str, None]()
     for entry in entries:
@@ -177,7 +179,7 @@ def _privacy(entries: Sequence[Entry]) -> str:
     return table + "".join(map(_paragraph, limits))
 
 
-def _runs(entries: Sequence[Entry]) -> ResultTable:
+def _runs(entries: Sequence[ReportEntry]) -> ResultTable:
     header = ["folder", "seed", "average", "best round", "rounds", "seconds", "rows/s", "state sha256"]
     rows = []
     for entry in entries:
@@ -197,7 +199,7 @@ def _runs(entries: Sequence[Entry]) -> ResultTable:
     return ResultTable("every run; rows/s are those of local training", header, rows)
 
 
-def _configs(entries: Sequence[Entry]) -> str:
+def _configs(entries: Sequence[ReportEntry]) -> str:
     found = []
     for entry in entries:
         text = (entry.first.folder / "config.yaml").read_text(encoding="utf-8")

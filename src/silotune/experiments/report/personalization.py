@@ -9,9 +9,9 @@ from typing import Any
 
 from silotune.core.numeric import mean_ignoring_none
 from silotune.errors import InputError
-from silotune.experiments.report.collect import Entry, FinishedRun, silo_names
+from silotune.experiments.report.entries import FinishedRun, ReportEntry, silo_names
 from silotune.experiments.report.ranking import ranks
-from silotune.experiments.report.scores import AVERAGE, spread
+from silotune.experiments.report.scores import AVERAGE, standard_deviation
 from silotune.experiments.report.tables_by_method import MOST_SILOS, ResultTable, TableCell
 
 MEASURES = {"personalization": "personalization", "test_time": "test-time personalization"}
@@ -23,7 +23,7 @@ ACCURACIES = {
 """What is shown beside the measures, where a run noted it: its keys may be missing."""
 
 
-def measure_grids(entries: Sequence[Entry], ddof: int = 1) -> list[ResultTable]:
+def measure_tables(entries: Sequence[ReportEntry], ddof: int = 1) -> list[ResultTable]:
     """One table per measure: rows are methods, columns silos and their average (the papers' Tables 1, 2 and 8).
 
     The average is over the silos that took part (appendix A.1). Of more than `MOST_SILOS` there is a column per task,
@@ -57,13 +57,13 @@ def measure_grids(entries: Sequence[Entry], ddof: int = 1) -> list[ResultTable]:
     return grids
 
 
-def _tasks(entries: Sequence[Entry]) -> list[str]:
+def _tasks(entries: Sequence[ReportEntry]) -> list[str]:
     """All tasks of all runs' silos, in the order in which they come."""
     names = [task["name"] for entry in entries for run in entry.runs for task in run.summary["tasks"].values()]
     return list(dict.fromkeys(names))
 
 
-def unseen_grid(entries: Sequence[Entry], ddof: int = 1) -> ResultTable | None:
+def unseen_table(entries: Sequence[ReportEntry], ddof: int = 1) -> ResultTable | None:
     """Average and maximum over silos on tasks that were left out of training (Table 14); None without such tasks."""
     names = list(dict.fromkeys(n for entry in entries for run in entry.runs for n in run.summary.get("unseen", {})))
     if not names:
@@ -81,7 +81,7 @@ def unseen_grid(entries: Sequence[Entry], ddof: int = 1) -> ResultTable | None:
 def _grid(
     title: str,
     columns: list[str],
-    entries: Sequence[Entry],
+    entries: Sequence[ReportEntry],
     read: Callable[[FinishedRun, str], float | None],
     ddof: int,
 ) -> ResultTable:
@@ -92,18 +92,18 @@ def _grid(
     cells: list[list[TableCell]] = [[] for _ in entries]
     for place in range(len(columns)):
         means = [mean_ignoring_none(row[place]) for row in found]
-        ranked = ranks(means, [entry.judged_on for entry in entries])
+        ranked = ranks(means, [entry.evaluated_on for entry in entries])
         for number, mean in enumerate(means):
             if mean is None:
                 cells[number].append(TableCell("–"))
                 continue
-            std = spread(found[number][place], ddof)
+            std = standard_deviation(found[number][place], ddof)
             text = f"{mean:.2f}" if std is None else f"{mean:.2f} ± {std:.2f}"
             cells[number].append(TableCell(text, ranked[number]))
     return ResultTable(title, columns, [(entry.label, row) for entry, row in zip(entries, cells, strict=True)])
 
 
-def heatmap(entries: Sequence[Entry], path: Path) -> Path:
+def silo_task_heatmap(entries: Sequence[ReportEntry], path: Path) -> Path:
     """Silo × task, one panel a row of the table, means over seeds; written as PNG."""
     from matplotlib.figure import Figure
 
@@ -136,7 +136,7 @@ def heatmap(entries: Sequence[Entry], path: Path) -> Path:
     return path
 
 
-def _on_tasks(entry: Entry) -> tuple[list[str], list[str], list[list[float | None]]]:
+def _on_tasks(entry: ReportEntry) -> tuple[list[str], list[str], list[list[float | None]]]:
     """Silos, tasks, and a score for each pair: the mean over seeds."""
     silos = silo_names([entry])
     tasks = list(entry.first.summary["silos"][silos[0]]["on_tasks"])
@@ -147,7 +147,7 @@ def _on_tasks(entry: Entry) -> tuple[list[str], list[str], list[list[float | Non
     return silos, tasks, scores
 
 
-def rounds(entries: Sequence[Entry], path: Path) -> Path | None:
+def rounds_figure(entries: Sequence[ReportEntry], path: Path) -> Path | None:
     """Both measures per round, means over silos and seeds (Figure 3); None where no run noted them."""
     from matplotlib.figure import Figure
 
@@ -157,7 +157,7 @@ def rounds(entries: Sequence[Entry], path: Path) -> Path | None:
         for entry in entries:
             points: dict[int, list[float | None]] = {}
             for run in entry.runs:
-                for event in run.of("evaluation"):
+                for event in run.events_of("evaluation"):
                     points.setdefault(int(event["round"]), []).append(mean_ignoring_none(event[key].values()))
             if points:
                 drawn = True

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from silotune.experiments.report.collect import Entry, FinishedRun, silo_names
+from silotune.experiments.report.entries import FinishedRun, ReportEntry, silo_names
 
 COLUMNS = ("method", "silo", "metric", "mean", "std", "n", "trainable_percent", "sent_percent", "bytes_up")
 
@@ -36,14 +36,14 @@ class Score:
         return f"{self.mean:.2f}" if self.std is None else f"{self.mean:.2f} ± {self.std:.2f}"
 
 
-def spread(values: Sequence[float], ddof: int) -> float | None:
+def standard_deviation(values: Sequence[float], ddof: int) -> float | None:
     """The standard deviation with divisor n − ddof; None if that is not above 0."""
     if len(values) <= ddof:
         return None
     return statistics.pstdev(values) if ddof == 0 else statistics.stdev(values)
 
 
-def tests(entry: Entry, silo: str) -> list[float]:
+def scores_over_seeds(entry: ReportEntry, silo: str) -> list[float]:
     """The test score of every run that has one, for a silo or the average."""
     if silo == AVERAGE:
         found = [run.summary["average"] for run in entry.runs]
@@ -52,25 +52,25 @@ def tests(entry: Entry, silo: str) -> list[float]:
     return [float(value) for value in found if value is not None]
 
 
-def score(entry: Entry, silo: str, ddof: int = 1) -> Score | None:
+def mean_score(entry: ReportEntry, silo: str, ddof: int = 1) -> Score | None:
     """Mean and standard deviation over seeds."""
-    values = tests(entry, silo)
-    return Score(statistics.fmean(values), spread(values, ddof), len(values)) if values else None
+    values = scores_over_seeds(entry, silo)
+    return Score(statistics.fmean(values), standard_deviation(values, ddof), len(values)) if values else None
 
 
-def attacked(entries: Sequence[Entry]) -> bool:
+def any_attacked(entries: Sequence[ReportEntry]) -> bool:
     """Whether a backdoor was looked for in any run."""
     return any(run.summary.get("attack") for entry in entries for run in entry.runs)
 
 
-def success_rate(entry: Entry, silo: str = AVERAGE, ddof: int = 1) -> Score | None:
+def success_rate(entry: ReportEntry, silo: str = AVERAGE, ddof: int = 1) -> Score | None:
     """The attack's success rate (percent) over seeds, for a silo or the average; None where it was not measured."""
     owners = [(run.summary.get("attack") if silo == AVERAGE else run.summary["silos"].get(silo)) for run in entry.runs]
     values = [float(owner["asr"]) for owner in owners if owner and owner.get("asr") is not None]
-    return Score(statistics.fmean(values), spread(values, ddof), len(values)) if values else None
+    return Score(statistics.fmean(values), standard_deviation(values, ddof), len(values)) if values else None
 
 
-def metric(entry: Entry, silo: str) -> str:
+def metric_name(entry: ReportEntry, silo: str) -> str:
     """The silo's metric; for the average the one that all share, else `mixed`."""
     silos = entry.first.summary["silos"]
     if silo != AVERAGE:
@@ -81,7 +81,7 @@ def metric(entry: Entry, silo: str) -> str:
 
 
 @dataclass(frozen=True)
-class Shares:
+class CostShares:
     """What a method trains and sends, in percent of full fine-tuning of the bare model with its head.
 
     `trained`, `adapters` (the trained parameters without heads) and `sent` are counts of parameters; `message` is the
@@ -94,7 +94,7 @@ class Shares:
     message: float | None
 
 
-def shares(entry: Entry) -> Shares:
+def cost_shares(entry: ReportEntry) -> CostShares:
     """The shares of a row, from its first run."""
     run = entry.first
     full = full_parameters(run)
@@ -103,7 +103,7 @@ def shares(entry: Entry) -> Shares:
         return None if not full else 100 * number / full
 
     summary = run.summary
-    return Shares(
+    return CostShares(
         percent(summary["trainable_parameters"]),
         percent(summary["adapter_parameters"]),
         percent(summary["sent_parameters"]),
@@ -113,7 +113,7 @@ def shares(entry: Entry) -> Shares:
 
 def message_bytes(run: FinishedRun) -> float:
     """The mean size of the updates that really left silos; 0 if none did."""
-    sizes = [event["bytes_up"] for event in run.of("silo") if event.get("bytes_up")]
+    sizes = [event["bytes_up"] for event in run.events_of("silo") if event.get("bytes_up")]
     return statistics.fmean(sizes) if sizes else 0.0
 
 
@@ -137,7 +137,7 @@ def _full(backbone: str, head: str, labels: int) -> int | None:
         return None
 
 
-def table_csv(entries: Sequence[Entry], ddof: int) -> str:
+def table_csv(entries: Sequence[ReportEntry], ddof: int) -> str:
     """`table.csv`: a row for every method and silo, and one for the average. Scores in percent.
 
     `bytes_up` is the run's total over all silos and rounds, as measured (mean over seeds). Where a backdoor was looked
@@ -145,15 +145,15 @@ def table_csv(entries: Sequence[Entry], ddof: int) -> str:
     """
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    backdoor = attacked(entries)
+    backdoor = any_attacked(entries)
     writer.writerow([*COLUMNS, *(ATTACK_COLUMNS if backdoor else ())])
     for entry in entries:
-        part, sent = shares(entry), _plain(entry.mean_of("bytes_up"))
+        part, sent = cost_shares(entry), _plain(entry.mean_of("bytes_up"))
         for silo in [*silo_names([entry]), AVERAGE]:
-            found = score(entry, silo, ddof)
+            found = mean_score(entry, silo, ddof)
             if found is not None:
                 percents = ("" if value is None else _plain(value) for value in (part.trained, part.sent))
-                kind = metric(entry, silo)
+                kind = metric_name(entry, silo)
                 rate = _mean_and_std(success_rate(entry, silo, ddof)) if backdoor else []
                 writer.writerow([entry.label, silo, kind, *_mean_and_std(found), found.n, *percents, sent, *rate])
     return text.getvalue()

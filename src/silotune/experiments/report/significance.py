@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from silotune.experiments.report.collect import Entry, by_data
+from silotune.experiments.report.entries import ReportEntry, group_by_data
 
 NOTE = (
     "Two-sided Wilcoxon signed-rank test on the differences of test scores (zeros dropped), paired by seed and silo, "
@@ -21,7 +21,7 @@ _CENTRAL = ":all"  # no silo can have this name
 
 
 @dataclass(frozen=True)
-class Paired:
+class PairedTest:
     """`best` against `other`: mean difference in percentage points over `pairs` pairs, and the adjusted p-value."""
 
     best: str
@@ -31,19 +31,19 @@ class Paired:
     p: float
 
 
-def paired(entries: Sequence[Entry]) -> list[Paired]:
+def paired_tests(entries: Sequence[ReportEntry]) -> list[PairedTest]:
     """On every data set the row with the best average against each other one with which it has pairs."""
-    found = [pair for group in by_data(entries) for pair in _against_the_best(group)]
+    found = [pair for group in group_by_data(entries) for pair in _against_the_best(group)]
     adjusted = holm([pair.p for pair in found])
     return [replace(pair, p=p) for pair, p in zip(found, adjusted, strict=True)]
 
 
-def heading(entries: Sequence[Entry]) -> str:
+def heading(entries: Sequence[ReportEntry]) -> str:
     """What the tests are of."""
-    return f"the best average{' of each data set' if len(by_data(entries)) > 1 else ''} against the others"
+    return f"the best average{' of each data set' if len(group_by_data(entries)) > 1 else ''} against the others"
 
 
-def _against_the_best(entries: Sequence[Entry]) -> list[Paired]:
+def _against_the_best(entries: Sequence[ReportEntry]) -> list[PairedTest]:
     """Rows on one data set, p-values as they are."""
     scored = [entry for entry in entries if not math.isnan(entry.mean_of("average"))]
     if not scored:
@@ -54,16 +54,16 @@ def _against_the_best(entries: Sequence[Entry]) -> list[Paired]:
         differences = _differences(best, other) if other is not best else []
         if differences:
             mean = statistics.fmean(differences)
-            found.append(Paired(best.label, other.label, mean, len(differences), _wilcoxon(differences)))
+            found.append(PairedTest(best.label, other.label, mean, len(differences), _wilcoxon(differences)))
     return found
 
 
-def _differences(one: Entry, other: Entry) -> list[float]:
+def _differences(one: ReportEntry, other: ReportEntry) -> list[float]:
     mine, theirs = _by_pair(one), _by_pair(other)
     return [mine[key] - theirs[key] for key in sorted(mine.keys() & theirs.keys())]
 
 
-def _by_pair(entry: Entry) -> dict[tuple[int, str], float]:
+def _by_pair(entry: ReportEntry) -> dict[tuple[int, str], float]:
     """(seed, silo) → test score. Silos that are judged on the same rows are no repetitions of one another."""
     central = {
         (run.seed, _CENTRAL): float(run.summary["average"])

@@ -53,7 +53,7 @@ class FigureSpec:
     legend: tuple[str, ...] = ()
 
 
-def style(position: int) -> dict[str, Any]:
+def line_style(position: int) -> dict[str, Any]:
     """Colour and marker of a row; with more than ten rows the lines change."""
     cycle = position // len(COLORS)
     return {
@@ -103,7 +103,7 @@ def panel_svg(panel: Panel, salt: str) -> str:
     return svg.replace("<svg", f'<svg role="img" aria-label="{label}"', 1)
 
 
-def save(spec: FigureSpec, folder: Path) -> list[Path]:
+def save_figure(spec: FigureSpec, folder: Path) -> list[Path]:
     """The whole figure as PNG and SVG files."""
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
@@ -119,7 +119,7 @@ def save(spec: FigureSpec, folder: Path) -> list[Path]:
     for axes in figure.axes[len(spec.panels) : rows * columns]:
         axes.set_visible(False)
     if spec.legend:
-        handles = [Line2D([], [], label=name, **style(n)) for n, name in enumerate(spec.legend)]
+        handles = [Line2D([], [], label=name, **line_style(n)) for n, name in enumerate(spec.legend)]
         figure.legend(handles=handles, loc="outside lower center", ncols=min(len(handles), columns * 2), frameon=False)
     paths = [folder / f"{spec.name}.{kind}" for kind in ("png", "svg")]
     for path in paths:
@@ -127,19 +127,19 @@ def save(spec: FigureSpec, folder: Path) -> list[Path]:
     return paths
 
 
-def short(name: str) -> str:
+def wrap_label(name: str) -> str:
     """A name as a tick label: at most two lines of 18 letters."""
     lines = textwrap.wrap(name, 18, max_lines=2, placeholder=" …")
     return "\n".join(lines) or name
 
 
-def bars(axes: Axes, names: Sequence[str], groups: Sequence[tuple[int, Sequence[float]]]) -> None:
+def horizontal_bars(axes: Axes, names: Sequence[str], groups: Sequence[tuple[int, Sequence[float]]]) -> None:
     """Horizontal bars: for every name one bar a group, (position in the legend, values)."""
     thickness = 0.8 / len(groups)
     for number, (position, values) in enumerate(groups):
         places = [index - 0.4 + (number + 0.5) * thickness for index in range(len(names))]
-        axes.barh(places, list(values), height=thickness * 0.92, color=style(position)["color"])
-    axes.set_yticks(range(len(names)), labels=[short(name) for name in names])
+        axes.barh(places, list(values), height=thickness * 0.92, color=line_style(position)["color"])
+    axes.set_yticks(range(len(names)), labels=[wrap_label(name) for name in names])
     axes.invert_yaxis()
     axes.grid(axis="x", color=GRID, linewidth=0.6)
     axes.set_axisbelow(True)

@@ -11,9 +11,9 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from silotune.experiments.report.collect import Entry, by_data, told_apart
+from silotune.experiments.report.entries import ReportEntry, distinguishable_silos, group_by_data
 from silotune.experiments.report.ranking import ranks
-from silotune.experiments.report.scores import AVERAGE, attacked, score, shares, success_rate
+from silotune.experiments.report.scores import AVERAGE, any_attacked, cost_shares, mean_score, success_rate
 
 MOST_SILOS = 12
 """Beyond it the table has the average only; `table.csv` has all silos."""
@@ -36,12 +36,12 @@ class ResultTable:
     rows: list[tuple[str, list[TableCell]]]
 
 
-def score_grid(entries: Sequence[Entry], ddof: int) -> ResultTable:
+def score_table(entries: Sequence[ReportEntry], ddof: int) -> ResultTable:
     """Test scores, mean ± std over seeds; rows are methods, columns silos. After an attack its success rate (ASR)."""
-    silos = told_apart(entries)
+    silos = distinguishable_silos(entries)
     columns = [*(silos if len(silos) <= MOST_SILOS else []), AVERAGE]
     table = [_ranked(entries, silo, ddof) for silo in columns]
-    if attacked(entries):
+    if any_attacked(entries):
         columns.append("ASR")
         rates = [success_rate(entry, ddof=ddof) for entry in entries]
         table.append([TableCell("–" if rate is None else rate.text) for rate in rates])
@@ -49,24 +49,24 @@ def score_grid(entries: Sequence[Entry], ddof: int) -> ResultTable:
     seeds = sorted({len(entry.runs) for entry in entries})
     repeats = f"{seeds[0]}" if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
     several = f"mean ± std over {repeats} seeds, ddof = {ddof}" if seeds[-1] > 1 else "one seed"
-    apart = "; best and second of each data set" if len(by_data(entries)) > 1 else ""
+    apart = "; best and second of each data set" if len(group_by_data(entries)) > 1 else ""
     return ResultTable(f"test score (%), {several}{apart}", columns, rows)
 
 
-def _ranked(entries: Sequence[Entry], silo: str, ddof: int) -> list[TableCell]:
-    scores = [score(entry, silo, ddof) for entry in entries]
-    places = ranks([found.mean if found else None for found in scores], [entry.judged_on for entry in entries])
+def _ranked(entries: Sequence[ReportEntry], silo: str, ddof: int) -> list[TableCell]:
+    scores = [mean_score(entry, silo, ddof) for entry in entries]
+    places = ranks([found.mean if found else None for found in scores], [entry.evaluated_on for entry in entries])
     return [
         TableCell(found.text, place) if found else TableCell("–") for found, place in zip(scores, places, strict=True)
     ]
 
 
-def cost_grid(entries: Sequence[Entry]) -> ResultTable:
+def cost_table(entries: Sequence[ReportEntry]) -> ResultTable:
     """What is trained and sent."""
     header = ["trained %", "adapters %", "sent %", "message %", "up MiB", "down MiB", "seconds"]
     rows = []
     for entry in entries:
-        part = shares(entry)
+        part = cost_shares(entry)
         percents = [_percent(value) for value in (part.trained, part.adapters, part.sent, part.message)]
         sizes = [f"{entry.mean_of(key) / 2**20:.2f}" for key in ("bytes_up", "bytes_down")]
         rows.append((entry.label, [*map(TableCell, [*percents, *sizes, f"{entry.mean_of('seconds'):.0f}"])]))
@@ -90,7 +90,7 @@ def join_tables(one: ResultTable, other: ResultTable) -> ResultTable:
     return ResultTable(one.title, [*one.header, *other.header], rows)
 
 
-def terminal(grid: ResultTable, width: int) -> Group:
+def as_terminal(grid: ResultTable, width: int) -> Group:
     """For rich; the best in bold, the second underlined. Columns that do not fit the width go into further tables."""
     first = max(len(label) for label, _ in grid.rows) + 5
     texts = [[name, *(_compact(values[n]) for _, values in grid.rows)] for n, name in enumerate(grid.header)]
@@ -132,7 +132,7 @@ def _table(grid: ResultTable) -> Table:
     return table
 
 
-def markdown(grid: ResultTable) -> str:
+def as_markdown(grid: ResultTable) -> str:
     """As a Markdown table; the second in HTML's underline, which Markdown lacks."""
     marks = {1: "**{}**", 2: "<u>{}</u>"}
     lines = ["| method | " + " | ".join(grid.header) + " |", "|---|" + "---:|" * len(grid.header)]
@@ -142,7 +142,7 @@ def markdown(grid: ResultTable) -> str:
     return "\n".join(lines) + "\n"
 
 
-def latex(grid: ResultTable) -> str:
+def as_latex(grid: ResultTable) -> str:
     """As a LaTeX tabular (package booktabs)."""
     marks = {1: r"\textbf{{{}}}", 2: r"\underline{{{}}}"}
     head = " & ".join(_latex(name) for name in ["method", *grid.header])

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from silotune.errors import InputError
-from silotune.experiments.report.curves import numbers
+from silotune.experiments.report.curves import logged_values
 from silotune.runs.engines.base import Progress
 from silotune.runs.storage.readers import events
 
@@ -101,7 +101,7 @@ class TensorBoard:
             kind, who = event.get("event"), event.get("silo", "coordinator")
             if kind in ("silo", "server", "final"):
                 after = " (final phases)" if kind == "final" else ""
-                found |= {f"{term}{after}/{who}": value for term, value in numbers(event).items()}
+                found |= {f"{term}{after}/{who}": value for term, value in logged_values(event).items()}
                 found |= {f"{key}/{who}": float(event[key]) for key in _BYTES if key in event}
         for tag, value in found.items():
             writer.add_scalar(tag, value, number, walltime=time)

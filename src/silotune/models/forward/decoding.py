@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
 
-from silotune.data.batching import padded
+from silotune.data.batching import pad_lists
 from silotune.models.backbone.backbone import Backbone
 from silotune.models.backbone.forward_plan import ForwardPlan
 from silotune.models.backbone.virtual_tokens import Prefix, encoder_states, present
@@ -31,7 +31,7 @@ class Decoding(ABC):
         self._mix = list(mix)
         self._plan = make_plan(backbone, mix)
         pad = backbone.pad_id
-        ids, mask = padded(prompts, pad, left=not backbone.base.config.is_encoder_decoder)
+        ids, mask = pad_lists(prompts, pad, left=not backbone.base.config.is_encoder_decoder)
         self._inputs = {"input_ids": ids.to(backbone.device), "attention_mask": mask.to(backbone.device)}
         self.rows = len(prompts)
 

@@ -105,7 +105,7 @@ def run_views(backbone: Backbone, request: ViewRequest) -> list[dict[str, View]]
     stacks: dict[tuple[int, ...], Tensors] = {}
     for micro_batch in request.micro_batches:
         pending = {key: view for key, view in distinct.items() if not _take_cached(request, micro_batch, view)}
-        text = {name: tensor.to(backbone.device) for name, tensor in micro_batch.text().items()}
+        text = {name: tensor.to(backbone.device) for name, tensor in micro_batch.model_inputs().items()}
         for key, encoded in _encode(backbone, request, micro_batch, text, pending, stacks).items():
             _collect(backbone, request, micro_batch, text, pending[key], encoded)
     heads = request.head_readings or [{} for _ in request.batches]
@@ -182,13 +182,15 @@ def _take_cached(request: ViewRequest, micro_batch: CohortMicroBatch, view: _Dis
     if view.cached_as is None:
         return False
     cached = []
-    for piece in micro_batch.pieces:
-        readings = request.view_caches[piece.member].get(view.cached_as, request.batches[piece.member], piece.rows)
+    for piece in micro_batch.slices:
+        readings = request.view_caches[piece.batch_index].get(
+            view.cached_as, request.batches[piece.batch_index], piece.rows
+        )
         if readings is None:
             return False
         cached.append(readings)
-    for piece, readings in zip(micro_batch.pieces, cached, strict=True):
-        view.collected[piece.member].add(readings)
+    for piece, readings in zip(micro_batch.slices, cached, strict=True):
+        view.collected[piece.batch_index].add(readings)
     return True
 
 
@@ -210,11 +212,11 @@ def _encode(
         views: key → view.
         stacks: stacked tensors of parts, shared by the micro-batches of a request.
     """
-    pieces = micro_batch.pieces
-    streams = [request.streams[piece.member] for piece in pieces] if request.streams else []
+    pieces = micro_batch.slices
+    streams = [request.streams[piece.batch_index] for piece in pieces] if request.streams else []
     segments = Segments(micro_batch.sizes, [piece.width for piece in pieces], streams, stacks)
     mixes = {
-        key: [select_rows(view.mixes[piece.member], piece.rows) for piece in pieces] for key, view in views.items()
+        key: [select_rows(view.mixes[piece.batch_index], piece.rows) for piece in pieces] for key, view in views.items()
     }
     return encode_views(backbone, text, mixes, segments, _activation_filler(backbone, request, micro_batch))
 
@@ -226,8 +228,8 @@ def _activation_filler(
     if request.activation_cache is None:
         return None
     rows = []
-    for piece in micro_batch.pieces:
-        batch = request.batches[piece.member]
+    for piece in micro_batch.slices:
+        batch = request.batches[piece.batch_index]
         if batch.source is None:
             return None
         rows.append((batch.source, batch.rows[piece.rows].tolist()))
@@ -260,13 +262,13 @@ def _collect(
     sizes = micro_batch.sizes
     pooled = {name: torch.split(pool(states, text), sizes) for name, pool in request.poolings.items()}
     states_of = torch.split(states, sizes) if for_heads else ()
-    for position, piece in enumerate(micro_batch.pieces):
-        collected = view.collected[piece.member]
+    for position, piece in enumerate(micro_batch.slices):
+        collected = view.collected[piece.batch_index]
         readings = {name: values[position] for name, values in pooled.items()}
         collected.add(readings)
         if view.cached_as is not None:
-            cache = request.view_caches[piece.member]
-            cache.put(view.cached_as, request.batches[piece.member], piece.rows, readings)
+            cache = request.view_caches[piece.batch_index]
+            cache.put(view.cached_as, request.batches[piece.batch_index], piece.rows, readings)
         if for_heads:
             inputs = {name: tensor.to(backbone.device) for name, tensor in piece.inputs.items()}
             collected.for_heads.append((states_of[position], inputs, plan or ForwardPlan()))

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from silotune.core.tensors import Tensors
 from silotune.data.batching import Batch
-from silotune.data.tasks import Kind, Row, Task
+from silotune.data.tasks import Row, Task, TaskKind
 from silotune.data.tokenized import RowTokenizer, TokenizedRows
 from silotune.models.backbone.backbone import Backbone
 from silotune.models.backbone.loading import ModelClass
@@ -32,7 +32,7 @@ class Head(ABC):
     """What turns a view into answers. Tensor names, where there are any, begin with the task's name."""
 
     name: ClassVar[str]
-    task_kind: ClassVar[Kind] = "classification"
+    task_kind: ClassVar[TaskKind] = "classification"
     """The kind of task it is for."""
     model_class: ClassVar[ModelClass] = "AutoModel"
     """How the backbone has to be loaded."""

@@ -16,9 +16,9 @@ from torch.utils.checkpoint import checkpoint
 
 from silotune.core.tensors import Tensors
 from silotune.data.batching import Batch
-from silotune.data.instructions import picks
+from silotune.data.instructions import lists_options
 from silotune.data.tasks import Row, Task
-from silotune.data.templates import CHAT, INSTRUCTION, Fill, InstructionTemplate, chat_template, encode_fitting
+from silotune.data.templates import CHAT, INSTRUCTION, FillTemplate, InstructionTemplate, chat_template, encode_fitting
 from silotune.data.tokenized import READ_POSITIONS, READ_ROWS, READ_TARGETS, Inputs, TokenizedRows
 from silotune.errors import InputError
 from silotune.models.backbone.backbone import Backbone
@@ -78,7 +78,7 @@ class LanguageModelHead(Head):
         has no end token.
         """
         tokenizer: Any = backbone.tokenizer
-        fill: Fill = chat_template(tokenizer) if self._chat else self._template
+        fill: FillTemplate = chat_template(tokenizer) if self._chat else self._template
         end = int(tokenizer.eos_token_id)
         several = bool(backbone.base.config.is_encoder_decoder)
         room = max_length if several else self.prompt_room(max_length)
@@ -107,7 +107,7 @@ class LanguageModelHead(Head):
                     for prompt, response in zip(prompts, responses, strict=True)
                 ]
                 ids = [[*prompt, *response] for prompt, response in zip(prompts, responses, strict=True)]
-            answers, options = [row.answer for row in rows], all(map(picks, rows))
+            answers, options = [row.answer for row in rows], all(map(lists_options, rows))
             return TokenizedRows(
                 task, ids, None, labels, decoder, reads=reads, targets=responses, answers=answers, options=options
             )

@@ -152,7 +152,7 @@ class VerbalizerHead(Head):
                 tokenizer, lambda texts: template.fill(texts, mask)[0], [row.texts for row in rows], max_length
             )
             ids = [one.ids for one in found]
-            soft = [template.soft_place(one, mask) for one in found] if template.has_soft else None
+            soft = [template.soft_position(one, mask) for one in found] if template.has_soft else None
             if answers:
                 decoder = [[start, mask_id]] * len(rows)
                 return TokenizedRows(task, ids, None, labels, decoder=decoder, reads=[[1]] * len(rows), soft=soft)

@@ -6,7 +6,7 @@ import torch
 
 from silotune.config import Config
 from silotune.data.loading import load_absent, load_silos
-from silotune.data.server_rows import labelled_rows
+from silotune.data.server_rows import draw_labeled_rows
 from silotune.data.tasks import SiloData
 from silotune.models.backbone.backbone import Backbone
 from silotune.models.forward.activation_cache import ActivationCache
@@ -53,7 +53,7 @@ def build(
     tokenize = head.row_tokenizer(backbone, config.train.max_length)
     rows = any(silo.splits.train for silo in data)  # a finished run is opened without
     if labelled is None and method.server_phases() and rows:
-        labelled = labelled_rows(data, config.server, config.data_seed)
+        labelled = draw_labeled_rows(data, config.server, config.data_seed)
     poisoning = backdoor(config, data, method, backbone)
     silos = make_silos(data, tokenize, method, poisoning)
     absent = {item.name: next(iter(make_silos([item], tokenize, method).values())) for item in kept_out}

@@ -30,10 +30,10 @@ def make_silos(
         if key not in evaluations:
             validation, test = (tokenize(item.task, rows) for rows in held_out)
             evaluations[key] = Evaluation(validation, test)
-            if backdoor is not None and backdoor.concerns(item.task):
+            if backdoor is not None and backdoor.has_target(item.task):
                 attacked = tokenize(item.task, backdoor.test_rows(item.task, held_out[1]))
                 evaluations[key].attack = AttackedRows(attacked, backdoor.target(item.task))
-        added = [] if backdoor is None else backdoor.poisoned(item)
+        added = [] if backdoor is None else backdoor.poisoned_rows(item)
         train = [*item.splits.train, *added]
         rows = replace(tokenize(item.task, without_labels(train) if method.unlabelled else train), poisoned=len(added))
         silos[item.name] = Silo(item.name, {item.task.name: rows}, {item.name: evaluations[key]})
@@ -49,7 +49,7 @@ def _put_together(silos: dict[str, Silo]) -> dict[str, Silo]:
     train: dict[str, TokenizedRows] = {}
     for silo in sorted(silos.values(), key=lambda silo: silo.name):  # the order in which they were named cannot matter
         for task, found in silo.train.items():
-            train[task] = train[task].joined(found) if task in train else found
+            train[task] = train[task].concatenated(found) if task in train else found
     evaluations = {name: evaluation for silo in silos.values() for name, evaluation in silo.evaluations.items()}
     return {"centralised": Silo("centralised", train, evaluations)}
 

@@ -20,9 +20,9 @@ from typing import Any
 
 from safetensors import SafetensorError
 
-from silotune.core.async_writer import Writer
+from silotune.core.async_writer import AsyncWriter
 from silotune.core.files import make_folder, write_text
-from silotune.core.locking import LOCK, claimed
+from silotune.core.locking import LOCK_FILE, folder_lock
 from silotune.core.serialization import read_tensors
 from silotune.core.tensors import Tensors
 from silotune.errors import InputError
@@ -57,7 +57,7 @@ class RunFolder:
 
         Silos of a federation on this machine write theirs here as well, and drop them themselves.
         """
-        self._writer = Writer()
+        self._writer = AsyncWriter()
         self.changed: list[str] = []
         """Libraries whose versions are others than when the run began, for the events of a run that goes on."""
 
@@ -78,7 +78,7 @@ class RunFolder:
         if (path / "config.yaml").exists():
             cls._made(path, config)
             return
-        there = [] if not path.is_dir() else [entry for entry in path.iterdir() if entry.name != LOCK]
+        there = [] if not path.is_dir() else [entry for entry in path.iterdir() if entry.name != LOCK_FILE]
         if resume and (path.is_file() or not all(_begun(entry) for entry in there)):
             raise InputError(f"--resume: {path} is not a run folder")
         if not resume and (path.is_file() or there):
@@ -244,7 +244,7 @@ def working_in(path: Path, config: str, backbone: str, resume: bool = False) -> 
         InputError: as `RunFolder.begin` and `claimed`.
     """
     RunFolder.check(path, config, resume)
-    with claimed(path):
+    with folder_lock(path):
         folder = RunFolder.begin(path, config, backbone, resume)
         try:
             yield folder

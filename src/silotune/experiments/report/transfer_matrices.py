@@ -35,7 +35,7 @@ _LUMINANCE = np.array([0.299, 0.587, 0.114])
 
 
 @dataclass(frozen=True)
-class Facts:
+class RunFacts:
     """Of a run, beside its scores.
 
     Args:
@@ -51,7 +51,7 @@ class Facts:
 
 def write_transfer_csv(
     groups: Mapping[str, tuple[str, str, Sequence[TransferScore]]],
-    facts: Mapping[tuple[str, str, int], Facts],
+    facts: Mapping[tuple[str, str, int], RunFacts],
     path: Path,
     types: Mapping[str, str] = TASK_TYPES,
 ) -> Path:

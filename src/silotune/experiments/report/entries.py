@@ -56,7 +56,7 @@ class FinishedRun:
         return json.dumps(compared, sort_keys=True, default=str)
 
     @cached_property
-    def judged_on(self) -> str:
+    def evaluated_on(self) -> str:
         """What decides, beside the seed, which rows a silo of that name is tested on and by which score.
 
         The configuration of a deployed federation does not name its data: tasks, metrics and how many rows there are
@@ -76,13 +76,13 @@ class FinishedRun:
             return found
         return sorted({(str(task), str(metric), rows) for task, metric, rows in found.values() if rows is not None})
 
-    def of(self, kind: str) -> list[dict[str, Any]]:
+    def events_of(self, kind: str) -> list[dict[str, Any]]:
         """The events of one kind."""
         return [event for event in self.events if event.get("event") == kind]
 
 
 @dataclass(frozen=True)
-class Entry:
+class ReportEntry:
     """A row of the table: a method (or a variant of one) over several seeds."""
 
     label: str
@@ -99,9 +99,9 @@ class Entry:
         return self.runs[0]
 
     @property
-    def judged_on(self) -> str:
+    def evaluated_on(self) -> str:
         """See `FinishedRun`; rows whose scores may be set against one another have the same."""
-        return self.first.judged_on
+        return self.first.evaluated_on
 
 
 def read_run(folder: Path) -> FinishedRun:
@@ -123,7 +123,7 @@ def read_run(folder: Path) -> FinishedRun:
     return FinishedRun(folder, summary, config)
 
 
-def read_entries(folders: Sequence[Path]) -> list[Entry]:
+def read_entries(folders: Sequence[Path]) -> list[ReportEntry]:
     """The rows of a table, from run folders and folders of comparisons (all finished runs in them).
 
     Comparisons name their rows; those of one name and one configuration are one row, whichever folders they lie in.
@@ -144,19 +144,19 @@ def read_entries(folders: Sequence[Path]) -> list[Entry]:
             free.append(run)
         else:
             labelled.setdefault((row, run.setting), []).append(run)
-    entries: list[Entry] = []
-    for entry in [*_planned(labelled), *grouped(free)]:
-        entries.append(Entry(_distinct(entry.label, [other.label for other in entries]), entry.runs))
+    entries: list[ReportEntry] = []
+    for entry in [*_planned(labelled), *group_runs(free)]:
+        entries.append(ReportEntry(_distinct(entry.label, [other.label for other in entries]), entry.runs))
     return entries
 
 
-def _planned(labelled: Mapping[tuple[str, str], Sequence[FinishedRun]]) -> list[Entry]:
+def _planned(labelled: Mapping[tuple[str, str], Sequence[FinishedRun]]) -> list[ReportEntry]:
     """The rows of comparisons; where one name stands for several, the comparison's folder tells them apart."""
     several = {row for row, number in Counter(row for row, _ in labelled).items() if number > 1}
     entries = []
     for (row, _), runs in labelled.items():
         folder = os.path.basename(os.path.abspath(runs[0].folder.parent))
-        entries.append(Entry(f"{folder}: {row}" if row in several else row, tuple(runs)))
+        entries.append(ReportEntry(f"{folder}: {row}" if row in several else row, tuple(runs)))
     return entries
 
 
@@ -180,12 +180,12 @@ def _rows_of(folder: Path) -> list[tuple[str | None, Path]]:
     return [*inside, *((None, path) for path in below if path.name not in planned)]
 
 
-def grouped(runs: Sequence[FinishedRun]) -> list[Entry]:
+def group_runs(runs: Sequence[FinishedRun]) -> list[ReportEntry]:
     """Runs by configuration; rows of one method are told apart by the keys in which they differ."""
     groups: dict[str, list[FinishedRun]] = {}
     for run in runs:
         groups.setdefault(run.setting, []).append(run)
-    flat = {key: flattened(json.loads(key)) for key in groups}
+    flat = {key: flatten_keys(json.loads(key)) for key in groups}
     labels: list[str] = []
     for key, group in groups.items():
         method = str(group[0].summary["method"])
@@ -197,7 +197,7 @@ def grouped(runs: Sequence[FinishedRun]) -> list[Entry]:
         what = ", ".join(f"{name}={_brief(value)}" for name, value in given[:3] if value is not None)
         labels.append(_distinct(f"{method} ({what})" if what else method, labels))
     pairs = zip(labels, groups.values(), strict=True)
-    return [Entry(label, tuple(sorted(group, key=lambda run: run.seed))) for label, group in pairs]
+    return [ReportEntry(label, tuple(sorted(group, key=lambda run: run.seed))) for label, group in pairs]
 
 
 def _brief(value: object) -> str:
@@ -213,36 +213,36 @@ def _distinct(label: str, taken: Sequence[str]) -> str:
     return found
 
 
-def flattened(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flatten_keys(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Nested keys as dotted ones."""
     flat: dict[str, Any] = {}
     for key, value in tree.items():
         if isinstance(value, dict):
-            flat |= flattened(value, f"{prefix}{key}.")
+            flat |= flatten_keys(value, f"{prefix}{key}.")
         else:
             flat[f"{prefix}{key}"] = value
     return flat
 
 
-def by_data(entries: Sequence[Entry]) -> list[list[Entry]]:
+def group_by_data(entries: Sequence[ReportEntry]) -> list[list[ReportEntry]]:
     """Rows that are judged on the same data, together."""
-    groups: dict[str, list[Entry]] = {}
+    groups: dict[str, list[ReportEntry]] = {}
     for entry in entries:
-        groups.setdefault(entry.judged_on, []).append(entry)
+        groups.setdefault(entry.evaluated_on, []).append(entry)
     return list(groups.values())
 
 
-def centrally_judged(entries: Sequence[Entry]) -> bool:
+def centrally_evaluated(entries: Sequence[ReportEntry]) -> bool:
     """Whether every run judges all silos on the same rows."""
     return all(run.central for entry in entries for run in entry.runs)
 
 
-def told_apart(entries: Sequence[Entry]) -> list[str]:
+def distinguishable_silos(entries: Sequence[ReportEntry]) -> list[str]:
     """The silos whose scores are worth a column: none where each run has one model, judged on the same rows."""
     alike = (len({silo.get("test") for silo in run.summary["silos"].values()}) <= 1 for e in entries for run in e.runs)
-    return [] if centrally_judged(entries) and all(alike) else silo_names(entries)
+    return [] if centrally_evaluated(entries) and all(alike) else silo_names(entries)
 
 
-def silo_names(entries: Sequence[Entry]) -> list[str]:
+def silo_names(entries: Sequence[ReportEntry]) -> list[str]:
     """All silos of all rows, in the order in which they come."""
     return list(dict.fromkeys(name for entry in entries for run in entry.runs for name in run.summary["silos"]))

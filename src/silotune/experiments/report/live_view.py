@@ -13,16 +13,18 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from silotune.core.locking import at_work
+from silotune.core.locking import is_locked
 from silotune.errors import InputError
-from silotune.experiments.report.tables import mebibytes
+from silotune.experiments.report.result_table import mebibytes
 from silotune.runs.storage.readers import events, read_summary
 
 PATIENCE = 10.0
 """Seconds without anybody at work in the folder: one who resumes a run loads its backbone first."""
 
 
-def follow(run: Path, console: Console, *, once: bool = False, every: float = 1.0, patience: float = PATIENCE) -> None:
+def watch_run(
+    run: Path, console: Console, *, once: bool = False, every: float = 1.0, patience: float = PATIENCE
+) -> None:
     """Show a run until it is finished, or nobody works on it.
 
     Raises:
@@ -37,7 +39,7 @@ def follow(run: Path, console: Console, *, once: bool = False, every: float = 1.
     with Live(frame(run), console=console, auto_refresh=False) as live:
         while not (run / "summary.json").exists() and time.monotonic() - seen < patience:
             time.sleep(every)
-            if at_work(run):
+            if is_locked(run):
                 seen = time.monotonic()
             live.update(frame(run), refresh=True)
         live.update(frame(run), refresh=True)
