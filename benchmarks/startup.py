@@ -18,18 +18,11 @@ from typing import Any
 
 _CHILD = """
 import os, sys, time
-from silotune import training
-make = training.make_optimiser
-def first(train, tensors):
-    optimizer = make(train, tensors)
-    step = optimizer.step
-    def stepped(*args, **kwargs):
-        step(*args, **kwargs)
-        os.write(int(os.environ["SILOTUNE_FIRST_STEP"]), str(time.monotonic()).encode())
-        os._exit(0)
-    optimizer.step = stepped
-    return optimizer
-training.make_optimiser = first
+from torch.optim.optimizer import register_optimizer_step_post_hook
+def first(optimizer, args, kwargs):
+    os.write(int(os.environ["SILOTUNE_FIRST_STEP"]), str(time.monotonic()).encode())
+    os._exit(0)
+register_optimizer_step_post_hook(first)
 from silotune.cli.main import main
 sys.argv = ["silotune", *sys.argv[1:]]
 main()
