@@ -9,16 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from silotune.distributed.coordinator import dispatcher as rollcall
+from silotune.distributed.coordinator import dispatcher
 from tests.support.processes import begin, processes
 
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch):
     """Nothing here takes time to arrive."""
-    monkeypatch.setattr(rollcall, "POLL", 0.0)
-    monkeypatch.setattr(rollcall, "LOOK", 0.0)
-    monkeypatch.setattr(rollcall, "AGAIN", 0.0)
+    monkeypatch.setattr(dispatcher, "POLL_INTERVAL", 0.0)
+    monkeypatch.setattr(dispatcher, "NODES_INTERVAL", 0.0)
+    monkeypatch.setattr(dispatcher, "RETRY_DELAY", 0.0)
 
 
 @pytest.fixture

@@ -13,10 +13,15 @@ from pathlib import Path
 import pytest
 import yaml
 
-from silotune.distributed.deploy import commands as deployment
-from silotune.distributed.deploy import node_keys as admission
-from silotune.distributed.deploy.party_configs import LinkConfig, NodeConfig, read_joining, read_link, read_party
-from silotune.distributed.flower import commands as flower
+from silotune.distributed.deploy import commands, node_keys
+from silotune.distributed.deploy.party_configs import (
+    CoordinatorSettings,
+    NodeSettings,
+    read_coordinator_settings,
+    read_party,
+    read_silo_or_node_settings,
+)
+from silotune.distributed.flower import commands as flwr_commands
 from silotune.distributed.processes.supervisor import ManagedProcess
 from silotune.distributed.silo.silo_config import SiloSettings
 from silotune.errors import InputError, SilotuneError
@@ -42,7 +47,7 @@ def written(folder, tree):
 
 def test_whose_file_it_is(tmp_path):
     link, node, silo = (read_party(written(tmp_path, tree)) for tree in (LINK, NODE, SILO))
-    assert (type(link), type(node), type(silo)) == (LinkConfig, NodeConfig, SiloSettings)
+    assert (type(link), type(node), type(silo)) == (CoordinatorSettings, NodeSettings, SiloSettings)
     assert (link.folder, link.ca) == (str(tmp_path / "state"), str(tmp_path / "tls/ca.pem"))
     assert str(node.socket_path) == str(silo.socket_path) == str(tmp_path / "run/w.sock")
 
@@ -50,7 +55,7 @@ def test_whose_file_it_is(tmp_path):
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "coordinator.example.org", ""])
 def test_a_superlink_beyond_loopback_is_refused(tmp_path, host):
     with pytest.raises(InputError, match=r"can run code on the silos; allowed: 127\.0\.0\.1, localhost") as refused:
-        read_link(written(tmp_path, LINK | {"host": host}))
+        read_coordinator_settings(written(tmp_path, LINK | {"host": host}))
     assert "host" in str(refused.value)
     assert str(refused.value).count("\n") == 0
 
@@ -66,7 +71,7 @@ def test_a_superlink_beyond_loopback_is_refused(tmp_path, host):
 )
 def test_a_coordinators_file_is_checked(tmp_path, change, said):
     with pytest.raises(InputError, match=said):
-        read_link(written(tmp_path, LINK | change))
+        read_coordinator_settings(written(tmp_path, LINK | change))
 
 
 @pytest.mark.parametrize("tree", [NODE, SILO], ids=["node", "silo"])
@@ -84,14 +89,14 @@ def test_a_coordinators_file_is_checked(tmp_path, change, said):
 )
 def test_a_file_to_join_with_is_checked(tmp_path, tree, change, said):
     with pytest.raises(InputError, match=said):
-        read_joining(written(tmp_path, tree | change))
+        read_silo_or_node_settings(written(tmp_path, tree | change))
 
 
 def test_without_an_address_a_silo_cannot_join(tmp_path):
     with pytest.raises(InputError, match="superlink: give the address"):
-        read_joining(written(tmp_path, SILO | {"superlink": None}))
+        read_silo_or_node_settings(written(tmp_path, SILO | {"superlink": None}))
     with pytest.raises(InputError, match="superlink"):
-        read_joining(written(tmp_path, NODE | {"superlink": None}))
+        read_silo_or_node_settings(written(tmp_path, NODE | {"superlink": None}))
 
 
 # -- keys --------------------------------------------------------------------------------------------------------------
@@ -99,7 +104,7 @@ def test_without_an_address_a_silo_cannot_join(tmp_path):
 
 @pytest.fixture
 def link(tmp_path):
-    return read_link(written(tmp_path, LINK))
+    return read_coordinator_settings(written(tmp_path, LINK))
 
 
 @pytest.fixture
@@ -117,7 +122,7 @@ def flwr(monkeypatch):
 
     found = Flwr()
     found.asked = []
-    monkeypatch.setattr(flower.subprocess, "run", found.run)
+    monkeypatch.setattr(flwr_commands.subprocess, "run", found.run)
     return found
 
 
@@ -129,36 +134,36 @@ def key(tmp_path):
 
 
 def test_a_silo_has_one_key_until_it_is_expelled(link, flwr, key):
-    assert admission.admit(link, "north", key) == "17"
+    assert node_keys.register_node(link, "north", key) == "17"
     assert flwr.asked == [
         ["flwr", "supernode", "register", str(key), "silotune", "--name", "silo-north", "--format", "json"]
     ]
     with pytest.raises(InputError, match="silo 'north': is node 17 already"):
-        admission.admit(link, "north", key)
+        node_keys.register_node(link, "north", key)
     assert len(flwr.asked) == 1
     with pytest.raises(InputError, match="'south': not admitted; admitted: north"):
-        admission.expel(link, "south")
-    assert admission.expel(link, "north") == "17"
+        node_keys.unregister_node(link, "south")
+    assert node_keys.unregister_node(link, "north") == "17"
     assert flwr.asked[-1] == ["flwr", "supernode", "unregister", "17", "silotune", "--format", "json"]
-    assert admission.admitted(link) == {}
+    assert node_keys.registered_nodes(link) == {}
 
 
 def test_a_refusal_is_said_in_flowers_words_and_nothing_is_kept(link, flwr, key):
     flwr.answer = {"success": False, "error-message": "Using …\n\n[code: 23] Public key already in use."}
     with pytest.raises(SilotuneError, match=r"silo 'north' was not admitted: .*\[code: 23\] Public key already in use"):
-        admission.admit(link, "north", key)
-    assert admission.admitted(link) == {}
+        node_keys.register_node(link, "north", key)
+    assert node_keys.registered_nodes(link) == {}
 
 
 def test_a_superlink_that_does_not_answer_is_named(link, key, tmp_path, monkeypatch):
     def run(words, *, timeout, **options):
         raise subprocess.TimeoutExpired(words, timeout)
 
-    monkeypatch.setattr(flower.subprocess, "run", run)
+    monkeypatch.setattr(flwr_commands.subprocess, "run", run)
     with pytest.raises(SilotuneError, match="silo 'north' was not admitted: the SuperLink did not answer within 300 s"):
-        admission.admit(link, "north", key)
+        node_keys.register_node(link, "north", key)
     with pytest.raises(SilotuneError, match="flwr run: the SuperLink did not answer within 300 s"):
-        flower.submit(tmp_path / "app", tmp_path / "job", {})
+        flwr_commands.submit_job(tmp_path / "app", tmp_path / "job", {})
 
 
 def test_what_cannot_be_a_silos_key_is_not_sent(link, flwr, key, tmp_path):
@@ -171,12 +176,12 @@ def test_what_cannot_be_a_silos_key_is_not_sent(link, flwr, key, tmp_path):
         ("silo-north", key, "must not begin with 'silo-'"),  # the node of `north` is registered as silo-north
     ]:
         with pytest.raises(InputError, match=said):
-            admission.admit(link, silo, path)
+            node_keys.register_node(link, silo, path)
     assert flwr.asked == []
 
 
 def test_nodes_are_called_by_their_silos(link, flwr, key):
-    admission.admit(link, "north", key)
+    node_keys.register_node(link, "north", key)
     flwr.answer = {
         "success": True,
         "nodes": [
@@ -185,7 +190,7 @@ def test_nodes_are_called_by_their_silos(link, flwr, key):
             {"node-id": "19", "owner-name": "none", "status": "unregistered"},
         ],
     }
-    assert admission.nodes(link) == {"north": "online", "node 18": "offline"}
+    assert node_keys.node_statuses(link) == {"north": "online", "node 18": "offline"}
 
 
 # -- before a silo joins -----------------------------------------------------------------------------------------------
@@ -207,14 +212,14 @@ def test_what_is_no_tls_is_named_before_anything_starts(tmp_path):
         thread.start()
         address = f"127.0.0.1:{listener.getsockname()[1]}"
         with pytest.raises(InputError, match=f"superlink {address}: does not speak TLS"):
-            deployment.greet(address, str(tmp_path / "ca.pem"))
+            commands.check_tls(address, str(tmp_path / "ca.pem"))
         thread.join()
-    assert "not reachable" in deployment.greet(address, str(tmp_path / "ca.pem"))
+    assert "not reachable" in commands.check_tls(address, str(tmp_path / "ca.pem"))
     with pytest.raises(InputError, match=r"root_certificates .*none\.pem: cannot be used"):
-        deployment.greet(address, str(tmp_path / "none.pem"))
+        commands.check_tls(address, str(tmp_path / "none.pem"))
     (tmp_path / "broken.pem").write_text("no certificate")
     with pytest.raises(InputError, match=r"root_certificates .*broken\.pem: cannot be used"):
-        deployment.greet(address, str(tmp_path / "broken.pem"))
+        commands.check_tls(address, str(tmp_path / "broken.pem"))
 
 
 def certificate(folder, name):
@@ -236,11 +241,11 @@ def test_a_nodes_file_starts_no_worker(tmp_path, monkeypatch, tree, started):
         assert folder == tmp_path / "node"
         yield Family()
 
-    monkeypatch.setattr(deployment, "_running", running)
-    monkeypatch.setattr(deployment, "_look_after", lambda household, say: None)
-    monkeypatch.setattr(deployment, "greet", lambda address, certificates: "")
+    monkeypatch.setattr(commands, "_supervised", running)
+    monkeypatch.setattr(commands, "_keep_running", lambda supervisor, say: None)
+    monkeypatch.setattr(commands, "check_tls", lambda address, certificates: "")
     path = written(tmp_path, tree)
-    deployment.join(path, read_joining(path), lambda _: None)
+    commands.join(path, read_silo_or_node_settings(path), lambda _: None)
     assert [name for name, _ in begun] == started
     words = begun[-1][1]
     assert words[words.index("--auth-supernode-private-key") + 1] == str(tmp_path / "north")
@@ -252,9 +257,11 @@ def test_why_a_node_ended_is_flowers_own_line(tmp_path):
     log = tmp_path / "supernode.log"
     child = ManagedProcess("supernode", [], log, None)
     log.write_text("INFO: x\n[code: 2004] Failed to activate SuperNode.\nINFO: Finished server process\n")
-    assert deployment.why(child).startswith("[code: 2004] Failed to activate SuperNode.; its key is not admitted")
+    assert commands.failure_line(child).startswith(
+        "[code: 2004] Failed to activate SuperNode.; its key is not admitted"
+    )
     log.write_text("INFO: x\nsomething else\n")
-    assert deployment.why(child) == "something else"
+    assert commands.failure_line(child) == "something else"
 
 
 # -- deploy/ -----------------------------------------------------------------------------------------------------------

@@ -62,7 +62,7 @@ def hello(silo):
     return Frame("hello", {"silo": silo})
 
 
-def calls_of(nodes, *silos, admit=lambda frame: None):
+def dispatcher_of(nodes, *silos, admit=lambda frame: None):
     said = []
     calls = SiloDispatcher(
         nodes, silos, HELLO, admit, lambda who, what: said.append((who, what)), PATIENCE, nodes.clock, nodes.sleep
@@ -74,7 +74,7 @@ def test_a_greeting_that_went_under_is_repeated_until_the_silo_is_in():
     """Its process died, or it was restarted before anybody saw it away; nobody is greeted once it is in."""
     nodes = Nodes({1: "", 2: ""})
     nodes.script = {1.0: lambda: nodes.answer(1, hello("north")), 21.0: lambda: nodes.answer(4, hello("south"))}
-    calls, said = calls_of(nodes, "north", "south")
+    calls, said = dispatcher_of(nodes, "north", "south")
     assert calls.wait_for_all(100) == []
     assert nodes.when("hello") == [(0.0, 1), (0.0, 2), (10.0, 2), (20.0, 2)]
     assert said == []
@@ -83,7 +83,7 @@ def test_a_greeting_that_went_under_is_repeated_until_the_silo_is_in():
 def test_a_silo_that_is_only_slow_answers_the_first_greeting_and_once_more():
     nodes = Nodes({1: ""})
     nodes.script = {15.0: lambda: (nodes.answer(1, hello("north")), nodes.answer(2, hello("north")))}
-    calls, _ = calls_of(nodes, "north")
+    calls, _ = dispatcher_of(nodes, "north")
     assert calls.wait_for_all(100) == []
     assert nodes.now < 16
 
@@ -96,7 +96,7 @@ def test_a_silo_that_is_absent_at_first_is_greeted_when_it_comes_and_again_when_
         30.0: lambda: nodes.online.update({1: ""}),  # a registered key keeps its node's id
         31.0: lambda: nodes.answer(2, hello("north")),
     }
-    calls, _ = calls_of(nodes, "north")
+    calls, _ = dispatcher_of(nodes, "north")
     assert calls.wait_for_all(100) == []
     assert nodes.when("hello") == [(5.0, 1), (30.0, 1)]
 
@@ -107,7 +107,7 @@ def test_a_node_whose_worker_is_not_there_is_greeted_again_soon():
         1.0: lambda: nodes.answer(1, Frame("unavailable", {"reason": "no worker"})),
         2.0: lambda: nodes.answer(2, hello("north")),
     }
-    calls, said = calls_of(nodes, "north")
+    calls, said = dispatcher_of(nodes, "north")
     assert calls.wait_for_all(5) == []
     assert said == [("node 1", "no worker")]
 
@@ -121,7 +121,7 @@ def test_a_silo_that_was_refused_while_the_run_goes_on_is_asked_again_and_let_in
             raise HandshakeRefused("another backbone")
 
     nodes.script = {0.5: lambda: nodes.answer(1, hello("north"))}
-    calls, said = calls_of(nodes, "north", "south", admit=admit)
+    calls, said = dispatcher_of(nodes, "north", "south", admit=admit)
     assert calls.wait_for_all(2) == ["south"]
     nodes.script = {
         number: lambda number=number: nodes.answer(number_of(nodes, "hello"), hello("south"))
@@ -140,7 +140,7 @@ def test_a_silo_that_was_refused_while_the_run_goes_on_is_asked_again_and_let_in
     assert said.count(("south", "another backbone")) == 1
     assert [node for _, node in nodes.when("hello")].count(1) == 1
 
-    strict, _ = calls_of(Nodes({1: ""}), "south", admit=admit)
+    strict, _ = dispatcher_of(Nodes({1: ""}), "south", admit=admit)
     wrong[:] = [True]
     strict.link.script = {0.5: lambda: strict.link.answer(1, hello("south"))}
     with pytest.raises(HandshakeRefused):
@@ -155,7 +155,7 @@ def number_of(nodes, kind):
 def test_only_who_owes_an_answer_is_asked_again_and_ever_less_often():
     nodes = Nodes({1: "", 2: ""})
     nodes.script = {0.5: lambda: [nodes.answer(1, hello("north")), nodes.answer(2, hello("south"))]}
-    calls, said = calls_of(nodes, "north", "south")
+    calls, said = dispatcher_of(nodes, "north", "south")
     assert calls.wait_for_all(5) == []
     began = nodes.now
     nodes.script = {began + 1: lambda: nodes.answer(3, Frame("answer", {"silo": "north"}))}

@@ -15,7 +15,7 @@ import time
 import pytest
 
 from silotune.distributed.coordinator.coordinate import coordinate
-from silotune.distributed.coordinator.engine import Flower
+from silotune.distributed.coordinator.engine import FlowerEngine
 from silotune.distributed.deploy.local_processes import STARTS
 from silotune.distributed.flower.link import ConnectionLost
 from silotune.distributed.protocol.frames import decode
@@ -149,14 +149,14 @@ def test_a_round_that_was_judged_before_a_kill_is_logged_once_by_the_engine_that
     class Killed(BaseException):
         pass
 
-    checkpoint = Flower._checkpoint
+    checkpoint = FlowerEngine._checkpoint
 
     def kill(engine, number, *rest, **more):
         if number == 2:
             raise Killed
         checkpoint(engine, number, *rest, **more)
 
-    monkeypatch.setattr(Flower, "_checkpoint", kill)
+    monkeypatch.setattr(FlowerEngine, "_checkpoint", kill)
     with pytest.raises(Killed):
         coordinate(job(config, out, configs), DirectLink(there))
     assert rounds_of(out) == [1]

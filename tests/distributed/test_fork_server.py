@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from silotune.distributed.processes.fork_client import lives
-from silotune.distributed.processes.supervisor import Supervisor, _end_groups
+from silotune.distributed.processes.fork_client import is_alive
+from silotune.distributed.processes.supervisor import Supervisor, _end_process_groups
 from silotune.distributed.processes.watchdog import process_group
 from silotune.errors import SilotuneError
 from tests.support.processes import processes
@@ -24,21 +24,21 @@ LOST = ["flower-superexec", "--insecure", "--runtime-api-address", "127.0.0.1:9"
 
 
 def test_a_forked_command_has_its_own_log_name_and_exit_code(tmp_path):
-    with Supervisor(tmp_path / "logs", {}, nursery=True) as household:
-        child = household.start("worker-x", [*WORKER, str(tmp_path / "missing.yaml")], {"SOME": "thing"})
+    with Supervisor(tmp_path / "logs", {}, fork_server=True) as supervisor:
+        child = supervisor.start("worker-x", [*WORKER, str(tmp_path / "missing.yaml")], {"SOME": "thing"})
         assert child.process.wait(timeout=60) == 1
         assert not child.alive
         assert "missing.yaml: cannot be read" in child.tail()
-        assert household.again("worker-x").starts == 2
-    assert process_group(household.token) == []
+        assert supervisor.restart("worker-x").starts == 2
+    assert process_group(supervisor.token) == []
 
 
 def test_a_command_that_it_does_not_know_is_named(tmp_path):
     with (
-        Supervisor(tmp_path / "logs", {}, nursery=True) as household,
+        Supervisor(tmp_path / "logs", {}, fork_server=True) as supervisor,
         pytest.raises(SilotuneError, match=r"ls: cannot be started .*nursery\.log"),
     ):
-        household.start("ls", ["ls"])
+        supervisor.start("ls", ["ls"])
 
 
 def test_why_a_forked_command_ended_is_in_its_log():
@@ -58,7 +58,7 @@ def test_a_process_that_has_no_group_of_its_own_yet_is_ended_too(deaf):
     process = subprocess.Popen(["sh", "-c", f"{trap}echo ready; exec sleep 60"], stdout=subprocess.PIPE)
     try:
         assert process.stdout.readline() == b"ready\n"
-        _end_groups([process], grace=0.3)
+        _end_process_groups([process], grace=0.3)
         assert process.poll() == -(signal.SIGKILL if deaf else signal.SIGTERM)
     finally:
         process.kill()
@@ -68,8 +68,8 @@ def test_a_process_that_has_no_group_of_its_own_yet_is_ended_too(deaf):
 
 @pytest.mark.long
 def test_a_nursery_that_is_killed_is_replaced_and_its_children_stay(tmp_path):
-    with Supervisor(tmp_path / "logs", {"TEST_RUN": str(tmp_path)}, nursery=True) as household:
-        first = household.start("first", LOST)
+    with Supervisor(tmp_path / "logs", {"TEST_RUN": str(tmp_path)}, fork_server=True) as supervisor:
+        first = supervisor.start("first", LOST)
         until = time.monotonic() + 30
         while processes(tmp_path, "first") != [first.process.pid] and time.monotonic() < until:
             time.sleep(0.05)
@@ -77,12 +77,12 @@ def test_a_nursery_that_is_killed_is_replaced_and_its_children_stay(tmp_path):
         assert processes(tmp_path, "first") == [found]
         parent = int((Path("/proc") / str(found) / "stat").read_text().rpartition(")")[2].split()[1])
         os.kill(parent, signal.SIGKILL)
-        while lives(parent) and time.monotonic() < until:
+        while is_alive(parent) and time.monotonic() < until:
             time.sleep(0.05)
-        second = household.start("second", LOST)
+        second = supervisor.start("second", LOST)
         assert first.alive
         assert second.alive
-        household.end("first")
-        assert not lives(first.process.pid)
+        supervisor.end("first")
+        assert not is_alive(first.process.pid)
         assert second.alive
-    assert process_group(household.token) == []
+    assert process_group(supervisor.token) == []

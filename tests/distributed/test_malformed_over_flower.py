@@ -23,7 +23,7 @@ from silotune.communication.aggregation import Update
 from silotune.core.tensors import flatten
 from silotune.distributed.coordinator import coordinate as coordinate_module
 from silotune.distributed.coordinator.coordinate import coordinate
-from silotune.distributed.coordinator.engine import Flower
+from silotune.distributed.coordinator.engine import FlowerEngine
 from silotune.distributed.protocol.frames import Frame, decode
 from silotune.distributed.silo.session import Session
 from tests.support.session_rig import DirectLink, job, local_configs
@@ -56,7 +56,7 @@ class Clock:
 class Round:
     """A federation before its second round: what honest silos answer there, and what one of them answered before."""
 
-    engine: Flower
+    engine: FlowerEngine
     link: DirectLink
     broadcast: bytes
     honest: dict[str, Frame]
@@ -80,7 +80,7 @@ class Round:
 NODES = sorted([*HONEST, VICTIM])
 
 
-class _Stopping(Flower):
+class _Stopping(FlowerEngine):
     """Plays the first round, then hands itself out."""
 
     def run(self) -> None:
@@ -108,7 +108,7 @@ def rounds(tiny_config, tmp_path_factory):
         sessions = [Session(configs[name]).answer for name in NODES]
         link = DirectLink(dict(enumerate(sessions)))
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(coordinate_module, "Flower", _Stopping)
+            patch.setattr(coordinate_module, "FlowerEngine", _Stopping)
             with pytest.raises(Captured) as captured:
                 coordinate(job(config, out, configs), link)
         (engine,) = captured.value.args
@@ -123,7 +123,7 @@ def rounds(tiny_config, tmp_path_factory):
             data = honest[name].encode()
             link.joined[NODES.index(name)] = lambda _, data=data: data
         clock = Clock(time.monotonic())
-        engine._calls.clock, engine._calls.sleep = clock.now, clock.sleep
+        engine._dispatcher.clock, engine._dispatcher.sleep = clock.now, clock.sleep
         engine._options = engine._options.model_copy(update={"deadline": 3.0})
         (first,) = [f for f in earlier if f.kind == "answer" and f.fields["silo"] == VICTIM]
         made[way] = Round(engine, link, broadcast, honest, first, {update.silo: update for update in updates})

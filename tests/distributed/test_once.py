@@ -40,7 +40,7 @@ def test_a_silo_judges_once_however_often_it_is_asked(tiny_config, tmp_path, mon
 
 @pytest.mark.parametrize("local", [True, False])
 def test_a_second_coordinator_in_the_folder_is_refused_and_the_first_goes_on(tiny_config, tmp_path, monkeypatch, local):
-    monkeypatch.setattr(coordinator_module, "PREDECESSOR", 0.0)
+    monkeypatch.setattr(coordinator_module, "PREDECESSOR_TIMEOUT", 0.0)
     config = tiny_config("fedmcp", "rounds=2", "train.steps=1")
     expected = run(config, out=tmp_path / "whole").summary
     out, refused = tmp_path / "run", []

@@ -12,7 +12,7 @@ from silotune.distributed.coordinator.status_files import CoordinatorMonitor
 from silotune.distributed.protocol.agreement import wire_config
 from silotune.distributed.protocol.frames import Frame, decode
 from silotune.distributed.protocol.handshake import Identity
-from silotune.distributed.silo.privacy_ledger import FILE, Ledger, Price
+from silotune.distributed.silo.privacy_ledger import FILE, Price, PrivacyLedger
 from silotune.distributed.silo.session import Session
 from silotune.errors import InputError, SilotuneError
 from silotune.runs.build.builder import build
@@ -29,7 +29,7 @@ def answers(link: DirectLink) -> list[Frame]:
 
 
 def test_uses_of_this_run_and_the_sum_of_the_others(tmp_path):
-    ledger = Ledger(tmp_path)
+    ledger = PrivacyLedger(tmp_path)
     two, half = Price("laplace", 2.0, 0.0), Price("laplace", 0.5, 0.0)
     assert ledger.spent("a" * 16, two) == PrivacySpent(0, 0.0)
     for run, name, price in (("a", "0001", two), ("a", "0002", two), ("b", "0001", half)):
@@ -45,7 +45,7 @@ def test_uses_of_this_run_and_the_sum_of_the_others(tmp_path):
 def test_a_damaged_record_lets_nothing_more_leave(tmp_path, text):
     (tmp_path / FILE).write_text(text + "\n")
     with pytest.raises(InputError, match=FILE):
-        Ledger(tmp_path).spent("a" * 16, Price("laplace", 1.0, 0.0))
+        PrivacyLedger(tmp_path).spent("a" * 16, Price("laplace", 1.0, 0.0))
 
 
 def test_another_run_over_the_same_rows_finds_the_budget_spent(tiny_config, tmp_path):

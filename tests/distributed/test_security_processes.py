@@ -24,7 +24,7 @@ from flwr.supercore.primitives.asymmetric import public_key_to_bytes, sign_messa
 from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
 
 from silotune.config import dump
-from silotune.distributed.deploy import commands as deployment
+from silotune.distributed.deploy import commands
 from silotune.distributed.processes.supervisor import free_ports
 from silotune.errors import InputError
 from silotune.runs.run import run
@@ -123,7 +123,7 @@ def test_only_the_node_api_passes_and_only_for_admitted_keys(deployed):
     # a coordinator with a self-made certificate: a silo ends before it sends anything
     authority(deployed.folder / "other")
     with pytest.raises(InputError, match="its certificate is not one that root_certificates vouches for"):
-        deployment.greet(deployed.address, str(deployed.folder / "other" / "ca.pem"))
+        commands.check_tls(deployed.address, str(deployed.folder / "other" / "ca.pem"))
 
 
 # -- long --------------------------------------------------------------------------------------------------------------

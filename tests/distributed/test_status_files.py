@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from silotune.distributed.coordinator import status_files as outcome
+from silotune.distributed.coordinator import status_files
 from silotune.distributed.deploy.commands import follow
 from silotune.errors import InputError, SilotuneError
 
@@ -56,7 +56,7 @@ def test_one_that_is_gone_without_a_word_is_not_waited_for(place, clock):
 
 
 def test_one_that_works_is_waited_for_and_what_it_does_is_told_once(place, clock, monkeypatch):
-    outcome.say_begun(place)
+    status_files.write_started(place)
     said, progress = heard()
     pause = time.sleep
     steps = iter([(1, "alpha", 0, 2)] * 700 + [(1, "beta", 1, 2)] * 700)
@@ -65,14 +65,14 @@ def test_one_that_works_is_waited_for_and_what_it_does_is_told_once(place, clock
         pause(seconds)
         step = next(steps, None)
         if step is None:
-            outcome.say_ended(place)
+            status_files.write_outcome(place)
         else:
-            outcome.say_progress(place, *step)
+            status_files.write_progress(place, *step)
 
     monkeypatch.setattr(time, "sleep", working)
     follow(place.parent, progress)
     assert said == [(1, "alpha", 0, 2), (1, "beta", 1, 2)]
-    assert clock[0] > outcome.SLOW
+    assert clock[0] > status_files.STARTUP_TIMEOUT
 
 
 @pytest.mark.parametrize(
@@ -85,8 +85,8 @@ def test_one_that_works_is_waited_for_and_what_it_does_is_told_once(place, clock
     ],
 )
 def test_how_it_ended_is_raised(place, clock, error, lost, raised, said):
-    outcome.say_begun(place)
-    outcome.say_ended(place, error, lost)
+    status_files.write_started(place)
+    status_files.write_outcome(place, error, lost)
     with pytest.raises(SilotuneError) as found:
         follow(place.parent, lambda *_: None)
     assert (type(found.value), str(found.value)) == (raised, said)
@@ -94,11 +94,11 @@ def test_how_it_ended_is_raised(place, clock, error, lost, raised, said):
 
 
 def test_what_the_one_before_said_is_forgotten(place):
-    outcome.say_begun(place)
-    outcome.say_progress(place, 1, "", 0, 1)
-    outcome.say_ended(place)
-    outcome.forget(place)
+    status_files.write_started(place)
+    status_files.write_progress(place, 1, "", 0, 1)
+    status_files.write_outcome(place)
+    status_files.clear(place)
     assert list(place.iterdir()) == []
-    watched = outcome.CoordinatorMonitor(place, lambda *_: None)
+    watched = status_files.CoordinatorMonitor(place, lambda *_: None)
     watched.poll()
     assert (watched.outcome(), watched.failure_reason()) == (None, "")

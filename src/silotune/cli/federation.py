@@ -38,10 +38,10 @@ AnyFile = Annotated[Path, typer.Argument(help="The coordinator's or a silo's fil
 def up(coordinator: LinkFile) -> None:
     """Run the coordinator's SuperLink, in the foreground."""
     from silotune.cli.console import say
-    from silotune.distributed.deploy import commands as deployment
-    from silotune.distributed.deploy.party_configs import read_link
+    from silotune.distributed.deploy import commands
+    from silotune.distributed.deploy.party_configs import read_coordinator_settings
 
-    deployment.up(read_link(coordinator), say)
+    commands.up(read_coordinator_settings(coordinator), say)
 
 
 @federation.command()
@@ -50,30 +50,32 @@ def admit(
 ) -> None:
     """Let a silo's key in."""
     from silotune.cli.console import say
-    from silotune.distributed.deploy import node_keys as admission
-    from silotune.distributed.deploy.party_configs import read_link
+    from silotune.distributed.deploy import node_keys
+    from silotune.distributed.deploy.party_configs import read_coordinator_settings
 
-    say(f"silo {silo!r} is node {admission.admit(read_link(coordinator), silo, key)}")
+    node = node_keys.register_node(read_coordinator_settings(coordinator), silo, key)
+    say(f"silo {silo!r} is node {node}")
 
 
 @federation.command()
 def expel(coordinator: LinkFile, silo: SiloName) -> None:
     """Take a silo's key out: it left, or its key is lost and another one comes."""
     from silotune.cli.console import say
-    from silotune.distributed.deploy import node_keys as admission
-    from silotune.distributed.deploy.party_configs import read_link
+    from silotune.distributed.deploy import node_keys
+    from silotune.distributed.deploy.party_configs import read_coordinator_settings
 
-    say(f"silo {silo!r} was node {admission.expel(read_link(coordinator), silo)}, and is it no more")
+    node = node_keys.unregister_node(read_coordinator_settings(coordinator), silo)
+    say(f"silo {silo!r} was node {node}, and is it no more")
 
 
 @federation.command()
 def join(silo: JoinFile) -> None:
     """Run a silo's worker and SuperNode, in the foreground."""
     from silotune.cli.console import say
-    from silotune.distributed.deploy import commands as deployment
-    from silotune.distributed.deploy.party_configs import read_joining
+    from silotune.distributed.deploy import commands
+    from silotune.distributed.deploy.party_configs import read_silo_or_node_settings
 
-    deployment.join(silo, read_joining(silo), say)
+    commands.join(silo, read_silo_or_node_settings(silo), say)
 
 
 @federation.command()
@@ -88,21 +90,21 @@ def start(
     """Start a run with the silos that `federation.silos` names."""
     from silotune.cli.console import console, default_folder, progress_bars, say
     from silotune.distributed.coordinator.coordinate import prepare
-    from silotune.distributed.deploy import commands as deployment
-    from silotune.distributed.deploy.party_configs import read_link
+    from silotune.distributed.deploy import commands
+    from silotune.distributed.deploy.party_configs import read_coordinator_settings
     from silotune.experiments.report.result_table import result_table
     from silotune.runs.build.resolve import read_config
     from silotune.runs.storage.readers import read_summary
 
-    link = read_link(coordinator)
+    settings = read_coordinator_settings(coordinator)
     config = read_config(source, overrides or [])
     folder = (out or default_folder(source, config)).resolve()
     job = prepare(config, folder, resume)
-    say(f"run {deployment.start(link, job)} in {folder}")
+    say(f"run {commands.start(settings, job)} in {folder}")
     if not wait:
         return
     with progress_bars() as bars:
-        deployment.follow(folder, bars(config.method.name, config.rounds), say)
+        commands.follow(folder, bars(config.method.name, config.rounds), say)
     console.print(result_table([read_summary(folder)]))
 
 
@@ -110,9 +112,9 @@ def start(
 def status(file: AnyFile) -> None:
     """Say what runs."""
     from silotune.cli.console import say
-    from silotune.distributed.deploy import commands as deployment
+    from silotune.distributed.deploy import commands
 
-    for line in deployment.status(file):
+    for line in commands.status(file):
         say(line)
 
 
@@ -120,6 +122,6 @@ def status(file: AnyFile) -> None:
 def down(file: AnyFile) -> None:
     """End what `up` or `join` runs."""
     from silotune.cli.console import say
-    from silotune.distributed.deploy import commands as deployment
+    from silotune.distributed.deploy import commands
 
-    say("ended" if deployment.down(file) else "nothing was running")
+    say("ended" if commands.down(file) else "nothing was running")

@@ -17,9 +17,9 @@ from silotune.core.locking import folder_lock
 from silotune.core.tensors import digest, flatten
 from silotune.data.row_folder import read_rows
 from silotune.data.tasks import SiloData, Splits
-from silotune.distributed.coordinator import status_files as outcome
+from silotune.distributed.coordinator import status_files
 from silotune.distributed.coordinator.dispatcher import SiloDispatcher
-from silotune.distributed.coordinator.engine import Flower
+from silotune.distributed.coordinator.engine import FlowerEngine
 from silotune.distributed.coordinator.run_registry import FOLDER, RunRegistry
 from silotune.distributed.flower.link import ConnectionLost, Link
 from silotune.distributed.protocol.agreement import check_federated, wire_config
@@ -34,7 +34,7 @@ from silotune.runs.summary import state_digest, summarise
 from silotune.training.federation import Federation
 from silotune.training.silo import SiloState
 
-PREDECESSOR = 30.0
+PREDECESSOR_TIMEOUT = 30.0
 """Seconds that a coordinator which was told to end has for it."""
 
 
@@ -81,7 +81,7 @@ def prepare(config: Config, out: Path, resume: bool) -> Path:
     RunRegistry.check(out)
     place = out / FOLDER
     with folder_lock(out), folder_lock(place):
-        outcome.forget(place)
+        status_files.clear(place)
         write_text(place / "config.yaml", dump(config))
         Job(str(place / "config.yaml"), str(out)).write(place / "job.json")
     return place / "job.json"
@@ -95,18 +95,18 @@ def coordinate(job: Job, link: Link) -> None:
     """
     place = Path(job.out) / FOLDER
     # who started all silos on this machine has the run folder; a coordinator that it replaces may be about to end
-    with nullcontext() if job.local else folder_lock(Path(job.out)), folder_lock(place, PREDECESSOR):
+    with nullcontext() if job.local else folder_lock(Path(job.out)), folder_lock(place, PREDECESSOR_TIMEOUT):
         _coordinate(job, link, place)
 
 
 def _coordinate(job: Job, link: Link, place: Path) -> None:
-    outcome.say_begun(place)
+    status_files.write_started(place)
     try:
         _run(job, link)
     except Exception as error:  # told to end, it says nothing: the run is not over
-        outcome.say_ended(place, error, lost=isinstance(error, ConnectionLost))
+        status_files.write_outcome(place, error, lost=isinstance(error, ConnectionLost))
         raise
-    outcome.say_ended(place)
+    status_files.write_outcome(place)
 
 
 def _run(job: Job, link: Link) -> None:
@@ -124,10 +124,10 @@ def _run(job: Job, link: Link) -> None:
     method = make_method(config)
     backbone = BackboneRequirements.of(config, method).load()
     text = wire_config(config, names)
-    door = AdmissionPolicy(Identity.of(config, text, backbone), RunRegistry.open(out))
-    run = {"run": door.known.run, "config": text, "identity": door.identity.fields()}
+    admission = AdmissionPolicy(Identity.of(config, text, backbone), RunRegistry.open(out))
+    run = {"run": admission.known.run, "config": text, "identity": admission.identity.fields()}
     folder: list[RunFolder] = []
-    turned_away: dict[str, str] = {}
+    refusals: dict[str, str] = {}
 
     def report(who: str, what: str) -> None:
         who, what = who[:100], what[:500]  # both may quote what a silo says
@@ -135,30 +135,32 @@ def _run(job: Job, link: Link) -> None:
         if folder:
             folder[0].event("silo-failed", silo=who, reason=what)
         else:
-            turned_away[who] = what
+            refusals[who] = what
 
     options = config.federation
-    calls = SiloDispatcher(link, names, Frame("hello", run).encode(), door, report, options.patience)
-    missing = [name for name in calls.wait_for_all(options.join) if name not in door.known.silos]
+    dispatcher = SiloDispatcher(link, names, Frame("hello", run).encode(), admission, report, options.patience)
+    missing = [name for name in dispatcher.wait_for_all(options.join) if name not in admission.known.silos]
     if missing:
-        said = "".join(f"; {who}: {what}" for who, what in sorted(turned_away.items()))
+        said = "".join(f"; {who}: {what}" for who, what in sorted(refusals.items()))
         late = f"silos that did not join within federation.join={options.join:g} s: {', '.join(missing)}"
         raise SilotuneError(f"{late}; nothing began{said}")
-    known = door.known
+    known = admission.known
     data = [SiloData(name, known.silos[name].task, Splits()) for name in names]
     method.setting.head.check_names(silo.task for silo in data)
     federation = build(config, backbone, data, _labeled(job, config, bool(method.server_phases())))
     federation.texts = {name: known.silos[name].texts for name in names}
-    door.expect(federation.coordinator.expected.shapes)
+    admission.expect(federation.coordinator.expected.shapes)
     with closing(_run_folder(out, federation)) as opened:
         folder.append(opened)
         known.write(out)
-        run["identity"] = door.identity.fields()
+        run["identity"] = admission.identity.fields()
         if federation.privacy is not None:
             lines = federation.privacy.lines()
-            outcome.say_promise(out / FOLDER, lines)
+            status_files.write_privacy_guarantee(out / FOLDER, lines)
             print("\n".join(f"silotune coordinator: {line}" for line in lines), flush=True)
-        engine = Flower(federation, opened, calls, run, job.local, partial(outcome.say_progress, out / FOLDER))
+        engine = FlowerEngine(
+            federation, opened, dispatcher, run, job.local, partial(status_files.write_progress, out / FOLDER)
+        )
         engine.run()
         _finish(engine, out, job.local)
 
@@ -207,7 +209,7 @@ def _run_folder(out: Path, federation: Federation) -> RunFolder:
     return folder
 
 
-def _finish(engine: Flower, out: Path, local: bool) -> None:
+def _finish(engine: FlowerEngine, out: Path, local: bool) -> None:
     federation, folder = engine.federation, engine.folder
     final: dict[str, Any] = {"shared_sha256": digest(flatten(federation.coordinator.shared)), "state_sha256": None}
     if local:  # the silos' folders lie here too

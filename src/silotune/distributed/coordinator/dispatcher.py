@@ -10,13 +10,13 @@ from silotune.distributed.flower.link import Arrival, Link
 from silotune.distributed.protocol.frames import Frame, ProtocolError, decode
 from silotune.distributed.protocol.handshake import HandshakeRefused
 
-POLL = 0.1
+POLL_INTERVAL = 0.1
 """Seconds between looks at what has come."""
 
-LOOK = 1.0
+NODES_INTERVAL = 1.0
 """Seconds between looks at who is connected."""
 
-AGAIN = 2.0
+RETRY_DELAY = 2.0
 """Seconds before a silo that could not answer is asked again."""
 
 _NEVER = float("inf")
@@ -27,7 +27,7 @@ Report = Callable[[str, str], None]
 
 
 @dataclass
-class _Asked:
+class _PendingRequest:
     """A request that is under way: to which node, since when, and whether it is only to learn a name."""
 
     silo: str
@@ -63,11 +63,11 @@ class SiloDispatcher:
     hellos: dict[str, Frame] = field(default_factory=dict)
     """What silos said of themselves."""
     _nodes: dict[str, int] = field(default_factory=dict)
-    _due: dict[int, float] = field(default_factory=dict)
+    _greet_at: dict[int, float] = field(default_factory=dict)
     """When a node that is there is to be asked (again) who it is; never, once it is let in."""
     _refused: set[tuple[int, str]] = field(default_factory=set)
     """Nodes that were not let in, and why: said once."""
-    _under_way: dict[str, _Asked] = field(default_factory=dict)
+    _pending: dict[str, _PendingRequest] = field(default_factory=dict)
     _online: Mapping[int, str] = field(default_factory=dict)
     _looked: float = float("-inf")
     _strict: bool = True
@@ -83,10 +83,10 @@ class SiloDispatcher:
         while missing := [name for name in self.silos if name not in self.hellos]:
             if self.clock() >= until:
                 return missing
-            self._look()
-            for arrival in self.link.pull(list(self._under_way)):
-                self._arrived(arrival, {})
-            self.sleep(POLL)
+            self._update_nodes()
+            for arrival in self.link.pull(list(self._pending)):
+                self._handle(arrival, {})
+            self.sleep(POLL_INTERVAL)
         return []
 
     def request(self, requests: Mapping[str, bytes], deadline: float, away: float = float("inf")) -> Iterator[Frame]:
@@ -105,7 +105,7 @@ class SiloDispatcher:
         self._strict = False
         waiting: dict[str, float] = dict.fromkeys(requests, float("-inf"))  # silo → not to be asked before
         while waiting and self.clock() < until:
-            self._look()
+            self._update_nodes()
             for name in list(waiting):
                 self._send(name, requests[name], waiting)
                 if self._node_of(name) is not None:
@@ -113,35 +113,35 @@ class SiloDispatcher:
                 elif self.clock() - seen[name] > away:
                     self.report(name, f"not connected for {away:g} s")
                     del waiting[name]
-            for arrival in self.link.pull(list(self._under_way)):
-                answer = self._arrived(arrival, waiting)
+            for arrival in self.link.pull(list(self._pending)):
+                answer = self._handle(arrival, waiting)
                 if answer is not None:
                     del waiting[str(answer.fields["silo"])]
                     yield answer
             if waiting:
-                self.sleep(POLL)
-        for message in [message for message, asked in self._under_way.items() if not asked.greeting]:
-            del self._under_way[message]
+                self.sleep(POLL_INTERVAL)
+        for message in [message for message, asked in self._pending.items() if not asked.greeting]:
+            del self._pending[message]
         for name in waiting:
             self.report(name, f"no answer within {deadline:g} s")
 
     # -- who is there --------------------------------------------------------------------------------------------------
 
-    def _look(self) -> None:
+    def _update_nodes(self) -> None:
         """Greet nodes that have not been let in; forget what was under way to nodes that are gone."""
         now = self.clock()
-        if now - self._looked < LOOK:
+        if now - self._looked < NODES_INTERVAL:
             return
         self._looked, self._online = now, self.link.nodes()
-        for message, asked in list(self._under_way.items()):
+        for message, asked in list(self._pending.items()):
             if asked.node not in self._online:
-                del self._under_way[message]
-        self._due = {node: due for node, due in self._due.items() if node in self._online}
+                del self._pending[message]
+        self._greet_at = {node: due for node, due in self._greet_at.items() if node in self._online}
         self._refused = {(node, why) for node, why in self._refused if node in self._online}
         for node in self._online:
-            if self._due.get(node, now) <= now and (sent := self.link.push(node, self.greeting)):
-                self._under_way[sent] = _Asked("", node, now, greeting=True)
-                self._due[node] = now + self.patience
+            if self._greet_at.get(node, now) <= now and (sent := self.link.push(node, self.greeting)):
+                self._pending[sent] = _PendingRequest("", node, now, greeting=True)
+                self._greet_at[node] = now + self.patience
 
     def _node_of(self, name: str) -> int | None:
         node = self._nodes.get(name)
@@ -151,7 +151,7 @@ class SiloDispatcher:
         now, node = self.clock(), self._node_of(name)
         if node is None or now < waiting[name]:
             return
-        sent = [asked.since for asked in self._under_way.values() if asked.silo == name and asked.node == node]
+        sent = [asked.since for asked in self._pending.values() if asked.silo == name and asked.node == node]
         pause = self.patience * 2 ** max(0, len(sent) - 1)
         if sent and now - max(sent) < pause:
             return
@@ -159,15 +159,15 @@ class SiloDispatcher:
             self.report(name, f"no answer for {pause:g} s; asked again")
         message = self.link.push(node, request)
         if message:
-            self._under_way[message] = _Asked(name, node, now)
+            self._pending[message] = _PendingRequest(name, node, now)
         else:
-            waiting[name] = now + AGAIN
+            waiting[name] = now + RETRY_DELAY
 
     # -- what comes ----------------------------------------------------------------------------------------------------
 
-    def _arrived(self, arrival: Arrival, waiting: dict[str, float]) -> Frame | None:
+    def _handle(self, arrival: Arrival, waiting: dict[str, float]) -> Frame | None:
         """An answer to a silo's request; everything else is dealt with here."""
-        asked = self._under_way.pop(arrival.message, None)
+        asked = self._pending.pop(arrival.message, None)
         if asked is None:
             return None
         who = asked.silo or f"node {asked.node}"
@@ -179,25 +179,25 @@ class SiloDispatcher:
                 error = str(problem)
         if frame is None or frame.kind == "unavailable":
             self.report(who, error or str(frame and frame.fields.get("reason")))
-            self._later(asked, waiting)
+            self._retry_later(asked, waiting)
             return None
         if asked.greeting:
-            self._met(asked.node, frame)
+            self._register(asked.node, frame)
             return None
         if frame.fields.get("silo") != asked.silo:
             self.report(who, f"answered in the name of {frame.fields.get('silo')!r}")
             frame = Frame("failed", {"silo": asked.silo, "reason": "answered in another name"})
         return frame if asked.silo in waiting else None
 
-    def _later(self, asked: _Asked, waiting: dict[str, float]) -> None:
+    def _retry_later(self, asked: _PendingRequest, waiting: dict[str, float]) -> None:
         if asked.greeting:
-            self._due[asked.node] = self.clock()
+            self._greet_at[asked.node] = self.clock()
         elif asked.silo in waiting:
-            waiting[asked.silo] = self.clock() + AGAIN
+            waiting[asked.silo] = self.clock() + RETRY_DELAY
 
-    def _met(self, node: int, frame: Frame) -> None:
+    def _register(self, node: int, frame: Frame) -> None:
         """A node has said who it is. The newest node of a name is the silo's."""
-        if self._due.get(node) == _NEVER:  # asked twice, answered twice
+        if self._greet_at.get(node) == _NEVER:  # asked twice, answered twice
             return
         name, registered = str(frame.fields.get("silo", "")), self._online.get(node, "")
         reason = ""
@@ -213,7 +213,7 @@ class SiloDispatcher:
                     raise
                 reason = str(refusal)
         if not reason:
-            self.hellos[name], self._nodes[name], self._due[node] = frame, node, _NEVER
+            self.hellos[name], self._nodes[name], self._greet_at[node] = frame, node, _NEVER
         elif (node, reason) not in self._refused:
             self._refused.add((node, reason))
             self.report(name or f"node {node}", reason)

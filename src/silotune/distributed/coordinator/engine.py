@@ -30,7 +30,7 @@ _COUNTED = {"seconds": 0.0, "rows": 0}
 """What a silo need not say of its training."""
 
 
-class Flower(Engine):
+class FlowerEngine(Engine):
     """See the module.
 
     Args:
@@ -49,18 +49,18 @@ class Flower(Engine):
         self,
         federation: Federation,
         folder: RunFolder,
-        calls: SiloDispatcher,
+        dispatcher: SiloDispatcher,
         run: Mapping[str, Any],
         local: bool = False,
         progress: Progress | None = None,
     ) -> None:
         super().__init__(federation, folder, progress)
-        self._calls = calls
+        self._dispatcher = dispatcher
         self._run = dict(run)
         self._local = local
         self._options = federation.config.federation
-        self._moved: dict[str, str] = {}
-        self._late: dict[str, dict[str, Any]] = {}
+        self._new_states: dict[str, str] = {}
+        self._deferred_scores: dict[str, dict[str, Any]] = {}
         """Scores of the round before, which came with a round's answers."""
 
     @property
@@ -74,12 +74,12 @@ class Flower(Engine):
         Raises:
             SilotuneError: too few updates; what is finished is in the run folder.
         """
-        self._moved, self._late = {}, {}
-        yield from self._quorate("round", number, silos, broadcast)
+        self._new_states, self._deferred_scores = {}, {}
+        yield from self._until_quorum("round", number, silos, broadcast)
 
     def finals(self, number: int, silos: Sequence[str], broadcast: bytes) -> Iterator[SiloReply]:
         """See `Engine.finals`."""
-        for received in self._quorate("final", number, silos, broadcast):
+        for received in self._until_quorum("final", number, silos, broadcast):
             yield received.reply
 
     def validate(self, number: int) -> Scores:
@@ -88,7 +88,7 @@ class Flower(Engine):
         On central rows the score is the mean over all silos, so that it is not given where one is absent.
         """
         names = sorted(self.federation.silos)
-        entries = self._late if number == self.history.pending else self._scores(number, ["validation"])
+        entries = self._deferred_scores if number == self.history.pending else self._scores(number, ["validation"])
         found = {name: entries[name].get("validation") for name in names if name in entries}
         if self.federation.central is None:
             return found
@@ -104,7 +104,7 @@ class Flower(Engine):
 
     def save_states(self, number: int, silos: Sequence[str], better: bool) -> Mapping[str, str]:
         """The silos have kept their states by now; here only their names."""
-        moved, self._moved = self._moved, {}
+        moved, self._new_states = self._new_states, {}
         self.history.taken = self.history.taken | moved
         return self._files(moved)
 
@@ -116,7 +116,7 @@ class Flower(Engine):
                 f"checkpoint round-{checkpoint.round:04d}.json: not of a run by this engine alone; resume it with "
                 "--engine inprocess"
             )
-        self.history.taken, self._moved = dict(taken), {}
+        self.history.taken, self._new_states = dict(taken), {}
 
     # -- requests ------------------------------------------------------------------------------------------------------
 
@@ -127,7 +127,7 @@ class Flower(Engine):
 
     def _base(self, name: str) -> str:
         """The state from which a silo goes on."""
-        return self._moved.get(name) or self.history.taken.get(name, "")
+        return self._new_states.get(name) or self.history.taken.get(name, "")
 
     def _keep(self, name: str) -> list[str]:
         """The states that checkpoints name."""
@@ -138,7 +138,7 @@ class Flower(Engine):
         said = {**self._run, "round": number, "base": self._base(name), **fields}
         return Frame(kind, said, {"broadcast": broadcast}).encode()
 
-    def _quorate(self, kind: str, number: int, silos: Sequence[str], broadcast: bytes) -> Iterator[Received]:
+    def _until_quorum(self, kind: str, number: int, silos: Sequence[str], broadcast: bytes) -> Iterator[Received]:
         """Updates of as many silos as the quorum asks for; refused ones are passed on, and do not count."""
         needed = max(1, ceil_fraction(self._options.quorum, len(silos))) if silos else 0
         judge = kind == "round" and bool(self.history.pending)
@@ -152,18 +152,18 @@ class Flower(Engine):
             for name in resting:  # they take no part, but say how good the round before was for them
                 requests[name] = self._request("score", number, name, broadcast, splits=["validation"])
             self.progress(number, ", ".join(waiting), arrived, len(silos))
-            for frame in self._calls.request(requests, self._options.deadline, self._options.away):
+            for frame in self._dispatcher.request(requests, self._options.deadline, self._options.away):
                 if frame.fields["silo"] in resting:
                     resting.remove(str(frame.fields["silo"]))
-                    self._take_scores(number, frame, self._late)
+                    self._take_scores(number, frame, self._deferred_scores)
                     continue
                 reply = self._read(kind, number, frame)
                 if reply is None:
                     continue
                 if judge:
-                    self._late[reply.silo] = frame.fields.get("scores", {})
+                    self._deferred_scores[reply.silo] = frame.fields.get("scores", {})
                 waiting.remove(reply.silo)
-                self._moved[reply.silo] = str(frame.fields["state"])
+                self._new_states[reply.silo] = str(frame.fields["state"])
                 received = Received(reply) if kind == "final" else coordinator.read_reply(number, reply)
                 arrived += not received.refusal
                 self.progress(number, ", ".join(waiting) or "all silos answered", len(silos) - len(waiting), len(silos))
@@ -206,7 +206,7 @@ class Flower(Engine):
         names = sorted(self.federation.silos)
         requests = {name: self._request("score", number, name, broadcast, splits=list(splits)) for name in names}
         found: dict[str, dict[str, Any]] = {}
-        for frame in self._calls.request(requests, self._options.deadline, self._options.away):
+        for frame in self._dispatcher.request(requests, self._options.deadline, self._options.away):
             self._take_scores(number, frame, found)
         return {name: found[name] for name in names if name in found}
 

@@ -11,41 +11,41 @@ from pathlib import Path
 from typing import Any
 
 from silotune.core.files import write_text
-from silotune.distributed.processes.fork_client import lives
+from silotune.distributed.processes.fork_client import is_alive
 from silotune.errors import InputError, SilotuneError
 
-SLOW = 600.0
+STARTUP_TIMEOUT = 600.0
 """Seconds that Flower, and then the coordinator, has to come up."""
 
-_BEGUN, _PROMISE, _PROGRESS, _OUTCOME = "coordinator.json", "promise.json", "progress.json", "outcome.json"
+_STARTED, _GUARANTEE, _PROGRESS, _OUTCOME = "coordinator.json", "promise.json", "progress.json", "outcome.json"
 
 
-def forget(place: Path) -> None:
+def clear(place: Path) -> None:
     """Drop what the coordinator before said.
 
     Args:
         place: the run folder's part that is about the machines.
     """
-    for name in (_BEGUN, _PROMISE, _PROGRESS, _OUTCOME):
+    for name in (_STARTED, _GUARANTEE, _PROGRESS, _OUTCOME):
         (place / name).unlink(missing_ok=True)
 
 
-def say_begun(place: Path) -> None:
+def write_started(place: Path) -> None:
     """Say that the coordinator is this process."""
-    write_text(place / _BEGUN, json.dumps({"pid": os.getpid()}))
+    write_text(place / _STARTED, json.dumps({"pid": os.getpid()}))
 
 
-def say_promise(place: Path, lines: Sequence[str]) -> None:
+def write_privacy_guarantee(place: Path, lines: Sequence[str]) -> None:
     """What its noise promises, before the first round."""
-    write_text(place / _PROMISE, json.dumps(list(lines)))
+    write_text(place / _GUARANTEE, json.dumps(list(lines)))
 
 
-def say_progress(place: Path, number: int, what: str, done: int, total: int) -> None:
+def write_progress(place: Path, number: int, what: str, done: int, total: int) -> None:
     """As `engines.base.Progress`."""
     write_text(place / _PROGRESS, json.dumps([number, what, done, total]))
 
 
-def say_ended(place: Path, error: Exception | None = None, lost: bool = False) -> None:
+def write_outcome(place: Path, error: Exception | None = None, lost: bool = False) -> None:
     """How it ended; `lost`: for want of Flower, so that another coordinator may go on."""
     said: dict[str, Any] = {"state": "finished"}
     if error is not None:
@@ -56,7 +56,7 @@ def say_ended(place: Path, error: Exception | None = None, lost: bool = False) -
     write_text(place / _OUTCOME, json.dumps(said))
 
 
-def read_fields(path: Path) -> dict[str, Any] | None:
+def read_json(path: Path) -> dict[str, Any] | None:
     """A JSON object; None where there is none, or none yet."""
     with contextlib.suppress(OSError, ValueError, TypeError):
         return dict(json.loads(path.read_text(encoding="utf-8")))
@@ -86,12 +86,12 @@ class CoordinatorMonitor:
 
     def outcome(self) -> dict[str, Any] | None:
         """How it ended; None while it has not said so."""
-        return read_fields(self._place / _OUTCOME)
+        return read_json(self._place / _OUTCOME)
 
     def poll(self) -> None:
         """Pass what it says on."""
-        if self._announce is not None and (self._place / _PROMISE).exists():
-            for line in json.loads((self._place / _PROMISE).read_text(encoding="utf-8")):
+        if self._announce is not None and (self._place / _GUARANTEE).exists():
+            for line in json.loads((self._place / _GUARANTEE).read_text(encoding="utf-8")):
                 self._announce(line)
             self._announce = None
         with contextlib.suppress(OSError, ValueError):
@@ -102,11 +102,13 @@ class CoordinatorMonitor:
 
     def failure_reason(self) -> str:
         """Why no outcome is to be expected any more; empty where one is."""
-        begun = read_fields(self._place / _BEGUN)
+        begun = read_json(self._place / _STARTED)
         if begun is None:
-            late = time.monotonic() - self._since > SLOW
-            return f"the coordinator has not begun within {SLOW:g} s (see the SuperLink's log)" if late else ""
-        if lives(int(begun["pid"])) or self.outcome() is not None:
+            late = time.monotonic() - self._since > STARTUP_TIMEOUT
+            return (
+                f"the coordinator has not begun within {STARTUP_TIMEOUT:g} s (see the SuperLink's log)" if late else ""
+            )
+        if is_alive(int(begun["pid"])) or self.outcome() is not None:
             return ""
         return "the coordinator's process is gone"
 

@@ -19,10 +19,22 @@ from pathlib import Path
 
 from silotune.core.files import write_text
 from silotune.distributed.coordinator.run_registry import FOLDER
-from silotune.distributed.coordinator.status_files import SLOW, CoordinatorMonitor, read_fields, require_finished
-from silotune.distributed.deploy.node_keys import flower_environment, nodes
-from silotune.distributed.deploy.party_configs import LinkConfig, NodeConfig, read_party
-from silotune.distributed.flower.commands import ENVIRONMENT, require_flower, submit, superlink, supernode, write_app
+from silotune.distributed.coordinator.status_files import (
+    STARTUP_TIMEOUT,
+    CoordinatorMonitor,
+    read_json,
+    require_finished,
+)
+from silotune.distributed.deploy.node_keys import flwr_environment, node_statuses
+from silotune.distributed.deploy.party_configs import CoordinatorSettings, NodeSettings, read_party
+from silotune.distributed.flower.commands import (
+    ENVIRONMENT,
+    require_flower,
+    submit_job,
+    superlink,
+    supernode_command,
+    write_app,
+)
 from silotune.distributed.processes.supervisor import ManagedProcess, Supervisor, wait_for_port
 from silotune.distributed.processes.watchdog import end, process_group
 from silotune.distributed.silo.silo_config import SiloSettings
@@ -36,27 +48,27 @@ PAUSES = (1.0, 5.0, 15.0, 30.0)
 let in for up to a minute."""
 
 
-def up(config: LinkConfig, say: Callable[[str], None]) -> None:
+def up(config: CoordinatorSettings, say: Callable[[str], None]) -> None:
     """Run the SuperLink until told to end."""
     require_flower()
     folder = Path(config.folder)
-    with _running(folder) as household:
+    with _supervised(folder) as supervisor:
         secured = ["--insecure"]
         if not config.insecure:
             secured = ["--ssl-ca-certfile", str(config.ca), "--ssl-certfile", str(config.certificate)]
             secured += ["--ssl-keyfile", str(config.key), "--enable-supernode-auth"]
         secured += ["--database", str(folder / "superlink.db")]
-        link = household.start("superlink", superlink(config.host, config.port, secured))
-        wait_for_port(link, config.port, SLOW)
+        link = supervisor.start("superlink", superlink(config.host, config.port, secured))
+        wait_for_port(link, config.port, STARTUP_TIMEOUT)
         say(f"SuperLink on {config.address}; logs: {folder / 'logs'}")
         with contextlib.suppress(KeyboardInterrupt):  # Ctrl-C, or `down`
-            _look_after(household, say)
+            _keep_running(supervisor, say)
 
 
-def start(config: LinkConfig, job: Path) -> str:
+def start(config: CoordinatorSettings, job: Path) -> str:
     """Hand a job (`coordinate.Job`) to the SuperLink; the run's id."""
     require_flower()
-    return submit(write_app(Path(config.folder) / "app"), job, flower_environment(config))
+    return submit_job(write_app(Path(config.folder) / "app"), job, flwr_environment(config))
 
 
 def follow(
@@ -65,7 +77,7 @@ def follow(
     """Wait until a run's coordinator says how it ended.
 
     Raises:
-        SilotuneError: it failed, is gone, or has not begun within `SLOW` seconds.
+        SilotuneError: it failed, is gone, or has not begun within `STARTUP_TIMEOUT` seconds.
     """
     watched = CoordinatorMonitor(out / FOLDER, progress, announce)
     while (outcome := watched.outcome()) is None:
@@ -77,7 +89,7 @@ def follow(
     require_finished(outcome)
 
 
-def join(path: Path, config: SiloSettings | NodeConfig, say: Callable[[str], None]) -> None:
+def join(path: Path, config: SiloSettings | NodeSettings, say: Callable[[str], None]) -> None:
     """Run a silo's worker and SuperNode until told to end; for a node's file the SuperNode alone.
 
     Raises:
@@ -87,24 +99,24 @@ def join(path: Path, config: SiloSettings | NodeConfig, say: Callable[[str], Non
     assert config.superlink is not None, "the file was checked"
     if not config.insecure:
         assert config.root_certificates is not None, "the file was checked"
-        problem = greet(config.superlink, config.root_certificates)
+        problem = check_tls(config.superlink, config.root_certificates)
         if problem:
             say(f"{problem}; goes on trying")
-    with _running(Path(config.folder)) as household:
+    with _supervised(Path(config.folder)) as supervisor:
         secured = ["--insecure"]
         if not config.insecure:
             secured = ["--root-certificates", str(config.root_certificates)]
             secured += ["--auth-supernode-private-key", str(config.private_key)]
         if isinstance(config, SiloSettings):
-            household.start("worker", [sys.executable, "-m", "silotune", "worker", str(path.resolve())])
-        words = supernode(config.superlink, config.port, config.name, config.socket_path, secured)
-        household.start("supernode", words)
+            supervisor.start("worker", [sys.executable, "-m", "silotune", "worker", str(path.resolve())])
+        words = supernode_command(config.superlink, config.port, config.name, config.socket_path, secured)
+        supervisor.start("supernode", words)
         say(f"silo {config.name!r} joins {config.superlink}; logs: {Path(config.folder) / 'logs'}")
         with contextlib.suppress(KeyboardInterrupt):
-            _look_after(household, say)
+            _keep_running(supervisor, say)
 
 
-def greet(address: str, certificates: str, patience: float = 20.0) -> str:
+def check_tls(address: str, certificates: str, patience: float = 20.0) -> str:
     """Look whether a party that the certificates vouch for answers at an address; what is in the way for now, if so.
 
     Flower's SuperNode tries for ever also where no patience helps.
@@ -141,16 +153,16 @@ def status(path: Path) -> list[str]:
     """What runs of a coordinator's, a silo's or a node's file, line by line."""
     config = read_party(path)
     folder = Path(config.folder)
-    running = read_fields(folder / "running.json")
+    running = read_json(folder / "running.json")
     there = running is not None and bool(process_group(str(running["token"])))
-    kind = "coordinator" if isinstance(config, LinkConfig) else f"silo {config.name!r}"
+    kind = "coordinator" if isinstance(config, CoordinatorSettings) else f"silo {config.name!r}"
     lines = [f"{kind}: {'running' if there else 'not running'}"]
-    if not isinstance(config, LinkConfig):
+    if not isinstance(config, CoordinatorSettings):
         said = ping(config.socket_path)
         lines.append("worker: " + ("no answer" if said is None else str(said.get("busy") or "ready")))
     elif there:
         try:
-            lines += [f"{name}: {state}" for name, state in sorted(nodes(config).items())]
+            lines += [f"{name}: {state}" for name, state in sorted(node_statuses(config).items())]
         except SilotuneError as error:
             lines.append(f"SuperLink: does not answer ({error})")
     return lines
@@ -158,7 +170,7 @@ def status(path: Path) -> list[str]:
 
 def down(path: Path) -> bool:
     """End what `up` or `join` runs for a file; whether anything ran."""
-    running = read_fields(Path(read_party(path).folder) / "running.json")
+    running = read_json(Path(read_party(path).folder) / "running.json")
     if running is None or not process_group(str(running["token"])):
         return False
     with contextlib.suppress(ProcessLookupError):
@@ -173,40 +185,41 @@ def down(path: Path) -> bool:
 
 
 @contextmanager
-def _running(folder: Path) -> Iterator[Supervisor]:
+def _supervised(folder: Path) -> Iterator[Supervisor]:
     """A household that `status` and `down` find again."""
     folder.mkdir(parents=True, exist_ok=True)
     folder.chmod(0o700)
-    before = read_fields(folder / "running.json")
+    before = read_json(folder / "running.json")
     if before is not None and process_group(str(before["token"])):
         raise InputError(f"{folder}: already running (process {before['pid']}); `silotune federation down` ends it")
     environment = {**ENVIRONMENT, "FLWR_HOME": str(folder / "flwr")}
-    with Supervisor(folder / "logs", environment) as household:
-        write_text(folder / "running.json", json.dumps({"pid": os.getpid(), "token": household.token}))
+    with Supervisor(folder / "logs", environment) as supervisor:
+        write_text(folder / "running.json", json.dumps({"pid": os.getpid(), "token": supervisor.token}))
         try:
-            yield household
+            yield supervisor
         finally:
             (folder / "running.json").unlink(missing_ok=True)
 
 
-def _look_after(household: Supervisor, say: Callable[[str], None]) -> None:
+def _keep_running(supervisor: Supervisor, say: Callable[[str], None]) -> None:
     due: dict[str, float] = {}
     while True:
-        for child in list(household.children.values()):
+        for child in list(supervisor.children.values()):
             if child.alive:
                 continue
             now = time.monotonic()
             if child.name not in due:
                 pause = PAUSES[min(child.starts, len(PAUSES)) - 1]
                 due[child.name] = now + pause
-                say(f"{child.name} ended with code {child.process.returncode}; again in {pause:g} s ({why(child)})")
+                reason = failure_line(child)
+                say(f"{child.name} ended with code {child.process.returncode}; again in {pause:g} s ({reason})")
             elif now >= due[child.name]:
                 del due[child.name]
-                household.restart(child.name)
+                supervisor.restart(child.name)
         time.sleep(LOOK)
 
 
-def why(child: ManagedProcess) -> str:
+def failure_line(child: ManagedProcess) -> str:
     """The line of a log that says why its process ended: Flower's own, which others follow; else the last."""
     told = [line for line in child.tail(60).split(" | ") if line.startswith("[code: ")]
     if not told:

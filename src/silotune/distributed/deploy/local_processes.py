@@ -15,13 +15,13 @@ import yaml
 from silotune.config import Config
 from silotune.core.files import write_text
 from silotune.distributed.coordinator.run_registry import FOLDER
-from silotune.distributed.coordinator.status_files import SLOW, CoordinatorMonitor, forget, require_finished
+from silotune.distributed.coordinator.status_files import STARTUP_TIMEOUT, CoordinatorMonitor, clear, require_finished
 from silotune.distributed.flower.commands import (
-    submission,
-    submitted,
-    superexec,
+    parse_run_id,
+    run_app_command,
+    superexec_command,
     superlink,
-    supernode,
+    supernode_command,
     write_app,
     write_home,
 )
@@ -78,7 +78,7 @@ class LocalProcesses:
         silos: Sequence[str],
         job: Path,
         scratch: Path,
-        household: Supervisor,
+        supervisor: Supervisor,
         progress: Progress | None,
     ) -> None:
         self._config = config
@@ -86,9 +86,9 @@ class LocalProcesses:
         self._names = silos
         self._job = job
         self._scratch = scratch
-        self._household = household
+        self._supervisor = supervisor
         self._progress = progress or (lambda *_: None)
-        self._attempts = RestartPolicy(STARTS, self._finished_rounds)
+        self._restarts = RestartPolicy(STARTS, self._finished_rounds)
         self._coordinator = CoordinatorMonitor(out / FOLDER, self._progress)
 
     def run(self) -> None:
@@ -103,12 +103,12 @@ class LocalProcesses:
         self._stack()  # Flower is there before torch is
         for name, path in zip(self._names, configs, strict=True):
             words = [sys.executable, "-m", "silotune.distributed.silo.worker", str(path)]
-            self._household.start(f"worker-{name}", words, imports=["silotune.distributed.silo.session", *_MODELS])
+            self._supervisor.start(f"worker-{name}", words, imports=["silotune.distributed.silo.session", *_MODELS])
         while True:
             outcome = self._coordinator.outcome()
             if outcome is not None and not self._lost(outcome):
                 break
-            self._look_after()
+            self._keep_running()
             self._coordinator.poll()
             time.sleep(LOOK)
         require_finished(outcome)
@@ -145,13 +145,13 @@ class LocalProcesses:
                 self._build()
                 return
             except SilotuneError:  # its SuperLink died meanwhile, or another took its port
-                link = self._household.children.get("superlink")
-                if link is None or link.alive or not self._attempts.ended(_FLOWER):
+                link = self._supervisor.children.get("superlink")
+                if link is None or link.alive or not self._restarts.ended(_FLOWER):
                     raise
 
     def _replace(self) -> None:
         """A stack that broke is replaced as a whole: the run resumes."""
-        if not self._attempts.ended(_FLOWER):
+        if not self._restarts.ended(_FLOWER):
             logs = self._out / FOLDER / "logs"
             raise SilotuneError(
                 f"Flower's processes ended {STARTS} times without a finished round between (see {logs})"
@@ -160,47 +160,51 @@ class LocalProcesses:
 
     def _build(self) -> None:
         place = self._out / FOLDER
-        start, children = self._household.start, self._household.children
+        start, children = self._supervisor.start, self._supervisor.children
         flower = [name for name in children if not name.startswith("worker-")]
         if flower:
-            self._household.end(*flower, grace=1.0)  # what counts is on disk
-        forget(place)
+            self._supervisor.end(*flower, grace=1.0)  # what counts is on disk
+        clear(place)
         port, *ports = free_ports(1 + len(self._names))
         link = start("superlink", superlink("127.0.0.1", port, _APART))
         for number, (name, own) in enumerate(zip(self._names, ports, strict=True)):
             home = {"FLWR_HOME": str(self._scratch / str(number))}  # apps are unpacked there, by one process at a time
-            start(f"supernode-{name}", supernode(f"127.0.0.1:{port}", own, name, self._socket(number), _APART), home)
-            start(f"superexec-{name}", superexec(own), home, _CLIENT)
-        wait_for_port(link, port, SLOW)
+            start(
+                f"supernode-{name}",
+                supernode_command(f"127.0.0.1:{port}", own, name, self._socket(number), _APART),
+                home,
+            )
+            start(f"superexec-{name}", superexec_command(own), home, _CLIENT)
+        wait_for_port(link, port, STARTUP_TIMEOUT)
         self._submit(port)
-        start("superexec", superexec(port), imports=_SERVER)
+        start("superexec", superexec_command(port), imports=_SERVER)
         self._coordinator = CoordinatorMonitor(place, self._progress)
 
     def _submit(self, port: int) -> None:
-        write_home(Path(self._household.environment["FLWR_HOME"]), f"127.0.0.1:{port}")
-        words = submission(write_app(self._scratch / "app"), self._job)
-        child = self._household.start("submission", words)
+        write_home(Path(self._supervisor.environment["FLWR_HOME"]), f"127.0.0.1:{port}")
+        words = run_app_command(write_app(self._scratch / "app"), self._job)
+        child = self._supervisor.start("submission", words)
         with contextlib.suppress(subprocess.TimeoutExpired):
-            child.process.wait(timeout=SLOW)
-        self._household.end("submission")
-        submitted(child.log.read_text(encoding="utf-8", errors="replace"))
+            child.process.wait(timeout=STARTUP_TIMEOUT)
+        self._supervisor.end("submission")
+        parse_run_id(child.log.read_text(encoding="utf-8", errors="replace"))
         child.log.unlink()
 
     def _lost(self, outcome: dict[str, Any]) -> bool:
         """Whether a run ended for want of Flower: then the next stack goes on."""
-        if outcome["state"] != "lost" or not self._attempts.ended(_FLOWER):
+        if outcome["state"] != "lost" or not self._restarts.ended(_FLOWER):
             return False
         self._stack()
         return True
 
-    def _look_after(self) -> None:
-        children = self._household.children
+    def _keep_running(self) -> None:
+        children = self._supervisor.children
         if not children["superlink"].alive or self._coordinator.failure_reason():
             self._replace()
             return
         for child in [child for child in children.values() if not child.alive]:
-            if not self._attempts.ended(child.name):
+            if not self._restarts.ended(child.name):
                 raise SilotuneError(
                     f"{child.name} ended {STARTS} times without a finished round between: {child.tail()}"
                 )
-            self._household.restart(child.name)
+            self._supervisor.restart(child.name)

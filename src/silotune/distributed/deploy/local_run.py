@@ -24,7 +24,7 @@ from silotune.data.metrics import majority_score
 from silotune.data.row_folder import write_rows
 from silotune.data.server_rows import draw_labeled_rows
 from silotune.data.tasks import SiloData
-from silotune.distributed.coordinator.coordinate import PREDECESSOR, Job
+from silotune.distributed.coordinator.coordinate import PREDECESSOR_TIMEOUT, Job
 from silotune.distributed.coordinator.run_registry import FOLDER, RunRegistry
 from silotune.distributed.deploy.local_processes import LocalProcesses
 from silotune.distributed.flower.commands import ENVIRONMENT, require_flower
@@ -81,15 +81,16 @@ def run_local(
     RunFolder.check(out, dump(config), resume)
     RunRegistry.check(out)
     with folder_lock(out):
-        with folder_lock(out / FOLDER, PREDECESSOR):  # of a run that was killed, the coordinator may be about to end
+        # the coordinator of a run that was killed may be about to end
+        with folder_lock(out / FOLDER, PREDECESSOR_TIMEOUT):
             job = _prepare(config, out, method, data)
         if privacy is not None and announce is not None:
             for line in privacy.lines():
                 announce(line)
         with tempfile.TemporaryDirectory(prefix="silotune-") as scratch:  # short: sockets' paths may not be long
             environment = {**ENVIRONMENT, "FLWR_HOME": str(Path(scratch) / "flwr")}
-            with Supervisor(out / FOLDER / "logs", environment, nursery=True) as household:
-                LocalProcesses(config, out, names, job, Path(scratch), household, progress).run()
+            with Supervisor(out / FOLDER / "logs", environment, fork_server=True) as supervisor:
+                LocalProcesses(config, out, names, job, Path(scratch), supervisor, progress).run()
         return _finished(out, config, data), privacy
 
 

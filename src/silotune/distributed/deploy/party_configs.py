@@ -23,7 +23,7 @@ _OF_A_SILO = {"data", "rows", "share"}
 """Keys that only a silo's own file has."""
 
 
-class LinkConfig(Section):
+class CoordinatorSettings(Section):
     """The coordinator's side of the wire.
 
     `folder`: SuperLink's state and logs. `host` and `port`: where it listens; on loopback alone, because who reaches
@@ -50,7 +50,7 @@ class LinkConfig(Section):
         return host
 
     @model_validator(mode="after")
-    def _fitting(self) -> LinkConfig:
+    def _fitting(self) -> CoordinatorSettings:
         files = (self.ca, self.certificate, self.key)
         if self.insecure and any(files):
             raise ValueError("insecure: excludes ca, certificate and key")
@@ -64,7 +64,7 @@ class LinkConfig(Section):
         return f"{self.host}:{self.port}"
 
 
-class NodeConfig(Section):
+class NodeSettings(Section):
     """A silo's SuperNode alone: its worker runs as another user or in another container, behind `socket`.
 
     Flower runs what the coordinator sends as this process's user; apart from the worker it has no data within reach.
@@ -87,10 +87,10 @@ class NodeConfig(Section):
         return Path(self.socket)
 
 
-Party = LinkConfig | SiloSettings | NodeConfig
+Party = CoordinatorSettings | SiloSettings | NodeSettings
 
 
-def read_link(path: Path) -> LinkConfig:
+def read_coordinator_settings(path: Path) -> CoordinatorSettings:
     """A coordinator's file; paths are relative to it.
 
     Raises:
@@ -98,12 +98,12 @@ def read_link(path: Path) -> LinkConfig:
     """
     tree = _read(path, "coordinator", ("folder", "ca", "certificate", "key"))
     try:
-        return LinkConfig.model_validate(tree)
+        return CoordinatorSettings.model_validate(tree)
     except ValidationError as error:
-        raise InputError(f"coordinator config {path}: {input_error(error, LinkConfig)}") from None
+        raise InputError(f"coordinator config {path}: {input_error(error, CoordinatorSettings)}") from None
 
 
-def read_joining(path: Path) -> SiloSettings | NodeConfig:
+def read_silo_or_node_settings(path: Path) -> SiloSettings | NodeSettings:
     """A silo's own file, or its node's; paths are relative to it.
 
     Raises:
@@ -111,12 +111,12 @@ def read_joining(path: Path) -> SiloSettings | NodeConfig:
     """
     tree = _read(path, "silo", ("folder", "socket", "root_certificates", "private_key"))
     if _OF_A_SILO & tree.keys():
-        config: SiloSettings | NodeConfig = read_silo_settings(path)
+        config: SiloSettings | NodeSettings = read_silo_settings(path)
     else:
         try:
-            config = NodeConfig.model_validate(tree)
+            config = NodeSettings.model_validate(tree)
         except ValidationError as error:
-            raise InputError(f"node config {path}: {input_error(error, NodeConfig)}") from None
+            raise InputError(f"node config {path}: {input_error(error, NodeSettings)}") from None
     _check_joining(path, config)
     return config
 
@@ -127,11 +127,11 @@ def read_party(path: Path) -> Party:
     Raises:
         InputError: it cannot be read, or is none of them.
     """
-    return read_joining(path) if "name" in _read(path, "", ()) else read_link(path)
+    return read_silo_or_node_settings(path) if "name" in _read(path, "", ()) else read_coordinator_settings(path)
 
 
-def _check_joining(path: Path, config: SiloSettings | NodeConfig) -> None:
-    kind = "node" if isinstance(config, NodeConfig) else "silo"
+def _check_joining(path: Path, config: SiloSettings | NodeSettings) -> None:
+    kind = "node" if isinstance(config, NodeSettings) else "silo"
     if config.superlink is None:
         raise InputError(f"{kind} config {path}: superlink: give the address HOST:PORT")
     host, colon, port = config.superlink.rpartition(":")

@@ -79,7 +79,9 @@ def superlink(host: str, port: int, more: Sequence[str] = ("--insecure",)) -> li
     ]
 
 
-def supernode(address: str, port: int, silo: str, worker: Path, more: Sequence[str] = ("--insecure",)) -> list[str]:
+def supernode_command(
+    address: str, port: int, silo: str, worker: Path, more: Sequence[str] = ("--insecure",)
+) -> list[str]:
     """A SuperNode's command."""
     config = f'silo="{silo}" worker="{worker}"'
     return [
@@ -96,27 +98,27 @@ def supernode(address: str, port: int, silo: str, worker: Path, more: Sequence[s
     ]
 
 
-def superexec(port: int) -> list[str]:
+def superexec_command(port: int) -> list[str]:
     """The command that runs the apps of a SuperLink or SuperNode on this machine, where that does not do so itself."""
     return ["flower-superexec", "--insecure", "--runtime-api-address", f"127.0.0.1:{port}"]
 
 
-def submission(app: Path, job: Path) -> list[str]:
+def run_app_command(app: Path, job: Path) -> list[str]:
     """The command that hands a job to the SuperLink."""
     return ["flwr", "run", str(app), "silotune", "--format", "json", "-c", f"job={json.dumps(str(job))}"]
 
 
-def submit(app: Path, job: Path, environment: Mapping[str, str]) -> str:
+def submit_job(app: Path, job: Path, environment: Mapping[str, str]) -> str:
     """Hand a job to the SuperLink; the run's id.
 
     Raises:
         SilotuneError: it was not taken, or nobody answered.
     """
-    done = ask(submission(app, job), environment, "flwr run")
-    return submitted(f"{done.stdout} {done.stderr}")
+    done = run_flwr(run_app_command(app, job), environment, "flwr run")
+    return parse_run_id(f"{done.stdout} {done.stderr}")
 
 
-def ask(words: Sequence[str], environment: Mapping[str, str], failure: str) -> subprocess.CompletedProcess[str]:
+def run_flwr(words: Sequence[str], environment: Mapping[str, str], failure: str) -> subprocess.CompletedProcess[str]:
     """One of Flower's commands to the SuperLink; with JSON wanted its exit code is 0 even where it failed.
 
     Args:
@@ -141,7 +143,7 @@ def ask(words: Sequence[str], environment: Mapping[str, str], failure: str) -> s
         raise SilotuneError(f"{failure}: the SuperLink did not answer within {PATIENCE:g} s") from error
 
 
-def submitted(said: str) -> str:
+def parse_run_id(said: str) -> str:
     """The run's id in what `flwr run` said.
 
     Raises:

@@ -17,15 +17,15 @@ from typing import Any
 class ForkedProcess:
     """A process that the nursery forked: as much of `subprocess.Popen` as is needed here."""
 
-    def __init__(self, pid: int, nursery: ForkServer) -> None:
+    def __init__(self, pid: int, fork_server: ForkServer) -> None:
         self.pid = pid
         self.returncode: int | None = None
-        self._nursery = nursery
+        self._fork_server = fork_server
 
     def poll(self) -> int | None:
         """How it ended, -1 where nobody knows; None while it runs."""
-        if self.returncode is None and not lives(self.pid):
-            self.returncode = self._nursery.code(self.pid)
+        if self.returncode is None and not is_alive(self.pid):
+            self.returncode = self._fork_server.code(self.pid)
         return self.returncode
 
     def wait(self, timeout: float) -> int:
@@ -89,7 +89,7 @@ class ForkServer:
         self._process.kill()
 
 
-def lives(process: int) -> bool:
+def is_alive(process: int) -> bool:
     """Whether a process of this id runs; one that ended and that nobody has asked for since does not."""
     try:
         os.kill(process, 0)

@@ -57,7 +57,7 @@ class Supervisor:
             then be commands that `nursery.py` knows.
     """
 
-    def __init__(self, logs: Path, environment: Mapping[str, str], nursery: bool = False) -> None:
+    def __init__(self, logs: Path, environment: Mapping[str, str], fork_server: bool = False) -> None:
         logs.mkdir(parents=True, exist_ok=True)
         self._logs = logs
         self.token = secrets.token_hex(16)
@@ -66,8 +66,8 @@ class Supervisor:
         self.environment = {**os.environ, "PATH": path, **environment, TOKEN: self.token}
         self.children: dict[str, ManagedProcess] = {}
         self._watchdog: subprocess.Popen[bytes] | None = None
-        self._forks = nursery and sys.platform == "linux"
-        self._nursery: ForkServer | None = None
+        self._use_fork_server = fork_server and sys.platform == "linux"
+        self._fork_server: ForkServer | None = None
         self._before: Any = None
 
     def __enter__(self) -> Supervisor:
@@ -76,21 +76,21 @@ class Supervisor:
         assert self._watchdog.stdin is not None, "it is a pipe"
         self._watchdog.stdin.write(f"{self.token}\n".encode())
         self._watchdog.stdin.flush()
-        self._before = _try_signal(signal.SIGTERM, _interrupt)
-        if self._forks:  # it imports while others prepare
-            self._nursery = self._new_nursery()
+        self._before = _set_signal_handler(signal.SIGTERM, _interrupt)
+        if self._use_fork_server:  # it imports while others prepare
+            self._fork_server = self._start_fork_server()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        _try_signal(signal.SIGTERM, signal.SIG_IGN)
-        before = _try_signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C must not leave half of them
+        _set_signal_handler(signal.SIGTERM, signal.SIG_IGN)
+        before = _set_signal_handler(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C must not leave half of them
         try:
             self.end()
         finally:
-            _try_signal(signal.SIGINT, before)
-            _try_signal(signal.SIGTERM, self._before)
+            _set_signal_handler(signal.SIGINT, before)
+            _set_signal_handler(signal.SIGTERM, self._before)
             if self._watchdog is not None and self._watchdog.stdin is not None:
                 self._watchdog.stdin.close()
                 self._watchdog.wait(timeout=60)
@@ -101,9 +101,9 @@ class Supervisor:
         if not names:
             if sys.platform == "linux":
                 end(self.token)
-            if self._nursery is not None:
-                self._nursery.end()
-        _end_groups([child.process for child in chosen], grace)
+            if self._fork_server is not None:
+                self._fork_server.end()
+        _end_process_groups([child.process for child in chosen], grace)
 
     def start(
         self, name: str, words: Sequence[str], more: Mapping[str, str] | None = None, imports: Sequence[str] = ()
@@ -118,14 +118,16 @@ class Supervisor:
         """
         log = self._logs / f"{name}.log"
         starts = self.children[name].starts + 1 if name in self.children else 1
-        process = (self._fork if self._forks else self._spawn)(name, list(words), log, dict(more or {}), list(imports))
+        process = (self._fork if self._use_fork_server else self._spawn)(
+            name, list(words), log, dict(more or {}), list(imports)
+        )
         self.children[name] = ManagedProcess(name, words, log, process, starts, more or {}, imports)
         return self.children[name]
 
     def restart(self, name: str) -> ManagedProcess:
         """Start a child that ended once more."""
         child = self.children[name]
-        _end_groups([child.process])
+        _end_process_groups([child.process])
         return self.start(name, child.words, child.more, child.imports)
 
     def _spawn(
@@ -143,15 +145,15 @@ class Supervisor:
 
     def _fork(self, name: str, words: list[str], log: Path, more: dict[str, str], imports: list[str]) -> ForkedProcess:
         for _ in range(2):  # a nursery that was killed is replaced
-            if self._nursery is None:
-                self._nursery = self._new_nursery()
-            forked = self._nursery.start(name=name, words=words, log=str(log), environment=more, imports=imports)
+            if self._fork_server is None:
+                self._fork_server = self._start_fork_server()
+            forked = self._fork_server.start(name=name, words=words, log=str(log), environment=more, imports=imports)
             if forked is not None:
                 return forked
-            self._nursery = None
+            self._fork_server = None
         raise SilotuneError(f"{name}: cannot be started (see {self._logs / 'nursery.log'})")
 
-    def _new_nursery(self) -> ForkServer:
+    def _start_fork_server(self) -> ForkServer:
         return ForkServer(self._logs / "nursery.log", self.environment)
 
 
@@ -160,14 +162,14 @@ def _interrupt(_number: int, _frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
-def _try_signal(number: signal.Signals, handler: Any) -> Any:
+def _set_signal_handler(number: signal.Signals, handler: Any) -> Any:
     """Set what a signal does; what it did before. Only the main thread may, elsewhere nothing changes."""
     if handler is None or threading.current_thread() is not threading.main_thread():
         return None
     return signal.signal(number, handler)
 
 
-def _end_groups(processes: Sequence[subprocess.Popen[bytes] | ForkedProcess], grace: float = 5.0) -> None:
+def _end_process_groups(processes: Sequence[subprocess.Popen[bytes] | ForkedProcess], grace: float = 5.0) -> None:
     """End processes and their groups: first asked, after `grace` seconds forced.
 
     One that was forked a moment ago has no group of its own yet: it is asked by itself, too.
@@ -183,13 +185,13 @@ def _end_groups(processes: Sequence[subprocess.Popen[bytes] | ForkedProcess], gr
         for process in processes:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(timeout=max(0.0, until - time.monotonic()))
-        while any(map(_lives, processes)) and time.monotonic() < until:
+        while any(map(_group_alive, processes)) and time.monotonic() < until:
             time.sleep(0.02)
-        if not any(map(_lives, processes)):
+        if not any(map(_group_alive, processes)):
             return
 
 
-def _lives(process: subprocess.Popen[bytes] | ForkedProcess) -> bool:
+def _group_alive(process: subprocess.Popen[bytes] | ForkedProcess) -> bool:
     """Whether a process is there, or anything of its group."""
     try:
         os.killpg(process.pid, 0)

@@ -111,13 +111,13 @@ def receive(connection: socket.socket, until: float | None = None) -> bytes:
     Raises:
         ProtocolError: the peer closed or is too slow, or the frame is too large.
     """
-    (length,) = struct.unpack(">Q", _exactly(connection, 8, until))
+    (length,) = struct.unpack(">Q", _receive_exactly(connection, 8, until))
     if length > LARGEST_FRAME:
         raise ProtocolError(f"a frame of {length} bytes is too large")
-    return _exactly(connection, length, until)
+    return _receive_exactly(connection, length, until)
 
 
-def _exactly(connection: socket.socket, count: int, until: float | None) -> bytes:
+def _receive_exactly(connection: socket.socket, count: int, until: float | None) -> bytes:
     """Memory grows with what arrives, not with what is announced."""
     chunks: list[bytes] = []
     while count:

@@ -15,7 +15,7 @@ from silotune.errors import InputError
 from silotune.models.backbone.backbone import Backbone
 from silotune.version import __version__
 
-_SAID: Mapping[str, str] = {
+_COMPARED_FIELDS: Mapping[str, str] = {
     "version": "silotune",
     "config": "configuration (sha256)",
     "backbone": "backbone (sha256 of its weights)",
@@ -74,9 +74,9 @@ class Identity:
         Raises:
             HandshakeRefused: if they are something else.
         """
-        if not isinstance(fields, dict) or fields.keys() != {*_SAID, "shapes", "protocol"}:
+        if not isinstance(fields, dict) or fields.keys() != {*_COMPARED_FIELDS, "shapes", "protocol"}:
             raise HandshakeRefused("identity: not what a silotune party says of itself")
-        for name in _SAID:
+        for name in _COMPARED_FIELDS:
             if not isinstance(fields[name], str):
                 raise HandshakeRefused(f"identity: {name}: not what a silotune party says of itself")
         shapes = fields["shapes"]
@@ -87,7 +87,7 @@ class Identity:
                 raise HandshakeRefused("identity: shapes: damaged") from error
         if protocol_of(fields) is None:
             raise HandshakeRefused("identity: protocol: not a number")
-        return cls(**{name: fields[name] for name in _SAID}, shapes=shapes, protocol=fields["protocol"])
+        return cls(**{name: fields[name] for name in _COMPARED_FIELDS}, shapes=shapes, protocol=fields["protocol"])
 
 
 @dataclass(frozen=True)
@@ -165,7 +165,7 @@ def check_identity(silo: str, coordinators: Identity, its: Identity) -> None:
     Raises:
         HandshakeRefused: naming the silo, the first difference, and both values.
     """
-    for name, called in _SAID.items():
+    for name, called in _COMPARED_FIELDS.items():
         one, other = getattr(coordinators, name), getattr(its, name)
         if one != other:
             raise HandshakeRefused(

@@ -37,7 +37,7 @@ class Price:
 
 
 @dataclass(frozen=True)
-class Ledger:
+class PrivacyLedger:
     """A silo's record, in its own folder."""
 
     folder: Path

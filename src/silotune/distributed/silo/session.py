@@ -25,10 +25,10 @@ from silotune.distributed.protocol.handshake import (
     protocol_of,
     text_digest,
 )
-from silotune.distributed.silo.privacy_ledger import Ledger, Price
+from silotune.distributed.silo.privacy_ledger import Price, PrivacyLedger
 from silotune.distributed.silo.setup import SiloSetup
 from silotune.distributed.silo.silo_config import SiloSettings
-from silotune.distributed.silo.state_store import Store, score_name
+from silotune.distributed.silo.state_store import StateStore, scores_name
 from silotune.errors import InputError, SilotuneError
 from silotune.evaluation.instance_vectors import keep_instances
 from silotune.evaluation.scores import results, scores
@@ -38,7 +38,7 @@ from silotune.training.federation import Federation
 from silotune.training.silo import Silo, SiloState
 from silotune.version import __version__
 
-_UNSAID = 1
+_UNDISCLOSED_ROWS = 1
 """The row count of a silo that does not say how many it has."""
 
 
@@ -47,7 +47,7 @@ class _SiloWithoutRowCount(Silo):
 
     @property
     def rows(self) -> int:
-        return _UNSAID
+        return _UNDISCLOSED_ROWS
 
 
 class Session:
@@ -59,7 +59,7 @@ class Session:
 
     def __init__(self, local: SiloSettings) -> None:
         self.local = local
-        self._preparation = SiloSetup(local)
+        self._setup = SiloSetup(local)
 
     def warm(self) -> None:
         """Load backbone and rows for the agreed configuration, before anybody asks."""
@@ -69,7 +69,7 @@ class Session:
                 parse_wire_config(text)
             except InputError:  # as a person writes it; the backbone will be there, rows come with the first request
                 text = wire_config(read_config(self.local.config), [self.local.name])
-            self._preparation(text, None)
+            self._setup(text, None)
 
     def answer(self, data: bytes) -> bytes:
         """The answer to a request; a reason where there is none. Tracebacks stay in the silo's own log."""
@@ -106,10 +106,10 @@ class Session:
             raise HandshakeRefused(
                 f"silo {self.local.name!r}: another silotune: {__version__}, the coordinator's: {theirs.version}"
             )
-        federation = self._preparation(str(text), theirs)
+        federation = self._setup(str(text), theirs)
         if request.kind == "hello":
             return self._hello(federation)
-        store = Store(Path(self.local.folder), str(run))
+        store = StateStore(Path(self.local.folder), str(run))
         if request.kind in ("round", "final"):
             return self._train(federation, store, request)
         if request.kind == "score":
@@ -120,7 +120,7 @@ class Session:
         task = federation.tasks[self.local.name]
         fields = {
             "silo": self.local.name,
-            "identity": self._preparation.identity().fields(),
+            "identity": self._setup.identity().fields(),
             "task": asdict(task) | {"labels": list(task.labels)},
             "texts": federation.texts[self.local.name],
         }
@@ -128,7 +128,7 @@ class Session:
 
     # -- requests ------------------------------------------------------------------------------------------------------
 
-    def _train(self, federation: Federation, store: Store, request: Frame) -> Frame:
+    def _train(self, federation: Federation, store: StateStore, request: Frame) -> Frame:
         """A local round, or the final phases; the same question gets the same answer, without training twice."""
         number, base, keep = mapping(request.fields, "round", "base", "keep")
         (broadcast,) = mapping(request.blobs, "broadcast")
@@ -143,12 +143,14 @@ class Session:
         silo = self._silo(federation, store, str(base))
         client = federation.client()
         judged = (
-            self._judged(federation, silo, client.open_broadcast(broadcast)[0], ["validation"], store) if judge else {}
+            self._evaluate(federation, silo, client.open_broadcast(broadcast)[0], ["validation"], store)
+            if judge
+            else {}
         )
         if final:
             (made,) = client.finals([silo], broadcast)
         else:
-            ledger, run = Ledger(Path(self.local.folder)), store.path.name
+            ledger, run = PrivacyLedger(Path(self.local.folder)), store.path.name
             price = None if client.privacy is None else Price.of(client.privacy)
             spent = PrivacySpent() if price is None else ledger.spent(run, price)
             (made,) = client.rounds([silo], broadcast, spent)
@@ -160,7 +162,7 @@ class Session:
         if judge:  # of the round before: its shared parts are what this round begins with
             fields["scores"] = judged
         answer = Frame("answer", fields, {"message": made.message})
-        store.keep_answer(name, asked, answer)
+        store.keep_reply(name, asked, answer)
         return self._shared(answer)
 
     def _shared(self, answer: Frame) -> Frame:
@@ -170,23 +172,23 @@ class Session:
         if "scores" in fields:
             fields["scores"] = filter_scores(fields["scores"], share)
         if "rows" not in share and blobs["message"]:
-            blobs["message"] = with_rows(blobs["message"], _UNSAID)
+            blobs["message"] = with_rows(blobs["message"], _UNDISCLOSED_ROWS)
         return Frame(answer.kind, fields, blobs)
 
-    def _score(self, federation: Federation, store: Store, request: Frame) -> Frame:
+    def _score(self, federation: Federation, store: StateStore, request: Frame) -> Frame:
         """Scores of the aggregated shared parts with this silo's own private ones; computed once, as `_train`."""
         number, base, splits = mapping(request.fields, "round", "base", "splits")
         (broadcast,) = mapping(request.blobs, "broadcast")
-        name, chosen = score_name(int(number)), [str(split) for split in splits]
+        name, chosen = scores_name(int(number)), [str(split) for split in splits]
         asked = self._question(request, base=str(base), splits=",".join(chosen), share=",".join(self.local.share))
         known = store.answered(name, asked)
         if known is not None:
             return known
         silo = self._silo(federation, store, str(base))
         shared, _ = read_broadcast(broadcast, federation.coordinator.expected)
-        found = self._judged(federation, silo, shared, chosen, store)
+        found = self._evaluate(federation, silo, shared, chosen, store)
         answer = Frame("scores", {"silo": self.local.name, "scores": found})
-        store.keep_answer(name, asked, answer)
+        store.keep_reply(name, asked, answer)
         return answer
 
     def _question(self, request: Frame, **more: str) -> dict[str, str]:
@@ -194,12 +196,12 @@ class Session:
         return {
             "kind": request.kind,
             "broadcast": hashlib.sha256(request.blobs["broadcast"]).hexdigest(),
-            "config": text_digest(self._preparation.text),
+            "config": text_digest(self._setup.text),
             **more,
         }
 
-    def _judged(
-        self, federation: Federation, silo: Silo, shared: State, splits: list[str], store: Store
+    def _evaluate(
+        self, federation: Federation, silo: Silo, shared: State, splits: list[str], store: StateStore
     ) -> dict[str, Any]:
         """The scores that may leave, of a broadcast's shared parts with the silo's present private ones."""
         federation.silos = {self.local.name: silo}
@@ -211,7 +213,7 @@ class Session:
             keep_instances(store.path, [silo])
         return filter_scores(found, self.local.share)
 
-    def _silo(self, federation: Federation, store: Store, base: str) -> Silo:
+    def _silo(self, federation: Federation, store: StateStore, base: str) -> Silo:
         """The silo at one of its states; the empty name is that before its first round."""
         silo = federation.silos[self.local.name]
         if "rows" not in self.local.share and not isinstance(silo, _SiloWithoutRowCount):

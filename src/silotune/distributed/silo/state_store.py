@@ -26,12 +26,12 @@ _NAME = re.compile(r"\d{4,}(-final)?")
 _SCORES = "-scores"
 
 
-def score_name(number: int) -> str:
+def scores_name(number: int) -> str:
     """The name of what was answered when a round was judged; there is no state of this name."""
     return f"{number:04d}{_SCORES}"
 
 
-class Store:
+class StateStore:
     """One run's states of one silo.
 
     Args:
@@ -65,7 +65,7 @@ class Store:
         except (OSError, SafetensorError) as error:
             raise InputError(f"state {name!r} of this silo: missing or damaged ({error})") from error
 
-    def keep_answer(self, name: str, asked: dict[str, str], answer: Frame) -> None:
+    def keep_reply(self, name: str, asked: dict[str, str], answer: Frame) -> None:
         """Remember what was answered; `asked` says to what."""
         wrapped = Frame("stored", {"asked": asked}, {"answer": answer.encode()})
         write_bytes(self.path / f"{name}.answer", wrapped.encode())
