@@ -1,0 +1,95 @@
+"""Files, modules and names that the documentation mentions exist, and its links lead to headings that exist."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from urllib.parse import unquote
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "src" / "silotune"
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / ".github").glob("*.md")])
+CURRENT = [page for page in PAGES if page.name != "CHANGELOG.md"]  # which also names what was
+
+CODE = re.compile(r"`([^`\n]+)`")
+FENCE = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
+PATH = re.compile(
+    r"(?<![\w./{<*-])(?:\./)?((?:[\w*.-]+/)*[\w*-]+\.py|(?:src|tests|docs|deploy|benchmarks|presets)/[\w./*-]*[\w*/])"
+)
+MODULE = re.compile(r"\bsilotune(?:\.[a-z_]+)+\b")
+NAMED = re.compile(r"`(?:src/silotune/)?([\w/]+\.py)`((?:,? (?:and )?`(?![\w/]+\.py`)[A-Za-z_][\w.]*`)+)")
+LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
+
+EXAMPLES = {"methods/apfl.py", "silotune.methods.apfl"}
+"""Files and modules that a page has its reader write."""
+
+OUTSIDE = {"standalone.py"}
+"""Files of an export."""
+
+
+def exists(path: str) -> bool:
+    """Whether a path, or something that its `*` stands for, is in the repository or in the package."""
+    return any(any(folder.glob(path.rstrip("/"))) for folder in (ROOT, PACKAGE))
+
+
+@cache
+def known_name(module: str) -> bool:
+    """Whether a dotted name is a module or what a module has."""
+    try:
+        if find_spec(module) is not None:
+            return True
+    except ModuleNotFoundError:
+        pass
+    parent, _, name = module.rpartition(".")
+    try:
+        spec = find_spec(parent)
+    except ModuleNotFoundError:
+        return False
+    return bool(spec and spec.origin and re.search(rf"\b{name}\b", Path(spec.origin).read_text(encoding="utf-8")))
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors that GitHub gives a page's headings."""
+    text = FENCE.sub("", page.read_text(encoding="utf-8"))
+    headings = re.findall(r"^#+ +(.+?) *$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", CURRENT, ids=lambda page: page.name)
+def test_what_a_page_names_exists(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    spans = [*FENCE.findall(text), *CODE.findall(FENCE.sub("", text))]
+    paths = {path for span in spans for path in PATH.findall(span)} - EXAMPLES - OUTSIDE
+    assert not sorted(path for path in paths if not exists(path))
+    modules = {module for span in spans for module in MODULE.findall(span)} - EXAMPLES
+    assert not sorted(module for module in modules if not known_name(module))
+
+
+@pytest.mark.parametrize("page", CURRENT, ids=lambda page: page.name)
+def test_names_after_a_file_are_in_it(page: Path) -> None:
+    missing = [
+        f"{path}: {name}"
+        for path, names in NAMED.findall(page.read_text(encoding="utf-8"))
+        for name in re.findall(r"`([^`]+)`", names)
+        if path not in EXAMPLES | OUTSIDE
+        and not re.search(rf"\b{name.rpartition('.')[2]}\b", (PACKAGE / path).read_text(encoding="utf-8"))
+    ]
+    assert not missing
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    text = FENCE.sub("", page.read_text(encoding="utf-8"))
+    broken = []
+    for link in LINK.findall(text):
+        if re.match(r"[a-z]+:", link):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / unquote(path)).resolve() if path else page
+        if not target.exists() or (anchor and anchor not in anchors(target)):
+            broken.append(link)
+    assert not broken
