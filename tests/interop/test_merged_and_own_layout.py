@@ -77,7 +77,7 @@ def test_a_merged_language_model_keeps_its_head(runs, tmp_path):
     rows = tokenised(run, "east", SINGLE)
     for ids, states in zip(rows.ids, own_states(run, "east", {"global": 1}, SINGLE), strict=True):
         with torch.no_grad():
-            close([model.eval()(torch.tensor([ids])).logits[0]], [run.federation.backbone.vocabulary(states)])
+            close([model.eval()(torch.tensor([ids])).logits[0]], [run.federation.backbone.lm_head(states)])
 
 
 def test_a_backbone_is_not_unpickled(runs, tmp_path):

@@ -96,7 +96,7 @@ def test_a_causal_language_model(runs, tuner, tmp_path):
     for row, ids in enumerate(rows.ids):
         with torch.no_grad():
             found = model(input_ids=torch.tensor([ids])).logits[0]
-            expected = run.federation.backbone.vocabulary(states[row])
+            expected = run.federation.backbone.lm_head(states[row])
         close([found[-len(ids) :]], [expected])
 
 
@@ -112,7 +112,7 @@ def test_an_encoder_decoder_with_its_language_model_head(runs, tuner, tmp_path):
         with torch.no_grad():
             inputs = {"input_ids": torch.tensor([ids]), "decoder_input_ids": torch.tensor([rows.decoder[row]])}
             found = model(**inputs, attention_mask=torch.ones(1, len(ids), dtype=torch.int64)).logits[0]
-            expected = run.federation.backbone.vocabulary(states[row])
+            expected = run.federation.backbone.lm_head(states[row])
         close([found], [expected])
 
 

@@ -19,7 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from silotune.cost.stub_heads import LANGUAGE_MODEL_HEADS
 from silotune.errors import InputError, unknown
 from silotune.models.backbone.backbone import Backbone
-from silotune.models.backbone.loading import default_backbone, quiet
+from silotune.models.backbone.loading import default_backbone, silence_transformers
 
 PREFIX = "shape:"
 
@@ -77,7 +77,7 @@ def load_shape(name: str) -> Shape:
     """
     from transformers import AutoModel
 
-    quiet()
+    silence_transformers()
     config = _config(name)
     kind: Any = AutoModel  # its annotations do not hold under strict checking
     mode = FakeTensorMode(allow_non_fake_inputs=True)

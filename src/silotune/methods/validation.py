@@ -5,7 +5,7 @@ from __future__ import annotations
 from silotune.methods.base import Method, Phase
 from silotune.methods.instance_weighting import INSTANCES, InstanceWeighting
 from silotune.methods.parts import Part, Scope
-from silotune.models.forward.mixing import ANCHORS, parsed
+from silotune.models.forward.mixing import ANCHORS, parse_name
 from silotune.models.heads import Head
 from silotune.models.tuners import Tuner
 
@@ -32,7 +32,7 @@ def check_method(method: Method) -> None:
         used = {
             *phase.trains,
             *phase.start.values(),
-            *(parsed(key)[1] for mix in phase.views.values() for key in mix),
+            *(parse_name(key)[1] for mix in phase.views.values() for key in mix),
         }
         private = sorted(name for name in used if parts[name].scope is Scope.PRIVATE)
         if private:
@@ -79,7 +79,7 @@ def _check_phase(method: Method, parts: dict[str, Part], phase: Phase) -> None:
 
 
 def _check_key(method: Method, parts: dict[str, Part], where: str, key: str) -> None:
-    anchor, name = parsed(key)
+    anchor, name = parse_name(key)
     if anchor and anchor not in ANCHORS:
         raise ValueError(
             f"method {method.name}: {where} names an unknown anchor {anchor!r}; allowed: {', '.join(ANCHORS)}"

@@ -1,4 +1,4 @@
-"""What new tensors are drawn from."""
+"""Draws of new tensors."""
 
 from __future__ import annotations
 
@@ -11,12 +11,16 @@ from silotune.core.tensors import Tensors
 
 
 def uniform(generator: torch.Generator, bound: float, *shape: int) -> Tensor:
-    """A draw from ±bound."""
+    """Draw a tensor of this shape from the uniform distribution over [-bound, bound)."""
     return (2 * torch.rand(*shape, generator=generator) - 1) * bound
 
 
 def draw_linear(name: str, rows: int, columns: int, generator: torch.Generator) -> Tensors:
-    """A linear layer drawn as PyTorch draws one: weight, shape (rows, columns), and bias uniform in ±1/√columns."""
+    """Draw a linear layer as PyTorch does, uniform in ±1/√columns.
+
+    Returns:
+        `name.weight`, shape (rows, columns), and `name.bias`, shape (rows,).
+    """
     bound = 1 / math.sqrt(columns)
     return {
         f"{name}.weight": uniform(generator, bound, rows, columns),

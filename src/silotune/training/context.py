@@ -20,7 +20,7 @@ from silotune.methods.parts import Part, Scope
 from silotune.methods.validation import check_method
 from silotune.models.backbone.backbone import Backbone
 from silotune.models.forward.activation_cache import ActivationCache
-from silotune.models.forward.mixing import Mix, MixEntry, can_share_forward, parsed, resolve_weights
+from silotune.models.forward.mixing import Mix, MixEntry, can_share_forward, parse_name, resolve_weights
 from silotune.models.forward.view_cache import ConstantViewCache, constant_views
 from silotune.models.forward.views import View, ViewRequest, run_views
 from silotune.models.heads import Head
@@ -214,7 +214,7 @@ class TrainingContext:
         """
         entries = []
         for name, weight in resolve_weights(mix, state).items():
-            anchor, part = parsed(name)
+            anchor, part = parse_name(name)
             if anchor == "received":
                 tensors = received[part]
             elif anchor == "previous":

@@ -10,7 +10,7 @@ import torch
 from silotune.data.batching import make_batch
 from silotune.data.tasks import Task
 from silotune.data.tokenized import TokenizedRows
-from silotune.models.forward.decoding import start
+from silotune.models.forward.decoding import start_decoding
 from silotune.models.forward.generation import GenerationOptions, generate_ids
 from silotune.models.forward.mixing import MixEntry, make_plan
 from tests.support.language_models import CAUSAL, backbone_of, ingredients, made
@@ -39,7 +39,7 @@ def by_full_forwards(family, prompt, mix, length):
         inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
         if family == "t5":
             inputs["decoder_input_ids"] = torch.tensor([[0, *written]])
-        scores = backbone.vocabulary(backbone.encode(inputs, plan)[0, -1], None, plan.weights)
+        scores = backbone.lm_head(backbone.encode(inputs, plan)[0, -1], None, plan.weights)
         best = scores.topk(2)
         margin = min(margin, (best.values[0] - best.values[1]).item())
         token = best.indices[0].item()
@@ -101,7 +101,7 @@ def test_scores_of_every_step_are_those_of_whole_forwards(family, options):
     weights = torch.tensor([0.0, 1.0, 1.0, 0.0, 0.5, 1.0])
     mix = ingredients(backbone, weights, tuner="prefix", tokens=2, reparametrise=0, **options)
     mix += ingredients(backbone, 1 - weights, weights)
-    decoding, rows = start(backbone, ids, mix), list(range(len(ids)))
+    decoding, rows = start_decoding(backbone, ids, mix), list(range(len(ids)))
     written = [[] for _ in ids]
     scores = decoding.first()
     for turn in ([0, 1, 2, 3, 4, 5], [5, 3, 3, 0, 1], [4, 2, 0]):
@@ -112,7 +112,7 @@ def test_scores_of_every_step_are_those_of_whole_forwards(family, options):
             if family == "t5":
                 own["decoder_input_ids"] = torch.tensor([[*begin, *written[place]]])
             states = backbone.encode(own, make_plan(backbone, of_row(mix, row)))
-            torch.testing.assert_close(scores[place], backbone.vocabulary(states[0, -1]), atol=5e-5, rtol=1e-5)
+            torch.testing.assert_close(scores[place], backbone.lm_head(states[0, -1]), atol=5e-5, rtol=1e-5)
         decoding.select(torch.tensor(turn))
         rows, written = [rows[place] for place in turn], [written[place] for place in turn]
         tokens = [5 + place for place in range(len(turn))]
@@ -180,6 +180,6 @@ def test_states_of_generation_and_of_training_agree_with_padding_on_the_left():
         with torch.no_grad():
             states = backbone.encode(dict(inputs), make_plan(backbone, by_row))
             ends = inputs["attention_mask"].sum(1) - 1
-            expected = backbone.vocabulary(states[torch.arange(len(ids)), ends])
-            found = start(backbone, ids, mix).first()[batch.rows]
+            expected = backbone.lm_head(states[torch.arange(len(ids)), ends])
+            found = start_decoding(backbone, ids, mix).first()[batch.rows]
         torch.testing.assert_close(found, expected, atol=2e-5, rtol=1e-5)

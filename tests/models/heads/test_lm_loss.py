@@ -85,7 +85,7 @@ def test_micro_batches_and_pieces_of_the_vocabulary_change_nothing(monkeypatch):
     backbone = backbone_of("llama")
     (part,) = mix = ingredients(backbone, 1.0)
     found = []
-    for call_cost, at_once in ((1, 2**25), (10**6, 2**25), (4, 3 * backbone.vocabulary.words), (4, 1)):
+    for call_cost, at_once in ((1, 2**25), (10**6, 2**25), (4, 3 * backbone.lm_head.vocabulary_size), (4, 1)):
         monkeypatch.setattr(lm, "SCORES_AT_ONCE", at_once)
         for tensor in part.tensors.values():
             tensor.requires_grad_().grad = None
@@ -105,7 +105,7 @@ def test_prompt_tokens_are_never_scored(monkeypatch):
     linear = torch.nn.functional.linear
 
     def spy(x, weight, bias=None):
-        if len(weight) == backbone.vocabulary.words:
+        if len(weight) == backbone.lm_head.vocabulary_size:
             seen.append(x.shape[:-1].numel())
         return linear(x, weight, bias)
 

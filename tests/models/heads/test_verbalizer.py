@@ -266,8 +266,8 @@ def test_loading_with_or_without_the_head_gives_the_same_transformer(family, tmp
     folder = str(folder_of(family, tmp_path))
     alone = load_backbone(folder, precision="fp32")
     with_head = load_backbone(folder, precision="fp32", model_class="AutoModelForMaskedLM")
-    assert alone.vocabulary is None
-    assert with_head.vocabulary is not None
+    assert alone.lm_head is None
+    assert with_head.lm_head is not None
     mine, other = (dict(one.base.named_parameters()) for one in (alone, with_head))
     assert mine.keys() == other.keys() | ({"pooler.dense.weight"} & mine.keys())
     assert all(torch.equal(mine[name], other[name]) for name in other)

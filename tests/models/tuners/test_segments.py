@@ -132,7 +132,7 @@ def test_mixes_of_different_forms(kind):
 def test_batched_products_are_used(kind, lengths, monkeypatch):
     """One change a site for all silos of a view, none for each."""
     backbone, tuner = shared_backbone("bert", double=True), make_tuner(kind)
-    monkeypatch.setattr("silotune.models.forward.mixing.segmented", None)
+    monkeypatch.setattr("silotune.models.forward.mixing.segment_plans", None)
     compare(backbone, tuner, "bert", lengths)
 
 

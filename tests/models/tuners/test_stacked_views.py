@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from silotune.models.backbone.forward_plan import ForwardPlan
-from silotune.models.backbone.stacking import ReplicateMode, stacked
+from silotune.models.backbone.stacking import ReplicateMode, stack_plans
 from silotune.models.forward.mixing import MixEntry
 from tests.support.tuner_families import (
     LENGTHS,
@@ -119,4 +119,4 @@ def test_only_what_would_fail_is_repeated():
 
 def test_one_plan_alone_is_itself():
     plan = ForwardPlan()
-    assert stacked([plan], 3) is plan
+    assert stack_plans([plan], 3) is plan

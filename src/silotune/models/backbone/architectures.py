@@ -1,4 +1,4 @@
-"""Where tuners attach: a declarative table of the backbone families.
+"""The backbone families: a declarative table of the modules at which tuners act.
 
 Module names are relative to the base transformer (`model.base_model`), or to one of its blocks. A new family is one
 entry; a family without an entry can still be tuned by naming its modules (`tuner.sites=`).
@@ -25,23 +25,30 @@ SITE_FIELDS = (
 
 @dataclass(frozen=True)
 class Architecture:
-    """One family's sites, and what prompts and prefixes need to know of it.
+    """One family's sites, and how it takes positions and prefixes.
 
-    `blocks` is the module list of transformer blocks; the fields of `SITE_FIELDS` name linear layers inside a block.
-    A field may name several, separated by commas (self- and cross-attention; variants of which a model has one), and
-    several fields may name the same one (query, key and value in one fused layer). `attention_output` and
-    `feedforward_output` are the layers whose output goes into the residual sum: bottleneck adapters sit right behind
-    them.
+    The fields of `SITE_FIELDS` name linear layers inside a block. A field may name several, separated by commas (self-
+    and cross-attention; alternatives of which a model has one), and several fields may name the same layer (query, key
+    and value in one fused layer).
 
     Args:
-        positions: how a token's place enters: the name of the table of learned positions, `rotary`, or None where
-            only distances matter. Needed to place a row's text where other rows have virtual tokens before it.
-        prefix: how a prefix reaches the attention: `cache` (the model takes past keys and values), `attention` (only
-            its attention modules do), or None (it cannot).
+        blocks: the module list of transformer blocks.
+        query: projection of the queries.
+        key: projection of the keys.
+        value: projection of the values.
+        attention_output: layer whose output attention adds to the residual stream; a bottleneck adapter follows it.
+        feedforward_input: first layer of the feed-forward network.
+        feedforward_output: layer whose output the feed-forward network adds to the residual stream; a bottleneck
+            adapter follows it.
+        embeddings: module that embeds tokens.
+        feedforward_gate: gate of the feed-forward network; empty: it has none.
+        positions: name of the table of learned positions; `rotary`; or None for models with relative distances only.
+            Read to count positions in batches in which only some rows have virtual tokens.
+        prefix: how attention takes a prefix: `cache` (as the model's past keys and values), `attention` (as those of
+            its attention modules), or None (it cannot).
         self_attention: the attention module inside a block, for `prefix="attention"`.
         more: further stacks, such as a decoder behind the encoder.
-        rows_apart: False where a site is also used on tensors without a row dimension, so that weights that differ by
-            row cannot meet there.
+        rows_apart: False if a site also acts on tensors without a row dimension, so that weights cannot differ by row.
     """
 
     blocks: str
@@ -61,11 +68,11 @@ class Architecture:
 
     @property
     def stacks(self) -> tuple[Architecture, ...]:
-        """The stack itself and those behind it."""
+        """All stacks, in the order in which they run."""
         return (self, *self.more)
 
     def modules(self, field: str, block: int) -> list[str]:
-        """The full names of a field's sites in one block, e.g. `modules("query", 3)`; empty where it has none."""
+        """The full names of a field's sites in one block, e.g. `modules("query", 3)`; empty if it has none."""
         names = str(getattr(self, field)).split(",")
         return [f"{self.blocks}.{block}.{name}" for name in names if name]
 
@@ -205,15 +212,15 @@ def families_with_prefix() -> list[str]:
 
 
 def architecture_of(model_type: str) -> Architecture:
-    """The table's entry for a `config.model_type`.
+    """Look up a `config.model_type` in the table.
 
     Raises:
-        InputError: for a family that has no entry.
+        InputError: if the family has no entry.
     """
     if model_type not in ARCHITECTURES:
         raise InputError(
             f"backbone: no tuner sites are known for model type {model_type!r}; "
-            f"known: {', '.join(sorted(ARCHITECTURES))} (see silotune/architectures.py); "
+            f"known: {', '.join(sorted(ARCHITECTURES))} (see silotune/models/backbone/architectures.py); "
             "or name linear layers yourself, e.g. tuner=lora tuner.sites=q_proj,v_proj"
         )
     return ARCHITECTURES[model_type]

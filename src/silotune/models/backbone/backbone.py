@@ -1,4 +1,4 @@
-"""The frozen backbone: loaded once per process, changed only for the length of one forward."""
+"""The frozen backbone: loaded once per process, changed by a plan for one forward at a time."""
 
 from __future__ import annotations
 
@@ -11,21 +11,19 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import torch
 from torch import Tensor, nn
 
-from silotune.data.tokenized import Inputs as Inputs
+from silotune.data.tokenized import Inputs
 from silotune.models.backbone.architectures import ARCHITECTURES, Architecture, architecture_of
+from silotune.models.backbone.base_forward import encoder_decoder_forward, plain_forward
 from silotune.models.backbone.forward_plan import ForwardPlan
-from silotune.models.backbone.hooks import HookManager
+from silotune.models.backbone.hooks import FunctionalWrapper, HookManager
 from silotune.models.backbone.lm_head import LMHead
 from silotune.models.backbone.shared_activations import SharedActivations
 from silotune.models.backbone.virtual_tokens import (
-    FunctionalWrapper,
     PreparedInputs,
-    columns_of,
-    encoder_decoder_forward,
-    plain_forward,
-    positions,
+    gather_columns,
+    max_positions,
+    pad_on_the_right,
     prepare_inputs,
-    to_the_left,
 )
 
 if TYPE_CHECKING:
@@ -45,11 +43,12 @@ class Backbone:
         model: any transformer; its parameters are frozen here. Families in `ARCHITECTURES` have named sites.
         tokenizer: its tokenizer.
         precision: `fp32`, `bf16` or `fp16` (autocast).
-        keep_master: keep the frozen linear weights in float32 (needed where a tuner trains the backbone's own
-            tensors); otherwise they are cast once, so that no forward has to.
+        keep_master: keep the frozen linear weights in float32, for tuners that train the backbone's own tensors;
+            otherwise they are cast once, so that no forward has to.
         checkpointing: keep only the blocks' inputs for the backward pass and compute their insides again there: less
             memory for about a third more time. Gradients are the same.
-        shape_only: the model has shapes but no data (`silotune.cost`): it stays where it is, without fingerprint.
+        shape_only: the model has shapes but no data (`silotune.cost`): it stays on its device and has no fingerprint.
+        name: as configured: `default`, a hub id or a folder.
     """
 
     def __init__(
@@ -64,7 +63,7 @@ class Backbone:
         name: str = "",
     ) -> None:
         self.name = name
-        self.model = cast(Any, model)  # transformers' own annotations do not hold under strict checking
+        self.model = cast(Any, model)  # transformers' annotations fail strict type checking
         self.base: Any = _transformer(model)
         self.model.requires_grad_(False)
         self.model.eval()
@@ -73,12 +72,12 @@ class Backbone:
         self.precision = precision
         self.keep_master = keep_master or precision not in _DTYPES
         if getattr(self.base, "pooler", None) is not None:
-            self.base.pooler = None  # no head here reads it
-        self.vocabulary = None if self.model.get_output_embeddings() is None else LMHead(model, self.base)
-        """The language-model head, where the model was loaded with one (`load_backbone(…, model_class=…)`)."""
-        own = self.vocabulary.parameters if self.vocabulary else {}
+            self.base.pooler = None  # no head reads it
+        self.lm_head = None if self.model.get_output_embeddings() is None else LMHead(model, self.base)
+        """The language-model head; None if the model was loaded without (`load_backbone(…, model_class=…)`)."""
+        head_parameters = self.lm_head.parameters if self.lm_head else {}
         self.shape_only = shape_only
-        self._fingerprint = "" if shape_only else _fingerprint(self.base, own)
+        self._fingerprint = "" if shape_only else _fingerprint(self.base, head_parameters)
         self.device = torch.device("cuda" if torch.cuda.is_available() and not shape_only else "cpu")
         if not shape_only:
             self.model.to(self.device)
@@ -86,129 +85,141 @@ class Backbone:
             for module in self.base.modules():
                 if isinstance(module, nn.Linear):
                     module.to(_DTYPES[precision])
-        self._interventions = HookManager(self.base)
+        self._hooks = HookManager(self.base)
         if checkpointing:
             for stack in self.architecture.stacks:
                 for block in range(len(self.base.get_submodule(stack.blocks))):
-                    self._interventions.checkpoint(f"{stack.blocks}.{block}")
+                    self._hooks.checkpoint(f"{stack.blocks}.{block}")
 
     @property
-    def known(self) -> Architecture | None:
-        """The family's sites, None for a family without an entry."""
+    def known_architecture(self) -> Architecture | None:
+        """The family's entry in the table of architectures; None if it has none."""
         return ARCHITECTURES.get(self.model_type)
 
     @property
     def architecture(self) -> Architecture:
-        """The family's sites.
+        """The family's entry in the table of architectures.
 
         Raises:
-            InputError: for a family without an entry.
+            InputError: if it has none.
         """
         return architecture_of(self.model_type)
 
     @cached_property
     def hidden_size(self) -> int:
-        """Width of the last layer."""
+        """The width of the last layer's states."""
         return int(self.base.config.hidden_size)
 
     @cached_property
     def blocks(self) -> int:
-        """The number of transformer blocks (of an encoder–decoder: of its encoder)."""
+        """The number of transformer blocks; in an encoder–decoder, of its encoder."""
         return len(self.base.get_submodule(self.architecture.blocks))
 
     @property
     def word_embeddings(self) -> Tensor:
-        """The table of word embeddings, shape (vocabulary, width)."""
+        """The word embeddings, shape (vocabulary, width)."""
         return cast(Tensor, self.base.get_input_embeddings().weight)
 
     @property
     def pad_id(self) -> int:
-        """The token that fills rows up; 0 where the tokenizer has none (the mask hides it)."""
+        """The id of the padding token; 0 if the tokenizer has none (the mask hides it)."""
         return int(self.tokenizer.pad_token_id or 0)
 
     @property
     def fingerprint(self) -> str:
-        """sha256 of the float32 weights as loaded: the backbone's identity on resume and in handshakes."""
+        """The sha256 of the float32 weights as loaded: the backbone's identity on resume and in handshakes."""
         return self._fingerprint
 
     def site(self, name: str) -> nn.Module:
-        """A module of the base transformer by name."""
+        """Look up a module of the base transformer by name."""
         return cast(nn.Module, self.base.get_submodule(name))
 
     @property
-    def longest(self) -> int | None:
-        """The most tokens a text may have; None where positions have no table that could end."""
-        return positions(self.base, self.known)
+    def max_tokens(self) -> int | None:
+        """The most tokens a text may have; None if the model has no table of learned positions."""
+        return max_positions(self.base, self.known_architecture)
 
     def encode(self, inputs: Inputs, plan: ForwardPlan) -> Tensor:
-        """The last layer's states, shape (rows, tokens, hidden), of one padded batch under a plan.
+        """Run one padded batch under a plan.
 
-        Virtual tokens have no states here. An encoder–decoder returns its decoder's states where the inputs hold
-        `decoder_input_ids`, else its encoder's.
+        Args:
+            inputs: name → tensor of shape (rows, tokens), as the tokenizer names them, on the backbone's device.
+            plan: the changes of this forward.
+
+        Returns:
+            The last layer's states, shape (rows · plan's replicas, tokens, hidden), without those of virtual tokens. An
+            encoder–decoder's are its decoder's if the inputs hold `decoder_input_ids`, else its encoder's.
 
         Raises:
-            InputError: where virtual tokens and text together are too long for the backbone.
+            InputError: if virtual tokens and text together are too long for the backbone.
         """
         return self.applied(plan, lambda: self._forward(inputs, plan))
 
     def applied(self, plan: ForwardPlan, run: Callable[[], Result]) -> Result:
-        """Run something that calls the base transformer or modules of it, under a plan and in the precision."""
-        with self._interventions.applied(plan), self.autocast():
+        """Call `run`, which calls the base transformer or modules of it, under a plan and in the precision."""
+        with self._hooks.applied(plan), self.autocast():
             if not plan.weights:
                 return run()
             replaced = {f"base.{name}": tensor for name, tensor in plan.weights.items()}
             return cast(Result, torch.func.functional_call(FunctionalWrapper(self.base), replaced, (run,)))
 
     def prepare_inputs(self, inputs: Inputs, plan: ForwardPlan) -> PreparedInputs:
-        """A batch with the plan's virtual tokens in place, but those of a decoder behind an encoder."""
-        several = bool(self.base.config.is_encoder_decoder)
-        before = [prefix for prefix in plan.prefixes if not (several and prefix.decoder)]
-        batch = prepare_inputs(self.base, self.known, inputs, plan.prompts, before)
-        if several and batch.prefix is not None:
+        """Put the plan's virtual tokens into a batch; in an encoder–decoder only those of the encoder.
+
+        Args:
+            inputs: name → tensor of shape (rows, tokens).
+            plan: its prompts and prefixes are read; where attention modules are given prefixes one by one, its `past`
+                is filled.
+        """
+        encoder_decoder = bool(self.base.config.is_encoder_decoder)
+        prefixes = [prefix for prefix in plan.prefixes if not (encoder_decoder and prefix.decoder)]
+        batch = prepare_inputs(self.base, self.known_architecture, inputs, plan.prompts, prefixes)
+        if encoder_decoder and batch.prefix is not None:
             for block in range(self.blocks):
                 name = self.architecture.modules("self_attention", block)[0]
-                self._interventions.reach([name])
+                self._hooks.register([name])
                 plan.past[name] = batch.prefix
         return batch
 
     def _forward(self, inputs: Inputs, plan: ForwardPlan) -> Tensor:
-        inputs, back = to_the_left(inputs)
-        states = self._padded_right(inputs, plan)
+        inputs, back = pad_on_the_right(inputs)
+        states = self._forward_right_padded(inputs, plan)
         if back is None or "decoder_input_ids" in inputs:
             return states
-        return columns_of(states, back.repeat(len(states) // len(back), 1))  # a row for each of the plan's copies
+        return gather_columns(states, back.repeat(len(states) // len(back), 1))  # for each of the plan's replicas
 
-    def _padded_right(self, inputs: Inputs, plan: ForwardPlan) -> Tensor:
+    def _forward_right_padded(self, inputs: Inputs, plan: ForwardPlan) -> Tensor:
         decoder = {name: tensor for name, tensor in inputs.items() if name.startswith("decoder_")}
         batch = self.prepare_inputs({name: tensor for name, tensor in inputs.items() if name not in decoder}, plan)
         if not self.base.config.is_encoder_decoder:
             return plain_forward(self.base, batch)
-        behind = [prefix for prefix in plan.prefixes if prefix.decoder]
-        return encoder_decoder_forward(self.base, batch, decoder, behind)
+        prefixes = [prefix for prefix in plan.prefixes if prefix.decoder]
+        return encoder_decoder_forward(self.base, batch, decoder, prefixes)
 
     @contextlib.contextmanager
     def autocast(self) -> Iterator[None]:
-        """The precision's context, for the backbone and everything put on top of it."""
+        """Autocast to the precision, for the backbone and for heads on top of it."""
         if self.precision in _DTYPES:
             with torch.autocast(self.device.type, dtype=_DTYPES[self.precision]):
                 yield
         else:
             yield
 
-    def below(self, plans: Sequence[ForwardPlan]) -> SharedActivations:
-        """What forwards under these plans over the same rows have in common; to be put into all of them.
+    def shared_activations(self, plans: Sequence[ForwardPlan]) -> SharedActivations:
+        """The activations that forwards under these plans over the same rows share, still to be recorded.
 
-        The embeddings, the blocks below the first with a change, and in that block what runs before the change. Empty
-        where that is not known, or where the embeddings run twice (encoder–decoders).
+        They are the outputs of the embeddings, of the blocks below the first with a change, and of that block's modules
+        before the change. There are none for families without an entry and for encoder–decoders, whose embeddings run
+        twice.
         """
         inputs = frozenset(name for plan in plans for name in plan.inputs)
         outputs = frozenset(name for plan in plans for name in plan.outputs)
-        known = self.known
-        if known is None or self.base.config.is_encoder_decoder:
+        architecture = self.known_architecture
+        if architecture is None or self.base.config.is_encoder_decoder:
             return SharedActivations(frozenset(), inputs, outputs)
-        names = [known.embeddings]
+        names = [architecture.embeddings]
         for block in range(self.blocks):
-            name = f"{known.blocks}.{block}"
+            name = f"{architecture.blocks}.{block}"
             names.append(name)
             if any(site.startswith(f"{name}.") for site in inputs | outputs):
                 names += [f"{name}.{inner}" for inner, _ in self.site(name).named_modules() if inner]
@@ -217,7 +228,7 @@ class Backbone:
 
 
 def _transformer(model: Any) -> Any:
-    """The model without its language-model head. T5 has no module of its own for that: its parts, put together."""
+    """The model without its language-model head. T5 has no module for that: one is put together from its parts."""
     if model.base_model is not model or model.get_output_embeddings() is None:
         return model.base_model
     from transformers import AutoModel
@@ -229,9 +240,9 @@ def _transformer(model: Any) -> Any:
     return bare.requires_grad_(False).eval()
 
 
-def _fingerprint(model: nn.Module, more: Mapping[str, Tensor]) -> str:
+def _fingerprint(model: nn.Module, head_parameters: Mapping[str, Tensor]) -> str:
     sha = hashlib.sha256()
-    for name, tensor in sorted([*model.named_parameters(), *more.items()]):
+    for name, tensor in sorted([*model.named_parameters(), *head_parameters.items()]):
         sha.update(f"{name}|{tuple(tensor.shape)}|".encode())
         sha.update(tensor.detach().float().cpu().contiguous().reshape(-1).numpy().data)
     return sha.hexdigest()

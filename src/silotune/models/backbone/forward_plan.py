@@ -13,21 +13,28 @@ from silotune.models.backbone.shared_activations import SharedActivations
 from silotune.models.backbone.virtual_tokens import Prefix, Prompt
 
 OutputChange = Callable[[Tensor, Tensor], Tensor]
-"""(a site's input, its output so far) → its output."""
+"""(a module's input, its output so far) → its new output; each of shape (rows, tokens, width)."""
 
 InputChange = Callable[[Tensor], Tensor]
-"""A site's input → what it gets instead."""
+"""A module's input, shape (rows, tokens, width) → its new input, same shape."""
 
 
 @dataclass
 class ForwardPlan:
     """What one forward changes in the backbone.
 
-    `outputs` maps a module's name to changes of its output, applied in order, `inputs` to changes of its input.
-    `prompts` and `prefixes` are virtual tokens before the text, in order. `weights` maps a parameter's name to the
-    tensor used instead. `dropout` runs the model in training mode. `past` is filled by the backbone itself: the
-    prefixes of attention modules that are reached one by one. `rows` and `copies` are those of a plan for several
-    views (`silotune.stacking`), `below` is what its forward has in common with others over the same rows.
+    Args:
+        outputs: module's name → changes of its output, applied in order.
+        inputs: module's name → changes of its input, applied in order.
+        prompts: virtual tokens before the text, in order.
+        prefixes: keys and values before the text's own, in order.
+        past: module's name → its past keys and values, in models whose attention modules are given a prefix one by
+            one; filled in by the backbone.
+        weights: parameter's name → the tensor used instead.
+        dropout: whether the model runs in training mode.
+        rows: rows of the batch, in a plan for several views (see `stacking`).
+        replicas: how many views the plan is for; each has a replica of the rows.
+        shared: activations shared with other forwards over the same rows; None: none are.
     """
 
     outputs: defaultdict[str, list[OutputChange]] = field(default_factory=lambda: defaultdict(list))
@@ -38,10 +45,10 @@ class ForwardPlan:
     weights: dict[str, Tensor] = field(default_factory=dict)
     dropout: bool = False
     rows: int = 0
-    copies: int = 1
-    below: SharedActivations | None = None
+    replicas: int = 1
+    shared: SharedActivations | None = None
 
     @property
     def by_row(self) -> bool:
-        """Whether it only changes modules' inputs and outputs, row by row."""
+        """Whether the plan only changes modules' inputs and outputs, row by row."""
         return not (self.prompts or self.prefixes or self.weights or self.dropout)

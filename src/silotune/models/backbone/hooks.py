@@ -1,4 +1,4 @@
-"""How plans reach the modules of a frozen model: hooks and replaced forwards that do nothing while no plan runs."""
+"""How a plan is applied to the modules of a frozen model: hooks and wrapped forwards that do nothing without a plan."""
 
 from __future__ import annotations
 
@@ -13,11 +13,26 @@ from torch.utils.checkpoint import checkpoint
 from silotune.models.backbone.forward_plan import ForwardPlan
 from silotune.models.backbone.shared_activations import SharedActivations
 from silotune.models.backbone.stacking import ReplicateMode
-from silotune.models.backbone.virtual_tokens import FunctionalWrapper
+
+
+class FunctionalWrapper(nn.Module):
+    """A module around another, so that `torch.func.functional_call` reaches code outside its own forward.
+
+    Args:
+        base: the module; its parameters are named `base.…` here.
+    """
+
+    def __init__(self, base: nn.Module) -> None:
+        super().__init__()
+        self.base = base
+
+    def forward(self, function: Any) -> Any:
+        """Call the function and return its result."""
+        return function()
 
 
 class HookManager:
-    """What stays in a model so that a plan can change a forward of it.
+    """The hooks of one model, and the plan they apply.
 
     Args:
         base: the model. Its modules' names and weights stay as they are.
@@ -27,99 +42,99 @@ class HookManager:
         self._base = base
         self._plan: ForwardPlan | None = None
         self._hooked: set[str] = set()
-        self._kept: set[str] = set()
+        self._sharing: set[str] = set()
 
     @contextlib.contextmanager
     def applied(self, plan: ForwardPlan) -> Iterator[None]:
-        """While it lasts, forwards of the model run under this plan."""
-        self.reach({*plan.outputs, *plan.inputs})
-        if plan.below is not None:
-            self._prepare(plan.below)
+        """Run forwards of the model under this plan while the context lasts."""
+        self.register({*plan.outputs, *plan.inputs})
+        if plan.shared is not None:
+            self._prepare_sharing(plan.shared)
         self._plan = plan
         try:
-            with _copying(plan):
+            with _replicate_mode(plan):
                 if plan.dropout:
                     self._base.train()
                 yield
         finally:
             self._plan = None
-            if plan.below is not None:
-                plan.below.filled = True
+            if plan.shared is not None:
+                plan.shared.complete = True
             if plan.dropout:
                 self._base.eval()
 
-    def reach(self, names: Iterable[str]) -> None:
-        """Let plans reach these modules."""
+    def register(self, names: Iterable[str]) -> None:
+        """Hook these modules, so that plans can change their inputs and outputs."""
         for name in names:
             self._hook(name)
 
     def checkpoint(self, name: str) -> None:
         """Run this block under gradient checkpointing; it is computed again under the plan it first ran under."""
-        block = self._site(name)
+        block = self._module(name)
         forward = block.forward
 
         def run(*args: Any, **kwargs: Any) -> Any:
             plan = self._plan
             if plan is None or not torch.is_grad_enabled():
                 return forward(*args, **kwargs)
-            own = {
+            weights = {
                 f"base.{key.removeprefix(f'{name}.')}": tensor
                 for key, tensor in plan.weights.items()
                 if key.startswith(f"{name}.")
             }
 
-            def again(*args: Any, **kwargs: Any) -> Any:
+            def recompute(*args: Any, **kwargs: Any) -> Any:
                 outer, training, self._plan = self._plan, block.training, plan
                 try:
                     block.train(plan.dropout)
-                    if not own:
-                        with _copying(plan):
+                    if not weights:
+                        with _replicate_mode(plan):
                             return forward(*args, **kwargs)
                     return torch.func.functional_call(
-                        FunctionalWrapper(block), own, (lambda: forward(*args, **kwargs),)
+                        FunctionalWrapper(block), weights, (lambda: forward(*args, **kwargs),)
                     )
                 finally:
                     self._plan = outer
                     block.train(training)
 
-            return checkpoint(again, *args, use_reentrant=False, **kwargs)
+            return checkpoint(recompute, *args, use_reentrant=False, **kwargs)
 
         block.forward = run
 
-    def _prepare(self, below: SharedActivations) -> None:
-        self.reach(below.inputs | below.outputs)
-        for name in below.modules - self._kept:
-            self._keep(name)
-            self._kept.add(name)
-        below.open = not below.filled
+    def _prepare_sharing(self, shared: SharedActivations) -> None:
+        self.register(shared.changed_inputs | shared.changed_outputs)
+        for name in shared.modules - self._sharing:
+            self._share_output(name)
+            self._sharing.add(name)
+        shared.recording = not shared.complete
 
-    def _keep(self, name: str) -> None:
-        """Let what forwards have in common reach this module: its output is kept, or taken instead of being made."""
-        module = self._site(name)
+    def _share_output(self, name: str) -> None:
+        """Wrap a module's forward, so that a plan can record its output or return a recorded one."""
+        module = self._module(name)
         forward = module.forward
 
         def run(*args: Any, **kwargs: Any) -> Any:
-            below = None if self._plan is None else self._plan.below
-            if below is None or name not in below.modules:
+            shared = None if self._plan is None else self._plan.shared
+            if shared is None or name not in shared.modules:
                 return forward(*args, **kwargs)
-            if below.filled and name in below.found:
-                return below.found[name]
+            if shared.complete and name in shared.activations:
+                return shared.activations[name]
             output = forward(*args, **kwargs)
-            if below.open:
-                below.found[name] = output
+            if shared.recording:
+                shared.activations[name] = output
             return output
 
         module.forward = run
 
     def _hook(self, name: str) -> None:
-        """Let plans reach this module. The hooks stay, and do nothing where no plan names the module."""
+        """Hook a module once. Its hooks do nothing under a plan that does not name the module."""
         if name in self._hooked:
             return
 
         def before(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any] | None:
             plan = self._plan
-            if plan is not None and plan.below is not None and name in plan.below.inputs:
-                plan.below.changed()
+            if plan is not None and plan.shared is not None and name in plan.shared.changed_inputs:
+                plan.shared.stop_recording()
             if plan is None or not (name in plan.inputs or name in plan.past):
                 return None
             for function in plan.inputs.get(name, ()):
@@ -130,20 +145,20 @@ class HookManager:
 
         def after(_: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
             plan = self._plan
-            if plan is not None and plan.below is not None and name in plan.below.outputs:
-                plan.below.changed()
+            if plan is not None and plan.shared is not None and name in plan.shared.changed_outputs:
+                plan.shared.stop_recording()
             if plan is not None and name in plan.outputs:
                 for function in plan.outputs[name]:
                     output = function(args[0], output)
             return output
 
-        self._site(name).register_forward_pre_hook(before, with_kwargs=True)
-        self._site(name).register_forward_hook(after)
+        self._module(name).register_forward_pre_hook(before, with_kwargs=True)
+        self._module(name).register_forward_hook(after)
         self._hooked.add(name)
 
-    def _site(self, name: str) -> nn.Module:
+    def _module(self, name: str) -> nn.Module:
         return self._base.get_submodule(name)
 
 
-def _copying(plan: ForwardPlan) -> contextlib.AbstractContextManager[object]:
-    return contextlib.nullcontext() if plan.copies == 1 else ReplicateMode(plan.rows, plan.copies)
+def _replicate_mode(plan: ForwardPlan) -> contextlib.AbstractContextManager[object]:
+    return contextlib.nullcontext() if plan.replicas == 1 else ReplicateMode(plan.rows, plan.replicas)

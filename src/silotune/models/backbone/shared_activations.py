@@ -1,4 +1,4 @@
-"""What lies below the first part: computed once for all forwards over the same rows."""
+"""Activations below the first adapted module, computed once for all forwards over the same rows."""
 
 from __future__ import annotations
 
@@ -8,43 +8,45 @@ from typing import Any
 
 @dataclass
 class SharedActivations:
-    """What several forwards over the same rows have in common: the outputs of modules below the first changed one.
+    """Outputs of modules below the first changed one, shared by several forwards over the same rows.
 
-    The first forward fills it, the others take from it. Everything in it is constant: no part acts there.
+    The first forward records them and the later ones read them. They are constants: no part acts on them.
 
     Args:
-        modules: those whose outputs may be kept; a module inside another is asked for only where the other is not
-            kept.
-        inputs: modules whose input some plan changes.
-        outputs: modules whose output some plan changes; their own, before any change, is still common.
+        modules: modules whose outputs may be shared. A module inside another is only asked for if the outer one's
+            output is not shared.
+        changed_inputs: modules whose input some plan changes.
+        changed_outputs: modules whose output some plan changes; their own output, before any change, is still shared.
+        activations: module → its output: a tensor of shape (rows, tokens, hidden), or a tuple that begins with one.
+        recording: whether the running forward records outputs; it stops at the first change.
+        complete: whether a forward has ended: later ones read `activations`.
+        prefix_only: whether nothing but the shared activations is wanted: the forward stops at the first change.
     """
 
     modules: frozenset[str]
-    inputs: frozenset[str]
-    outputs: frozenset[str]
-    found: dict[str, Any] = field(default_factory=dict)
-    open: bool = True
-    """Whether the running forward fills it and has not met a change yet."""
-    filled: bool = False
-    """Whether a forward has gone through: the next ones take."""
-    alone: bool = False
-    """Whether only this is wanted: the forward ends where it meets a change."""
+    changed_inputs: frozenset[str]
+    changed_outputs: frozenset[str]
+    activations: dict[str, Any] = field(default_factory=dict)
+    recording: bool = True
+    complete: bool = False
+    prefix_only: bool = False
 
-    def changed(self) -> None:
-        """A change is met: nothing behind it is common.
+    def stop_recording(self) -> None:
+        """Note that the running forward has reached a change: outputs of later modules are not shared.
 
         Raises:
-            Reached: where only what is below was wanted.
+            StopForward: if only the shared activations are wanted.
         """
-        self.open = False
-        if self.alone:
+        self.recording = False
+        if self.prefix_only:
             raise StopForward
 
     @property
     def outermost(self) -> list[str]:
-        """The modules found that are not inside another one found, in the order in which they ended."""
-        return [name for name in self.found if not any(name.startswith(f"{other}.") for other in self.found)]
+        """The recorded modules that lie inside no other recorded module, in the order in which they ended."""
+        recorded = self.activations
+        return [name for name in recorded if not any(name.startswith(f"{other}.") for other in recorded)]
 
 
 class StopForward(Exception):
-    """A forward has come to the first change."""
+    """Ends a forward at the first change."""

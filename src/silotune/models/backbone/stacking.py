@@ -1,13 +1,13 @@
-"""Several views of the same rows in one forward: each view has a copy of the rows of its own.
+"""Several views of the same rows in one forward: each view has its own replica of the rows.
 
-The forward begins with one copy, because below the first module that any view changes all views are the same. There
-the rows become as many copies as there are views, one behind the other, and from then on every frozen matrix product is
-one product over all of them, while a site does to each copy what its view wants and nothing else.
+The forward begins with one replica, because below the first module that any view changes all views are the same. There
+the rows become one replica per view, concatenated; from then on every frozen matrix product is one product over all of
+them, while a changed module treats each replica as its view's plan says.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -22,18 +22,22 @@ _RESHAPING = {Tensor.view, Tensor.reshape, torch.reshape}
 
 
 class ReplicateMode(TorchFunctionMode):
-    """Lets tensors of one copy of the rows meet tensors of all copies: the former are then repeated.
+    """Repeats tensors that still have one replica where they meet tensors that have all.
 
-    Two rules. An operation that cannot take tensors of `rows` and of `rows · copies` rows is done on the repeated ones
-    (ordinary broadcasting would be an error, so nothing that has a meaning of its own is touched). And a reshape to
-    `rows` of something that has become copies (models ask a module's input for its shape, and reshape its outputs)
-    keeps the copies.
+    Two rules apply while the mode is active. An operation that cannot take tensors of `rows` together with tensors of
+    `rows · replicas` rows is done with the former repeated (ordinary broadcasting would be an error, so no valid
+    operation is changed). A reshape to `rows` of a tensor that has all replicas keeps the replicas (models ask a
+    module's input for its shape and reshape its outputs).
+
+    Args:
+        rows: rows of one replica.
+        replicas: number of replicas.
     """
 
-    def __init__(self, rows: int, copies: int) -> None:
+    def __init__(self, rows: int, replicas: int) -> None:
         super().__init__()
-        self._rows, self._all = rows, rows * copies
-        self._repeated: dict[int, tuple[Tensor, Tensor]] = {}  # the original is kept: an id may be used again
+        self._rows, self._all = rows, rows * replicas
+        self._repeated: dict[int, tuple[Tensor, Tensor]] = {}  # holds the original, so that its id is not used again
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
@@ -41,131 +45,155 @@ class ReplicateMode(TorchFunctionMode):
         """See `torch.overrides`."""
         kwargs = kwargs or {}
         if func in _RESHAPING:
-            args = self._keeping_copies(args)
-        elif self._must_meet((*args, *kwargs.values())):
-            return func(*self._meet(args), **self._meet(kwargs))
+            args = self._reshape_arguments(args)
+        elif self._certainly_mixed((*args, *kwargs.values())):
+            return func(*self._repeat(args), **self._repeat(kwargs))
         try:
             return func(*args, **kwargs)
         except (RuntimeError, IndexError):
             if not self._mixed(args, kwargs):
                 raise
-        return func(*self._meet(args), **self._meet(kwargs))
+        return func(*self._repeat(args), **self._repeat(kwargs))
 
-    def _must_meet(self, args: tuple[Any, ...]) -> bool:
-        """Whether two arguments would certainly fail: of equal rank, with rows of one copy and of all."""
+    def _certainly_mixed(self, args: tuple[Any, ...]) -> bool:
+        """Whether the operation would fail: two arguments of equal rank have rows of one replica and of all."""
         shapes = {(arg.dim(), len(arg)) for arg in args if isinstance(arg, Tensor) and arg.dim() > 2}
         return any((rank, self._all) in shapes for rank, length in shapes if length == self._rows > 1)
 
-    def _keeping_copies(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    def _reshape_arguments(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Arguments of a reshape, with the rows of all replicas in place of the rows of one."""
         tensor, *shape = args
-        several = len(shape) == 1 and not isinstance(shape[0], int)
-        wanted = list(shape[0]) if several else shape
-        if tensor.dim() < 3 or len(tensor) != self._all or not wanted or wanted[0] != self._rows:
+        as_sequence = len(shape) == 1 and not isinstance(shape[0], int)
+        sizes = list(shape[0]) if as_sequence else shape
+        if tensor.dim() < 3 or len(tensor) != self._all or not sizes or sizes[0] != self._rows:
             return args
-        wanted[0] = self._all
-        return (tensor, tuple(wanted)) if several else (tensor, *wanted)
+        sizes[0] = self._all
+        return (tensor, tuple(sizes)) if as_sequence else (tensor, *sizes)
 
-    def _mixed(self, *found: Any) -> bool:
-        lengths = {len(tensor) for tensor in _tensors(found) if tensor.dim() > 1}
+    def _mixed(self, *arguments: Any) -> bool:
+        """Whether arguments hold both tensors of one replica and tensors of all."""
+        lengths = {len(tensor) for tensor in _tensors(arguments) if tensor.dim() > 1}
         return {self._rows, self._all} <= lengths
 
-    def _meet(self, found: Any) -> Any:
-        if isinstance(found, Tensor):
-            return self._of_all(found) if found.dim() > 1 and len(found) == self._rows else found
-        if isinstance(found, tuple | list):
-            return type(found)(self._meet(one) for one in found)
-        if isinstance(found, Mapping):
-            return {name: self._meet(one) for name, one in found.items()}
-        return found
+    def _repeat(self, argument: Any) -> Any:
+        """The argument with every tensor of one replica in it repeated."""
+        if isinstance(argument, Tensor):
+            return self._repeat_rows(argument) if argument.dim() > 1 and len(argument) == self._rows else argument
+        if isinstance(argument, tuple | list):
+            return type(argument)(self._repeat(item) for item in argument)
+        if isinstance(argument, Mapping):
+            return {name: self._repeat(item) for name, item in argument.items()}
+        return argument
 
-    def _of_all(self, tensor: Tensor) -> Tensor:
+    def _repeat_rows(self, tensor: Tensor) -> Tensor:
+        """(rows, …) → (rows · replicas, …), repeated once per tensor."""
         if id(tensor) not in self._repeated:
             times = [self._all // self._rows, *([1] * (tensor.dim() - 1))]
             self._repeated[id(tensor)] = tensor, tensor.repeat(times)
         return self._repeated[id(tensor)][1]
 
 
-def _tensors(found: Any) -> list[Tensor]:
-    if isinstance(found, Tensor):
-        return [found]
-    if isinstance(found, Mapping):
-        found = list(found.values())
-    return [tensor for one in found for tensor in _tensors(one)] if isinstance(found, tuple | list) else []
+def _tensors(argument: Any) -> list[Tensor]:
+    """All tensors in nested sequences and mappings."""
+    if isinstance(argument, Tensor):
+        return [argument]
+    if isinstance(argument, Mapping):
+        argument = list(argument.values())
+    return [tensor for item in argument for tensor in _tensors(item)] if isinstance(argument, tuple | list) else []
 
 
-def split_replicas(tensor: Tensor, rows: int, copies: int) -> Sequence[Tensor]:
-    """Each copy's rows; where there is still one copy, that for each.
+def split_replicas(tensor: Tensor, rows: int, replicas: int) -> Sequence[Tensor]:
+    """Split a tensor into its replicas; a tensor of one replica stands for each of them.
+
+    Args:
+        tensor: shape (rows, …) or (rows · replicas, …).
+        rows: rows of one replica.
+        replicas: number of replicas.
+
+    Returns:
+        One tensor of shape (rows, …) per replica.
 
     Raises:
-        InputError: for a tensor that has no such rows.
+        InputError: if the tensor has another number of rows.
     """
     if len(tensor) == rows:
-        return [tensor] * copies
-    if len(tensor) == rows * copies:
+        return [tensor] * replicas
+    if len(tensor) == rows * replicas:
         return torch.split(tensor, rows)
     raise InputError(
-        f"views: a site's tensor of shape {tuple(tensor.shape)} has neither {rows} rows nor {copies} copies of them"
+        f"views: a site's tensor of shape {tuple(tensor.shape)} has neither {rows} rows nor {replicas} copies of them"
     )
 
 
-def stacked(plans: Sequence[ForwardPlan], rows: int) -> ForwardPlan:
-    """One plan for a forward over `rows` rows in which copy i is changed as by `plans[i]`.
+def stack_plans(plans: Sequence[ForwardPlan], rows: int) -> ForwardPlan:
+    """Combine plans into one, for a forward over `rows` rows in which replica i is changed as by `plans[i]`.
 
     The plans change modules' inputs and outputs only (`ForwardPlan.by_row`). A single plan is returned as it is.
     """
     if len(plans) == 1:
         return plans[0]
-    whole = combine_plans(plans, partial(split_replicas, rows=rows, copies=len(plans)))
-    whole.rows, whole.copies = rows, len(plans)
-    return whole
+    combined = combine_plans(plans, partial(split_replicas, rows=rows, replicas=len(plans)))
+    combined.rows, combined.replicas = rows, len(plans)
+    return combined
 
+
+Change = Callable[..., Tensor]
+"""An `InputChange` or an `OutputChange`."""
 
 Split = Callable[[Tensor], Sequence[Tensor]]
-"""All rows → those of each plan."""
+"""A tensor of all rows → each plan's rows of it."""
 
-Wrap = Callable[[int, Callable[..., Tensor]], Callable[..., Tensor]]
-"""(which plan's, a change) → the change as it is to be made."""
+Wrap = Callable[[int, Change], Change]
+"""(index of a plan, one of its changes) → the change to make instead."""
 
 
 def combine_plans(plans: Sequence[ForwardPlan], split: Split, wrap: Wrap | None = None) -> ForwardPlan:
-    """One plan in which piece i of the rows is changed as by `plans[i]`.
+    """Combine plans into one in which piece i of the rows is changed as by `plans[i]`.
 
     Args:
-        plans: what each piece's changes are.
-        split: cuts a site's tensors into the pieces.
-        wrap: put around every change.
+        plans: one per piece.
+        split: cuts a module's input or output, shape (rows, tokens, width), into the pieces.
+        wrap: applied to every change; None: changes stay as they are.
     """
 
-    def of(found: Sequence[Sequence[Callable[..., Tensor]]]) -> list[list[Callable[..., Tensor]]]:
-        return [[wrap(place, one) if wrap else one for one in own] for place, own in enumerate(found)]
+    def wrapped(changes: Sequence[Sequence[Change]]) -> list[list[Change]]:
+        return [
+            [wrap(index, change) if wrap else change for change in piece_changes]
+            for index, piece_changes in enumerate(changes)
+        ]
 
-    whole = ForwardPlan()
+    combined = ForwardPlan()
     for site in _in_order(plan.inputs for plan in plans):
-        whole.inputs[site].append(partial(_change_inputs, of([plan.inputs.get(site, []) for plan in plans]), split))
+        changes = wrapped([plan.inputs.get(site, []) for plan in plans])
+        combined.inputs[site].append(partial(_change_inputs, changes, split))
     for site in _in_order(plan.outputs for plan in plans):
-        whole.outputs[site].append(partial(_change_outputs, of([plan.outputs.get(site, []) for plan in plans]), split))
-    return whole
+        changes = wrapped([plan.outputs.get(site, []) for plan in plans])
+        combined.outputs[site].append(partial(_change_outputs, changes, split))
+    return combined
 
 
-def _in_order(sites: Any) -> list[str]:
-    return list(dict.fromkeys(site for own in sites for site in own))
+def _in_order(sites: Iterable[Iterable[str]]) -> list[str]:
+    """Every site once, in the order of first mention."""
+    return list(dict.fromkeys(site for plan_sites in sites for site in plan_sites))
 
 
-def _change_inputs(changes: Sequence[Sequence[Callable[..., Tensor]]], split: Split, x: Tensor) -> Tensor:
+def _change_inputs(changes: Sequence[Sequence[Change]], split: Split, x: Tensor) -> Tensor:
+    """Change each piece of an input of shape (rows, tokens, width); returns the pieces concatenated."""
     with torch._C.DisableTorchFunction():
-        found = []
-        for own, piece in zip(changes, split(x), strict=True):
-            for change in own:
+        pieces = []
+        for piece_changes, piece in zip(changes, split(x), strict=True):
+            for change in piece_changes:
                 piece = change(piece)
-            found.append(piece)
-        return torch.cat(found)
+            pieces.append(piece)
+        return torch.cat(pieces)
 
 
-def _change_outputs(changes: Sequence[Sequence[Callable[..., Tensor]]], split: Split, x: Tensor, y: Tensor) -> Tensor:
+def _change_outputs(changes: Sequence[Sequence[Change]], split: Split, x: Tensor, y: Tensor) -> Tensor:
+    """Change each piece of an output, shape (rows, tokens, out), given its input; returns the pieces concatenated."""
     with torch._C.DisableTorchFunction():
-        found = []
-        for own, before, piece in zip(changes, split(x), split(y), strict=True):
-            for change in own:
+        pieces = []
+        for piece_changes, before, piece in zip(changes, split(x), split(y), strict=True):
+            for change in piece_changes:
                 piece = change(before, piece)
-            found.append(piece)
-        return torch.cat(found)
+            pieces.append(piece)
+        return torch.cat(pieces)

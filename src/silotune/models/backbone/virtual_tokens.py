@@ -1,4 +1,4 @@
-"""One forward of the base transformer with virtual tokens: embeddings, masks and positions put together.
+"""Virtual tokens put before a padded batch: embeddings, attention mask and positions.
 
 Prompts are vectors before the text's embeddings, or inside the text where the inputs say (`SOFT_AT`); a prefix is keys
 and values that every attention layer sees before the text's own. Both are in the attention mask, neither is in the
@@ -32,7 +32,7 @@ class Prompt:
 
     Args:
         vectors: shape (rows or 1, tokens, width of the word embeddings).
-        present: shape (rows,), which rows have them; None: all.
+        present: shape (rows,), whether each row has them; None: all rows do.
     """
 
     vectors: Tensor
@@ -40,7 +40,7 @@ class Prompt:
 
     @property
     def tokens(self) -> int:
-        """How many."""
+        """The number of virtual tokens."""
         return self.vectors.shape[1]
 
 
@@ -50,7 +50,7 @@ class Prefix:
 
     Args:
         layers: pairs of shape (rows or 1, key-value heads, tokens, head width).
-        present: shape (rows,), which rows have them; None: all.
+        present: shape (rows,), whether each row has them; None: all rows do.
         decoder: in an encoder–decoder, whether the decoder's self-attention gets them instead of the encoder's.
     """
 
@@ -60,20 +60,8 @@ class Prefix:
 
     @property
     def tokens(self) -> int:
-        """How many."""
+        """The number of virtual tokens."""
         return self.layers[0][0].shape[2]
-
-
-class FunctionalWrapper(nn.Module):
-    """A module around another, so that `torch.func.functional_call` reaches code outside its own forward."""
-
-    def __init__(self, base: nn.Module) -> None:
-        super().__init__()
-        self.base = base
-
-    def forward(self, function: Any) -> Any:
-        """Call the function."""
-        return function()
 
 
 @dataclass
@@ -81,13 +69,13 @@ class PreparedInputs:
     """A batch with its virtual tokens in place.
 
     Args:
-        inputs: what the model is called with, without mask.
+        inputs: arguments of the model, without mask: name → tensor of shape (rows, prompt + text tokens, …).
         mask: shape (rows, prefix + prompt + text tokens), as attention sees them.
         virtual: prompt tokens before the text in the model's states.
-        columns: shape (rows, text tokens), where each token of the text is in the model's states; None: behind the
-            prompt tokens.
-        prefix: the cache that holds the prefixes, if there are any.
-        prefix_tokens: how many columns of the mask belong to it.
+        prefix: the cache that holds the prefixes; None: there are none.
+        prefix_tokens: how many columns of the mask belong to prefixes.
+        columns: shape (rows, text tokens), each text token's column in the model's states; None: the text comes after
+            the prompt tokens.
     """
 
     inputs: Inputs
@@ -98,8 +86,8 @@ class PreparedInputs:
     columns: Tensor | None = None
 
     def of_text(self, states: Tensor) -> Tensor:
-        """The states of the text's own tokens, shape (rows, text tokens, hidden)."""
-        return states[:, self.virtual :] if self.columns is None else columns_of(states, self.columns)
+        """Select the text's own states: (rows, prompt + text tokens, hidden) → (rows, text tokens, hidden)."""
+        return states[:, self.virtual :] if self.columns is None else gather_columns(states, self.columns)
 
 
 def prepare_inputs(
@@ -109,18 +97,27 @@ def prepare_inputs(
     prompts: Sequence[Prompt],
     prefixes: Sequence[Prefix],
 ) -> PreparedInputs:
-    """Put virtual tokens before a padded batch.
+    """Put virtual tokens before a batch.
+
+    Args:
+        base: the base transformer; its word embeddings and table of positions are read.
+        architecture: the family's entry; None: positions are left to the model.
+        inputs: `input_ids`, `attention_mask` and others, each of shape (rows, tokens); and `SOFT_AT`, shape (rows,),
+            where prompts stand inside the text.
+        prompts: in order.
+        prefixes: in order; they come before the prompts.
 
     Raises:
-        InputError: where virtual tokens and text are longer together than the model's table of positions.
+        InputError: if virtual tokens and text together are longer than the model's table of positions, or if only
+            some rows have virtual tokens on a model whose positions are unknown.
     """
     inputs = dict(inputs)
     ids = inputs["input_ids"]
     rows = len(ids)
     text = inputs.pop("attention_mask", torch.ones_like(ids))
-    inside = inputs.pop(SOFT_AT, None)
-    before: list[Prompt | Prefix] = [*prefixes, *prompts]
-    mask = torch.cat([*(present(tokens, rows, text) for tokens in before), text], 1)
+    slot = inputs.pop(SOFT_AT, None)
+    virtual_tokens: list[Prompt | Prefix] = [*prefixes, *prompts]
+    mask = torch.cat([*(mask_columns(tokens, rows, text) for tokens in virtual_tokens), text], 1)
     virtual = sum(prompt.tokens for prompt in prompts)
     prefix_tokens = sum(prefix.tokens for prefix in prefixes)
     if prompts:
@@ -128,31 +125,31 @@ def prepare_inputs(
         vectors = [prompt.vectors.to(embedded.dtype).expand(rows, -1, -1) for prompt in prompts]
         inputs["inputs_embeds"] = torch.cat([*vectors, embedded], 1)
         if "token_type_ids" in inputs:
-            segments = inputs["token_type_ids"]
-            inputs["token_type_ids"] = torch.cat([segments.new_zeros(rows, virtual), segments], 1)
+            token_types = inputs["token_type_ids"]
+            inputs["token_type_ids"] = torch.cat([token_types.new_zeros(rows, virtual), token_types], 1)
     columns = None
-    if prompts and inside is not None:
-        order, columns = _inside(inside, virtual, text.shape[1])
-        inputs["inputs_embeds"] = columns_of(inputs["inputs_embeds"], order)
+    if prompts and slot is not None:
+        order, columns = _prompt_inside_text(slot, virtual, text.shape[1])
+        inputs["inputs_embeds"] = gather_columns(inputs["inputs_embeds"], order)
         if "token_type_ids" in inputs:
             inputs["token_type_ids"] = inputs["token_type_ids"].gather(1, order)
         mask = torch.cat([mask[:, :prefix_tokens], mask[:, prefix_tokens:].gather(1, order)], 1)
-    table, longest = _positions(base, architecture), positions(base, architecture)
-    if longest is not None and before and mask.shape[1] > longest:
+    table, longest = _position_table(base, architecture), max_positions(base, architecture)
+    if longest is not None and virtual_tokens and mask.shape[1] > longest:
         raise InputError(
             f"tuner: {mask.shape[1] - text.shape[1]} virtual and {text.shape[1]} text tokens are more than the "
             f"backbone's {longest} positions; lower tuner.tokens or train.max_length"
         )
-    some_absent = any(tokens.present is not None for tokens in before)
+    some_absent = any(tokens.present is not None for tokens in virtual_tokens)
     if some_absent and architecture is None:
         raise InputError(
             "mix: some rows have virtual tokens and some have none, but it is not known how this backbone places text "
-            "(it has no entry in silotune/architectures.py); every mix needs its own forward"
+            "(it has no entry in silotune/models/backbone/architectures.py); every mix needs its own forward"
         )
-    placed = architecture is not None and architecture.positions is not None
-    if placed and (some_absent or _padded_left(text)):
+    has_positions = architecture is not None and architecture.positions is not None
+    if has_positions and (some_absent or _padded_left(text)):
         counted = (mask.cumsum(1) - 1).clamp(min=0)[:, prefix_tokens:]
-        inputs["position_ids"] = counted + (0 if table is None else _start(table))
+        inputs["position_ids"] = counted + (0 if table is None else _first_position(table))
     cache = None
     if prefixes:
         from silotune.models.backbone.kv_prefix import PrefixCache
@@ -161,23 +158,35 @@ def prepare_inputs(
     return PreparedInputs(inputs, mask, virtual, cache, prefix_tokens, columns)
 
 
-def _inside(before: Tensor, virtual: int, tokens: int) -> tuple[Tensor, Tensor]:
-    """Virtual tokens, then text, put into order: which column comes where, and where the text's columns are then.
+def _prompt_inside_text(slot: Tensor, virtual: int, tokens: int) -> tuple[Tensor, Tensor]:
+    """The order of columns that moves prompt tokens from before the text to a slot inside it.
 
     Args:
-        before: shape (rows,), the token of the text that they come before.
-        virtual: how many they are.
+        slot: shape (rows,), the token of the text that the prompt comes before.
+        virtual: prompt tokens.
         tokens: columns of the text.
+
+    Returns:
+        The column to take for each new column, shape (rows, virtual + tokens), and the new column of each text token,
+        shape (rows, tokens).
     """
-    text = torch.arange(tokens, device=before.device)
-    moved = text + virtual * (text >= before.unsqueeze(1))
-    place = before.unsqueeze(1) + torch.arange(virtual, device=before.device)
-    order = torch.cat([place, moved], 1).argsort(1)
-    return order, moved
+    text = torch.arange(tokens, device=slot.device)
+    text_columns = text + virtual * (text >= slot.unsqueeze(1))
+    prompt_columns = slot.unsqueeze(1) + torch.arange(virtual, device=slot.device)
+    order = torch.cat([prompt_columns, text_columns], 1).argsort(1)
+    return order, text_columns
 
 
-def to_the_left(inputs: Inputs) -> tuple[Inputs, Tensor | None]:
-    """The batch with every row's padding on the right, and the way back: where each column's state is now."""
+def pad_on_the_right(inputs: Inputs) -> tuple[Inputs, Tensor | None]:
+    """Move every row's padding to the right.
+
+    Args:
+        inputs: name → tensor of shape (rows, tokens).
+
+    Returns:
+        The moved inputs, and for each column of the given ones its column now, shape (rows, tokens); None: no row was
+        padded on the left, and the inputs are the given ones.
+    """
     mask = inputs.get("attention_mask")
     if mask is None or not _padded_left(mask):
         return inputs, None
@@ -191,88 +200,36 @@ def to_the_left(inputs: Inputs) -> tuple[Inputs, Tensor | None]:
     return moved, back
 
 
-def columns_of(states: Tensor, back: Tensor) -> Tensor:
-    """The chosen columns, shape (rows, columns), of states of shape (rows, tokens, hidden)."""
-    return states.gather(1, back.unsqueeze(-1).expand(-1, -1, states.shape[-1]))
+def gather_columns(states: Tensor, columns: Tensor) -> Tensor:
+    """Select columns, shape (rows, columns), of states, (rows, tokens, hidden): result (rows, columns, hidden)."""
+    return states.gather(1, columns.unsqueeze(-1).expand(-1, -1, states.shape[-1]))
 
 
-def plain_forward(base: nn.Module, batch: PreparedInputs) -> Tensor:
-    """An encoder's or a decoder's last states, shape (rows, text tokens, hidden)."""
-    extra: dict[str, Any] = {}
-    if batch.prefix is not None:
-        extra["past_key_values"] = batch.prefix
-    if getattr(base.config, "use_cache", None):
-        extra["use_cache"] = False
-    output = base(**batch.inputs, attention_mask=batch.mask, **extra)
-    return batch.of_text(cast(Tensor, output.last_hidden_state))
+def mask_columns(tokens: Prompt | Prefix, rows: int, like: Tensor) -> Tensor:
+    """The virtual tokens' columns of the attention mask, shape (rows, virtual tokens), of the type of `like`."""
+    if tokens.present is None:
+        return like.new_ones(rows, tokens.tokens)
+    return tokens.present.to(like.dtype).unsqueeze(1).expand(-1, tokens.tokens)
 
 
-def encoder_states(base: nn.Module, batch: PreparedInputs) -> Tensor:
-    """An encoder–decoder's reading of a batch, shape (rows, tokens, hidden)."""
-    known = {name: tensor for name, tensor in batch.inputs.items() if name in ("input_ids", "inputs_embeds")}
-    return cast(Tensor, cast(Any, base).encoder(**known, attention_mask=batch.mask).last_hidden_state)
+def _padded_left(mask: Tensor) -> bool:
+    """Whether any row of a mask, shape (rows, tokens), begins with padding; False for a mask without data."""
+    return not isinstance(mask, FakeTensor) and bool((mask[:, 0] == 0).any())
 
 
-def encoder_decoder_forward(
-    base: nn.Module, batch: PreparedInputs, decoder: Inputs, prefixes: Sequence[Prefix]
-) -> Tensor:
-    """The decoder's last states, shape (rows, decoder tokens, hidden); without decoder tokens, the encoder's.
-
-    Args:
-        base: an encoder–decoder with `encoder` and `decoder` (T5).
-        batch: the encoder's side. Its prefix is put into the attention modules by the caller.
-        decoder: `decoder_input_ids` and, where rows differ in length, `decoder_attention_mask`; or nothing.
-        prefixes: those of the decoder.
-    """
-    model = cast(Any, base)
-    encoded = encoder_states(base, batch)
-    if "decoder_input_ids" not in decoder:
-        return batch.of_text(encoded)
-    ids = decoder["decoder_input_ids"]
-    mask = decoder.get("decoder_attention_mask")
-    past = None
-    if prefixes:
-        from silotune.models.backbone.kv_prefix import decoder_cache
-
-        past = decoder_cache([prefix.layers for prefix in prefixes], len(ids))
-        text = torch.ones_like(ids) if mask is None else mask
-        mask = torch.cat([*(present(prefix, len(ids), text) for prefix in prefixes), text], 1)
-    output = model.decoder(
-        input_ids=ids,
-        attention_mask=mask,
-        encoder_hidden_states=encoded,
-        encoder_attention_mask=batch.mask[:, batch.prefix_tokens :],
-        past_key_values=past,
-        use_cache=False,
-    )
-    return cast(Tensor, output.last_hidden_state)
+def max_positions(base: nn.Module, architecture: Architecture | None) -> int | None:
+    """The number of tokens in the model's table of learned positions; None without such a table."""
+    table = _position_table(base, architecture)
+    return None if table is None else table.num_embeddings - _first_position(table)
 
 
-def present(virtual: Prompt | Prefix, rows: int, like: Tensor) -> Tensor:
-    """The virtual tokens' columns of the attention mask."""
-    if virtual.present is None:
-        return like.new_ones(rows, virtual.tokens)
-    return virtual.present.to(like.dtype).unsqueeze(1).expand(-1, virtual.tokens)
-
-
-def _padded_left(text: Tensor) -> bool:
-    """Whether any row of a mask begins with padding; a mask without data (`silotune.cost`) has none."""
-    return not isinstance(text, FakeTensor) and bool((text[:, 0] == 0).any())
-
-
-def positions(base: nn.Module, architecture: Architecture | None) -> int | None:
-    """How many tokens the model's table of learned positions has room for; None without such a table."""
-    table = _positions(base, architecture)
-    return None if table is None else table.num_embeddings - _start(table)
-
-
-def _positions(base: nn.Module, architecture: Architecture | None) -> nn.Embedding | None:
+def _position_table(base: nn.Module, architecture: Architecture | None) -> nn.Embedding | None:
     if architecture is None or architecture.positions in (None, "rotary"):
         return None
-    table = base.get_submodule(str(architecture.positions).rpartition(".")[0])
-    return cast("nn.Embedding | None", getattr(table, str(architecture.positions).rpartition(".")[2]))
+    module, _, name = str(architecture.positions).rpartition(".")
+    return cast("nn.Embedding | None", getattr(base.get_submodule(module), name))
 
 
-def _start(table: nn.Embedding) -> int:
+def _first_position(table: nn.Embedding) -> int:
     """The first token's position: RoBERTa and MPNet count from behind their padding index."""
     return 0 if table.padding_idx is None else table.padding_idx + 1

@@ -1,11 +1,24 @@
-"""`cache=frozen-prefix`: what the frozen layers below the first part make of a row, kept across epochs and rounds.
+"""`cache=frozen-prefix`: keeps the activations of the frozen layers below the first part for the whole run.
 
-Nothing trains there, so a row's states do not change for as long as the run lasts. What is kept of a row does not
-depend on when or beside which rows it was asked for: rows of a set are computed in groups that follow from the set
-alone (sorted by length, `GROUP` at a time). So a run that was interrupted, or whose memory was too small for all of it,
-ends with the same bits. Against a run without the cache a row's states are those of another batch: equal in exact
-arithmetic, to the bit where the group is padded and composed as the micro-batch would have been, else to rounding (a
-matrix product's last bits may depend on how many rows it has).
+No part acts there, so a row's activations are the same in every epoch and round. They are computed for fixed groups of
+rows: a set's rows, sorted by length, `GROUP` at a time. So they do not depend on when or with which other rows a row
+was asked for, and a run that was interrupted, or whose memory was too small for all groups, ends with the same bits.
+Without the cache a row's activations come from another batch. They are equal in exact arithmetic, and to the bit if the
+group is padded and composed as the micro-batch would have been, else up to rounding (the last bits of a matrix product
+may depend on its number of rows).
+
+The other cache of this package, `view_cache`, is a separate one on purpose:
+
+| | `ActivationCache` | `ConstantViewCache` |
+|---|---|---|
+| key | set of rows, changed modules, group | view, set of rows |
+| value | activations per module, (rows of the group, tokens, hidden) | poolings, (rows of the set, hidden) |
+| computed for | fixed groups: the same bits after an eviction | micro-batches: other bits if computed again |
+| lifetime | the run, for all silos | one phase of one silo |
+| bound | `mib`, least recently used group first | none needed: a vector per row and pooling |
+
+Under a shared bound, token states would evict vectors of a view, and computing these again in other micro-batches costs
+a forward and changes bits. As fixed groups, views would lose the table from which one indexing reads a batch's rows.
 """
 
 from __future__ import annotations
@@ -14,13 +27,12 @@ import contextlib
 from collections import Counter, OrderedDict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from silotune.data.batching import make_batch
-from silotune.data.tokenized import HEAD_INPUTS, TokenizedRows
+from silotune.data.tokenized import HEAD_INPUTS, Inputs, TokenizedRows
 from silotune.errors import InputError
 from silotune.models.backbone.backbone import Backbone
 from silotune.models.backbone.forward_plan import ForwardPlan
@@ -28,90 +40,98 @@ from silotune.models.backbone.shared_activations import SharedActivations, StopF
 from silotune.models.forward.mixing import can_share_forward
 from silotune.models.tuners.base import Tuner
 
-if TYPE_CHECKING:
-    from silotune.data.tokenized import Inputs
-
-
 GROUP = 32
 """Rows that are computed together."""
 
 _ONE_MICRO_BATCH = 2**40
+"""A cost per call at which a batch is never cut."""
 
 
 @dataclass
-class _Rows:
-    """How a set's rows are grouped. Keeps the set, so that its id stays its own."""
+class _GroupedSet:
+    """How a set's rows are divided into groups.
+
+    Args:
+        source: the set; held, so that its id is not used again.
+        order: rows by length.
+        positions: row → its position in `order`.
+    """
 
     source: TokenizedRows
     order: list[int]
-    place: list[int]  # row → its place in the order
+    positions: list[int]
 
     @classmethod
-    def of(cls, source: TokenizedRows) -> _Rows:
+    def of(cls, source: TokenizedRows) -> _GroupedSet:
         order = sorted(range(len(source)), key=lambda row: (len(source.ids[row]), row))
-        place = [0] * len(order)
+        positions = [0] * len(order)
         for position, row in enumerate(order):
-            place[row] = position
-        return cls(source, order, place)
+            positions[row] = position
+        return cls(source, order, positions)
 
 
 @dataclass(frozen=True)
-class _Kept:
-    """A module's output for a group: its states, and the length of the tuple they came in (0: none).
+class _ModuleOutput:
+    """A module's output for a group.
 
-    `dummy`: nobody reads the states, because what the next module makes of them is kept too.
+    Args:
+        states: shape (rows of the group, tokens, hidden).
+        tuple_length: length of the tuple whose first element the states are; 0: the output is the states.
+        unread: whether the states are dropped (shape (0, tokens, hidden)), because the next module's are kept too.
     """
 
     states: Tensor
-    pieces: int
-    dummy: bool
+    tuple_length: int
+    unread: bool
 
-    def like(self, states: Tensor) -> object:
-        """The output with other rows' states in place."""
-        return (states, *([None] * (self.pieces - 1))) if self.pieces else states
+    def with_states(self, states: Tensor) -> object:
+        """An output of the same form with these states."""
+        return (states, *([None] * (self.tuple_length - 1))) if self.tuple_length else states
 
 
-_Group = dict[str, _Kept]
-
-Chosen = tuple[TokenizedRows, Sequence[int]]
-"""A set, and some of its rows."""
+_Group = dict[str, _ModuleOutput]
+"""Module → its output."""
 
 
 @dataclass(frozen=True)
-class _Place:
-    """Where what is kept of a row is found: its group, its place there, and how many tokens it has."""
+class _CachedRow:
+    """Location of a cached row: its group, index in the group, and number of tokens."""
 
     group: _Group
-    place: int
-    length: int
+    index: int
+    tokens: int
 
 
 class ActivationCache:
-    """Keeps outputs below the first part, least recently used first to go.
+    """Activations below the first part, by set of rows and group; the least recently used group is dropped first.
 
     Args:
-        mib: how much memory they may take, in MiB.
+        mib: upper bound of the kept activations, in MiB.
     """
 
     def __init__(self, mib: int) -> None:
         self._limit = mib * 2**20
-        self._sets: dict[int, _Rows] = {}
+        self._sets: dict[int, _GroupedSet] = {}
         self._groups: OrderedDict[tuple[int, Hashable, Hashable, int], _Group] = OrderedDict()
-        self._kept: Counter[int] = Counter()
-        """How many groups of each set."""
+        """(id of a set, modules with changed inputs, modules with changed outputs, number of the group) → group."""
+        self._groups_of: Counter[int] = Counter()
+        """Id of a set → how many of its groups are kept."""
         self.size = 0
-        """Bytes that are kept."""
-        self.hits = self.misses = 0
-        """Groups that were found, and groups that had to be computed."""
+        """Bytes of the kept activations."""
+        self.hits = 0
+        """Groups that were read from the cache."""
+        self.misses = 0
+        """Groups that were computed."""
 
     @classmethod
-    def over(cls, backbone: Backbone, tuner: Tuner, mib: int) -> ActivationCache:
-        """A cache for parts of this tuner.
+    def for_tuner(cls, backbone: Backbone, tuner: Tuner, mib: int) -> ActivationCache:
+        """Make a cache for parts of this tuner.
 
         Raises:
-            InputError: where they change what lies below any block, or the backbone's prefix cannot be kept.
+            InputError: if the tuner adds tokens or cannot tell rows apart on this backbone, or if the backbone is an
+                encoder–decoder or of an unknown family.
         """
-        if not can_share_forward(backbone, tuner) or not backbone.below([]).modules:
+        if not can_share_forward(backbone, tuner) or not backbone.shared_activations([]).modules:
             raise InputError(
                 f"cache=frozen-prefix: nothing lies below tuner={tuner.name} on {backbone.model_type} that could be "
                 "kept; allowed: cache=none, or tuner=bottleneck, lora, ia3 on an encoder or decoder of a known family"
@@ -119,73 +139,92 @@ class ActivationCache:
         return cls(mib)
 
     @torch.no_grad()
-    def fill(self, backbone: Backbone, wanted: Sequence[Chosen], width: int, below: SharedActivations) -> None:
-        """Put into `below` what its modules give for these rows of these sets, padded to `width` tokens.
+    def fill(
+        self,
+        backbone: Backbone,
+        batch_rows: Sequence[tuple[TokenizedRows, Sequence[int]]],
+        width: int,
+        shared: SharedActivations,
+    ) -> None:
+        """Put a batch's activations into `shared` and mark it complete; compute the groups that are not kept.
 
-        Nothing is put there where the backbone's prefix cannot be kept (`Backbone.below` is empty).
+        Nothing is done if `shared` has no modules (see `Backbone.shared_activations`).
+
+        Args:
+            backbone: computes missing groups.
+            batch_rows: sets and rows of them; together the rows of one micro-batch, in order.
+            width: tokens of the micro-batch's rows, with padding.
+            shared: receives outputs of shape (rows, width, hidden).
         """
-        if not below.modules:
+        if not shared.modules:
             return
-        rows = [place for source, chosen in wanted for place in self._places(backbone, source, chosen, below)]
+        rows = [row for source, chosen in batch_rows for row in self._rows(backbone, source, chosen, shared)]
         for name, sample in rows[0].group.items():
             states = sample.states.new_zeros(len(rows), width, sample.states.shape[-1])
-            if not sample.dummy:
-                for at, row in enumerate(rows):
-                    states[at, : row.length] = row.group[name].states[row.place, : row.length]
-            below.found[name] = sample.like(states)
-        below.filled = True
+            if not sample.unread:
+                for position, row in enumerate(rows):
+                    states[position, : row.tokens] = row.group[name].states[row.index, : row.tokens]
+            shared.activations[name] = sample.with_states(states)
+        shared.complete = True
 
-    def _places(
-        self, backbone: Backbone, source: TokenizedRows, rows: Sequence[int], below: SharedActivations
-    ) -> list[_Place]:
-        own = self._sets.get(id(source)) or _Rows.of(source)
-        wanted = [divmod(own.place[row], GROUP) for row in rows]
-        fetched = {number: self._group(backbone, own, number, below) for number in sorted({one for one, _ in wanted})}
+    def _rows(
+        self, backbone: Backbone, source: TokenizedRows, rows: Sequence[int], shared: SharedActivations
+    ) -> list[_CachedRow]:
+        """Locate rows of a set in their groups."""
+        grouped = self._sets.get(id(source)) or _GroupedSet.of(source)
+        locations = [divmod(grouped.positions[row], GROUP) for row in rows]
+        numbers = sorted({number for number, _ in locations})
+        groups = {number: self._get(backbone, grouped, number, shared) for number in numbers}
         return [
-            _Place(fetched[number], place, len(source.ids[row]))
-            for row, (number, place) in zip(rows, wanted, strict=True)
+            _CachedRow(groups[number], index, len(source.ids[row]))
+            for row, (number, index) in zip(rows, locations, strict=True)
         ]
 
-    def _group(self, backbone: Backbone, own: _Rows, number: int, below: SharedActivations) -> _Group:
-        key = (id(own.source), below.inputs, below.outputs, number)
+    def _get(self, backbone: Backbone, grouped: _GroupedSet, number: int, shared: SharedActivations) -> _Group:
+        """A set's group by number, computed if it is not kept."""
+        key = (id(grouped.source), shared.changed_inputs, shared.changed_outputs, number)
         if key in self._groups:
             self._groups.move_to_end(key)
             self.hits += 1
             return self._groups[key]
         self.misses += 1
-        group = _computed(backbone, own, own.order[number * GROUP : (number + 1) * GROUP], below)
+        rows = grouped.order[number * GROUP : (number + 1) * GROUP]
+        group = _compute_group(backbone, grouped.source, rows, shared)
         self._groups[key] = group
-        self._sets[id(own.source)] = own  # as long as any of its groups: an id names no other set meanwhile
-        self._kept[id(own.source)] += 1
+        self._sets[id(grouped.source)] = grouped  # held as long as any of its groups, so that the id stays its own
+        self._groups_of[id(grouped.source)] += 1
         self.size += _bytes(group)
-        while self.size > self._limit and self._groups:
-            (gone, *_), dropped = self._groups.popitem(last=False)
-            self.size -= _bytes(dropped)
-            self._kept[gone] -= 1
-            if not self._kept[gone]:
-                del self._sets[gone], self._kept[gone]
+        self._evict()
         return group
 
+    def _evict(self) -> None:
+        """Drop the least recently used groups until the bound holds."""
+        while self.size > self._limit and self._groups:
+            (source_id, *_), dropped = self._groups.popitem(last=False)
+            self.size -= _bytes(dropped)
+            self._groups_of[source_id] -= 1
+            if not self._groups_of[source_id]:
+                del self._sets[source_id], self._groups_of[source_id]
 
-def _computed(backbone: Backbone, own: _Rows, rows: Sequence[int], below: SharedActivations) -> _Group:
-    """One forward up to the first change."""
-    pad = backbone.pad_id
-    (inputs,) = make_batch(own.source, rows, pad, _ONE_MICRO_BATCH).micro
-    moved: Inputs = {name: tensor.to(backbone.device) for name, tensor in inputs.items() if name not in HEAD_INPUTS}
-    probe = SharedActivations(below.modules, below.inputs, below.outputs, alone=True)
+
+def _compute_group(backbone: Backbone, source: TokenizedRows, rows: Sequence[int], shared: SharedActivations) -> _Group:
+    """Run one forward over rows of a set, up to the first change."""
+    (inputs,) = make_batch(source, rows, backbone.pad_id, _ONE_MICRO_BATCH).micro
+    text: Inputs = {name: tensor.to(backbone.device) for name, tensor in inputs.items() if name not in HEAD_INPUTS}
+    recorded = SharedActivations(shared.modules, shared.changed_inputs, shared.changed_outputs, prefix_only=True)
     with contextlib.suppress(StopForward):
-        backbone.encode(moved, ForwardPlan(below=probe))
-    found = {name: probe.found[name] for name in probe.outermost}
+        backbone.encode(text, ForwardPlan(shared=recorded))
+    outputs = {name: recorded.activations[name] for name in recorded.outermost}
     stack = backbone.architecture
-    chain = [name for name in found if name == stack.embeddings or name.removeprefix(f"{stack.blocks}.").isdigit()]
+    chain = [name for name in outputs if name == stack.embeddings or name.removeprefix(f"{stack.blocks}.").isdigit()]
     group = {}
-    for name, output in found.items():
+    for name, output in outputs.items():
         states = output[0] if isinstance(output, tuple) else output
-        dummy = name in chain[:-1]  # what the next one makes of it is kept
-        kept = states[:0].clone() if dummy else states.contiguous()
-        group[name] = _Kept(kept, len(output) if isinstance(output, tuple) else 0, dummy)
+        unread = name in chain[:-1]  # only the next module of the chain reads these states, and its own are kept
+        kept = states[:0].clone() if unread else states.contiguous()
+        group[name] = _ModuleOutput(kept, len(output) if isinstance(output, tuple) else 0, unread)
     return group
 
 
 def _bytes(group: _Group) -> int:
-    return sum(kept.states.numel() * kept.states.element_size() for kept in group.values())
+    return sum(output.states.numel() * output.states.element_size() for output in group.values())

@@ -1,4 +1,4 @@
-"""One batch's generation in progress: the cache of keys and values, and one more token a row under the plan."""
+"""One batch's generation in progress: the cache of keys and values, and one more token per row under a plan."""
 
 from __future__ import annotations
 
@@ -12,19 +12,26 @@ from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
 
 from silotune.data.batching import pad_lists
 from silotune.models.backbone.backbone import Backbone
+from silotune.models.backbone.base_forward import encoder_states
 from silotune.models.backbone.forward_plan import ForwardPlan
-from silotune.models.backbone.virtual_tokens import Prefix, encoder_states, present
+from silotune.models.backbone.virtual_tokens import Prefix, mask_columns
 from silotune.models.forward.mixing import MixEntry, make_plan, select_rows
 
 
-def start(backbone: Backbone, prompts: Sequence[Sequence[int]], mix: Sequence[MixEntry]) -> Decoding:
-    """Begin to generate behind prompts (token ids per row) under a mix whose weights may be one per row."""
-    several = bool(backbone.base.config.is_encoder_decoder)
-    return (EncoderDecoderDecoding if several else CausalDecoding)(backbone, prompts, mix)
+def start_decoding(backbone: Backbone, prompts: Sequence[Sequence[int]], mix: Sequence[MixEntry]) -> Decoding:
+    """Begin to generate after prompts (token ids per row) under a mix whose weights may have shape (rows,)."""
+    encoder_decoder = bool(backbone.base.config.is_encoder_decoder)
+    return (EncoderDecoderDecoding if encoder_decoder else CausalDecoding)(backbone, prompts, mix)
 
 
 class Decoding(ABC):
-    """Rows that grow by a token at a time. Their number may change: rows are dropped, or continued several times."""
+    """Rows that grow by one token at a time. Rows may be dropped or repeated on the way (`select`).
+
+    Args:
+        backbone: loaded with its language-model head.
+        prompts: token ids per row.
+        mix: a weight may have shape (rows,).
+    """
 
     def __init__(self, backbone: Backbone, prompts: Sequence[Sequence[int]], mix: Sequence[MixEntry]) -> None:
         self._backbone = backbone
@@ -37,31 +44,31 @@ class Decoding(ABC):
 
     @property
     def device(self) -> torch.device:
-        """Where it runs."""
+        """The backbone's device."""
         return self._backbone.device
 
     @abstractmethod
     def _first(self, plan: ForwardPlan) -> Tensor:
-        """The states, shape (rows, hidden), that predict the first token."""
+        """The states that predict the first token, shape (rows, hidden)."""
 
     @abstractmethod
     def _next(self, tokens: Tensor) -> Tensor:
-        """The states that predict the token behind `tokens`."""
+        """The states, shape (rows, hidden), that predict the token after `tokens`, shape (rows,)."""
 
     @abstractmethod
     def _reorder(self, index: Tensor) -> None:
-        """Keep these rows of everything that has rows."""
+        """Select rows, shape (new rows,), of every tensor that has rows."""
 
     def first(self) -> Tensor:
-        """The first token's scores, shape (rows, words)."""
+        """Score the first token: logits of shape (rows, words)."""
         return self._scores(lambda: self._first(self._plan))
 
     def next(self, tokens: Tensor) -> Tensor:
-        """Take one token a row, shape (rows,), and give the next one's scores, shape (rows, words)."""
+        """Append one token per row, shape (rows,), and score the next: logits of shape (rows, words)."""
         return self._scores(lambda: self._next(tokens))
 
     def select(self, index: Tensor) -> None:
-        """Go on with these rows, shape (new rows,), in this order; a row may be named more than once."""
+        """Continue with these rows, shape (new rows,), in this order; a row may be named more than once."""
         if torch.equal(index, torch.arange(self.rows, device=index.device)):
             return
         self._reorder(index)
@@ -71,13 +78,13 @@ class Decoding(ABC):
         self.rows = len(index)
 
     def _scores(self, states: Callable[[], Tensor]) -> Tensor:
-        vocabulary = self._backbone.vocabulary
-        assert vocabulary is not None, "the backbone was loaded without a language-model head"
+        lm_head = self._backbone.lm_head
+        assert lm_head is not None, "the backbone was loaded without a language-model head"
         with self._backbone.autocast():
-            return vocabulary(self._backbone.applied(self._plan, states), None, self._plan.weights)
+            return lm_head(self._backbone.applied(self._plan, states), None, self._plan.weights)
 
-    def _prefixed(self, prefixes: Sequence[Prefix]) -> DynamicCache:
-        """A cache that begins with prefixes."""
+    def _cache_with(self, prefixes: Sequence[Prefix]) -> DynamicCache:
+        """A cache that begins with the keys and values of prefixes."""
         cache = DynamicCache(config=self._backbone.base.config)
         dtype = torch.get_autocast_dtype(self.device.type) if torch.is_autocast_enabled(self.device.type) else None
         for prefix in prefixes:
@@ -91,11 +98,11 @@ class Decoding(ABC):
 
 
 class CausalDecoding(Decoding):
-    """A decoder alone: prompts are padded on the left, so that all rows grow at the same place."""
+    """A decoder-only model: prompts are padded on the left, so that all rows grow at the same column."""
 
     def _first(self, plan: ForwardPlan) -> Tensor:
         batch = self._backbone.prepare_inputs(self._inputs, plan)
-        self._cache: Cache = self._prefixed(plan.prefixes)
+        self._cache: Cache = self._cache_with(plan.prefixes)
         self._mask = batch.mask
         output = self._backbone.base(
             **batch.inputs, attention_mask=self._mask, past_key_values=self._cache, use_cache=True
@@ -103,9 +110,9 @@ class CausalDecoding(Decoding):
         return cast(Tensor, output.last_hidden_state)[:, -1]
 
     def _next(self, tokens: Tensor) -> Tensor:
-        known = self._backbone.known
+        architecture = self._backbone.known_architecture
         positions: dict[str, Any] = {}
-        if known is not None and known.positions is not None:
+        if architecture is not None and architecture.positions is not None:
             positions["position_ids"] = self._mask.sum(1, keepdim=True)
         self._mask = torch.cat([self._mask, self._mask.new_ones(self.rows, 1)], 1)
         output = self._backbone.base(
@@ -123,19 +130,19 @@ class CausalDecoding(Decoding):
 
 
 class EncoderDecoderDecoding(Decoding):
-    """An encoder–decoder: the prompt is read once, the answer grows in the decoder."""
+    """An encoder–decoder: the prompt is encoded once, the answer grows in the decoder."""
 
     def _first(self, plan: ForwardPlan) -> Tensor:
         base = self._backbone.base
         batch = self._backbone.prepare_inputs(self._inputs, plan)
         self._encoded = encoder_states(base, batch)
-        self._seen = batch.mask[:, batch.prefix_tokens :]
-        behind = [prefix for prefix in plan.prefixes if prefix.decoder]
-        self._cache = EncoderDecoderCache(self._prefixed(behind), DynamicCache(config=base.config))
-        columns = [present(prefix, self.rows, self._seen) for prefix in behind]
-        self._mask = torch.cat([*columns, self._seen.new_zeros(self.rows, 0)], 1)
-        begin = int(base.config.decoder_start_token_id)
-        return self._next(torch.full((self.rows,), begin, device=self.device))
+        self._encoder_mask = batch.mask[:, batch.prefix_tokens :]
+        prefixes = [prefix for prefix in plan.prefixes if prefix.decoder]
+        self._cache = EncoderDecoderCache(self._cache_with(prefixes), DynamicCache(config=base.config))
+        columns = [mask_columns(prefix, self.rows, self._encoder_mask) for prefix in prefixes]
+        self._mask = torch.cat([*columns, self._encoder_mask.new_zeros(self.rows, 0)], 1)
+        start = int(base.config.decoder_start_token_id)
+        return self._next(torch.full((self.rows,), start, device=self.device))
 
     def _next(self, tokens: Tensor) -> Tensor:
         self._mask = torch.cat([self._mask, self._mask.new_ones(self.rows, 1)], 1)
@@ -143,7 +150,7 @@ class EncoderDecoderDecoding(Decoding):
             input_ids=tokens.unsqueeze(1),
             attention_mask=self._mask,
             encoder_hidden_states=self._encoded,
-            encoder_attention_mask=self._seen,
+            encoder_attention_mask=self._encoder_mask,
             past_key_values=self._cache,
             use_cache=True,
         )
@@ -151,4 +158,5 @@ class EncoderDecoderDecoding(Decoding):
 
     def _reorder(self, index: Tensor) -> None:
         cast(Any, self._cache).batch_select_indices(index)
-        self._encoded, self._seen, self._mask = self._encoded[index], self._seen[index], self._mask[index]
+        self._encoded, self._mask = self._encoded[index], self._mask[index]
+        self._encoder_mask = self._encoder_mask[index]

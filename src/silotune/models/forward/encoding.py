@@ -15,7 +15,7 @@ from silotune.models.backbone.backbone import Backbone
 from silotune.models.backbone.forward_plan import ForwardPlan
 from silotune.models.backbone.segments import Segments
 from silotune.models.backbone.shared_activations import SharedActivations
-from silotune.models.backbone.stacking import split_replicas, stacked
+from silotune.models.backbone.stacking import split_replicas, stack_plans
 from silotune.models.forward.mixing import (
     MixEntry,
     can_share_forward,
@@ -41,7 +41,7 @@ def encode_views(
     """Compute the last layer's states of the same rows under several mixes.
 
     Mixes that have gradients go through in one forward over stacked rows, constant ones in another without gradient,
-    and activations below the first changed module are computed once for all (`silotune.models.backbone.stacking`).
+    and activations below the first changed module are computed once for all (see `backbone.stacking`).
     Tuners that cannot tell rows apart on this backbone, or that bring tokens or weights of their own, take one forward
     for each mix.
 
@@ -50,7 +50,7 @@ def encode_views(
         inputs: name → tensor, each of shape (rows, tokens).
         mixes: view → one mix per segment. With one segment a weight may be a tensor of shape (rows,).
         segments: which rows are which silo's; None: all rows are one segment.
-        fill: puts cached activations into those that the forwards share.
+        fill: puts cached activations into those that the forwards share; None: nothing is cached.
 
     Returns:
         View → states and plan.
@@ -99,18 +99,18 @@ def _encode_stacked(
         constant: view → plan without gradient.
         fill: see `encode_views`.
     """
-    below = None
+    shared = None
     if (trained and constant) or (fill is not None and (trained or constant)):
-        below = backbone.below([*trained.values(), *constant.values()])
+        shared = backbone.shared_activations([*trained.values(), *constant.values()])
         if fill is not None:
-            fill(below)
+            fill(shared)
     encoded: dict[Key, Encoded] = {}
     for plans in (trained, constant):
         if not plans:
             continue
-        plan_of_all = replace(stacked(list(plans.values()), rows), below=below)
+        stacked_plan = replace(stack_plans(list(plans.values()), rows), shared=shared)
         with torch.set_grad_enabled(torch.is_grad_enabled() and plans is trained):
-            states = backbone.encode(inputs, plan_of_all)
+            states = backbone.encode(inputs, stacked_plan)
         for (key, plan), replica in zip(plans.items(), split_replicas(states, rows, len(plans)), strict=True):
             encoded[key] = replica, plan
     return encoded
@@ -137,7 +137,11 @@ def _encode_groups(backbone: Backbone, inputs: Inputs, groups: Sequence[tuple[Te
 
 def _may_share(backbone: Backbone, mix: Sequence[MixEntry], plan: ForwardPlan) -> bool:
     """Whether a mix can share a forward with other mixes of the same rows."""
-    return backbone.known is not None and plan.by_row and all(can_share_forward(backbone, part.tuner) for part in mix)
+    return (
+        backbone.known_architecture is not None
+        and plan.by_row
+        and all(can_share_forward(backbone, part.tuner) for part in mix)
+    )
 
 
 def _has_gradient(mix: Sequence[MixEntry]) -> bool:

@@ -1,4 +1,4 @@
-"""Mixes: which parts act in a forward, and how much; one weight for all rows of a batch, or one for each."""
+"""Mixes: which parts act in a forward, and with what weight; one weight for all rows of a batch, or one per row."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from silotune.core.tensors import State, Tensors
 from silotune.models.backbone.forward_plan import ForwardPlan
-from silotune.models.backbone.segments import Segments, segmented
+from silotune.models.backbone.segments import Segments, segment_plans
 from silotune.models.tuners.base import Tuner, Weight, WeightedTensors
 
 if TYPE_CHECKING:
@@ -19,38 +19,39 @@ if TYPE_CHECKING:
 
 
 ANCHORS = ("received", "previous", "frozen")
+"""Kinds of constant copies of a part that a mix may name."""
 
 
 def received(part: str) -> str:
-    """The part as this round's message brought it."""
+    """Name the part as this round's message brought it."""
     return f"received:{part}"
 
 
 def previous(part: str) -> str:
-    """The silo's own part at the end of its last participation."""
+    """Name the silo's own part at the end of its last participation."""
     return f"previous:{part}"
 
 
 def frozen(part: str) -> str:
-    """The part as it is now, as a constant: the view sees it, its gradient stops there."""
+    """Name the part as it is now, as a constant: no gradient flows into it."""
     return f"frozen:{part}"
 
 
-def parsed(name: str) -> tuple[str, str]:
-    """A name in a mix as (anchor, part); the anchor is empty for a part itself."""
+def parse_name(name: str) -> tuple[str, str]:
+    """Split a name in a mix into (anchor, part); the anchor of a part itself is empty."""
     anchor, _, part = name.rpartition(":")
     return anchor, part
 
 
 Learned = Callable[[State], Weight]
-"""A weight that is itself learned: read from the silo's state in every step."""
+"""A learned weight: computed from the silo's state in every step."""
 
 Mix = Mapping[str, Weight | Learned]
 """Part (or anchor) name → weight."""
 
 
 def resolve_weights(mix: Mix, state: State) -> dict[str, Weight]:
-    """A mix with its learned weights read from a state; without gradient they are plain numbers."""
+    """Compute a mix's learned weights from a state; a weight without gradient becomes a plain number."""
     weights: dict[str, Weight] = {}
     for name, weight in mix.items():
         if callable(weight) and not isinstance(weight, Tensor):
@@ -62,7 +63,13 @@ def resolve_weights(mix: Mix, state: State) -> dict[str, Weight]:
 
 @dataclass(frozen=True)
 class MixEntry:
-    """One resolved entry of a mix: how the part acts, its tensors, its weight (a number, or one per row)."""
+    """One part of a mix, with everything a forward needs of it.
+
+    Args:
+        tuner: how the part acts.
+        tensors: the part, by name.
+        weight: a number, a tensor of shape () for all rows, or one of shape (rows,).
+    """
 
     tuner: Tuner
     tensors: Tensors
@@ -70,59 +77,71 @@ class MixEntry:
 
     @property
     def present(self) -> bool:
-        """Whether it acts at all."""
+        """Whether the part acts at all; one of weight 0 is absent, exactly."""
         return isinstance(self.weight, Tensor) or self.weight != 0
 
     @property
     def by_row(self) -> bool:
-        """Whether rows have weights of their own; a learned number of shape () is the same for all."""
+        """Whether each row has a weight of its own; a learned weight of shape () is the same for all."""
         return isinstance(self.weight, Tensor) and self.weight.dim() > 0
 
 
 def fold_entries(mix: Sequence[MixEntry]) -> list[MixEntry]:
-    """The parts that act, folded: done once, however many forwards follow."""
+    """Fold the tensors of the parts that act (see `Tuner.fold`), once for all forwards under the mix."""
     return [replace(part, tensors=part.tuner.fold(part.tensors)) for part in mix if part.present]
 
 
 def select_rows(mix: Sequence[MixEntry], rows: slice | Tensor | Sequence[int]) -> list[MixEntry]:
-    """The mix of some rows of a batch, in this order; a row may be named more than once."""
+    """Select the mix of some rows of a batch, in this order.
+
+    Args:
+        mix: weights may be tensors of shape (rows of the batch,).
+        rows: positions; a row may be named more than once.
+    """
     index = rows if isinstance(rows, slice | Tensor) else torch.tensor(rows)
 
-    def chosen(weight: Tensor) -> Tensor:
+    def select(weight: Tensor) -> Tensor:
         return weight[index.to(weight.device) if isinstance(index, Tensor) else index]
 
     return [
-        replace(part, weight=chosen(part.weight)) if part.by_row and isinstance(part.weight, Tensor) else part
+        replace(part, weight=select(part.weight)) if part.by_row and isinstance(part.weight, Tensor) else part
         for part in mix
     ]
 
 
-def group_by_weight(backbone: Backbone, mix: Sequence[MixEntry], number: int) -> list[tuple[Tensor, list[MixEntry]]]:
-    """Rows that may share a forward, as (their positions, their mix).
+def group_by_weight(backbone: Backbone, mix: Sequence[MixEntry], rows: int) -> list[tuple[Tensor, list[MixEntry]]]:
+    """Group rows that can share one forward pass.
 
-    All of them, unless a tuner cannot tell rows apart on this backbone: then those of equal weights.
+    Args:
+        backbone: decides which tuners can tell rows apart.
+        mix: weights may be tensors of shape (rows,).
+        rows: number of rows.
+
+    Returns:
+        (positions of rows, shape (rows of the group,), their mix) pairs: one for all rows, unless a tuner cannot tell
+        rows apart on this backbone; then one for each distinct weight of its parts.
     """
-    apart = [part for part in mix if part.by_row and not part.tuner.mixes_rows(backbone)]
-    if not apart:
-        return [(torch.arange(number), list(mix))]
-    columns = [torch.as_tensor(part.weight, dtype=torch.float64).cpu() for part in apart]
-    distinct, group = torch.unique(torch.stack(columns, 1), dim=0, return_inverse=True)
-    found = []
-    for place, weights in enumerate(distinct.tolist()):
-        rows = (group == place).nonzero().flatten()
-        fixed = dict(zip(map(id, apart), weights, strict=True))
-        own = [replace(part, weight=fixed.get(id(part), part.weight)) for part in mix]
-        found.append((rows, select_rows(own, rows)))
-    return found
+    inseparable = [part for part in mix if part.by_row and not part.tuner.mixes_rows(backbone)]
+    if not inseparable:
+        return [(torch.arange(rows), list(mix))]
+    columns = [torch.as_tensor(part.weight, dtype=torch.float64).cpu() for part in inseparable]
+    distinct, group_of_row = torch.unique(torch.stack(columns, 1), dim=0, return_inverse=True)
+    groups = []
+    for group, weights in enumerate(distinct.tolist()):
+        positions = (group_of_row == group).nonzero().flatten()
+        weight_of = dict(zip(map(id, inseparable), weights, strict=True))
+        group_mix = [replace(part, weight=weight_of.get(id(part), part.weight)) for part in mix]
+        groups.append((positions, select_rows(group_mix, positions)))
+    return groups
 
 
 def can_share_forward(backbone: Backbone, tuner: Tuner) -> bool:
-    """Whether mixes of this tuner's parts can share a forward over stacked rows (`silotune.stacking`)."""
-    return backbone.known is not None and tuner.mixes_rows(backbone) and not tuner.virtual_tokens
+    """Whether mixes of this tuner's parts can share a forward over stacked rows (see `backbone.stacking`)."""
+    return backbone.known_architecture is not None and tuner.mixes_rows(backbone) and not tuner.virtual_tokens
 
 
 def identity(mix: Sequence[MixEntry]) -> Hashable:
-    """Equal for mixes of the same tensors with the same weights."""
+    """A key that is equal for mixes of the same tensors with the same weights."""
     return tuple(
         (
             id(part.tuner),
@@ -135,7 +154,7 @@ def identity(mix: Sequence[MixEntry]) -> Hashable:
 
 
 def make_plan(backbone: Backbone, mix: Sequence[MixEntry]) -> ForwardPlan:
-    """The plan of a mix. A part of weight 0 is absent, exactly."""
+    """Make the plan of a mix. A part of weight 0 is absent, exactly."""
     plan = ForwardPlan()
     for tuner, weighted in _by_tuner(mix):
         tuner.act(backbone, weighted, plan)
@@ -143,30 +162,35 @@ def make_plan(backbone: Backbone, mix: Sequence[MixEntry]) -> ForwardPlan:
 
 
 def plan_of_segments(backbone: Backbone, mixes: Sequence[Sequence[MixEntry]], segments: Segments) -> ForwardPlan:
-    """The plan of several silos' mixes, one a segment of the rows.
+    """Make one plan of several silos' mixes.
 
-    Where all are one mix, that mix's. Where they are of one form, tuners may act on all segments at once
-    (`Tuner.act_on_segments`); else on one after the other.
+    If all mixes are equal, the plan is that mix's. If they have one form, the tuner may act on all segments in batched
+    products (`Tuner.act_on_segments`). Otherwise the segments' plans are applied one after the other.
+
+    Args:
+        backbone: runs the plan.
+        mixes: one per segment.
+        segments: which rows are which silo's.
     """
     draws = bool(segments.streams) and any(part.tuner.draws for mix in mixes for part in mix)
     by_row = any(part.by_row for mix in mixes for part in mix)
     if len(mixes) == 1 or (not by_row and len({identity(mix) for mix in mixes}) == 1):
         plan = make_plan(backbone, mixes[0])
-        return segmented([plan] * len(mixes), segments) if draws else plan
-    if not by_row and len({_form(mix) for mix in mixes}) == 1:  # each tensor then has its like in every silo
+        return segment_plans([plan] * len(mixes), segments) if draws else plan
+    if not by_row and len({_form(mix) for mix in mixes}) == 1:  # each tensor then has a counterpart in every silo
         plan = ForwardPlan()
-        whole = [
-            WeightedTensors(segments.stacked([part.tensors for part in parts]), parts[0].weight)
+        weighted = [
+            WeightedTensors(segments.stack_tensors([part.tensors for part in parts]), parts[0].weight)
             for parts in zip(*([part for part in mix if part.present] for mix in mixes), strict=True)
         ]
         tuners = {id(part.tuner): part.tuner for part in mixes[0]}
-        if len(tuners) == 1 and next(iter(tuners.values())).act_on_segments(backbone, whole, segments, plan):
+        if len(tuners) == 1 and next(iter(tuners.values())).act_on_segments(backbone, weighted, segments, plan):
             return plan
-    return segmented([make_plan(backbone, mix) for mix in mixes], segments)
+    return segment_plans([make_plan(backbone, mix) for mix in mixes], segments)
 
 
 def _form(mix: Sequence[MixEntry]) -> Hashable:
-    """Equal for mixes of the same tuners with the same weights, whose tensors have the same names and shapes."""
+    """A key that is equal for mixes of the same tuners and weights whose tensors have the same names and shapes."""
     return tuple(
         (
             id(part.tuner),
@@ -179,8 +203,9 @@ def _form(mix: Sequence[MixEntry]) -> Hashable:
 
 
 def _by_tuner(mix: Sequence[MixEntry]) -> list[tuple[Tuner, list[WeightedTensors]]]:
-    found: dict[int, tuple[Tuner, list[WeightedTensors]]] = {}
+    """The parts that act, grouped by tuner in the order of first mention."""
+    groups: dict[int, tuple[Tuner, list[WeightedTensors]]] = {}
     for part in mix:
         if part.present:
-            found.setdefault(id(part.tuner), (part.tuner, []))[1].append(WeightedTensors(part.tensors, part.weight))
-    return list(found.values())
+            groups.setdefault(id(part.tuner), (part.tuner, []))[1].append(WeightedTensors(part.tensors, part.weight))
+    return list(groups.values())

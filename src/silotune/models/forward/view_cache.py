@@ -1,7 +1,9 @@
-"""What views that a phase does not change say of a row, kept for the phase's later passes over the same rows.
+"""Keeps the poolings of views that do not change during a phase, for its later passes over the same rows.
 
-Anchors (FedMCP's averaged adapter, MOON's and FedFAME's previous and global model) and parts that a phase leaves alone
-give a row the same representation in every local epoch; only the first computes it.
+Anchors (FedMCP's averaged adapter, MOON's and FedFAME's previous and global model) and parts that a phase does not
+train give a row the same representation in every local epoch; only the first epoch computes it.
+
+`activation_cache` has a table of how the two caches differ, and why they are two.
 """
 
 from __future__ import annotations
@@ -14,49 +16,63 @@ from torch import Tensor
 
 from silotune.data.batching import Batch
 from silotune.data.tokenized import TokenizedRows
-from silotune.models.forward.mixing import Mix, parsed
+from silotune.models.forward.mixing import Mix, parse_name
 
 
 def constant_views(views: Mapping[str, Mix], trains: Collection[str]) -> frozenset[str]:
-    """Those whose parts and weights stay as they are while these parts are trained."""
+    """The names of the views whose parts and weights do not change while these parts are trained."""
 
-    def moves(name: str) -> bool:
-        anchor, part = parsed(name)
+    def changes(name: str) -> bool:
+        anchor, part = parse_name(name)
         return anchor not in ("received", "previous") and part in trains
 
     return frozenset(
         view
         for view, mix in views.items()
-        if not any(moves(name) for name in mix) and all(isinstance(weight, int | float) for weight in mix.values())
+        if not any(changes(name) for name in mix) and all(isinstance(weight, int | float) for weight in mix.values())
     )
 
 
 @dataclass
 class _Table:
-    """Of one view: which of a silo's rows are known (on the CPU), and each reading of all rows."""
+    """One view's poolings of a set of rows.
 
-    source: TokenizedRows  # kept: tables are found by its id, which else might be used again
-    known: Tensor
-    readings: dict[str, Tensor] = field(default_factory=dict)
+    Args:
+        source: the set; held, so that its id is not used again.
+        filled: shape (rows of the set,), bool, on the CPU: the rows whose poolings are kept.
+        poolings: pooling's name → tensor of shape (rows of the set, hidden).
+    """
+
+    source: TokenizedRows
+    filled: Tensor
+    poolings: dict[str, Tensor] = field(default_factory=dict)
 
 
 class ConstantViewCache:
-    """One silo's, for one phase; as much memory as its rows' readings take, for each of the views."""
+    """One silo's constant views, by view and set of rows, for one phase. Nothing is evicted.
+
+    Args:
+        views: names of the views to keep.
+    """
 
     def __init__(self, views: Iterable[str] = ()) -> None:
         self.views = frozenset(views)
         self._tables: dict[tuple[str, int], _Table] = {}
 
     def get(self, view: str, batch: Batch, rows: slice) -> dict[str, Tensor] | None:
-        """Reading → tensor of shape (rows, …), for some rows of a batch; None unless all are known."""
+        """Read a view's poolings of some rows of a batch.
+
+        Returns:
+            Pooling's name → tensor of shape (rows, hidden); None unless all rows are kept.
+        """
         table = self._tables.get((view, id(batch.source)))
         chosen = batch.rows[rows]
-        if table is None or not bool(table.known[chosen].all()):
+        if table is None or not bool(table.filled[chosen].all()):
             return None
-        return {name: values[chosen.to(values.device)] for name, values in table.readings.items()}
+        return {name: values[chosen.to(values.device)] for name, values in table.poolings.items()}
 
-    def put(self, view: str, batch: Batch, rows: slice, readings: Mapping[str, Tensor]) -> None:
-        """What was found of some rows of a batch."""
+    def put(self, view: str, batch: Batch, rows: slice, poolings: Mapping[str, Tensor]) -> None:
+        """Keep a view's poolings of some rows of a batch, each of shape (rows, hidden), without gradient."""
         source = batch.source
         if source is None:
             return
@@ -65,8 +81,8 @@ class ConstantViewCache:
             self._tables[key] = _Table(source, torch.zeros(len(source), dtype=torch.bool))
         table = self._tables[key]
         chosen = batch.rows[rows]
-        table.known[chosen] = True
-        for name, values in readings.items():
-            if name not in table.readings:
-                table.readings[name] = values.new_zeros(len(source), *values.shape[1:])
-            table.readings[name][chosen.to(values.device)] = values.detach()
+        table.filled[chosen] = True
+        for name, values in poolings.items():
+            if name not in table.poolings:
+                table.poolings[name] = values.new_zeros(len(source), *values.shape[1:])
+            table.poolings[name][chosen.to(values.device)] = values.detach()

@@ -90,7 +90,7 @@ class ViewRequest:
 def run_views(backbone: Backbone, request: ViewRequest) -> list[dict[str, View]]:
     """Run the backbone over batches under several mixes.
 
-    Micro-batches are run one by one and their readings concatenated, so that losses see the whole batch while little
+    Micro-batches are run one by one and their results concatenated, so that losses see the whole batch while little
     padding is computed. Gradients flow into the tensors of the mixes that require them. Views share what they can (see
     `encode_views`); names whose mixes are equal in every silo share one `View`.
 
@@ -110,7 +110,7 @@ def run_views(backbone: Backbone, request: ViewRequest) -> list[dict[str, View]]
             _collect(backbone, request, micro_batch, text, pending[key], encoded)
     heads = request.head_readings or [{} for _ in request.batches]
     views = {
-        key: [pieces.concatenate(readings) for pieces, readings in zip(view.collected, heads, strict=True)]
+        key: [silo.concatenate(readings) for silo, readings in zip(view.collected, heads, strict=True)]
         for key, view in distinct.items()
     }
     return [{name: views[key][silo] for name, key in keys.items()} for silo in range(len(request.batches))]
@@ -118,20 +118,20 @@ def run_views(backbone: Backbone, request: ViewRequest) -> list[dict[str, View]]
 
 @dataclass
 class _Collected:
-    """Readings of one silo's view, one entry per micro-batch that holds rows of it.
+    """Results of one silo's view, one entry per micro-batch that holds rows of the silo.
 
     Args:
-        readings: pooling's name → tensors of shape (rows of the micro-batch, hidden).
+        pooled: pooling's name → tensors of shape (rows of the micro-batch, hidden).
         for_heads: last layer's states of shape (rows, tokens, hidden), inputs and plan; kept only where heads read.
     """
 
-    readings: dict[str, list[Tensor]] = field(default_factory=dict)
+    pooled: dict[str, list[Tensor]] = field(default_factory=dict)
     for_heads: list[tuple[Tensor, Inputs, ForwardPlan]] = field(default_factory=list)
 
-    def add(self, readings: Mapping[str, Tensor]) -> None:
-        """Append a micro-batch's readings, each of shape (rows, hidden)."""
-        for name, values in readings.items():
-            self.readings.setdefault(name, []).append(values)
+    def add(self, pooled: Mapping[str, Tensor]) -> None:
+        """Append a micro-batch's vectors, each of shape (rows, hidden)."""
+        for name, vectors in pooled.items():
+            self.pooled.setdefault(name, []).append(vectors)
 
     def concatenate(self, head_readings: Mapping[str, HeadReading]) -> View:
         """The view over all micro-batches."""
@@ -139,7 +139,7 @@ class _Collected:
         def deferred(read: HeadReading) -> Callable[[], Tensor]:
             return lambda: torch.cat([read(*micro) for micro in self.for_heads])
 
-        pooled = {name: torch.cat(pieces) for name, pieces in self.readings.items()}
+        pooled = {name: torch.cat(pieces) for name, pieces in self.pooled.items()}
         return View(pooled, {name: deferred(read) for name, read in head_readings.items()})
 
 
@@ -150,7 +150,7 @@ class _DistinctView:
     Args:
         mixes: each silo's folded mix.
         cached_as: its name in the constant view caches; None: it is not cached.
-        collected: each silo's readings so far.
+        collected: each silo's results so far.
     """
 
     mixes: list[list[MixEntry]]
@@ -178,19 +178,19 @@ def _distinct_views(request: ViewRequest) -> tuple[dict[str, Hashable], dict[Has
 
 
 def _take_cached(request: ViewRequest, micro_batch: CohortMicroBatch, view: _DistinctView) -> bool:
-    """Collect a constant view's readings from the caches if they hold all rows of a micro-batch; whether they did."""
+    """Collect a constant view from the caches if they hold all rows of a micro-batch; returns whether they do."""
     if view.cached_as is None:
         return False
     cached = []
-    for piece in micro_batch.slices:
-        readings = request.view_caches[piece.batch_index].get(
-            view.cached_as, request.batches[piece.batch_index], piece.rows
+    for silo_slice in micro_batch.slices:
+        pooled = request.view_caches[silo_slice.batch_index].get(
+            view.cached_as, request.batches[silo_slice.batch_index], silo_slice.rows
         )
-        if readings is None:
+        if pooled is None:
             return False
-        cached.append(readings)
-    for piece, readings in zip(micro_batch.slices, cached, strict=True):
-        view.collected[piece.batch_index].add(readings)
+        cached.append(pooled)
+    for silo_slice, pooled in zip(micro_batch.slices, cached, strict=True):
+        view.collected[silo_slice.batch_index].add(pooled)
     return True
 
 
@@ -212,11 +212,12 @@ def _encode(
         views: key → view.
         stacks: stacked tensors of parts, shared by the micro-batches of a request.
     """
-    pieces = micro_batch.slices
-    streams = [request.streams[piece.batch_index] for piece in pieces] if request.streams else []
-    segments = Segments(micro_batch.sizes, [piece.width for piece in pieces], streams, stacks)
+    slices = micro_batch.slices
+    streams = [request.streams[silo_slice.batch_index] for silo_slice in slices] if request.streams else []
+    segments = Segments(micro_batch.sizes, [silo_slice.width for silo_slice in slices], streams, stacks)
     mixes = {
-        key: [select_rows(view.mixes[piece.batch_index], piece.rows) for piece in pieces] for key, view in views.items()
+        key: [select_rows(view.mixes[silo_slice.batch_index], silo_slice.rows) for silo_slice in slices]
+        for key, view in views.items()
     }
     return encode_views(backbone, text, mixes, segments, _activation_filler(backbone, request, micro_batch))
 
@@ -228,11 +229,11 @@ def _activation_filler(
     if request.activation_cache is None:
         return None
     rows = []
-    for piece in micro_batch.slices:
-        batch = request.batches[piece.batch_index]
+    for silo_slice in micro_batch.slices:
+        batch = request.batches[silo_slice.batch_index]
         if batch.source is None:
             return None
-        rows.append((batch.source, batch.rows[piece.rows].tolist()))
+        rows.append((batch.source, batch.rows[silo_slice.rows].tolist()))
     return partial(request.activation_cache.fill, backbone, rows, micro_batch.width)
 
 
@@ -262,13 +263,13 @@ def _collect(
     sizes = micro_batch.sizes
     pooled = {name: torch.split(pool(states, text), sizes) for name, pool in request.poolings.items()}
     states_of = torch.split(states, sizes) if for_heads else ()
-    for position, piece in enumerate(micro_batch.slices):
-        collected = view.collected[piece.batch_index]
-        readings = {name: values[position] for name, values in pooled.items()}
-        collected.add(readings)
+    for position, silo_slice in enumerate(micro_batch.slices):
+        collected = view.collected[silo_slice.batch_index]
+        slice_pooled = {name: vectors[position] for name, vectors in pooled.items()}
+        collected.add(slice_pooled)
         if view.cached_as is not None:
-            cache = request.view_caches[piece.batch_index]
-            cache.put(view.cached_as, request.batches[piece.batch_index], piece.rows, readings)
+            cache = request.view_caches[silo_slice.batch_index]
+            cache.put(view.cached_as, request.batches[silo_slice.batch_index], silo_slice.rows, slice_pooled)
         if for_heads:
-            inputs = {name: tensor.to(backbone.device) for name, tensor in piece.inputs.items()}
+            inputs = {name: tensor.to(backbone.device) for name, tensor in silo_slice.inputs.items()}
             collected.for_heads.append((states_of[position], inputs, plan or ForwardPlan()))

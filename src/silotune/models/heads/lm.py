@@ -155,16 +155,16 @@ def prompt_rows(rows: TokenizedRows) -> TokenizedRows:
 
 def token_losses(backbone: Backbone, states: Tensor, targets: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
     """Cross-entropy of each target token, shape (tokens,), from the states that predict them, (tokens, hidden)."""
-    vocabulary = backbone.vocabulary
-    assert vocabulary is not None, "the backbone was loaded without a language-model head"
+    lm_head = backbone.lm_head
+    assert lm_head is not None, "the backbone was loaded without a language-model head"
 
     def losses(states: Tensor, targets: Tensor) -> Tensor:
         with backbone.autocast():
-            scores = vocabulary(states, None, weights)
+            scores = lm_head(states, None, weights)
         scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
         return nn.functional.cross_entropy(scores, targets, reduction="none")
 
-    piece = max(SCORES_AT_ONCE // vocabulary.words, 1)
+    piece = max(SCORES_AT_ONCE // lm_head.vocabulary_size, 1)
     if len(states) <= piece:
         return losses(states, targets)
     pieces = zip(torch.split(states, piece), torch.split(targets, piece), strict=True)

@@ -182,7 +182,7 @@ class VerbalizerHead(Head):
 
     def reading(self, backbone: Backbone, task: Task) -> HeadReading:
         """Class logits, shape (rows, classes), from the states at the masks alone."""
-        words, vocabulary = self._label_words(backbone, task), backbone.vocabulary
+        words, vocabulary = self._label_words(backbone, task), backbone.lm_head
         assert vocabulary is not None, "the backbone was loaded without a language-model head"
 
         def read(states: Tensor, inputs: Inputs, plan: ForwardPlan) -> Tensor:

@@ -118,7 +118,7 @@ class Tuner(ABC):
 
     def mixes_rows(self, backbone: Backbone) -> bool:
         """Whether rows of one forward may have different weights on this backbone (else: one forward per mix)."""
-        return backbone.known is None or backbone.known.rows_apart
+        return backbone.known_architecture is None or backbone.known_architecture.rows_apart
 
     def merge(self, mix: Sequence[WeightedTensors]) -> MergedAdapter:
         """Express a mix of several parts as one adapter that computes the same.

@@ -162,7 +162,7 @@ def _added_to_segments(mix: Sequence[WeightedTensors], site: str, segments: Segm
     def change(_: Tensor, h: Tensor) -> Tensor:
         down, bias = (torch.cat(each(name), 1).to(h.dtype) for name in ("down.weight", "down.bias"))
         wide, shift = torch.cat(weighted("up.weight"), 2).to(h.dtype), torch.stack(weighted("up.bias")).sum(0)
-        hidden = nn.functional.gelu(torch.baddbmm(bias.unsqueeze(1), segments.spread(h), down.mT))
-        return segments.added(h, hidden, wide, shift.to(h.dtype))
+        hidden = nn.functional.gelu(torch.baddbmm(bias.unsqueeze(1), segments.group(h), down.mT))
+        return segments.add_product(h, hidden, wide, shift.to(h.dtype))
 
     return change

@@ -170,8 +170,8 @@ def _added_to_segments(mix: Sequence[WeightedTensors], site: str, factor: float,
         down = _joined([part.tensors[f"{site}.lora_A.weight"] for part in mix], 1).to(x.dtype)
         up = [part.tensors[f"{site}.lora_B.weight"] for part in mix]
         wide = _joined([times(b, number * factor) for b, number in zip(up, numbers, strict=True)], 2).to(y.dtype)
-        low = torch.bmm(segments.spread(x), down.mT)
-        return segments.added(y, low.to(y.dtype), wide)
+        low = torch.bmm(segments.group(x), down.mT)
+        return segments.add_product(y, low.to(y.dtype), wide)
 
     return change
 

@@ -135,11 +135,11 @@ def _site(name: str, linear: dict[str, Any], path: Path, backbone: Backbone) -> 
 def site_words(backbone: Backbone, sites: list[str]) -> tuple[str, ...]:
     """The shortest `tuner.sites` for these modules: fields of the family's table where they fit, else the names."""
     left, words = set(sites), []
-    if backbone.known is not None:
+    if backbone.known_architecture is not None:
         there = {name for name, _ in backbone.base.named_modules()}
         for field in SITE_FIELDS:
             members: set[str] = set()
-            for stack in backbone.known.stacks:
+            for stack in backbone.known_architecture.stacks:
                 for block in range(len(backbone.base.get_submodule(stack.blocks))):
                     members |= set(stack.modules(field, block)) & there
             if members and members <= set(sites) and members & left:

@@ -125,7 +125,7 @@ class PrefixTuning(VirtualTokens):
 
     def _shape(self, backbone: Backbone) -> tuple[int, int, int]:
         """Layers, key-value heads, head width."""
-        known = backbone.known
+        known = backbone.known_architecture
         if known is None or known.prefix is None:
             others = "prompt, p-tuning, lora, bottleneck, ia3"
             raise InputError(

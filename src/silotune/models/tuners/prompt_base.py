@@ -44,7 +44,7 @@ class VirtualTokens(Tuner):
 
     def mixes_rows(self, backbone: Backbone) -> bool:
         """See `Tuner.mixes_rows`: virtual tokens belong to a row, if it is known where its text then begins."""
-        return backbone.known is not None
+        return backbone.known_architecture is not None
 
     def merge(self, mix: Sequence[WeightedTensors]) -> MergedAdapter:
         """See `Tuner.merge`: vectors interpolate."""

@@ -58,7 +58,7 @@ def build(
     silos = make_silos(data, tokenize, method, poisoning)
     absent = {item.name: next(iter(make_silos([item], tokenize, method).values())) for item in kept_out}
     start = None if config.start is None else read_start(config.start, backbone, tuner)
-    cache = None if config.cache.name == "none" else ActivationCache.over(backbone, tuner, config.cache.mib)
+    cache = None if config.cache.name == "none" else ActivationCache.for_tuner(backbone, tuner, config.cache.mib)
     context = TrainingContext(backbone, method, config.train, config.seed, start, cache)
     groups = None if method.centralized else sampling_groups(config, data)
     coordinator = make_coordinator(config, context.initial_shared(silos.values()), silos, groups)

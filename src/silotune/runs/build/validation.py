@@ -114,8 +114,8 @@ def check_backbone(config: Config, method: Method, backbone: Backbone) -> None:
         )
     length, tuner, head = config.train.max_length, method.setting.tuner, method.setting.head
     check_length("train.max_length", length, tuner, backbone)
-    if backbone.longest is not None and isinstance(head, LanguageModelHead):
-        _check_written(head, backbone, length, backbone.longest - tuner.virtual_tokens)
+    if backbone.max_tokens is not None and isinstance(head, LanguageModelHead):
+        _check_written(head, backbone, length, backbone.max_tokens - tuner.virtual_tokens)
 
 
 def check_length(key: str, length: int, tuner: Tuner, backbone: Backbone) -> None:
@@ -125,10 +125,10 @@ def check_length(key: str, length: int, tuner: Tuner, backbone: Backbone) -> Non
         InputError: naming the key and what is allowed.
     """
     virtual = tuner.virtual_tokens
-    if backbone.longest is not None and length + virtual > backbone.longest:
+    if backbone.max_tokens is not None and length + virtual > backbone.max_tokens:
         beside = f" beside {virtual} virtual tokens (tuner.tokens)" if virtual else ""
         raise InputError(
-            f"{key}: {length} is more than the backbone reads{beside}; allowed: up to {backbone.longest - virtual}"
+            f"{key}: {length} is more than the backbone reads{beside}; allowed: up to {backbone.max_tokens - virtual}"
         )
 
 
