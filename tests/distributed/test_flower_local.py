@@ -12,7 +12,7 @@ from flwr.common.config import parse_config_args
 from silotune.config import dump
 from silotune.core.locking import folder_lock
 from silotune.distributed.deploy.local_run import run_local
-from silotune.distributed.flower.commands import supernode
+from silotune.distributed.flower.commands import supernode_command
 from silotune.distributed.processes.restart_policy import RestartPolicy
 from silotune.errors import InputError
 from silotune.runs.build.resolve import on_this_machine
@@ -71,18 +71,18 @@ def test_what_the_command_checks_is_what_its_coordinator_writes(tiny_config, tmp
 def test_only_what_ends_again_and_again_without_progress_is_given_up():
     reached = [0]
     attempts = RestartPolicy(3, lambda: list(reached))
-    assert [attempts.ended("worker") for _ in range(2)] == [True, True]
-    assert attempts.ended("node")
+    assert [attempts.may_restart("worker") for _ in range(2)] == [True, True]
+    assert attempts.may_restart("node")
     reached[0] = 1  # a finished round
-    assert [attempts.ended("worker") for _ in range(3)] == [True, True, False]
+    assert [attempts.may_restart("worker") for _ in range(3)] == [True, True, False]
     for number in range(2, 50):
         reached[0] = number
-        assert attempts.ended("worker")
+        assert attempts.may_restart("worker")
 
 
 @pytest.mark.parametrize("name", ["b c", "a.b-c", "x_1", "1", "true", "a  b", "0x1F", "a" * 80])
 def test_a_node_gets_its_silos_name(name):
-    words = supernode("127.0.0.1:1", 2, name, Path("/tmp/a b/w.sock"))
+    words = supernode_command("127.0.0.1:1", 2, name, Path("/tmp/a b/w.sock"))
     found = parse_config_args([words[words.index("--node-config") + 1]])
     assert found == {"silo": name, "worker": "/tmp/a b/w.sock"}
 

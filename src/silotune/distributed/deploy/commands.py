@@ -31,12 +31,12 @@ from silotune.distributed.flower.commands import (
     ENVIRONMENT,
     require_flower,
     submit_job,
-    superlink,
+    superlink_command,
     supernode_command,
     write_app,
 )
 from silotune.distributed.processes.supervisor import ManagedProcess, Supervisor, wait_for_port
-from silotune.distributed.processes.watchdog import end, process_group
+from silotune.distributed.processes.watchdog import end_process_group, process_group
 from silotune.distributed.silo.silo_config import SiloSettings
 from silotune.distributed.silo.worker import ping
 from silotune.errors import InputError, SilotuneError
@@ -58,7 +58,7 @@ def up(config: CoordinatorSettings, say: Callable[[str], None]) -> None:
             secured = ["--ssl-ca-certfile", str(config.ca), "--ssl-certfile", str(config.certificate)]
             secured += ["--ssl-keyfile", str(config.key), "--enable-supernode-auth"]
         secured += ["--database", str(folder / "superlink.db")]
-        link = supervisor.start("superlink", superlink(config.host, config.port, secured))
+        link = supervisor.start("superlink", superlink_command(config.host, config.port, secured))
         wait_for_port(link, config.port, STARTUP_TIMEOUT)
         say(f"SuperLink on {config.address}; logs: {folder / 'logs'}")
         with contextlib.suppress(KeyboardInterrupt):  # Ctrl-C, or `down`
@@ -178,7 +178,7 @@ def down(path: Path) -> bool:
     until = time.monotonic() + 30
     while process_group(str(running["token"])) and time.monotonic() < until:
         time.sleep(0.1)
-    left = end(str(running["token"]))
+    left = end_process_group(str(running["token"]))
     if left:
         raise SilotuneError(f"processes that do not end: {', '.join(map(str, left))}")
     return True

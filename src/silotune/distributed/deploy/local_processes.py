@@ -20,7 +20,7 @@ from silotune.distributed.flower.commands import (
     parse_run_id,
     run_app_command,
     superexec_command,
-    superlink,
+    superlink_command,
     supernode_command,
     write_app,
     write_home,
@@ -146,12 +146,12 @@ class LocalProcesses:
                 return
             except SilotuneError:  # its SuperLink died meanwhile, or another took its port
                 link = self._supervisor.children.get("superlink")
-                if link is None or link.alive or not self._restarts.ended(_FLOWER):
+                if link is None or link.alive or not self._restarts.may_restart(_FLOWER):
                     raise
 
     def _replace(self) -> None:
         """A stack that broke is replaced as a whole: the run resumes."""
-        if not self._restarts.ended(_FLOWER):
+        if not self._restarts.may_restart(_FLOWER):
             logs = self._out / FOLDER / "logs"
             raise SilotuneError(
                 f"Flower's processes ended {STARTS} times without a finished round between (see {logs})"
@@ -166,7 +166,7 @@ class LocalProcesses:
             self._supervisor.end(*flower, grace=1.0)  # what counts is on disk
         clear(place)
         port, *ports = free_ports(1 + len(self._names))
-        link = start("superlink", superlink("127.0.0.1", port, _APART))
+        link = start("superlink", superlink_command("127.0.0.1", port, _APART))
         for number, (name, own) in enumerate(zip(self._names, ports, strict=True)):
             home = {"FLWR_HOME": str(self._scratch / str(number))}  # apps are unpacked there, by one process at a time
             start(
@@ -192,7 +192,7 @@ class LocalProcesses:
 
     def _lost(self, outcome: dict[str, Any]) -> bool:
         """Whether a run ended for want of Flower: then the next stack goes on."""
-        if outcome["state"] != "lost" or not self._restarts.ended(_FLOWER):
+        if outcome["state"] != "lost" or not self._restarts.may_restart(_FLOWER):
             return False
         self._stack()
         return True
@@ -203,7 +203,7 @@ class LocalProcesses:
             self._replace()
             return
         for child in [child for child in children.values() if not child.alive]:
-            if not self._restarts.ended(child.name):
+            if not self._restarts.may_restart(child.name):
                 raise SilotuneError(
                     f"{child.name} ended {STARTS} times without a finished round between: {child.tail()}"
                 )

@@ -1,7 +1,7 @@
-"""The ClientApp: hands a message's frame to the silo's worker and its answer back. Without torch; it knows no content.
+"""The ClientApp: passes a message's frame to the silo's worker and returns the reply, without reading either.
 
-Flower starts it anew for every message. The SuperNode's operator names the worker's socket in the node configuration
-(`worker="/path/worker.sock"`), so a coordinator cannot choose where messages go.
+Flower starts it anew for every message, so it does not import torch. The SuperNode's operator names the worker's
+socket in the node configuration (`worker="/path/worker.sock"`), so a coordinator cannot choose where messages go.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ app = ClientApp()
 
 @app.query()
 def query(message: Message, context: Context) -> Message:
-    """One request."""
+    """Forward one request; the reply is `unavailable` if no worker answers."""
     config = context.node_config
     try:
-        answer = ask_worker(str(config["worker"]), unwrap(message), float(config.get("patience", PATIENCE)))
+        reply = ask_worker(str(config["worker"]), unwrap(message), float(config.get("patience", PATIENCE)))
     except ProtocolError as error:
         silo = str(config.get("silo", ""))
-        answer = Frame("unavailable", {"silo": silo, "reason": str(error)}).encode()
-    return Message(wrap(answer), reply_to=message)
+        reply = Frame("unavailable", {"silo": silo, "reason": str(error)}).encode()
+    return Message(wrap(reply), reply_to=message)

@@ -1,4 +1,4 @@
-"""Flower's commands, as version 1.41 wants them."""
+"""Command lines of Flower 1.41, and the files that they read."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ENVIRONMENT: Mapping[str, str] = {
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.05",
 }
-"""What all of Flower's processes see: nothing is sent home, and new messages are looked for often."""
+"""Environment of all Flower processes: no telemetry, and frequent polling for messages."""
 
 PATIENCE = 300.0
 """Seconds for one of Flower's commands."""
@@ -41,24 +41,24 @@ job = ""
 
 
 def require_flower() -> None:
-    """Refuse where Flower is not installed.
+    """Check that Flower is installed.
 
     Raises:
-        InputError: with what to install.
+        InputError: it is missing; the message names the extra to install.
     """
     if find_spec("flwr") is None:
         raise InputError("federation: needs Flower; install silotune[federation]")
 
 
 def write_app(folder: Path) -> Path:
-    """The app that is sent to the SuperLink: only the names of modules; code comes from the installed package."""
+    """Write the app for the SuperLink: it names modules only; code comes from the installed package."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "pyproject.toml").write_text(_APP, encoding="utf-8")
     return folder
 
 
 def write_home(folder: Path, address: str, certificates: str | None = None) -> Path:
-    """Flower's own folder, with the SuperLink that `flwr` talks to."""
+    """Write Flower's home folder with the address of the SuperLink that `flwr` connects to."""
     folder.mkdir(parents=True, exist_ok=True)
     secure = "insecure = true" if certificates is None else f"root-certificates = {json.dumps(certificates)}"
     text = f'[superlink]\ndefault = "silotune"\n\n[superlink.silotune]\naddress = "{address}"\n{secure}\n'
@@ -66,11 +66,11 @@ def write_home(folder: Path, address: str, certificates: str | None = None) -> P
     return folder
 
 
-def superlink(host: str, port: int, more: Sequence[str] = ("--insecure",)) -> list[str]:
-    """The SuperLink's command."""
+def superlink_command(host: str, port: int, options: Sequence[str] = ("--insecure",)) -> list[str]:
+    """Return the command line of a SuperLink."""
     return [
         "flower-superlink",
-        *more,
+        *options,
         "--host",
         host,
         "--port",
@@ -80,13 +80,21 @@ def superlink(host: str, port: int, more: Sequence[str] = ("--insecure",)) -> li
 
 
 def supernode_command(
-    address: str, port: int, silo: str, worker: Path, more: Sequence[str] = ("--insecure",)
+    address: str, port: int, silo: str, worker: Path, options: Sequence[str] = ("--insecure",)
 ) -> list[str]:
-    """A SuperNode's command."""
+    """Return the command line of a SuperNode.
+
+    Args:
+        address: of the SuperLink.
+        port: of the SuperNode on this machine.
+        silo: its name.
+        worker: path of the worker's socket.
+        options: for TLS and isolation.
+    """
     config = f'silo="{silo}" worker="{worker}"'
     return [
         "flower-supernode",
-        *more,
+        *options,
         "--superlink",
         address,
         "--host",
@@ -99,39 +107,39 @@ def supernode_command(
 
 
 def superexec_command(port: int) -> list[str]:
-    """The command that runs the apps of a SuperLink or SuperNode on this machine, where that does not do so itself."""
+    """Return the command line of the process that runs apps for a SuperLink or SuperNode with process isolation."""
     return ["flower-superexec", "--insecure", "--runtime-api-address", f"127.0.0.1:{port}"]
 
 
 def run_app_command(app: Path, job: Path) -> list[str]:
-    """The command that hands a job to the SuperLink."""
+    """Return the command line that submits a job to the SuperLink."""
     return ["flwr", "run", str(app), "silotune", "--format", "json", "-c", f"job={json.dumps(str(job))}"]
 
 
 def submit_job(app: Path, job: Path, environment: Mapping[str, str]) -> str:
-    """Hand a job to the SuperLink; the run's id.
+    """Submit a job to the SuperLink; returns Flower's id of the run.
 
     Raises:
-        SilotuneError: it was not taken, or nobody answered.
+        SilotuneError: the SuperLink did not accept it or did not answer.
     """
-    done = run_flwr(run_app_command(app, job), environment, "flwr run")
-    return parse_run_id(f"{done.stdout} {done.stderr}")
+    process = run_flwr(run_app_command(app, job), environment, "flwr run")
+    return parse_run_id(f"{process.stdout} {process.stderr}")
 
 
-def run_flwr(words: Sequence[str], environment: Mapping[str, str], failure: str) -> subprocess.CompletedProcess[str]:
-    """One of Flower's commands to the SuperLink; with JSON wanted its exit code is 0 even where it failed.
+def run_flwr(command: Sequence[str], environment: Mapping[str, str], failure: str) -> subprocess.CompletedProcess[str]:
+    """Run one of Flower's commands. With `--format json` its exit code is 0 even if it failed.
 
     Args:
-        words: the command.
-        environment: all that it sees.
-        failure: what a complaint begins with.
+        command: the command line.
+        environment: its whole environment.
+        failure: beginning of the error message.
 
     Raises:
         SilotuneError: the SuperLink did not answer.
     """
     try:
         return subprocess.run(
-            words,
+            command,
             env=dict(environment),
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -143,14 +151,14 @@ def run_flwr(words: Sequence[str], environment: Mapping[str, str], failure: str)
         raise SilotuneError(f"{failure}: the SuperLink did not answer within {PATIENCE:g} s") from error
 
 
-def parse_run_id(said: str) -> str:
-    """The run's id in what `flwr run` said.
+def parse_run_id(output: str) -> str:
+    """Return the run's id from the output of `flwr run`.
 
     Raises:
-        SilotuneError: it was not taken.
+        SilotuneError: the SuperLink did not accept the run.
     """
     try:
-        return str(json.loads(said[said.index("{") : said.rindex("}") + 1])["run-id"])
+        return str(json.loads(output[output.index("{") : output.rindex("}") + 1])["run-id"])
     except (ValueError, KeyError, TypeError) as error:
-        text = " ".join(said.split())[-300:]
+        text = " ".join(output.split())[-300:]
         raise SilotuneError(f"flwr run: the SuperLink did not take the run ({text})") from error

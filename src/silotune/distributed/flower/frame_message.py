@@ -10,16 +10,16 @@ _RECORD, _ARRAY = "silotune", "frame"
 
 
 def wrap(data: bytes) -> RecordDict:
-    """A message's content."""
+    """Wrap a frame's bytes as the content of a Flower message."""
     array = Array(dtype="uint8", shape=(len(data),), stype="silotune.frame", data=data)
     return RecordDict({_RECORD: ArrayRecord({_ARRAY: array})})
 
 
 def unwrap(message: Message) -> bytes:
-    """The frame's bytes.
+    """Return the bytes of a message's frame.
 
     Raises:
-        ProtocolError: if there is none.
+        ProtocolError: the message holds no frame.
     """
     content = message.content
     record = content.array_records.get(_RECORD)

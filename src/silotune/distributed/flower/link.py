@@ -1,4 +1,4 @@
-"""How the coordinator reaches silos: messages to nodes, and answers that come when they come."""
+"""The coordinator's connection to nodes: sends messages and collects replies without waiting."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from silotune.errors import SilotuneError
 
 
 @contextmanager
-def _lost() -> Iterator[None]:
+def _connection_errors() -> Iterator[None]:
     try:
         yield
     except Exception as error:  # of httpx, of Flower, of its retries
@@ -25,7 +25,7 @@ def _lost() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Arrival:
-    """What came for a message: a frame's bytes, or why there are none."""
+    """The reply to a message: a frame's bytes, or an error."""
 
     message: str
     data: bytes = b""
@@ -33,28 +33,28 @@ class Arrival:
 
 
 class ConnectionLost(SilotuneError):
-    """Flower cannot be reached, or has given the run up. What is finished is kept."""
+    """Flower cannot be reached or has stopped the run; finished rounds are kept."""
 
 
 class Link(Protocol):
-    """What carries frames."""
+    """Carries frames between the coordinator and nodes."""
 
     def nodes(self) -> Mapping[int, str]:
-        """The nodes that are connected: id → the name under which the node's key is registered, or nothing."""
+        """Return the connected nodes: id → the name under which the node's key is registered, or an empty text."""
 
     def push(self, node: int, data: bytes) -> str | None:
-        """Send a frame; the message's id, None if it could not be sent."""
+        """Send a frame; returns the message's id, None if it could not be sent."""
 
     def pull(self, messages: Collection[str]) -> Sequence[Arrival]:
-        """What has come for these messages since the last call."""
+        """Return the replies to these messages that arrived since the last call."""
 
 
 class FlowerLink:
-    """Over Flower's grid.
+    """A link over Flower's grid.
 
     Args:
         grid: the ServerApp's.
-        ttl: seconds after which Flower drops a message.
+        ttl: seconds after which Flower drops a message that was not fetched.
     """
 
     def __init__(self, grid: Grid, ttl: float) -> None:
@@ -63,32 +63,32 @@ class FlowerLink:
 
     def nodes(self) -> Mapping[int, str]:
         """See `Link`."""
-        with _lost():
+        with _connection_errors():
             return {int(node.node_id): str(node.name) for node in self._grid.get_nodes()}
 
     def push(self, node: int, data: bytes) -> str | None:
         """See `Link`."""
         message = Message(wrap(data), node, MessageType.QUERY, ttl=self._ttl)
-        with _lost():
+        with _connection_errors():
             sent = list(self._grid.push_messages([message]))
         return sent[0] or None if sent else None
 
     def pull(self, messages: Collection[str]) -> Sequence[Arrival]:
-        """See `Link`. Answers are matched by the message they reply to: Flower's own errors name no node."""
+        """See `Link`. Replies are matched by message id, because Flower's own errors name no node."""
         if not messages:
             return []
-        found = []
-        with _lost():
+        arrivals = []
+        with _connection_errors():
             replies = list(self._grid.pull_messages(list(messages)))
         for reply in replies:
-            asked = reply.metadata.reply_to_message_id
+            message = reply.metadata.reply_to_message_id
             if reply.has_error():
-                found.append(
-                    Arrival(asked, error=f"Flower's error {reply.error.code}: {str(reply.error.reason)[:120]}")
+                arrivals.append(
+                    Arrival(message, error=f"Flower's error {reply.error.code}: {str(reply.error.reason)[:120]}")
                 )
                 continue
             try:
-                found.append(Arrival(asked, unwrap(reply)))
+                arrivals.append(Arrival(message, unwrap(reply)))
             except ProtocolError as error:
-                found.append(Arrival(asked, error=str(error)))
-        return found
+                arrivals.append(Arrival(message, error=str(error)))
+        return arrivals

@@ -1,4 +1,4 @@
-"""The nursery (`nursery.py`) as whoever orders processes from it sees it."""
+"""Client of the fork server."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 
 
 class ForkedProcess:
-    """A process that the nursery forked: as much of `subprocess.Popen` as is needed here."""
+    """A process forked by the fork server, with the part of `subprocess.Popen`'s interface that the supervisor uses."""
 
     def __init__(self, pid: int, fork_server: ForkServer) -> None:
         self.pid = pid
@@ -23,13 +23,20 @@ class ForkedProcess:
         self._fork_server = fork_server
 
     def poll(self) -> int | None:
-        """How it ended, -1 where nobody knows; None while it runs."""
+        """Exit code, -1 if unknown, None while running."""
         if self.returncode is None and not is_alive(self.pid):
             self.returncode = self._fork_server.code(self.pid)
         return self.returncode
 
     def wait(self, timeout: float) -> int:
-        """Wait for its end."""
+        """Wait for the process to end.
+
+        Returns:
+            The exit code, -1 if unknown.
+
+        Raises:
+            TimeoutExpired: it still runs after `timeout` seconds.
+        """
         until = time.monotonic() + timeout
         while (code := self.poll()) is None:
             if time.monotonic() >= until:
@@ -39,7 +46,12 @@ class ForkedProcess:
 
 
 class ForkServer:
-    """The process that forks others (see `nursery.py`)."""
+    """A running fork server.
+
+    Args:
+        log: file for its errors.
+        environment: its whole environment, inherited by forked processes.
+    """
 
     def __init__(self, log: Path, environment: Mapping[str, str]) -> None:
         with log.open("ab") as output:
@@ -56,7 +68,7 @@ class ForkServer:
         threading.Thread(target=self._listen, daemon=True).start()
 
     def start(self, **order: Any) -> ForkedProcess | None:
-        """Fork a process; None if the nursery is gone."""
+        """Fork a process; returns None if the fork server is gone."""
         assert self._process.stdin is not None, "it is a pipe"
         try:
             self._process.stdin.write(f"{json.dumps(order)}\n".encode())
@@ -67,7 +79,7 @@ class ForkServer:
         return ForkedProcess(process, self) if process else None
 
     def code(self, process: int, patience: float = 1.0) -> int:
-        """How a process that is gone ended, as soon as the nursery says so; -1 if it does not."""
+        """Return the exit code of a process that ended; -1 if the server does not report it within `patience` s."""
         until = time.monotonic() + patience
         while process not in self._codes and self._process.poll() is None and time.monotonic() < until:
             time.sleep(0.01)
@@ -76,21 +88,21 @@ class ForkServer:
     def _listen(self) -> None:
         assert self._process.stdout is not None, "it is a pipe"
         for line in self._process.stdout:
-            said = json.loads(line)
-            if "started" in said:
-                self._started.put(int(said["started"]))
+            report = json.loads(line)
+            if "started" in report:
+                self._started.put(int(report["started"]))
             else:
-                self._codes[int(said["ended"])] = int(said["code"])
+                self._codes[int(report["ended"])] = int(report["code"])
         self._process.wait()
-        self._started.put(0)  # it is gone
+        self._started.put(0)  # unblocks `start`
 
     def end(self) -> None:
-        """Let it go; what it forked stays."""
+        """End the fork server; forked processes go on."""
         self._process.kill()
 
 
 def is_alive(process: int) -> bool:
-    """Whether a process of this id runs; one that ended and that nobody has asked for since does not."""
+    """Return whether a process of this id runs; zombies do not count."""
     try:
         os.kill(process, 0)
         return (Path("/proc") / str(process) / "stat").read_text().rpartition(")")[2].split()[0] not in "ZX"

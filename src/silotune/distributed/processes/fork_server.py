@@ -1,14 +1,14 @@
-"""One process that imports what others need, once, and forks them: importing is most of what starting them costs.
+"""Fork server: one process imports the libraries once and forks all others, because imports dominate their start-up.
 
-A run on one machine starts a dozen processes, and Flower one more per message; each would import Flower, and some
-torch, for seconds. `python -m silotune.distributed.processes.fork_server` reads orders from its standard input, one
-JSON object per line. It writes to its standard output which process it forked for each order, and how that process
-ended. It has one thread and runs no tensor operation, so that forking is safe. Linux only; elsewhere the same commands
-are started as new processes.
+A run on one machine starts a dozen processes, and Flower one more per message; each would spend seconds importing
+Flower and torch. `python -m silotune.distributed.processes.fork_server` reads orders from its standard input, one
+JSON object per line. It writes the id of the process forked for each order, and later its exit code, to its standard
+output. It has one thread and runs no tensor operation, so that forking is safe. Linux only; elsewhere the same
+commands are started as new processes.
 
-Flower's commands run with three things changed (they are of version 1.41, which `pyproject.toml` pins):
-`flower-supernode` looks for messages every 3 s, here every `PAUSE`; what is not there yet is asked for again after 1 s,
-here after `PAUSE`; `flower-superexec` starts a command per message, here it forks itself.
+Flower's commands (version 1.41, pinned in `pyproject.toml`) are patched in three places: `flower-supernode` polls for
+messages every `PAUSE` instead of every 3 s; objects that are not available yet are requested again after `PAUSE`
+instead of 1 s; `flower-superexec` forks itself for each message instead of starting a command.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from types import SimpleNamespace
 from typing import Any, NoReturn
 
 PAUSE = 0.1
-"""Seconds between looks of Flower's processes, on this machine."""
+"""Seconds between polls of Flower's processes on this machine."""
 
-_LOOK = 0.1
-"""Seconds between looks at what ended."""
+_REAP_INTERVAL = 0.1
+"""Seconds between checks for ended processes."""
 
 _COMMANDS = {
     "flower-superlink": "flwr.superlink.cli:flower_superlink",
@@ -45,87 +45,95 @@ _COMMANDS = {
 
 
 def main() -> None:
-    """Fork what is ordered, until standard input ends."""
+    """Fork a process for each order until standard input ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _quick_pulls()
+    _patch_pull_backoff()
     orders, forked = sys.stdin.fileno(), set[int]()
-    said = b""
+    buffer = b""
     while True:
-        ready, _, _ = select.select([orders], [], [], _LOOK)
+        ready, _, _ = select.select([orders], [], [], _REAP_INTERVAL)
         if ready:
             chunk = os.read(orders, 2**16)
             if not chunk:
                 return
-            said += chunk
-        while b"\n" in said:
-            line, said = said.split(b"\n", 1)
+            buffer += chunk
+        while b"\n" in buffer:
+            line, buffer = buffer.split(b"\n", 1)
             forked.add(_start(json.loads(line)))
         for process in list(forked):
-            found, status = os.waitpid(process, os.WNOHANG)
-            if found:
+            ended, status = os.waitpid(process, os.WNOHANG)
+            if ended:
                 forked.discard(process)
-                _say(ended=process, code=os.waitstatus_to_exitcode(status))
+                _report(ended=process, code=os.waitstatus_to_exitcode(status))
 
 
 def _start(order: dict[str, Any]) -> int:
     for module in order["imports"]:
         importlib.import_module(module)
-    words = _short(order["words"])
+    words = _without_interpreter(order["words"])
     importlib.import_module(_COMMANDS[words[0]].partition(":")[0])
     gc.collect()
-    gc.freeze()  # what is there now need not be written to by the children's collectors
-    process = fork(words, lambda: _settle(order))
-    _say(started=process)
+    gc.freeze()  # keeps pages shared: the children's collectors do not touch these objects
+    process = fork(words, lambda: _configure(order))
+    _report(started=process)
     return process
 
 
-def _short(words: list[str]) -> list[str]:
-    """A command without the interpreter's part of it."""
+def _without_interpreter(words: list[str]) -> list[str]:
+    """Drop `python -m` from a command line."""
     return words[2:] if words[1:2] == ["-m"] else words
 
 
-def _say(**fields: Any) -> None:
+def _report(**fields: Any) -> None:
     sys.stdout.write(json.dumps(fields) + "\n")
     sys.stdout.flush()
 
 
-def _settle(order: dict[str, Any]) -> None:
-    """Make a forked process one of its own: session, log, environment."""
+def _configure(order: dict[str, Any]) -> None:
+    """Give a forked process its own session, log, environment and name."""
     os.setsid()
-    nothing = os.open(os.devnull, os.O_RDONLY)
+    empty = os.open(os.devnull, os.O_RDONLY)
     log = os.open(order["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    for target, source in ((0, nothing), (1, log), (2, log)):
+    for target, source in ((0, empty), (1, log), (2, log)):
         os.dup2(source, target)
     os.environ.update(order["environment"])
     Path("/proc/self/comm").write_text(str(order["name"])[:15], encoding="utf-8")
 
 
-def fork(words: Sequence[str], settle: Callable[[], None] = lambda: None) -> int:
-    """A new process that runs one of the commands; its id."""
+def fork(words: Sequence[str], configure: Callable[[], None] = lambda: None) -> int:
+    """Fork a process that runs one of the commands.
+
+    Args:
+        words: command line; the first word is a key of `_COMMANDS`.
+        configure: called in the new process before the command.
+
+    Returns:
+        The process id.
+    """
     sys.stdout.flush()
     sys.stderr.flush()
     process = os.fork()
     if process == 0:
-        _run(words, settle)
+        _run(words, configure)
     return process
 
 
-def _run(words: Sequence[str], settle: Callable[[], None]) -> NoReturn:
+def _run(words: Sequence[str], configure: Callable[[], None]) -> NoReturn:
     code: Any = 1
     try:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         for number in (signal.SIGTERM, signal.SIGCHLD):
             signal.signal(number, signal.SIG_DFL)
-        settle()
+        configure()
         sys.argv = list(words)
-        if words[0] in _CHANGED:
-            _CHANGED[words[0]]()
+        if words[0] in _PATCHES:
+            _PATCHES[words[0]]()
         name, _, function = _COMMANDS[words[0]].partition(":")
         getattr(importlib.import_module(name), function)()
         code = 0
     except SystemExit as exit:
         code = exit.code
-        if not isinstance(code, int | None):  # the interpreter would say it, too
+        if not isinstance(code, int | None):  # as the interpreter does
             print(code, file=sys.stderr)
             code = 1
     except BaseException:
@@ -136,24 +144,24 @@ def _run(words: Sequence[str], settle: Callable[[], None]) -> NoReturn:
         os._exit(code or 0)
 
 
-def _quick_pulls() -> None:
+def _patch_pull_backoff() -> None:
     pulls: Any = importlib.import_module("flwr.supercore.inflatable.inflatable_utils")
     for function in (pulls.pull_objects, pulls.pull_and_inflate_object_from_tree):
         function.__kwdefaults__["initial_backoff"] = PAUSE
 
 
-def _quick_supernode() -> None:
+def _patch_supernode_polling() -> None:
     loop: Any = importlib.import_module("flwr.supernode.start_client_internal")
     loop.time = SimpleNamespace(sleep=lambda seconds: time.sleep(min(seconds, PAUSE)))
 
 
-def _forking_superexec() -> None:
+def _patch_superexec_fork() -> None:
     executor: Any = importlib.import_module("flwr.supercore.superexec.executor.subprocess_executor")
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody asks how a message's process ended
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # exit codes of messages' processes are not collected
     executor.subprocess = SimpleNamespace(Popen=lambda words, **_: fork(words), DEVNULL=None)
 
 
-_CHANGED = {"flower-supernode": _quick_supernode, "flower-superexec": _forking_superexec}
+_PATCHES = {"flower-supernode": _patch_supernode_polling, "flower-superexec": _patch_superexec_fork}
 
 
 if __name__ == "__main__":

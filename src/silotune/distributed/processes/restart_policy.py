@@ -1,4 +1,4 @@
-"""When to give up starting again what ends: a rare crash in a long run is none, six in a row are."""
+"""Restart policy: processes may be restarted until one has ended too often without progress of the run."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from collections.abc import Callable
 
 
 class RestartPolicy:
-    """Counts how often things ended since the run last came further.
+    """Counts how often each process ended since the run's last progress.
 
     Args:
-        most: how often one thing may end without that.
-        reached: how far the run is; another value than before is progress.
+        limit: the number of ends at which a process is no longer restarted.
+        progress: returns how far the run is; a changed value counts as progress.
     """
 
-    def __init__(self, most: int, reached: Callable[[], object]) -> None:
-        self._most = most
-        self._reached = reached
-        self._then = reached()
-        self._ended: Counter[str] = Counter()
+    def __init__(self, limit: int, progress: Callable[[], object]) -> None:
+        self._limit = limit
+        self._progress = progress
+        self._last = progress()
+        self._ends: Counter[str] = Counter()
 
-    def ended(self, name: str) -> bool:
-        """Take down that something ended; whether it may be started again."""
-        now = self._reached()
-        if now != self._then:
-            self._then = now
-            self._ended.clear()
-        self._ended[name] += 1
-        return self._ended[name] < self._most
+    def may_restart(self, name: str) -> bool:
+        """Count an end of this process; returns whether it may be restarted."""
+        progress = self._progress()
+        if progress != self._last:
+            self._last = progress
+            self._ends.clear()
+        self._ends[name] += 1
+        return self._ends[name] < self._limit

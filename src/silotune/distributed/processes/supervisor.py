@@ -1,4 +1,4 @@
-"""Processes that belong together: started with a log each, looked after, and always taken down."""
+"""Supervisor: starts processes with a log each, restarts them on request, and always ends them together."""
 
 from __future__ import annotations
 
@@ -18,29 +18,39 @@ from types import FrameType, TracebackType
 from typing import Any
 
 from silotune.distributed.processes.fork_client import ForkedProcess, ForkServer
-from silotune.distributed.processes.watchdog import TOKEN, end
+from silotune.distributed.processes.watchdog import TOKEN, end_process_group
 from silotune.errors import SilotuneError
 
 
 @dataclass
 class ManagedProcess:
-    """One process: how it is started, and how often it was."""
+    """A supervised process and how it was started.
+
+    Args:
+        name: of the process and of its log.
+        command: its command line.
+        log: file for its output.
+        process: the running one.
+        starts: how often it was started.
+        environment: variables besides the supervisor's.
+        imports: modules that the fork server imports for it.
+    """
 
     name: str
-    words: Sequence[str]
+    command: Sequence[str]
     log: Path
     process: subprocess.Popen[bytes] | ForkedProcess
     starts: int = 1
-    more: Mapping[str, str] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict)
     imports: Sequence[str] = ()
 
     @property
     def alive(self) -> bool:
-        """Whether it runs."""
+        """Whether the process runs."""
         return self.process.poll() is None
 
     def tail(self, lines: int = 3) -> str:
-        """The end of its log, as one line."""
+        """Return the last lines of its log, joined to one."""
         with contextlib.suppress(OSError):
             text = self.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
             return " | ".join(line.strip() for line in text[-lines:])
@@ -48,13 +58,13 @@ class ManagedProcess:
 
 
 class Supervisor:
-    """A context in which processes run. They end with it: on success, on failure, on Ctrl-C, and on `kill -9`.
+    """A context in which processes run; they end with it: on success, on failure, on Ctrl-C, and on `kill -9`.
 
     Args:
-        logs: the folder of their logs.
-        environment: what they see besides this process's own environment.
-        nursery: fork them from a process that has imported what they need, where that can be done. Their words must
-            then be commands that `nursery.py` knows.
+        logs: folder of their logs.
+        environment: variables besides this process's own environment.
+        fork_server: fork them from a process that has imported their libraries (Linux only). Their commands must then
+            be keys of `fork_server._COMMANDS`.
     """
 
     def __init__(self, logs: Path, environment: Mapping[str, str], fork_server: bool = False) -> None:
@@ -77,7 +87,7 @@ class Supervisor:
         self._watchdog.stdin.write(f"{self.token}\n".encode())
         self._watchdog.stdin.flush()
         self._before = _set_signal_handler(signal.SIGTERM, _interrupt)
-        if self._use_fork_server:  # it imports while others prepare
+        if self._use_fork_server:  # imports while the caller prepares
             self._fork_server = self._start_fork_server()
         return self
 
@@ -85,7 +95,7 @@ class Supervisor:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         _set_signal_handler(signal.SIGTERM, signal.SIG_IGN)
-        before = _set_signal_handler(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C must not leave half of them
+        before = _set_signal_handler(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C must not interrupt the shutdown
         try:
             self.end()
         finally:
@@ -96,58 +106,66 @@ class Supervisor:
                 self._watchdog.wait(timeout=60)
 
     def end(self, *names: str, grace: float = 5.0) -> None:
-        """End these children with all they started, or the whole family: first asked, after `grace` seconds forced."""
+        """End these processes, or all of them, with their descendants: SIGTERM, and SIGKILL after `grace` seconds."""
         chosen = [self.children.pop(name) for name in names or list(self.children) if name in self.children]
         if not names:
             if sys.platform == "linux":
-                end(self.token)
+                end_process_group(self.token)
             if self._fork_server is not None:
                 self._fork_server.end()
         _end_process_groups([child.process for child in chosen], grace)
 
     def start(
-        self, name: str, words: Sequence[str], more: Mapping[str, str] | None = None, imports: Sequence[str] = ()
+        self,
+        name: str,
+        command: Sequence[str],
+        environment: Mapping[str, str] | None = None,
+        imports: Sequence[str] = (),
     ) -> ManagedProcess:
-        """Start a process of this name, in a session of its own.
+        """Start a process in a session of its own.
 
         Args:
-            name: of the child, and of its log.
-            words: the command.
-            more: what it sees besides the family's environment.
-            imports: modules that it will want; a nursery imports them once.
+            name: of the process and of its log.
+            command: its command line.
+            environment: variables besides the supervisor's.
+            imports: modules that the fork server imports once for all its processes.
         """
         log = self._logs / f"{name}.log"
         starts = self.children[name].starts + 1 if name in self.children else 1
         process = (self._fork if self._use_fork_server else self._spawn)(
-            name, list(words), log, dict(more or {}), list(imports)
+            name, list(command), log, dict(environment or {}), list(imports)
         )
-        self.children[name] = ManagedProcess(name, words, log, process, starts, more or {}, imports)
+        self.children[name] = ManagedProcess(name, command, log, process, starts, environment or {}, imports)
         return self.children[name]
 
     def restart(self, name: str) -> ManagedProcess:
-        """Start a child that ended once more."""
+        """Start a process again that ended."""
         child = self.children[name]
         _end_process_groups([child.process])
-        return self.start(name, child.words, child.more, child.imports)
+        return self.start(name, child.command, child.environment, child.imports)
 
     def _spawn(
-        self, _name: str, words: list[str], log: Path, more: dict[str, str], _imports: list[str]
+        self, _name: str, command: list[str], log: Path, environment: dict[str, str], _imports: list[str]
     ) -> subprocess.Popen[bytes]:
         with log.open("ab") as output:
             return subprocess.Popen(
-                words,
+                command,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                env={**self.environment, **more},
+                env={**self.environment, **environment},
                 start_new_session=True,
             )
 
-    def _fork(self, name: str, words: list[str], log: Path, more: dict[str, str], imports: list[str]) -> ForkedProcess:
-        for _ in range(2):  # a nursery that was killed is replaced
+    def _fork(
+        self, name: str, command: list[str], log: Path, environment: dict[str, str], imports: list[str]
+    ) -> ForkedProcess:
+        for _ in range(2):  # a fork server that was killed is replaced
             if self._fork_server is None:
                 self._fork_server = self._start_fork_server()
-            forked = self._fork_server.start(name=name, words=words, log=str(log), environment=more, imports=imports)
+            forked = self._fork_server.start(
+                name=name, words=command, log=str(log), environment=environment, imports=imports
+            )
             if forked is not None:
                 return forked
             self._fork_server = None
@@ -158,21 +176,21 @@ class Supervisor:
 
 
 def _interrupt(_number: int, _frame: FrameType | None) -> None:
-    """Being told to end is as Ctrl-C."""
+    """Handle SIGTERM as Ctrl-C."""
     raise KeyboardInterrupt
 
 
 def _set_signal_handler(number: signal.Signals, handler: Any) -> Any:
-    """Set what a signal does; what it did before. Only the main thread may, elsewhere nothing changes."""
+    """Set a signal's handler and return the previous one; does nothing outside the main thread."""
     if handler is None or threading.current_thread() is not threading.main_thread():
         return None
     return signal.signal(number, handler)
 
 
 def _end_process_groups(processes: Sequence[subprocess.Popen[bytes] | ForkedProcess], grace: float = 5.0) -> None:
-    """End processes and their groups: first asked, after `grace` seconds forced.
+    """End processes and their groups: SIGTERM, and SIGKILL after `grace` seconds.
 
-    One that was forked a moment ago has no group of its own yet: it is asked by itself, too.
+    A process that was just forked has no group of its own yet, so it is signalled itself, too.
     """
     for number in (signal.SIGTERM, signal.SIGKILL):
         for process in processes:
@@ -192,7 +210,7 @@ def _end_process_groups(processes: Sequence[subprocess.Popen[bytes] | ForkedProc
 
 
 def _group_alive(process: subprocess.Popen[bytes] | ForkedProcess) -> bool:
-    """Whether a process is there, or anything of its group."""
+    """Return whether a process or any process of its group runs."""
     try:
         os.killpg(process.pid, 0)
     except (ProcessLookupError, PermissionError):
@@ -201,19 +219,19 @@ def _group_alive(process: subprocess.Popen[bytes] | ForkedProcess) -> bool:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports on 127.0.0.1 that nobody uses now."""
+    """Return ports on 127.0.0.1 that are free now."""
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for found in sockets:
-            found.bind(("127.0.0.1", 0))
-        return [found.getsockname()[1] for found in sockets]
+        for listener in sockets:
+            listener.bind(("127.0.0.1", 0))
+        return [listener.getsockname()[1] for listener in sockets]
 
 
 def wait_for_port(child: ManagedProcess, port: int, seconds: float) -> None:
-    """Wait until a child listens.
+    """Wait until a process listens on a port.
 
     Raises:
-        SilotuneError: it ended, or does not listen in time.
+        SilotuneError: it ended, or does not listen after `seconds`.
     """
     until = time.monotonic() + seconds
     while time.monotonic() < until:

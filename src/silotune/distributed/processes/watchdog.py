@@ -1,9 +1,9 @@
-"""Takes a family of processes down: on request, or when whoever started them is gone, even by `kill -9`.
+"""Watchdog: ends a group of processes on request, or when the process that started them is gone, even by `kill -9`.
 
-Processes are told apart by a random token in their environment. Their children inherit it, also those that Flower
-starts in sessions of their own. `python -m silotune.distributed.processes.watchdog` reads the token from its standard
-input and waits there; when the other end closes, it ends every process with the token. Linux only; elsewhere process
-groups are ended instead.
+A random token in the environment identifies the group. Children inherit it, including those that Flower starts in
+sessions of their own. `python -m silotune.distributed.processes.watchdog` reads the token from its standard input and
+waits; when the other end closes, it ends every process with the token. Linux only; elsewhere the supervisor ends
+operating-system process groups instead.
 """
 
 from __future__ import annotations
@@ -23,26 +23,30 @@ _LONGEST = 20.0
 
 
 def process_group(token: str) -> list[int]:
-    """The ids of all living processes of a family, but this one."""
+    """Return the ids of all running processes with a token, except this one."""
     wanted = f"{TOKEN}={token}".encode()
-    found = []
+    processes = []
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             if int(entry.name) != os.getpid() and wanted in (entry / "environ").read_bytes().split(b"\0"):
-                found.append(int(entry.name))
-    return found
+                processes.append(int(entry.name))
+    return processes
 
 
-def end(token: str, grace: float = _GRACE) -> list[int]:
-    """End a family: first asked, after `grace` seconds forced. What is still there after a while, if anything."""
+def end_process_group(token: str, grace: float = _GRACE) -> list[int]:
+    """End all processes with a token: SIGTERM, and SIGKILL after `grace` seconds.
+
+    Returns:
+        The processes that still run after another 20 seconds.
+    """
     _signal(process_group(token), signal.SIGTERM)
     forced = time.monotonic() + grace
     until = forced + _LONGEST
-    while (left := process_group(token)) and time.monotonic() < until:
+    while (remaining := process_group(token)) and time.monotonic() < until:
         if time.monotonic() >= forced:
-            _signal(left, signal.SIGKILL)
+            _signal(remaining, signal.SIGKILL)
         time.sleep(0.05)
-    return left
+    return remaining
 
 
 def _signal(processes: list[int], number: signal.Signals) -> None:
@@ -52,13 +56,13 @@ def _signal(processes: list[int], number: signal.Signals) -> None:
 
 
 def main() -> None:
-    """Wait for the end of standard input, then end the family."""
+    """Wait for the end of standard input, then end the group."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     token = sys.stdin.readline().strip()
     if token:
         sys.stdin.read()
-        end(token)
+        end_process_group(token)
 
 
 if __name__ == "__main__":

@@ -1,1 +1,7 @@
-"""Messages between coordinator and silos: frames, handshake, agreement on the configuration."""
+"""What coordinator and silos send each other.
+
+- `frames`: a JSON header and blobs of bytes, on sockets and in Flower's messages; the protocol's number
+- `handshake`: each side's identity, compared before round 1 and with every request
+- `agreement`: the configuration without local paths, and its comparison with the one agreed on
+- `disclosure`: the metrics and scores that may leave a silo, and the coordinator's check of them
+"""

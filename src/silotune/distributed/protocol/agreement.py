@@ -1,4 +1,4 @@
-"""The configuration as it travels: what all parties must run alike, without anybody's paths."""
+"""The configuration as it is sent to silos: everything that all parties must run alike, without local paths."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from silotune.config.partition import PartitionConfig
 from silotune.errors import InputError
 from silotune.methods import METHODS
 
-_RULES = ("merge", "ratio", "seed", "rows_per_silo", "train_rows", "validation_rows", "test_rows")
+_SPLIT_KEYS = ("merge", "ratio", "seed", "rows_per_silo", "train_rows", "validation_rows", "test_rows")
 """The keys of `data` by which a silo splits its own rows."""
 
-_OWN = {"backbone", "start", "precision", "federation", "description"}
-"""What parties say for themselves, or what is compared apart."""
+_PER_PARTY = {"backbone", "start", "precision", "federation", "description"}
+"""Keys that differ between parties, or that the handshake compares in another form."""
 
 
 def check_federated(config: Config) -> None:
-    """Refuse what cannot be done without bringing silos' rows together.
+    """Refuse configurations that need the rows of several silos in one place.
 
     Raises:
         InputError: naming the key.
@@ -39,20 +39,23 @@ def check_federated(config: Config) -> None:
 
 
 def wire_config(config: Config, silos: Iterable[str]) -> str:
-    """A resolved configuration as YAML for the silos.
+    """Write a resolved configuration as YAML for the silos.
 
     Args:
-        config: with precision settled.
-        silos: the names of all.
+        config: the run's, with precision resolved.
+        silos: names of all silos.
+
+    Returns:
+        YAML without local paths and without the secret's file name.
     """
-    rules = {key: getattr(config.data, key) for key in _RULES}
+    splits = {key: getattr(config.data, key) for key in _SPLIT_KEYS}
     update: dict[str, Any] = {
         "backbone": Path(config.backbone).name,
         "start": None if config.start is None else Path(config.start).name,
         "threads": None,
         "privacy": config.privacy.model_copy(update={"secret": config.privacy.secret and "own"}),
         "silos": [],
-        "data": DataConfig(**rules),
+        "data": DataConfig(**splits),
         "partition": PartitionConfig(),
         "federation": config.federation.model_copy(update={"silos": sorted(silos), "labelled": None}),
     }
@@ -60,22 +63,24 @@ def wire_config(config: Config, silos: Iterable[str]) -> str:
 
 
 def parse_wire_config(text: str) -> Config:
-    """A configuration that arrived.
+    """Parse a configuration that `wire_config` wrote.
 
     Raises:
-        InputError: if it is none.
+        InputError: the text is not a valid configuration.
     """
     return validated(parse_tree(text, "of the coordinator"))
 
 
-def check_agreed(found: Config, agreed: Config) -> None:
-    """Refuse a configuration that is not the one agreed on.
+def check_agreed(config: Config, agreed: Config) -> None:
+    """Refuse a configuration that differs from the one agreed on.
 
     Raises:
         InputError: naming the first key that differs.
     """
-    one, other = (parse_wire_config(wire_config(config, ["silo"])) for config in (found, agreed))
-    here, there = (config.model_dump(mode="json", exclude=_OWN) for config in (one, other))
-    for key in here:
-        if here[key] != there[key]:
-            raise InputError(f"configuration: {key} is {here[key]!r}, agreed on was {there[key]!r}")
+    values, agreed_values = (
+        parse_wire_config(wire_config(side, ["silo"])).model_dump(mode="json", exclude=_PER_PARTY)
+        for side in (config, agreed)
+    )
+    for key in values:
+        if values[key] != agreed_values[key]:
+            raise InputError(f"configuration: {key} is {values[key]!r}, agreed on was {agreed_values[key]!r}")

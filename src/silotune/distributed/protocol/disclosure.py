@@ -1,4 +1,4 @@
-"""The numbers that a silo may say: which of them leave it, and what a coordinator takes for them."""
+"""Disclosure of numbers: filters what leaves a silo, and validates what a coordinator receives."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from silotune.methods.base import LOGGED
 
 COUNTS = ("rows", "steps", "real_tokens", "padded_tokens")
-"""The numbers of a training that follow from how many rows a silo has."""
+"""Training metrics that follow from a silo's row count; shared only where `rows` is."""
 
 _SCORES = ("validation", "test")
 
@@ -23,39 +23,42 @@ _NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
 
 
 def filter_metrics(metrics: Mapping[str, Any], share: Collection[str]) -> dict[str, Any]:
-    """A training's numbers, without those that are not shared.
+    """Keep the training metrics that the silo shares.
 
     Args:
-        metrics: what a local round says.
+        metrics: a local round's metrics.
         share: as `SiloSettings.share`.
+
+    Returns:
+        The metrics whose kind is shared; unknown names count as losses.
     """
     kinds = {"seconds": "seconds", **dict.fromkeys(COUNTS, "rows")}
     return {name: value for name, value in metrics.items() if kinds.get(name, "loss") in share}
 
 
 def filter_scores(scores: Mapping[str, Any], share: Collection[str]) -> dict[str, Any]:
-    """A silo's scores and row counts, without those that are not shared."""
+    """Keep the scores and row counts that the silo shares."""
     return {name: value for name, value in scores.items() if name in (*_SCORES, "rows") and name in share}
 
 
-def validate_metrics(said: object) -> bool:
-    """Whether these are a training's numbers: finite, with names that the events do not use for something else."""
-    if not isinstance(said, dict) or len(said) > _MOST_NUMBERS:
+def validate_metrics(metrics: object) -> bool:
+    """Return whether a reply's metrics are finite numbers under names that events do not use otherwise."""
+    if not isinstance(metrics, dict) or len(metrics) > _MOST_NUMBERS:
         return False
-    for name, value in said.items():
-        counted = name in COUNTS or name == "seconds"
-        if not _NAME.fullmatch(str(name)) or (name in LOGGED and not counted and name != "loss"):
+    for name, value in metrics.items():
+        is_count = name in COUNTS or name == "seconds"
+        if not _NAME.fullmatch(str(name)) or (name in LOGGED and not is_count and name != "loss"):
             return False
-        if type(value) not in (int, float) or not abs(value) <= _LARGEST or (counted and value < 0):
+        if type(value) not in (int, float) or not abs(value) <= _LARGEST or (is_count and value < 0):
             return False
     return True
 
 
-def validate_scores(said: object) -> bool:
-    """Whether these are scores (between 0 and 100, or missing) and row counts per split; and nothing else."""
-    if not isinstance(said, dict) or not said.keys() <= {*_SCORES, "rows"}:
+def validate_scores(entry: object) -> bool:
+    """Return whether an entry holds only scores (0 to 100, or None) and row counts per split."""
+    if not isinstance(entry, dict) or not entry.keys() <= {*_SCORES, "rows"}:
         return False
-    scores, rows = [said.get(name) for name in _SCORES], said.get("rows")
+    scores, rows = [entry.get(name) for name in _SCORES], entry.get("rows")
     if not all(score is None or (type(score) in (int, float) and 0 <= score <= 100) for score in scores):
         return False
     if rows is None:

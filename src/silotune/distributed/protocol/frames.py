@@ -1,8 +1,8 @@
 """Frames: a JSON header and named blobs of bytes, in Flower's messages and on a worker's socket. Nothing is unpickled.
 
-A frame is `SLT1`, the header's length (4 bytes), the header, and the blobs one after another; the header says their
-names and sizes. On a socket the whole frame's length (8 bytes) comes first. This module is read by the ClientApp, which
-starts anew for every message: it imports nothing that is slow.
+A frame consists of `SLT1`, the header's length (4 bytes), the header, and the concatenated blobs; the header lists
+their names and sizes. On a socket the frame's length (8 bytes) comes first. The ClientApp imports this module and
+starts anew for every message, so imports here must be fast.
 """
 
 from __future__ import annotations
@@ -30,33 +30,33 @@ LARGEST_HEADER = 16 * 2**20
 LARGEST_FRAME = 8 * 2**30
 
 PATIENCE = 24 * 3600.0
-"""Seconds that a ClientApp waits for its worker, where nothing else is said: longer than any round."""
+"""Default for the seconds that a ClientApp waits for its worker: longer than any round."""
 
 
 class ProtocolError(Exception):
-    """Bytes that are no frame, or a peer that closed, or is too slow."""
+    """The bytes are not a frame, or the peer closed the connection or is too slow."""
 
 
 @dataclass(frozen=True)
 class Frame:
-    """A message: what it is (`kind`), its fields, and blobs."""
+    """A message: its kind, its fields (JSON values), and its blobs by name."""
 
     kind: str
     fields: dict[str, Any] = field(default_factory=dict)
     blobs: dict[str, bytes] = field(default_factory=dict)
 
     def encode(self) -> bytes:
-        """The frame's bytes."""
-        sizes = {name: len(self.blobs[name]) for name in sorted(self.blobs)}  # in the order that the header has
+        """Return the frame as bytes."""
+        sizes = {name: len(self.blobs[name]) for name in sorted(self.blobs)}  # the header's order
         header = json.dumps({"kind": self.kind, "fields": self.fields, "blobs": sizes}, sort_keys=True).encode()
         return b"".join([MAGIC, struct.pack(">I", len(header)), header, *(self.blobs[name] for name in sizes)])
 
 
 def decode(data: bytes) -> Frame:
-    """A frame from its bytes.
+    """Read a frame from its bytes.
 
     Raises:
-        ProtocolError: for anything else.
+        ProtocolError: the bytes are not a whole frame.
     """
     kind, fields, sizes, start = _read_header(data)
     blobs = {}
@@ -67,7 +67,7 @@ def decode(data: bytes) -> Frame:
 
 
 def peek_kind(data: bytes) -> str:
-    """The kind of a frame, from its header alone; blobs are not copied.
+    """Return a frame's kind from its header alone; blobs are not copied.
 
     Raises:
         ProtocolError: as `decode`.
@@ -76,7 +76,7 @@ def peek_kind(data: bytes) -> str:
 
 
 def _read_header(data: bytes) -> tuple[str, dict[str, Any], dict[str, int], int]:
-    """Kind, fields, sizes of the blobs by name, and the offset of the first blob."""
+    """Return kind, fields, sizes of the blobs by name, and the offset of the first blob."""
     if len(data) < 8 or data[:4] != MAGIC:
         raise ProtocolError("not a silotune frame")
     (length,) = struct.unpack(">I", data[4:8])
@@ -106,7 +106,10 @@ def receive(connection: socket.socket, until: float | None = None) -> bytes:
 
     Args:
         connection: a stream socket.
-        until: the moment (of `time.monotonic`) at which the reader gives up; None: never.
+        until: deadline on the clock of `time.monotonic`; None: no deadline.
+
+    Returns:
+        The frame's bytes.
 
     Raises:
         ProtocolError: the peer closed or is too slow, or the frame is too large.
@@ -118,14 +121,14 @@ def receive(connection: socket.socket, until: float | None = None) -> bytes:
 
 
 def _receive_exactly(connection: socket.socket, count: int, until: float | None) -> bytes:
-    """Memory grows with what arrives, not with what is announced."""
+    """Read in chunks, so that a forged length cannot allocate memory."""
     chunks: list[bytes] = []
     while count:
         if until is not None:
-            left = until - time.monotonic()
-            if left <= 0:
+            remaining = until - time.monotonic()
+            if remaining <= 0:
                 raise ProtocolError("no answer in time")
-            connection.settimeout(left)
+            connection.settimeout(remaining)
         try:
             chunk = connection.recv(min(count, 2**20))
         except TimeoutError as error:
@@ -140,10 +143,18 @@ def _receive_exactly(connection: socket.socket, count: int, until: float | None)
 
 
 def ask_worker(path: str | Path, request: bytes, patience: float = PATIENCE) -> bytes:
-    """Send a request to the worker behind a Unix socket; its answer's bytes.
+    """Send a request to the worker behind a Unix socket and wait for its reply.
+
+    Args:
+        path: of the socket.
+        request: a frame's bytes.
+        patience: seconds until the reply must be complete.
+
+    Returns:
+        The reply's bytes.
 
     Raises:
-        ProtocolError: no worker is there, it ended, or it is too slow.
+        ProtocolError: no worker listens, it ended, or it is too slow.
     """
     until = time.monotonic() + patience
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
@@ -160,11 +171,11 @@ def ask_worker(path: str | Path, request: bytes, patience: float = PATIENCE) -> 
         return receive(connection, until)
 
 
-def mapping(values: Mapping[str, Any], *names: str) -> list[Any]:
-    """The values of these names.
+def require_fields(values: Mapping[str, Any], *names: str) -> list[Any]:
+    """Return the values of these names.
 
     Raises:
-        ProtocolError: if one is missing.
+        ProtocolError: one of them is missing.
     """
     missing = [name for name in names if name not in values]
     if missing:
@@ -173,5 +184,5 @@ def mapping(values: Mapping[str, Any], *names: str) -> list[Any]:
 
 
 def state_name(number: int, final: bool = False) -> str:
-    """A state's name: the round after which it is."""
+    """Return the name of a silo's state after a round, or after the final phases that follow it."""
     return f"{number:04d}{'-final' if final else ''}"

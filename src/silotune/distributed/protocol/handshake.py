@@ -1,4 +1,4 @@
-"""Before round 1 both sides say what they run. A silo with another version, backbone or method is refused by name."""
+"""Handshake: both sides send their identity; a silo with another protocol, version, backbone or method is refused."""
 
 from __future__ import annotations
 
@@ -29,12 +29,23 @@ _LARGEST_PROTOCOL = 10**6
 
 
 class HandshakeRefused(InputError):
-    """The two sides do not run the same."""
+    """The silo's identity differs from the coordinator's."""
 
 
 @dataclass(frozen=True)
 class Identity:
-    """What one side runs. `shapes`: the shared tensors; None while the silos' tasks are not known yet."""
+    """What one side runs.
+
+    Args:
+        version: of silotune.
+        config: sha256 of the configuration as it is sent.
+        backbone: sha256 of the weights.
+        tokenizer: sha256, as `tokenizer_digest`.
+        precision: of the backbone.
+        method: id.
+        shapes: shapes of the shared tensors; None until the silos' tasks are known.
+        protocol: number of the message format.
+    """
 
     version: str
     config: str
@@ -46,17 +57,17 @@ class Identity:
     protocol: int = PROTOCOL
 
     def fields(self) -> dict[str, Any]:
-        """As plain values, for a frame."""
+        """Return the identity as plain values for a frame."""
         return asdict(self)
 
     @classmethod
     def of(cls, config: Config, text: str, backbone: Backbone) -> Identity:
-        """One's own.
+        """Return this process's identity, without shapes.
 
         Args:
             config: the run's.
-            text: the configuration as it travels.
-            backbone: loaded.
+            text: the configuration as it is sent.
+            backbone: the loaded one.
         """
         return cls(
             version=__version__,
@@ -69,10 +80,10 @@ class Identity:
 
     @classmethod
     def read(cls, fields: object) -> Identity:
-        """From plain values.
+        """Parse an identity from a frame.
 
         Raises:
-            HandshakeRefused: if they are something else.
+            HandshakeRefused: a field is missing, unexpected or of another type.
         """
         if not isinstance(fields, dict) or fields.keys() != {*_COMPARED_FIELDS, "shapes", "protocol"}:
             raise HandshakeRefused("identity: not what a silotune party says of itself")
@@ -92,7 +103,7 @@ class Identity:
 
 @dataclass(frozen=True)
 class Hello:
-    """What a silo says of itself before round 1. `texts`: how many a row has."""
+    """A silo's reply to the greeting: its name, identity, task, and the number of texts in a row."""
 
     silo: str
     identity: Identity
@@ -101,83 +112,82 @@ class Hello:
 
     @classmethod
     def read(cls, frame: Frame) -> Hello:
-        """From the frame that came.
+        """Parse a silo's reply to the greeting.
 
         Raises:
-            HandshakeRefused: naming the silo, and the field that is missing or something else; or why the silo itself
-                refuses.
+            HandshakeRefused: naming the silo and the missing or invalid field, or the silo's own reason to refuse.
         """
-        said, silo = frame.fields, f"silo {str(frame.fields.get('silo'))[:80]!r}"
+        fields, silo = frame.fields, f"silo {str(frame.fields.get('silo'))[:80]!r}"
         if frame.kind != "hello":
-            reason = str(said.get("reason", f"answered the greeting with {frame.kind[:20]!r}"))
+            reason = str(fields.get("reason", f"answered the greeting with {frame.kind[:20]!r}"))
             raise HandshakeRefused(reason if silo in reason else f"{silo}: {reason}")
         for name in ("identity", "task", "texts"):
-            if name not in said:
+            if name not in fields:
                 raise HandshakeRefused(f"{silo}: a hello without {name!r}")
-        check_protocol(str(said.get("silo"))[:80], PROTOCOL, protocol_of(said["identity"]))
+        check_protocol(str(fields.get("silo"))[:80], PROTOCOL, protocol_of(fields["identity"]))
         try:
-            identity = Identity.read(said["identity"])
+            identity = Identity.read(fields["identity"])
         except HandshakeRefused as refusal:
             raise HandshakeRefused(f"{silo}: {refusal}") from refusal
         try:
-            task = read_task(said["task"])
+            task = read_task(fields["task"])
         except ValueError as error:
             raise HandshakeRefused(f"{silo}: task: does not say what its task is") from error
-        texts = said["texts"]
+        texts = fields["texts"]
         if type(texts) is not int or not 1 <= texts <= 2:
             raise HandshakeRefused(f"{silo}: texts: a row has one or two (it says {str(texts)[:80]!r})")
-        return cls(str(said["silo"]), identity, task, texts)
+        return cls(str(fields["silo"]), identity, task, texts)
 
 
 def protocol_of(identity: object) -> int | None:
-    """The protocol number in an identity's plain values; None if there is none."""
+    """Return the protocol number in an identity's plain values; None if there is none."""
     number = identity.get("protocol") if isinstance(identity, dict) else None
     return number if type(number) is int and 0 <= number <= _LARGEST_PROTOCOL else None
 
 
-def check_protocol(silo: str, coordinators: int | None, its: int | None) -> None:
+def check_protocol(silo: str, coordinators: int | None, silos: int | None) -> None:
     """Compare protocol numbers, before anything else of an identity is read: its fields may differ with the number.
 
     Args:
         silo: the silo's name, for the message.
         coordinators: the coordinator's number; None if it sent none.
-        its: the silo's number; None if it sent none.
+        silos: the silo's number; None if it sent none.
 
     Raises:
         HandshakeRefused: naming the silo and both numbers.
     """
-    if coordinators != its or its is None:
-        theirs, ours = ("none" if number is None else number for number in (its, coordinators))
+    if coordinators != silos or silos is None:
+        actual, expected = ("none" if number is None else number for number in (silos, coordinators))
         raise HandshakeRefused(
-            f"silo {silo!r}: identity: protocol {theirs}, the coordinator's: {ours}; install the same silotune on both "
-            "sides (an identity without a number is of a silotune from before protocol 1)"
+            f"silo {silo!r}: identity: protocol {actual}, the coordinator's: {expected}; install the same silotune on "
+            "both sides (an identity without a number is of a silotune from before protocol 1)"
         )
 
 
-def check_identity(silo: str, coordinators: Identity, its: Identity) -> None:
+def check_identity(silo: str, coordinators: Identity, silos: Identity) -> None:
     """Compare a silo's identity with the coordinator's.
 
     Args:
         silo: the silo's name, for the message.
-        coordinators: the coordinator's.
-        its: the silo's.
+        coordinators: the coordinator's identity.
+        silos: the silo's identity.
 
     Raises:
         HandshakeRefused: naming the silo, the first difference, and both values.
     """
-    for name, called in _COMPARED_FIELDS.items():
-        one, other = getattr(coordinators, name), getattr(its, name)
-        if one != other:
+    for name, label in _COMPARED_FIELDS.items():
+        expected, actual = getattr(coordinators, name), getattr(silos, name)
+        if expected != actual:
             raise HandshakeRefused(
-                f"silo {silo!r}: another {called}: {_short(other)}, the coordinator's: {_short(one)}"
+                f"silo {silo!r}: another {label}: {_short(actual)}, the coordinator's: {_short(expected)}"
             )
-    if coordinators.shapes is None or its.shapes is None:
+    if coordinators.shapes is None or silos.shapes is None:
         return
-    for name in sorted({*coordinators.shapes, *its.shapes}):
-        here, there = coordinators.shapes.get(name), its.shapes.get(name)
-        if here != there:
+    for name in sorted({*coordinators.shapes, *silos.shapes}):
+        wanted, shape = coordinators.shapes.get(name), silos.shapes.get(name)
+        if wanted != shape:
             raise HandshakeRefused(
-                f"silo {silo!r}: other part shapes: {name!r} is {_shape(there)}, the coordinator's: {_shape(here)}"
+                f"silo {silo!r}: other part shapes: {name!r} is {_shape(shape)}, the coordinator's: {_shape(wanted)}"
             )
 
 
@@ -190,19 +200,19 @@ def _shape(shape: tuple[int, ...] | None) -> str:
 
 
 def text_digest(text: str) -> str:
-    """sha256 of a text."""
+    """Return the sha256 of a text."""
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def tokenizer_digest(backbone: Backbone) -> str:
-    """sha256 of all that decides how texts become ids; what a call leaves behind (truncation, padding) is not in it."""
+    """Return the sha256 of the tokenizer; truncation and padding are left out, because calls change them."""
     tokenizer: Any = backbone.tokenizer
     fast = getattr(tokenizer, "backend_tokenizer", None)
     if fast is not None:
-        made = json.loads(fast.to_str())
+        content = json.loads(fast.to_str())
         for name in ("truncation", "padding"):
-            made.pop(name, None)
+            content.pop(name, None)
     else:
-        made = tokenizer.get_vocab()
+        content = tokenizer.get_vocab()
     special = {name: str(token) for name, token in tokenizer.special_tokens_map.items()}
-    return text_digest(json.dumps([type(tokenizer).__name__, made, special], sort_keys=True))
+    return text_digest(json.dumps([type(tokenizer).__name__, content, special], sort_keys=True))

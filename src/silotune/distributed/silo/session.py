@@ -17,7 +17,7 @@ from silotune.communication.messages import read_broadcast, with_rows
 from silotune.core.tensors import State, flatten
 from silotune.distributed.protocol.agreement import parse_wire_config, wire_config
 from silotune.distributed.protocol.disclosure import filter_metrics, filter_scores
-from silotune.distributed.protocol.frames import PROTOCOL, Frame, ProtocolError, decode, mapping, state_name
+from silotune.distributed.protocol.frames import PROTOCOL, Frame, ProtocolError, decode, require_fields, state_name
 from silotune.distributed.protocol.handshake import (
     HandshakeRefused,
     Identity,
@@ -99,7 +99,7 @@ class Session:
         return Frame(kind, {"silo": self.local.name, "reason": reason}).encode()
 
     def _answer(self, request: Frame) -> Frame:
-        run, text, said = mapping(request.fields, "run", "config", "identity")
+        run, text, said = require_fields(request.fields, "run", "config", "identity")
         check_protocol(self.local.name, protocol_of(said), PROTOCOL)
         theirs = Identity.read(said)
         if theirs.version != __version__:
@@ -130,8 +130,8 @@ class Session:
 
     def _train(self, federation: Federation, store: StateStore, request: Frame) -> Frame:
         """A local round, or the final phases; the same question gets the same answer, without training twice."""
-        number, base, keep = mapping(request.fields, "round", "base", "keep")
-        (broadcast,) = mapping(request.blobs, "broadcast")
+        number, base, keep = require_fields(request.fields, "round", "base", "keep")
+        (broadcast,) = require_fields(request.blobs, "broadcast")
         final = request.kind == "final"
         name = state_name(int(number), final)
         judge = bool(request.fields.get("judge")) and not final
@@ -177,8 +177,8 @@ class Session:
 
     def _score(self, federation: Federation, store: StateStore, request: Frame) -> Frame:
         """Scores of the aggregated shared parts with this silo's own private ones; computed once, as `_train`."""
-        number, base, splits = mapping(request.fields, "round", "base", "splits")
-        (broadcast,) = mapping(request.blobs, "broadcast")
+        number, base, splits = require_fields(request.fields, "round", "base", "splits")
+        (broadcast,) = require_fields(request.blobs, "broadcast")
         name, chosen = scores_name(int(number)), [str(split) for split in splits]
         asked = self._question(request, base=str(base), splits=",".join(chosen), share=",".join(self.local.share))
         known = store.answered(name, asked)
