@@ -1,25 +1,99 @@
-"""silotune: federated parameter-efficient fine-tuning of language models across data silos."""
+"""silotune: federated parameter-efficient fine-tuning of language models across data silos.
+
+Everything in `__all__` is public. Other names may move in a minor release.
+"""
 
 from __future__ import annotations
 
-from importlib import import_module
+from typing import TYPE_CHECKING
 
 from silotune.errors import InputError, SilotuneError
 from silotune.version import __version__
 
-__all__ = ["InputError", "PersonalModel", "Run", "SilotuneError", "__version__", "load_run", "read_config", "run"]
+if TYPE_CHECKING:
+    from silotune.communication.aggregation import register_aggregation
+    from silotune.communication.uplink import register_codec
+    from silotune.config import Config
+    from silotune.experiments.compare import compare
+    from silotune.methods import (
+        Method,
+        MethodOptions,
+        Part,
+        Phase,
+        Step,
+        frozen,
+        previous,
+        private,
+        received,
+        register_method,
+        shared,
+    )
+    from silotune.models.heads import Head, register_head
+    from silotune.models.tuners import Tuner, TunerOptions, register_tuner
+    from silotune.runs.build.resolve import read_config
+    from silotune.runs.load import load_run
+    from silotune.runs.personal_model import PersonalModel, Prediction
+    from silotune.runs.run import Run, run
 
-_FROM = {
-    "PersonalModel": "silotune.runs.personal_model",
-    "Run": "silotune.runs.run",
+__all__ = [
+    "Config",
+    "Head",
+    "InputError",
+    "Method",
+    "MethodOptions",
+    "Part",
+    "PersonalModel",
+    "Phase",
+    "Prediction",
+    "Run",
+    "SilotuneError",
+    "Step",
+    "Tuner",
+    "TunerOptions",
+    "__version__",
+    "compare",
+    "frozen",
+    "load_run",
+    "previous",
+    "private",
+    "read_config",
+    "received",
+    "register_aggregation",
+    "register_codec",
+    "register_head",
+    "register_method",
+    "register_tuner",
+    "run",
+    "shared",
+]
+
+_METHOD_NAMES = ("Method", "MethodOptions", "Part", "Phase", "Step", "frozen", "previous", "private", "received")
+
+_MODULES = {
+    **dict.fromkeys((*_METHOD_NAMES, "register_method", "shared"), "silotune.methods"),
+    **dict.fromkeys(("Tuner", "TunerOptions", "register_tuner"), "silotune.models.tuners"),
+    **dict.fromkeys(("Head", "register_head"), "silotune.models.heads"),
+    **dict.fromkeys(("PersonalModel", "Prediction"), "silotune.runs.personal_model"),
+    **dict.fromkeys(("Run", "run"), "silotune.runs.run"),
+    "Config": "silotune.config",
+    "compare": "silotune.experiments.compare",
     "load_run": "silotune.runs.load",
     "read_config": "silotune.runs.build.resolve",
-    "run": "silotune.runs.run",
+    "register_aggregation": "silotune.communication.aggregation",
+    "register_codec": "silotune.communication.uplink",
 }
+"""Public name → the module that it is imported from on first use: importing torch takes seconds."""
 
+if not TYPE_CHECKING:  # a type checker would take any name for an attribute
 
-def __getattr__(name: str) -> object:
-    """Load what trains only when it is asked for: importing torch takes seconds."""
-    if name not in _FROM:
-        raise AttributeError(f"module 'silotune' has no attribute {name!r}")
-    return getattr(import_module(_FROM[name]), name)
+    def __getattr__(name: str) -> object:
+        """Import a public name on first use."""
+        from importlib import import_module
+
+        if name not in _MODULES:
+            raise AttributeError(f"module 'silotune' has no attribute {name!r}")
+        value = globals()[name] = getattr(import_module(_MODULES[name]), name)
+        return value
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__})

@@ -129,20 +129,15 @@ def _trials(found: Sweep, trials: Sequence[Trial]) -> Table:
 
 
 def _show(found: Comparison, out: Path) -> None:
-    from silotune.experiments.report.entries import ReportEntry, read_run
-    from silotune.experiments.report.html_page import write_report
+    from silotune.experiments.compare import entries_of, write_results
     from silotune.experiments.report.significance import NOTE, paired_tests
-    from silotune.experiments.report.table_files import write_tables
     from silotune.experiments.report.tables_by_method import as_terminal, cost_table, score_table
 
-    cells = {row: [cell for cell in found.cells if cell.row == row] for row in found.rows}
-    entries = [ReportEntry(row, tuple(read_run(out / cell.folder) for cell in own)) for row, own in cells.items()]
-    ddof = found.ddof
+    entries, ddof = entries_of(found, out), found.ddof
     console.print(as_terminal(score_table(entries, ddof), console.width))
     console.print(as_terminal(cost_table(entries), console.width))
     for pair in (pairs := paired_tests(entries)):
         say(f"{pair.best} − {pair.other}: {pair.difference:+.2f} points, p = {pair.p:.3g} ({pair.pairs} pairs)")
     if pairs:
         say(NOTE)
-    written = [*write_tables(entries, out, ddof), write_report(entries, out / "report.html", ddof=ddof)]
-    say(f"wrote {', '.join(str(path) for path in written)}")
+    say(f"wrote {', '.join(str(path) for path in write_results(entries, out, ddof))}")

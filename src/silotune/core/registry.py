@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from importlib.metadata import EntryPoint, entry_points
 from types import ModuleType
 from typing import TypeVar
@@ -36,6 +36,7 @@ class Registry(Mapping[str, T]):
         """The class that registered classes must extend; None: any object."""
         self._aliases = dict(aliases)
         self._entries: dict[str, T] = {}
+        self._built_in: Callable[[], Mapping[str, T]] | None = None
         self._loaded = False
         self._lock = threading.RLock()
 
@@ -57,13 +58,14 @@ class Registry(Mapping[str, T]):
             )
         if self.base is not None and not (isinstance(value, type) and issubclass(value, self.base)):
             raise InputError(f"{self.kind} {name!r}: must be a subclass of {self.base.__name__} (got {value!r})")
+        self._load_built_in()
         if name in self.reserved or name in self._aliases or self._entries.get(name, value) is not value:
             raise InputError(f"{self.kind} {name!r}: there is one of this name already; choose another name")
         self._entries[name] = value
 
-    def provide(self, objects: Mapping[str, T]) -> None:
-        """Add the built-in objects, in the order in which they are listed."""
-        self._entries = {**objects, **self._entries}
+    def provide(self, load: Callable[[], Mapping[str, T]]) -> None:
+        """Let `load` bring the built-in objects, in the order of listing, when the first name is looked up."""
+        self._built_in = load
 
     def canonical(self, name: str) -> str:
         """The name behind an alias; any other name as it is."""
@@ -86,6 +88,7 @@ class Registry(Mapping[str, T]):
 
     def __getitem__(self, name: str) -> T:
         name = self.canonical(name)
+        self._load_built_in()
         if name not in self._entries and name not in self.reserved:
             self._load_entry_points()
         return self._entries[name]
@@ -98,7 +101,14 @@ class Registry(Mapping[str, T]):
         self._load_entry_points()
         return len(self._entries)
 
+    def _load_built_in(self) -> None:
+        with self._lock:
+            if self._built_in is not None:
+                load, self._built_in = self._built_in, None
+                self._entries = {**load(), **self._entries}
+
     def _load_entry_points(self) -> None:
+        self._load_built_in()
         with self._lock:
             if self._loaded:
                 return

@@ -1,47 +1,56 @@
-"""The algorithms. A new one is a file here and a line in `METHODS`."""
+"""The methods, and all that a method file imports.
+
+A method is a class that extends `Method` in one file that reads like its paper: `parts` (named sets of tensors, each
+shared or private), `phases` (which parts train, under which views, on which loss), `prediction` (the mix that answers).
+Sampling, messages, checkpoints and engines are the same for all methods. `docs/adding-a-method.md` walks through one.
+
+A built-in method is a file here and an entry of `catalog.py`. A method from outside calls `register_method`, or its
+package names it as an entry point of group `silotune.methods`.
+"""
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TypeVar
 
 from silotune.config import registries
 from silotune.core.registry import Registry
-from silotune.methods.base import Method, MethodOptions, Phase, PredictionMix, Setting, Step
-from silotune.methods.centralized import Centralized
-from silotune.methods.ditto import Ditto
-from silotune.methods.fedap import FedAP, FedLR
-from silotune.methods.fedavg import FedAvg, FedAvgFull
-from silotune.methods.feddpa import FedDPAF, FedDPAT
-from silotune.methods.fedfame import FedFAME
-from silotune.methods.fedit import FedIT
-from silotune.methods.fedlora import FedLoRA
-from silotune.methods.fedmatch import FedMatch
-from silotune.methods.fedmcp import FedMCP
-from silotune.methods.fedper import FedPer
-from silotune.methods.fedprompt import FedPrompt
-from silotune.methods.fedprox import FedProx
-from silotune.methods.fedrep import FedRep
-from silotune.methods.local import Local
-from silotune.methods.moon import MOON
-from silotune.models.forward.mixing import previous, received
-
-_ALL: tuple[type[Method], ...] = (
-    *(Local, Centralized, FedAvg, FedAvgFull, FedProx),
-    *(FedAP, FedLR, MOON, FedRep, FedPer, FedMatch, Ditto, FedMCP, FedFAME, FedPrompt),
-    *(FedIT, FedLoRA, FedDPAF, FedDPAT),
+from silotune.core.tensors import State, Tensors
+from silotune.methods.base import (
+    GLOBAL,
+    HEAD,
+    PRIVATE,
+    Method,
+    MethodOptions,
+    Phase,
+    PredictionMix,
+    Setting,
+    Step,
+    proximal,
 )
+from silotune.methods.instance_weighting import InstanceWeighting, Representation, Similarity
+from silotune.methods.parts import Part, Scalar, Scope, private, shared
+from silotune.methods.similarity import SIMILARITIES, model_contrast
+from silotune.methods.supervised import Supervised, SupervisedOptions
+from silotune.models.forward.mixing import Mix, frozen, previous, received
+from silotune.models.heads.projection import Projection
 
 METHODS: Registry[type[Method]] = registries.METHODS
 
 METHODS.base = Method
 
-METHODS.provide({method.name: method for method in _ALL})
+
+def _built_in() -> dict[str, type[Method]]:
+    """Imported on first use: the files of methods import from here."""
+    return {method.name: method for method in import_module("silotune.methods.catalog").BUILT_IN}
 
 
-Kind = TypeVar("Kind", bound=type[Method])
+METHODS.provide(_built_in)
+
+MethodClass = TypeVar("MethodClass", bound=type[Method])
 
 
-def register_method(method: Kind) -> Kind:
+def register_method(method: MethodClass) -> MethodClass:
     """Make a method known in this process, under its `name`; also a decorator of its class.
 
     Processes that a run starts know it if their script or an entry point of group `silotune.methods` registers it.
@@ -54,14 +63,35 @@ def register_method(method: Kind) -> Kind:
 
 
 __all__ = [
+    "GLOBAL",
+    "HEAD",
     "METHODS",
+    "PRIVATE",
+    "SIMILARITIES",
+    "InstanceWeighting",
     "Method",
     "MethodOptions",
+    "Mix",
+    "Part",
     "Phase",
     "PredictionMix",
+    "Projection",
+    "Representation",
+    "Scalar",
+    "Scope",
     "Setting",
+    "Similarity",
+    "State",
     "Step",
+    "Supervised",
+    "SupervisedOptions",
+    "Tensors",
+    "frozen",
+    "model_contrast",
     "previous",
+    "private",
+    "proximal",
     "received",
     "register_method",
+    "shared",
 ]

@@ -7,8 +7,20 @@ from typing import cast
 from pydantic import Field
 from torch import Tensor
 
-from silotune.methods.base import GLOBAL, PRIVATE, Method, MethodOptions, Phase, PredictionMix, Step, proximal
-from silotune.methods.parts import Part, Scope, private, shared
+from silotune.methods import (
+    GLOBAL,
+    PRIVATE,
+    Method,
+    MethodOptions,
+    Part,
+    Phase,
+    PredictionMix,
+    Scope,
+    Step,
+    private,
+    proximal,
+    shared,
+)
 
 
 class DittoOptions(MethodOptions):

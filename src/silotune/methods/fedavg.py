@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from silotune.methods.base import GLOBAL
-from silotune.methods.parts import Scope
-from silotune.methods.supervised import Supervised
+from silotune.methods import GLOBAL, Scope, Supervised
 
 
 class FedAvg(Supervised):

@@ -7,12 +7,23 @@ from typing import Literal, cast
 from pydantic import Field
 from torch import Tensor
 
-from silotune.methods.base import GLOBAL, HEAD, PRIVATE, Phase, PredictionMix, Step
+from silotune.methods import (
+    GLOBAL,
+    HEAD,
+    PRIVATE,
+    InstanceWeighting,
+    Mix,
+    Part,
+    Phase,
+    PredictionMix,
+    Representation,
+    Similarity,
+    Step,
+    private,
+    received,
+)
 from silotune.methods.fedit import FedIT, FedITOptions
 from silotune.methods.fedlora import FedLoRA
-from silotune.methods.instance_weighting import InstanceWeighting, Representation, Similarity
-from silotune.methods.parts import Part, private
-from silotune.models.forward.mixing import Mix, received
 
 _PAPER = "Yang et al. 2024, Dual-Personalizing Adapter for Federated Foundation Models (FedDPA)"
 

@@ -7,11 +7,22 @@ from typing import cast
 from pydantic import Field
 from torch import Tensor, nn
 
-from silotune.methods.base import GLOBAL, HEAD, Method, MethodOptions, Phase, PredictionMix, Setting, Step
-from silotune.methods.parts import Part, shared
-from silotune.methods.similarity import model_contrast
-from silotune.models.forward.mixing import previous, received
-from silotune.models.heads.projection import Projection
+from silotune.methods import (
+    GLOBAL,
+    HEAD,
+    Method,
+    MethodOptions,
+    Part,
+    Phase,
+    PredictionMix,
+    Projection,
+    Setting,
+    Step,
+    model_contrast,
+    previous,
+    received,
+    shared,
+)
 
 PROJECTION = "head_projection"
 

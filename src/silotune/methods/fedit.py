@@ -7,8 +7,7 @@ from typing import ClassVar, cast
 from pydantic import Field
 from torch import Tensor
 
-from silotune.methods.base import GLOBAL, HEAD, Method, MethodOptions, Phase, PredictionMix, Step, proximal
-from silotune.methods.parts import Part, shared
+from silotune.methods import GLOBAL, HEAD, Method, MethodOptions, Part, Phase, PredictionMix, Step, proximal, shared
 
 
 class FedITOptions(MethodOptions):

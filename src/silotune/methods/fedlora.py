@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from silotune.methods.base import GLOBAL, HEAD, PRIVATE, Phase, PredictionMix, Step
+from silotune.methods import GLOBAL, HEAD, PRIVATE, Part, Phase, PredictionMix, Scope, Step, private
 from silotune.methods.fedit import FedIT
-from silotune.methods.parts import Part, Scope, private
 
 
 class FedLoRA(FedIT):

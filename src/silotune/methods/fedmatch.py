@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from silotune.methods.base import GLOBAL, HEAD, PRIVATE, Method, Phase, PredictionMix, Step
-from silotune.methods.parts import Part, private, shared
-from silotune.models.forward.mixing import Mix
+from silotune.methods import GLOBAL, HEAD, PRIVATE, Method, Mix, Part, Phase, PredictionMix, Step, private, shared
 
 FULL: Mix = {GLOBAL: 0.5, PRIVATE: 0.5}
 

@@ -7,10 +7,21 @@ from typing import Literal, cast
 from pydantic import Field
 from torch import Tensor
 
-from silotune.methods.base import GLOBAL, PRIVATE, Method, MethodOptions, Phase, PredictionMix, Step
-from silotune.methods.parts import Part, private, shared
-from silotune.methods.similarity import SIMILARITIES
-from silotune.models.forward.mixing import Mix, received
+from silotune.methods import (
+    GLOBAL,
+    PRIVATE,
+    SIMILARITIES,
+    Method,
+    MethodOptions,
+    Mix,
+    Part,
+    Phase,
+    PredictionMix,
+    Step,
+    private,
+    received,
+    shared,
+)
 
 FULL: Mix = {GLOBAL: 0.5, PRIVATE: 0.5}  # section IV-B
 

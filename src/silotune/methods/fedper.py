@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from silotune.methods import Part, private
 from silotune.methods.fedavg import FedAvg
-from silotune.methods.parts import Part, private
 
 
 class FedPer(FedAvg):

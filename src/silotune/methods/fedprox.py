@@ -7,9 +7,8 @@ from typing import cast
 from pydantic import Field
 from torch import Tensor
 
-from silotune.methods.base import Step, proximal
+from silotune.methods import Step, SupervisedOptions, proximal
 from silotune.methods.fedavg import FedAvg
-from silotune.methods.supervised import SupervisedOptions
 
 
 class FedProxOptions(SupervisedOptions):

@@ -6,9 +6,8 @@ from typing import cast
 
 from pydantic import Field
 
-from silotune.methods.base import HEAD, Phase
+from silotune.methods import HEAD, Phase, SupervisedOptions
 from silotune.methods.fedper import FedPer
-from silotune.methods.supervised import SupervisedOptions
 
 
 class FedRepOptions(SupervisedOptions):

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from silotune.methods.base import PRIVATE
-from silotune.methods.parts import Part, Scope
-from silotune.methods.supervised import Supervised
+from silotune.methods import PRIVATE, Part, Scope, Supervised
 
 
 class Local(Supervised):

@@ -7,11 +7,8 @@ from typing import Literal, cast
 from pydantic import Field
 from torch import Tensor
 
-from silotune.methods.base import HEAD, Phase, Step
+from silotune.methods import HEAD, Mix, Phase, Step, SupervisedOptions, model_contrast, previous, received
 from silotune.methods.fedavg import FedAvg
-from silotune.methods.similarity import model_contrast
-from silotune.methods.supervised import SupervisedOptions
-from silotune.models.forward.mixing import Mix, previous, received
 
 
 class MOONOptions(SupervisedOptions):

@@ -17,7 +17,7 @@ HEADS: Registry[type[Head]] = registries.HEADS
 
 HEADS.base = Head
 
-HEADS.provide({head.name: head for head in _ALL})
+HEADS.provide(lambda: {head.name: head for head in _ALL})
 
 
 Kind = TypeVar("Kind", bound=type[Head])

@@ -22,7 +22,7 @@ TUNERS: Registry[type[Tuner]] = registries.TUNERS
 
 TUNERS.base = Tuner
 
-TUNERS.provide({tuner.name: tuner for tuner in _ALL})
+TUNERS.provide(lambda: {tuner.name: tuner for tuner in _ALL})
 
 
 Kind = TypeVar("Kind", bound=type[Tuner])

@@ -1,0 +1,66 @@
+"""A comparison from configuration to tables, as `silotune compare` makes them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from silotune.core.files import make_folder
+from silotune.errors import OR_RESUME, require_unused
+from silotune.experiments.comparison import Comparison, read_comparison
+from silotune.experiments.report.entries import ReportEntry, read_run
+from silotune.experiments.report.html_page import write_report
+from silotune.experiments.report.table_files import write_tables
+from silotune.experiments.runner import run_cells
+
+
+def compare(
+    source: str,
+    *overrides: str,
+    methods: Sequence[str] = (),
+    seeds: Sequence[int] = (),
+    out: str | Path,
+    resume: bool = False,
+    workers: int = 1,
+) -> dict[str, dict[str, Any]]:
+    """Run several methods over several seeds; write their runs, `table.csv` and `report.html`.
+
+    Args:
+        source: preset name or path of a YAML file.
+        overrides: `key=value` words of every run, or of the comparison (`std.ddof=0`).
+        methods: ids; none: those of the source.
+        seeds: one run of every method for each; none: those of the source.
+        out: the folder for all of it; must be new or empty unless `resume`.
+        resume: continue an interrupted comparison; no finished run is repeated.
+        workers: processes that runs are spread over.
+
+    Returns:
+        The summary of every run, by the name of its folder (`<method>-<seed>`).
+
+    Raises:
+        InputError: for any run whose configuration cannot work, before any training.
+        Diverged: naming the runs that diverged, once all others are finished.
+    """
+    folder = Path(out)
+    if not resume:
+        require_unused(folder, "--out", OR_RESUME)
+    own = [f"methods={','.join(methods)}"] if methods else []
+    own += [f"seeds={','.join(map(str, seeds))}"] if seeds else []
+    comparison = read_comparison(source, [*overrides, *own])
+    make_folder(folder, f"--out {folder}")
+    comparison.write(folder)
+    summaries = run_cells(comparison.cells, folder, workers=workers)
+    write_results(entries_of(comparison, folder), folder, comparison.ddof)
+    return summaries
+
+
+def entries_of(comparison: Comparison, folder: Path) -> list[ReportEntry]:
+    """The finished runs of a comparison, one entry per row of its table."""
+    cells = {row: [cell for cell in comparison.cells if cell.row == row] for row in comparison.rows}
+    return [ReportEntry(row, tuple(read_run(folder / cell.folder) for cell in of_row)) for row, of_row in cells.items()]
+
+
+def write_results(entries: Sequence[ReportEntry], folder: Path, ddof: int) -> list[Path]:
+    """Write the tables and the report; returns their paths."""
+    return [*write_tables(entries, folder, ddof), write_report(entries, folder / "report.html", ddof=ddof)]

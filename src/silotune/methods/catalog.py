@@ -1,0 +1,27 @@
+"""The built-in methods, in the order in which they are listed."""
+
+from __future__ import annotations
+
+from silotune.methods import Method
+from silotune.methods.centralized import Centralized
+from silotune.methods.ditto import Ditto
+from silotune.methods.fedap import FedAP, FedLR
+from silotune.methods.fedavg import FedAvg, FedAvgFull
+from silotune.methods.feddpa import FedDPAF, FedDPAT
+from silotune.methods.fedfame import FedFAME
+from silotune.methods.fedit import FedIT
+from silotune.methods.fedlora import FedLoRA
+from silotune.methods.fedmatch import FedMatch
+from silotune.methods.fedmcp import FedMCP
+from silotune.methods.fedper import FedPer
+from silotune.methods.fedprompt import FedPrompt
+from silotune.methods.fedprox import FedProx
+from silotune.methods.fedrep import FedRep
+from silotune.methods.local import Local
+from silotune.methods.moon import MOON
+
+BUILT_IN: tuple[type[Method], ...] = (
+    *(Local, Centralized, FedAvg, FedAvgFull, FedProx),
+    *(FedAP, FedLR, MOON, FedRep, FedPer, FedMatch, Ditto, FedMCP, FedFAME, FedPrompt),
+    *(FedIT, FedLoRA, FedDPAF, FedDPAT),
+)
