@@ -66,9 +66,9 @@ def test_compare_with_one_worker_and_two(words, tmp_path) -> None:
         out = tmp_path / f"compared-{workers}"
         more = [word for word in OUTSIDE if not word.startswith("method=")]
         summaries = silotune.compare(
-            "demo", *words, *more, methods=["half-fedavg", "centralized"], seeds=[1, 2], out=out, workers=workers
+            "demo", *words, *more, methods=["half-fedavg", "centralized"], seeds=[1], out=out, workers=workers
         )
-        assert set(summaries) == {"half-fedavg-1", "half-fedavg-2", "centralised-1", "centralised-2"}
+        assert set(summaries) == {"half-fedavg-1", "centralised-1"}
         assert (out / "table.csv").read_text().count("half-fedavg") == 3
         assert (out / "report.html").is_file()
         config = yaml.safe_load((out / "half-fedavg-1" / "config.yaml").read_text())
@@ -77,6 +77,7 @@ def test_compare_with_one_worker_and_two(words, tmp_path) -> None:
     assert found[1] == found[2]
 
 
+@pytest.mark.long
 def test_workers_of_one_run(words, tmp_path) -> None:
     digests = {
         silotune.run("demo", *words, *OUTSIDE, out=tmp_path / f"{workers}", workers=workers).summary["state_sha256"]

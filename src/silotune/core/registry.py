@@ -146,7 +146,7 @@ class Names(Collection[str]):
         return isinstance(name, str) and (name in self._registry.reserved or name in self._registry)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(dict.fromkeys((*self._registry.reserved, *self._registry)))
+        return iter(dict.fromkeys((*self._registry.reserved, *sorted(self._registry))))
 
     def __len__(self) -> int:
         return len(list(iter(self)))

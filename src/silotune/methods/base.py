@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 import torch
+from pydantic import ConfigDict
 from torch import Tensor
 
 from silotune.config.section import Section
@@ -154,8 +155,10 @@ class PredictionMix:
         return self.mix if self.weighting is None or alpha is None else self.weighting.mix(alpha)
 
 
-class MethodOptions(Section, frozen=True):
+class MethodOptions(Section):
     """A method's own options (`method.*`); each method extends it."""
+
+    model_config = ConfigDict(frozen=True)
 
 
 class Method(ABC):
@@ -166,6 +169,8 @@ class Method(ABC):
     Options: ClassVar[type[MethodOptions]] = MethodOptions
     defaults: ClassVar[Mapping[str, object]] = {}
     """Settings the method brings along (`{"tuner": "lora"}`), below what a user says."""
+    tuners: ClassVar[tuple[str, ...] | None] = None
+    """The tuners that the method is defined for; None: all."""
     centralized: ClassVar[bool] = False
     """Whether all silos' rows are put into one training silo."""
     unlabelled: ClassVar[bool] = False

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from silotune.core.tensors import State
+from silotune.errors import InputError
 from silotune.methods.base import Method, Phase
 from silotune.methods.instance_weighting import INSTANCES, InstanceWeighting
 from silotune.methods.parts import Part, Scope
@@ -46,6 +48,31 @@ def check_method(method: Method) -> None:
         raise ValueError(f"method {method.name}: the prediction names an unknown head {prediction.head!r}")
     if prediction.weighting is not None:
         _check_weighting(method, parts, prediction.weighting)
+
+
+def check_shared(method: Method, shared: State) -> None:
+    """Check that a silo sends something of every shared part.
+
+    A head without tensors may be shared beside other parts: there is one for all silos.
+
+    Args:
+        method: the method.
+        shared: the initial tensors of its shared parts.
+
+    Raises:
+        InputError: naming the part without tensors.
+    """
+    parts = method.parts()
+    heads = {name: module for name in shared if isinstance(module := parts[name].module, Head)}
+    empty = [name for name, tensors in shared.items() if not tensors and name not in heads]
+    if not empty and len(heads) == len(shared) and not any(head.has_tensors for head in heads.values()):
+        empty = list(heads)
+    if empty:
+        kind = "head" if empty[0] in heads else "tuner" if isinstance(parts[empty[0]].module, Tuner) else "module"
+        raise InputError(
+            f"method {method.name}: its shared part {empty[0]!r} has no tensors to send "
+            f"({kind} {parts[empty[0]].module.name}); choose another {kind}"
+        )
 
 
 def _check_weighting(method: Method, parts: dict[str, Part], weighting: InstanceWeighting) -> None:

@@ -17,7 +17,7 @@ from silotune.data.cohort_batches import CohortMicroBatch, cut_jointly, own_micr
 from silotune.data.tasks import Task
 from silotune.methods.base import Method, Phase, Step, previous_tensors
 from silotune.methods.parts import Part, Scope
-from silotune.methods.validation import check_method
+from silotune.methods.validation import check_method, check_shared
 from silotune.models.backbone.backbone import Backbone
 from silotune.models.forward.activation_cache import ActivationCache
 from silotune.models.forward.mixing import Mix, MixEntry, can_share_forward, parse_name, resolve_weights
@@ -63,13 +63,19 @@ class TrainingContext:
     # -- initial states ----------------------------------------------------------------------------------------------
 
     def initial_shared(self, silos: Iterable[Silo]) -> State:
-        """Return the shared parts before round 1, equal in all silos."""
+        """Return the shared parts before round 1, equal in all silos.
+
+        Raises:
+            InputError: a shared part has no tensors.
+        """
         tasks = {rows.task.name: rows.task for silo in silos for rows in silo.train.values()}
-        return {
+        shared = {
             name: self._init(name, part, tasks.values())
             for name, part in self.parts.items()
             if part.scope is Scope.SHARED
         }
+        check_shared(self.method, shared)
+        return shared
 
     def state_of(self, silo: Silo) -> SiloState:
         """Return the silo's state; before its first participation, the one derived from the seed."""

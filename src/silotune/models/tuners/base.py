@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
+from pydantic import ConfigDict
 from torch import Tensor, nn
 
 from silotune.config.section import Section
@@ -25,8 +26,10 @@ Weight = float | Tensor
 """The weight of a part in a mix: one number, or a tensor of shape (rows,) for one weight per row."""
 
 
-class TunerOptions(Section, frozen=True):
+class TunerOptions(Section):
     """Options common to all tuners; each tuner extends it by its own."""
+
+    model_config = ConfigDict(frozen=True)
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ import torch
 from pydantic import BaseModel, ValidationError
 
 from silotune.config import Choice, Config, input_error, load_config
+from silotune.errors import InputError
 from silotune.methods import METHODS, Method, Setting
 from silotune.methods.parts import Scope
 from silotune.models.backbone.backbone import Backbone
@@ -98,6 +99,9 @@ def make_method(config: Config) -> Method:
         InputError: for an unknown method or tuner, or options they do not have.
     """
     method, tuner = METHODS.find(config.method.name), TUNERS.find(config.tuner.name)
+    if method.tuners is not None and tuner.name not in method.tuners:
+        allowed = ", ".join(sorted(method.tuners))
+        raise InputError(f"tuner={tuner.name}: method {method.name} is not defined for it; allowed: {allowed}")
     setting = Setting(
         tuner=tuner(_options(tuner.Options, config.tuner, "tuner")),
         head=HEADS[config.head.name].make(config.head),

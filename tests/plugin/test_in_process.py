@@ -1,0 +1,186 @@
+"""What a script registers itself works in its process; what does not fit together is refused."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import pytest
+import torch
+
+import silotune
+from silotune import InputError, Phase, private, register_aggregation, register_codec, register_head, register_method
+from silotune.core.registry import Registry
+from silotune.methods import GLOBAL, HEAD, METHODS, PredictionMix, Scope, Supervised, shared
+from silotune.models.heads import Head
+from silotune.models.tuners import TUNERS, Tuner, TunerOptions
+
+pytestmark = pytest.mark.usefixtures("fresh_registries")
+
+
+class Late(Supervised):
+    """FedAvg, registered after everything is imported."""
+
+    name = "late"
+    paper = "none"
+    defaults: ClassVar = {"tuner": "lora", "tuner.r": 3, "rounds": 1}
+    tuners = ("lora", "bottleneck")
+    scope = Scope.SHARED
+    stem = GLOBAL
+
+
+class Empty(Tuner):
+    """Has no tensors."""
+
+    name = "empty"
+    Options = TunerOptions
+
+    def init(self, backbone, tasks, generator):
+        return {}
+
+    def act(self, backbone, mix, plan):
+        pass
+
+
+class Fixed(Head):
+    """Has no tensors either."""
+
+    name = "fixed"
+    has_tensors = False
+
+    def init(self, backbone, tasks, generator):
+        return {}
+
+    def logits(self, tensors, view, task):
+        return view["mean"][:, : len(task.labels)]
+
+
+class HeadAlone(Supervised):
+    """Shares its head alone."""
+
+    name = "head-alone"
+
+    def parts(self):
+        return {GLOBAL: private(self.setting.tuner), HEAD: shared(self.setting.head)}
+
+    def phases(self):
+        return [Phase("train", trains=(GLOBAL,), views={"full": {GLOBAL: 1}}, loss=self.loss)]
+
+    def prediction(self):
+        return PredictionMix({GLOBAL: 1})
+
+
+def tiny(tiny_config, *words: str) -> silotune.Config:
+    return tiny_config("fedavg", "train.steps=1", *words)
+
+
+def test_a_method_registered_late_runs_with_its_defaults(tiny_config, tmp_path) -> None:
+    assert register_method(Late) is Late
+    config = tiny(tiny_config, "method=late")
+    assert (config.tuner.name, config.tuner.options["r"]) == ("lora", 3)
+    finished = silotune.run(config, out=tmp_path / "run")
+    assert finished.summary["method"] == "late"
+    assert silotune.load_run(tmp_path / "run").summary == finished.summary
+
+
+def test_a_tuner_that_the_method_is_not_defined_for_is_refused(tiny_config) -> None:
+    register_method(Late)
+    assert tiny(tiny_config, "method=late", "tuner=bottleneck").tuner.name == "bottleneck"
+    with pytest.raises(InputError) as error:
+        tiny(tiny_config, "method=late", "tuner=prompt")
+    assert str(error.value) == "tuner=prompt: method late is not defined for it; allowed: bottleneck, lora"
+
+
+def test_a_shared_part_without_tensors_is_refused(tiny_config, tmp_path) -> None:
+    silotune.register_tuner(Empty)
+    register_head(Fixed)
+    register_method(HeadAlone)
+    for words, line in (
+        (
+            ("tuner=empty",),
+            "method fedavg: its shared part 'global' has no tensors to send (tuner empty); choose another tuner",
+        ),
+        (
+            ("method=head-alone", "head=fixed"),
+            "method head-alone: its shared part 'head' has no tensors to send (head fixed); choose another head",
+        ),
+    ):
+        with pytest.raises(InputError) as error:
+            silotune.run(tiny(tiny_config, *words), out=tmp_path / "run")
+        assert str(error.value) == line
+    silotune.run(tiny(tiny_config, "head=fixed", "head.scope=shared", "rounds=1"), out=tmp_path / "shared")
+
+
+def test_aggregations_and_codecs_as_functions_and_decorators(tiny_config, tmp_path) -> None:
+    @register_aggregation("first")
+    def first(updates):
+        return next(iter(updates)).tensors
+
+    assert register_aggregation("first-again", first) is first
+
+    @register_codec("negated")
+    class Negated:
+        draws = False
+
+        def layout(self, shape):
+            return {"": (shape, torch.float32)}
+
+        def encode(self, tensor, uniform=None):
+            return {"": -tensor.float()}
+
+        def decode(self, written, shape):
+            return -written[""]
+
+    found = {
+        words: silotune.run(tiny(tiny_config, *words, "rounds=1"), out=tmp_path / str(number)).summary
+        for number, words in enumerate(
+            (("aggregation=first",), ("aggregation=first-again",), ("aggregation=first", "uplink=negated"), ())
+        )
+    }
+    digests = [summary["shared_sha256"] for summary in found.values()]
+    assert digests[0] == digests[1] != digests[3]
+    assert digests[2] != digests[3]
+
+
+def test_names_are_unique() -> None:
+    register_method(Late)
+    assert register_method(Late) is Late
+    for register, thing, line in (
+        (register_method, type("Other", (Late,), {}), "method 'late': there is one of this name already"),
+        (register_method, type("Other", (Late,), {"name": "fedavg"}), "method 'fedavg': there is one of this name"),
+        (register_method, type("Other", (Late,), {"name": "centralized"}), "method 'centralized': there is one"),
+        (register_method, type("Other", (Late,), {"name": "a/b"}), "method 'a/b': cannot be a name; allowed: letters"),
+        (register_method, TUNERS["lora"], "method 'lora': must be a subclass of Method (got <class"),
+        (silotune.register_tuner, type("Other", (TUNERS["lora"],), {}), "tuner 'lora': there is one of this name"),
+        (register_head, Late, "head 'late': must be a subclass of Head"),
+        (lambda thing: register_aggregation("krum", thing), len, "aggregation 'krum': there is one of this name"),
+        (lambda thing: register_codec("int8", thing), Late, "codec 'int8': there is one of this name"),
+    ):
+        with pytest.raises(InputError) as error:
+            register(thing)
+        assert str(error.value).startswith(line)
+
+
+def test_a_registry_is_a_mapping_that_knows_aliases() -> None:
+    registry: Registry[int] = Registry("thing", reserved=("known",), aliases={"colour": "color"})
+    registry.provide(lambda: {"color": 1})
+    registry.register("late", 2)
+    assert dict(registry) == {"color": 1, "late": 2}
+    assert (registry["colour"], registry.find("colour"), registry.canonical("colour")) == (1, 1, "color")
+    assert list(registry.names) == ["known", "color", "late"]
+    assert len(registry.names) == 3
+    assert "known" in registry.names
+    assert "known" not in registry
+    with pytest.raises(InputError, match=r"unknown thing 'lat' \(did you mean 'late'\?\); allowed: color, known, late"):
+        registry.find("lat")
+    with pytest.raises(KeyError):
+        registry["lat"]
+
+
+def test_centralized_is_another_spelling_of_the_id(tiny_config, tmp_path) -> None:
+    config = tiny_config("centralized", "rounds=1", "train.steps=1")
+    assert config == tiny_config("centralised", "rounds=1", "train.steps=1")
+    assert config.method.name == "centralised"
+    assert silotune.run(config, out=tmp_path / "run").summary["method"] == "centralised"
+    assert "centralized" not in (tmp_path / "run" / "config.yaml").read_text()
+    own = tiny_config("centralized", "per_method.centralised.rounds=3", "per_method.centralized.seed=4")
+    assert (own.seed, METHODS["centralized"].name) == (4, "centralised")
