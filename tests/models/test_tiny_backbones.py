@@ -47,9 +47,9 @@ def test_any_text_can_be_encoded(family, backbone_folder):
 @pytest.mark.parametrize("method", METHODS)
 def test_federation_holds_the_tiny_rows(method, tiny_federation):
     federation = tiny_federation(method)
-    reported = {name: found for silo in federation.silos.values() for name, found in silo.evaluations.items()}
-    one = method in ONE_TASK
-    assert sorted(reported) == (["silo-1", "silo-2", "silo-3"] if one else list(TASKS))
-    assert sum(silo.rows for silo in federation.silos.values()) == ROWS["train"] * (1 if one else len(TASKS))
-    assert {len(found.test) for found in reported.values()} == {ROWS["test"]}
+    reported = {name: evaluation for silo in federation.silos.values() for name, evaluation in silo.evaluations.items()}
+    one_task = method in ONE_TASK
+    assert sorted(reported) == (["silo-1", "silo-2", "silo-3"] if one_task else list(TASKS))
+    assert sum(silo.rows for silo in federation.silos.values()) == ROWS["train"] * (1 if one_task else len(TASKS))
+    assert {len(evaluation.test) for evaluation in reported.values()} == {ROWS["test"]}
     assert torch.get_num_threads() == 1

@@ -45,9 +45,9 @@ def double_start(federation):
 def test_in_double_precision_a_round_is_the_same(method, sites, tiny_federation):
     words = (f"tuner.sites={sites}", "train.epochs=2", "train.batch_size=8")
     plain, cached = (double_start(doubled(tiny_federation(method, *words, *more))) for more in ((), (CACHED,)))
-    expected, found = one_round(plain), one_round(cached)
+    expected, cached_state = one_round(plain), one_round(cached)
     assert largest_difference(expected, plain.coordinator.shared | plain.context.state_of(None).private) > 1e-4
-    assert largest_difference(expected, found) < 1e-9
+    assert largest_difference(expected, cached_state) < 1e-9
     cache = cached.context.cache
     assert cache.misses == -(-len(cached.silos["gamma"].train["gamma"]) // GROUP)
     assert cache.hits > cache.misses
@@ -55,7 +55,7 @@ def test_in_double_precision_a_round_is_the_same(method, sites, tiny_federation)
 
 def test_to_the_bit_where_batches_are_the_groups(tiny_federation):
     """As many rows as a group holds, in one batch: the group's composition is the micro-batch's."""
-    found = []
+    states = []
     for more in ((), (CACHED,)):
         federation = tiny_federation("fedavg", *more)
         rows = federation.silos["gamma"].train["gamma"]
@@ -64,16 +64,16 @@ def test_to_the_bit_where_batches_are_the_groups(tiny_federation):
         if more:
             order = sorted(range(len(rows)), key=lambda row: (len(rows.ids[row]), row))
             batch = make_batch(rows, order[:GROUP], 0, 10**9)
-            again = tiny_federation("fedavg").context
+            uncached = tiny_federation("fedavg").context
             state = federation.coordinator.shared | federation.context.state_of(federation.silos["gamma"]).private
             mixes = {"full": federation.context.resolve(federation.method.prediction().mix, state, {}, {})}
             with torch.no_grad():
                 for _ in "12":  # computed, then found
                     (views,) = federation.context.views([batch], own_micro_batches(batch), [mixes])
-                    found.append(views["full"]["mean"])
-                found.append(views_of_batch(again.backbone, batch, mixes)["full"]["mean"])
-    assert torch.equal(found[0], found[2])
-    assert torch.equal(found[1], found[2])
+                    states.append(views["full"]["mean"])
+                states.append(views_of_batch(uncached.backbone, batch, mixes)["full"]["mean"])
+    assert torch.equal(states[0], states[2])
+    assert torch.equal(states[1], states[2])
 
 
 def test_what_is_kept_does_not_depend_on_history_or_room(tiny_federation):
@@ -100,18 +100,18 @@ def test_least_recently_used_groups_go_first(tiny_federation, monkeypatch):
     state = federation.coordinator.shared | training.state_of(federation.silos["gamma"]).private
     for batch in evaluation_batches(rows, 0):
         training.logits(state, batch)
-    whole, groups = cache.size, cache.misses
+    full_size, groups = cache.size, cache.misses
     assert groups == 2
-    assert whole == sum(
+    assert full_size == sum(
         kept.states.numel() * kept.states.element_size() for group in cache._groups.values() for kept in group.values()
     )
-    cache._limit = whole - 1
+    cache._limit = full_size - 1
     other = federation.silos["beta"].train["beta"]
     training.logits(
         federation.coordinator.shared | training.state_of(federation.silos["beta"]).private,
         next(evaluation_batches(other, 0)),
     )
-    assert cache.size <= whole - 1
+    assert cache.size <= full_size - 1
     assert set(cache._sets) == {key[0] for key in cache._groups}
     cache._limit = 0
     for batch in evaluation_batches(other, 0):

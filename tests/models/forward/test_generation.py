@@ -80,12 +80,12 @@ MIXES = {
 def test_batched_with_a_cache_is_row_by_row_without(family, mix):
     backbone, length = backbone_of(family), 9
     mixed = MIXES[mix](backbone)
-    found = generate_ids(backbone, prompts(family), mixed, GenerationOptions(1, length), rows_at_once=4)
+    answers = generate_ids(backbone, prompts(family), mixed, GenerationOptions(1, length), rows_at_once=4)
     compared = set()
     for row, prompt in enumerate(prompts(family)):
         expected, margin = by_full_forwards(family, prompt, of_row(mixed, row), length)
         assert margin > 1e-4, "the best two words are too near to each other to tell an error from rounding"
-        assert found[row] == expected
+        assert answers[row] == expected
         compared.add(tuple(expected))
     assert len(compared) > 1, "all rows write the same: the test would not see rows being confused"
 
@@ -105,18 +105,18 @@ def test_scores_of_every_step_are_those_of_whole_forwards(family, options):
     written = [[] for _ in ids]
     scores = decoding.first()
     for turn in ([0, 1, 2, 3, 4, 5], [5, 3, 3, 0, 1], [4, 2, 0]):
-        for place, row in enumerate(rows):
+        for position, row in enumerate(rows):
             begin = [0] if family == "t5" else []
-            own = {"input_ids": torch.tensor([ids[row] if family == "t5" else [*ids[row], *written[place]]])}
-            own["attention_mask"] = torch.ones_like(own["input_ids"])
+            inputs = {"input_ids": torch.tensor([ids[row] if family == "t5" else [*ids[row], *written[position]]])}
+            inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
             if family == "t5":
-                own["decoder_input_ids"] = torch.tensor([[*begin, *written[place]]])
-            states = backbone.encode(own, make_plan(backbone, of_row(mix, row)))
-            torch.testing.assert_close(scores[place], backbone.lm_head(states[0, -1]), atol=5e-5, rtol=1e-5)
+                inputs["decoder_input_ids"] = torch.tensor([[*begin, *written[position]]])
+            states = backbone.encode(inputs, make_plan(backbone, of_row(mix, row)))
+            torch.testing.assert_close(scores[position], backbone.lm_head(states[0, -1]), atol=5e-5, rtol=1e-5)
         decoding.select(torch.tensor(turn))
-        rows, written = [rows[place] for place in turn], [written[place] for place in turn]
-        tokens = [5 + place for place in range(len(turn))]
-        written = [[*one, token] for one, token in zip(written, tokens, strict=True)]
+        rows, written = [rows[position] for position in turn], [written[position] for position in turn]
+        tokens = [5 + position for position in range(len(turn))]
+        written = [[*tokens_so_far, token] for tokens_so_far, token in zip(written, tokens, strict=True)]
         scores = decoding.next(torch.tensor(tokens))
 
 
@@ -145,8 +145,8 @@ def test_answers_are_transformers_own(family, beams):
         assert tokenizer.eos_token_id == end
         ending = copy.copy(backbone)
         ending.tokenizer = tokenizer
-        found = generate_ids(ending, ids, [], GenerationOptions(beams, length), rows_at_once=4)
-        for prompt, answer in zip(ids, found, strict=True):
+        answers = generate_ids(ending, ids, [], GenerationOptions(beams, length), rows_at_once=4)
+        for prompt, answer in zip(ids, answers, strict=True):
             expected, stopped = theirs(family, prompt, beams, length, end)
             assert answer == expected
             ended += stopped
@@ -181,5 +181,5 @@ def test_states_of_generation_and_of_training_agree_with_padding_on_the_left():
             states = backbone.encode(dict(inputs), make_plan(backbone, by_row))
             ends = inputs["attention_mask"].sum(1) - 1
             expected = backbone.lm_head(states[torch.arange(len(ids)), ends])
-            found = start_decoding(backbone, ids, mix).first()[batch.rows]
-        torch.testing.assert_close(found, expected, atol=2e-5, rtol=1e-5)
+            scores = start_decoding(backbone, ids, mix).first()[batch.rows]
+        torch.testing.assert_close(scores, expected, atol=2e-5, rtol=1e-5)

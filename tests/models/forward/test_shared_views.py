@@ -49,13 +49,13 @@ def result(training, phase, batch, state, received, memory, together):
 def compare(federation, batch, state, received, memory):
     for phase in federation.context.phases:
         loss, expected = result(federation.context, phase, batch, state, received, memory, together=False)
-        found_loss, found = result(federation.context, phase, batch, state, received, memory, together=True)
-        assert found_loss == pytest.approx(loss, rel=1e-10, abs=1e-12)
-        assert found.keys() == expected.keys()
+        shared_loss, shared_gradients = result(federation.context, phase, batch, state, received, memory, together=True)
+        assert shared_loss == pytest.approx(loss, rel=1e-10, abs=1e-12)
+        assert shared_gradients.keys() == expected.keys()
         largest = max(float(gradient.abs().max()) for gradient in expected.values())
         assert largest > 1e-4
         for name, gradient in expected.items():
-            torch.testing.assert_close(found[name], gradient, rtol=1e-10, atol=1e-10 * largest, msg=name)
+            torch.testing.assert_close(shared_gradients[name], gradient, rtol=1e-10, atol=1e-10 * largest, msg=name)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -80,10 +80,10 @@ def test_in_float32_they_agree_to_rounding(tiny_federation):
     batch, training = some_rows(federation, silo), federation.context
     (phase,) = training.phases
     loss, expected = result(training, phase, batch, state, received, {}, together=False)
-    found_loss, found = result(training, phase, batch, state, received, {}, together=True)
-    assert found_loss == pytest.approx(loss, rel=1e-5)
+    shared_loss, shared_gradients = result(training, phase, batch, state, received, {}, together=True)
+    assert shared_loss == pytest.approx(loss, rel=1e-5)
     for name, gradient in expected.items():
-        torch.testing.assert_close(found[name], gradient, rtol=1e-3, atol=1e-5)
+        torch.testing.assert_close(shared_gradients[name], gradient, rtol=1e-3, atol=1e-5)
 
 
 class Calls:
@@ -113,7 +113,7 @@ def test_what_lies_below_the_first_adapter_is_computed_once(tiny_federation):
     (phase,) = training.phases
     assert set(phase.views) == {"full", "global", "received", "private"}
     rows = [len(inputs["input_ids"]) for inputs in batch.micro]
-    found = {}
+    counts = {}
     for together in (False, True):
         calls = Calls(
             training.backbone,
@@ -127,16 +127,16 @@ def test_what_lies_below_the_first_adapter_is_computed_once(tiny_federation):
             else:
                 for mix in mixes.values():
                     view_of_batch(training.backbone, batch, mix)
-        found[together] = counter.get_total_flops(), calls.close()
-    assert Counter(found[True][1]["last"]) == Counter([4 * number for number in rows])  # without gradient: one forward
-    assert sorted(found[False][1]["last"]) == sorted(4 * rows)
+        counts[together] = counter.get_total_flops(), calls.close()
+    assert Counter(counts[True][1]["last"]) == Counter([4 * number for number in rows])  # without gradient: one forward
+    assert sorted(counts[False][1]["last"]) == sorted(4 * rows)
     # query, key, value and output of the first block's attention, its scores and their use: once instead of four times
     width = training.backbone.hidden_size
     shared = sum(
         8 * width * width * inputs["input_ids"].numel() + 4 * width * number * inputs["input_ids"].shape[1] ** 2
         for number, inputs in zip(rows, batch.micro, strict=True)
     )
-    assert found[False][0] - found[True][0] == 3 * shared
+    assert counts[False][0] - counts[True][0] == 3 * shared
 
 
 def test_constant_views_take_from_the_trained_ones(tiny_federation):
@@ -187,10 +187,10 @@ def test_a_weight_of_its_own_for_each_row_goes_with_its_row(tiny_federation):
     tuner = training.parts["global"].module
     draws = torch.Generator().manual_seed(1)
     weight = torch.rand(len(batch), generator=draws, dtype=torch.float64)
-    own, other = state["global"], state["private"]
+    global_part, private_part = state["global"], state["private"]
     mixes = {
-        "rows": [MixEntry(tuner, own, weight), MixEntry(tuner, other, 1 - weight)],
-        "one": [MixEntry(tuner, own, 1)],
+        "rows": [MixEntry(tuner, global_part, weight), MixEntry(tuner, private_part, 1 - weight)],
+        "one": [MixEntry(tuner, global_part, 1)],
     }
     views = views_of_batch(training.backbone, batch, mixes)
     for name, mix in mixes.items():
@@ -200,12 +200,12 @@ def test_a_weight_of_its_own_for_each_row_goes_with_its_row(tiny_federation):
 def test_rounds_are_the_same_bits_again(tiny_federation):
     from silotune.core.tensors import digest, flatten
 
-    found = set()
+    digests = set()
     for _ in "12":
         federation = tiny_federation("fedmcp")
         outcome = federation.trainer.rounds([federation.silos["gamma"]], federation.coordinator.shared, 1)[0]
-        found.add(digest(flatten(outcome.state)))
-    assert len(found) == 1
+        digests.add(digest(flatten(outcome.state)))
+    assert len(digests) == 1
 
 
 def test_rig_and_training_see_the_same_views(tiny_federation):

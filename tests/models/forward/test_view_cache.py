@@ -29,22 +29,22 @@ def rounds(tiny_federation, monkeypatch):
         training = federation.context
         chosen = list(federation.silos.values())[:silos]
         shared = training.initial_shared(chosen)
-        found = []
+        outcomes = []
         for number in (1, 2):
             results = LocalTrainer(training).rounds(chosen, shared, number)
             for silo, result in zip(chosen, results, strict=True):
                 kept = {name: result.state[name] for name in training.parts if name not in shared}
                 silo.state = type(training.state_of(silo))(kept, result.memory)
-            shared = {name: {key: 0.9 * one for key, one in results[0].state[name].items()} for name in shared}
-            found += [(result.metrics.get("loss", 0.0), flatten(result.state)) for result in results]
-        return found
+            shared = {name: {key: 0.9 * tensor for key, tensor in results[0].state[name].items()} for name in shared}
+            outcomes += [(result.metrics.get("loss", 0.0), flatten(result.state)) for result in results]
+        return outcomes
 
     return run
 
 
-def assert_alike(found, expected):
-    assert len(found) == len(expected)
-    for (loss, state), (other_loss, other) in zip(found, expected, strict=True):
+def assert_alike(outcomes, expected):
+    assert len(outcomes) == len(expected)
+    for (loss, state), (other_loss, other) in zip(outcomes, expected, strict=True):
         assert loss == pytest.approx(other_loss, rel=1e-9)
         assert state.keys() == other.keys()
         for name, tensor in other.items():
@@ -55,18 +55,18 @@ def assert_alike(found, expected):
 def test_kept_is_computed_again(method, rounds, monkeypatch):
     """SGD, which does not make steps of rounding."""
     words = ["train.optimizer=sgd", "train.lr=0.1"]
-    found = rounds(method, *words)
+    outcomes = rounds(method, *words)
     monkeypatch.setattr(training_module, "constant_views", lambda *_: frozenset())
-    assert_alike(found, rounds(method, *words))
+    assert_alike(outcomes, rounds(method, *words))
 
 
 @pytest.mark.parametrize("method", WITH)
 def test_in_cohorts(method, rounds, monkeypatch):
     silos = 1 if method in ONE_TASK else 3
     words = ["train.optimizer=sgd", "train.lr=0.1"]
-    found = rounds(method, *words, silos=silos)
+    outcomes = rounds(method, *words, silos=silos)
     monkeypatch.setattr(training_module, "constant_views", lambda *_: frozenset())
-    assert_alike(found, rounds(method, *words, silos=silos))
+    assert_alike(outcomes, rounds(method, *words, silos=silos))
 
 
 @pytest.mark.parametrize("method", WITH)
@@ -126,9 +126,9 @@ def test_rows_that_were_not_seen_are_not_known(tiny_federation):
     batch, other = make_batch(rows, [3, 1, 2], 0), make_batch(rows, [1, 4], 0)
     values = torch.arange(3.0).unsqueeze(1)
     anchors.put("received", batch, slice(0, 3), {"mean": values})
-    place = {row: float(values[at]) for at, row in enumerate(batch.rows.tolist())}
-    again = anchors.get("received", make_batch(rows, [2, 3], 0), slice(0, 2))
-    assert again is not None
-    assert again["mean"].flatten().tolist() == [place[row] for row in make_batch(rows, [2, 3], 0).rows.tolist()]
+    value_of = {row: float(values[at]) for at, row in enumerate(batch.rows.tolist())}
+    cached = anchors.get("received", make_batch(rows, [2, 3], 0), slice(0, 2))
+    assert cached is not None
+    assert cached["mean"].flatten().tolist() == [value_of[row] for row in make_batch(rows, [2, 3], 0).rows.tolist()]
     assert anchors.get("received", other, slice(0, 2)) is None
     assert anchors.get("previous", batch, slice(0, 3)) is None
