@@ -1,7 +1,7 @@
 """Backbones as shapes: made from a configuration alone, without weights or tokenizer.
 
-The tensors are PyTorch's fake tensors: shapes and types without storage (as on the meta device), on which all code of
-the package runs unchanged, LLaMA-7B included.
+Their tensors are PyTorch's fake tensors, which have shapes and types but no storage (as on the meta device). All code
+of the package runs on them unchanged, for LLaMA-7B too.
 """
 
 from __future__ import annotations
@@ -29,11 +29,13 @@ class Shape:
     """A backbone without weights.
 
     Args:
-        backbone: over fake tensors; to be used under `mode`.
+        backbone: over fake tensors; used under `mode`.
         mode: the fake tensors' mode.
-        parameters: of the base transformer as checkpoints have it, its pooler included where the family has one.
-        pooler: those of the pooler among them, which no head here reads.
-        language_model: parameters of the whole language model (masked, encoder–decoder or causal), tied ones once.
+        parameters: number of parameters of the base transformer in checkpoints, with the pooler of families that have
+            one.
+        pooler: parameters of the pooler, which no head here reads.
+        language_model: parameters of the whole language model (masked, encoder–decoder or causal), tied ones counted
+            once; 0 without one.
     """
 
     backbone: Backbone
@@ -43,15 +45,15 @@ class Shape:
     language_model: int
 
     def bare(self, head: str, head_parameters: int) -> int:
-        """Parameters of the bare model with its head, which full fine-tuning trains.
+        """Count the parameters of the bare model with its head, which full fine-tuning trains.
 
-        The papers' fine-tuned models are transformers' own classes. `linear` stands on the pooler where the family
-        has one and `mlp` takes the pooler's place, so that on BERT and RoBERTa both are the sequence classifier;
-        heads over the vocabulary are the language model.
+        The papers' fine-tuned models are classes of transformers. A `linear` head reads the pooler where the family has
+        one, and an `mlp` head replaces the pooler, so that both are the sequence classifier on BERT and RoBERTa. Heads
+        over the vocabulary are the language model.
 
         Args:
-            head: the head's kind.
-            head_parameters: of one head.
+            head: the head's name.
+            head_parameters: number of parameters of one head.
         """
         if head in LANGUAGE_MODEL_HEADS:
             return self.language_model
@@ -59,18 +61,18 @@ class Shape:
 
 
 def shape_names() -> list[str]:
-    """The shapes that come with the package."""
+    """List the values of `backbone` for shapes that the package has."""
     entries = (resources.files("silotune") / "shapes").iterdir()
     return sorted(PREFIX + entry.name.removesuffix(".json") for entry in entries if entry.name.endswith(".json"))
 
 
 @cache
 def load_shape(name: str) -> Shape:
-    """The shape behind a `backbone` value.
+    """Make the shape of a `backbone` value.
 
     Args:
-        name: `shape:NAME`, the path of a `config.json` or of a folder with one, `default`, or a hub id (of which only
-            the configuration is read).
+        name: `shape:NAME`, the path of a `config.json` or of a folder with one, `default`, or a hub id; the
+            configuration alone is read.
 
     Raises:
         InputError: if there is no such configuration, or transformers does not know its model.
@@ -79,15 +81,15 @@ def load_shape(name: str) -> Shape:
 
     silence_transformers()
     config = _config(name)
-    kind: Any = AutoModel  # its annotations do not hold under strict checking
+    auto_class: Any = AutoModel  # its annotations do not hold under strict checking
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     with mode:
         try:
-            model = kind.from_config(config, attn_implementation="eager")
+            model = auto_class.from_config(config, attn_implementation="eager")
         except Exception as error:
             raise _no_configuration(name, error) from error
         parameters, pooler = _count(model), _count(getattr(model, "pooler", None))
-        # no tokenizer: nothing here reads text
+        # no tokenizer: shapes are never given text
         backbone = Backbone(model, cast(Any, None), precision="fp32", shape_only=True, name=name)
     return Shape(backbone, mode, parameters, pooler, _language_model(config))
 
@@ -122,25 +124,25 @@ def _config(name: str) -> Any:
 
 
 def _no_configuration(name: str, error: Exception) -> InputError:
-    """The library raises many kinds; all mean the same to a user."""
+    """One message for the many exceptions that transformers raises."""
     reason = " ".join(str(error).split())[:160]
     return InputError(f"backbone: {name} is no configuration that transformers knows ({reason})")
 
 
 def _language_model(config: Any) -> int:
-    """Parameters of the language model of a configuration; 0 where transformers has none."""
+    """Count the parameters of a configuration's language model; 0 where transformers has none."""
     from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, AutoModelForSeq2SeqLM
 
-    kinds: tuple[Any, ...] = (AutoModelForMaskedLM, AutoModelForCausalLM)
-    for kind in (AutoModelForSeq2SeqLM,) if config.is_encoder_decoder else kinds:
+    auto_classes: tuple[Any, ...] = (AutoModelForMaskedLM, AutoModelForCausalLM)
+    for auto_class in (AutoModelForSeq2SeqLM,) if config.is_encoder_decoder else auto_classes:
         try:
             with torch.device("meta"):
-                return _count(kind.from_config(config))
+                return _count(auto_class.from_config(config))
         except ValueError:
             continue
     return 0
 
 
 def _count(module: torch.nn.Module | None) -> int:
-    """Parameters of a module, tied ones once."""
+    """Count the parameters of a module, tied ones once."""
     return 0 if module is None else sum(parameter.numel() for parameter in module.parameters())

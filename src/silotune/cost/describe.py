@@ -1,4 +1,4 @@
-"""What a method consists of and what leaves a silo, as `silotune parts` prints it."""
+"""The parts of a method with their sizes, and a sentence on what leaves a silo (`silotune parts`)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,14 @@ EXAMPLE_TASK = Task("task", ("no", "yes"))
 
 
 def describe(method: str, overrides: list[str]) -> dict[str, Any]:
-    """A method's parts with their sizes, and a sentence on what leaves a silo.
+    """Describe a method on the demo's setting.
+
+    Args:
+        method: its id.
+        overrides: `key=value` words.
+
+    Returns:
+        `method`, `backbone`, `parts` (a list of name, module, scope and sizes) and `leaves`, the sentence.
 
     Raises:
         InputError: for an unknown method or a bad option.

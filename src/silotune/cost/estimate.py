@@ -1,4 +1,4 @@
-"""`silotune cost`: one method over one tuner, head and backbone shape."""
+"""The cost of one method with one tuner, head and backbone shape (`silotune cost`)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from silotune.runs.build.resolve import make_method, read_config
 from silotune.runs.build.validation import check_length
 
 OPTIONS = {"silos": 10, "tokens": 128, "labels": 2}
-"""Options of the cost command alone, with their defaults: silos a round, tokens of a text, labels of the task."""
+"""Options of the cost command with their defaults: silos per round, tokens per text, labels of the task."""
 
 
 @dataclass(frozen=True)
@@ -40,19 +40,25 @@ class PartCost:
 
 @dataclass(frozen=True)
 class Cost:
-    """What one silo trains, sends and computes. Percentages are of full fine-tuning of the bare model with its head.
+    """Costs of one silo. Percentages are of full fine-tuning of the bare model with its head.
 
     Args:
-        full_parameters: the bare model with its head and all that the parts add to it, as the papers count.
-        bare_parameters: the bare model with its head.
-        trainable_parameters: all parts, heads included.
-        sent_parameters: the shared parts.
-        adapter_parameters: the tuners' parts.
-        head_parameters: heads and other parts.
-        assembled_percent: trainable parameters, of `full_parameters` (how some papers count).
-        message_bytes: one silo's update, serialized; `message_mib` in 2²⁰ bytes.
-        bytes_up, bytes_down: all silos' updates, and the broadcasts to them, in one round.
-        flops_per_sample_train: one pass over a text through a round's phases; see `silotune.cost.work`.
+        silos: silos per round.
+        tokens: tokens per text.
+        full_parameters: parameters of the bare model with its head and with all that parts add to it, as the papers
+            count.
+        bare_parameters: parameters of the bare model with its head.
+        trainable_parameters: parameters of all parts, heads included.
+        sent_parameters: parameters of the shared parts.
+        adapter_parameters: parameters of the tuners' parts.
+        head_parameters: parameters of heads and other parts.
+        trainable_percent: `trainable_parameters` of `bare_parameters`.
+        sent_percent: `sent_parameters` of `bare_parameters`.
+        assembled_percent: `trainable_parameters` of `full_parameters`, as some papers count.
+        message_bytes: bytes of one silo's serialized update; `message_mib` in 2²⁰ bytes.
+        bytes_up: bytes of all silos' updates in one round.
+        bytes_down: bytes of the broadcasts to all silos in one round.
+        flops_per_sample_train: one pass over a text through a round's phases; see `silotune.cost.flops`.
         flops_per_sample_predict: one forward of the personalized model, and the one that weights the text (FedDPA).
         peak_memory_mib: estimate for one training step of `train.batch_size` texts in float32: backbone, parts,
             received copies, gradients, optimizer state and the activations kept for the backward pass.
@@ -83,17 +89,17 @@ class Cost:
     parts: tuple[PartCost, ...]
 
     def as_dict(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """Return the fields as `silotune cost --json` prints them."""
         return dataclasses.asdict(self)
 
 
 def estimate(method: str, words: Sequence[str] = (), *, work: bool = True) -> Cost:
-    """The cost of a method.
+    """Estimate the cost of a method.
 
     Args:
         method: its id.
-        words: `key=value`, as for `silotune run` over the demo's setting, and those of `OPTIONS`.
-        work: also count operations and memory (else 0), which takes a second or more.
+        words: `key=value` as for `silotune run` on the demo's setting, and options of `OPTIONS`.
+        work: whether to count operations and memory, which takes a second or more; 0 without.
 
     Raises:
         InputError: for a bad key or value, or a tuner that cannot be put on the backbone.
@@ -115,7 +121,11 @@ def estimate(method: str, words: Sequence[str] = (), *, work: bool = True) -> Co
 
 
 def _split(words: Sequence[str]) -> tuple[dict[str, int], list[str]]:
-    """The cost command's own options, and the rest."""
+    """Separate the cost command's options from the configuration's words.
+
+    Raises:
+        InputError: for an option that is no whole number or too small.
+    """
     options, rest = dict(OPTIONS), []
     for word in words:
         key, _, value = word.partition("=")
@@ -130,7 +140,11 @@ def _split(words: Sequence[str]) -> tuple[dict[str, int], list[str]]:
 
 
 def _method(config: Config, shape: Shape) -> Method:
-    """The configured method; heads over the vocabulary are stood for by one that needs no tokenizer."""
+    """Make the configured method; a stub without tokenizer replaces heads over the vocabulary.
+
+    Raises:
+        InputError: where the backbone has no language model for such a head.
+    """
     made = make_method(config)
     name = config.head.name
     if name not in LANGUAGE_MODEL_HEADS:
@@ -154,11 +168,11 @@ def _cost(config: Config, shape: Shape, method: Method, state: State, work: Work
     heads = [name for name, part in parts.items() if isinstance(part.module, Head)]
     first_head = sizes[heads[0]] if heads else 0
     head = method.setting.head
-    kind = head.stands_for if isinstance(head, FrozenVocabulary) else head.name
-    bare = shape.bare(kind, first_head)
-    own = {name for name, _ in shape.backbone.base.named_parameters()}
-    # A part that trains the backbone's own tensors (full, BitFit) adds none to the model.
-    added = sum(sizes[name] for name in adapters if not own.issuperset(state[name]))
+    head_name = head.stands_for if isinstance(head, FrozenVocabulary) else head.name
+    bare = shape.bare(head_name, first_head)
+    backbone_names = {name for name, _ in shape.backbone.base.named_parameters()}
+    # A part that replaces or shifts the backbone's own tensors (full, BitFit) adds none to the model.
+    added = sum(sizes[name] for name in adapters if not backbone_names.issuperset(state[name]))
     trainable = sum(sizes.values())
     sent = sum(sizes[name] for name, part in parts.items() if part.scope is Scope.SHARED)
     others = trainable - sum(sizes[name] for name in adapters)
@@ -170,7 +184,7 @@ def _cost(config: Config, shape: Shape, method: Method, state: State, work: Work
     return Cost(
         method=method.name,
         tuner=method.setting.tuner.name,
-        head=kind,
+        head=head_name,
         backbone=config.backbone,
         silos=options["silos"],
         tokens=options["tokens"],
@@ -191,7 +205,7 @@ def _cost(config: Config, shape: Shape, method: Method, state: State, work: Work
         flops_per_sample_predict=work.predict,
         peak_memory_mib=peak / 2**20,
         parts=tuple(
-            PartCost(name, kind if name in heads else part.module.name, str(part.scope), sizes[name])
+            PartCost(name, head_name if name in heads else part.module.name, str(part.scope), sizes[name])
             for name, part in parts.items()
         ),
     )

@@ -1,16 +1,16 @@
 """Floating-point operations and memory of a method's step, counted over its real views, losses and heads.
 
-The method's own phases run on fake tensors, and PyTorch's counter sees every matrix product that a real step would do.
+The method's own phases run on fake tensors, and PyTorch's counter sees every matrix product of a real step.
 
-What is counted: 2·m·k·n for a product of (m × k) and (k × n). For a backbone of B blocks of width d, feed-forward width
+The count is 2·m·k·n for a product of (m × k) and (k × n). For a backbone of B blocks of width d, feed-forward width
 f and T tokens, one view's forward is `B·(8·T·d² + 4·T·d·f + 4·T²·d)` (query, key, value and output; feed-forward;
-scores and their use), and a part adds `2·T·numel` for each of its matrices. Going back, every product costs once more
-for the gradient of its activation, where something trainable lies below it, and once more for the gradient of its
-weight, where that is trainable: frozen weights have none. So a step costs a forward for every view, and about as much
-again for every view with trained parts in it (twice as much in full fine-tuning); views of constant parts, such as
-`received(...)`, cost the forward alone. Where texts are weighted one by one (FedDPA), a prediction is two forwards: the
-one that embeds the text, and the personalized model's; the silo's own rows are embedded once and kept, which is not
-counted. Additions, norms, softmax and the optimizer are not counted, as is usual.
+scores and their use), and a part adds `2·T·numel` for each of its matrices. In the backward pass a product costs as
+much again for the gradient of its activation, if trainable tensors lie below it, and again for the gradient of its
+weight, if that is trainable. So a step costs a forward for every view, and about as much again for every view with
+trained parts (twice as much in full fine-tuning); views of constant parts, such as `received(...)`, cost the forward
+alone. Where each text has its own weights (FedDPA), a prediction is two forwards: one embeds the text, one is the
+personalized model's; the silo's own rows are embedded once for all predictions, which is not counted. Additions, norms,
+softmax and the optimizer are not counted, as is usual.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ from silotune.training.context import TrainingContext
 _READINGS = POOLINGS | {STATES: states}
 
 DECODER_TOKENS = 2
-"""What an encoder–decoder's decoder sees of a classified row: its start token and the mask (FedPrompt)."""
+"""Tokens of a decoder's input for a classified row: its start token and the mask (FedPrompt)."""
 
 
 @dataclass(frozen=True)
 class WorkCount:
-    """Operations per sample, and bytes that are held at the start of the backward pass.
+    """Operations per sample, and bytes in memory at the start of the backward pass.
 
     Args:
-        train: one pass over a sample through all of a round's phases.
-        predict: one forward of the personalized model, and of what its weights need to know of the text.
-        saved: activations of one batch that autograd keeps, the most of any phase.
-        training_state: parts with gradients, optimizer state and received copies, the most of any phase.
+        train: operations of one pass over a sample through all phases of a round.
+        predict: operations of one forward of the personalized model, and of the one that weights the text, if any.
+        saved: bytes of the activations of one batch that autograd keeps, maximum over phases.
+        training_state: bytes of parts with gradients, optimizer state and received copies, maximum over phases.
     """
 
     train: int
@@ -61,14 +61,14 @@ class WorkCount:
 
 
 def shape_batch(backbone: Backbone, task: Task, rows: int, tokens: int, decode: int) -> Batch:
-    """A batch without content: `rows` texts of `tokens` tokens, no padding.
+    """Make a batch of texts without padding whose token ids mean nothing.
 
     Args:
-        backbone: which it is for.
+        backbone: that reads it.
         task: of the rows.
-        rows: how many.
-        tokens: of each.
-        decode: tokens of the decoder, in an encoder–decoder; 0: it does not run.
+        rows: number of texts.
+        tokens: number of tokens of each text.
+        decode: number of decoder tokens in an encoder–decoder; 0: the decoder does not run.
     """
     ones = torch.ones(rows, tokens, dtype=torch.int64)
     inputs: Inputs = {"input_ids": ones, "attention_mask": ones}
@@ -83,34 +83,36 @@ def count_work(backbone: Backbone, method: Method, state: State, batch: Batch, t
     """Run every phase's step and a prediction on fake tensors (under their mode), and count.
 
     Args:
-        backbone: a shape's.
+        backbone: of a `Shape`.
         method: with its setting.
         state: all parts of one silo.
-        batch: as from `shape_batch`.
-        train: the optimizer is read.
+        batch: from `shape_batch`.
+        train: for its optimizer.
     """
     context = TrainingContext(backbone, method, train, 0)
     constant = {tensor.untyped_storage()._cdata for tensor in backbone.base.state_dict(keep_vars=True).values()}
     rows = len(batch)
-    operations = saved = held = 0
+    operations = saved = training_state = 0
     for phase in context.phases:
         if phase.when != "round":
             continue
-        own = {name: copy(tensors) for name, tensors in state.items()}
-        received = {name: copy(own[name]) for name, part in context.parts.items() if part.scope is Scope.SHARED}
+        silo_state = {name: copy(tensors) for name, tensors in state.items()}
+        received = {name: copy(silo_state[name]) for name, part in context.parts.items() if part.scope is Scope.SHARED}
         for name in phase.trains:
-            own[name] = {key: tensor.requires_grad_() for key, tensor in own[name].items()}
-        parts = [*_tensors(own), *_tensors(received)]
-        with FlopCounterMode(display=False) as counter, _saved() as kept:
-            mixes = {name: context.resolve(mix, own, received, {}) for name, mix in phase.views.items()}
+            silo_state[name] = {key: tensor.requires_grad_() for key, tensor in silo_state[name].items()}
+        parts = [*_tensors(silo_state), *_tensors(received)]
+        with FlopCounterMode(display=False) as counter, _saved() as storages:
+            mixes = {name: context.resolve(mix, silo_state, received, {}) for name, mix in phase.views.items()}
             (views,) = run_views(backbone, ViewRequest.of_batch(batch, mixes, _READINGS))
-            step = Step(batch, views, own, received, {}, context.parts)
+            step = Step(batch, views, silo_state, received, {}, context.parts)
             phase.loss(step).backward()  # type: ignore[no-untyped-call]
         operations += counter.get_total_flops()
         leaves = constant | {tensor.untyped_storage()._cdata for tensor in parts}
-        saved = max(saved, sum(size for storage, size in kept.items() if storage not in leaves))
-        trained = [tensor for name in phase.trains for tensor in own[name].values()]
-        held = max(held, 4 * (_numel(parts) + _numel(trained) + sum(_moments(tensor, train) for tensor in trained)))
+        saved = max(saved, sum(size for storage, size in storages.items() if storage not in leaves))
+        trained = [tensor for name in phase.trains for tensor in silo_state[name].values()]
+        training_state = max(
+            training_state, 4 * (_numel(parts) + _numel(trained) + sum(_moments(tensor, train) for tensor in trained))
+        )
     prediction = method.prediction()
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         if prediction.weighting is not None:
@@ -120,7 +122,7 @@ def count_work(backbone: Backbone, method: Method, state: State, batch: Batch, t
         (views,) = run_views(backbone, ViewRequest.of_batch(batch, mixes, _READINGS))
         step = Step(batch, views, state, {}, {}, context.parts)
         step.logits("prediction", prediction.head)
-    return WorkCount(round(operations / rows), round(counter.get_total_flops() / rows), saved, held)
+    return WorkCount(round(operations / rows), round(counter.get_total_flops() / rows), saved, training_state)
 
 
 def _tensors(state: State) -> list[Tensor]:
@@ -132,7 +134,7 @@ def _numel(tensors: list[Tensor]) -> int:
 
 
 def _moments(tensor: Tensor, train: TrainConfig) -> int:
-    """Numbers that the optimizer keeps for a tensor."""
+    """Count the numbers of optimizer state for a tensor."""
     if train.optimizer == "sgd":
         return 0
     if train.optimizer == "adafactor":
@@ -143,15 +145,15 @@ def _moments(tensor: Tensor, train: TrainConfig) -> int:
 
 @contextmanager
 def _saved() -> Iterator[dict[int, int]]:
-    """Yields what is filled with the storages that autograd saves: id → bytes."""
-    kept: dict[int, int] = {}
-    alive: list[Tensor] = []  # an id may be used again once its storage is gone
+    """Yield a dictionary that collects the storages which autograd saves: id → bytes."""
+    sizes: dict[int, int] = {}
+    alive: list[Tensor] = []  # an id may be reused once its storage is freed
 
     def pack(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
-        kept[storage._cdata] = storage.nbytes()
+        sizes[storage._cdata] = storage.nbytes()
         alive.append(tensor)
         return tensor
 
     with saved_tensors_hooks(pack, lambda tensor: tensor):
-        yield kept
+        yield sizes

@@ -1,4 +1,4 @@
-"""The exact size of what travels, from the shapes of the shared parts."""
+"""The exact sizes of messages, from the shapes of the shared parts."""
 
 from __future__ import annotations
 
@@ -18,19 +18,27 @@ Shapes = Mapping[str, Mapping[str, tuple[int, ...]]]
 
 
 SILO, ROWS = "silo", 1000
-"""The name and row count in the counted message; a longer name makes it longer by as much."""
+"""Silo name and row count in the counted message; a longer name makes the header longer."""
 
-_KINDS = {torch.float32: "F32", torch.float16: "F16", torch.int8: "I8", torch.uint8: "U8"}
+_DTYPES = {torch.float32: "F32", torch.float16: "F16", torch.int8: "I8", torch.uint8: "U8"}
 
 _LARGEST = 2**28
-"""Messages above this many bytes are counted from their header instead of being built."""
+"""Messages above this number of bytes are computed from their header instead of being built."""
 
 
 def message_sizes(shapes: Shapes, parts: Mapping[str, Part], uplink: UplinkPipeline = NO_UPLINK) -> tuple[int, int]:
-    """Bytes of one silo's update by its uplink and of the coordinator's broadcast; 0 where nothing is shared.
+    """Measure one silo's update and the coordinator's broadcast.
 
-    They are the real messages with tensors of zeros; where these would fill the memory, the same number is computed
-    from the header of the safetensors format.
+    Real messages with tensors of zeros are built; for those above `_LARGEST` the same number is computed from the
+    header of the safetensors format.
+
+    Args:
+        shapes: of all parts' tensors.
+        parts: with their scopes.
+        uplink: steps that the update goes through.
+
+    Returns:
+        (bytes of the update, bytes of the broadcast); 0 where no part is shared.
     """
     shared = {name: shapes[name] for name, part in parts.items() if part.scope is Scope.SHARED}
     numbers = sum(prod(shape) for tensors in shared.values() for shape in tensors.values())
@@ -58,18 +66,18 @@ def _computed_update(shared: Shapes, uplink: UplinkPipeline) -> int:
 
 
 def computed_size(shapes: Shapes, fields: Mapping[str, str | int]) -> int:
-    """Bytes of a safetensors file of float32 tensors: header length, header padded to 8 bytes, tensors by name."""
+    """Compute the bytes of a safetensors file of float32 tensors: header length, header padded to 8 bytes, tensors."""
     flat = {f"{part}/{name}": shape for part, tensors in shapes.items() for name, shape in tensors.items()}
     return _size(Expected(flat), fields)
 
 
-def _size(found: Expected, fields: Mapping[str, str | int]) -> int:
+def _size(expected: Expected, fields: Mapping[str, str | int]) -> int:
     header: dict[str, object] = {"__metadata__": {"silotune": json.dumps(dict(fields), sort_keys=True)}}
     end = 0
-    largest_first = sorted(found.shapes, key=lambda name: (-found.dtype(name).itemsize, name))
+    largest_first = sorted(expected.shapes, key=lambda name: (-expected.dtype(name).itemsize, name))
     for name in largest_first:
-        start, end = end, end + found.dtype(name).itemsize * prod(found.shapes[name])
-        kind = _KINDS[found.dtype(name)]
-        header[name] = {"dtype": kind, "shape": list(found.shapes[name]), "data_offsets": [start, end]}
+        start, end = end, end + expected.dtype(name).itemsize * prod(expected.shapes[name])
+        dtype = _DTYPES[expected.dtype(name)]
+        header[name] = {"dtype": dtype, "shape": list(expected.shapes[name]), "data_offsets": [start, end]}
     length = len(json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode())
     return 8 + -(-length // 8) * 8 + end

@@ -1,4 +1,4 @@
-"""What stands for a head over the vocabulary where there is neither tokenizer nor weights."""
+"""A stub that replaces heads over the vocabulary in cost estimates, where there is no tokenizer."""
 
 from __future__ import annotations
 
@@ -19,21 +19,25 @@ if TYPE_CHECKING:
 
 
 LANGUAGE_MODEL_HEADS = ("verbalizer", "lm")
-"""Heads that are the pretrained model's own vocabulary head, frozen: they add no parameters."""
+"""Heads that use the pretrained model's own frozen output layer; they add no parameters."""
 
 STATES = "states"
-"""The reading of all states, shape (rows, tokens, hidden)."""
+"""Name of the view entry with all states, shape (rows, tokens, hidden)."""
 
 
-def states(found: Tensor, _: object) -> Tensor:
-    """The reading `STATES`."""
-    return found
+def states(last_layer: Tensor, _: object) -> Tensor:
+    """Pooling function of `STATES`: returns the last layer's states as they are."""
+    return last_layer
 
 
 class FrozenVocabulary(Head):
-    """No tensors of its own. `verbalizer` scores one word per label at one place, `lm` all words at every place.
+    """Has no tensors. As `verbalizer` it scores one word per label at one position, as `lm` all words at all positions.
 
-    Counted is the projection to words alone, not what some families have before it.
+    The count holds the projection to words, not the layers that some families have before it.
+
+    Args:
+        backbone: over fake tensors.
+        stands_for: name of the replaced head.
     """
 
     name = "vocabulary"
@@ -44,7 +48,7 @@ class FrozenVocabulary(Head):
 
     @classmethod
     def make(cls, config: HeadConfig) -> Self:
-        """No configuration makes it: it stands for the configured head."""
+        """Refuse, since `FrozenVocabulary` replaces a configured head and is none itself."""
         raise NotImplementedError
 
     def init(self, backbone: Backbone, tasks: Iterable[Task], generator: torch.Generator) -> Tensors:
@@ -52,7 +56,7 @@ class FrozenVocabulary(Head):
         return {}
 
     def logits(self, tensors: Tensors, view: View, task: Task) -> Tensor:
-        """See `Head.logits`; `lm` gives the mean over places, which costs a training step the same."""
+        """See `Head.logits`; `lm` gives the mean over positions, which costs a training step the same."""
         if self.stands_for == "verbalizer":
             return nn.functional.linear(view["first"], self._words[: len(task.labels)])
         return nn.functional.linear(view[STATES], self._words).mean(1)

@@ -1,3 +1,3 @@
-"""To and from other libraries: exports of finished runs, and LoRAs of peft to begin with."""
+"""Exports of finished runs for other libraries: peft, transformers, or the loader `standalone.py`."""
 
 from __future__ import annotations

@@ -18,11 +18,11 @@ from silotune.interop.fold_weights import can_fold, fold_in, load_plain
 from silotune.interop.model_card import card
 from silotune.interop.native_format import native_layout
 from silotune.interop.peft_format import Layout, peft_layout
-from silotune.interop.selection import ExportSelection, choose
+from silotune.interop.selection import ExportSelection, select
 from silotune.runs.run import Run
 
 DEFAULT_BASE = "sentence-transformers/all-MiniLM-L6-v2"
-"""Under which name others find the backbone `default`."""
+"""Name on the Hugging Face hub of the backbone `default`."""
 
 
 def export(run: Run, silo: str, part: str, to: str | Path, base: str | None = None) -> dict[str, Any]:
@@ -30,40 +30,41 @@ def export(run: Run, silo: str, part: str, to: str | Path, base: str | None = No
 
     Args:
         run: a finished run, from `load_run(folder, precision="fp32")`.
-        silo: whose model.
+        silo: name of the silo.
         part: `global`, `private`, `mixed` or `merged`.
         to: a new or empty folder.
         base: the base model's name in the export; the run's by default.
 
     Returns:
-        The content of its `export.json`.
+        The content of `export.json`.
 
     Raises:
-        InputError: where the run has no such part, it cannot be expressed, or the folder is not empty. Nothing is
+        InputError: where the run has no such part, no layout can express it, or the folder is not empty. Nothing is
             written then.
     """
     target = Path(to)
     check_target(target)
-    chosen = choose(run, silo, part)
+    selection = select(run, silo, part)
     backbone = run.federation.backbone
-    base_class = _base_class(chosen)
+    base_class = _base_class(selection)
     name = base or (DEFAULT_BASE if run.federation.config.backbone == "default" else run.federation.config.backbone)
-    layout = None if part == "merged" else _layout(chosen, name, base_class)
-    about, head = _about(chosen, name, base_class, "weights" if layout is None else layout.name), _head(chosen)
+    layout = None if part == "merged" else _layout(selection, name, base_class)
+    about = _about(selection, name, base_class, "weights" if layout is None else layout.name)
+    head = _head(selection)
     temporary = target.with_name(f".{target.name}.{os.getpid()}")
     try:
         temporary.mkdir(parents=True)
         if layout is None:
             model = load_plain(run.federation.config.backbone, base_class)
-            fold_in(model, chosen.tuner, chosen.adapter)
+            fold_in(model, selection.tuner, selection.adapter)
             model.save_pretrained(temporary)
         else:
             _json(temporary / f"{layout.config_file}.json", layout.config)
             _tensors(temporary / f"{layout.tensor_file}.safetensors", layout.tensors)
         backbone.tokenizer.save_pretrained(temporary)
         _json(temporary / "head.json", head)
-        if chosen.head_tensors:
-            _tensors(temporary / "head.safetensors", chosen.head_tensors)
+        if selection.head_tensors:
+            _tensors(temporary / "head.safetensors", selection.head_tensors)
         _json(temporary / "export.json", about)
         (temporary / "README.md").write_text(card(about, head), encoding="utf-8")
         script = resources.files("silotune.interop") / "standalone.py"
@@ -79,52 +80,53 @@ def export(run: Run, silo: str, part: str, to: str | Path, base: str | None = No
 
 
 def check_target(target: Path) -> None:
-    """Refuse to write over anything.
+    """Check that nothing would be overwritten.
 
     Raises:
-        InputError: where the folder is there and not empty.
+        InputError: where the folder exists and is not empty.
     """
     require_unused(target, "--to")
 
 
-def _base_class(chosen: ExportSelection) -> str:
-    """The class of transformers that the base model is loaded with."""
-    wanted = chosen.head.model_class
-    several = chosen.run.federation.backbone.base.config.is_encoder_decoder
-    return "AutoModelForSeq2SeqLM" if several and wanted != "AutoModel" else wanted
+def _base_class(selection: ExportSelection) -> str:
+    """The class of transformers that loads the base model."""
+    model_class = selection.head.model_class
+    encoder_decoder = selection.run.federation.backbone.base.config.is_encoder_decoder
+    return "AutoModelForSeq2SeqLM" if encoder_decoder and model_class != "AutoModel" else model_class
 
 
-def _layout(chosen: ExportSelection, base: str, base_class: str) -> Layout | None:
-    """The adapter's files; None for a tuner whose adapters are weights of the whole model."""
-    backbone, tuner, adapter = chosen.run.federation.backbone, chosen.tuner, chosen.adapter
+def _layout(selection: ExportSelection, base: str, base_class: str) -> Layout | None:
+    """The adapter in peft's layout or silotune's own; None for a tuner with neither, which is folded into weights."""
+    backbone, tuner, adapter = selection.run.federation.backbone, selection.tuner, selection.adapter
     layout = peft_layout(backbone, tuner, adapter, base, base_class)
     layout = layout or native_layout(tuner, adapter, base, base_class, backbone.fingerprint)
     if layout is None and not can_fold(tuner):
         raise InputError(f"export: tuner={tuner.name} has no layout of adapters and cannot be folded into weights")
-    if layout is not None and chosen.head.soft_slot:
+    if layout is not None and selection.head.soft_slot:
         raise InputError("export: peft puts a soft prompt before the text, but {soft} in head.template puts it inside")
     return layout
 
 
-def _about(chosen: ExportSelection, base: str, base_class: str, layout: str) -> dict[str, Any]:
-    run = chosen.run
-    federation, summary, scores = run.federation, run.summary, run.silos[chosen.silo]
+def _about(selection: ExportSelection, base: str, base_class: str, layout: str) -> dict[str, Any]:
+    """The content of `export.json`."""
+    run = selection.run
+    federation, summary, scores = run.federation, run.summary, run.silos[selection.silo]
     return {
         "layout": layout,
         "base_model": base,
         "base_class": base_class,
         "base_sha256": federation.backbone.fingerprint,
-        "part": chosen.word,
-        "mix": chosen.mix,
-        "whole": chosen.whole,
-        "prediction": chosen.prediction,
-        "per_text": chosen.per_text,
-        "private": list(chosen.private),
-        "tuner": {"name": chosen.tuner.name, **chosen.adapter.options},
-        "virtual_tokens": chosen.tuner.virtual_tokens,
+        "part": selection.word,
+        "mix": selection.mix,
+        "whole": selection.whole,
+        "prediction": selection.prediction,
+        "per_text": selection.per_text,
+        "private": list(selection.private),
+        "tuner": {"name": selection.tuner.name, **selection.adapter.options},
+        "virtual_tokens": selection.tuner.virtual_tokens,
         "segments": "token_type_ids" in federation.backbone.tokenizer.model_input_names,
         "method": {"name": federation.method.name, "paper": federation.method.paper},
-        "silo": chosen.silo,
+        "silo": selection.silo,
         "silos": len(run.silos),
         "rows": scores["rows"],
         "rows_of_all_silos": _all_rows(run.silos),
@@ -140,36 +142,23 @@ def _about(chosen: ExportSelection, base: str, base_class: str, layout: str) -> 
 
 
 def _all_rows(silos: Mapping[str, Mapping[str, Any]]) -> int | None:
-    """Training rows; None where a silo keeps its number to itself."""
-    known = [silo["rows"]["train"] for silo in silos.values() if silo["rows"] is not None]
-    return sum(known) if len(known) == len(silos) else None
+    """Training rows of all silos; None if a silo does not share its number."""
+    shared = [silo["rows"]["train"] for silo in silos.values() if silo["rows"] is not None]
+    return sum(shared) if len(shared) == len(silos) else None
 
 
-def _head(chosen: ExportSelection) -> dict[str, Any]:
-    """What `head.json` says: how states become answers."""
-    config = chosen.run.federation.config
-    options = config.head.model_dump(mode="json", exclude={"name", "scope"}, exclude_defaults=True)
-    kind = chosen.head.name
-    found = {
-        "kind": kind,
-        "part": chosen.head_part,
-        "task": chosen.task.name,
-        "task_kind": chosen.task.kind,
-        "labels": list(chosen.task.labels),
+def _head(selection: ExportSelection) -> dict[str, Any]:
+    """The content of `head.json`: how the last layer's states become answers."""
+    config, task = selection.run.federation.config, selection.task
+    return {
+        "kind": selection.head.name,
+        "part": selection.head_part,
+        "task": task.name,
+        "task_kind": task.kind,
+        "labels": list(task.labels),
         "max_length": config.train.max_length,
+        **selection.head.description(config.head, task),
     }
-    if kind in ("mlp", "linear"):
-        dense = "out.weight · tanh(dense.weight · x + dense.bias) + out.bias"
-        computes = dense if kind == "mlp" else "out.weight · x + out.bias"
-        x = "mean over the text's tokens" if chosen.head.pooling == "mean" else "the text's first token"
-        return found | {
-            "pooling": chosen.head.pooling,
-            "computes": f"logits = {computes}, where x is the last layer's state: {x}, virtual tokens left out",
-        }
-    if kind == "verbalizer":
-        words = config.head.words or {}
-        options["words"] = {label: words.get(label, [label]) for label in chosen.task.labels}
-    return found | {"options": options}
 
 
 def _json(path: Path, content: dict[str, Any]) -> None:
@@ -177,5 +166,5 @@ def _json(path: Path, content: dict[str, Any]) -> None:
 
 
 def _tensors(path: Path, tensors: Tensors) -> None:
-    plain = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
-    save_file(plain, path, metadata={"format": "pt"})
+    independent = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+    save_file(independent, path, metadata={"format": "pt"})

@@ -1,4 +1,4 @@
-"""The model card of an export (`README.md`): what it is, what it was trained on, how good it is, how to load it."""
+"""The model card of an export (`README.md`): content, training data, scores, and how to load it."""
 
 from __future__ import annotations
 
@@ -49,23 +49,22 @@ load("FOLDER").predict([{example}])
 
 
 def card(about: dict[str, Any], head: dict[str, Any]) -> str:
-    """The card's text.
+    """Write the card's text.
 
     Args:
         about: the content of `export.json`.
         head: the content of `head.json`.
     """
     header = yaml.safe_dump(_header(about), sort_keys=False, allow_unicode=True)
-    classifier = head["kind"] in ("mlp", "linear")
     sections = [
         f"---\n{header}---\n",
         f"# {about['method']['name']}: {about['part']} of silo {about['silo']}\n",
-        _what(about, head),
-        _numbers(about),
+        _facts(about, head),
+        _scores(about),
         "## How to load it\n",
         _LOADING[about["layout"]].format(base_class=about["base_class"], base=json.dumps(about["base_model"])),
     ]
-    if classifier:
+    if head["kind"] in ("mlp", "linear"):  # those that standalone.py computes
         sections.append(_HEAD.format(example='"a text"').lstrip("\n"))
     sections += _notes(about)
     return "\n".join(sections)
@@ -77,7 +76,7 @@ def _header(about: dict[str, Any]) -> dict[str, Any]:
     return {"base_model": about["base_model"], "library_name": library, "tags": tags}
 
 
-def _what(about: dict[str, Any], head: dict[str, Any]) -> str:
+def _facts(about: dict[str, Any], head: dict[str, Any]) -> str:
     mix = ", ".join(f"{weight:g} · {name}" for name, weight in about["mix"].items())
     options = ", ".join(f"{key}={_shown(value)}" for key, value in about["tuner"].items() if key != "name")
     labels = f", labels {', '.join(head['labels'])}" if head["labels"] else ""
@@ -97,25 +96,25 @@ def _what(about: dict[str, Any], head: dict[str, Any]) -> str:
 _NOT_SHARED = "numbers of rows not shared"
 
 
-def _numbers(about: dict[str, Any]) -> str:
+def _scores(about: dict[str, Any]) -> str:
     rows, total = about["rows"], about["rows_of_all_silos"]
-    own, together = _NOT_SHARED, _NOT_SHARED if total is None else f"{total} training rows"
+    of_silo, of_all = _NOT_SHARED, _NOT_SHARED if total is None else f"{total} training rows"
     if rows is not None:
-        own = f"{rows['train']} training, {rows['validation']} validation, {rows['test']} test rows"
-    found = [
+        of_silo = f"{rows['train']} training, {rows['validation']} validation, {rows['test']} test rows"
+    lines = [
         "## Data and scores\n",
-        f"Silo {about['silo']}: {own}. All {about['silos']} silos together: {together}.\n",
+        f"Silo {about['silo']}: {of_silo}. All {about['silos']} silos together: {of_all}.\n",
         "| metric | validation | test |\n|---|---|---|",
         f"| {about['metric']} (%) | {_score(about['validation'])} | {_score(about['test'])} |\n",
     ]
     if not about["whole"]:
-        used = ", ".join(f"{weight:g} · {name}" for name, weight in about["prediction"].items())
+        mix = ", ".join(f"{weight:g} · {name}" for name, weight in about["prediction"].items())
         if about["per_text"]:
-            used = f"{', '.join(about['prediction'])}, weighted anew for every text"
-        found.append(
-            f"These are the scores of the silo's whole model, not of this part alone. The silo predicts with {used}.\n"
+            mix = f"{', '.join(about['prediction'])}, weighted anew for every text"
+        lines.append(
+            f"These are the scores of the silo's whole model, not of this part alone. The silo predicts with {mix}.\n"
         )
-    return "\n".join(found)
+    return "\n".join(lines)
 
 
 def _notes(about: dict[str, Any]) -> list[str]:
@@ -126,8 +125,8 @@ def _notes(about: dict[str, Any]) -> list[str]:
             "to its rows; decide whether they may leave it now."
         )
     if about.get("privacy"):
-        given = ", ".join(f"{key} {value}" for key, value in about["privacy"].items() if value is not None)
-        notes.append(f"* Differential privacy of what was sent while training: {given}.")
+        guarantee = ", ".join(f"{key} {value}" for key, value in about["privacy"].items() if value is not None)
+        notes.append(f"* Differential privacy of what was sent while training: {guarantee}.")
     if about["layout"] == "peft" and about["virtual_tokens"] and about["segments"]:
         notes.append(
             "* peft's own forward drops segment ids (`token_type_ids`) under virtual tokens: for pairs of texts use "

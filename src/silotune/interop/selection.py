@@ -1,4 +1,4 @@
-"""What one export holds: which of a run's adapters, in which mix, and the head that goes with them."""
+"""Selects the content of one export: adapters of a run, their mix, and the head that belongs to them."""
 
 from __future__ import annotations
 
@@ -21,23 +21,25 @@ from silotune.models.tuners.base import MergedAdapter
 from silotune.runs.run import Run
 
 WORDS = {"global": Scope.SHARED, "private": Scope.PRIVATE, "mixed": None, "merged": None}
-"""What `--part` takes: one adapter by scope; or the silo's whole model, as one adapter or inside the weights."""
+"""Values of `--part`: an adapter by its scope, or the silo's whole model as one adapter or folded into the weights."""
 
 
 @dataclass(frozen=True)
 class ExportSelection:
-    """One export's content.
+    """Content of one export.
 
     Args:
-        run: where it comes from.
-        silo: whose model.
-        word: of `WORDS`.
-        mix: the adapters by part name, with their weights.
+        run: the finished run.
+        silo: name of the silo.
+        word: one of `WORDS`.
+        mix: weights of the exported adapters by part name.
         adapter: the mix as one adapter.
-        head: kind, the part's name, and its tensors without the task's name before them.
+        head: the head that is exported with them.
+        head_part: name of the head's part.
+        head_tensors: the head's tensors, their names without the task's.
         task: the silo's task.
-        private: the parts in it that never left the silo.
-        prediction: what the silo predicts with, as `mix`.
+        private: exported parts that never left the silo.
+        prediction: the mix with which the silo predicts.
     """
 
     run: Run
@@ -54,17 +56,17 @@ class ExportSelection:
 
     @property
     def tuner(self) -> Tuner:
-        """What all adapters of the run are."""
+        """The tuner of all adapters of the run."""
         return self.run.federation.method.setting.tuner
 
     @property
     def per_text(self) -> bool:
-        """Whether the silo weights its adapters anew for every text; `prediction` is what it starts from."""
+        """Whether the silo weights its adapters for each text; `prediction` then holds the weights before that."""
         return self.run.federation.method.prediction().weighting is not None
 
     @property
     def whole(self) -> bool:
-        """Whether this is what the silo predicts with."""
+        """Whether the export predicts as the silo does."""
         return (
             not self.per_text
             and self.prediction == self.mix
@@ -72,14 +74,14 @@ class ExportSelection:
         )
 
 
-def choose(run: Run, silo: str, word: str) -> ExportSelection:
-    """Pick what is to be exported from a run at its best round.
+def select(run: Run, silo: str, word: str) -> ExportSelection:
+    """Select the content of an export from a run at its best round.
 
     Raises:
-        InputError: for a silo or part that the run does not have; the message names those there are.
+        InputError: for a silo or part that the run does not have; the message names the existing ones.
     """
     federation = run.federation
-    owner = next((one for one in federation.silos.values() if silo in one.evaluations), None)
+    owner = next((candidate for candidate in federation.silos.values() if silo in candidate.evaluations), None)
     if owner is None:
         raise unknown("silo", silo, run.silos)
     if word not in WORDS:
@@ -128,7 +130,7 @@ def merge(tuner: Tuner, state: State, mix: Mapping[str, float]) -> MergedAdapter
 
 
 def _mix(run: Run, word: str, prediction: dict[str, Weight]) -> dict[str, float]:
-    """Part name → weight.
+    """Weights of the exported adapters by part name.
 
     Raises:
         InputError: where the run's method has no such part, or several.
@@ -137,9 +139,11 @@ def _mix(run: Run, word: str, prediction: dict[str, Weight]) -> dict[str, float]
     adapters = {name: part for name, part in federation.context.parts.items() if isinstance(part.module, Tuner)}
     tuner, method = federation.method.setting.tuner, federation.config.method.name
     by_scope = {
-        one: [name for name, part in adapters.items() if part.scope is scope] for one, scope in WORDS.items() if scope
+        option: [name for name, part in adapters.items() if part.scope is scope]
+        for option, scope in WORDS.items()
+        if scope
     }
-    allowed = [one for one, names in by_scope.items() if len(names) == 1] + ["mixed"]
+    allowed = [option for option, names in by_scope.items() if len(names) == 1] + ["mixed"]
     if can_fold(tuner):
         allowed.append("merged")
     if tuner.trains_backbone:
@@ -168,7 +172,7 @@ def _mix(run: Run, word: str, prediction: dict[str, Weight]) -> dict[str, float]
 
 
 def _head_of(run: Run, word: str, mix: dict[str, float]) -> str:
-    """The head trained on this adapter alone, where the method has one; else the one the silo predicts with."""
+    """The part of the head trained on this adapter alone, or of the silo's head where the method has no such head."""
     parts, prediction = run.federation.context.parts, run.federation.method.prediction()
     if word in ("mixed", "merged"):
         return prediction.head
@@ -179,6 +183,6 @@ def _head_of(run: Run, word: str, mix: dict[str, float]) -> str:
 
 
 def _of_task(run: Run, head: Head, tensors: Tensors, task: Task) -> Tensors:
-    """The task's own tensors, without its name."""
-    own = head.init(run.federation.backbone, [task], torch.Generator().manual_seed(0))
-    return {name.removeprefix(f"{task.name}."): tensors[name] for name in own}
+    """The tensors of one task's head, their names without the task's."""
+    names = head.init(run.federation.backbone, [task], torch.Generator().manual_seed(0))
+    return {name.removeprefix(f"{task.name}."): tensors[name] for name in names}

@@ -1,6 +1,6 @@
 """Loads a model that `silotune export` wrote; this file is copied into every export.
 
-Needs torch, transformers and safetensors, and peft for a folder with `adapter_config.json`; nothing of silotune.
+It needs torch, transformers and safetensors, and peft for a folder with `adapter_config.json`, but not silotune.
 
     python standalone.py "a text" ["another text" …]        # one JSON line each; pairs: a tab between the two
 
@@ -9,7 +9,7 @@ Needs torch, transformers and safetensors, and peft for a folder with `adapter_c
     model.predict(["a text"])                  # [{"label": …, "probabilities": {…}}]
     states, mask = model.states(["a text"])    # last layer's states of the text's tokens (rows, tokens, hidden)
 
-or, with an adapter of silotune's own layout and any way of loading the base model: `attach(model, folder)`.
+For an adapter in silotune's own layout on a base model that is loaded already: `attach(model, folder)`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,12 @@ _PROMPTS = ("PROMPT_TUNING", "P_TUNING")
 
 
 def load(folder: str | Path, base: str | Path | None = None) -> Model:
-    """An export folder as a `Model`. `base`: where the base model is, if not under the name in export.json."""
+    """Load an export folder.
+
+    Args:
+        folder: with `export.json`.
+        base: the base model's folder or name; by default the name in `export.json`.
+    """
     import transformers
 
     folder = Path(folder)
@@ -61,9 +66,13 @@ def load(folder: str | Path, base: str | Path | None = None) -> Model:
 
 
 def attach(model: Any, folder: str | Path) -> list[Any]:
-    """Let an adapter in silotune's own layout act on a model (in place, by forward hooks). Returns the hooks' handles.
+    """Apply an adapter in silotune's own layout to a model, in place, by forward hooks.
 
-    Raises ValueError where the files do not belong together or to this model.
+    Returns:
+        The hooks' handles.
+
+    Raises:
+        ValueError: where the files do not belong together or to this model, or `KINDS` lacks the adapter's kind.
     """
     config = json.loads((Path(folder) / "silotune_adapter.json").read_text(encoding="utf-8"))
     if (config.get("format"), config.get("version")) != ("silotune-adapter", 1):
@@ -74,17 +83,17 @@ def attach(model: Any, folder: str | Path) -> list[Any]:
         )
     names, make_hook = KINDS[config["kind"]]
     tensors = load_file(Path(folder) / "silotune_adapter.safetensors")
-    wanted = {f"{module}.{name}" for module in config["modules"] for name in names}
-    if wanted != set(tensors):
-        raise ValueError(f"tensors and modules differ: {sorted(wanted ^ set(tensors))[:3]}")
+    expected = {f"{module}.{name}" for module in config["modules"] for name in names}
+    if expected != set(tensors):
+        raise ValueError(f"tensors and modules differ: {sorted(expected ^ set(tensors))[:3]}")
     base, handles = model.base_model, []
-    for site in config["modules"]:
-        module = base.get_submodule(site)
+    for module_name in config["modules"]:
+        module = base.get_submodule(module_name)
         device = next(module.parameters()).device
-        adapter = [tensors[f"{site}.{name}"].to(device) for name in names]
+        adapter = [tensors[f"{module_name}.{name}"].to(device) for name in names]
         width = getattr(module, "out_features", None) or getattr(module, "nf", None) or len(module.bias)
         if {adapter[-1].shape[0], adapter[0].shape[-1]} != {width}:
-            raise ValueError(f"{site}: the adapter's width is not the {width} of this model")
+            raise ValueError(f"{module_name}: the adapter's width is not the {width} of this model")
         handles.append(module.register_forward_hook(make_hook(*adapter)))
     return handles
 
@@ -108,14 +117,23 @@ KINDS: dict[str, tuple[tuple[str, ...], Callable[..., Hook]]] = {
     "bottleneck": (("down.weight", "down.bias", "up.weight", "up.bias"), _bottleneck),
     "bitfit": (("bias",), _offset),
 }
-"""Kind of adapter → the names of a module's tensors, and the function that makes its forward hook of them.
+"""Kind of adapter → the names of a module's tensors, and the function that makes its forward hook from them.
 
-Add an entry for the kind of a tuner that is no part of silotune.
+Add an entry to load the kind of a tuner from outside silotune.
 """
 
 
 class Model:
-    """A loaded export: `model` (transformers' or peft's), `tokenizer`, `head` (a description) and `head_tensors`."""
+    """A loaded export.
+
+    Args:
+        model: of transformers or peft.
+        tokenizer: the base model's.
+        head: the content of `head.json`.
+        head_tensors: the content of `head.safetensors`, or empty.
+        peft_config: the content of `adapter_config.json`, for an adapter of peft.
+        prompt: virtual tokens of shape (tokens, hidden), for an adapter that is a soft prompt.
+    """
 
     def __init__(
         self,
@@ -130,8 +148,8 @@ class Model:
         self._peft, self._prompt = peft_config, prompt
 
     def encode(self, texts: Sequence[Text]) -> dict[str, Any]:
-        """Token ids, mask and, where the tokenizer has them, segments, padded on the right."""
-        columns = [list(one) for one in zip(*((t,) if isinstance(t, str) else t for t in texts), strict=True)]
+        """Tokenize texts or pairs: ids, mask and, if the tokenizer has them, segments, padded on the right."""
+        columns = [list(column) for column in zip(*((t,) if isinstance(t, str) else t for t in texts), strict=True)]
         encoded = self.tokenizer(*columns, truncation=True, max_length=self.head["max_length"])
         width = max(map(len, encoded["input_ids"]))
         fill = {"input_ids": self.tokenizer.pad_token_id or 0}
@@ -144,13 +162,17 @@ class Model:
 
     @torch.no_grad()
     def states(self, texts: Sequence[Text]) -> tuple[Tensor, Tensor]:
-        """The last layer's states of the texts' own tokens, shape (rows, tokens, hidden), and their mask."""
+        """Compute the last layer's states of the texts' tokens.
+
+        Returns:
+            States of shape (rows, tokens, hidden), without virtual tokens, and their mask (rows, tokens).
+        """
         inputs = self.encode(texts)
         mask = inputs["attention_mask"]
-        whole = self.model
+        model = self.model
         if self._peft is not None and self._prompt is None:
-            whole = self.model.get_base_model()  # LoRA and (IA)³ sit inside it
-        base = whole.base_model
+            model = self.model.get_base_model()  # LoRA and (IA)³ sit inside it
+        base = model.base_model
         body = base.encoder if base.config.is_encoder_decoder else base
         if base.config.is_encoder_decoder:
             inputs.pop("token_type_ids", None)
@@ -171,7 +193,11 @@ class Model:
 
     @torch.no_grad()
     def logits(self, texts: Sequence[Text]) -> Tensor:
-        """Class logits, shape (rows, classes)."""
+        """Compute class logits, shape (rows, classes).
+
+        Raises:
+            NotImplementedError: for a head other than a classifier.
+        """
         if self.head["kind"] not in ("mlp", "linear"):
             raise NotImplementedError(f"a head of kind {self.head['kind']!r} is described in head.json")
         states, mask = self.states(texts)
@@ -186,13 +212,13 @@ class Model:
         return nn.functional.linear(pooled, t["out.weight"], t["out.bias"])
 
     def predict(self, texts: Sequence[Text]) -> list[dict[str, Any]]:
-        """A label and the probability of every label, per text (or pair of texts)."""
+        """Predict the label of each text (or pair of texts), with the probabilities of all labels."""
         rows = torch.softmax(self.logits(texts), -1).tolist()
-        found = [dict(zip(self.head["labels"], row, strict=True)) for row in rows]
-        return [{"label": max(row, key=row.__getitem__), "probabilities": row} for row in found]
+        by_label = [dict(zip(self.head["labels"], row, strict=True)) for row in rows]
+        return [{"label": max(row, key=row.__getitem__), "probabilities": row} for row in by_label]
 
 
 if __name__ == "__main__":
-    given: list[Any] = [tuple(text.split("\t")) if "\t" in text else text for text in sys.argv[1:]]
-    for text, found in zip(given, load(Path(__file__).parent).predict(given) if given else [], strict=True):
-        print(json.dumps({"text": text, **found}, ensure_ascii=False))
+    inputs: list[Any] = [tuple(text.split("\t")) if "\t" in text else text for text in sys.argv[1:]]
+    for text, answer in zip(inputs, load(Path(__file__).parent).predict(inputs) if inputs else [], strict=True):
+        print(json.dumps({"text": text, **answer}, ensure_ascii=False))

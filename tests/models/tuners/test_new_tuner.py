@@ -16,13 +16,13 @@ from silotune.interop.export import export
 from silotune.interop.peft_format import peft_layout
 from silotune.models.tuners import TUNERS, register_tuner
 from silotune.models.tuners.base import MergedAdapter, Tuner, weighted_sum
-from silotune.models.tuners.target_modules import SiteOptions, find_sites, widths
+from silotune.models.tuners.target_modules import TargetModuleOptions, find_target_modules, layer_widths
 from tests.support import small_runs
 from tests.support.small_runs import PAIRS, close, encoded, own_states, rows_of
 from tests.support.tuner_families import random_part, shared_backbone
 
 
-class GainOptions(SiteOptions):
+class GainOptions(TargetModuleOptions):
     sites: tuple[str, ...] = ("value", "attention_output")
 
 
@@ -34,8 +34,8 @@ class Gain(Tuner):
     module_tensors = ("gain",)
 
     def init(self, backbone, tasks, generator):
-        modules = find_sites(backbone, self.options.sites, self.name)
-        return {f"{module}.gain": torch.zeros(widths(backbone.site(module))[1]) for module in modules}
+        modules = find_target_modules(backbone, self.options.sites, self.name)
+        return {f"{module}.gain": torch.zeros(layer_widths(backbone.site(module))[1]) for module in modules}
 
     def act(self, backbone, mix, plan):
         for module in self.target_modules(mix[0].tensors):

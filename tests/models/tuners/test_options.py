@@ -11,7 +11,7 @@ from transformers import OPTConfig, OPTModel
 from silotune.errors import InputError
 from silotune.models.backbone.backbone import Backbone
 from silotune.models.tuners import TUNERS
-from silotune.models.tuners.target_modules import find_sites
+from silotune.models.tuners.target_modules import find_target_modules
 from tests.support.tuner_families import batch, make_backbone, make_tuner, random_part, run, shared_backbone, trainable
 
 
@@ -41,7 +41,7 @@ def test_fields_patterns_and_names_of_sites():
 
 
 def test_sites_come_block_by_block():
-    found = find_sites(shared_backbone("bert"), ("value", "query"), "lora")
+    found = find_target_modules(shared_backbone("bert"), ("value", "query"), "lora")
     assert [name.split(".")[2] for name in found] == ["0", "0", "1", "1"]
 
 

@@ -1,10 +1,13 @@
-"""What a head is: from a view's readings to a task's logits and loss. Heads belong to tasks; a part may hold many."""
+"""The interface of a head: from a view's pooled states to a task's logits and loss.
+
+Each task has its own head; one part may hold the heads of many tasks.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -24,29 +27,29 @@ if TYPE_CHECKING:
 
 Pooling = Literal["first", "mean"]
 
-Tokenize = Callable[[Task, Sequence[Row]], TokenizedRows]
-"""(task, its rows) → token ids, as the head wants them."""
+TokenizeRows = Callable[[Task, Sequence[Row]], TokenizedRows]
+"""A head's function (task, its rows) → token ids, with the positions that the head reads."""
 
 
 class Head(ABC):
-    """What turns a view into answers. Tensor names, where there are any, begin with the task's name."""
+    """Computes answers from a view. Names of its tensors, if it has any, begin with the task's name."""
 
     name: ClassVar[str]
     task_kind: ClassVar[TaskKind] = "classification"
-    """The kind of task it is for."""
+    """The kind of task it answers."""
     model_class: ClassVar[ModelClass] = "AutoModel"
-    """How the backbone has to be loaded."""
+    """The class of transformers with which the backbone is loaded."""
     has_tensors: ClassVar[bool] = True
-    """Whether there is anything to train; a head without tensors serves several tasks even where it is shared."""
+    """Whether it has tensors to train; a head without tensors serves several tasks even where it is shared."""
 
     soft_slot: bool = False
-    """Whether it says where in a row's text the soft prompt goes."""
+    """Whether it sets the position of the soft prompt in a row's text."""
     pooling: Pooling = "first"
-    """Which state a classifier stands on."""
+    """How a classifier pools the last layer's states: the first token's, or the mean."""
 
     @classmethod
     def make(cls, config: HeadConfig) -> Head:
-        """The head of a configuration.
+        """Create the head that a configuration describes.
 
         Raises:
             InputError: for options it cannot work with.
@@ -54,39 +57,52 @@ class Head(ABC):
         return cls()
 
     def check(self, backbone: Backbone, tasks: Iterable[Task]) -> None:  # noqa: B027  (nothing to check is usual)
-        """Refuse what cannot work over this backbone, before any training.
+        """Check before training that the head works with this backbone.
 
         Raises:
-            InputError: with the option to change.
+            InputError: if it does not; the message names the option to change.
         """
 
     def check_names(self, tasks: Iterable[Task]) -> None:  # noqa: B027  (few name tasks or labels)
-        """Refuse options for tasks or labels that are not there.
+        """Check that options name existing tasks and labels.
 
         Args:
-            tasks: all of the run, the absent ones too.
+            tasks: all tasks of the run, those of absent silos too.
 
         Raises:
-            InputError: naming the option.
+            InputError: if not; the message names the option.
         """
 
-    def row_tokenizer(self, backbone: Backbone, max_length: int) -> Tokenize:
-        """How rows become token ids; `max_length` tokens at most."""
+    def row_tokenizer(self, backbone: Backbone, max_length: int) -> TokenizeRows:
+        """Make the function that tokenizes rows, to at most `max_length` tokens each."""
         return RowTokenizer(backbone.tokenizer, max_length)
 
     @abstractmethod
     def init(self, backbone: Backbone, tasks: Iterable[Task], generator: torch.Generator) -> Tensors:
-        """The tensors of one head per task, float32."""
+        """Create the tensors of one head per task, float32, on the CPU."""
 
     def reading(self, backbone: Backbone, task: Task) -> HeadReading | None:
-        """What it reads off the last layer's states, to be found in views under its name; None: a pooled reading."""
+        """Make the function that computes this head's entry of a view (`view[head.name]`) from the last layer's states.
+
+        Returns:
+            None where the head reads pooled states (`view["first"]`, `view["mean"]`).
+        """
         return None
 
     @abstractmethod
     def logits(self, tensors: Tensors, view: View, task: Task) -> Tensor:
-        """Shape (rows, classes)."""
+        """Compute class logits, shape (rows, classes)."""
 
     def cross_entropy(self, tensors: Tensors, view: View, batch: Batch) -> Tensor:
-        """The loss of a batch (scalar): the mean over its rows' labels."""
+        """Compute a batch's loss, a scalar: the mean over its rows."""
         logits = self.logits(tensors, view, batch.task)
         return nn.functional.cross_entropy(logits, batch.labels.to(logits.device))
+
+    def description(self, config: HeadConfig, task: Task) -> dict[str, Any]:
+        """Fields of an export's `head.json` that describe how this head answers (docs/export.md).
+
+        Args:
+            config: of the head.
+            task: of the exported silo.
+        """
+        return {"options": config.model_dump(mode="json", exclude={"name", "scope"}, exclude_defaults=True)}

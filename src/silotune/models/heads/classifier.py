@@ -1,9 +1,9 @@
-"""Classifiers of their own on top of a pooled state."""
+"""Trained classifiers over a pooled state."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 
 
 class Classifier(Head):
-    """A classifier over a pooled reading."""
+    """A classifier over the state x of shape (rows, hidden): the first token's, or the mean over the text's tokens."""
+
+    formula: ClassVar[str]
+    """Logits from x, in the words of `head.json`."""
 
     def __init__(self, pooling: Pooling = "first") -> None:
         self.pooling = pooling
@@ -30,11 +33,23 @@ class Classifier(Head):
         """See `Head.make`."""
         return cls(config.pooling)
 
+    def description(self, config: HeadConfig, task: Task) -> dict[str, Any]:
+        """See `Head.description`."""
+        x = "mean over the text's tokens" if self.pooling == "mean" else "the text's first token"
+        return {
+            "pooling": self.pooling,
+            "computes": f"logits = {self.formula}, where x is the last layer's state: {x}, virtual tokens left out",
+        }
+
 
 class MLPHead(Classifier):
-    """hidden → hidden → classes with tanh between, as RoBERTa's classifier (FedMCP, section IV-B)."""
+    """hidden → hidden → classes with tanh between, as RoBERTa's classifier (FedMCP, section IV-B).
+
+    Each task has `<task>.dense` (hidden, hidden) and `<task>.out` (classes, hidden), with biases.
+    """
 
     name = "mlp"
+    formula = "out.weight · tanh(dense.weight · x + dense.bias) + out.bias"
 
     def init(self, backbone: Backbone, tasks: Iterable[Task], generator: torch.Generator) -> Tensors:
         """See `Head.init`."""
@@ -52,9 +67,10 @@ class MLPHead(Classifier):
 
 
 class LinearHead(Classifier):
-    """hidden → classes: one linear layer (the PEFT-in-FL setting)."""
+    """hidden → classes: one linear layer (the PEFT-in-FL setting), `<task>.out` (classes, hidden) with bias."""
 
     name = "linear"
+    formula = "out.weight · x + out.bias"
 
     def init(self, backbone: Backbone, tasks: Iterable[Task], generator: torch.Generator) -> Tensors:
         """See `Head.init`."""
@@ -69,5 +85,5 @@ class LinearHead(Classifier):
 
 
 def apply_linear(tensors: Tensors, name: str, x: Tensor) -> Tensor:
-    """The linear layer `name` on x of shape (rows, columns)."""
+    """Apply the linear layer `name` to x of shape (rows, columns)."""
     return nn.functional.linear(x, tensors[f"{name}.weight"], tensors[f"{name}.bias"])

@@ -1,7 +1,7 @@
-"""The language-model head: instruction rows as prompt and response, and the loss of the response's tokens.
+"""The language-model head: rows as prompt and response, and the loss over the response's tokens.
 
-The backbone's own vocabulary is the head; nothing of its own is trained. Scores are only computed where a response's
-token is to come, never for the prompt's tokens.
+It uses the backbone's own frozen output layer and has no tensors to train. Vocabulary scores are computed for response
+tokens alone, never for the prompt's.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from silotune.models.backbone.forward_plan import ForwardPlan
 from silotune.models.forward.generation import GenerationOptions
 from silotune.models.forward.pooling import HeadReading
 from silotune.models.forward.views import View
-from silotune.models.heads.base import Head, Tokenize
+from silotune.models.heads.base import Head, TokenizeRows
 
 if TYPE_CHECKING:
     from silotune.config.head import HeadConfig
 
 
 SCORES_AT_ONCE = 2**25
-"""Vocabulary scores held at a time; beyond, a piece's scores are computed again on the way back."""
+"""Vocabulary scores held in memory at a time; beyond, they are recomputed piece by piece in the backward pass."""
 
 
 class LanguageModelHead(Head):
-    """For tasks whose answers are written.
+    """Head of generation tasks.
 
     Args:
-        template: text with `{instruction}` (and `{input}`), or `chat` for the tokenizer's own.
-        generation: options of generation; the defaults of `GenerationOptions` if None.
+        template: text with `{instruction}` (and `{input}`), or `chat` for the tokenizer's own template.
+        generation: options of generation; None: their defaults.
     """
 
     name = "lm"
@@ -67,39 +67,38 @@ class LanguageModelHead(Head):
             raise InputError("head=lm: the backbone's tokenizer has no end token")
 
     def prompt_room(self, max_length: int) -> int:
-        """The longest prompt before which no encoder stands, in tokens."""
+        """Return the longest prompt of a decoder-only model, in tokens."""
         return max_length - min(self.generation.max_new_tokens, max_length // 2)
 
-    def row_tokenizer(self, backbone: Backbone, max_length: int) -> Tokenize:
-        """Prompts and responses as token ids.
+    def row_tokenizer(self, backbone: Backbone, max_length: int) -> TokenizeRows:
+        """See `Head.row_tokenizer`; makes token ids of prompts and responses.
 
-        The prompt leaves room for the longest answer (at most half of `max_length`), whatever the row's own answer
-        is: a prompt reads the same in training and where its answer is not known. A longer response is cut, and then
-        has no end token.
+        Every prompt leaves room for the longest answer (at most half of `max_length`), whatever the length of its own:
+        so it is cut alike in training and in generation. A longer response is cut and then has no end token.
         """
         tokenizer: Any = backbone.tokenizer
         fill: FillTemplate = chat_template(tokenizer) if self._chat else self._template
         end = int(tokenizer.eos_token_id)
-        several = bool(backbone.base.config.is_encoder_decoder)
-        room = max_length if several else self.prompt_room(max_length)
+        encoder_decoder = bool(backbone.base.config.is_encoder_decoder)
+        room = max_length if encoder_decoder else self.prompt_room(max_length)
 
         def tokenize(task: Task, rows: Sequence[Row]) -> TokenizedRows:
             labels = torch.zeros(len(rows), dtype=torch.int64)
             if not rows:
                 return TokenizedRows(task, [], None, labels, reads=[], targets=[], answers=[])
-            found = encode_fitting(tokenizer, fill, [row.texts for row in rows], room, special_tokens=not self._chat)
-            prompts = [one.ids for one in found]
-            written = tokenizer([row.answer for row in rows], add_special_tokens=False)["input_ids"]
-            if several:
+            encoded = encode_fitting(tokenizer, fill, [row.texts for row in rows], room, special_tokens=not self._chat)
+            prompts = [prompt.ids for prompt in encoded]
+            answer_ids = tokenizer([row.answer for row in rows], add_special_tokens=False)["input_ids"]
+            if encoder_decoder:
                 start = backbone.base.config.decoder_start_token_id
-                responses = [[*ids, end][:max_length] for ids in written]
+                responses = [[*ids, end][:max_length] for ids in answer_ids]
                 decoder = [[start, *response[:-1]] for response in responses]
                 reads = [list(range(len(response))) for response in responses]
                 ids = prompts
             else:
                 prompts = [prompt[:-1] if prompt[-1] == end else prompt for prompt in prompts]
                 responses = [
-                    [*ids, end][: max_length - len(prompt)] for prompt, ids in zip(prompts, written, strict=True)
+                    [*ids, end][: max_length - len(prompt)] for prompt, ids in zip(prompts, answer_ids, strict=True)
                 ]
                 decoder = None
                 reads = [
@@ -115,23 +114,23 @@ class LanguageModelHead(Head):
         return tokenize
 
     def init(self, backbone: Backbone, tasks: Iterable[Task], generator: torch.Generator) -> Tensors:
-        """Nothing of its own."""
+        """See `Head.init`; there are no tensors."""
         return {}
 
     def reading(self, backbone: Backbone, task: Task) -> HeadReading:
-        """Shape (rows, 2): the sum of a row's token losses, and the number of its response tokens."""
+        """See `Head.reading`; shape (rows, 2): the sum of a row's token losses, and its number of response tokens."""
 
         def read(states: Tensor, inputs: Inputs, plan: ForwardPlan) -> Tensor:
             rows = inputs[READ_ROWS]
             losses = token_losses(backbone, states[rows, inputs[READ_POSITIONS]], inputs[READ_TARGETS], plan.weights)
             counts = torch.bincount(rows, minlength=len(states))
-            sums = torch.stack([own.sum() for own in torch.split(losses, counts.tolist())])
+            sums = torch.stack([row_losses.sum() for row_losses in torch.split(losses, counts.tolist())])
             return torch.stack([sums, counts.to(sums.dtype)], 1)
 
         return read
 
     def logits(self, tensors: Tensors, view: View, task: Task) -> Tensor:
-        """There are no classes.
+        """Refuse, since a written answer has no classes.
 
         Raises:
             InputError: always.
@@ -139,22 +138,32 @@ class LanguageModelHead(Head):
         raise InputError("head=lm: this method needs class logits, which a language-model head does not have")
 
     def cross_entropy(self, tensors: Tensors, view: View, batch: Batch) -> Tensor:
-        """The mean over all response tokens of the batch, however it was cut into micro-batches."""
+        """See `Head.cross_entropy`; the mean over all response tokens of the batch, in all its micro-batches."""
         sums, counts = view[self.name].unbind(1)
         return sums.sum() / counts.sum()
 
 
 def prompt_rows(rows: TokenizedRows) -> TokenizedRows:
-    """The rows' prompts alone, without their responses: what generation starts from, and what a row is known by."""
+    """Return the rows without their responses, for generation and for the vectors that represent a row's text."""
     if rows.decoder is None and rows.reads is not None:
-        ids = [one[: reads[0] + 1] for one, reads in zip(rows.ids, rows.reads, strict=True)]
+        ids = [tokens[: reads[0] + 1] for tokens, reads in zip(rows.ids, rows.reads, strict=True)]
     else:
         ids = rows.ids
     return replace(rows, ids=ids, decoder=None, reads=None, targets=None)
 
 
 def token_losses(backbone: Backbone, states: Tensor, targets: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
-    """Cross-entropy of each target token, shape (tokens,), from the states that predict them, (tokens, hidden)."""
+    """Compute the cross-entropy of each target token.
+
+    Args:
+        backbone: loaded with its language-model head.
+        states: the states that predict the targets, shape (tokens, hidden).
+        targets: token ids, shape (tokens,).
+        weights: replaced tensors of the backbone, as `ForwardPlan.weights`.
+
+    Returns:
+        Shape (tokens,), at least float32.
+    """
     lm_head = backbone.lm_head
     assert lm_head is not None, "the backbone was loaded without a language-model head"
 
@@ -168,4 +177,4 @@ def token_losses(backbone: Backbone, states: Tensor, targets: Tensor, weights: M
     if len(states) <= piece:
         return losses(states, targets)
     pieces = zip(torch.split(states, piece), torch.split(targets, piece), strict=True)
-    return torch.cat([checkpoint(losses, *one, use_reentrant=False) for one in pieces])
+    return torch.cat([checkpoint(losses, *pair, use_reentrant=False) for pair in pieces])

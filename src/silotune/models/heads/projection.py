@@ -1,4 +1,4 @@
-"""A projection: from the pooled state to the space in which representations are compared. It answers nothing."""
+"""The projection head of contrastive losses: from the pooled state to the space of compared representations."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Projection:
-    """hidden → `width`: one linear layer (FedFAME: 256)."""
+    """hidden → `width`: one linear layer (FedFAME: 256). It gives no answers and is no `Head`."""
 
     name = "projection"
 
@@ -29,9 +29,9 @@ class Projection:
         self.pooling = pooling
 
     def init(self, backbone: Backbone, tasks: Iterable[Task], generator: torch.Generator) -> Tensors:
-        """See `parts.Module.init`."""
+        """See `Module.init`; one layer for all tasks."""
         return draw_linear("projection", self.width, backbone.hidden_size, generator)
 
     def __call__(self, tensors: Tensors, view: View) -> Tensor:
-        """Shape (rows, width)."""
+        """Project the view's pooled states: (rows, hidden) → (rows, width)."""
         return apply_linear(tensors, "projection", view[self.pooling])

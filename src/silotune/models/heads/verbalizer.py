@@ -1,7 +1,7 @@
-"""The verbalizer: the backbone's own language-model head says which label word fits the template's mask.
+"""The verbalizer: the backbone's own frozen language-model head scores label words at the template's mask.
 
-FedPrompt, section 2: nothing is trained here. Masked language models are read at the mask; encoder–decoders get
-`<extra_id_0>` in the text and are read where the decoder answers it (its second position).
+FedPrompt, section 2; it has no tensors to train. Masked language models are read at the mask; encoder–decoders get
+`<extra_id_0>` in the text and are read at the decoder's second position, which answers it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from silotune.models.backbone.backbone import Backbone
 from silotune.models.backbone.forward_plan import ForwardPlan
 from silotune.models.forward.pooling import HeadReading
 from silotune.models.forward.views import View
-from silotune.models.heads.base import Head, Tokenize
+from silotune.models.heads.base import Head, TokenizeRows
 
 if TYPE_CHECKING:
     from silotune.config.head import HeadConfig
@@ -41,9 +41,9 @@ class LabelWords:
     """A task's label words as tokens.
 
     Args:
-        ids: the words' tokens, one after the other, shape (tokens,).
-        of_word: shape (words, tokens): a word's score is the mean over its tokens.
-        of_class: shape (classes, words): 1 where the word stands for the class, else 0.
+        ids: the tokens of all words, concatenated, shape (tokens,).
+        of_word: shape (words, tokens), 1 / (number of the word's tokens) at its tokens: a word's score is their mean.
+        of_class: shape (classes, words), 1 where the word stands for the class, else 0.
     """
 
     ids: Tensor
@@ -51,30 +51,31 @@ class LabelWords:
     of_class: Tensor
 
     def classes(self, scores: Tensor, average: Average) -> Tensor:
-        """Token scores, shape (rows, tokens), as class logits, shape (rows, classes).
+        """Turn token scores, shape (rows, tokens), into class logits, shape (rows, classes).
 
-        The mean of the words' logits; the logarithm of the mean of their probabilities (among the label words, up to
-        a constant in each row that no softmax sees); or the best word's logit (FedPrompt, section 2.1).
+        A class's logit is, by `average`, the mean of its words' logits (`logits`), the logarithm of the mean of their
+        probabilities among the label words, up to a constant per row (`probabilities`), or the best word's logit
+        (`best`; FedPrompt, section 2.1).
         """
         words = scores @ self.of_word.to(scores.dtype).T
         number = self.of_class.sum(1)
         if average == "logits":
             return words @ (self.of_class / number.unsqueeze(1)).to(scores.dtype).T
         absent = self.of_class == 0
-        spread = words.unsqueeze(1).masked_fill(absent, float("-inf"))
+        by_class = words.unsqueeze(1).masked_fill(absent, float("-inf"))  # (rows, classes, words)
         if average == "best":
-            return spread.amax(-1)
-        return torch.logsumexp(spread, -1) - number.log().to(scores.dtype)
+            return by_class.amax(-1)
+        return torch.logsumexp(by_class, -1) - number.log().to(scores.dtype)
 
 
 class VerbalizerHead(Head):
-    """Label words scored at the mask by the frozen language-model head.
+    """Scores label words at the mask with the frozen language-model head.
 
     Args:
         template: for all tasks, or by task name; None: "{text} is {mask}." and, for pairs, "{a}? {mask}, {b}".
         words: label name → its words; a label without an entry is its own word.
-        multi_token: what to do with a word of several tokens: refuse it, or take the mean of their logits.
-        average: of several words, the mean of their logits or of their probabilities, or the best word's logit.
+        multi_token: for a word of several tokens: refuse it, or take the mean of their logits.
+        average: for several words of a label: the mean of their logits or of their probabilities, or the best logit.
     """
 
     name = "verbalizer"
@@ -92,11 +93,11 @@ class VerbalizerHead(Head):
         self._by_task = {name: ClozeTemplate(text) for name, text in by_task.items()}
         self._template = ClozeTemplate(template) if isinstance(template, str) else None
         templates = [*self._by_task.values(), *([self._template] if self._template else [])]
-        self.soft_slot = any(found.has_soft for found in templates)
-        self._words = {label: tuple(chosen) for label, chosen in (words or {}).items()}
+        self.soft_slot = any(cloze.has_soft for cloze in templates)
+        self._words = {label: tuple(synonyms) for label, synonyms in (words or {}).items()}
         self._multi_token = multi_token
         self._average = average
-        self._known: dict[Task, LabelWords] = {}
+        self._tokenized_words: dict[Task, LabelWords] = {}
 
     @classmethod
     def make(cls, config: HeadConfig) -> Self:
@@ -104,12 +105,12 @@ class VerbalizerHead(Head):
         return cls(config.template, config.words, config.multi_token, config.average)
 
     def check(self, backbone: Backbone, tasks: Iterable[Task]) -> None:
-        """See `Head.check`: label words must be known words."""
+        """See `Head.check`; label words must be in the vocabulary."""
         for task in tasks:
             self._label_words(backbone, task)
 
     def check_names(self, tasks: Iterable[Task]) -> None:
-        """See `Head.check_names`: of `words` and `template`."""
+        """See `Head.check_names`; `words` names labels, `template` tasks."""
         tasks = list(tasks)
         labels = {label for task in tasks for label in task.labels}
         for label in self._words:
@@ -120,68 +121,74 @@ class VerbalizerHead(Head):
                 raise unknown("task in head.template", name, [task.name for task in tasks])
 
     def template(self, task: Task, texts: int) -> ClozeTemplate:
-        """The template of a task whose rows have one or two texts.
+        """Return the template of a task whose rows have one or two texts.
 
         Raises:
             InputError: if the configured one takes another number.
         """
-        chosen = self._by_task.get(task.name, self._template) or ClozeTemplate(SINGLE if texts == 1 else PAIR)
-        if chosen.texts != texts:
+        cloze = self._by_task.get(task.name, self._template) or ClozeTemplate(SINGLE if texts == 1 else PAIR)
+        if cloze.texts != texts:
             raise InputError(
-                f"head.template: {chosen.text!r} takes {_slots(chosen.texts)}, "
+                f"head.template: {cloze.text!r} takes {_slots(cloze.texts)}, "
                 f"but rows of task {task.name!r} have {'one text' if texts == 1 else 'two texts'}: {_slots(texts)}"
             )
-        return chosen
+        return cloze
 
-    def row_tokenizer(self, backbone: Backbone, max_length: int) -> Tokenize:
-        """See `Head.row_tokenizer`: filled templates, with the mask's position to read."""
+    def row_tokenizer(self, backbone: Backbone, max_length: int) -> TokenizeRows:
+        """See `Head.row_tokenizer`; tokenizes filled templates and notes the mask's position.
+
+        Raises:
+            InputError: where the tokenizer has no mask token.
+        """
         tokenizer: Any = backbone.tokenizer
-        answers = bool(backbone.base.config.is_encoder_decoder)
-        mask = SENTINEL if answers else tokenizer.mask_token
+        encoder_decoder = bool(backbone.base.config.is_encoder_decoder)
+        mask = SENTINEL if encoder_decoder else tokenizer.mask_token
         mask_id = None if mask is None else tokenizer.convert_tokens_to_ids(mask)
         if mask_id is None or mask_id == tokenizer.unk_token_id:
-            raise InputError(f"head=verbalizer: the backbone's tokenizer has no mask token{' <extra_id_0>' * answers}")
-        start = backbone.base.config.decoder_start_token_id if answers else None
+            raise InputError(
+                f"head=verbalizer: the backbone's tokenizer has no mask token{' <extra_id_0>' * encoder_decoder}"
+            )
+        start = backbone.base.config.decoder_start_token_id if encoder_decoder else None
 
         def tokenize(task: Task, rows: Sequence[Row]) -> TokenizedRows:
             labels = torch.tensor([row.label for row in rows], dtype=torch.int64)
             if not rows:
                 return TokenizedRows(task, [], None, labels)
             template = self.template(task, len(rows[0].texts))
-            found = encode_fitting(
+            encoded = encode_fitting(
                 tokenizer, lambda texts: template.fill(texts, mask)[0], [row.texts for row in rows], max_length
             )
-            ids = [one.ids for one in found]
-            soft = [template.soft_position(one, mask) for one in found] if template.has_soft else None
-            if answers:
+            ids = [text.ids for text in encoded]
+            soft = [template.soft_position(text, mask) for text in encoded] if template.has_soft else None
+            if encoder_decoder:
                 decoder = [[start, mask_id]] * len(rows)
                 return TokenizedRows(task, ids, None, labels, decoder=decoder, reads=[[1]] * len(rows), soft=soft)
-            # A text may hold the mask's name itself: the template's own mask is the one that ends where it ends.
+            # A text may hold the mask's name itself: the template's mask is the one with the right end offset.
             reads = [
                 [
-                    place
-                    for place, (token, (_, end)) in enumerate(zip(one.ids, one.offsets, strict=True))
-                    if token == mask_id and end == template.fill(one.texts, mask)[1]
+                    position
+                    for position, (token, (_, end)) in enumerate(zip(text.ids, text.offsets, strict=True))
+                    if token == mask_id and end == template.fill(text.texts, mask)[1]
                 ]
-                for one in found
+                for text in encoded
             ]
-            lost = next((number for number, places in enumerate(reads) if len(places) != 1), None)
-            if lost is not None:
+            failed = next((number for number, positions in enumerate(reads) if len(positions) != 1), None)
+            if failed is not None:
                 raise InputError(
                     f"head.template: this tokenizer does not keep {mask!r} apart from the words around it (task "
-                    f"{task.name!r}, row {lost + 1}); put other words or blanks there"
+                    f"{task.name!r}, row {failed + 1}); put other words or blanks there"
                 )
-            types = [[0] * len(one) for one in ids] if "token_type_ids" in tokenizer.model_input_names else None
+            types = [[0] * len(tokens) for tokens in ids] if "token_type_ids" in tokenizer.model_input_names else None
             return TokenizedRows(task, ids, types, labels, reads=reads, soft=soft)
 
         return tokenize
 
     def init(self, backbone: Backbone, tasks: Iterable[Task], generator: torch.Generator) -> Tensors:
-        """Nothing of its own."""
+        """See `Head.init`; there are no tensors."""
         return {}
 
     def reading(self, backbone: Backbone, task: Task) -> HeadReading:
-        """Class logits, shape (rows, classes), from the states at the masks alone."""
+        """See `Head.reading`; class logits, shape (rows, classes), from the states at the masks alone."""
         words, vocabulary = self._label_words(backbone, task), backbone.lm_head
         assert vocabulary is not None, "the backbone was loaded without a language-model head"
 
@@ -195,23 +202,32 @@ class VerbalizerHead(Head):
         """See `Head.logits`."""
         return view[self.name]
 
+    def description(self, config: HeadConfig, task: Task) -> dict[str, Any]:
+        """See `Head.description`; lists the words of every label."""
+        fields = super().description(config, task)
+        words = config.words or {}
+        fields["options"]["words"] = {label: words.get(label, [label]) for label in task.labels}
+        return fields
+
     def _label_words(self, backbone: Backbone, task: Task) -> LabelWords:
-        if task not in self._known:
-            chosen = [self._words.get(label, (label,)) for label in task.labels]
-            self._known[task] = label_words(backbone, task, chosen, self._multi_token)
-        return self._known[task]
+        if task not in self._tokenized_words:
+            words = [self._words.get(label, (label,)) for label in task.labels]
+            self._tokenized_words[task] = label_words(backbone, task, words, self._multi_token)
+        return self._tokenized_words[task]
 
 
-def label_words(backbone: Backbone, task: Task, chosen: Sequence[Sequence[str]], multi_token: MultiToken) -> LabelWords:
-    """The words of each label as tokens.
+def label_words(
+    backbone: Backbone, task: Task, words_by_label: Sequence[Sequence[str]], multi_token: MultiToken
+) -> LabelWords:
+    """Tokenize the words of each label.
 
     Raises:
-        InputError: for a word that is unknown, splits (where that is refused) or stands for two labels.
+        InputError: for a word that is unknown, that splits where `multi_token` refuses it, or that has two labels.
     """
     tokens: list[list[int]] = []
     owners: list[int] = []
     seen: dict[tuple[int, ...], int] = {}
-    for number, (label, words) in enumerate(zip(task.labels, chosen, strict=True)):
+    for number, (label, words) in enumerate(zip(task.labels, words_by_label, strict=True)):
         for word in words:
             ids = _tokens_of(backbone.tokenizer, word)
             where = f"head.words: {word!r}, for label {label!r} of task {task.name!r},"
@@ -238,7 +254,7 @@ def label_words(backbone: Backbone, task: Task, chosen: Sequence[Sequence[str]],
 
 
 def _tokens_of(tokenizer: Any, word: str) -> list[int]:
-    """A word's tokens inside a text: behind a space, unless the tokenizer makes fewer of it alone."""
+    """Tokenize a word as inside a text, behind a space, or alone where that gives fewer tokens."""
     forms: list[list[int]] = [
         list(tokenizer(form, add_special_tokens=False)["input_ids"]) for form in (f" {word}", word)
     ]

@@ -1,4 +1,4 @@
-"""BitFit: only the backbone's bias terms are trained (Ben Zaken et al. 2022)."""
+"""BitFit: trains the backbone's bias terms alone (Ben Zaken et al. 2022)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from silotune.models.backbone.architectures import ARCHITECTURES
 from silotune.models.backbone.backbone import Backbone
 from silotune.models.backbone.forward_plan import ForwardPlan, OutputChange
 from silotune.models.tuners.base import MergedAdapter, Tuner, WeightedTensors, per_row, weighted_sum
-from silotune.models.tuners.target_modules import SiteOptions, is_linear
+from silotune.models.tuners.target_modules import TargetModuleOptions, is_linear
 
 if TYPE_CHECKING:
     from silotune.data.tasks import Task
@@ -25,7 +25,7 @@ _WITHOUT_BIASES = ("llama", "mistral", "modernbert", "qwen3", "t5")
 """Families whose published models have no bias terms."""
 
 
-class BitFitOptions(SiteOptions):
+class BitFitOptions(TargetModuleOptions):
     """`sites`: patterns of module names, e.g. `encoder.layer.*`; by default every linear layer and layer norm."""
 
     sites: tuple[str, ...] = ("*",)
@@ -34,9 +34,9 @@ class BitFitOptions(SiteOptions):
 class BitFit(Tuner):
     """Trains every bias of the backbone's linear layers and layer norms (the embeddings' norm included).
 
-    Per module one tensor `<module>.bias`: what is **added** to the pretrained bias. It starts at zero, and adding it
-    to the module's output is the same as replacing the bias, which allows mixes per row and frozen weights in half
-    precision. A mix with weights that sum to 1 interpolates the biases; in general it adds `Σ weight·offset`.
+    Each module has one tensor `<module>.bias` of shape (out,), an offset that is **added** to the pretrained bias. It
+    starts at zero. Adding it to the module's output equals replacing the bias, and allows mixes per row and frozen
+    weights in half precision. A mix adds `Σ weight·offset`; weights that sum to 1 interpolate the biases.
     """
 
     name = "bitfit"
@@ -51,25 +51,25 @@ class BitFit(Tuner):
             if isinstance(bias, Tensor) and (is_linear(module) or isinstance(module, nn.LayerNorm)):
                 tensors[f"{name}.bias"] = torch.zeros(bias.shape)
         if not tensors:
-            having = ", ".join(name for name in sorted(ARCHITECTURES) if name not in _WITHOUT_BIASES)
+            families = ", ".join(name for name in sorted(ARCHITECTURES) if name not in _WITHOUT_BIASES)
             raise InputError(
-                f"tuner: bitfit has nothing to train, {backbone.model_type} has no biases; it works on {having}"
+                f"tuner: bitfit has nothing to train, {backbone.model_type} has no biases; it works on {families}"
             )
         patterns = cast(BitFitOptions, self.options).sites
-        chosen = {
+        selected = {
             name: tensor
             for name, tensor in tensors.items()
             if any(fnmatchcase(name.removesuffix(".bias"), pattern) for pattern in patterns)
         }
-        if not chosen:
+        if not selected:
             examples = ", ".join(list(tensors)[:3])
             raise InputError(f"tuner.sites: bitfit finds no bias for {','.join(patterns)}; there are {examples}, …")
-        return chosen
+        return selected
 
     def act(self, backbone: Backbone, mix: Sequence[WeightedTensors], plan: ForwardPlan) -> None:
         """See `Tuner.act`."""
         for name in mix[0].tensors:
-            plan.outputs[name.removesuffix(".bias")].append(_moved(mix, name))
+            plan.outputs[name.removesuffix(".bias")].append(_add_offset(mix, name))
 
     def merge(self, mix: Sequence[WeightedTensors]) -> MergedAdapter:
         """See `Tuner.merge`: offsets add up."""
@@ -86,7 +86,9 @@ class BitFit(Tuner):
         }
 
 
-def _moved(mix: Sequence[WeightedTensors], name: str) -> OutputChange:
+def _add_offset(mix: Sequence[WeightedTensors], name: str) -> OutputChange:
+    """Add the mix's offsets to y of shape (rows, tokens, out)."""
+
     def change(_: Tensor, y: Tensor) -> Tensor:
         offset: float | Tensor = 0.0
         for part in mix:

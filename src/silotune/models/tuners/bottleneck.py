@@ -1,4 +1,4 @@
-"""Bottleneck adapters: two linear layers with a non-linearity behind a sublayer.
+"""Bottleneck adapters: two linear layers with a nonlinearity behind a sublayer.
 
 Houlsby et al. 2019 (behind attention and feed-forward) and Pfeiffer et al. 2021 (behind feed-forward alone);
 FedMCP eq. 2: `h ← h + GeLU(h·W_down)·W_up`.
@@ -20,7 +20,7 @@ from silotune.models.backbone.backbone import Backbone
 from silotune.models.backbone.forward_plan import ForwardPlan, OutputChange
 from silotune.models.tuners.base import MergedAdapter, Tuner, WeightedTensors, all_numbers, per_row, weighted_sum
 from silotune.models.tuners.lora import add_product, scale_columns, times
-from silotune.models.tuners.target_modules import SiteOptions, find_sites, widths
+from silotune.models.tuners.target_modules import TargetModuleOptions, find_target_modules, layer_widths
 
 if TYPE_CHECKING:
     from silotune.data.tasks import Task
@@ -28,12 +28,13 @@ if TYPE_CHECKING:
 
 
 _PLACEMENTS = {"houlsby": ("attention_output", "feedforward_output"), "pfeiffer": ("feedforward_output",)}
+"""Value of `tuner.sites` → fields of the family's table."""
 
 
-class BottleneckOptions(SiteOptions):
-    """`r`: the bottleneck's width. `reduction`: instead of r, hidden width / reduction.
+class BottleneckOptions(TargetModuleOptions):
+    """`r`: the bottleneck's width. `reduction`: sets r to hidden width / reduction.
 
-    `sites`: `houlsby` (two a block), `pfeiffer` (one a block), or linear layers of your choice.
+    `sites`: `houlsby` (two adapters per block), `pfeiffer` (one per block), or names of linear layers.
     """
 
     r: int = Field(16, ge=1)
@@ -55,9 +56,9 @@ class BottleneckOptions(SiteOptions):
 class Bottleneck(Tuner):
     """Adds `GeLU(h·W_down + b_down)·W_up + b_up` to a sublayer's output h, before the residual sum.
 
-    Per site: `down.weight` (r, hidden), `down.bias` (r,), `up.weight` (hidden, r), `up.bias` (hidden,). `up` starts at
-    zero, so that an untrained adapter changes nothing. A mix adds the weighted sum of the adapters' outputs (FedMCP,
-    section IV-B).
+    Each target module has `down.weight` (r, hidden), `down.bias` (r,), `up.weight` (hidden, r), `up.bias` (hidden,).
+    `up` starts at zero, so that an untrained adapter changes nothing. A mix adds the weighted sum of the adapters'
+    outputs (FedMCP, section IV-B).
     """
 
     name = "bottleneck"
@@ -69,23 +70,23 @@ class Bottleneck(Tuner):
         tensors: Tensors = {}
         options = cast(BottleneckOptions, self.options)
         words = [word for site in options.sites for word in _PLACEMENTS.get(site, (site,))]
-        for site in find_sites(backbone, words, self.name):
-            width = widths(backbone.site(site))[1]
+        for module in find_target_modules(backbone, words, self.name):
+            width = layer_widths(backbone.site(module))[1]
             r = options.r if options.reduction is None else width // options.reduction
             if r < 1:
                 raise InputError(f"tuner.reduction: {options.reduction} leaves nothing of a width of {width}")
-            tensors[f"{site}.down.weight"] = torch.randn(r, width, generator=generator) * 0.02
-            tensors[f"{site}.down.bias"] = torch.zeros(r)
-            tensors[f"{site}.up.weight"] = torch.zeros(width, r)
-            tensors[f"{site}.up.bias"] = torch.zeros(width)
+            tensors[f"{module}.down.weight"] = torch.randn(r, width, generator=generator) * 0.02
+            tensors[f"{module}.down.bias"] = torch.zeros(r)
+            tensors[f"{module}.up.weight"] = torch.zeros(width, r)
+            tensors[f"{module}.up.bias"] = torch.zeros(width)
         return tensors
 
     def act(self, backbone: Backbone, mix: Sequence[WeightedTensors], plan: ForwardPlan) -> None:
         """See `Tuner.act`."""
         for name in mix[0].tensors:
             if name.endswith(".down.weight"):
-                site = name.removesuffix(".down.weight")
-                plan.outputs[site].append(_added(mix, site))
+                module = name.removesuffix(".down.weight")
+                plan.outputs[module].append(_add_adapters(mix, module))
 
     def act_on_segments(
         self, backbone: Backbone, mix: Sequence[WeightedTensors], segments: Segments, plan: ForwardPlan
@@ -93,8 +94,8 @@ class Bottleneck(Tuner):
         """See `Tuner.act_on_segments`."""
         for name in mix[0].tensors:
             if name.endswith(".down.weight"):
-                site = name.removesuffix(".down.weight")
-                plan.outputs[site].append(_added_to_segments(mix, site, segments))
+                module = name.removesuffix(".down.weight")
+                plan.outputs[module].append(_add_adapters_to_segments(mix, module, segments))
         return True
 
     def merge(self, mix: Sequence[WeightedTensors]) -> MergedAdapter:
@@ -119,12 +120,12 @@ class Bottleneck(Tuner):
         }
 
 
-def _added(mix: Sequence[WeightedTensors], site: str) -> OutputChange:
-    """Mixed adapters are one wider adapter: downs stacked, weighted ups side by side."""
+def _add_adapters(mix: Sequence[WeightedTensors], module: str) -> OutputChange:
+    """Compute the mix as one adapter of all widths: `down` stacked, weighted `up` side by side."""
     numbers = all_numbers(mix)
 
     def each(name: str) -> list[Tensor]:
-        return [part.tensors[f"{site}.{name}"] for part in mix]
+        return [part.tensors[f"{module}.{name}"] for part in mix]
 
     def change(_: Tensor, h: Tensor) -> Tensor:
         down, bias, up, shift = each("down.weight"), each("down.bias"), each("up.weight"), each("up.bias")
@@ -136,28 +137,28 @@ def _added(mix: Sequence[WeightedTensors], site: str) -> OutputChange:
         if numbers is None:
             hidden = scale_columns(hidden, mix, len(bias[0]))
             wide = torch.cat(up, 1)
-            moved = h
-            for part, one in zip(mix, shift, strict=True):
+            shifted = h
+            for part, up_bias in zip(mix, shift, strict=True):
                 weight = per_row(part.weight, h) if isinstance(part.weight, Tensor) else part.weight
-                moved = moved + one.to(h.dtype) * weight
-            return add_product(moved, hidden, wide)
-        wide = torch.cat([times(one, number) for one, number in zip(up, numbers, strict=True)], 1)
-        moved = torch.stack([times(one, number) for one, number in zip(shift, numbers, strict=True)]).sum(0)
-        return h + nn.functional.linear(hidden, wide.to(h.dtype), moved.to(h.dtype))
+                shifted = shifted + up_bias.to(h.dtype) * weight
+            return add_product(shifted, hidden, wide)
+        wide = torch.cat([times(tensor, number) for tensor, number in zip(up, numbers, strict=True)], 1)
+        total = torch.stack([times(tensor, number) for tensor, number in zip(shift, numbers, strict=True)]).sum(0)
+        return h + nn.functional.linear(hidden, wide.to(h.dtype), total.to(h.dtype))
 
     return change
 
 
-def _added_to_segments(mix: Sequence[WeightedTensors], site: str, segments: Segments) -> OutputChange:
-    """As `_added`, with tensors of shape (segments, …): two batched products for all segments."""
+def _add_adapters_to_segments(mix: Sequence[WeightedTensors], module: str, segments: Segments) -> OutputChange:
+    """Variant of `_add_adapters` for tensors of shape (segments, …): two batched products for all segments."""
     numbers = all_numbers(mix)
     assert numbers is not None, "segments have numbers for weights"
 
     def each(name: str) -> list[Tensor]:
-        return [part.tensors[f"{site}.{name}"] for part in mix]
+        return [part.tensors[f"{module}.{name}"] for part in mix]
 
     def weighted(name: str) -> list[Tensor]:
-        return [times(one, number) for one, number in zip(each(name), numbers, strict=True)]
+        return [times(tensor, number) for tensor, number in zip(each(name), numbers, strict=True)]
 
     def change(_: Tensor, h: Tensor) -> Tensor:
         down, bias = (torch.cat(each(name), 1).to(h.dtype) for name in ("down.weight", "down.bias"))

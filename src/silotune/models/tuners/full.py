@@ -1,4 +1,4 @@
-"""Full fine-tuning: the part holds every weight of the backbone, which it replaces (FedAvg's original form)."""
+"""Full fine-tuning: a part holds every weight of the backbone and replaces it (FedAvg's original form)."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 
 class FullOptions(TunerOptions):
-    """Nothing to choose."""
+    """No options."""
 
 
 class Full(Tuner):
-    """All weights of the base transformer. A mix of several parts interpolates them; weights must sum to 1.
+    """All weights of the base transformer, named as its parameters. A mix interpolates them; weights must sum to 1.
 
-    The only tuner that trains with the backbone's dropout on.
+    Training runs with the backbone's dropout, unlike all other tuners.
     """
 
     name = "full"
@@ -33,7 +33,7 @@ class Full(Tuner):
     trains_backbone = True
 
     def init(self, backbone: Backbone, tasks: Iterable[Task], generator: torch.Generator) -> Tensors:
-        """See `Tuner.init`: the pretrained weights."""
+        """See `Tuner.init`; copies the pretrained weights."""
         return {name: tensor.cpu() for name, tensor in copy(dict(backbone.base.named_parameters())).items()}
 
     def act(self, backbone: Backbone, mix: Sequence[WeightedTensors], plan: ForwardPlan) -> None:
@@ -42,7 +42,7 @@ class Full(Tuner):
         plan.dropout = any(tensor.requires_grad for part in mix for tensor in part.tensors.values())
 
     def mixes_rows(self, backbone: Backbone) -> bool:
-        """See `Tuner.mixes_rows`: one forward has one set of weights."""
+        """See `Tuner.mixes_rows`; one forward has one set of weights."""
         return False
 
     def merge(self, mix: Sequence[WeightedTensors]) -> MergedAdapter:
@@ -55,7 +55,7 @@ class Full(Tuner):
 
 
 def interpolate(mix: Sequence[WeightedTensors]) -> Tensors:
-    """`Σ weight · tensors`, for tuners whose parts replace tensors.
+    """Compute `Σ weight · tensors`, for tuners whose parts replace the backbone's tensors.
 
     Raises:
         InputError: for weights that differ by row or do not sum to 1.

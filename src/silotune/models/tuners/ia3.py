@@ -15,23 +15,23 @@ from silotune.models.backbone.backbone import Backbone
 from silotune.models.backbone.forward_plan import ForwardPlan
 from silotune.models.tuners.base import MergedAdapter, Tuner, WeightedTensors, per_row, weighted_sum
 from silotune.models.tuners.target_modules import (
-    SiteOptions,
-    as_words,
-    find_sites,
+    TargetModuleOptions,
+    find_target_modules,
+    layer_widths,
     linear_weight,
+    parse_words,
     peft_target_modules,
     short_names,
-    widths,
 )
 
 if TYPE_CHECKING:
     from silotune.data.tasks import Task
 
 
-class IA3Options(SiteOptions):
+class IA3Options(TargetModuleOptions):
     """`sites`: linear layers whose output is scaled. `feedforward`: linear layers whose input is scaled.
 
-    Where query, key and value are one fused layer, all of it is scaled, as in peft.
+    Where query, key and value are one fused layer, its whole output is scaled, as in peft.
     """
 
     sites: tuple[str, ...] = ("key", "value")
@@ -40,14 +40,14 @@ class IA3Options(SiteOptions):
     @field_validator("feedforward", mode="before")
     @classmethod
     def _feedforward_words(cls, value: object) -> object:
-        return as_words(value) if value else ()
+        return parse_words(value) if value else ()
 
 
 class IA3(Tuner):
     """Multiplies a linear layer's output, or its input, by a vector l. All factors start at 1.
 
-    Per site, named and shaped as in peft: `ia3_l`, (out, 1) where it scales the output, (1, in) where it scales the
-    input. A mix is additive in the change: `y·(1 + Σ weight·(l - 1))`.
+    Each target module has one tensor `ia3_l`, named and shaped as in peft: (out, 1) where it scales the output, (1, in)
+    where it scales the input. A mix adds up the changes: `y·(1 + Σ weight·(l - 1))`.
     """
 
     name = "ia3"
@@ -57,24 +57,24 @@ class IA3(Tuner):
     def init(self, backbone: Backbone, tasks: Iterable[Task], generator: torch.Generator) -> Tensors:
         """See `Tuner.init`."""
         options = cast(IA3Options, self.options)
-        inputs = find_sites(backbone, options.feedforward, self.name) if options.feedforward else []
+        inputs = find_target_modules(backbone, options.feedforward, self.name) if options.feedforward else []
         tensors: Tensors = {}
-        for site in find_sites(backbone, options.sites, self.name):
-            if site not in inputs:
-                tensors[f"{site}.ia3_l"] = torch.ones(widths(backbone.site(site))[1], 1)
-        for site in inputs:
-            tensors[f"{site}.ia3_l"] = torch.ones(1, widths(backbone.site(site))[0])
+        for module in find_target_modules(backbone, options.sites, self.name):
+            if module not in inputs:
+                tensors[f"{module}.ia3_l"] = torch.ones(layer_widths(backbone.site(module))[1], 1)
+        for module in inputs:
+            tensors[f"{module}.ia3_l"] = torch.ones(1, layer_widths(backbone.site(module))[0])
         return tensors
 
     def act(self, backbone: Backbone, mix: Sequence[WeightedTensors], plan: ForwardPlan) -> None:
         """See `Tuner.act`."""
         for name, tensor in mix[0].tensors.items():
-            site = name.removesuffix(".ia3_l")
+            module = name.removesuffix(".ia3_l")
             factors = [part.tensors[name].flatten() for part in mix]
             if tensor.shape[0] == 1:
-                plan.inputs[site].append(partial(_scaled, factors, mix))
+                plan.inputs[module].append(partial(_scale, factors, mix))
             else:
-                plan.outputs[site].append(partial(_scaled_output, factors, mix))
+                plan.outputs[module].append(partial(_scale_output, factors, mix))
 
     def merge(self, mix: Sequence[WeightedTensors]) -> MergedAdapter:
         """See `Tuner.merge`: `Σ weight·l + (1 - Σ weight)`, since a factor of 1 changes nothing."""
@@ -102,12 +102,15 @@ class IA3(Tuner):
         return {"peft_type": "IA3"} | peft_target_modules(backbone, modules) | more
 
 
-def _scaled_output(factors: Sequence[Tensor], mix: Sequence[WeightedTensors], _: Tensor, y: Tensor) -> Tensor:
-    return _scaled(factors, mix, y)
+def _scale_output(factors: Sequence[Tensor], mix: Sequence[WeightedTensors], _: Tensor, y: Tensor) -> Tensor:
+    return _scale(factors, mix, y)
 
 
-def _scaled(factors: Sequence[Tensor], mix: Sequence[WeightedTensors], y: Tensor) -> Tensor:
-    """`y·(Σ weight·l + (1 - Σ weight))`: exactly l where the weights sum to 1, exactly y where they are all 0."""
+def _scale(factors: Sequence[Tensor], mix: Sequence[WeightedTensors], y: Tensor) -> Tensor:
+    """Compute `y·(Σ weight·l + (1 - Σ weight))` for y of shape (rows, tokens, width), each l of shape (width,).
+
+    This order of terms gives exactly y·l for one part of weight 1, and exactly y where all weights are 0.
+    """
     rest: float | Tensor = 1.0
     factor: float | Tensor = 0.0
     for part, vector in zip(mix, factors, strict=True):

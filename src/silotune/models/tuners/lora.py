@@ -18,18 +18,23 @@ from silotune.models.initializers import uniform
 from silotune.models.tuners.base import MergedAdapter, Tuner, WeightedTensors, all_numbers, per_row
 from silotune.models.tuners.initial_adapter import InitialAdapter, unpack
 from silotune.models.tuners.peft_import import read_peft_lora
-from silotune.models.tuners.target_modules import SiteOptions, find_sites, peft_target_modules, widths
+from silotune.models.tuners.target_modules import (
+    TargetModuleOptions,
+    find_target_modules,
+    layer_widths,
+    peft_target_modules,
+)
 
 if TYPE_CHECKING:
     from silotune.data.tasks import Task
     from silotune.models.backbone.segments import Segments
 
 
-class LoRAOptions(SiteOptions):
-    """`r`: the rank. `alpha`: the scale is alpha / r. `sites`: which linear layers of each block, or patterns.
+class LoRAOptions(TargetModuleOptions):
+    """`r`: the rank. `alpha`: the scale is alpha / r. `sites`: linear layers of each block, or patterns of names.
 
-    `dropout`: the share of A's input that is left out in training, drawn for each part and site apart. Where
-    query, key and value are one fused layer (GPT-2, ModernBERT), any of them names that layer.
+    `dropout`: probability of dropping an input of A in training, drawn separately for each part and module. Where
+    query, key and value are one fused layer (GPT-2, ModernBERT), each of these words names that layer.
     """
 
     r: int = Field(8, ge=1)
@@ -41,9 +46,9 @@ class LoRAOptions(SiteOptions):
 class LoRA(Tuner):
     """Adds `(alpha / r)·B·A·x` to a linear layer's output. A mix adds the weighted sum of the parts' updates.
 
-    Dropout is of x, as in peft: in views that train something, never at prediction or in a view of constant parts.
-
-    Per site, named and shaped as in peft: `lora_A.weight` (r, in) and `lora_B.weight` (out, r); B starts at zero.
+    Each target module has `lora_A.weight` (r, in) and `lora_B.weight` (out, r), named and shaped as in peft; B starts
+    at zero. Dropout applies to x, as in peft, in views with trained parts alone: neither in predictions nor in views of
+    constant parts.
     """
 
     name = "lora"
@@ -53,20 +58,20 @@ class LoRA(Tuner):
     def init(self, backbone: Backbone, tasks: Iterable[Task], generator: torch.Generator) -> Tensors:
         """See `Tuner.init`; A is uniform in ±1/√in, as in the authors' code and in peft."""
         tensors: Tensors = {}
-        for site in self._sites(backbone):
-            inputs, outputs = widths(backbone.site(site))
-            tensors[f"{site}.lora_A.weight"] = uniform(generator, 1 / math.sqrt(inputs), self._options.r, inputs)
-            tensors[f"{site}.lora_B.weight"] = torch.zeros(outputs, self._options.r)
+        for module in find_target_modules(backbone, self._options.sites, self.name):
+            inputs, outputs = layer_widths(backbone.site(module))
+            tensors[f"{module}.lora_A.weight"] = uniform(generator, 1 / math.sqrt(inputs), self._options.r, inputs)
+            tensors[f"{module}.lora_B.weight"] = torch.zeros(outputs, self._options.r)
         return tensors
 
     def act(self, backbone: Backbone, mix: Sequence[WeightedTensors], plan: ForwardPlan) -> None:
         """See `Tuner.act`."""
         factor = self._options.alpha / self._options.r
         dropout = self._options.dropout if _trains(mix) else 0.0
-        for site in mix[0].tensors:
-            if site.endswith(".lora_A.weight"):
-                module = site.removesuffix(".lora_A.weight")
-                plan.outputs[module].append(_added(mix, module, factor, dropout))
+        for name in mix[0].tensors:
+            if name.endswith(".lora_A.weight"):
+                module = name.removesuffix(".lora_A.weight")
+                plan.outputs[module].append(_add_update(mix, module, factor, dropout))
 
     def act_on_segments(
         self, backbone: Backbone, mix: Sequence[WeightedTensors], segments: Segments, plan: ForwardPlan
@@ -77,13 +82,13 @@ class LoRA(Tuner):
         factor = self._options.alpha / self._options.r
         for name in mix[0].tensors:
             if name.endswith(".lora_A.weight"):
-                site = name.removesuffix(".lora_A.weight")
-                plan.outputs[site].append(_added_to_segments(mix, site, factor, segments))
+                module = name.removesuffix(".lora_A.weight")
+                plan.outputs[module].append(_add_update_to_segments(mix, module, factor, segments))
         return True
 
     @property
     def draws(self) -> bool:
-        """See `Tuner.draws`: with dropout."""
+        """See `Tuner.draws`; dropout does."""
         return self._options.dropout > 0
 
     def merge(self, mix: Sequence[WeightedTensors]) -> MergedAdapter:
@@ -129,47 +134,47 @@ class LoRA(Tuner):
     def _options(self) -> LoRAOptions:
         return cast(LoRAOptions, self.options)
 
-    def _sites(self, backbone: Backbone) -> list[str]:
-        return find_sites(backbone, self._options.sites, self.name)
 
+def _add_update(mix: Sequence[WeightedTensors], module: str, factor: float, dropout: float) -> OutputChange:
+    """Compute the mix in two products, with A of all parts stacked and B of all parts side by side.
 
-def _added(mix: Sequence[WeightedTensors], site: str, factor: float, dropout: float) -> OutputChange:
-    """However many parts are mixed, one product with all A's stacked and one with all B's side by side.
-
-    With dropout each part's A has an input of its own.
+    With dropout there is one product with A per part, since each part drops other inputs.
     """
-    down = [part.tensors[f"{site}.lora_A.weight"] for part in mix]
-    up = [part.tensors[f"{site}.lora_B.weight"] for part in mix]
+    down = [part.tensors[f"{module}.lora_A.weight"] for part in mix]
+    up = [part.tensors[f"{module}.lora_B.weight"] for part in mix]
     numbers = all_numbers(mix)
 
     def change(x: Tensor, y: Tensor) -> Tensor:
         if dropout:
             low = torch.cat([nn.functional.linear(nn.functional.dropout(x, dropout), a.to(x.dtype)) for a in down], -1)
         else:
-            low = nn.functional.linear(x, _joined(down, 0).to(x.dtype))
+            low = nn.functional.linear(x, _concatenate(down, 0).to(x.dtype))
         if numbers is None:
             low = scale_columns(low, mix, down[0].shape[0], factor)
-            wide = _joined(up, 1)
+            wide = _concatenate(up, 1)
         else:
-            wide = _joined([times(b, number * factor) for b, number in zip(up, numbers, strict=True)], 1)
+            wide = _concatenate([times(b, number * factor) for b, number in zip(up, numbers, strict=True)], 1)
         return add_product(y, low, wide)
 
     return change
 
 
 def _trains(mix: Sequence[WeightedTensors]) -> bool:
+    """Whether a part of the mix is trained."""
     return any(tensor.requires_grad for part in mix for tensor in part.tensors.values())
 
 
-def _added_to_segments(mix: Sequence[WeightedTensors], site: str, factor: float, segments: Segments) -> OutputChange:
-    """As `_added`, with tensors of shape (segments, …): two batched products for all segments."""
+def _add_update_to_segments(
+    mix: Sequence[WeightedTensors], module: str, factor: float, segments: Segments
+) -> OutputChange:
+    """Variant of `_add_update` for tensors of shape (segments, …): two batched products for all segments."""
     numbers = all_numbers(mix)
     assert numbers is not None, "segments have numbers for weights"
 
     def change(x: Tensor, y: Tensor) -> Tensor:
-        down = _joined([part.tensors[f"{site}.lora_A.weight"] for part in mix], 1).to(x.dtype)
-        up = [part.tensors[f"{site}.lora_B.weight"] for part in mix]
-        wide = _joined([times(b, number * factor) for b, number in zip(up, numbers, strict=True)], 2).to(y.dtype)
+        down = _concatenate([part.tensors[f"{module}.lora_A.weight"] for part in mix], 1).to(x.dtype)
+        up = [part.tensors[f"{module}.lora_B.weight"] for part in mix]
+        wide = _concatenate([times(b, number * factor) for b, number in zip(up, numbers, strict=True)], 2).to(y.dtype)
         low = torch.bmm(segments.group(x), down.mT)
         return segments.add_product(y, low.to(y.dtype), wide)
 
@@ -177,24 +182,25 @@ def _added_to_segments(mix: Sequence[WeightedTensors], site: str, factor: float,
 
 
 def add_product(y: Tensor, low: Tensor, wide: Tensor) -> Tensor:
-    """`y + low·wideᵀ` in one pass over y. Shapes: y (…, out), low (…, r), wide (out, r)."""
+    """Compute `y + low·wideᵀ` in one pass over y. Shapes: y (…, out), low (…, r), wide (out, r)."""
     flat = torch.addmm(y.reshape(-1, y.shape[-1]), low.reshape(-1, low.shape[-1]).to(y.dtype), wide.to(y.dtype).t())
     return flat.view(y.shape)
 
 
 def scale_columns(low: Tensor, mix: Sequence[WeightedTensors], width: int, factor: float = 1.0) -> Tensor:
     """Multiply each part's `width` columns of `low` (rows, tokens, parts·width) by the part's weight and `factor`."""
-    pieces = []
-    for part, piece in zip(mix, torch.split(low, width, -1), strict=True):
+    scaled = []
+    for part, columns in zip(mix, torch.split(low, width, -1), strict=True):
         weight = part.weight
-        pieces.append(piece * (per_row(weight, piece) * factor if isinstance(weight, Tensor) else weight * factor))
-    return torch.cat(pieces, -1)
+        scaled.append(columns * (per_row(weight, columns) * factor if isinstance(weight, Tensor) else weight * factor))
+    return torch.cat(scaled, -1)
 
 
 def times(tensor: Tensor, number: float) -> Tensor:
-    """`number · tensor`, the tensor itself for 1."""
+    """Compute `number · tensor`, without a copy for 1."""
     return tensor if number == 1 else tensor * number
 
 
-def _joined(tensors: list[Tensor], dimension: int) -> Tensor:
+def _concatenate(tensors: list[Tensor], dimension: int) -> Tensor:
+    """Concatenate without a copy of a single tensor."""
     return tensors[0] if len(tensors) == 1 else torch.cat(tensors, dimension)

@@ -1,4 +1,4 @@
-"""A LoRA as peft saves it, read with the backbone's own module names. safetensors and JSON only."""
+"""Reads a LoRA that peft saved, from safetensors and JSON alone, under the backbone's module names."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from silotune.errors import InputError
 from silotune.models.backbone.architectures import SITE_FIELDS
 from silotune.models.backbone.backbone import Backbone
 from silotune.models.tuners.initial_adapter import InitialAdapter
-from silotune.models.tuners.target_modules import is_linear, widths
+from silotune.models.tuners.target_modules import is_linear, layer_widths
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
@@ -28,19 +28,19 @@ _HARMLESS = (
     *("exclude_modules", "layers_to_transform", "layers_pattern", "runtime_config", "modules_to_save"),
     *("r", "lora_alpha", "target_modules", "bias", "use_rslora", "init_lora_weights"),
 )
-"""Keys of a LoRA's configuration that are read here, or that change nothing of what a saved LoRA computes."""
+"""Keys of a LoRA's configuration that are read here, or that do not affect the output of a saved LoRA."""
 
 _ALLOWED = "lora_A.weight, lora_B.weight"
 
 _PLAIN_STARTS = (True, False, "gaussian", "eva", "orthogonal")
-"""Ways to draw a LoRA that leave the base model's own weights as they are (others subtract from them)."""
+"""Initializations of a LoRA that leave the base model's weights unchanged (others subtract from them)."""
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """A LoRA's `adapter_config.json`, checked: a plain LoRA of one rank.
+    """Read a LoRA's `adapter_config.json` and check that it is a plain LoRA of one rank.
 
     Raises:
-        InputError: no such file, another kind of adapter, or a variant that is not `B·A·x` at a fixed scale.
+        InputError: no such file, another kind of adapter, or a variant other than `B·A·x` at a fixed scale.
     """
     path = folder / CONFIG
     try:
@@ -71,56 +71,60 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def read_peft_lora(folder: Path, backbone: Backbone) -> InitialAdapter:
-    """A folder that peft wrote, as tensors under the backbone's module names.
+    """Read a folder that peft wrote; tensors are renamed after the backbone's modules.
 
-    Where peft saved a classifier with it (`modules_to_save`), that is passed over: heads belong to tasks.
+    A classifier saved with the LoRA (`modules_to_save`) is left out: heads belong to tasks.
 
     Raises:
-        InputError: for anything that is not a LoRA on this backbone, in one line that names the culprit.
+        InputError: for anything but a LoRA on this backbone, in one line with the file and tensor.
     """
     config = read_config(folder)
     rank, path = int(config["r"]), folder / WEIGHTS
     if not path.is_file() and (folder / "adapter_model.bin").exists():
         raise InputError(f"{folder}: holds adapter_model.bin, a pickle, which is never opened; allowed: {WEIGHTS}")
     try:
-        found = read_tensors(path.read_bytes())
+        saved = read_tensors(path.read_bytes())
     except (OSError, SafetensorError) as error:
         raise InputError(f"{path}: missing or damaged ({str(error)[:80]})") from error
     linear = {name: module for name, module in backbone.base.named_modules() if is_linear(module)}
-    saved = config.get("modules_to_save") or ()
+    other_modules = config.get("modules_to_save") or ()
     tensors: Tensors = {}
-    for name, tensor in found.items():
-        site, dot, matrix = name.rpartition(".lora_")
+    for name, tensor in saved.items():
+        module_name, dot, matrix = name.rpartition(".lora_")
         if not dot:
-            if any(module in name.split(".") for module in saved):
+            if any(module in name.split(".") for module in other_modules):
                 continue
             raise InputError(f"{path}: tensor {name!r} belongs to no LoRA; allowed: {_ALLOWED}")
-        site = _site(site, linear, path, backbone)
-        inputs, outputs = widths(linear[site])
-        wanted = {"A.weight": (rank, inputs), "B.weight": (outputs, rank)}
-        if matrix not in wanted:
+        module_name = _base_name(module_name, linear, path, backbone)
+        inputs, outputs = layer_widths(linear[module_name])
+        shapes = {"A.weight": (rank, inputs), "B.weight": (outputs, rank)}
+        if matrix not in shapes:
             raise InputError(f"{path}: tensor {name!r} is no part of a plain LoRA; allowed: {_ALLOWED}")
-        if tuple(tensor.shape) != wanted[matrix]:
+        if tuple(tensor.shape) != shapes[matrix]:
             raise InputError(
                 f"{path}: tensor {name!r} has shape {tuple(tensor.shape)}; for r={rank} on {backbone.name or 'this'}'s "
-                f"{site} it must be {wanted[matrix]}"
+                f"{module_name} it must be {shapes[matrix]}"
             )
         if not tensor.is_floating_point() or not torch.isfinite(tensor).all():
             raise InputError(f"{path}: tensor {name!r} holds values that are no finite numbers")
-        tensors[f"{site}.lora_{matrix}"] = tensor.float()
-    sites = list(dict.fromkeys(name.rpartition(".lora_")[0] for name in tensors))
-    if not sites:
+        tensors[f"{module_name}.lora_{matrix}"] = tensor.float()
+    modules = list(dict.fromkeys(name.rpartition(".lora_")[0] for name in tensors))
+    if not modules:
         raise InputError(f"{path}: holds no LoRA")
-    for site in sites:
+    for module_name in modules:
         for matrix in ("A", "B"):
-            if f"{site}.lora_{matrix}.weight" not in tensors:
-                raise InputError(f"{path}: {site} has no lora_{matrix}.weight")
+            if f"{module_name}.lora_{matrix}.weight" not in tensors:
+                raise InputError(f"{path}: {module_name} has no lora_{matrix}.weight")
     scale = math.sqrt(rank) if config.get("use_rslora") else 1.0  # alpha/√r there, alpha/r here
-    return InitialAdapter(tensors, rank, float(config["lora_alpha"]) * scale, site_words(backbone, sites))
+    return InitialAdapter(tensors, rank, float(config["lora_alpha"]) * scale, site_words(backbone, modules))
 
 
-def _site(name: str, linear: dict[str, Any], path: Path, backbone: Backbone) -> str:
-    """A module's name in the base transformer: peft's has the wrapper before it, and the name inside a bigger model."""
+def _base_name(name: str, linear: dict[str, Any], path: Path, backbone: Backbone) -> str:
+    """Strip peft's wrapper and the names of enclosing models from a module's name.
+
+    Raises:
+        InputError: where the base transformer has no such linear layer.
+    """
     rest = name.removeprefix(_WRAPPER)
     while rest not in linear:
         _, dot, rest = rest.partition(".")
@@ -132,17 +136,17 @@ def _site(name: str, linear: dict[str, Any], path: Path, backbone: Backbone) -> 
     return rest
 
 
-def site_words(backbone: Backbone, sites: list[str]) -> tuple[str, ...]:
-    """The shortest `tuner.sites` for these modules: fields of the family's table where they fit, else the names."""
-    left, words = set(sites), []
+def site_words(backbone: Backbone, modules: list[str]) -> tuple[str, ...]:
+    """Find short words of `tuner.sites` for modules: fields of the family's table where they fit, else full names."""
+    left, words = set(modules), []
     if backbone.known_architecture is not None:
-        there = {name for name, _ in backbone.base.named_modules()}
+        names = {name for name, _ in backbone.base.named_modules()}
         for field in SITE_FIELDS:
             members: set[str] = set()
             for stack in backbone.known_architecture.stacks:
                 for block in range(len(backbone.base.get_submodule(stack.blocks))):
-                    members |= set(stack.modules(field, block)) & there
-            if members and members <= set(sites) and members & left:
+                    members |= set(stack.modules(field, block)) & names
+            if members and members <= set(modules) and members & left:
                 words.append(field)
                 left -= members
-    return (*words, *(site for site in sites if site in left))
+    return (*words, *(module for module in modules if module in left))

@@ -1,4 +1,4 @@
-"""Prefix tuning: trained keys and values that every attention layer sees before the text (Li and Liang 2021)."""
+"""Prefix tuning: trained keys and values before the text in every attention layer (Li and Liang 2021)."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from silotune.models.backbone.forward_plan import ForwardPlan
 from silotune.models.backbone.virtual_tokens import Prefix
 from silotune.models.initializers import draw_linear
 from silotune.models.tuners.base import MergedAdapter, TunerOptions, WeightedTensors
-from silotune.models.tuners.prompt_base import PROMPT, SEQ_TO_SEQ, VirtualTokens, blend, folded, prompt_fields
+from silotune.models.tuners.prompt_base import PROMPT, SEQ_TO_SEQ, VirtualTokenTuner, blend, is_folded, prompt_fields
 
 if TYPE_CHECKING:
     from silotune.data.tasks import Task
 
 
 class PrefixOptions(TunerOptions):
-    """`tokens`: how many. `reparametrise`: the hidden width of the MLP they come from; 0: none.
+    """`tokens`: number of virtual tokens. `reparametrise`: hidden width of the MLP that computes them; 0: no MLP.
 
-    `width`: of the MLP's input (None: the keys'; PEFT in FL's 8.16 % means 512). `stack`: in an encoder–decoder,
-    whose self-attention gets them: the `encoder`'s (FedPrompt, OpenPrompt) or the `decoder`'s (peft).
+    `width`: of the MLP's input (None: the keys'; the 8.16 % of PEFT in FL imply 512). `stack`: in an encoder–decoder,
+    the self-attention that gets them: the `encoder`'s (FedPrompt, OpenPrompt) or the `decoder`'s (peft).
     """
 
     tokens: int = Field(6, ge=1)
@@ -36,19 +36,20 @@ class PrefixOptions(TunerOptions):
     stack: Literal["encoder", "decoder"] = "encoder"
 
 
-class PrefixTuning(VirtualTokens):
+class PrefixTuning(VirtualTokenTuner):
     """Keys and values of shape (tokens, layers · 2 · key-value heads · head width), in this order, as in peft.
 
-    Tensors, named as in peft: reparametrized `embedding.weight` (tokens, width), `transform.0.weight` (hidden, width),
-    `transform.0.bias`, `transform.2.weight` (all keys and values, hidden), `transform.2.bias`, with tanh between;
-    direct, and folded: one `prompt_embeddings`. Mixes interpolate keys and values, not the networks they come from.
+    Tensors of a reparametrized part, named as in peft: `embedding.weight` (tokens, width), `transform.0.weight`
+    (hidden, width), `transform.0.bias`, `transform.2.weight` (all keys and values, hidden), `transform.2.bias`, with
+    tanh between. A direct or folded part is one `prompt_embeddings` (tokens, all keys and values). Mixes interpolate
+    keys and values, not the MLPs.
     """
 
     name = "prefix"
     Options = PrefixOptions
 
     def init(self, backbone: Backbone, tasks: Iterable[Task], generator: torch.Generator) -> Tensors:
-        """See `Tuner.init`; the MLP is drawn as PyTorch draws one, direct values from N(0, 0.02²)."""
+        """See `Tuner.init`; the MLP has PyTorch's initial distribution, direct values N(0, 0.02²)."""
         layers, heads, head_width = self._shape(backbone)
         columns = layers * 2 * heads * head_width
         options = self._options
@@ -61,14 +62,14 @@ class PrefixTuning(VirtualTokens):
         return tensors
 
     def fold(self, tensors: Tensors) -> Tensors:
-        """See `Tuner.fold`: runs the MLP."""
-        if folded(tensors):
+        """See `Tuner.fold`; runs the MLP."""
+        if is_folded(tensors):
             return tensors
         hidden = nn.functional.linear(
             tensors["embedding.weight"], tensors["transform.0.weight"], tensors["transform.0.bias"]
         )
-        folded_ = nn.functional.linear(torch.tanh(hidden), tensors["transform.2.weight"], tensors["transform.2.bias"])
-        return {PROMPT: folded_}
+        vectors = nn.functional.linear(torch.tanh(hidden), tensors["transform.2.weight"], tensors["transform.2.bias"])
+        return {PROMPT: vectors}
 
     def act(self, backbone: Backbone, mix: Sequence[WeightedTensors], plan: ForwardPlan) -> None:
         """See `Tuner.act`."""
@@ -124,7 +125,7 @@ class PrefixTuning(VirtualTokens):
         return bool(backbone.architecture.more) and self._options.stack == "decoder"
 
     def _shape(self, backbone: Backbone) -> tuple[int, int, int]:
-        """Layers, key-value heads, head width."""
+        """Return the number of layers, the number of key-value heads and the head width."""
         known = backbone.known_architecture
         if known is None or known.prefix is None:
             others = "prompt, p-tuning, lora, bottleneck, ia3"

@@ -15,9 +15,9 @@ from silotune.models.tuners.base import MergedAdapter, TunerOptions, WeightedTen
 from silotune.models.tuners.prompt_base import (
     PROMPT,
     Init,
-    VirtualTokens,
+    VirtualTokenTuner,
     act_as_prompt,
-    first_vectors,
+    initial_vectors,
     prompt_fields,
 )
 
@@ -26,17 +26,17 @@ if TYPE_CHECKING:
 
 
 class PromptOptions(TunerOptions):
-    """`tokens`: how many. `init`: `vocabulary` rows drawn at random, `words` (of `words`) in turn, or `random`."""
+    """`tokens`: number of virtual tokens. `init`, `words`: their initial vectors, see `initial_vectors`."""
 
     tokens: int = Field(20, ge=1)
     init: Init = "vocabulary"
     words: str = ""
 
 
-class PromptTuning(VirtualTokens):
+class PromptTuning(VirtualTokenTuner):
     """One tensor, named and shaped as in peft: `prompt_embeddings` (tokens, width of the word embeddings).
 
-    In an encoder–decoder the prompt stands before the encoder's text. For mixes see `silotune.tuners.virtual`.
+    In an encoder–decoder the prompt stands before the encoder's text. `prompt_base` describes mixes.
     """
 
     name = "prompt"
@@ -46,7 +46,7 @@ class PromptTuning(VirtualTokens):
     def init(self, backbone: Backbone, tasks: Iterable[Task], generator: torch.Generator) -> Tensors:
         """See `Tuner.init`."""
         options = cast(PromptOptions, self.options)
-        return {PROMPT: first_vectors(backbone, options.tokens, options.init, options.words, generator)}
+        return {PROMPT: initial_vectors(backbone, options.tokens, options.init, options.words, generator)}
 
     def act(self, backbone: Backbone, mix: Sequence[WeightedTensors], plan: ForwardPlan) -> None:
         """See `Tuner.act`."""

@@ -1,8 +1,7 @@
-"""What prompts, P-tuning and prefixes share: vectors of virtual tokens, and what mixing means for them.
+"""Common code of prompt tuning, P-tuning and prefix tuning: vectors of virtual tokens and their mixes.
 
-A mix interpolates the vectors of equally many tokens: `Σ weight·vector` (weights that sum to 1, as a rule). Rows whose
-weights sum to 0 have no virtual tokens at all: their positions are masked out, because zero vectors would still draw
-attention.
+A mix interpolates the vectors of equally many tokens: `Σ weight·vector`, usually with weights that sum to 1. Rows whose
+weights sum to 0 have no virtual tokens: their positions are masked out, because zero vectors would still get attention.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ SEQ_TO_SEQ = "SEQ_2_SEQ_LM"
 Init = Literal["vocabulary", "words", "random"]
 
 
-class VirtualTokens(Tuner):
+class VirtualTokenTuner(Tuner):
     """A tuner whose folded part is one tensor `prompt_embeddings`."""
 
     @property
@@ -43,7 +42,7 @@ class VirtualTokens(Tuner):
         return int(self.options.model_dump()["tokens"])
 
     def mixes_rows(self, backbone: Backbone) -> bool:
-        """See `Tuner.mixes_rows`: virtual tokens belong to a row, if it is known where its text then begins."""
+        """See `Tuner.mixes_rows`; on known families the position of each row's text is computed."""
         return backbone.known_architecture is not None
 
     def merge(self, mix: Sequence[WeightedTensors]) -> MergedAdapter:
@@ -63,14 +62,14 @@ def prompt_fields(vectors: Tensor, task_type: str) -> dict[str, Any]:
 
 
 def blend(vectors: Sequence[Tensor], mix: Sequence[WeightedTensors]) -> tuple[Tensor, Tensor | None] | None:
-    """The weighted sum of equally shaped vectors, and which rows have any.
+    """Compute the weighted sum of equally shaped vectors, and which rows have vectors.
 
     Args:
         vectors: one tensor per part, each of shape (…).
-        mix: their weights.
+        mix: the parts' weights.
 
     Returns:
-        A tensor of shape (rows or 1, …) and a mask of shape (rows,), None for all rows; None if no row has any.
+        A tensor of shape (rows or 1, …) and a mask of shape (rows,), or None for all rows; None if no row has vectors.
     """
     total: float | Tensor = 0.0
     result: Tensor | None = None
@@ -98,29 +97,32 @@ def act_as_prompt(tuner: Tuner, mix: Sequence[WeightedTensors], plan: ForwardPla
         plan.prompts.append(Prompt(*blended))
 
 
-def first_vectors(backbone: Backbone, tokens: int, start: Init, words: str, generator: torch.Generator) -> Tensor:
-    """Vectors to begin with, shape (tokens, width of the word embeddings), float32 on the CPU.
+def initial_vectors(backbone: Backbone, tokens: int, init: Init, words: str, generator: torch.Generator) -> Tensor:
+    """Make a prompt's initial vectors.
 
     Args:
-        backbone: whose vocabulary is used.
-        tokens: how many.
-        start: `vocabulary`: rows of the word embeddings, drawn at random. `words`: the rows of a text's tokens, in
-            turn. `random`: normal, as spread as the word embeddings.
+        backbone: its word embeddings are used.
+        tokens: number of virtual tokens.
+        init: `vocabulary`: rows of the word embeddings, drawn at random. `words`: the rows of a text's tokens, repeated
+            in order. `random`: normal, with the standard deviation of the word embeddings.
         words: the text for `words`.
         generator: for the draws.
 
+    Returns:
+        Shape (tokens, width of the word embeddings), float32, on the CPU.
+
     Raises:
-        InputError: if `words` is chosen and there are none.
+        InputError: if `init` is `words` and the text is empty.
     """
     table = backbone.word_embeddings.detach()
-    if start == "random":
+    if init == "random":
         return torch.randn(tokens, table.shape[1], generator=generator) * table.float().std().cpu()
-    if start == "vocabulary" or backbone.shape_only:  # shapes alone have no tokenizer for words
-        chosen = torch.randint(len(table), (tokens,), generator=generator)
+    if init == "vocabulary" or backbone.shape_only:  # shapes alone have no tokenizer for words
+        rows = torch.randint(len(table), (tokens,), generator=generator)
     else:
         ids = _ids(backbone.tokenizer, words)
-        chosen = torch.tensor([ids[position % len(ids)] for position in range(tokens)])
-    return table[chosen.to(table.device)].float().cpu().clone()
+        rows = torch.tensor([ids[position % len(ids)] for position in range(tokens)])
+    return table[rows.to(table.device)].float().cpu().clone()
 
 
 def _ids(tokenizer: PreTrainedTokenizerBase, words: str) -> list[int]:
@@ -130,6 +132,6 @@ def _ids(tokenizer: PreTrainedTokenizerBase, words: str) -> list[int]:
     return ids
 
 
-def folded(tensors: Tensors) -> bool:
-    """Whether the part is in its exported form."""
+def is_folded(tensors: Tensors) -> bool:
+    """Whether a reparametrization is carried out already (`Tuner.fold`)."""
     return PROMPT in tensors

@@ -19,10 +19,10 @@ from silotune.models.tuners.base import MergedAdapter, TunerOptions, WeightedTen
 from silotune.models.tuners.prompt_base import (
     PROMPT,
     Init,
-    VirtualTokens,
+    VirtualTokenTuner,
     act_as_prompt,
-    first_vectors,
-    folded,
+    initial_vectors,
+    is_folded,
     prompt_fields,
 )
 
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
 
 
 class PTuningOptions(TunerOptions):
-    """`tokens`: how many. `encoder`: `lstm` (bidirectional, then an MLP) or `mlp` (three layers).
+    """`tokens`: number of virtual tokens. `encoder`: `lstm` (bidirectional, then an MLP) or `mlp` (three layers).
 
     `width`: the encoder's hidden width (None: the word embeddings'). `layers`: of the LSTM. `offset`: whether trained
-    vectors are added to what the encoder computes; FedPrompt's 25.420 M parameters (Table 5) hold two embeddings.
-    `init` and `words`: where the encoder's input starts, see `silotune.tuners.prompt`.
+    vectors are added to the encoder's output; FedPrompt's 25.420 M parameters (Table 5) hold two embeddings.
+    `init`, `words`: the initial input of the encoder, see `prompt_base.initial_vectors`.
     """
 
     tokens: int = Field(20, ge=1)
@@ -47,12 +47,13 @@ class PTuningOptions(TunerOptions):
     words: str = ""
 
 
-class PTuning(VirtualTokens):
+class PTuning(VirtualTokenTuner):
     """The prompt is `encoder(embedding) + offset`; mixes interpolate prompts, not encoders.
 
-    Tensors, named as in peft: `embedding.weight` (tokens, width of the word embeddings d), `lstm_head.*`, `mlp_head.*`.
-    The LSTM's MLP is 2h → d → d, as in the authors' code (peft's is 2h → 2h → d), the other d → h → h → d; and
-    `offset.weight` (tokens, d), which starts at zero. What peft loads is the folded part, one `prompt_embeddings`.
+    Tensors, named as in peft: `embedding.weight` (tokens, d) with d the width of the word embeddings, `lstm_head.*`,
+    `mlp_head.*`, and `offset.weight` (tokens, d), which starts at zero. The MLP behind the LSTM is 2h → d → d, as in
+    the authors' code (peft's is 2h → 2h → d); without LSTM it is d → h → h → d. peft loads the folded part, one
+    `prompt_embeddings` (tokens, d).
     """
 
     name = "p-tuning"
@@ -60,9 +61,9 @@ class PTuning(VirtualTokens):
     Options = PTuningOptions
 
     def init(self, backbone: Backbone, tasks: Iterable[Task], generator: torch.Generator) -> Tensors:
-        """See `Tuner.init`; the encoder is drawn as PyTorch draws such layers."""
+        """See `Tuner.init`; the encoder has PyTorch's initial distribution."""
         options = self._options
-        start = first_vectors(backbone, options.tokens, options.init, options.words, generator)
+        start = initial_vectors(backbone, options.tokens, options.init, options.words, generator)
         d = start.shape[1]
         h = options.width or d
         tensors: Tensors = {"embedding.weight": start}
@@ -79,8 +80,8 @@ class PTuning(VirtualTokens):
         return tensors
 
     def fold(self, tensors: Tensors) -> Tensors:
-        """See `Tuner.fold`: runs the encoder."""
-        if folded(tensors):
+        """See `Tuner.fold`; runs the encoder."""
+        if is_folded(tensors):
             return tensors
         x = tensors["embedding.weight"]
         if self._options.encoder == "lstm":
@@ -109,7 +110,7 @@ class PTuning(VirtualTokens):
 
 
 def _lstm_shapes(inputs: int, h: int, layers: int) -> dict[str, tuple[int, ...]]:
-    """PyTorch's tensors of a bidirectional LSTM, in the order in which it wants them."""
+    """Names and shapes of a bidirectional LSTM's tensors, in the order of `torch.lstm`."""
     shapes: dict[str, tuple[int, ...]] = {}
     for layer in range(layers):
         columns = inputs if layer == 0 else 2 * h
@@ -122,10 +123,10 @@ def _lstm_shapes(inputs: int, h: int, layers: int) -> dict[str, tuple[int, ...]]
 
 
 def _lstm(x: Tensor, tensors: Tensors, layers: int) -> Tensor:
-    """The bidirectional LSTM over the tokens, (tokens, d) → (tokens, 2h), from zero states."""
+    """Run the bidirectional LSTM over the tokens from zero states: (tokens, d) → (tokens, 2h)."""
     h = tensors["lstm_head.weight_hh_l0"].shape[1]
     weights = [tensors[name] for name in _lstm_shapes(x.shape[1], h, layers)]
     zero = x.new_zeros(2 * layers, 1, h)
-    # as in training even where it is not: cuDNN has no gradient otherwise, and without dropout the numbers are the same
+    # train=True always: cuDNN has no gradient otherwise, and without dropout the result is the same
     output, _, _ = torch.lstm(x.unsqueeze(0), (zero, zero), weights, True, layers, 0.0, True, True, True)
     return output.squeeze(0)

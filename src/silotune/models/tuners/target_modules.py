@@ -1,4 +1,4 @@
-"""From what a user names (`query,value`, `houlsby`, `*.c_attn`) to the backbone's linear layers."""
+"""Target modules: the backbone's linear layers behind `tuner.sites` (`query,value`, `*.c_attn`), and their names."""
 
 from __future__ import annotations
 
@@ -16,26 +16,30 @@ from silotune.models.backbone.architectures import SITE_FIELDS
 from silotune.models.backbone.backbone import Backbone
 from silotune.models.tuners.base import TunerOptions
 
-_FOUND: WeakKeyDictionary[Backbone, dict[tuple[tuple[str, ...], str], list[str]]] = WeakKeyDictionary()
+_CACHE: WeakKeyDictionary[Backbone, dict[tuple[tuple[str, ...], str], list[str]]] = WeakKeyDictionary()
 
 
-def as_words(value: object) -> object:
-    """`"a, b"` or a list of words as a tuple of words, each checked for a mistyped field."""
+def parse_words(value: object) -> object:
+    """Turn `"a, b"` or a list of words into a tuple of words.
+
+    Raises:
+        ValueError: where it is neither, or a word looks like a mistyped field.
+    """
     words = value.split(",") if isinstance(value, str) else value
     if not isinstance(words, list | tuple) or not words or not all(isinstance(word, str) and word for word in words):
         raise ValueError(f"a list of {', '.join(SITE_FIELDS)}, or of patterns of module names, is needed")
     words = tuple(word.strip() for word in words)
     for word in words:
-        near = [] if word in SITE_FIELDS else difflib.get_close_matches(word, SITE_FIELDS, n=1, cutoff=0.85)
-        if near:
+        similar = [] if word in SITE_FIELDS else difflib.get_close_matches(word, SITE_FIELDS, n=1, cutoff=0.85)
+        if similar:
             raise ValueError(
-                f"unknown site {word!r} (did you mean {near[0]!r}?); allowed: {', '.join(SITE_FIELDS)}, or patterns of "
-                "module names"
+                f"unknown site {word!r} (did you mean {similar[0]!r}?); allowed: {', '.join(SITE_FIELDS)}, or patterns "
+                "of module names"
             )
     return words
 
 
-class SiteOptions(TunerOptions):
+class TargetModuleOptions(TunerOptions):
     """`sites`: fields of the family's table (query, key, value, …) or patterns of module names, comma-separated."""
 
     sites: tuple[str, ...]
@@ -43,23 +47,23 @@ class SiteOptions(TunerOptions):
     @field_validator("sites", mode="before")
     @classmethod
     def _words(cls, sites: object) -> object:
-        return as_words(sites)
+        return parse_words(sites)
 
 
 def is_linear(module: nn.Module) -> bool:
-    """Whether a low-rank or scaling tuner can sit here: a linear layer, or GPT-2's transposed form of one."""
+    """Whether it is a linear layer, or GPT-2's transposed form of one."""
     return isinstance(module, nn.Linear) or is_transposed(module)
 
 
-def widths(module: nn.Module) -> tuple[int, int]:
-    """A linear layer's input and output width."""
+def layer_widths(module: nn.Module) -> tuple[int, int]:
+    """Return a linear layer's input and output width."""
     weight = cast(Tensor, module.weight)
     rows, columns = weight.shape
     return (int(rows), int(columns)) if is_transposed(module) else (int(columns), int(rows))
 
 
 def is_transposed(module: nn.Module) -> bool:
-    """Whether it is GPT-2's linear layer, whose weight is (in, out)."""
+    """Whether it is GPT-2's linear layer, whose weight has shape (in, out)."""
     return type(module).__name__ == "Conv1D" and not isinstance(module, nn.Conv1d)  # by name: no import of transformers
 
 
@@ -87,32 +91,38 @@ def short_names(backbone: Backbone, modules: list[str]) -> list[str]:
     return endings if len(matches) == len(modules) else modules
 
 
-def find_sites(backbone: Backbone, words: Sequence[str], tuner: str) -> list[str]:
-    """The full names of the linear layers that the words name, each once: block by block, then as patterns match.
+def find_target_modules(backbone: Backbone, words: Sequence[str], tuner: str) -> list[str]:
+    """Find the linear layers that words name.
 
-    Found once per backbone, whose modules stay as they are: a thousand silos ask.
+    The result is cached per backbone, since every silo's part asks for it.
 
-    A word is a field of the family's table, a full module name, the end of one (`c_attn`, `attn.c_attn`), or a
-    pattern with `*`.
+    Args:
+        backbone: its base transformer is searched.
+        words: each a field of the family's table, a full module name, the end of one (`c_attn`, `attn.c_attn`), or a
+            pattern with `*`.
+        tuner: its name, for messages.
+
+    Returns:
+        Full names, each once: those of fields block by block, then those of patterns.
 
     Raises:
         InputError: for a word that names no linear layer of this backbone.
     """
-    known = _FOUND.setdefault(backbone, {})
+    cached = _CACHE.setdefault(backbone, {})
     key = (tuple(words), tuner)
-    if key not in known:
-        known[key] = _find_sites(backbone, words, tuner)
-    return list(known[key])
+    if key not in cached:
+        cached[key] = _search(backbone, words, tuner)
+    return list(cached[key])
 
 
-def _find_sites(backbone: Backbone, words: Sequence[str], tuner: str) -> list[str]:
+def _search(backbone: Backbone, words: Sequence[str], tuner: str) -> list[str]:
     modules = dict(backbone.base.named_modules())
     linear = [name for name, module in modules.items() if is_linear(module)]
     fields = [word for word in words if word in SITE_FIELDS]
-    found: list[str] = []
+    names: list[str] = []
     for stack in backbone.architecture.stacks if fields else ():
         count = len(cast(nn.ModuleList, modules[stack.blocks]))
-        found += [
+        names += [
             name
             for block in range(count)
             for field in fields
@@ -125,11 +135,11 @@ def _find_sites(backbone: Backbone, words: Sequence[str], tuner: str) -> list[st
             matches = [name for name in matches if name in modules]
         else:
             matches = [name for name in linear if name == word or fnmatchcase(name, word) or name.endswith(f".{word}")]
-            found += matches
+            names += matches
         if not matches:
             examples = ", ".join(linear[:3])
             raise InputError(
                 f"tuner.sites: {tuner} finds no linear layer for {word!r} in {backbone.model_type}; allowed: "
                 f"{', '.join(SITE_FIELDS)} where the family has them, or patterns of module names (such as {examples})"
             )
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(names))

@@ -12,14 +12,14 @@ from silotune.data.tasks import Row, SiloData, Task
 from silotune.data.tokenized import TokenizedRows
 from silotune.methods import Method
 from silotune.models.backbone.backbone import Backbone
-from silotune.models.heads.base import Tokenize
+from silotune.models.heads.base import TokenizeRows
 from silotune.training.silo import AttackedRows, Evaluation, Silo
 
 _ANY_LENGTH = 2**20  # tokens; no row is cut at this
 
 
 def make_silos(
-    data: list[SiloData], tokenize: Tokenize, method: Method, backdoor: Backdoor | None = None
+    data: list[SiloData], tokenize: TokenizeRows, method: Method, backdoor: Backdoor | None = None
 ) -> dict[str, Silo]:
     """Silos with their rows tokenized; a centralised method puts them together."""
     silos: dict[str, Silo] = {}
