@@ -8,18 +8,18 @@ from silotune.communication.messages import change_message
 from silotune.core.tensors import flatten
 from silotune.cost import estimate
 from silotune.cost.message_size import ROWS, SILO
-from tests.support.uplink_changes import chain
+from tests.support.uplink_changes import pipeline
 
 
 @pytest.mark.parametrize("uplink", ["fp16", "int8", "int4", "clip", "clip,laplace,int4"])
 def test_the_counted_message_is_as_long_as_a_real_one(uplink, tiny_federation, backbone_folder, monkeypatch):
     federation = tiny_federation("fedmcp")
     shared = flatten(federation.coordinator.shared)
-    made = chain(*uplink.split(","))
-    sent = change_message(made.send(shared, {}, SILO, 1)[0], uplink, 1, SILO, ROWS)
+    uplink_steps = pipeline(*uplink.split(","))
+    sent = change_message(uplink_steps.send(shared, {}, SILO, 1)[0], uplink, 1, SILO, ROWS)
     words = [f"backbone={backbone_folder('bert')}", f"uplink={uplink}"]
-    found = estimate("fedmcp", words, work=False)
-    assert found.message_bytes == len(sent)
-    assert found.bytes_down == found.silos * len(federation.coordinator.broadcast(1))
+    cost = estimate("fedmcp", words, work=False)
+    assert cost.message_bytes == len(sent)
+    assert cost.bytes_down == cost.silos * len(federation.coordinator.broadcast(1))
     monkeypatch.setattr("silotune.cost.message_size._LARGEST", 0)  # as for messages that would fill the memory
-    assert estimate("fedmcp", words, work=False) == found
+    assert estimate("fedmcp", words, work=False) == cost
