@@ -1,4 +1,4 @@
-"""docs/adding-a-method.md, done as it says: its file and its entry make a method that runs, and is APFL."""
+"""docs/adding-a-method.md, done as it says: its file registers a method that runs, and is APFL."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ DOCUMENT = Path(__file__).parents[2] / "docs" / "adding-a-method.md"
 
 @pytest.fixture
 def apfl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """The document's file, entered in the list of methods."""
+    """The document's file, imported; the method is forgotten after the test."""
+    monkeypatch.setattr(METHODS, "_entries", dict(METHODS))
     block = re.findall(r"```python\n(.*?)```", DOCUMENT.read_text(encoding="utf-8"), re.DOTALL)[0]
     assert block.count("\n") <= 80
     file = tmp_path / "apfl.py"
@@ -30,7 +31,7 @@ def apfl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     module = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, spec.name, module)
     spec.loader.exec_module(module)
-    monkeypatch.setitem(METHODS, "apfl", module.APFL)
+    assert METHODS["apfl"] is module.APFL
     return module
 
 
@@ -62,7 +63,8 @@ def test_each_gets_the_gradient_the_paper_gives_it(apfl, tiny_federation) -> Non
         if change:
             parts["alpha"]["value"] = (state["alpha"]["value"] + change).requires_grad_(grad)
         mixes = {n: training.resolve(m, parts, {}, {}) for n, m in phase.views.items()}
-        (views,) = training.views([batch], own_micro_batches(batch), [mixes])
+        separately = [training.views([batch], own_micro_batches(batch), [{n: mix}]) for n, mix in mixes.items()]
+        views = {n: view for (computed,) in separately for n, view in computed.items()}
         step = Step(batch, views, parts, {}, {}, training.parts)
         return (phase.loss(step) if view == "both" else step.cross_entropy(view, f"head_{view}")), parts
 
