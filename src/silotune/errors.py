@@ -1,4 +1,4 @@
-"""Errors a user can cause. Each carries one clear line; the CLI prints it without a traceback."""
+"""Errors that a user can cause. Each carries one line, which the command line prints without a traceback."""
 
 from __future__ import annotations
 
@@ -8,29 +8,36 @@ from pathlib import Path
 
 
 class SilotuneError(Exception):
-    """Something went wrong while working (exit code 1)."""
+    """Base of all errors that silotune raises on purpose; exit code 1."""
 
     exit_code = 1
 
 
 class InputError(SilotuneError):
-    """Bad configuration, data, adapter or message: names the culprit and what is allowed (exit code 2)."""
+    """Bad configuration, data, adapter or message; the message names the culprit and what is allowed. Exit code 2."""
 
     exit_code = 2
 
 
 class Diverged(SilotuneError):
-    """Training went to infinity or to no number at all: a matter of the learning rate, most often."""
+    """The training loss became infinite or NaN, most often because the learning rate is too high."""
 
 
 def unknown(what: str, name: object, allowed: Iterable[str], or_else: str = "") -> InputError:
-    """An `InputError` for a name that is not among `allowed`, with the nearest one as a suggestion.
+    """Build the error for a name that is not allowed, with the closest allowed name as a suggestion.
 
-    `or_else` says what is allowed beside the names.
+    Args:
+        what: kind of the name, for the message.
+        name: the rejected name.
+        allowed: allowed names.
+        or_else: what is allowed besides the names.
+
+    Returns:
+        The error, for the caller to raise.
     """
     names = sorted(allowed)
     group, dot, last = str(name).rpartition(".")
-    # of dotted keys only the last word may be wrong: the rest would make all of them look alike
+    # compare only the last word of dotted keys: a common prefix would make all of them look similar
     words = {key.removeprefix(group + dot): key for key in names if key.startswith(group + dot)}
     near = difflib.get_close_matches(last, words, n=1)
     hint = f" (did you mean {words[near[0]]!r}?)" if near else ""
@@ -39,10 +46,15 @@ def unknown(what: str, name: object, allowed: Iterable[str], or_else: str = "") 
 
 
 def require_unused(path: Path, option: str = "", remedy: str = "choose another folder") -> None:
-    """Refuse to write into a folder that holds anything, or where a file is.
+    """Refuse an output folder that is not empty, or a path that is a file.
+
+    Args:
+        path: the folder to write into.
+        option: command-line option that named it, for the message.
+        remedy: what the user can do, for the message.
 
     Raises:
-        InputError: naming the option (if any), the path and what to do.
+        InputError: the path is in use.
     """
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         culprit = f"{option} {path}" if option else str(path)
@@ -50,4 +62,4 @@ def require_unused(path: Path, option: str = "", remedy: str = "choose another f
 
 
 OR_RESUME = "choose another folder or add --resume"
-"""The remedy where work can be continued."""
+"""Remedy for commands that can continue an earlier run."""

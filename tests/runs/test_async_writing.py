@@ -94,7 +94,7 @@ def test_an_error_comes_up_at_a_later_file_too_and_few_files_wait_in_memory(tmp_
     writing_all.start()
     writing_all.join(0.5)
     assert writing_all.is_alive()
-    assert len(writer._waiting) <= writing._AHEAD
+    assert len(writer._waiting) <= writing._QUEUE_LENGTH
     gate.set()
     writing_all.join(60)
     writer.finish()

@@ -1,4 +1,4 @@
-"""Tensor files that are written and removed beside the work: a silo's checkpoint while the next silo trains."""
+"""Background writer for tensor files: a silo's checkpoint is written while the next silo trains."""
 
 from __future__ import annotations
 
@@ -11,42 +11,42 @@ from silotune.core.files import write_bytes
 from silotune.core.serialization import tensor_bytes
 from silotune.core.tensors import Tensors
 
-_AHEAD = 8
-"""Files that wait to be written; their tensors are in memory meanwhile."""
+_QUEUE_LENGTH = 8
+"""Files that may wait to be written; their tensors stay in memory meanwhile."""
 
 
 class AsyncWriter:
-    """Writes and removes files one after the other, in a thread of its own. Each is replaced as a whole."""
+    """Writes and removes files in order, in one background thread. Each file is replaced atomically."""
 
     def __init__(self) -> None:
         self._thread: ThreadPoolExecutor | None = None
         self._waiting: deque[Future[None]] = deque()
 
     def write(self, path: Path, tensors: Tensors) -> None:
-        """Write a file, soon: nobody may change the tensors any more.
+        """Queue a file; the caller must not modify the tensors afterwards.
 
         Raises:
             OSError: an earlier file could not be written.
         """
-        self._do(write_tensors, path, tensors)
+        self._submit(write_tensors, path, tensors)
 
     def remove(self, paths: Sequence[Path]) -> None:
-        """Remove files, soon, where they are still there.
+        """Queue the removal of files; missing files are ignored.
 
         Raises:
-            OSError: as `write`.
+            OSError: an earlier file could not be written or removed.
         """
-        self._do(remove_files, paths)
+        self._submit(remove_files, paths)
 
-    def _do(self, action: Callable[..., None], *arguments: object) -> None:
+    def _submit(self, action: Callable[..., None], *arguments: object) -> None:
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, "silotune-writer")
-        while len(self._waiting) >= _AHEAD:
+        while len(self._waiting) >= _QUEUE_LENGTH:
             self._waiting.popleft().result()
         self._waiting.append(self._thread.submit(action, *arguments))
 
     def finish(self) -> None:
-        """Wait until all is done.
+        """Wait until the queue is empty.
 
         Raises:
             OSError: a file could not be written or removed.
@@ -55,7 +55,7 @@ class AsyncWriter:
             self._waiting.popleft().result()
 
     def close(self) -> None:
-        """Wait until nothing more is written, whether or not it could be."""
+        """Stop the thread after the queued actions; their errors are dropped."""
         self._waiting.clear()
         if self._thread is not None:
             self._thread.shutdown()
@@ -63,11 +63,11 @@ class AsyncWriter:
 
 
 def write_tensors(path: Path, tensors: Tensors) -> None:
-    """Replace a safetensors file: readers see the old one or the new."""
+    """Replace a safetensors file atomically: readers see the old content or the new."""
     write_bytes(path, tensor_bytes(tensors))
 
 
 def remove_files(paths: Sequence[Path]) -> None:
-    """Remove files; those of a federation on one machine are tidied up by others too."""
+    """Remove files; missing ones are ignored, because processes of one machine clean up the same folder."""
     for path in paths:
         path.unlink(missing_ok=True)

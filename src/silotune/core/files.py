@@ -1,7 +1,4 @@
-"""Folders that are made, and files that are replaced as a whole.
-
-Whoever reads one finds the old content or the new, whenever the writer ended.
-"""
+"""Folders, and atomic replacement of files: a reader sees the old content or the new, even after a crash."""
 
 from __future__ import annotations
 
@@ -12,10 +9,14 @@ from silotune.errors import InputError
 
 
 def make_folder(path: Path, culprit: str) -> None:
-    """Make a folder that a user asked for, where there is none.
+    """Make a folder that a user asked for, with its parents; an existing one is kept.
+
+    Args:
+        path: the folder.
+        culprit: what to name in the error message, e.g. `--out PATH`.
 
     Raises:
-        InputError: naming the culprit; it cannot be made.
+        InputError: the folder cannot be made.
     """
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -24,19 +25,19 @@ def make_folder(path: Path, culprit: str) -> None:
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Replace a file that one process at a time writes: what a killed one left half done, the next one overwrites.
+    """Replace a file that only one process writes at a time; a leftover of a killed writer is overwritten.
 
     Raises:
-        OSError: it cannot be written; what was there stays.
+        OSError: the file cannot be written; its old content stays.
     """
     _replace(path, content, "tmp")
 
 
 def write_text(path: Path, text: str) -> None:
-    """Replace a file, which others may be doing too, by this text in UTF-8.
+    """Replace a file by UTF-8 text; several processes may do so at the same time.
 
     Raises:
-        OSError: as `write_bytes`.
+        OSError: the file cannot be written; its old content stays.
     """
     _replace(path, text.encode(), str(os.getpid()))
 

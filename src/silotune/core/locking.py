@@ -1,4 +1,4 @@
-"""One process at a time in a folder: two coordinators that write the same run would leave neither's."""
+"""Lock files: only one process at a time works in a folder, e.g. one coordinator per run folder."""
 
 from __future__ import annotations
 
@@ -17,40 +17,40 @@ if sys.platform != "win32":
 
 
 LOCK_FILE = ".lock"
-"""The file by which a folder is claimed; there as long as it is."""
+"""Name of the lock file; it exists while the folder is locked."""
 
 
 @contextmanager
 def folder_lock(path: Path, patience: float = 0.0) -> Iterator[None]:
-    """Have a folder for oneself. The system lets go of it when this process ends, in whatever way.
+    """Lock a folder for this process. The operating system releases the lock when the process ends.
 
     Args:
-        path: the folder; made where there is none.
-        patience: seconds to wait for another process that has it.
+        path: the folder; it is made if missing.
+        patience: seconds to wait for another process to release the lock.
 
     Raises:
-        InputError: another process (or another run of this one) has it, or it cannot be made.
+        InputError: the folder is locked (by another process, or elsewhere in this one), or it cannot be made.
     """
-    until = time.monotonic() + patience
+    deadline = time.monotonic() + patience
     while (file := _lock(path)) is None:
-        if time.monotonic() >= until:
+        if time.monotonic() >= deadline:
             raise InputError(f"{path}: another process is at work there; wait for it, or end it")
         time.sleep(0.1)
     with file:
         try:
             yield
         finally:
-            if sys.platform != "win32":  # where an open file cannot be removed
-                (path / LOCK_FILE).unlink(missing_ok=True)  # while it is ours: whoever comes next makes a new one
+            if sys.platform != "win32":  # Windows cannot remove an open file
+                (path / LOCK_FILE).unlink(missing_ok=True)  # before the release: the next process makes a new one
 
 
 def is_locked(path: Path) -> bool:
-    """Whether a process has a folder; True where the system cannot say."""
+    """Whether a process has locked a folder; True if the system cannot tell."""
     if sys.platform == "win32":
         return True
     try:
         with (path / LOCK_FILE).open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # for this moment: others may look as well
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: several processes may ask at once
     except FileNotFoundError:
         return False
     except OSError:
@@ -59,7 +59,7 @@ def is_locked(path: Path) -> bool:
 
 
 def _lock(path: Path) -> IO[bytes] | None:
-    """The lock of a folder, open; None where another has it."""
+    """Open and lock a folder's lock file; None if another process holds it."""
     while True:
         try:
             path.mkdir(parents=True, exist_ok=True)
@@ -67,7 +67,7 @@ def _lock(path: Path) -> IO[bytes] | None:
         except OSError as error:
             raise InputError(f"--out {path}: cannot be made ({error.strerror})") from error
         try:
-            _take(file)
+            _acquire(file)
             if os.path.samestat(os.fstat(file.fileno()), (path / LOCK_FILE).stat()):
                 return file
         except BlockingIOError:
@@ -78,9 +78,9 @@ def _lock(path: Path) -> IO[bytes] | None:
         except OSError as error:
             file.close()
             raise InputError(f"{path}: the file system has no locks ({error.strerror})") from error
-        file.close()  # whoever had it has removed it
+        file.close()  # the previous owner removed the file after it was opened here: try again
 
 
-def _take(file: IO[bytes]) -> None:
-    if sys.platform != "win32":  # where there is no such lock, two runs in one folder are not kept apart
+def _acquire(file: IO[bytes]) -> None:
+    if sys.platform != "win32":  # Windows has no flock: two runs in one folder are not detected there
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

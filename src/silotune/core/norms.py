@@ -1,4 +1,4 @@
-"""The length of a change, over all its tensors together, and scaling it down to a bound."""
+"""Norms of updates over all their tensors together, and clipping to a bound."""
 
 from __future__ import annotations
 
@@ -12,34 +12,44 @@ from silotune.core.tensors import Tensors
 
 Norm = Literal["l1", "l2"]
 
-_ROUNDING = 1 + 1e-12  # the scaled norm, summed in float64, is then at most the bound and never a digit above
+_ROUNDING = 1 + 1e-12  # keeps the norm of the clipped update, summed in float64, at or below the bound
 
 
 def total_norm(tensors: Iterable[Tensor], norm: Norm) -> float:
-    """`Σ|x|` or `√Σx²` over all tensors together, in float64; they may come one by one."""
+    """Compute `Σ|x|` or `√Σx²` over all tensors together, in float64.
+
+    Args:
+        tensors: tensors of any shape; an iterator is consumed one by one.
+        norm: `l1` or `l2`.
+    """
     if norm == "l1":
         return math.fsum(float(tensor.double().abs().sum()) for tensor in tensors)
     return math.sqrt(math.fsum(float(tensor.double().square().sum()) for tensor in tensors))
 
 
-def clipping_factor(found: float, bound: float) -> float:
-    """`min(1, C / ‖Δ‖)`: 1 within the bound, exactly."""
-    return 1.0 if found <= bound else bound / (found * _ROUNDING)
+def clipping_factor(norm: float, bound: float) -> float:
+    """Return `min(1, C / ‖Δ‖)`, exactly 1 if the norm is within the bound."""
+    return 1.0 if norm <= bound else bound / (norm * _ROUNDING)
 
 
 def clip_to_norm(change: Tensors, bound: float, norm: Norm) -> Tensors:
-    """`Δ·min(1, C / ‖Δ‖)` over all tensors together, float64; within the bound as it is."""
+    """Return `Δ·min(1, C / ‖Δ‖)` in float64, with the norm over all tensors together."""
     change = {name: tensor.double() for name, tensor in change.items()}
     factor = clipping_factor(total_norm(change.values(), norm), bound)
     return change if factor == 1 else {name: tensor * factor for name, tensor in change.items()}
 
 
 def delta(before: Tensors, tensors: Tensors) -> Tensors:
-    """`θ_k − θ` in float64."""
+    """Return the update `θ_k − θ` in float64.
+
+    Args:
+        before: θ, the tensors before training.
+        tensors: θ_k, the trained tensors; their names are a subset of `before`'s.
+    """
     return dict(iter_delta(before, tensors))
 
 
 def iter_delta(before: Tensors, tensors: Tensors) -> Iterator[tuple[str, Tensor]]:
-    """`θ_k − θ`, tensor by tensor, in float64: never all at once."""
+    """Yield `(name, θ_k − θ)` in float64, one tensor at a time, so that the update is never in memory as a whole."""
     for name, tensor in tensors.items():
         yield name, tensor.double() - before[name].double()

@@ -1,4 +1,4 @@
-"""The mean of scores of which some may be missing."""
+"""Means over incomplete scores, and rounding of fractions."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Iterable
 
 
 def ceil_fraction(share: float, number: int) -> int:
-    """A share of a number, rounded up; what is only rounding error above a whole number is that number."""
+    """Return `⌈share · number⌉`, tolerant of floating-point error just above a whole number."""
     return math.ceil(share * number - 1e-9)
 
 
 def mean_ignoring_none(values: Iterable[float | None]) -> float | None:
-    """The mean of those that are there, in any order of them; None where none is.
+    """Return the mean of the values that are not None, or None if all are.
 
-    The sum is exact before it is divided, so that equal sums have equal means: rounds are compared by them.
+    The sum is exact (`math.fsum`), so the result is independent of the order: rounds are compared by it.
     """
-    known = [value for value in values if value is not None]
-    return math.fsum(known) / len(known) if known else None
+    present = [value for value in values if value is not None]
+    return math.fsum(present) / len(present) if present else None

@@ -1,4 +1,4 @@
-"""Processes that work is spread over. They end with their parent, and all at once when one piece of work fails."""
+"""Pool of worker processes that end with their parent, and all at once when one task fails."""
 
 from __future__ import annotations
 
@@ -17,44 +17,50 @@ from silotune.errors import SilotuneError
 
 @contextmanager
 def worker_pool(workers: int) -> Iterator[ProcessPoolExecutor]:
-    """A pool of so many processes, each on a GPU of its own where there are several, in turn.
+    """Start a pool of processes; with several GPUs, the workers take them in turn.
+
+    Args:
+        workers: number of processes.
 
     Raises:
-        SilotuneError: one of them is gone.
+        SilotuneError: a worker process died.
     """
     context = multiprocessing.get_context("spawn")
-    others = set(multiprocessing.active_children())
-    pool = ProcessPoolExecutor(workers, context, _begin, (context.Value("i", 0),))
+    earlier_children = set(multiprocessing.active_children())
+    pool = ProcessPoolExecutor(workers, context, _initialize_worker, (context.Value("i", 0),))
     try:
         yield pool
     except BrokenProcessPool as error:
         raise SilotuneError("a worker process ended abruptly (out of memory?); run again with --resume") from error
-    except BaseException:  # Ctrl-C, or work that cannot be done: the others end at once, checkpoints stay
+    except BaseException:  # Ctrl-C or a failed task: end the other workers at once; checkpoints stay
         for child in multiprocessing.active_children():
-            if child not in others:
+            if child not in earlier_children:
                 child.kill()
         raise
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _begin(begun: Synchronized[int]) -> None:
-    """In a worker: `Ctrl-C` is the parent's, and it ends with the parent, whatever ended that.
+def _initialize_worker(started: Synchronized[int]) -> None:
+    """Set up a worker: ignore `Ctrl-C` (the parent handles it), exit with the parent, choose a GPU.
 
-    A worker that outlived its parent would write into the folders of the next one.
+    A worker that outlived its parent would write into the folders of the next run.
+
+    Args:
+        started: number of workers set up so far, shared by all of them.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
     assert parent is not None, "this is a worker"
 
-    def wait() -> None:
+    def exit_with_parent() -> None:
         parent.join()
         os._exit(1)
 
-    threading.Thread(target=wait, daemon=True).start()
-    with begun.get_lock():
-        number = begun.value
-        begun.value += 1
+    threading.Thread(target=exit_with_parent, daemon=True).start()
+    with started.get_lock():
+        number = started.value
+        started.value += 1
     import torch
 
     if torch.cuda.is_available():

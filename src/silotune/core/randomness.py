@@ -1,7 +1,7 @@
-"""Randomness derived from what it is for, never from the order of calls.
+"""Random streams derived from a seed and a purpose, independent of the order of calls.
 
-Every draw names its purpose: `generator(seed, "batches", silo, round)`. So the same seed gives the same bits for any
-order of silos, any engine and after any interruption.
+Every draw names its purpose: `generator(seed, "batches", silo, round)`. The same seed then gives the same bits for any
+order of silos, in any engine and after any interruption.
 """
 
 from __future__ import annotations
@@ -13,42 +13,43 @@ import torch
 
 
 def derive(seed: int, *purpose: str | int) -> int:
-    """A 63-bit seed that depends on `seed` and on every word of `purpose`."""
+    """Derive a 63-bit seed from `seed` and every word of `purpose` (SHA-256)."""
     text = "\x1f".join(str(word) for word in (seed, *purpose))
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
 
 
 def generator(seed: int, *purpose: str | int) -> torch.Generator:
-    """A CPU generator for one purpose. Draw on the CPU and move: devices have different streams."""
+    """Make PyTorch's CPU generator for one purpose. Draw on the CPU and move the result: devices have other streams."""
     return torch.Generator().manual_seed(derive(seed, *purpose))
 
 
 def sampler(seed: int, *purpose: str | int) -> random.Random:
-    """Python's generator for one purpose (choosing rows and silos)."""
+    """Make Python's random generator for one purpose, e.g. choosing rows or silos."""
     return random.Random(derive(seed, *purpose))
 
 
 States = tuple[torch.Tensor, torch.Tensor | None]
-"""Where PyTorch's own generators stand: the CPU's, and the current GPU's where there is one."""
+"""States of PyTorch's global generators: the CPU's, and the current GPU's if there is one."""
 
 
 class Stream:
-    """PyTorch's own generators for one purpose, put back afterwards: dropout takes no generator as an argument.
+    """Context that seeds PyTorch's global generators for one purpose and restores them at exit.
 
-    Entered again, a stream goes on where it stopped: `state`, None before the first time.
+    It serves operations that take no generator argument, such as dropout. A stream entered again continues where it
+    stopped; its position is `state` (None before the first time).
     """
 
     def __init__(self, seed: int, *purpose: str | int) -> None:
-        self._number = derive(seed, *purpose)
+        self._seed = derive(seed, *purpose)
         self._outside: States | None = None
         self.state: States | None = None
 
     def __enter__(self) -> None:
         self._outside = _states()
         if self.state is None:
-            torch.default_generator.manual_seed(self._number)  # torch.manual_seed asks every kind of device, each time
+            torch.default_generator.manual_seed(self._seed)  # faster than torch.manual_seed, which asks every device
             if torch.cuda.is_available():
-                torch.cuda.manual_seed(self._number)
+                torch.cuda.manual_seed(self._seed)
         else:
             _set(self.state)
 

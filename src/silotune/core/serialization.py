@@ -1,7 +1,7 @@
-"""Tensors as safetensors bytes. `safetensors.torch.save` writes the same, in ten times the time for small tensors.
+"""Tensors as safetensors bytes: the output of `safetensors.torch.save`, ten times faster for small tensors.
 
-That function looks at every tensor through NumPy and compares all pairs of storages; a federation of a thousand silos
-writes hundreds of thousands of small tensors a round.
+`safetensors.torch.save` passes every tensor through NumPy and compares all pairs of storages; a federation of a
+thousand silos writes hundreds of thousands of small tensors per round.
 """
 
 from __future__ import annotations
@@ -16,8 +16,16 @@ from torch import Tensor
 
 
 def tensor_bytes(tensors: Mapping[str, Tensor], metadata: dict[str, str] | None = None) -> bytes:
-    """The bytes of a safetensors file; tensors may be on any device and of any strides."""
-    kept = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}  # until they are read
+    """Serialize tensors as a safetensors file.
+
+    Args:
+        tensors: by name, on any device and with any strides.
+        metadata: entries of the file's header.
+
+    Returns:
+        The file's content.
+    """
+    contiguous = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}  # alive until serialized
     specs = {
         name: TensorSpec(
             dtype=str(tensor.dtype).removeprefix("torch."),
@@ -25,25 +33,25 @@ def tensor_bytes(tensors: Mapping[str, Tensor], metadata: dict[str, str] | None 
             data_ptr=tensor.data_ptr(),
             data_len=tensor.nbytes,
         )
-        for name, tensor in kept.items()
+        for name, tensor in contiguous.items()
     }
     return bytes(serialize(specs, metadata=metadata))
 
 
 def read_tensors(content: bytes) -> dict[str, Tensor]:
-    """The tensors of a safetensors file by name; the library gives them in an order of chance.
+    """Read the tensors of a safetensors file, sorted by name (the library's order is random).
 
     Raises:
-        SafetensorError: for anything else.
+        SafetensorError: the content is not a safetensors file.
     """
     return dict(sorted(load(content).items()))
 
 
 def read_metadata(content: bytes, key: str) -> Any:
-    """What was put as JSON into a safetensors file's metadata.
+    """Read a JSON value from the metadata of a safetensors file.
 
     Raises:
-        ValueError, KeyError, TypeError, RecursionError: where there is nothing of this kind.
+        ValueError, KeyError, TypeError, RecursionError: the key is missing or its value is not JSON.
     """
     header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
     return json.loads(header["__metadata__"][key])

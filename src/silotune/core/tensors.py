@@ -1,23 +1,18 @@
-"""Parts: named sets of tensors, and their scope. This is the description of a federated state.
+"""States of federated models as nested dictionaries of tensors.
 
 A part's tensors are a flat `dict[str, Tensor]`; a state is `{part name: tensors}`. Engines, checkpoints, messages and
-exports all speak this form. The scope alone decides what leaves a silo.
+exports all use this form.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    pass
-
-
-_LINE = 64  # bytes
+_ALIGNMENT = 64  # bytes, as PyTorch aligns tensors
 
 
 Tensors = dict[str, Tensor]
@@ -26,12 +21,12 @@ State = dict[str, Tensors]
 
 
 def flatten(state: Mapping[str, Mapping[str, Tensor]]) -> Tensors:
-    """`{part: {tensor: …}}` as `{"part/tensor": …}`."""
+    """Flatten `{part: {tensor: …}}` to `{"part/tensor": …}`."""
     return {f"{part}/{name}": tensor for part, tensors in state.items() for name, tensor in tensors.items()}
 
 
 def unflatten(tensors: Mapping[str, Tensor]) -> State:
-    """The inverse of `flatten`; part names hold no slash."""
+    """Invert `flatten`; part names contain no slash."""
     state: State = {}
     for key, tensor in tensors.items():
         part, name = key.split("/", 1)
@@ -40,35 +35,35 @@ def unflatten(tensors: Mapping[str, Tensor]) -> State:
 
 
 def copy(tensors: Mapping[str, Tensor]) -> Tensors:
-    """An independent copy without gradient."""
+    """Clone tensors, detached from the graph."""
     return {name: tensor.detach().clone() for name, tensor in tensors.items()}
 
 
 def compact(tensors: Mapping[str, Tensor]) -> Tensors:
-    """A copy on the CPU in one block of memory per dtype, each tensor at a multiple of 64 bytes, as PyTorch puts them.
+    """Copy tensors to the CPU into one block of memory per dtype, each tensor aligned to 64 bytes.
 
-    Hundreds of small tensors a silo otherwise leave a fifth of the memory in holes between them.
+    Separate allocations of hundreds of small tensors per silo would waste a fifth of the memory in gaps.
     """
-    found = {name: tensor.detach().cpu() for name, tensor in tensors.items()}
+    on_cpu = {name: tensor.detach().cpu() for name, tensor in tensors.items()}
     copies: Tensors = {}
-    for dtype in {tensor.dtype for tensor in found.values()}:
-        step = _LINE // dtype.itemsize
-        own = {name: tensor for name, tensor in found.items() if tensor.dtype is dtype}
-        lengths = [-(-tensor.numel() // step) * step for tensor in own.values()]
-        pieces = torch.split_with_sizes(torch.zeros(sum(lengths), dtype=dtype), lengths)
-        places = [piece[: t.numel()].view(t.shape) for piece, t in zip(pieces, own.values(), strict=True)]
-        torch._foreach_copy_(places, list(own.values()))
-        copies |= zip(own, places, strict=True)
-    return {name: copies[name] for name in found}
+    for dtype in {tensor.dtype for tensor in on_cpu.values()}:
+        unit = _ALIGNMENT // dtype.itemsize
+        same_dtype = {name: tensor for name, tensor in on_cpu.items() if tensor.dtype is dtype}
+        lengths = [-(-tensor.numel() // unit) * unit for tensor in same_dtype.values()]
+        blocks = torch.split_with_sizes(torch.zeros(sum(lengths), dtype=dtype), lengths)
+        targets = [piece[: t.numel()].view(t.shape) for piece, t in zip(blocks, same_dtype.values(), strict=True)]
+        torch._foreach_copy_(targets, list(same_dtype.values()))
+        copies |= zip(same_dtype, targets, strict=True)
+    return {name: copies[name] for name in on_cpu}
 
 
 def count_parameters(tensors: Mapping[str, Tensor]) -> int:
-    """The number of parameters."""
+    """Count the parameters."""
     return sum(tensor.numel() for tensor in tensors.values())
 
 
 def digest(tensors: Mapping[str, Tensor]) -> str:
-    """sha256 over names, dtypes, shapes and bytes, in name order."""
+    """Compute the SHA-256 over names, dtypes, shapes and bytes, in name order."""
     sha = hashlib.sha256()
     for name in sorted(tensors):
         tensor = tensors[name].detach().cpu().contiguous()
