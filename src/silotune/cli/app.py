@@ -1,4 +1,4 @@
-"""The typer application that all commands join."""
+"""The typer application, to which all commands are added."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from silotune.errors import unknown
 
 
 class _Commands(TyperGroup):
-    """An unknown command is answered with those there are."""
+    """Command group that answers an unknown command with the available ones."""
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

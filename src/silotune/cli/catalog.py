@@ -1,4 +1,4 @@
-"""`silotune methods`, `presets`, `parts` and `init`: what there is, and what a silo sends."""
+"""`silotune methods`, `presets`, `parts` and `init`: available methods and settings, and what a silo sends."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ def methods(as_json: JsonOption = False) -> None:
     """List the methods, their papers and options."""
     from silotune.methods import METHODS
 
-    found = [
+    rows = [
         {"method": name, "paper": method.paper, "options": _options(method.Options.model_fields)}
         for name, method in METHODS.items()
     ]
-    _show(found, as_json, "methods")
+    _show(rows, as_json, "methods")
 
 
 @app.command()
@@ -34,11 +34,11 @@ def presets(as_json: JsonOption = False) -> None:
 
     from silotune.config import preset_names, preset_text
 
-    found = []
+    rows = []
     for name in preset_names():
         tree = yaml.safe_load(preset_text(name))
-        found.append({"preset": name, "description": tree["description"], "method": tree["method"]})
-    _show(found, as_json, "presets")
+        rows.append({"preset": name, "description": tree["description"], "method": tree["method"]})
+    _show(rows, as_json, "presets")
 
 
 @app.command()
@@ -47,7 +47,7 @@ def parts(
 ) -> None:
     """Print a method's parts: tuner, scope, tensors, parameters, bytes, and what leaves a silo.
 
-    Tuner and head are those of the demo's setting unless given; heads are counted for one task of two labels.
+    Tuner and head are those of the demo's setting by default; heads are counted for one task of two labels.
     """
     from silotune.cost.describe import describe
 
@@ -66,7 +66,7 @@ def parts(
 
 @app.command()
 def init(directory: Annotated[Path, typer.Argument(metavar="DIR")]) -> None:
-    """Write a commented example of a federation of one's own silos that runs as it is."""
+    """Write a commented, runnable example of a federation of your own silos."""
     from silotune.cli.init_template import write_example
 
     written = write_example(directory)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from silotune.experiments.sweep import Sweep, Trial
 
 
-Words = Annotated[
+ComparisonWords = Annotated[
     list[str] | None,
     typer.Argument(
         help="methods=a,b seeds=1,2 std.ddof=1 best=FOLDER (of a sweep) and any key=value of a run",
@@ -29,7 +29,7 @@ Words = Annotated[
     ),
 ]
 
-Searched = Annotated[
+SweepWords = Annotated[
     list[str] | None,
     typer.Argument(
         help="method=a,b seeds=1,2; searched: key=a,b,c or key=low..high[:log], per_method.NAME.key=… for one method; "
@@ -42,7 +42,7 @@ Searched = Annotated[
 @app.command()
 def compare(
     source: Annotated[str, typer.Argument(help="A preset or a YAML file.", metavar="PRESET_OR_YAML")],
-    words: Words = None,
+    words: ComparisonWords = None,
     out: Annotated[Path | None, typer.Option(help="Where run folders, tables and the report go.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on; no finished cell is repeated.")] = False,
     workers: Annotated[int, typer.Option(min=1, help="Processes (give threads=1, or they share the cores).")] = 1,
@@ -52,10 +52,10 @@ def compare(
     """Several methods over several seeds: one table, `table.csv` and `report.html`."""
     from silotune.experiments import Cell, read_comparison, run_cells
 
-    out = _unused(out, resume, "compare")
-    found = read_comparison(source, words or [], variant or [], ablation)
+    out = _output_folder(out, resume, "compare")
+    comparison = read_comparison(source, words or [], variant or [], ablation)
     make_folder(out, f"--out {out}")
-    found.write(out)
+    comparison.write(out)
 
     with progress_bars() as bars:
 
@@ -64,14 +64,14 @@ def compare(
                 bars.progress.remove_task(task)
             say(f"{cell.folder}: {summary['average']:.2f} ({summary['seconds']:.0f} s)")
 
-        run_cells(found.cells, out, workers=workers, bars=bars, done=done, announce=say)
-    _show(found, out)
+        run_cells(comparison.cells, out, workers=workers, bars=bars, done=done, announce=say)
+    _report(comparison, out)
 
 
 @app.command()
 def sweep(
     source: Annotated[str, typer.Argument(help="A preset or a YAML file.", metavar="PRESET_OR_YAML")],
-    words: Searched = None,
+    words: SweepWords = None,
     out: Annotated[Path | None, typer.Option(help="Where trials, sweep.csv and best.yaml go.")] = None,
     trials: Annotated[
         int | None, typer.Option(min=1, help="Proposals a method (optuna's TPE); without it, every combination.")
@@ -83,8 +83,8 @@ def sweep(
     from silotune.experiments import Cell
     from silotune.experiments.sweep import TABLE, read_sweep, run_sweep
 
-    out = _unused(out, resume, "sweep")
-    found = read_sweep(source, words or [], trials)
+    out = _output_folder(out, resume, "sweep")
+    search = read_sweep(source, words or [], trials)
     make_folder(out, f"--out {out}")
 
     with progress_bars() as bars:
@@ -95,12 +95,17 @@ def sweep(
             score = summary["validation"]
             say(f"{cell.folder}: {summary['reason'] if score is None else f'{score:.2f}'}")
 
-        finished = run_sweep(found, out, workers=workers, bars=bars, done=done)
-    console.print(_trials(found, finished))
+        finished = run_sweep(search, out, workers=workers, bars=bars, done=done)
+    console.print(_trials_table(search, finished))
     say(f"wrote {out / TABLE}, {out / 'best.yaml'}; silotune compare {source} best={out} … takes each method's best")
 
 
-def _unused(out: Path | None, resume: bool, command: str) -> Path:
+def _output_folder(out: Path | None, resume: bool, command: str) -> Path:
+    """Check the `--out` option.
+
+    Raises:
+        InputError: it is missing, or the folder is not empty and the command does not resume.
+    """
     if out is None:
         raise InputError(f"--out: is missing; {command} needs a folder for its runs")
     if not resume:
@@ -108,32 +113,33 @@ def _unused(out: Path | None, resume: bool, command: str) -> Path:
     return out
 
 
-def _trials(found: Sweep, trials: Sequence[Trial]) -> Table:
-    """Every trial with its validation score; the best of each method in bold."""
+def _trials_table(search: Sweep, trials: Sequence[Trial]) -> Table:
+    """Make a table of all trials with their validation scores; each method's best trial is bold."""
     from silotune.experiments.sweep import best_trial
 
     table = Table(title="validation score (%) at each trial's best round")
-    for column in ("method", "trial", *found.keys, "validation"):
+    for column in ("method", "trial", *search.keys, "validation"):
         table.add_column(column, justify="left" if column == "method" else "right")
-    for method in found.spaces:
+    for method in search.spaces:
         best = best_trial(trials, method)
         for trial in (trial for trial in trials if trial.method == method):
-            known = [score for score in trial.scores if score is not None]
+            scores = [score for score in trial.scores if score is not None]
             score = "diverged" if trial.score is None else f"{trial.score:.2f}"
-            if trial.score is not None and len(known) > 1:
-                score += f" ± {statistics.stdev(known):.2f}"
-            values = ["" if (value := trial.chosen.get(key)) is None else escape(f"{value}") for key in found.keys]
+            if trial.score is not None and len(scores) > 1:
+                score += f" ± {statistics.stdev(scores):.2f}"
+            values = ["" if (value := trial.chosen.get(key)) is None else escape(f"{value}") for key in search.keys]
             table.add_row(method, str(trial.number), *values, score, style="bold" if trial is best else None)
         table.add_section()
     return table
 
 
-def _show(found: Comparison, out: Path) -> None:
+def _report(comparison: Comparison, out: Path) -> None:
+    """Print and write the tables and the report of a finished comparison."""
     from silotune.experiments.compare import entries_of, write_results
     from silotune.experiments.report.significance import NOTE, paired_tests
     from silotune.experiments.report.tables_by_method import as_terminal, cost_table, score_table
 
-    entries, ddof = entries_of(found, out), found.ddof
+    entries, ddof = entries_of(comparison, out), comparison.ddof
     console.print(as_terminal(score_table(entries, ddof), console.width))
     console.print(as_terminal(cost_table(entries), console.width))
     for pair in (pairs := paired_tests(entries)):

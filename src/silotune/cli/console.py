@@ -1,4 +1,4 @@
-"""What the commands print: lines, tables, progress; and what several of them take."""
+"""Output of the commands (lines, tables, progress bars), and options that several commands share."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ Overrides = Annotated[list[str] | None, typer.Argument(help="key=value …", met
 
 
 def say(text: str) -> None:
-    """Print a line as it is: no wrapping (a path must stay in one piece), nothing in it is markup."""
+    """Print a line unchanged: no wrapping (paths stay in one piece), no markup."""
     console.print(text, markup=False, emoji=False, soft_wrap=True)
 
 
 def default_folder(source: str, config: Config) -> Path:
-    """Where a run goes that is not told where to."""
+    """Return the run folder if the user gives none."""
     return Path("runs") / f"{Path(source).stem}-{config.method.name}-seed{config.seed}"
 
 
 @contextmanager
 def progress_bars() -> Iterator[type[_Bar]]:
-    """Yields a maker of progress reports: `bars(title, rounds)`, one bar each."""
+    """Show progress bars; yields a class whose `Bar(title, rounds)` is a `Progress` of one run."""
     columns = (
         TextColumn("{task.fields[title]:<12}"),
         BarColumn(bar_width=30),
@@ -52,7 +52,7 @@ def progress_bars() -> Iterator[type[_Bar]]:
 
 
 class _Bar:
-    """One run's bar; its unit is a silo's round."""
+    """Progress bar of one run; its unit is one silo's round."""
 
     progress: Progress
 

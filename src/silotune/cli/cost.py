@@ -1,4 +1,4 @@
-"""`silotune cost`: parameters, messages, operations and memory of a method, from shapes alone."""
+"""`silotune cost`: parameters, message sizes, FLOPs and memory of a method, computed from shapes."""
 
 from __future__ import annotations
 
@@ -20,38 +20,42 @@ def cost(
     overrides: Overrides = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Print what a method costs on a backbone's shape: no weights are needed.
+    """Print a method's cost on a backbone's shape; no weights are needed.
 
     backbone: shape:bert-base, shape:roberta-base, shape:t5-base, shape:llama-7b, the path of a config.json, default, a
-    local folder or a hub id. Own options: silos (10 a round), tokens (128 a text), labels (2). Tuner and head are those
-    of the demo's setting unless given.
+    local folder or a hub id. Further keys: silos (per round, 10), tokens (per text, 128), labels (2). Tuner and head
+    are those of the demo's setting by default.
     """
     from silotune.cost import estimate
 
     if method is None:
         raise InputError("cost: name a method (see `silotune methods`)")
-    found = estimate(method, overrides or [])
+    estimated = estimate(method, overrides or [])
     if as_json:
-        typer.echo(json.dumps(found.as_dict(), indent=1))
+        typer.echo(json.dumps(estimated.as_dict(), indent=1))
         return
-    table = Table(title=f"{found.method} on {found.backbone}: {found.tuner}, head {found.head}")
+    table = Table(title=f"{estimated.method} on {estimated.backbone}: {estimated.tuner}, head {estimated.head}")
     table.add_column("what one silo has")
     table.add_column("", justify="right")
-    for part in found.parts:
+    for part in estimated.parts:
         table.add_row(f"part {part.part!r} ({part.module}, {part.scope})", f"{part.parameters:,}")
     table.add_section()
     share = "of full fine-tuning"
-    table.add_row("model assembled, parameters", f"{found.full_parameters:,}")
-    table.add_row("trained parameters", f"{found.trainable_parameters:,}")
-    table.add_row(share, f"{found.trainable_percent:.4f} %")
-    table.add_row("sent parameters", f"{found.sent_parameters:,}")
-    table.add_row(share, f"{found.sent_percent:.4f} %")
+    table.add_row("model assembled, parameters", f"{estimated.full_parameters:,}")
+    table.add_row("trained parameters", f"{estimated.trainable_parameters:,}")
+    table.add_row(share, f"{estimated.trainable_percent:.4f} %")
+    table.add_row("sent parameters", f"{estimated.sent_parameters:,}")
+    table.add_row(share, f"{estimated.sent_percent:.4f} %")
     table.add_section()
-    table.add_row("one message", f"{found.message_mib:.3f} MiB ({found.message_bytes:,} bytes)")
-    table.add_row(f"{found.silos} silos, up, one round", f"{found.bytes_up:,} bytes")
-    table.add_row(f"{found.silos} silos, down, one round", f"{found.bytes_down:,} bytes")
+    table.add_row("one message", f"{estimated.message_mib:.3f} MiB ({estimated.message_bytes:,} bytes)")
+    table.add_row(f"{estimated.silos} silos, up, one round", f"{estimated.bytes_up:,} bytes")
+    table.add_row(f"{estimated.silos} silos, down, one round", f"{estimated.bytes_down:,} bytes")
     table.add_section()
-    table.add_row(f"training, a text of {found.tokens} tokens", f"{found.flops_per_sample_train / 1e9:,.2f} GFLOP")
-    table.add_row(f"prediction, a text of {found.tokens} tokens", f"{found.flops_per_sample_predict / 1e9:,.2f} GFLOP")
-    table.add_row("peak memory of training, float32 (estimate)", f"{found.peak_memory_mib:,.0f} MiB")
+    table.add_row(
+        f"training, a text of {estimated.tokens} tokens", f"{estimated.flops_per_sample_train / 1e9:,.2f} GFLOP"
+    )
+    table.add_row(
+        f"prediction, a text of {estimated.tokens} tokens", f"{estimated.flops_per_sample_predict / 1e9:,.2f} GFLOP"
+    )
+    table.add_row("peak memory of training, float32 (estimate)", f"{estimated.peak_memory_mib:,.0f} MiB")
     console.print(table)

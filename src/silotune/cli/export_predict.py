@@ -1,4 +1,4 @@
-"""`silotune export`, `import` and `predict`: what can be done with a finished run, and with a LoRA from elsewhere."""
+"""`silotune export`, `import` and `predict`: exports of finished runs, imports of LoRA adapters, predictions."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ RunArgument = Annotated[Path, typer.Argument(help="The folder of a finished run.
 
 SiloOption = Annotated[str, typer.Option(help="Whose model.")]
 
-_AT_ONCE = 256
-"""Texts answered together: a pipe gets its answers in pieces."""
+_BATCH_SIZE = 256
+"""Texts answered together, so that a pipe receives its answers in portions."""
 
 
 @app.command("export")
@@ -45,10 +45,10 @@ def export_command(
     from silotune.runs.load import load_run
 
     check_target(to)
-    about = export(load_run(run, precision="fp32"), silo, part, to, base)
-    say(f"wrote {to}: {about['part']} of silo {silo}, round {about['best_round']}; README.md says how to load it")
-    if about["private"]:
-        say(f"it holds parts that never left the silo while training: {', '.join(about['private'])}")
+    exported = export(load_run(run, precision="fp32"), silo, part, to, base)
+    say(f"wrote {to}: {exported['part']} of silo {silo}, round {exported['best_round']}; README.md says how to load it")
+    if exported["private"]:
+        say(f"it holds parts that never left the silo while training: {', '.join(exported['private'])}")
 
 
 @app.command("import")
@@ -66,14 +66,14 @@ def import_command(
     name = backbone or read_config(directory).get("base_model_name_or_path")
     if not isinstance(name, str) or not name:
         raise InputError(f"{directory}/adapter_config.json: names no base model; give it with --backbone")
-    start = read_peft_lora(directory, load_backbone(name, precision="fp32"))
+    adapter = read_peft_lora(directory, load_backbone(name, precision="fp32"))
     try:
         to.parent.mkdir(parents=True, exist_ok=True)
-        to.write_bytes(start.pack())
+        to.write_bytes(adapter.pack())
     except OSError as error:
         raise InputError(f"--to {to}: cannot be written ({error.strerror})") from error
-    say(f"wrote {to}: a LoRA of rank {start.r} at {len(start.tensors) // 2} modules of {name}")
-    say(f"begin a run from it with: silotune run … backbone={name} {' '.join(start.words)} start={to}")
+    say(f"wrote {to}: a LoRA of rank {adapter.r} at {len(adapter.tensors) // 2} modules of {name}")
+    say(f"begin a run from it with: silotune run … backbone={name} {' '.join(adapter.words)} start={to}")
 
 
 @app.command()
@@ -84,10 +84,10 @@ def predict(
     file: Annotated[Path | None, typer.Option(help="A file with one text (or pair) a line; default: stdin.")] = None,
     explain: Annotated[bool, typer.Option("--explain", help="Also say which parts answer, how weighted.")] = False,
 ) -> None:
-    """Answer texts with a finished run's model of one silo: one JSON line each, with label and probabilities.
+    """Answer texts with one silo's model of a finished run: one JSON line each, with label and probabilities.
 
-    Instructions (with an input behind a tab) get an answer instead. --explain adds the weight of each part, and for
-    FedDPA the text's alpha and the similarities it is the mean of.
+    Instructions (with an optional input after a tab) get a generated answer instead. --explain adds the weight of each
+    part, and for FedDPA the text's alpha and the similarities that it is the mean of.
     """
     from silotune.cli.text_input import read_lines
     from silotune.runs.load import load_run
@@ -101,28 +101,31 @@ def predict(
         texts = (1, 2) if generates else (finished.federation.texts[silo],)
         where = "--text" if text is not None else str(file or "stdin")
         rows = read_lines(lines, where, texts)
-        while some := list(islice(rows, _AT_ONCE)):
-            for line in _answers(model, some, explain):
+        while batch := list(islice(rows, _BATCH_SIZE)):
+            for line in _answers(model, batch, explain):
                 typer.echo(line)
 
 
 def _answers(model: PersonalModel, texts: list[Text], explain: bool) -> Iterator[str]:
-    """One JSON line a text."""
-    found: list[dict[str, object]]
+    """Yield one JSON line per text."""
+    answers: list[dict[str, object]]
     if model.task.kind == "generation":
-        found = [{"answer": answer} for answer in model.write(texts)]
+        answers = [{"answer": answer} for answer in model.write(texts)]
     else:
-        found = [{"label": one.label, "probabilities": one.probabilities} for one in model.predict(texts)]
+        answers = [
+            {"label": prediction.label, "probabilities": prediction.probabilities}
+            for prediction in model.predict(texts)
+        ]
     if explain:
-        for answer, why in zip(found, model.explain(texts), strict=True):
-            answer |= {key: value for key, value in asdict(why).items() if value is not None}
-    for text, answer in zip(texts, found, strict=True):
+        for answer, explanation in zip(answers, model.explain(texts), strict=True):
+            answer |= {key: value for key, value in asdict(explanation).items() if value is not None}
+    for text, answer in zip(texts, answers, strict=True):
         yield json.dumps({"text": text, **answer}, ensure_ascii=False)
 
 
 @contextmanager
 def _lines(text: str | None, file: Path | None) -> Iterator[Iterable[str]]:
-    """Where the texts are; a file that cannot be read is refused before anything is loaded."""
+    """Open the source of the texts; an unreadable file is refused before the model is loaded."""
     if text is not None:
         if not text.strip():
             raise InputError("--text: is empty")

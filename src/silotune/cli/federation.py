@@ -1,4 +1,4 @@
-"""`silotune worker` and `silotune federation …`: a federation over real machines."""
+"""`silotune worker` and `silotune federation …`: federations over several machines."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import typer
 
 from silotune.cli.app import app
 
-SiloFile = Annotated[Path, typer.Argument(help="The silo's own configuration (YAML).", metavar="SILO_YAML")]
+WorkerFile = Annotated[Path, typer.Argument(help="The silo's own configuration (YAML).", metavar="SILO_YAML")]
 
 
 @app.command()
-def worker(silo: SiloFile) -> None:
-    """Hold a silo's backbone and rows, and do its work for the SuperNode beside it."""
+def worker(silo: WorkerFile) -> None:
+    """Serve one silo: load its backbone and rows, and train for the SuperNode on the same machine."""
     from silotune.distributed.silo.silo_config import read_silo_settings
     from silotune.distributed.silo.worker import serve
 
@@ -25,17 +25,17 @@ federation = typer.Typer(help="A federation on several machines.", no_args_is_he
 
 app.add_typer(federation, name="federation")
 
-JoinFile = Annotated[Path, typer.Argument(help="The silo's own file, or its node's (YAML).", metavar="SILO_YAML")]
+SiloFile = Annotated[Path, typer.Argument(help="The silo's own file, or its node's (YAML).", metavar="SILO_YAML")]
 
 SiloName = Annotated[str, typer.Argument(help="The silo's name.")]
 
-LinkFile = Annotated[Path, typer.Argument(help="The coordinator's file (YAML).", metavar="COORDINATOR_YAML")]
+CoordinatorFile = Annotated[Path, typer.Argument(help="The coordinator's file (YAML).", metavar="COORDINATOR_YAML")]
 
-AnyFile = Annotated[Path, typer.Argument(help="The coordinator's or a silo's file (YAML).", metavar="YAML")]
+PartyFile = Annotated[Path, typer.Argument(help="The coordinator's or a silo's file (YAML).", metavar="YAML")]
 
 
 @federation.command()
-def up(coordinator: LinkFile) -> None:
+def up(coordinator: CoordinatorFile) -> None:
     """Run the coordinator's SuperLink, in the foreground."""
     from silotune.cli.console import say
     from silotune.distributed.deploy import commands
@@ -46,9 +46,9 @@ def up(coordinator: LinkFile) -> None:
 
 @federation.command()
 def admit(
-    coordinator: LinkFile, silo: SiloName, key: Annotated[Path, typer.Argument(help="Its public key (….pub).")]
+    coordinator: CoordinatorFile, silo: SiloName, key: Annotated[Path, typer.Argument(help="Its public key (….pub).")]
 ) -> None:
-    """Let a silo's key in."""
+    """Register a silo's public key."""
     from silotune.cli.console import say
     from silotune.distributed.deploy import node_keys
     from silotune.distributed.deploy.party_configs import read_coordinator_settings
@@ -58,8 +58,8 @@ def admit(
 
 
 @federation.command()
-def expel(coordinator: LinkFile, silo: SiloName) -> None:
-    """Take a silo's key out: it left, or its key is lost and another one comes."""
+def expel(coordinator: CoordinatorFile, silo: SiloName) -> None:
+    """Remove a silo's public key: the silo left, or its key was lost and will be replaced."""
     from silotune.cli.console import say
     from silotune.distributed.deploy import node_keys
     from silotune.distributed.deploy.party_configs import read_coordinator_settings
@@ -69,7 +69,7 @@ def expel(coordinator: LinkFile, silo: SiloName) -> None:
 
 
 @federation.command()
-def join(silo: JoinFile) -> None:
+def join(silo: SiloFile) -> None:
     """Run a silo's worker and SuperNode, in the foreground."""
     from silotune.cli.console import say
     from silotune.distributed.deploy import commands
@@ -80,7 +80,7 @@ def join(silo: JoinFile) -> None:
 
 @federation.command()
 def start(
-    coordinator: LinkFile,
+    coordinator: CoordinatorFile,
     source: Annotated[str, typer.Argument(help="A preset or a YAML file.", metavar="PRESET_OR_YAML")],
     overrides: Annotated[list[str] | None, typer.Argument(help="key=value …", metavar="[KEY=VALUE]…")] = None,
     out: Annotated[Path | None, typer.Option(help="The run folder, on this machine.")] = None,
@@ -109,8 +109,8 @@ def start(
 
 
 @federation.command()
-def status(file: AnyFile) -> None:
-    """Say what runs."""
+def status(file: PartyFile) -> None:
+    """Show the running processes."""
     from silotune.cli.console import say
     from silotune.distributed.deploy import commands
 
@@ -119,8 +119,8 @@ def status(file: AnyFile) -> None:
 
 
 @federation.command()
-def down(file: AnyFile) -> None:
-    """End what `up` or `join` runs."""
+def down(file: PartyFile) -> None:
+    """Stop the processes that `up` or `join` started."""
     from silotune.cli.console import say
     from silotune.distributed.deploy import commands
 

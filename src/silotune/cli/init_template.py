@@ -1,4 +1,4 @@
-"""The example that `silotune init` writes: two silos with CSV files, taken from the demo's data."""
+"""The example of `silotune init`: a configuration and two silos with CSV files, taken from the demo's data."""
 
 from __future__ import annotations
 
@@ -52,10 +52,13 @@ silos:                    # paths are relative to this file; formats: .csv .tsv 
 
 
 def write_example(directory: Path) -> Path:
-    """Write the example and return the path of its configuration.
+    """Write the example.
+
+    Returns:
+        Path of its configuration.
 
     Raises:
-        InputError: if the directory holds anything already.
+        InputError: the directory is not empty.
     """
     require_unused(directory)
     make_folder(directory, str(directory))

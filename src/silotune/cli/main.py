@@ -1,4 +1,4 @@
-"""The command line. Bad input ends with one line and exit code 2; `Ctrl-C` with 130."""
+"""Entry point of the command line: bad input ends with one line and exit code 2, `Ctrl-C` with exit code 130."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ _INTERRUPTED = 130
 _COMMANDS = ("catalog", "compare", "cost", "federation", "export_predict", "partition", "report", "run", "transfer")
 """Modules of `silotune.cli` that register commands with `app` when they are imported, in the order of the help."""
 
-_OBJECTS = 100_000
-"""New objects between two searches for unreachable cycles. Python's 700 made a fifth of a start searches: importing
-torch and transformers and reading rows makes millions of objects that all stay."""
+_GC_THRESHOLD = 100_000
+"""New objects between two runs of the garbage collector. Importing torch and transformers and reading rows makes
+millions of objects that stay; with Python's default of 700, collections took a fifth of the start."""
 
 errors = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
 
 
 def main() -> None:
     """Entry point of `silotune`."""
-    gc.set_threshold(_OBJECTS, 50, 100)
+    gc.set_threshold(_GC_THRESHOLD, 50, 100)
     try:
         for name in _COMMANDS:
             import_module(f"silotune.cli.{name}")
@@ -34,18 +34,18 @@ def main() -> None:
     except SilotuneError as error:
         _complain(str(error))
         sys.exit(error.exit_code)
-    except click.exceptions.NoArgsIsHelpError:  # the help is printed by now
+    except click.exceptions.NoArgsIsHelpError:  # click has printed the help
         _complain("missing command")
         sys.exit(2)
     except click.ClickException as error:
         usage = error.ctx.get_usage() if isinstance(error, click.UsageError) and error.ctx else ""
         _complain(f"{error.format_message()} {usage}")
         sys.exit(2)
-    except (OSError, MemoryError) as error:  # the disk is full, a folder may not be written
+    except (OSError, MemoryError) as error:  # e.g. a full disk or a read-only folder
         _complain(str(error) or "out of memory")
         sys.exit(1)
     except RuntimeError as error:
-        if "out of memory" not in str(error) and "allocate memory" not in str(error):  # PyTorch's words
+        if "out of memory" not in str(error) and "allocate memory" not in str(error):  # PyTorch's messages
             raise
         _complain(f"out of memory; a lower train.batch_size needs less ({str(error).splitlines()[0]})")
         sys.exit(1)
@@ -57,5 +57,5 @@ def main() -> None:
 
 
 def _complain(message: str) -> None:
-    """One line, whatever the message quotes."""
+    """Print a message on one line in red."""
     errors.print(f"silotune: {' '.join(message.split())}", style="red", markup=False)

@@ -1,4 +1,4 @@
-"""`silotune partition`: which silo would hold how many rows of which label, before anything is trained."""
+"""`silotune partition`: rows per silo and label of a setting, before any training."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def partition(
     if out is not None:
         partition_figure(counts, labels, out)
     held_out = silos[0].splits.counts()
-    found = {
+    described = {
         "partition": config.partition.model_dump(mode="json"),
         "rows": sum(map(sum, counts.values())),
         "labels": labels,
@@ -52,9 +52,9 @@ def partition(
         "test": held_out["test"],
     }
     if as_json:
-        typer.echo(json.dumps(found, indent=1))
+        typer.echo(json.dumps(described, indent=1))
         return
-    table = Table(title=f"{config.partition.name}: {found['rows']:,} training rows in {len(counts)} silos")
+    table = Table(title=f"{config.partition.name}: {described['rows']:,} training rows in {len(counts)} silos")
     table.add_column("silo")
     for column in (*labels, "rows"):
         table.add_column(column, justify="right")

@@ -1,4 +1,4 @@
-"""`silotune report` and `silotune watch`."""
+"""`silotune report`, `silotune watch` and `silotune personalization`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def report(
     ddof: Annotated[int, typer.Option(min=0, max=1, help="Of the standard deviation over seeds.")] = 1,
     title: Annotated[str, typer.Option(help="Of the page.")] = "",
 ) -> None:
-    """One self-contained HTML page about finished runs; figures also as PNG and SVG beside it."""
+    """Write one self-contained HTML page about finished runs; figures also as PNG and SVG beside it."""
     from silotune.errors import InputError
     from silotune.experiments.report.entries import read_entries
     from silotune.experiments.report.html_page import write_report
@@ -37,7 +37,7 @@ def watch(
     once: Annotated[bool, typer.Option("--once", help="Show it once and end.")] = False,
     every: Annotated[float, typer.Option(min=0.1, help="Seconds between looks.")] = 1.0,
 ) -> None:
-    """A running run, live; ends with it."""
+    """Show a running run live, until it ends."""
     from silotune.experiments.report.live_view import watch_run
 
     watch_run(run, console, once=once, every=every)
@@ -49,7 +49,7 @@ def personalization(
     out: Annotated[Path, typer.Option(help="A new or empty folder for tables and figures.")],
     ddof: Annotated[int, typer.Option(min=0, max=1, help="Of the standard deviation over seeds.")] = 1,
 ) -> None:
-    """Personalisation and test-time personalization per task, of runs with evaluation.test_time=true (FedDPA)."""
+    """Tables and figures of FedDPA's personalization measures; the runs need evaluation.test_time=true."""
     from silotune.core.files import make_folder
     from silotune.errors import require_unused
     from silotune.experiments.report.entries import read_entries
@@ -63,13 +63,13 @@ def personalization(
 
     require_unused(out, "--out")
     entries = read_entries(runs)
-    left_out = unseen_table(entries, ddof)
-    grids = [*measure_tables(entries, ddof), *([left_out] if left_out else [])]
-    for grid in grids:
-        console.print(as_terminal(grid, console.width))
+    unseen = unseen_table(entries, ddof)
+    result_tables = [*measure_tables(entries, ddof), *([unseen] if unseen else [])]
+    for table in result_tables:
+        console.print(as_terminal(table, console.width))
     make_folder(out, f"--out {out}")
-    tables = "\n".join(f"## {grid.title}\n\n{as_markdown(grid)}" for grid in grids)
-    (out / "tables.md").write_text(tables, encoding="utf-8")
+    text = "\n".join(f"## {table.title}\n\n{as_markdown(table)}" for table in result_tables)
+    (out / "tables.md").write_text(text, encoding="utf-8")
     silo_task_heatmap(entries, out / "silo-task.png")
     rounds_figure(entries, out / "rounds.png")
     say(f"wrote {out}: tables.md and figures")

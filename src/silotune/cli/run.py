@@ -59,7 +59,7 @@ def run_command(
                 finished = run(config, out=folder, resume=resume, progress=report, announce=say, workers=workers)
                 summary, privacy = finished.summary, finished.federation.privacy
     console.print(result_table([summary]))
-    say(_leaves(config, summary))
+    say(_describe_uploads(config, summary))
     if privacy is not None and privacy.stops:
         say(privacy.stops)
     say(f"run folder: {folder}")
@@ -93,7 +93,8 @@ def demo(
     say(f"accuracy per round and silo, and what was sent: {page}")
 
 
-def _leaves(config: Config, summary: dict[str, Any]) -> str:
+def _describe_uploads(config: Config, summary: dict[str, Any]) -> str:
+    """Describe in one line what left the silos."""
     from silotune.methods.parts import Scope, names_with
     from silotune.runs.build.resolve import make_method
 

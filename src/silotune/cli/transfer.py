@@ -1,4 +1,4 @@
-"""`silotune transfer`: every run's tuned parts on every other run's task."""
+"""`silotune transfer`: scores of every run's tuned parts on every other run's task."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ def transfer(
     ],
     out: Annotated[Path | None, typer.Option(help="Where transfer.csv and transfer.png go.")] = None,
 ) -> None:
-    """Judge each run's tuned parts on every other run's task, without training: absolute and relative matrices.
+    """Evaluate each run's tuned parts on every other run's task, without training: absolute and relative matrices.
 
-    The target's own head reads the labels (transfer.head=target), or the source's where label counts agree
-    (transfer.head=source).
+    transfer.head=target reads the labels with the target run's head; transfer.head=source with the source's, where the
+    numbers of labels agree.
     """
     if out is None:
         raise InputError("--out: is missing; transfer needs a folder for transfer.csv and transfer.png")
     require_unused(out, "--out")
-    head, types, folders = _words(runs)
+    head, types, folders = _parse_words(runs)
     if len(folders) < 2:
         raise InputError(f"transfer: at least 2 finished runs are needed (got {len(folders)})")
 
@@ -52,25 +52,25 @@ def transfer(
 
     with console.status("opening runs") as status:
         groups = open_models(folders, head, lambda name: status.update(f"opened {name}"))
-        cells = {}
+        scores_by_group = {}
         for label, models in groups.items():
-            found = []
+            scores = []
             for cell in exchange(models, head):
                 status.update(f"{label}: {cell.source} on {cell.target}")
-                found.append(cell)
-            cells[label] = found
+                scores.append(cell)
+            scores_by_group[label] = scores
     for label, models in groups.items():
-        if not any(cell.source != cell.target for cell in cells[label]):
+        if not any(cell.source != cell.target for cell in scores_by_group[label]):
             raise InputError(
                 f"transfer.head=source: {label} has no two tasks with equally many labels; allowed: target"
             )
-        _say_differing(models, cells[label])
-        if line := mixed(label, models):
-            say(line)
-    matrices = [matrix(label, found, types) for label, found in cells.items()]
+        _say_differing(models, scores_by_group[label])
+        if note := mixed(label, models):
+            say(note)
+    matrices = [matrix(label, scores, types) for label, scores in scores_by_group.items()]
     make_folder(out, f"--out {out}")
     settings = {
-        label: (models[0].federation.config.method.name, models[0].federation.config.tuner.name, cells[label])
+        label: (models[0].federation.config.method.name, models[0].federation.config.tuner.name, scores_by_group[label])
         for label, models in groups.items()
     }
     facts = {
@@ -82,18 +82,18 @@ def transfer(
     }
     table = write_transfer_csv(settings, facts, out / "transfer.csv", types)
     figure = transfer_figure(matrices, out / "transfer.png")
-    for found_matrix in matrices:
-        console.print(_table(found_matrix))
+    for group_matrix in matrices:
+        console.print(_table(group_matrix))
     console.print(_summary(matrices))
     say(f"wrote {table}, {figure}")
 
 
-def _words(words: Sequence[str]) -> tuple[WhoseHead, dict[str, str], list[Path]]:
-    """Whose head, task → type, and the run folders."""
+def _parse_words(words: Sequence[str]) -> tuple[WhoseHead, dict[str, str], list[Path]]:
+    """Parse the arguments into (whose head, task to type, run folders)."""
     from silotune.config.merging import parse_word
     from silotune.evaluation.transfer import TASK_TYPES, WhoseHead
 
-    found: dict[str, Any] = {"transfer.head": "target", "transfer.types": {}}
+    options: dict[str, Any] = {"transfer.head": "target", "transfer.types": {}}
     folders = []
     for word in words:
         if not word.startswith("transfer.") or "=" not in word:
@@ -102,8 +102,8 @@ def _words(words: Sequence[str]) -> tuple[WhoseHead, dict[str, str], list[Path]]
         key, value = parse_word(word)
         if key not in _KEYS:
             raise unknown("key", key, _KEYS)
-        found[key] = value
-    head, types = found["transfer.head"], found["transfer.types"]
+        options[key] = value
+    head, types = options["transfer.head"], options["transfer.types"]
     if head not in get_args(WhoseHead):
         raise InputError(f"transfer.head: must be target or source (got {head!r})")
     if not isinstance(types, dict) or not all(isinstance(word, str) for word in (*types, *types.values())):
@@ -112,22 +112,22 @@ def _words(words: Sequence[str]) -> tuple[WhoseHead, dict[str, str], list[Path]]
 
 
 def _say_differing(models: Sequence[TransferModel], cells: Sequence[Any]) -> None:
-    """Another machine or precision may decide a few rows otherwise: then say so."""
+    """Note scores that differ from the summary: another machine or precision may change a few predictions."""
     for model in models:
-        own = next(c.absolute for c in cells if c.source == c.target == model.task.name and c.seed == model.seed)
-        if abs(own - model.reported) > 1e-6:
-            say(f"note: {model.name} scores {own:.2f} here, its summary says {model.reported:.2f}")
+        own_score = next(c.absolute for c in cells if c.source == c.target == model.task.name and c.seed == model.seed)
+        if abs(own_score - model.reported) > 1e-6:
+            say(f"note: {model.name} scores {own_score:.2f} here, its summary says {model.reported:.2f}")
 
 
-def _table(found: Matrix) -> Table:
-    table = Table(title=escape(f"{found.label}: absolute (% of the target's own score)"))
+def _table(matrix: Matrix) -> Table:
+    table = Table(title=escape(f"{matrix.label}: absolute (% of the target's own score)"))
     table.add_column("source ↓ target →")
-    for task in found.tasks:
+    for task in matrix.tasks:
         table.add_column(escape(task), justify="right")
-    for source in found.tasks:
+    for source in matrix.tasks:
         row = []
-        for target in found.tasks:
-            absolute, relative = (values.get((source, target)) for values in (found.absolute, found.relative))
+        for target in matrix.tasks:
+            absolute, relative = (values.get((source, target)) for values in (matrix.absolute, matrix.relative))
             share = "–" if relative is None else f"{relative:.0f}"
             row.append("–" if absolute is None else f"{absolute:.1f} ({share})")
         table.add_row(escape(source), *row)
@@ -139,7 +139,7 @@ def _summary(matrices: Sequence[Matrix]) -> Table:
     table.add_column("")
     for column in ("all", "same type", "other type", "|A on B − B on A|"):
         table.add_column(column, justify="right")
-    for found in matrices:
-        values = (found.mean(), found.mean(alike=True), found.mean(alike=False), found.asymmetry())
-        table.add_row(escape(found.label), *("–" if value is None else f"{value:.1f}" for value in values))
+    for matrix in matrices:
+        values = (matrix.mean(), matrix.mean(alike=True), matrix.mean(alike=False), matrix.asymmetry())
+        table.add_row(escape(matrix.label), *("–" if value is None else f"{value:.1f}" for value in values))
     return table

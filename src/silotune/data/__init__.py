@@ -1,1 +1,7 @@
-"""From files to tokenized rows and batches: readers, splits, partitions, templates, metrics."""
+"""From files to tokenized rows and batches.
+
+In order of use: `readers` (CSV, TSV, JSON lines, Parquet), `folders` and `hub` (labeled data sets), `instructions`
+(generation data), `splits` and `partition` (silos), `loading` (from the configuration to all silos), `backdoor` and
+`server_rows` (attacks and semi-supervision), `templates` and `tokenized` (token ids), `batching` and `cohort_batches`
+(micro-batches), `metrics`. `row_folder` stores a silo's rows for its own process.
+"""

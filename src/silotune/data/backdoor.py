@@ -1,7 +1,7 @@
-"""A backdoor in the training rows of malicious silos (FedPrompt, section 2.3), and the rows that measure it.
+"""Backdoor attack on the training rows of malicious silos (FedPrompt, section 2.3), and test rows that measure it.
 
-Eqs. 4 and 5: poisoned copies of a share of a silo's rows are added, with the trigger in the text and the target as the
-label; its own rows stay. Validation and test rows are never touched.
+Eqs. 4 and 5: poisoned copies of a share of a silo's training rows are added, with the trigger in the text and the
+target as label; the original rows stay. Validation and test rows are never modified.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ if TYPE_CHECKING:
 Texts = tuple[str, ...]
 
 Lengths = Callable[[Task, Sequence[Row]], list[int]]
-"""Rows → how many tokens each takes, were there room for all of it."""
+"""From a task's rows to the number of tokens that each would take without truncation."""
 
 
 @dataclass(frozen=True)
 class Backdoor:
-    """An attack on a federation: which silos are malicious, and what rows with the trigger look like.
+    """An attack on a federation.
 
     Args:
-        config: the section `attack`.
-        seed: for all draws: of silos, of rows, of places.
-        malicious: the malicious silos' names.
-        lengths: how many tokens rows take.
-        room: how many tokens a row may take. A text is shortened for its trigger: truncation must not cut that off.
+        config: the configuration section `attack`.
+        seed: seed of all draws (silos, rows, positions).
+        malicious: names of the malicious silos.
+        lengths: counts the tokens of rows.
+        room: maximum tokens per row. Texts are shortened for the trigger, so that truncation cannot cut it off.
     """
 
     config: AttackConfig
@@ -48,21 +48,21 @@ class Backdoor:
     room: int
 
     def poisoned_rows(self, silo: SiloData) -> list[Row]:
-        """What a silo adds to its training rows (eq. 4); nothing if it is not malicious."""
+        """Return the rows that a silo adds to its training rows (eq. 4); none if it is not malicious."""
         if silo.name not in self.malicious:
             return []
         target = self.target(silo.task)
-        others = [row for row in silo.splits.train if row.label != target]
-        sampler(self.seed, "poison", silo.name).shuffle(others)
-        chosen = others[: ceil_fraction(self.config.rate, len(others))]
+        candidates = [row for row in silo.splits.train if row.label != target]
+        sampler(self.seed, "poison", silo.name).shuffle(candidates)
+        chosen = candidates[: ceil_fraction(self.config.rate, len(candidates))]
         return [replace(row, label=target) for row in self.with_trigger(silo.task, chosen)]
 
     def test_rows(self, task: Task, rows: Sequence[Row]) -> list[Row]:
-        """The rows whose label is not the target, with the trigger put in; labels as they are."""
+        """Return the rows whose label is not the target, with the trigger inserted and their labels kept."""
         return self.with_trigger(task, [row for row in rows if row.label != self.target(task)])
 
     def target(self, task: Task) -> int:
-        """The class to bring about."""
+        """Return the class index of the target label."""
         return task.labels.index(str(self.config.target))
 
     def has_target(self, task: Task) -> bool:
@@ -70,57 +70,64 @@ class Backdoor:
         return self.config.target in task.labels
 
     def with_trigger(self, task: Task, rows: Sequence[Row]) -> list[Row]:
-        """The rows with the trigger put in. Where it goes depends on the seed and on the text alone.
+        """Insert the trigger into rows; its position depends only on the seed and the text.
 
         Raises:
-            InputError: if a row would be too long even without any text of its own.
+            InputError: the trigger does not fit even with empty texts.
         """
         texts = [row.texts for row in rows]
-        done: list[Row] = [self._insert(row, row.texts) for row in rows]
-        left = list(range(len(rows)))
-        while left:
-            lengths = self.lengths(task, [done[place] for place in left])
-            long = [(place, length) for place, length in zip(left, lengths, strict=True) if length > self.room]
-            for place, length in long:
-                if not any(texts[place]):
+        triggered: list[Row] = [self._insert(row, row.texts) for row in rows]
+        pending = list(range(len(rows)))
+        while pending:
+            lengths = self.lengths(task, [triggered[index] for index in pending])
+            too_long = [(index, length) for index, length in zip(pending, lengths, strict=True) if length > self.room]
+            for index, length in too_long:
+                if not any(texts[index]):
                     raise InputError(
                         f"attack.trigger: takes {length} tokens without any text, but there is room for {self.room}; "
                         "raise train.max_length"
                     )
-                texts[place] = _shortened(texts[place], length, length - self.room)
-                done[place] = self._insert(rows[place], texts[place])
-            left = [place for place, _ in long]
-        return done
+                texts[index] = _shortened(texts[index], length, length - self.room)
+                triggered[index] = self._insert(rows[index], texts[index])
+            pending = [index for index, _ in too_long]
+        return triggered
 
-    def _insert(self, row: Row, kept: Texts) -> Row:
+    def _insert(self, row: Row, texts: Texts) -> Row:
         draws = sampler(self.seed, "trigger", *row.texts)
-        return replace(row, texts=insert_triggers(kept, self.config.triggers, self.config.position, draws))
+        return replace(row, texts=insert_triggers(texts, self.config.triggers, self.config.position, draws))
 
 
 def make_backdoor(config: AttackConfig, seed: int, data: Sequence[SiloData], lengths: Lengths, room: int) -> Backdoor:
-    """The attack on these silos; for the arguments see `Backdoor`. Drawn silos of a larger fraction include these.
+    """Draw the malicious silos. The silos of a smaller fraction are among those of a larger one.
+
+    Args:
+        config: the configuration section `attack`.
+        seed: seed of the draws.
+        data: all silos.
+        lengths: see `Backdoor`.
+        room: see `Backdoor`.
 
     Raises:
-        InputError: if there is nothing to poison.
+        InputError: no silo has rows to poison.
     """
-    concerned = sorted(silo.name for silo in data if config.target in silo.task.labels and _to_poison(silo, config))
-    if not concerned:
+    candidates = sorted(silo.name for silo in data if config.target in silo.task.labels and _can_poison(silo, config))
+    if not candidates:
         raise InputError(f"attack: no silo has rows of another label than {config.target!r} to poison")
-    sampler(seed, "malicious").shuffle(concerned)
-    malicious = frozenset(concerned[: ceil_fraction(config.fraction, len(concerned))])
+    sampler(seed, "malicious").shuffle(candidates)
+    malicious = frozenset(candidates[: ceil_fraction(config.fraction, len(candidates))])
     return Backdoor(config, seed, malicious, lengths, room)
 
 
-def _to_poison(silo: SiloData, config: AttackConfig) -> bool:
-    """Whether it has rows of another label than the target; one without could not do what it is there for."""
+def _can_poison(silo: SiloData, config: AttackConfig) -> bool:
+    """Whether the silo has rows of another label than the target."""
     return any(silo.task.labels[row.label] != config.target for row in silo.splits.train)
 
 
 def check_attack(config: AttackConfig, data: Sequence[SiloData]) -> None:
-    """Refuse an attack that these silos have no place for.
+    """Check that the attack's target and the silos' tasks fit.
 
     Raises:
-        InputError: for a target that no silo has, or silos that write answers.
+        InputError: no silo has the target label, or a silo generates answers.
     """
     for silo in data:
         if silo.task.kind != "classification":
@@ -131,25 +138,25 @@ def check_attack(config: AttackConfig, data: Sequence[SiloData]) -> None:
 
 
 def check_trigger(triggers: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> None:
-    """Refuse a trigger that the backbone cannot tell from others.
+    """Check that the tokenizer distinguishes the trigger from other words.
 
     Raises:
-        InputError: naming it.
+        InputError: a trigger is unknown to the tokenizer.
     """
     for trigger in triggers:
-        found: Any = tokenizer(trigger, add_special_tokens=False)
-        if not found["input_ids"] or tokenizer.unk_token_id in found["input_ids"]:
+        encoded: Any = tokenizer(trigger, add_special_tokens=False)
+        if not encoded["input_ids"] or tokenizer.unk_token_id in encoded["input_ids"]:
             raise InputError(f"attack.trigger: {trigger!r} is not in the backbone's vocabulary; choose another word")
 
 
 def insert_triggers(texts: Texts, triggers: Sequence[str], position: str, draws: random.Random) -> Texts:
-    """A row's texts with the triggers put in.
+    """Insert triggers into a row's texts.
 
     Args:
-        texts: the text, or the two of a pair, which count as one row: its start is the first's, its end the second's.
+        texts: the text, or the two of a pair: the pair starts with its first text and ends with its second.
         triggers: words or phrases.
-        position: `start`, `end` (all of them there, in turn) or `random` (each before any word, or behind the last).
-        draws: for `random`.
+        position: `start`, `end` (all triggers there, in order) or `random` (each before a random word, or at the end).
+        draws: random generator for `random`.
     """
     changed = list(texts)
     if position == "start":
@@ -158,19 +165,21 @@ def insert_triggers(texts: Texts, triggers: Sequence[str], position: str, draws:
         changed[-1] = " ".join([texts[-1], *triggers]).lstrip()
     else:
         for trigger in triggers:
-            places = [(text, word.start()) for text, value in enumerate(changed) for word in re.finditer(r"\S+", value)]
-            places.append((len(texts) - 1, len(changed[-1])))
-            text, begin = places[draws.randrange(len(places))]
-            before, behind = changed[text][:begin].rstrip(" "), changed[text][begin:]
-            changed[text] = " ".join(piece for piece in (before, trigger, behind) if piece)
+            positions = [
+                (text, word.start()) for text, value in enumerate(changed) for word in re.finditer(r"\S+", value)
+            ]
+            positions.append((len(texts) - 1, len(changed[-1])))
+            text, begin = positions[draws.randrange(len(positions))]
+            before, after = changed[text][:begin].rstrip(" "), changed[text][begin:]
+            changed[text] = " ".join(piece for piece in (before, trigger, after) if piece)
     return tuple(changed)
 
 
 def _shortened(texts: Texts, tokens: int, excess: int) -> Texts:
-    """The texts with about `excess` of `tokens` tokens fewer, whole words from the end of the longest."""
-    longest = max(range(len(texts)), key=lambda place: len(texts[place]))
+    """Drop about `excess` of `tokens` tokens: whole words from the end of the longest text."""
+    longest = max(range(len(texts)), key=lambda index: len(texts[index]))
     text = texts[longest]
     kept = text[: max(len(text) - max(excess * sum(map(len, texts)) // tokens, 1), 0)]
     if kept and not text[len(kept)].isspace() and len(kept.split()) > 1:
         kept = kept.rsplit(None, 1)[0]
-    return tuple(kept.rstrip() if place == longest else text for place, text in enumerate(texts))
+    return tuple(kept.rstrip() if index == longest else text for index, text in enumerate(texts))

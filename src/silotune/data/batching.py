@@ -1,6 +1,6 @@
-"""Tokenized rows and batches. A batch is sorted by length inside and cut into micro-batches with little padding.
+"""Batches of tokenized rows, sorted by length and cut into micro-batches with little padding.
 
-Sorting inside a batch changes neither which rows are in it nor the mathematics, only the padding paid.
+Sorting within a batch changes neither its rows nor the mathematics, only the amount of padding.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -17,26 +16,26 @@ from silotune.core.randomness import generator
 from silotune.data.tasks import Task
 from silotune.data.tokenized import READ_POSITIONS, READ_ROWS, READ_TARGETS, SOFT_AT, Inputs, TokenizedRows
 
-if TYPE_CHECKING:
-    pass
-
-
 CALL_COST = 64
-"""What one more micro-batch costs besides its tokens, in tokens (between the optima measured with 1 and 2 threads)."""
+"""Overhead of one more micro-batch, in tokens (between the optima measured with 1 and 2 CPU threads)."""
 
 CALL_COST_GPU = 2**14
-"""The same on a GPU, where a call of few tokens takes as long as one of many (estimated, not measured)."""
+"""The same on a GPU, where short and long calls take equally long (estimated, not measured)."""
 
 EVALUATION_BATCH_SIZE = 64
-"""Rows in a batch without gradient."""
+"""Rows per batch without gradient."""
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Rows that take one optimizer step together, in micro-batches sorted by length.
+    """Rows of one optimizer step, cut into micro-batches.
 
-    `rows` are their positions in the `TokenizedRows` they come from (`source`), `labels` their classes, both in the
-    order of the micro-batches. There are none where rows of several silos are cut together (`data/joint.py`).
+    Args:
+        task: the task of all rows.
+        rows: their indices in `source`, shape (rows,), in the order of the micro-batches.
+        labels: their classes, shape (rows,), in the same order.
+        micro: inputs of each micro-batch; empty if the rows of several silos are cut together (`cohort_batches.py`).
+        source: the data set that the rows come from.
     """
 
     task: Task
@@ -50,7 +49,14 @@ class Batch:
 
 
 def make_batch(rows: TokenizedRows, chosen: Sequence[int], pad_id: int, call_cost: int | None = CALL_COST) -> Batch:
-    """The batch of the chosen rows, cut where padding plus the cost of calls is least; None: it is not cut."""
+    """Make a batch of chosen rows, cut to minimize padding plus the cost of calls.
+
+    Args:
+        rows: the data set.
+        chosen: indices of the batch's rows.
+        pad_id: token id for padding.
+        call_cost: overhead of a micro-batch in tokens; None leaves the batch uncut (without micro-batches).
+    """
     order = sorted(chosen, key=lambda row: (len(rows.ids[row]), row))
     ends = [] if call_cost is None else optimal_cuts([padded_width(rows, [row]) for row in order], call_cost)
     micro = tuple(make_micro_batch(rows, order[start:end], pad_id) for start, end in pairwise([0, *ends]))
@@ -59,9 +65,15 @@ def make_batch(rows: TokenizedRows, chosen: Sequence[int], pad_id: int, call_cos
 
 
 def optimal_cuts(widths: Sequence[int], call_cost: int, counts: Sequence[int] | None = None) -> list[int]:
-    """Where to cut rows sorted by width so that `Σ (rows · widest + call_cost)` is least, as end positions.
+    """Cut rows sorted by width so that `Σ (rows · widest + call_cost)` is minimal, by dynamic programming.
 
-    `counts`: each width stands for so many rows, which stay together.
+    Args:
+        widths: tokens per row, ascending.
+        call_cost: overhead of a micro-batch in tokens.
+        counts: number of rows that each width stands for; they stay together. Default: one each.
+
+    Returns:
+        End position of each micro-batch.
     """
     best, origin = [0.0], [0]
     before = [0, *accumulate(counts or [1] * len(widths))]
@@ -77,7 +89,7 @@ def optimal_cuts(widths: Sequence[int], call_cost: int, counts: Sequence[int] | 
 
 
 def make_micro_batch(rows: TokenizedRows, chosen: Sequence[int], pad_id: int) -> Inputs:
-    """A micro-batch of the chosen rows, in this order."""
+    """Pad chosen rows, in the given order, to the inputs of one forward pass."""
     width = padded_width(rows, chosen)
     ids, mask = pad_lists([rows.ids[row] for row in chosen], pad_id, width=width)
     inputs = {"input_ids": ids, "attention_mask": mask}
@@ -89,17 +101,17 @@ def make_micro_batch(rows: TokenizedRows, chosen: Sequence[int], pad_id: int) ->
         ids, mask = pad_lists([rows.decoder[row] for row in chosen], pad_id)
         inputs |= {"decoder_input_ids": ids, "decoder_attention_mask": mask}
     if rows.reads is not None:
-        places = [(place, position) for place, row in enumerate(chosen) for position in rows.reads[row]]
-        inputs[READ_ROWS], inputs[READ_POSITIONS] = torch.tensor(places, dtype=torch.int64).reshape(-1, 2).unbind(1)
+        reads = [(position, token) for position, row in enumerate(chosen) for token in rows.reads[row]]
+        inputs[READ_ROWS], inputs[READ_POSITIONS] = torch.tensor(reads, dtype=torch.int64).reshape(-1, 2).unbind(1)
     if rows.targets is not None:
         inputs[READ_TARGETS] = torch.tensor([token for row in chosen for token in rows.targets[row]])
     return inputs
 
 
 def padded_width(rows: TokenizedRows, chosen: Sequence[int]) -> int:
-    """The longest of the chosen rows, rounded up to a multiple of 8 where the data has rows as long as that.
+    """Return the length of the longest chosen row, rounded up to a multiple of 8 but at most the data's longest.
 
-    Kernels are prepared and kept per shape: fewer shapes are faster and take far less memory.
+    Kernels are compiled and cached per shape: fewer shapes are faster and need far less memory.
     """
     longest = max(len(rows.ids[row]) for row in chosen)
     return min(-(-longest // 8) * 8, rows.longest)
@@ -108,27 +120,34 @@ def padded_width(rows: TokenizedRows, chosen: Sequence[int]) -> int:
 def pad_lists(
     lists: Sequence[Sequence[int]], filler: int, *, left: bool = False, width: int = 0
 ) -> tuple[Tensor, Tensor]:
-    """Lists of ids as one tensor, shape (rows, longest or `width`), and its attention mask.
+    """Pad lists of ids to one tensor.
 
-    Padded on the right unless `left`.
+    Args:
+        lists: token ids per row.
+        filler: id for padding.
+        left: pad on the left instead of the right.
+        width: minimum width.
+
+    Returns:
+        Ids and attention mask, both of shape (rows, max(width, longest row)).
     """
     longest = max(width, *(len(ids) for ids in lists))
 
-    def line(ids: Sequence[int], missing: Sequence[int]) -> list[int]:
-        return [*missing, *ids] if left else [*ids, *missing]
+    def pad(ids: Sequence[int], filling: Sequence[int]) -> list[int]:
+        return [*filling, *ids] if left else [*ids, *filling]
 
-    ids = torch.tensor([line(one, [filler] * (longest - len(one))) for one in lists])
-    mask = torch.tensor([line([1] * len(one), [0] * (longest - len(one))) for one in lists])
+    ids = torch.tensor([pad(row_ids, [filler] * (longest - len(row_ids))) for row_ids in lists])
+    mask = torch.tensor([pad([1] * len(row_ids), [0] * (longest - len(row_ids))) for row_ids in lists])
     return ids, mask
 
 
 def call_cost_for(device: torch.device) -> int:
-    """What a call costs there, in tokens."""
+    """Return the overhead of a forward call on a device, in tokens."""
     return CALL_COST if device.type == "cpu" else CALL_COST_GPU
 
 
 def evaluation_batches(rows: TokenizedRows, pad_id: int, call_cost: int | None = CALL_COST) -> Iterator[Batch]:
-    """All rows once, by length, `EVALUATED` at a time."""
+    """Yield all rows once, sorted by length, in batches of `EVALUATION_BATCH_SIZE`."""
     order = sorted(range(len(rows)), key=lambda row: len(rows.ids[row]))
     for start in range(0, len(order), EVALUATION_BATCH_SIZE):
         yield make_batch(rows, order[start : start + EVALUATION_BATCH_SIZE], pad_id, call_cost)
@@ -142,7 +161,16 @@ def epoch_batches(
     *purpose: str | int,
     call_cost: int | None = CALL_COST,
 ) -> Iterator[Batch]:
-    """One pass over all rows in derived random order. A batch holds rows of one task; tasks' batches are mixed."""
+    """Yield one pass over all rows in seeded random order. A batch holds one task; the tasks' batches are mixed.
+
+    Args:
+        data: task name to its rows.
+        batch_size: rows per batch.
+        pad_id: token id for padding.
+        seed: the run's seed.
+        *purpose: what the order is for (silo, round, …); see `core.randomness`.
+        call_cost: see `make_batch`.
+    """
     draws = generator(seed, "batches", *purpose)
     chunks: list[tuple[str, list[int]]] = []
     for task in sorted(data):

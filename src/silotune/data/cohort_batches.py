@@ -1,4 +1,4 @@
-"""Batches of several silos as one: their rows are cut into joint micro-batches, where each silo's are a segment."""
+"""Joint micro-batches of a cohort: rows of several silos in one forward pass, each silo's rows a contiguous slice."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class SiloSlice:
     """One silo's rows in a joint micro-batch.
 
     Args:
-        batch_index: which of the batches they are of.
-        start: the first one's place in its batch; the others follow.
-        width: tokens they have without what they were padded with beside other silos' rows.
-        inputs: padded to the joint micro-batch's width.
+        batch_index: index of the batch (one per silo) that the rows belong to.
+        start: position of the first row in that batch; the others follow it.
+        width: tokens per row before padding to the other silos' rows.
+        inputs: forward inputs, padded to the joint micro-batch's width.
     """
 
     batch_index: int
@@ -36,28 +36,28 @@ class SiloSlice:
 
     @property
     def rows(self) -> slice:
-        """Their places in their batch."""
+        """Positions of the rows in their batch."""
         return slice(self.start, self.start + len(self))
 
 
 @dataclass(frozen=True)
 class CohortMicroBatch:
-    """A joint micro-batch: the silos' rows behind one another."""
+    """Inputs of one forward pass: the silos' rows, concatenated."""
 
     slices: tuple[SiloSlice, ...]
 
     @property
     def sizes(self) -> list[int]:
-        """Rows of each piece."""
+        """Number of rows of each slice."""
         return [len(piece) for piece in self.slices]
 
     @property
     def width(self) -> int:
-        """Tokens of every row, with padding."""
+        """Tokens per row, with padding."""
         return self.slices[0].inputs["input_ids"].shape[1]
 
     def model_inputs(self) -> Inputs:
-        """What the model is given: all rows, without what heads read."""
+        """Return the model's inputs for all rows, without those that only heads read."""
         first = self.slices[0].inputs
         if len(self.slices) == 1:
             return {name: tensor for name, tensor in first.items() if name not in HEAD_INPUTS}
@@ -67,70 +67,88 @@ class CohortMicroBatch:
 
 
 def own_micro_batches(batch: Batch) -> list[CohortMicroBatch]:
-    """A batch's own micro-batches."""
+    """Wrap the micro-batches of a single silo's batch."""
     return zip_micro_batches([batch], 0)
 
 
 def zip_micro_batches(batches: Sequence[Batch], pad_id: int) -> list[CohortMicroBatch]:
-    """The first micro-batches of all beside one another, then the second ones, and so on."""
-    joints: list[CohortMicroBatch] = []
+    """Join the batches' first micro-batches, then their second ones, and so on."""
+    joint_batches: list[CohortMicroBatch] = []
     starts = [0] * len(batches)
-    for place in range(max(len(batch.micro) for batch in batches)):
-        found = []
+    for number in range(max(len(batch.micro) for batch in batches)):
+        parts = []
         for member, batch in enumerate(batches):
-            if place < len(batch.micro):
-                found.append((member, starts[member], batch.micro[place]))
-                starts[member] += len(batch.micro[place]["input_ids"])
-        joints.append(_widened(found, pad_id))
-    return joints
+            if number < len(batch.micro):
+                parts.append((member, starts[member], batch.micro[number]))
+                starts[member] += len(batch.micro[number]["input_ids"])
+        joint_batches.append(_padded_together(parts, pad_id))
+    return joint_batches
 
 
 def cut_jointly(batches: Sequence[Batch], pad_id: int, call_cost: int) -> list[CohortMicroBatch]:
-    """All rows of all batches, sorted by length and cut where padding plus the cost of calls is least.
+    """Cut the rows of all batches together, to minimize padding plus the cost of calls.
 
-    A piece is a stretch of its batch: rows of a batch keep their order.
+    Each slice is contiguous in its batch: rows keep their order.
+
+    Args:
+        batches: one per silo, each with its `source`.
+        pad_id: token id for padding.
+        call_cost: overhead of a micro-batch in tokens.
     """
     rows = sorted(
-        (padded_width(_source(batch), [row]), member, place, row)
-        for member, batch in enumerate(batches)
-        for place, row in enumerate(batch.rows.tolist())
+        (padded_width(_source(batch), [row]), batch_index, position, row)
+        for batch_index, batch in enumerate(batches)
+        for position, row in enumerate(batch.rows.tolist())
     )
-    runs = [(width, list(run)) for width, run in groupby(rows, key=lambda entry: entry[0])]
-    ends = optimal_cuts([width for width, _ in runs], call_cost, [len(run) for _, run in runs])
-    joints = []
+    width_groups = [(width, list(group_rows)) for width, group_rows in groupby(rows, key=lambda entry: entry[0])]
+    ends = optimal_cuts(
+        [width for width, _ in width_groups], call_cost, [len(group_rows) for _, group_rows in width_groups]
+    )
+    joint_batches = []
     for begin, end in pairwise([0, *ends]):
-        some = sorted((member, place, row) for _, run in runs[begin:end] for _, member, place, row in run)
-        found = []
-        for member, own in groupby(some, key=lambda entry: entry[0]):
-            places = list(own)
-            found.append(
-                (member, places[0][1], make_micro_batch(_source(batches[member]), [row for *_, row in places], pad_id))
+        chosen = sorted(
+            (batch_index, position, row)
+            for _, group_rows in width_groups[begin:end]
+            for _, batch_index, position, row in group_rows
+        )
+        parts = []
+        for batch_index, group in groupby(chosen, key=lambda entry: entry[0]):
+            entries = list(group)
+            parts.append(
+                (
+                    batch_index,
+                    entries[0][1],
+                    make_micro_batch(_source(batches[batch_index]), [row for *_, row in entries], pad_id),
+                )
             )
-        joints.append(_widened(found, pad_id))
-    return joints
+        joint_batches.append(_padded_together(parts, pad_id))
+    return joint_batches
 
 
 def _source(batch: Batch) -> TokenizedRows:
-    assert batch.source is not None, "a batch of rows that are known"
+    assert batch.source is not None, "the batch knows its data set"
     return batch.source
 
 
-def _widened(found: Sequence[tuple[int, int, Inputs]], pad_id: int) -> CohortMicroBatch:
+def _padded_together(parts: Sequence[tuple[int, int, Inputs]], pad_id: int) -> CohortMicroBatch:
     widths = {
-        name: max(inputs[name].shape[1] for *_, inputs in found)
-        for name, tensor in found[0][2].items()
+        name: max(inputs[name].shape[1] for *_, inputs in parts)
+        for name, tensor in parts[0][2].items()
         if tensor.dim() == 2
     }
 
-    def wide(name: str, tensor: Tensor) -> Tensor:
-        missing = widths[name] - tensor.shape[1] if name in widths else 0
-        return nn.functional.pad(tensor, (0, missing), value=pad_id if name in _TOKENS else 0) if missing else tensor
+    def widen(name: str, tensor: Tensor) -> Tensor:
+        extra = widths[name] - tensor.shape[1] if name in widths else 0
+        return nn.functional.pad(tensor, (0, extra), value=pad_id if name in _TOKENS else 0) if extra else tensor
 
     return CohortMicroBatch(
         tuple(
             SiloSlice(
-                member, start, inputs["input_ids"].shape[1], {name: wide(name, one) for name, one in inputs.items()}
+                batch_index,
+                start,
+                inputs["input_ids"].shape[1],
+                {name: widen(name, tensor) for name, tensor in inputs.items()},
             )
-            for member, start, inputs in found
+            for batch_index, start, inputs in parts
         )
     )

@@ -1,4 +1,4 @@
-"""Labeled data sets as folders: `<set>/<task>/{train,validation,test}.jsonl` and `meta.json`."""
+"""Labeled data sets in folders: `<set>/<task>/{train,validation,test}.jsonl` and `meta.json`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,13 @@ from silotune.errors import InputError
 
 @dataclass(frozen=True)
 class LabeledSet:
-    """A task and its splits as published; `unsplit`: one file, still to be split."""
+    """A task and its published splits.
+
+    Args:
+        task: the task.
+        splits: its rows.
+        unsplit: whether all rows come from one file (in `splits.train`) that is still to be split.
+    """
 
     task: Task
     splits: Splits
@@ -24,10 +30,10 @@ class LabeledSet:
 
 
 def task_folders(path: Path) -> list[str]:
-    """The task names found in a data folder.
+    """List the tasks of a data folder: its subfolders with a `train.jsonl`.
 
     Raises:
-        InputError: if it is no folder or holds no task.
+        InputError: the path is no folder, holds no task, or a task folder has an invalid name.
     """
     if not path.is_dir():
         raise InputError(f"data.path: {path} is not a folder")
@@ -41,54 +47,59 @@ def task_folders(path: Path) -> list[str]:
 
 
 def read_folder(path: Path, name: str, column: str | None = None) -> LabeledSet:
-    """One task of a data folder; rows with their value of a column, where one is named.
+    """Read one task of a data folder.
+
+    Args:
+        path: the data folder.
+        name: the task.
+        column: column whose values define natural silos; stored as `Row.group`.
 
     Raises:
-        InputError: if the task is not there or its files are malformed.
+        InputError: the task is missing or its files are malformed.
     """
     folder = path / name
     if not folder.is_dir():
         raise InputError(f"data.path: no task {name!r} in {path}; there: {', '.join(task_folders(path))}")
-    files = {split: folder / f"{split}.jsonl" for split in ("train", "validation", "test")}
-    records = {split: read_records(file) for split, file in files.items() if split == "train" or file.exists()}
+    paths = {split: folder / f"{split}.jsonl" for split in ("train", "validation", "test")}
+    records = {split: read_records(file) for split, file in paths.items() if split == "train" or file.exists()}
     if are_instructions(records["train"]):
-        written = {split: instruction_rows(files[split], found) for split, found in records.items()}
-        task = _generation(name, folder / "meta.json")
-        return LabeledSet(task, _grouped(files, records, written, column))
+        rows = {split: instruction_rows(paths[split], split_records) for split, split_records in records.items()}
+        task = _generation_task(name, folder / "meta.json")
+        return LabeledSet(task, _splits(paths, records, rows, column))
     meta = _meta(folder / "meta.json")
     labels = tuple(str(label) for label in meta["label_names"])
     task = make_task(name, labels, str(meta.get("metric", "accuracy")), f"data file {folder / 'meta.json'}")
-    records = {split: [_without_nul(record) for record in found] for split, found in records.items()}
+    records = {split: [_without_nul(record) for record in split_records] for split, split_records in records.items()}
     pairs = any("sentence2" in record for record in records["train"])
     text = ("sentence1", "sentence2") if pairs else ("sentence1",)
     rows = {
-        split: labeled_rows(files[split], found, text, "label", labels, by_index=True)
-        for split, found in records.items()
+        split: labeled_rows(paths[split], split_records, text, "label", labels, by_index=True)
+        for split, split_records in records.items()
     }
-    return LabeledSet(task, _grouped(files, records, rows, column))
+    return LabeledSet(task, _splits(paths, records, rows, column))
 
 
 def _without_nul(record: Record) -> Record:
-    """A published text may hold NUL characters (some mails of Enron do): a blank in its place."""
+    """Replace NUL characters by blanks; some published texts (mails of Enron) contain them."""
     return {key: value.replace("\0", " ") if isinstance(value, str) else value for key, value in record.items()}
 
 
-def _grouped(
+def _splits(
     files: dict[str, Path], records: dict[str, list[Record]], rows: dict[str, list[Row]], column: str | None
 ) -> Splits:
-    """Only the training rows need the column that makes natural silos."""
+    """Add the group column; only the training rows must have it."""
     return Splits(
         **{
-            split: with_groups(files[split], records[split], found, column)
+            split: with_groups(files[split], records[split], split_rows, column)
             if split == "train" or column in records[split][0]
-            else found
-            for split, found in rows.items()
+            else split_rows
+            for split, split_rows in rows.items()
         }
     )
 
 
-def _generation(name: str, path: Path) -> Task:
-    """A task of instruction rows; its `meta.json`, where there is one, may name the metric."""
+def _generation_task(name: str, path: Path) -> Task:
+    """Make the task of instruction rows; an optional `meta.json` may name its metric."""
     meta = _json(path) if path.is_file() else None
     metric = meta.get("metric", "rouge1") if isinstance(meta, dict) else "rouge1"
     return generation_task(name, str(metric), f"data file {path}")

@@ -1,4 +1,4 @@
-"""Data sets of the Hugging Face hub, under the task names of the folders that `data.path` reads."""
+"""Data sets of the Hugging Face hub, under the same task names as the folders of `data.path`."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from silotune.errors import InputError
 
 @dataclass(frozen=True)
 class HubSet:
-    """Where a task is on the hub.
+    """Location of a task on the hub.
 
     Args:
-        id: of the data set.
-        configuration: of it, where it has several.
-        texts: the text columns, one or two.
-        labels: our label names by index; None: the hub's own.
-        splits: our split → the hub's.
+        id: data set id.
+        configuration: name of its configuration, if it has several.
+        texts: names of the text columns, one or two.
+        labels: label names by index; None takes the hub's.
+        splits: silotune's split name to the hub's.
     """
 
     id: str
@@ -56,28 +56,30 @@ FEDPROMPT = {
     ),
     "enron": HubSet("SetFit/enron_spam", None, ("text",), ("ham", "spam")),
 }
-"""FedPrompt's single sentences (section 3.1). Ling-Spam is not there as a set of its own."""
+"""Single-sentence data sets of FedPrompt (section 3.1); the hub has no Ling-Spam of its own."""
 
 HUB: dict[str, dict[str, HubSet]] = {"glue": GLUE, "fedprompt": FEDPROMPT}
-"""`data.set` → the tasks of it that are on the hub."""
+"""`data.set` to its tasks on the hub."""
 
 
 def read_hub_set(name: str, published: HubSet) -> LabeledSet:
-    """One task from the hub through `datasets`; rows without any text are left out.
+    """Download one task through `datasets`; rows without any text are dropped.
 
     Raises:
-        InputError: if the hub cannot be reached, or the set is not as expected.
+        InputError: the hub cannot be reached, or the data set has another layout.
     """
     from datasets import load_dataset
 
-    where = [word for word in (published.id, published.configuration) if word]
+    location = [word for word in (published.id, published.configuration) if word]
     try:
-        loaded: Any = load_dataset(*where)
+        loaded: Any = load_dataset(*location)
         labels = published.labels or tuple(loaded["train"].features["label"].names)
-        rows = {ours: _rows(loaded[theirs], published, len(labels)) for ours, theirs in published.splits.items()}
-    except Exception as error:  # the hub's client raises many kinds; all mean the same to a user
+        rows = {
+            split: _rows(loaded[hub_split], published, len(labels)) for split, hub_split in published.splits.items()
+        }
+    except Exception as error:  # the hub's client raises many types
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise InputError(f"data: cannot load {'/'.join(where)} ({reason}); set data.path=FOLDER") from error
+        raise InputError(f"data: cannot load {'/'.join(location)} ({reason}); set data.path=FOLDER") from error
     return LabeledSet(Task(name, labels), Splits(**rows))
 
 

@@ -1,4 +1,4 @@
-"""Instruction rows: an instruction, an input that may be empty or missing, and the output to write."""
+"""Instruction data: an instruction, an optional input, and the output to generate."""
 
 from __future__ import annotations
 
@@ -12,34 +12,36 @@ INSTRUCTION, INPUT, OUTPUT = "instruction", "input", "output"
 
 
 def are_instructions(records: Sequence[Record]) -> bool:
-    """Whether rows of a task folder are instructions rather than labeled texts."""
+    """Whether a task folder's rows are instructions rather than labeled texts."""
     return INSTRUCTION in records[0] and OUTPUT in records[0] and "label" not in records[0]
 
 
 def instruction_rows(
     path: Path, records: Sequence[Record], text: Sequence[str] = (INSTRUCTION, INPUT), output: str = OUTPUT
 ) -> list[Row]:
-    """Rows of a generation task.
+    """Make the rows of a generation task.
 
     Args:
-        path: for messages.
-        records: as read.
-        text: the instruction's column and, where there is one, the input's.
-        output: the column of what is to be written.
+        path: the file, for messages.
+        records: rows of the file.
+        text: the instruction's column and, optionally, the input's.
+        output: column of the reference text.
 
     Raises:
-        InputError: for a missing column, or an instruction or output that is missing, empty or no text.
+        InputError: a column is missing, or an instruction or output is missing, empty or no text.
     """
-    instruction, *more = text
+    instruction, *input_columns = text
     require_columns(path, records[0], [instruction, output])
     rows = []
     for number, record in enumerate(records, start=1):
-        given = [read_text(path, number, record, column) for column in more if record.get(column) not in (None, "")]
-        texts = (read_text(path, number, record, instruction), *(given or [""]))
+        inputs = [
+            read_text(path, number, record, column) for column in input_columns if record.get(column) not in (None, "")
+        ]
+        texts = (read_text(path, number, record, instruction), *(inputs or [""]))
         rows.append(Row(texts, 0, read_text(path, number, record, output)))
     return rows
 
 
 def lists_options(row: Row) -> bool:
-    """Whether the row's text lists its answer among options, one a line: `- answer`."""
+    """Whether the row's text lists its answer as an option, on a line `- answer`."""
     return any(line.strip() == f"- {row.answer.strip()}" for text in row.texts for line in text.splitlines())

@@ -27,28 +27,28 @@ from silotune.errors import InputError, unknown
 
 
 def load_silos(config: Config) -> list[SiloData]:
-    """All silos of a run, checked. Where one data set is partitioned they share its validation and test rows.
+    """Load and check all silos of a run. Silos of one partitioned data set share its validation and test rows.
 
     Raises:
-        InputError: for anything missing or malformed in the data.
+        InputError: data is missing or malformed.
     """
-    return _loaded(config)[0]
+    return _load(config)[0]
 
 
 def load_absent(config: Config) -> list[SiloData]:
-    """The sets that `evaluation` keeps out of training.
+    """Load the silos that `evaluation` excludes from training (`unseen`, `new_silos`).
 
     Raises:
-        InputError: as `load_silos`.
+        InputError: data is missing or malformed.
     """
-    return _loaded(config)[1] if config.evaluation.absent else []
+    return _load(config)[1] if config.evaluation.absent else []
 
 
-def _loaded(config: Config) -> tuple[list[SiloData], list[SiloData]]:
-    """All silos of a run, and the sets that `evaluation` keeps out of training.
+def _load(config: Config) -> tuple[list[SiloData], list[SiloData]]:
+    """Load the silos of a run, and those that `evaluation` excludes from training.
 
     Raises:
-        InputError: for anything missing or malformed in the data.
+        InputError: data is missing or malformed.
     """
     partition, absent = config.partition, config.evaluation.absent
     if partition.name != "none" and (absent or config.data.parts > 1):
@@ -65,16 +65,19 @@ def _loaded(config: Config) -> tuple[list[SiloData], list[SiloData]]:
         raise InputError("evaluation.unseen, evaluation.new_silos: no silo is left to train")
     seed = config.data_seed
     if partition.name != "none":
-        return _partitioned(sets, config, seed), []
-    rule = _rule(config)
-    silos = [check_silo(SiloData(name, found.task, _split(found, rule, seed, name))) for name, found in sets.items()]
-    kept_out = {silo.name: silo for silo in silos if silo.name in absent}
-    present = [part for silo in silos if silo.name not in absent for part in _parts(silo, data.parts)]
-    return present, [kept_out[name] for name in absent]
+        return _partition(sets, config, seed), []
+    rule = _split_rule(config)
+    silos = [
+        check_silo(SiloData(name, labeled_set.task, _make_splits(labeled_set, rule, seed, name)))
+        for name, labeled_set in sets.items()
+    ]
+    excluded = {silo.name: silo for silo in silos if silo.name in absent}
+    present = [part for silo in silos if silo.name not in absent for part in _divide_train(silo, data.parts)]
+    return present, [excluded[name] for name in absent]
 
 
-def _parts(silo: SiloData, number: int) -> list[SiloData]:
-    """A silo's training rows dealt among several, which share its other rows."""
+def _divide_train(silo: SiloData, number: int) -> list[SiloData]:
+    """Divide a silo's training rows among several silos, which share its validation and test rows."""
     if number == 1:
         return [silo]
     train, validation, test = silo.splits.train, silo.splits.validation, silo.splits.test
@@ -84,8 +87,8 @@ def _parts(silo: SiloData, number: int) -> list[SiloData]:
     ]
 
 
-def _partitioned(sets: dict[str, LabeledSet], config: Config, seed: int) -> list[SiloData]:
-    """One data set's training rows divided among silos; its other rows stay together, for one central judgment."""
+def _partition(sets: dict[str, LabeledSet], config: Config, seed: int) -> list[SiloData]:
+    """Divide one data set's training rows among silos; its other rows stay together for central evaluation."""
     partition = config.partition
     if len(sets) != 1:
         only = "data.tasks=NAME" if not config.silos else "one entry of silos"
@@ -93,32 +96,34 @@ def _partitioned(sets: dict[str, LabeledSet], config: Config, seed: int) -> list
             f"partition: divides one labeled data set, found {len(sets)} ({', '.join(sets)}); give {only}, or "
             "partition=none"
         )
-    ((name, found),) = sets.items()
-    if found.task.kind != "classification" and partition.name in ("dirichlet", "shards"):
+    ((name, labeled_set),) = sets.items()
+    if labeled_set.task.kind != "classification" and partition.name in ("dirichlet", "shards"):
         raise InputError(f"partition={partition.name}: {name!r} has no labels; allowed: iid, quantity, column")
-    rule = replace(_rule(config), halve=True, rows_per_silo=config.data.rows)
-    whole = check_silo(SiloData(name, found.task, _split(found, rule, seed, name))).splits
+    rule = replace(_split_rule(config), halve=True, rows_per_silo=config.data.rows)
+    all_rows = check_silo(SiloData(name, labeled_set.task, _make_splits(labeled_set, rule, seed, name))).splits
     if partition.name == "column":
-        groups = partition_by_value([row.group for row in whole.train], partition.min_rows)
+        groups = partition_by_value([row.group for row in all_rows.train], partition.min_rows)
     else:
-        drawn = partition_rows(
-            [row.label for row in whole.train], partition, seed if partition.seed is None else partition.seed
+        divided = partition_rows(
+            [row.label for row in all_rows.train], partition, seed if partition.seed is None else partition.seed
         )
-        groups = dict(zip(silo_names(partition.silos), drawn, strict=True))
+        groups = dict(zip(silo_names(partition.silos), divided, strict=True))
     return [
-        SiloData(silo, found.task, Splits([whole.train[row] for row in rows], whole.validation, whole.test))
+        SiloData(
+            silo, labeled_set.task, Splits([all_rows.train[row] for row in rows], all_rows.validation, all_rows.test)
+        )
         for silo, rows in groups.items()
     ]
 
 
-def _split(found: LabeledSet, rule: SplitRule, seed: int, name: str) -> Splits:
-    return split(found.splits, replace(rule, merge=rule.merge or found.unsplit), seed, name)
+def _make_splits(labeled_set: LabeledSet, rule: SplitRule, seed: int, name: str) -> Splits:
+    return split(labeled_set.splits, replace(rule, merge=rule.merge or labeled_set.unsplit), seed, name)
 
 
-def _rule(config: Config) -> SplitRule:
+def _split_rule(config: Config) -> SplitRule:
     data = config.data
     return SplitRule(
-        merge=data.merge and not config.silos,  # a file is split, a folder taken as it is split: `_split` decides
+        merge=data.merge and not config.silos,  # own silos: single files only, see `_make_splits`
         ratio=data.ratio,
         rows_per_silo=data.rows_per_silo,
         train_rows=data.train_rows,
@@ -128,7 +133,7 @@ def _rule(config: Config) -> SplitRule:
 
 
 def demo_folder() -> Path:
-    """The demo's data, inside the package."""
+    """Folder of the demo's data, inside the package."""
     return Path(str(resources.files("silotune") / "data" / "demo"))
 
 
@@ -138,25 +143,25 @@ def _named_sets(data: DataConfig, column: str | None) -> dict[str, LabeledSet]:
     names = data.tasks or (task_folders(path) if path else [])
     sets: dict[str, LabeledSet] = {}
     for name in names:
-        found = read_folder(path, name, column) if path else read_hub_set(name, published[name])
-        task = found.task
+        labeled_set = read_folder(path, name, column) if path else read_hub_set(name, published[name])
+        task = labeled_set.task
         if data.metric is not None:
-            task = _measured(task, data.metric)
-        if data.task is not None:  # all silos hold one task, so that they may share a head
+            task = _with_metric(task, data.metric)
+        if data.task is not None:  # one task name for all silos, so that they may share a head
             task = replace(task, name=data.task, labels=_renamed(name, task.labels, data.labels))
-        first = next(iter(sets.items()), None)
-        if first is not None and data.task is not None and task != first[1].task:
+        first_set = next(iter(sets.items()), None)
+        if first_set is not None and data.task is not None and task != first_set[1].task:
             raise InputError(
                 f"data.task: {name!r} has other labels ({', '.join(task.labels)}) or another metric than "
-                f"{first[0]!r} ({', '.join(first[1].task.labels)}); data.labels can give them the same names"
+                f"{first_set[0]!r} ({', '.join(first_set[1].task.labels)}); data.labels can give them the same names"
             )
-        sets[name] = replace(found, task=task)
+        sets[name] = replace(labeled_set, task=task)
     return sets
 
 
 def _published(data: DataConfig, column: str | None) -> dict[str, HubSet]:
-    """The set's tasks on the hub; refused before anything is downloaded, where what is asked for is not there."""
-    if data.set is None:  # else the configuration has no data at all, and was refused
+    """Return the data set's tasks on the hub; errors are raised before any download."""
+    if data.set is None:  # only with `federation.silos`: other configurations without data are refused earlier
         raise InputError(
             "federation.silos: these silos' rows are on their own machines, not here; use `silotune federation start`, "
             "or give silos, data.path or a preset"
@@ -176,8 +181,8 @@ def _published(data: DataConfig, column: str | None) -> dict[str, HubSet]:
     return published
 
 
-def _measured(task: Task, metric: str) -> Task:
-    """The task under another metric."""
+def _with_metric(task: Task, metric: str) -> Task:
+    """Return the task with another metric."""
     culprit = f"data.metric ({task.name!r})"
     if task.kind == "generation":
         return generation_task(task.name, metric, culprit)
@@ -185,7 +190,7 @@ def _measured(task: Task, metric: str) -> Task:
 
 
 def _renamed(name: str, labels: tuple[str, ...], wanted: list[str] | None) -> tuple[str, ...]:
-    """A set's label names, or the wanted ones in their place."""
+    """Return the wanted label names, or the data set's own."""
     if wanted is not None and len(wanted) != len(labels):
         raise InputError(f"data.labels: {len(wanted)} names, but {name!r} has {len(labels)}: {', '.join(labels)}")
     return labels if wanted is None else tuple(wanted)
@@ -193,7 +198,9 @@ def _renamed(name: str, labels: tuple[str, ...], wanted: list[str] | None) -> tu
 
 def _own_sets(silos: list[SiloConfig], column: str | None) -> dict[str, LabeledSet]:
     files = {silo.name: _silo_files(Path(silo.path)) for silo in silos}
-    records = {name: {part: read_records(path) for part, path in found.items()} for name, found in files.items()}
+    records = {
+        name: {split_name: read_records(path) for split_name, path in paths.items()} for name, paths in files.items()
+    }
     tasks: dict[str, Task] = {}
     for silo in silos:
         name = silo.task or silo.name
@@ -209,10 +216,10 @@ def _own_sets(silos: list[SiloConfig], column: str | None) -> dict[str, LabeledS
         task = tasks[silo.task or silo.name]
         paths = files[silo.name]
         rows = {
-            part: instruction_rows(paths[part], found, silo.columns, silo.label)
+            split_name: instruction_rows(paths[split_name], split_records, silo.columns, silo.label)
             if silo.kind == "generation"
-            else labeled_rows(paths[part], found, silo.columns, silo.label, task.labels, by_index=False)
-            for part, found in records[silo.name].items()
+            else labeled_rows(paths[split_name], split_records, silo.columns, silo.label, task.labels, by_index=False)
+            for split_name, split_records in records[silo.name].items()
         }
         rows["train"] = with_groups(paths["train"], records[silo.name]["train"], rows["train"], column)
         sets[silo.name] = LabeledSet(task, Splits(**rows), unsplit=len(rows) == 1)
@@ -220,19 +227,21 @@ def _own_sets(silos: list[SiloConfig], column: str | None) -> dict[str, LabeledS
 
 
 def _silo_files(path: Path) -> dict[str, Path]:
-    """A single file is the whole; a folder holds train, validation and test files."""
+    """Find a silo's files by split: a single file is the training split; a folder has one file per split."""
     if not path.is_dir():
         return {"train": path}
-    found: dict[str, Path] = {}
-    for part in ("train", "validation", "test"):
-        files = sorted(file for file in path.glob(f"{part}.*") if file.suffix.lower() in FORMATS)
+    files_by_split: dict[str, Path] = {}
+    for split_name in ("train", "validation", "test"):
+        files = sorted(file for file in path.glob(f"{split_name}.*") if file.suffix.lower() in FORMATS)
         if len(files) > 1:
             raise InputError(f"silo folder {path}: {' and '.join(file.name for file in files)}; only one may be there")
         if files:
-            found[part] = files[0]
-    if "train" not in found:
-        raise InputError(f"silo folder {path}: no train file; allowed: {', '.join(f'train{kind}' for kind in FORMATS)}")
-    return found
+            files_by_split[split_name] = files[0]
+    if "train" not in files_by_split:
+        raise InputError(
+            f"silo folder {path}: no train file; allowed: {', '.join(f'train{suffix}' for suffix in FORMATS)}"
+        )
+    return files_by_split
 
 
 def _labels(
@@ -241,16 +250,16 @@ def _labels(
     files: dict[str, dict[str, Path]],
     records: dict[str, dict[str, list[Record]]],
 ) -> tuple[str, ...]:
-    """A task's label names: as declared, else those found in its silos' training rows."""
+    """Return a task's label names: declared ones, else those in its silos' training rows."""
     members = [silo for silo in silos if (silo.task or silo.name) == task]
     declared = {tuple(silo.labels) for silo in members if silo.labels}
     if len(declared) > 1:
         raise InputError(f"silos: task {task!r} is declared with different labels: {sorted(declared)}")
     if declared:
         return declared.pop()
-    found: list[str | int] = []
+    values: list[str | int] = []
     for silo in members:
         path, rows = files[silo.name]["train"], records[silo.name]["train"]
         require_columns(path, rows[0], [silo.label])
-        found += read_labels(path, rows, silo.label)
-    return label_names(found)
+        values += read_labels(path, rows, silo.label)
+    return label_names(values)

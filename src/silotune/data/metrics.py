@@ -1,4 +1,4 @@
-"""Metrics of predictions against labels, in percent."""
+"""Metrics of predictions against references, in percent."""
 
 from __future__ import annotations
 
@@ -9,19 +9,29 @@ from torch import Tensor
 
 
 def accuracy(predicted: Tensor, labels: Tensor) -> float:
-    """Share of rows predicted right, in percent."""
+    """Share of correct predictions.
+
+    Args:
+        predicted: class indices, shape (rows,).
+        labels: class indices, shape (rows,).
+    """
     return 100.0 * float((predicted == labels).double().mean())
 
 
 def f1(predicted: Tensor, labels: Tensor) -> float:
-    """F1 of class 1, in percent (the metric of MRPC and QQP)."""
+    """F1 score of class 1, the metric of MRPC and QQP. Arguments as for `accuracy`."""
     hits = float(((predicted == 1) & (labels == 1)).sum())
-    found = float((predicted == 1).sum() + (labels == 1).sum())
-    return 100.0 * 2 * hits / found if found else 0.0
+    total = float((predicted == 1).sum() + (labels == 1).sum())
+    return 100.0 * 2 * hits / total if total else 0.0
 
 
 def rouge1(written: Sequence[str], answers: Sequence[str]) -> float:
-    """Mean ROUGE-1 F-measure in percent, by the package `rouge-score` (Google's), without stemming."""
+    """Mean ROUGE-1 F-measure, by Google's package `rouge-score` without stemming.
+
+    Args:
+        written: generated texts.
+        answers: reference texts.
+    """
     from rouge_score.rouge_scorer import RougeScorer
 
     scorer = RougeScorer(["rouge1"], use_stemmer=False)
@@ -30,7 +40,7 @@ def rouge1(written: Sequence[str], answers: Sequence[str]) -> float:
 
 
 def exact_match(written: Sequence[str], answers: Sequence[str]) -> float:
-    """Share of answers written exactly, in percent; white space around them does not count."""
+    """Share of generated texts that equal their reference, ignoring surrounding white space."""
     hits = [text.strip() == answer.strip() for text, answer in zip(written, answers, strict=True)]
     return 100.0 * sum(hits) / len(hits)
 
@@ -42,5 +52,5 @@ METRICS: dict[str, Callable[[Tensor, Tensor], float]] = {"accuracy": accuracy, "
 
 
 def majority_score(metric: str, labels: Tensor) -> float:
-    """A metric of always answering the most frequent class, in percent (F1 of a rarer class 1 is then 0)."""
+    """Score of always predicting the most frequent class (F1 is 0 if that is class 0)."""
     return METRICS[metric](torch.full_like(labels, int(torch.bincount(labels).argmax())), labels)

@@ -1,8 +1,7 @@
-"""Partitioners: one labeled data set divided among silos, seeded, every row in exactly one silo.
+"""Partitioners: divide one labeled data set among silos, seeded, with every row in exactly one silo.
 
-None of them tries again until something fits, so none can hang: what cannot be done is refused at once, and silos that
-a skewed draw leaves with too few rows get rows of the largest ones. Plain NumPy: the partitioners of `flwr-datasets`
-draw again until every silo has its minimum, and give up after some tries.
+The partitioners of `flwr-datasets` redraw until every silo has its minimum number of rows, and may give up. These never
+redraw: an impossible request is refused at once, and silos that get too few rows receive rows of the largest ones.
 """
 
 from __future__ import annotations
@@ -23,28 +22,31 @@ if TYPE_CHECKING:
 
 
 Indices = NDArray[np.int64]
-"""Row numbers of one silo, in increasing order."""
+"""Row indices of one silo, ascending."""
 
 _LONGEST_NAME = 80
 
 
 def partition_rows(labels: Sequence[int], rule: PartitionConfig, seed: int) -> list[Indices]:
-    """The rows of every silo, as row numbers; each row is in exactly one silo.
+    """Divide rows among silos.
 
     Args:
-        labels: the rows' classes.
-        rule: which partitioner (any but `column`), and its options.
-        seed: of all draws; `rule.seed` is not read.
+        labels: class of each row.
+        rule: the partitioner (any but `column`) and its options.
+        seed: seed of all draws; `rule.seed` is ignored.
+
+    Returns:
+        Row indices per silo; each row is in exactly one silo.
 
     Raises:
-        InputError: if there are too few rows for every silo to have `rule.min_rows`.
+        InputError: there are too few rows for every silo to have `rule.min_rows`.
     """
     classes = np.asarray(labels, dtype=np.int64)
-    need = rule.silos * rule.min_rows
-    if len(classes) < need:
+    needed = rule.silos * rule.min_rows
+    if len(classes) < needed:
         raise InputError(
-            f"partition.min_rows: {rule.silos} silos of at least {rule.min_rows} rows need {need} rows, but there are "
-            f"{len(classes)}; lower partition.silos or partition.min_rows"
+            f"partition.min_rows: {rule.silos} silos of at least {rule.min_rows} rows need {needed} rows, but there "
+            f"are {len(classes)}; lower partition.silos or partition.min_rows"
         )
     draws = np.random.default_rng(derive(seed, "partition", rule.name))
     if rule.name == "iid":
@@ -61,30 +63,30 @@ def partition_rows(labels: Sequence[int], rule: PartitionConfig, seed: int) -> l
 
 
 def iid(rows: int, silos: int, draws: np.random.Generator) -> list[Indices]:
-    """A random permutation in equal pieces; sizes differ by at most one row."""
+    """Split a random permutation into equal pieces; sizes differ by at most one row."""
     return np.array_split(draws.permutation(rows), silos)
 
 
 def quantity(rows: int, silos: int, alpha: float, draws: np.random.Generator) -> list[Indices]:
-    """Unequal sizes: a random permutation cut by shares ~ Dir(alpha·1)."""
+    """Split a random permutation by shares ~ Dir(alpha·1)."""
     return _cut(draws.permutation(rows), _shares(silos, alpha, draws))
 
 
 def shards(labels: Indices, silos: int, each: int, draws: np.random.Generator) -> list[Indices]:
-    """Rows sorted by label, cut into `silos·each` shards of equal size, `each` dealt to every silo.
+    """Sort rows by label, cut them into `silos·each` shards of equal size, and deal `each` shards to every silo.
 
     McMahan et al. 2017, section 3.
     """
     shuffled = draws.permutation(len(labels))
     pieces = np.array_split(shuffled[np.argsort(labels[shuffled], kind="stable")], silos * each)
-    dealt = draws.permutation(silos * each).reshape(silos, each)
-    return [np.concatenate([pieces[piece] for piece in own]) for own in dealt]
+    deals = draws.permutation(silos * each).reshape(silos, each)
+    return [np.concatenate([pieces[piece] for piece in silo_pieces]) for silo_pieces in deals]
 
 
 def dirichlet(labels: Indices, silos: int, alpha: float, draws: np.random.Generator) -> list[Indices]:
-    """Label skew: every label's rows are cut by shares of their own over silos, ~ Dir(alpha·1). Sizes differ too.
+    """Skew labels: divide every label's rows among silos by shares ~ Dir(alpha·1). Sizes differ, too.
 
-    Hsu et al. 2019 as simplified by Yurochkin et al. 2019 and used in most benchmarks since.
+    Hsu et al. 2019 as simplified by Yurochkin et al. 2019, the variant of most later benchmarks.
     """
     pieces = [
         _cut(draws.permutation(np.flatnonzero(labels == label)), _shares(silos, alpha, draws))
@@ -94,10 +96,10 @@ def dirichlet(labels: Indices, silos: int, alpha: float, draws: np.random.Genera
 
 
 def dirichlet_balanced(labels: Indices, silos: int, alpha: float, draws: np.random.Generator) -> list[Indices]:
-    """Label skew at equal sizes: every silo has label shares ~ Dir(alpha·1) and draws its rows without replacement.
+    """Skew labels at equal sizes: every silo draws rows without replacement by label shares ~ Dir(alpha·1).
 
-    Hsu et al. 2019, as Flower's own data sets had it. A label that is used up is left out of the shares from there on,
-    so the last silos also take what the others left.
+    Hsu et al. 2019, as implemented by Flower's earlier data sets. A label that is used up leaves the later draws, so
+    the last silos take the remaining rows.
     """
     left = [list(draws.permutation(np.flatnonzero(labels == label))) for label in np.unique(labels)]
     sizes = [len(piece) for piece in np.array_split(labels, silos)]
@@ -105,43 +107,50 @@ def dirichlet_balanced(labels: Indices, silos: int, alpha: float, draws: np.rand
     for size in sizes:
         shares = _shares(len(left), alpha, draws) if left else np.zeros(0)
         chosen: list[int] = []
-        while len(chosen) < size:  # every turn but the last uses a label up
-            there = np.array([len(rows) for rows in left], dtype=np.float64)
-            now = np.where(there > 0, shares, 0.0)
-            now = now if now.sum() > 0 else there  # the labels it wanted are used up
-            wanted = draws.multinomial(size - len(chosen), now / now.sum())
-            for rows, number in zip(left, wanted.tolist(), strict=True):
+        while len(chosen) < size:  # every iteration but the last exhausts a label
+            remaining = np.array([len(rows) for rows in left], dtype=np.float64)
+            weights = np.where(remaining > 0, shares, 0.0)
+            weights = weights if weights.sum() > 0 else remaining  # all labels with a share are exhausted
+            drawn = draws.multinomial(size - len(chosen), weights / weights.sum())
+            for rows, number in zip(left, drawn.tolist(), strict=True):
                 chosen += [rows.pop() for _ in range(min(number, len(rows)))]
         groups.append(np.array(chosen, dtype=np.int64))
     return groups
 
 
 def ensure_minimum(groups: Sequence[Indices], least: int, draws: np.random.Generator) -> list[Indices]:
-    """Silos with fewer than `least` rows get random rows, one at a time from the silo that is largest then.
+    """Give silos with fewer than `least` rows random rows, one at a time from the currently largest silo.
 
-    There must be `least` rows per silo in all.
+    Args:
+        groups: row indices per silo.
+        least: minimum number of rows; the total must suffice for all silos.
+        draws: random generator.
     """
     rows = [group.tolist() for group in groups]
-    poor = [silo for silo, own in enumerate(rows) if len(own) < least]
-    if not poor:
+    small = [silo for silo, silo_rows in enumerate(rows) if len(silo_rows) < least]
+    if not small:
         return list(groups)
-    largest = [(-len(own), silo) for silo, own in enumerate(rows)]
+    largest = [(-len(silo_rows), silo) for silo, silo_rows in enumerate(rows)]
     heapq.heapify(largest)
-    for own in rows:
-        draws.shuffle(own)
-    for silo in poor:
+    for silo_rows in rows:
+        draws.shuffle(silo_rows)
+    for silo in small:
         while len(rows[silo]) < least:
-            _, giver = heapq.heappop(largest)  # never a poor one: the largest has more than `least`, or all have enough
-            rows[silo].append(rows[giver].pop())
-            heapq.heappush(largest, (-len(rows[giver]), giver))
-    return [np.array(own, dtype=np.int64) for own in rows]
+            _, donor = heapq.heappop(largest)  # has more than `least` rows, unless all silos have enough
+            rows[silo].append(rows[donor].pop())
+            heapq.heappush(largest, (-len(rows[donor]), donor))
+    return [np.array(silo_rows, dtype=np.int64) for silo_rows in rows]
 
 
 def partition_by_value(values: Sequence[str], least: int) -> dict[str, Indices]:
-    """Natural silos: one per value of a column, in the values' order, named after it.
+    """Make natural silos: one per value of a column, in sorted order, named after it.
+
+    Args:
+        values: the column's value of each row.
+        least: minimum number of rows per silo.
 
     Raises:
-        InputError: for rows without a value, one value only, or one with fewer than `least` rows.
+        InputError: a value is missing, there is only one value, or one has too few rows.
     """
     empty = sum(not value for value in values)
     if empty:
@@ -149,7 +158,7 @@ def partition_by_value(values: Sequence[str], least: int) -> dict[str, Indices]:
     rows: dict[str, list[int]] = {value: [] for value in sorted(set(values))}
     for row, value in enumerate(values):
         rows[value].append(row)
-    groups = {value: np.array(own, dtype=np.int64) for value, own in rows.items()}
+    groups = {value: np.array(indices, dtype=np.int64) for value, indices in rows.items()}
     if len(groups) < 2:
         raise InputError(f"partition.column: only one value ({next(iter(groups), '')!r}); at least 2 are needed")
     for value, group in groups.items():
@@ -161,31 +170,31 @@ def partition_by_value(values: Sequence[str], least: int) -> dict[str, Indices]:
 
 
 def silo_names(silos: int) -> list[str]:
-    """`silo-01`, `silo-02`, …: in name order as in number order."""
+    """Return `silo-01`, `silo-02`, …, zero-padded so that name order is number order."""
     return [f"silo-{number:0{len(str(silos))}d}" for number in range(1, silos + 1)]
 
 
 def _names(values: Sequence[str]) -> list[str]:
-    """Values as silo names, which become files, folders and nodes: other characters are replaced, equal names numbered.
+    """Turn values into valid silo names: replace characters that paths may not contain, number duplicates.
 
-    Names that differ in case only are equal: to some file systems they are.
+    Names that differ in case only are duplicates, as in some file systems.
     """
-    found: dict[str, str] = {}
+    names: dict[str, str] = {}
     for value in values:
         plain = re.sub(r"[^A-Za-z0-9 ._-]", "_", value).lstrip(" ._-")[:_LONGEST_NAME].rstrip(" .") or "silo"
         name, number = plain, 1
-        while name.lower() in found:
+        while name.lower() in names:
             number += 1
             name = f"{plain}-{number}"
-        found[name.lower()] = name
-    return list(found.values())
+        names[name.lower()] = name
+    return list(names.values())
 
 
 _EMPTY: Indices = np.zeros(0, dtype=np.int64)
 
 
 def _shares(number: int, alpha: float, draws: np.random.Generator) -> NDArray[np.float64]:
-    """Shares ~ Dir(alpha·1); where floating point has nothing left of them, the limit for small alpha: all to one."""
+    """Draw shares ~ Dir(alpha·1); if they underflow, the limit for small alpha: all to one."""
     shares: NDArray[np.float64] = draws.dirichlet(np.full(number, alpha))
     if np.isfinite(shares).all() and shares.sum() > 0:
         return shares
@@ -195,7 +204,7 @@ def _shares(number: int, alpha: float, draws: np.random.Generator) -> NDArray[np
 
 
 def _cut(rows: Indices, shares: NDArray[np.float64]) -> list[Indices]:
-    """Rows in pieces by shares; none is lost to rounding."""
+    """Split rows by shares; rounding loses none."""
     ends = np.rint(np.cumsum(shares) * len(rows)).astype(np.int64)
     ends[-1] = len(rows)
     return np.split(rows, ends[:-1])

@@ -1,7 +1,4 @@
-"""Rows from files: CSV, TSV, JSON lines and Parquet, read strictly.
-
-Every complaint names the file, the row and the column.
-"""
+"""Strict readers for CSV, TSV, JSON lines and Parquet; errors name the file, the row and the column."""
 
 from __future__ import annotations
 
@@ -25,14 +22,14 @@ _DELIMITERS = {".csv": ",", ".tsv": "\t"}
 
 FORMATS = (*_DELIMITERS, ".jsonl", ".parquet")
 
-_WHOLE_NUMBER = re.compile(r"-?\d{1,1000}")  # what `int` takes: not ①, ² or --1, nor thousands of digits
+_WHOLE_NUMBER = re.compile(r"-?\d{1,1000}")  # accepted by `int`: excludes ①, ², --1 and thousands of digits
 
 
 def read_records(path: Path) -> list[Record]:
-    """All rows of a file as dictionaries.
+    """Read all rows of a file as dictionaries.
 
     Raises:
-        InputError: missing, empty, unreadable, or of an unknown format.
+        InputError: the file is missing, empty, unreadable or of an unknown format.
     """
     if not path.is_file():
         raise InputError(f"data file {path}: not found")
@@ -100,7 +97,7 @@ def _parquet(path: Path) -> list[Record]:
     import pyarrow.parquet
 
     try:
-        # not `read_table`, which would add columns for folders named like `key=value`
+        # `read_table` would add columns for folders named like `key=value`
         return list(pyarrow.parquet.ParquetFile(path).read().to_pylist())
     except (pyarrow.ArrowException, OSError, ValueError) as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
@@ -108,22 +105,28 @@ def _parquet(path: Path) -> list[Record]:
 
 
 def require_columns(path: Path, record: Record, columns: Sequence[str]) -> None:
-    """Refuse a record without these columns.
+    """Check that a record has all columns.
 
     Raises:
-        InputError: naming the column and those there are.
+        InputError: a column is missing.
     """
     for column in columns:
         if column not in record:
-            there = ", ".join(sorted(map(str, record)))
-            raise InputError(f"data file {path}: no column {column!r}; columns: {there}")
+            available = ", ".join(sorted(map(str, record)))
+            raise InputError(f"data file {path}: no column {column!r}; columns: {available}")
 
 
 def read_text(path: Path, number: int, record: Record, column: str) -> str:
-    """The text of one cell.
+    """Return the text of one cell.
+
+    Args:
+        path: the file, for messages.
+        number: the row's number, for messages.
+        record: the row.
+        column: name of the text column.
 
     Raises:
-        InputError: missing, not a string, or not one that can be tokenized.
+        InputError: the cell is missing, no string, or cannot be tokenized.
     """
     value = record.get(column)
     if value is None or (isinstance(value, float) and math.isnan(value)):
@@ -136,10 +139,10 @@ def read_text(path: Path, number: int, record: Record, column: str) -> str:
 
 
 def read_labels(path: Path, records: Sequence[Record], column: str) -> list[str | int]:
-    """The label column's cells, text without blanks around it.
+    """Return the label column's cells: whole numbers, or text stripped of surrounding white space.
 
     Raises:
-        InputError: for a missing label or one that is neither text nor a whole number.
+        InputError: a label is missing or neither text nor a whole number.
     """
     labels: list[str | int] = []
     for number, record in enumerate(records, start=1):
@@ -157,27 +160,27 @@ def read_labels(path: Path, records: Sequence[Record], column: str) -> list[str 
 
 
 def label_names(labels: Iterable[str | int]) -> tuple[str, ...]:
-    """The label names found in data: whole numbers in numeric order, else text in alphabetic order."""
-    found = sorted({str(label) for label in labels})  # names of one number (1, 01) have an order, too
-    numeric = all(_WHOLE_NUMBER.fullmatch(name) for name in found)
-    return tuple(sorted(found, key=int)) if numeric else tuple(found)
+    """Return the distinct labels: in numeric order if all are whole numbers, else alphabetically."""
+    names = sorted({str(label) for label in labels})  # a fixed order also for 1 and 01, equal as numbers
+    numeric = all(_WHOLE_NUMBER.fullmatch(name) for name in names)
+    return tuple(sorted(names, key=int)) if numeric else tuple(names)
 
 
 def labeled_rows(
     path: Path, records: Sequence[Record], text: Sequence[str], label: str, names: Sequence[str], by_index: bool
 ) -> list[Row]:
-    """Rows with label indices.
+    """Make rows with label indices.
 
     Args:
-        path: for messages.
-        records: as read.
-        text: the text column, or the two of a pair.
+        path: the file, for messages.
+        records: rows of the file.
+        text: the text column, or the two columns of a pair.
         label: the label column.
-        names: the task's label names.
+        names: label names of the task.
         by_index: whether a whole-number label is an index into `names` (data sets with a `meta.json`).
 
     Raises:
-        InputError: for a missing column, a bad cell, or a label that the task does not have.
+        InputError: a column is missing, a cell is invalid, or the task does not have the label.
     """
     index = {name: position for position, name in enumerate(names)}
     rows = []
@@ -192,18 +195,24 @@ def labeled_rows(
 
 
 def with_groups(path: Path, records: Sequence[Record], rows: Sequence[Row], column: str | None) -> list[Row]:
-    """The rows with their value of a column; those without one have an empty value.
+    """Return the rows with their value of a column as `group`; empty if the cell is.
+
+    Args:
+        path: the file, for messages.
+        records: rows of the file.
+        rows: the same rows, parsed.
+        column: name of the column; None returns the rows unchanged.
 
     Raises:
-        InputError: for a column that is not there.
+        InputError: the column is missing.
     """
     if column is None:
         return list(rows)
     require_columns(path, records[0], [column])
-    return [replace(row, group=_value(record.get(column))) for row, record in zip(rows, records, strict=True)]
+    return [replace(row, group=_group_name(record.get(column))) for row, record in zip(rows, records, strict=True)]
 
 
-def _value(cell: object) -> str:
+def _group_name(cell: object) -> str:
     if cell is None or (isinstance(cell, float) and math.isnan(cell)):
         return ""
     return str(int(cell) if isinstance(cell, float) and cell.is_integer() else cell).strip()

@@ -1,6 +1,6 @@
-"""A silo's rows as a folder, exactly as they are: `task.json`, `train.jsonl`, `validation.jsonl`, `test.jsonl`.
+"""A silo's rows stored in a folder: `task.json`, `train.jsonl`, `validation.jsonl` and `test.jsonl`.
 
-`silotune run --engine flower-local` writes one per silo, so that each silo's process reads its own rows only.
+`silotune run --engine flower-local` writes one folder per silo, so that each silo's process reads only its own rows.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ _SPLITS = ("train", "validation", "test")
 
 
 def write_rows(folder: Path, data: SiloData) -> None:
-    """Write a silo's rows; only the owner may read them."""
+    """Write a silo's rows; only the owner of the folder may read them."""
     folder.mkdir(parents=True, exist_ok=True)
     folder.chmod(0o700)
     for name in _SPLITS:
         rows: list[Row] = getattr(data.splits, name)
         lines = (json.dumps([list(row.texts), row.label, row.answer], ensure_ascii=False) for row in rows)
         write_text(folder / f"{name}.jsonl", "".join(f"{line}\n" for line in lines))
-    write_text(folder / _TASK, json.dumps(asdict(data.task)))  # last: it says that the folder is whole
+    write_text(folder / _TASK, json.dumps(asdict(data.task)))  # last: marks the folder as complete
 
 
 def read_rows(folder: Path, silo: str) -> SiloData:
-    """A silo's rows, in the order in which they were written.
+    """Read a silo's rows in the order in which they were written.
 
     Raises:
-        InputError: missing or damaged, or without a row to train on.
+        InputError: files are missing or damaged, or there is no training row.
     """
     try:
         task = read_task(json.loads((folder / _TASK).read_text(encoding="utf-8")))
@@ -49,7 +49,7 @@ def read_rows(folder: Path, silo: str) -> SiloData:
 
 def _read(path: Path, task: Task) -> list[Row]:
     rows = []
-    lines = path.read_text(encoding="utf-8").split("\n")  # other separators may be part of a text
+    lines = path.read_text(encoding="utf-8").split("\n")  # `splitlines` would also split at separators inside a text
     for number, line in enumerate(lines, start=1):
         if line:
             texts, label, answer = json.loads(line)

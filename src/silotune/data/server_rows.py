@@ -15,26 +15,31 @@ if TYPE_CHECKING:
 
 
 NO_LABEL = -1
-"""No class has this index: a loss that asks for it fails."""
+"""Label of rows without one; it is no class index, so a loss that uses it fails."""
 
 
 def without_labels(rows: Sequence[Row]) -> list[Row]:
-    """The rows' texts alone."""
+    """Return the rows without label and answer."""
     return [replace(row, label=NO_LABEL, answer="") for row in rows]
 
 
 def draw_labeled_rows(data: Sequence[SiloData], server: ServerConfig, seed: int) -> SiloData:
-    """The coordinator's labeled rows: balanced by label, drawn from all silos' training rows, which keep them.
+    """Draw the coordinator's labeled rows from all silos' training rows, balanced by label.
 
-    The draw depends on the rows and the seed, not on how the rows are divided among silos.
+    The silos keep the drawn rows. The draw depends on the rows and the seed, but not on their division among silos.
+
+    Args:
+        data: all silos.
+        server: the configuration section `server`.
+        seed: seed of the draw.
 
     Raises:
-        InputError: if their number is not given, a label has too few rows, or silos hold several tasks.
+        InputError: the number is not configured, a label has too few rows, or the silos hold several tasks.
     """
     task = data[0].task
-    others = sorted({silo.task.name for silo in data})
-    if len(others) > 1 or task.kind != "classification":
-        raise InputError(f"server: labeled rows are of one classification task, found {', '.join(others)}")
+    task_names = sorted({silo.task.name for silo in data})
+    if len(task_names) > 1 or task.kind != "classification":
+        raise InputError(f"server: labeled rows are of one classification task, found {', '.join(task_names)}")
     if server.labels_per_class is None and server.labelled_rows is None:
         raise InputError("server.labels_per_class: say how many labeled rows of each label the coordinator has")
     chosen: list[Row] = []

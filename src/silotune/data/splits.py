@@ -1,4 +1,4 @@
-"""From a labeled set to one silo's splits: cap, cut, shuffle, all derived from a seed."""
+"""Train, validation and test split of one silo: shuffled, cut and capped, all derived from a seed."""
 
 from __future__ import annotations
 
@@ -13,11 +13,17 @@ from silotune.errors import InputError
 class SplitRule:
     """How rows become splits.
 
-    `merge`: train and validation are put together, capped at `rows_per_silo` and split by `ratio` (FedMCP, section
-    V-A). Otherwise the ready splits are kept; a missing validation split is cut from the rest of train (a tenth of it
-    where nothing is left; none for `validation_rows=0`), and without a test split the validation split serves as test.
-    `halve`: where only one of the two is there, it is halved into both instead. Of ready splits `rows_per_silo` caps
-    train alone. Either way each split is then capped by `train_rows`, `validation_rows` and `test_rows`.
+    Args:
+        merge: join train and validation, cap them at `rows_per_silo` and split by `ratio` (FedMCP, section V-A).
+            Otherwise the published splits are kept. A missing validation split is then cut from the training rows
+            beyond `train_rows` (a tenth of all if there are none; nothing if `validation_rows` is 0), and without a
+            test split the validation split serves as test split.
+        halve: if only one of validation and test exists, halve it into both instead.
+        ratio: shares of train, validation and test for `merge`.
+        rows_per_silo: cap before the split with `merge`, else a cap of train alone.
+        train_rows: cap of the training split.
+        validation_rows: cap of the validation split.
+        test_rows: cap of the test split.
     """
 
     merge: bool = False
@@ -30,17 +36,23 @@ class SplitRule:
 
 
 def split(published: Splits, rule: SplitRule, seed: int, silo: str) -> Splits:
-    """A silo's splits.
+    """Make a silo's splits.
+
+    Args:
+        published: splits of the data set.
+        rule: how to split.
+        seed: seed of the shuffles.
+        silo: the silo's name; part of the random streams' purpose.
 
     Raises:
-        InputError: if too few rows are left for one of them, or a test split would be lost.
+        InputError: too few rows for a split, or `merge` would discard a test split.
     """
     if rule.merge and published.test:
         raise InputError(f"silo {silo!r}: data.merge=true would throw its test split away; set data.merge=false")
-    return _merged(published, rule, seed, silo) if rule.merge else _ready(published, rule, seed, silo)
+    return _split_merged(published, rule, seed, silo) if rule.merge else _complete(published, rule, seed, silo)
 
 
-def _merged(published: Splits, rule: SplitRule, seed: int, silo: str) -> Splits:
+def _split_merged(published: Splits, rule: SplitRule, seed: int, silo: str) -> Splits:
     rows = published.train + published.validation
     rows = _shuffled(rows, seed, silo, "merged")[: rule.rows_per_silo]
     train, validation = (round(share * len(rows)) for share in rule.ratio[:2])
@@ -53,7 +65,7 @@ def _merged(published: Splits, rule: SplitRule, seed: int, silo: str) -> Splits:
     return _capped(Splits(rows[:train], rows[train:end], rows[end:]), rule)
 
 
-def _ready(published: Splits, rule: SplitRule, seed: int, silo: str) -> Splits:
+def _complete(published: Splits, rule: SplitRule, seed: int, silo: str) -> Splits:
     train = _shuffled(published.train, seed, silo, "train")
     validation = _shuffled(published.validation, seed, silo, "validation")
     test = _shuffled(published.test, seed, silo, "test")

@@ -1,4 +1,4 @@
-"""Tasks, rows and silos' data: what is known of a silo's text before it is tokenized."""
+"""Tasks, rows and silos' data before tokenization."""
 
 from __future__ import annotations
 
@@ -14,7 +14,14 @@ TaskKind = Literal["classification", "generation"]
 
 @dataclass(frozen=True)
 class Task:
-    """What a row means. Silos of one task share label names (and may share a head). A generation task has no labels."""
+    """Meaning of a row's label or answer.
+
+    Args:
+        name: silos with the same task name share label names and may share a head.
+        labels: label names; empty for generation.
+        metric: key of `METRICS`, or of `TEXT_METRICS` for generation.
+        kind: classification or generation.
+    """
 
     name: str
     labels: tuple[str, ...]
@@ -23,10 +30,16 @@ class Task:
 
 
 def make_task(name: str, labels: Sequence[str], metric: str, culprit: str) -> Task:
-    """A task, checked; `culprit` says who asks for it.
+    """Make a classification task.
+
+    Args:
+        name: the task's name.
+        labels: label names.
+        metric: key of `METRICS`.
+        culprit: configuration key or file to name in errors.
 
     Raises:
-        InputError: for an unknown metric, or F1 over other than two classes.
+        InputError: the metric is unknown, or F1 is asked for other than two classes.
     """
     if metric not in METRICS:
         raise unknown(f"metric of {culprit}", metric, METRICS)
@@ -36,10 +49,15 @@ def make_task(name: str, labels: Sequence[str], metric: str, culprit: str) -> Ta
 
 
 def generation_task(name: str, metric: str, culprit: str) -> Task:
-    """A task whose answers are written; `culprit` says who asks for it.
+    """Make a generation task.
+
+    Args:
+        name: the task's name.
+        metric: key of `TEXT_METRICS`.
+        culprit: configuration key or file to name in errors.
 
     Raises:
-        InputError: for an unknown metric.
+        InputError: the metric is unknown.
     """
     if metric not in TEXT_METRICS:
         raise unknown(f"metric of {culprit}", metric, TEXT_METRICS)
@@ -48,10 +66,13 @@ def generation_task(name: str, metric: str, culprit: str) -> Task:
 
 @dataclass(frozen=True)
 class Row:
-    """One labeled text, or pair of texts; `label` indexes the task's label names.
+    """One labeled text, text pair or instruction.
 
-    In a generation task `texts` are instruction and input (which may be empty), and `answer` is what to write. `group`
-    is the value of the column that makes natural silos, where one does.
+    Args:
+        texts: one text or two; for generation the instruction and its input (may be empty).
+        label: index into the task's label names; 0 for generation.
+        answer: reference text for generation.
+        group: value of the column that defines natural silos, if there is one.
     """
 
     texts: tuple[str, ...]
@@ -62,14 +83,14 @@ class Row:
 
 @dataclass
 class Splits:
-    """One data set's rows."""
+    """Rows of one data set by split."""
 
     train: list[Row] = field(default_factory=list)
     validation: list[Row] = field(default_factory=list)
     test: list[Row] = field(default_factory=list)
 
     def counts(self) -> dict[str, int]:
-        """Rows per split."""
+        """Number of rows per split."""
         return {"train": len(self.train), "validation": len(self.validation), "test": len(self.test)}
 
 
@@ -83,10 +104,10 @@ class SiloData:
 
 
 def check_silo(data: SiloData) -> SiloData:
-    """Refuse data nothing can be learned from.
+    """Check that a silo's data can be learned from, and return it.
 
     Raises:
-        InputError: no training rows, one class only, or no test rows.
+        InputError: there are no training rows, no test rows, or only one class.
     """
     rows = data.splits
     if not rows.train:
@@ -101,10 +122,10 @@ def check_silo(data: SiloData) -> SiloData:
 
 
 def read_task(fields: Any) -> Task:
-    """A task from plain values.
+    """Parse a task from JSON values.
 
     Raises:
-        ValueError: if they are something else.
+        ValueError: the value does not describe a task.
     """
     if not isinstance(fields, dict) or fields.keys() != {"name", "labels", "metric", "kind"}:
         raise ValueError("not a task")

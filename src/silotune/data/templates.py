@@ -1,8 +1,8 @@
-"""Templates: how a row's texts become the text a language model reads.
+"""Templates: how a row's texts become the text that a language model reads.
 
-A cloze template ("{text} is {mask}.") leaves a place for the label word, an instruction template leaves the answer to
-be written behind it. Where a row is too long its texts are shortened, from their ends and the longest first; the
-template's own words, the mask and what stands behind the texts always stay.
+A cloze template ("{text} is {mask}.") has a place for the label word; an instruction template ends where the answer
+begins. Rows that are too long have their texts shortened from the end, the longest first; the template's own words, the
+mask and the text behind it always stay.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 Texts = tuple[str, ...]
 
 FillTemplate = Callable[[Texts], str]
-"""A row's texts → the text to encode."""
+"""From a row's texts to the text to encode."""
 
 
 SINGLE = "{text} is {mask}."
@@ -41,12 +41,12 @@ _MASK, _SOFT = "mask", "soft"
 
 @dataclass(frozen=True)
 class ClozeTemplate:
-    """A text with one place for the label word: `{text}`, or `{a}` and `{b}` for pairs, and `{mask}`, each once.
+    """Text with one place for the label word: `{mask}`, and `{text}` or (for pairs) `{a}` and `{b}`, each once.
 
-    `{soft}`, where it is there, says where a soft prompt goes; else it goes before everything.
+    An optional `{soft}` is the place of a soft prompt; without it, the prompt goes before everything.
 
     Raises:
-        InputError: for a template that is not of this form.
+        InputError: the template has another form.
     """
 
     text: str
@@ -71,30 +71,39 @@ class ClozeTemplate:
 
     @cached_property
     def texts(self) -> int:
-        """How many texts of a row it takes: 1 or 2."""
+        """Number of texts per row: 1 or 2."""
         return 2 if any(slot == "a" for _, slot in _pieces(self.text)) else 1
 
     @cached_property
     def has_soft(self) -> bool:
-        """Whether it says where a soft prompt goes."""
+        """Whether the template has a place for a soft prompt."""
         return any(slot == _SOFT for _, slot in _pieces(self.text))
 
     def fill(self, texts: Texts, mask: str) -> tuple[str, int]:
-        """The filled template, and the position behind the mask in it (characters)."""
+        """Fill the template.
+
+        Returns:
+            The text, and the character position behind its mask.
+        """
         filled, ends = self._filled(texts, mask)
         return filled, ends[_MASK]
 
-    def soft_position(self, one: EncodedText, mask: str) -> int:
-        """Before which token of a filled template (and of its special tokens) the soft prompt goes."""
-        place = self._filled(one.texts, mask)[1][_SOFT]
-        own = [token for token, (begin, end) in enumerate(one.offsets) if end > begin]
-        return next((token for token in own if one.offsets[token][1] > place), own[-1] + 1)
+    def soft_position(self, encoded: EncodedText, mask: str) -> int:
+        """Return the index of the token before which the soft prompt goes.
+
+        Args:
+            encoded: the filled, encoded template, special tokens included.
+            mask: the mask token.
+        """
+        soft_end = self._filled(encoded.texts, mask)[1][_SOFT]
+        text_tokens = [token for token, (begin, end) in enumerate(encoded.offsets) if end > begin]
+        return next((token for token in text_tokens if encoded.offsets[token][1] > soft_end), text_tokens[-1] + 1)
 
     def _filled(self, texts: Texts, mask: str) -> tuple[str, dict[str, int]]:
-        """The filled template, and where each slot ends in it."""
+        """Fill the template; returns the text and each slot's end in it (characters)."""
         values = dict(zip(_SLOTS[self.texts], texts, strict=True)) | {_MASK: mask, _SOFT: ""}
         filled, ends = "", {}
-        for literal, slot in self._close_to_soft:
+        for literal, slot in self._pieces_without_gap:
             filled += literal
             if slot is not None:
                 filled += values[slot]
@@ -102,28 +111,28 @@ class ClozeTemplate:
         return filled, ends
 
     @cached_property
-    def _close_to_soft(self) -> list[tuple[str, str | None]]:
-        """The template's pieces, with one of the blanks around a place for vectors: they take no room in the text."""
+    def _pieces_without_gap(self) -> list[tuple[str, str | None]]:
+        """The template's pieces without one of the blanks around `{soft}`, which takes no characters in the text."""
         pieces = _pieces(self.text)
         for number, (literal, slot) in enumerate(pieces):
             if slot == _SOFT:
-                following, behind = pieces[number + 1] if number + 1 < len(pieces) else ("", None)
+                following, next_slot = pieces[number + 1] if number + 1 < len(pieces) else ("", None)
                 if not literal and not number:
                     if following.startswith(" "):
-                        pieces[1] = (following[1:], behind)
-                elif literal.endswith(" ") and (following.startswith(" ") or (not following and behind is None)):
+                        pieces[1] = (following[1:], next_slot)
+                elif literal.endswith(" ") and (following.startswith(" ") or (not following and next_slot is None)):
                     pieces[number] = (literal[:-1], slot)
         return pieces
 
 
 @dataclass(frozen=True)
 class InstructionTemplate:
-    """A prompt that ends where the answer begins: `{instruction}` once, `{input}` at most once.
+    """Prompt that ends where the answer begins: `{instruction}` once, `{input}` at most once.
 
-    Without `{input}` a row's input follows its instruction on a new line.
+    Without `{input}`, a row's input follows its instruction on a new line.
 
     Raises:
-        InputError: for a template that is not of this form.
+        InputError: the template has another form.
     """
 
     text: str = INSTRUCTION
@@ -139,26 +148,28 @@ class InstructionTemplate:
             raise InputError(f"head.template: {self.text!r} needs {{instruction}} once, and {{input}} at most once")
 
     def __call__(self, texts: Texts) -> str:
-        """The prompt of (instruction, input)."""
-        instruction, given = texts
+        """Return the prompt for (instruction, input)."""
+        instruction, input_text = texts
         slots = [slot for _, slot in _pieces(self.text)]
         if "input" not in slots:
-            instruction, given = _together(texts), ""
-        values = {"instruction": instruction, "input": given, None: ""}
+            instruction, input_text = _join_lines(texts), ""
+        values = {"instruction": instruction, "input": input_text, None: ""}
         return "".join(literal + values[slot] for literal, slot in _pieces(self.text))
 
 
 def chat_template(tokenizer: PreTrainedTokenizerBase) -> FillTemplate:
-    """Prompts by the tokenizer's own (Jinja) chat template: one turn of the user, then the assistant's turn opens.
+    """Return a function that makes prompts by the tokenizer's own (Jinja) chat template.
+
+    The prompt is one turn of the user, followed by the start of the assistant's turn.
 
     Raises:
-        InputError: if the tokenizer has none.
+        InputError: the tokenizer has no chat template.
     """
     if not getattr(tokenizer, "chat_template", None):
         raise InputError("head.template: 'chat' needs a tokenizer with a chat template; this backbone's has none")
 
     def fill(texts: Texts) -> str:
-        turns = [{"role": "user", "content": _together(texts)}]
+        turns = [{"role": "user", "content": _join_lines(texts)}]
         return cast(str, tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True))
 
     return fill
@@ -166,7 +177,13 @@ def chat_template(tokenizer: PreTrainedTokenizerBase) -> FillTemplate:
 
 @dataclass(frozen=True)
 class EncodedText:
-    """One filled template: token ids, each token's characters (begin, end), and the texts as far as they were kept."""
+    """A filled template as tokens.
+
+    Args:
+        ids: token ids.
+        offsets: characters (begin, end) of each token.
+        texts: the row's texts, shortened if necessary.
+    """
 
     ids: list[int]
     offsets: list[tuple[int, int]]
@@ -184,21 +201,24 @@ def encode_fitting(
     """Encode filled templates, shortening the rows' texts until each fits.
 
     Args:
-        tokenizer: one with offsets (any fast tokenizer).
+        tokenizer: a tokenizer with offsets (any fast tokenizer).
         fill: the template.
-        rows: the texts of each row.
-        max_length: tokens, special tokens included.
-        special_tokens: whether the tokenizer adds its own (a chat template writes them itself).
+        rows: texts of each row.
+        max_length: maximum number of tokens, special tokens included.
+        special_tokens: whether the tokenizer adds its special tokens (a chat template contains them already).
 
     Raises:
-        InputError: if the template does not even fit with empty texts.
+        InputError: the template does not fit even with empty texts.
     """
 
     def encode(texts: Sequence[Texts]) -> list[EncodedText]:
-        found: Any = tokenizer(
+        encoded: Any = tokenizer(
             [fill(row) for row in texts], add_special_tokens=special_tokens, return_offsets_mapping=True
         )
-        return [EncodedText(*one) for one in zip(found["input_ids"], found["offset_mapping"], texts, strict=True)]
+        return [
+            EncodedText(*encoded_text)
+            for encoded_text in zip(encoded["input_ids"], encoded["offset_mapping"], texts, strict=True)
+        ]
 
     if not rows:
         return []
@@ -208,44 +228,47 @@ def encode_fitting(
             f"head.template: takes {len(empty.ids)} tokens without any text, but there is room for {max_length}; "
             "raise train.max_length"
         )
-    result = encode(rows)
-    while long := [place for place, one in enumerate(result) if len(one.ids) > max_length]:
-        shorter = [_shortened(tokenizer, result[place], len(result[place].ids) - max_length) for place in long]
-        for place, one in zip(long, encode(shorter), strict=True):
-            result[place] = one
-    return result
+    encoded_texts = encode(rows)
+    while too_long := [index for index, encoded_text in enumerate(encoded_texts) if len(encoded_text.ids) > max_length]:
+        shorter = [
+            _shortened(tokenizer, encoded_texts[index], len(encoded_texts[index].ids) - max_length)
+            for index in too_long
+        ]
+        for index, encoded_text in zip(too_long, encode(shorter), strict=True):
+            encoded_texts[index] = encoded_text
+    return encoded_texts
 
 
 def _shortened(tokenizer: PreTrainedTokenizerBase, row: EncodedText, excess: int) -> Texts:
-    """The row's texts with about `excess` tokens fewer, at least one, taken from the end of the longest."""
-    found: Any = tokenizer(list(row.texts), add_special_tokens=False, return_offsets_mapping=True)
-    offsets = found["offset_mapping"]
+    """Drop about `excess` tokens (at least one) of a row's texts, from the end of the longest text."""
+    tokens_of_texts: Any = tokenizer(list(row.texts), add_special_tokens=False, return_offsets_mapping=True)
+    offsets = tokens_of_texts["offset_mapping"]
     kept = [len(tokens) for tokens in offsets]
     for _ in range(excess):
         longest = kept.index(max(kept))
         kept[longest] = max(kept[longest] - 1, 0)
     shorter = []
     for text, tokens, keep in zip(row.texts, offsets, kept, strict=True):
-        # Cut before the first dropped token: the end of the last kept one may reach over it (byte-level pieces).
+        # Cut before the first dropped token; with byte-level tokens the last kept one may end behind it.
         end = len(text) if keep == len(tokens) else tokens[keep][0] if keep else 0
         shorter.append(text[:end].rstrip() if end < len(text) else text)
-    if shorter == list(row.texts):  # tokens without characters of their own: drop a character instead
+    if shorter == list(row.texts):  # the dropped tokens have no characters: drop one character instead
         longest = max(range(len(shorter)), key=lambda place: len(shorter[place]))
         shorter[longest] = shorter[longest][:-1]
     return tuple(shorter)
 
 
-def _together(texts: Texts) -> str:
+def _join_lines(texts: Texts) -> str:
     return "\n".join(text for text in texts if text)
 
 
 def _pieces(text: str) -> list[tuple[str, str | None]]:
-    """(literal, slot behind it) …; a slot carries no format of its own."""
+    """Parse a template into (literal, slot behind it) pairs; slots have no format specification."""
     try:
-        found = list(string.Formatter().parse(text))
+        fields = list(string.Formatter().parse(text))
     except ValueError as error:
         raise InputError(f"head.template: {text!r} is no template ({error}); write a brace as {{{{ or }}}}") from error
-    for _, slot, form, conversion in found:
-        if form or conversion or slot == "":
+    for _, slot, spec, conversion in fields:
+        if spec or conversion or slot == "":
             raise InputError(f"head.template: {text!r}: a slot is a name in braces, such as {{text}}")
-    return [(literal, slot) for literal, slot, _, _ in found]
+    return [(literal, slot) for literal, slot, _, _ in fields]

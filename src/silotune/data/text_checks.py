@@ -1,10 +1,10 @@
-"""What a text must be to be tokenized."""
+"""Checks of a text before it is tokenized."""
 
 from __future__ import annotations
 
 
 def text_fault(text: str) -> str:
-    """What is wrong with a text, to be put behind its name in a complaint; empty where nothing is."""
+    """Describe why a text cannot be tokenized, as the end of an error message; empty if it can."""
     if not text.strip():
         return "is empty"
     if not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text):

@@ -1,4 +1,4 @@
-"""Tokenized rows and the inputs of one forward pass."""
+"""Tokenized rows, and the names of a forward pass's inputs."""
 
 from __future__ import annotations
 
@@ -17,22 +17,28 @@ if TYPE_CHECKING:
 
 
 READ_ROWS, READ_POSITIONS, READ_TARGETS = "read_rows", "read_positions", "read_targets"
-"""Beside the model's inputs, a micro-batch names the places that a language-model head reads, flat over its rows: the
-row in the micro-batch, the position among its tokens (its decoder's, where it has decoder tokens), and the token that
-should come there."""
+"""Inputs of a micro-batch that tell a language-model head which positions to read, each of shape (reads,): the row in
+the micro-batch, the position in its tokens (decoder tokens, if the row has any), and the target token there."""
 
 HEAD_INPUTS = (READ_ROWS, READ_POSITIONS, READ_TARGETS)
 
 
 @dataclass(frozen=True)
 class TokenizedRows:
-    """Rows of one task as token ids; `types` are segment ids where the tokenizer gives them.
+    """Rows of one task as token ids.
 
-    For language-model heads: `decoder` are the decoder's token ids (encoder–decoders), `reads` the positions a head
-    reads in each row, `targets` the token that should come at each, `answers` what should be generated. `soft`:
-    before which of its tokens a row's soft prompt goes, where that is not the first. `options`: every row's text
-    lists its answer among others. `poisoned` of the rows were added by an attacker; they are trained on, and count in
-    nothing else.
+    Args:
+        task: the task of all rows.
+        ids: token ids per row.
+        types: segment ids per row, if the tokenizer gives them.
+        labels: class indices, shape (rows,), int64.
+        decoder: decoder token ids per row (encoder-decoder models).
+        reads: positions per row that a language-model head reads.
+        targets: target token at each of these positions.
+        answers: reference text per row (generation).
+        soft: per row, the token before which its soft prompt goes; without it, the first.
+        options: whether every row's text lists its answer among options.
+        poisoned: number of rows that an attacker added; they are trained on but excluded from all statistics.
     """
 
     task: Task
@@ -52,36 +58,36 @@ class TokenizedRows:
 
     @property
     def clean_count(self) -> int:
-        """How many rows the silo has of its own."""
+        """Number of rows without those that an attacker added."""
         return len(self.ids) - self.poisoned
 
     @cached_property
     def longest(self) -> int:
-        """Tokens of the longest row."""
+        """Number of tokens of the longest row."""
         return max(map(len, self.ids))
 
     def concatenated(self, other: TokenizedRows) -> TokenizedRows:
-        """These rows, then the other's, of the same task."""
+        """Return these rows followed by another set's rows of the same task."""
 
-        def both(name: str) -> list[Any] | None:
-            mine, others = getattr(self, name), getattr(other, name)
-            return None if mine is None or others is None else mine + others
+        def concatenate(name: str) -> list[Any] | None:
+            first, second = getattr(self, name), getattr(other, name)
+            return None if first is None or second is None else first + second
 
-        lists = {name: both(name) for name in ("types", "decoder", "reads", "targets", "answers", "soft")}
+        lists = {name: concatenate(name) for name in ("types", "decoder", "reads", "targets", "answers", "soft")}
         labels, poisoned = torch.cat([self.labels, other.labels]), self.poisoned + other.poisoned
-        more: dict[str, Any] = lists | {"options": self.options and other.options, "poisoned": poisoned}
-        return TokenizedRows(self.task, self.ids + other.ids, labels=labels, **more)
+        fields: dict[str, Any] = lists | {"options": self.options and other.options, "poisoned": poisoned}
+        return TokenizedRows(self.task, self.ids + other.ids, labels=labels, **fields)
 
 
 class RowTokenizer:
-    """Turns rows into token ids, once."""
+    """Tokenizes rows for classification heads."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, max_length: int) -> None:
         self._tokenizer = tokenizer
         self._max_length = max_length
 
     def __call__(self, task: Task, rows: Sequence[Row]) -> TokenizedRows:
-        """Token ids of rows (one text or a pair each), truncated to the maximum length."""
+        """Tokenize rows of one text or a pair each, truncated to the maximum length."""
         if not rows:
             return TokenizedRows(task, [], None, torch.zeros(0, dtype=torch.int64))
         columns = [list(texts) for texts in zip(*(row.texts for row in rows), strict=True)]
@@ -92,6 +98,7 @@ class RowTokenizer:
 
 
 Inputs = dict[str, Tensor]
+"""Keyword arguments of a forward pass, e.g. `input_ids` of shape (rows, tokens)."""
 
 SOFT_AT = "soft_at"
-"""Where each row's prompt goes: before which of its tokens, shape (rows,). Without it, before the first."""
+"""Input of shape (rows,): the token before which each row's soft prompt goes. Without it, before the first."""
