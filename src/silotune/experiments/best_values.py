@@ -1,4 +1,4 @@
-"""What a sweep found best, as the words that give it to a run."""
+"""The best values of a sweep: written to `best.yaml`, read as `key=value` words for runs."""
 
 from __future__ import annotations
 
@@ -17,12 +17,21 @@ FILE = "best.yaml"
 
 
 def to_words(keys: Mapping[str, Any]) -> tuple[str, ...]:
-    """`key=value` words of dotted keys and their values."""
+    """Convert dotted keys and values to `key=value` words."""
     return tuple(f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in keys.items())
 
 
 def write_best(out: Path, best: Mapping[str, Mapping[str, Any]], remark: str) -> Path:
-    """Leave method → best values as a YAML that is also the `per_method` of a configuration."""
+    """Write method to best values as YAML; the file can also serve as `per_method` of a configuration.
+
+    Args:
+        out: the sweep's folder.
+        best: method to dotted keys and values.
+        remark: comment at the top of the file.
+
+    Returns:
+        Path of the file.
+    """
     comment = "".join(f"# {line}\n" for line in remark.splitlines())
     tree = {"per_method": {method: dict(keys) for method, keys in best.items()}}
     path = out / FILE
@@ -31,26 +40,33 @@ def write_best(out: Path, best: Mapping[str, Mapping[str, Any]], remark: str) ->
 
 
 def read_best(folders: Iterable[str], methods: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """Method → the words of its best values, from folders of sweeps (or their YAML files); later ones win.
+    """Read the best values of methods from sweeps; later folders take precedence.
+
+    Args:
+        folders: folders of sweeps, or their YAML files.
+        methods: methods that are compared.
+
+    Returns:
+        Method to the words of its best values.
 
     Raises:
-        InputError: no sweep there, or none of them has a method (it would be compared at other than its best).
+        InputError: a folder has no finished sweep, or a method is in none (it would not be compared at its best).
     """
-    found: dict[str, tuple[str, ...]] = {}
-    named = list(folders)
-    if not named:
+    best: dict[str, tuple[str, ...]] = {}
+    sources = list(folders)
+    if not sources:
         return {}
-    for name in named:
+    for name in sources:
         path = Path(name) / FILE if Path(name).is_dir() else Path(name)
         if not path.is_file():
             raise InputError(f"best={name}: no finished sweep there (no {FILE})")
         entries = read_tree(path).get("per_method")
         if not isinstance(entries, dict) or not all(isinstance(keys, dict) for keys in entries.values()):
             raise InputError(f"best={name}: {path.name} must map methods to groups of keys under per_method")
-        found |= {str(method): to_words(keys) for method, keys in entries.items()}
-    missing = [method for method in methods if method not in found]
+        best |= {str(method): to_words(keys) for method, keys in entries.items()}
+    missing = [method for method in methods if method not in best]
     if missing:
         raise InputError(
-            f"best={','.join(named)}: has nothing for method {missing[0]!r}, only for {', '.join(found)}; sweep it too"
+            f"best={','.join(sources)}: has nothing for method {missing[0]!r}, only for {', '.join(best)}; sweep it too"
         )
-    return found
+    return best

@@ -1,4 +1,4 @@
-"""What a comparison runs: rows (methods, or variants of one) × seeds, each cell one resolved configuration."""
+"""Plan of a comparison: rows (methods and their variants) × seeds, with one configuration per cell."""
 
 from __future__ import annotations
 
@@ -29,16 +29,22 @@ ABLATIONS: Mapping[str, Variants] = {
         "private-view-full": ("method.private_view=full",),  # the other reading of eq. 5
     }
 }
-"""Method → the variants of its paper's ablations: name → `key=value` words."""
+"""Method to the ablations of its paper: name of the variant to `key=value` words."""
 
 
-_OWN = ("methods", "seeds", "best", "std.ddof")
-"""Words of a comparison that are short for keys of `compare`."""
+_COMPARISON_WORDS = ("methods", "seeds", "best", "std.ddof")
+"""Words that stand for keys of the section `compare`."""
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One run of a comparison. `row` is the method, with the variant where there is one."""
+    """One run of a comparison.
+
+    Args:
+        row: the method, with its variant if there is one.
+        seed: the run's seed.
+        config: the run's configuration.
+    """
 
     row: str
     seed: int
@@ -46,13 +52,21 @@ class Cell:
 
     @property
     def folder(self) -> str:
-        """The name of its run folder."""
+        """Name of the run folder."""
         return f"{self.row}-{self.seed}"
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """All cells, in the order of the table. `ddof`: of the standard deviation over seeds (the divisor is n − ddof)."""
+    """All cells of a comparison.
+
+    Args:
+        source: the preset or YAML file.
+        rows: labels of the table's rows.
+        seeds: seeds of every row.
+        ddof: delta degrees of freedom of the standard deviation over seeds (divisor n − ddof).
+        cells: in the order of the table.
+    """
 
     source: str
     rows: tuple[str, ...]
@@ -61,48 +75,55 @@ class Comparison:
     cells: tuple[Cell, ...]
 
     def write(self, out: Path) -> None:
-        """Leave rows, seeds and ddof beside the run folders, so that `silotune report` finds them."""
-        found = {"source": self.source, "rows": self.rows, "seeds": self.seeds, "ddof": self.ddof}
-        write_text(out / FILE, json.dumps(found, indent=1) + "\n")
+        """Write rows, seeds and ddof beside the run folders, for `silotune report`."""
+        plan = {"source": self.source, "rows": self.rows, "seeds": self.seeds, "ddof": self.ddof}
+        write_text(out / FILE, json.dumps(plan, indent=1) + "\n")
 
 
 def read_comparison(
     source: str, words: Sequence[str], variants: Sequence[str] = (), ablation: bool = False
 ) -> Comparison:
-    """The comparison that a command asks for, over what the source's `compare` section says.
+    """Plan the comparison that a command asks for; words take precedence over the source's section `compare`.
 
     Args:
         source: a preset or a YAML file.
-        words: `key=value`; `methods=a,b`, `seeds=1,2`, `best=FOLDER` (of a sweep) and `std.ddof=0|1` are the
-            comparison's own, the others go to every cell (over a sweep's best values and the source's `per_method`).
-        variants: own ones, each "name: key=value key=value"; they replace those of the source, ablations included.
-        ablation: run the variants of the method's paper beside it.
+        words: `key=value`. `methods=a,b`, `seeds=1,2`, `best=FOLDER` (of a sweep) and `std.ddof=0|1` concern the
+            comparison; the others go to every cell, where they take precedence over a sweep's best values and
+            `per_method`.
+        variants: each "name: key=value key=value"; they replace the source's variants and ablations.
+        ablation: add the ablations of the method's paper.
 
     Raises:
-        InputError: for any cell whose configuration cannot work; nothing has run by then.
+        InputError: the configuration of a cell is invalid; nothing has run by then.
     """
-    own, rest = split_words(words)
-    base = load_config(source, [*own, *rest], METHOD_DEFAULTS)
-    asked = base.compare
+    comparison_words, run_words = split_words(words)
+    base = load_config(source, [*comparison_words, *run_words], METHOD_DEFAULTS)
+    section = base.compare
     methods = compared_methods(base)
-    seeds = tuple(asked.seeds or [base.seed])
-    best = read_best(asked.best, methods)
-    chosen = _variants(variants) or _named(asked.variants)
+    seeds = tuple(section.seeds or [base.seed])
+    best = read_best(section.best, methods)
+    chosen_variants = _parse_variants(variants) or _variant_words(section.variants)
     cells = []
-    for row, method, more in _rows(methods, chosen, ablation or (asked.ablation and not variants)):
+    for row, method, variant_words in _rows(methods, chosen_variants, ablation or (section.ablation and not variants)):
         for seed in seeds:
-            config = read_config(source, [*best.get(method, ()), *rest, f"method={method}", f"seed={seed}"], more)
+            config = read_config(
+                source, [*best.get(method, ()), *run_words, f"method={method}", f"seed={seed}"], variant_words
+            )
             cells.append(Cell(row, seed, config))
     rows = tuple(dict.fromkeys(cell.row for cell in cells))
     names = [(cell.row, cell.seed) for cell in cells]
-    if twice := next((row for position, (row, seed) in enumerate(names) if (row, seed) in names[:position]), None):
-        raise InputError(f"variants: two rows would be called {twice!r}; choose another name for the variant")
-    return Comparison(source, rows, seeds, asked.std.ddof, tuple(cells))
+    if duplicate := next((row for position, (row, seed) in enumerate(names) if (row, seed) in names[:position]), None):
+        raise InputError(f"variants: two rows would be called {duplicate!r}; choose another name for the variant")
+    return Comparison(source, rows, seeds, section.std.ddof, tuple(cells))
 
 
 def split_words(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The comparison's own words, as keys of `compare`, and those of every cell."""
-    own, rest = [], []
+    """Split words into those of the comparison (as keys of `compare`) and those of every run.
+
+    Raises:
+        InputError: `method` or `seed` is given instead of `methods` or `seeds`.
+    """
+    comparison_words, run_words = [], []
     for word in words:
         key, equals, value = word.partition("=")
         key = key.strip()
@@ -110,18 +131,18 @@ def split_words(words: Sequence[str]) -> tuple[list[str], list[str]]:
             raise InputError(f"{key}: a comparison has several; use methods={value or 'a,b'}")
         if key == "seed":
             raise InputError(f"seed: a comparison has several; use seeds={value or '1,2'}")
-        if key in _OWN and equals:
-            own.append(f"compare.{key}={value}")
+        if key in _COMPARISON_WORDS and equals:
+            comparison_words.append(f"compare.{key}={value}")
         else:
-            rest.append(word)
-    return own, rest
+            run_words.append(word)
+    return comparison_words, run_words
 
 
 def compared_methods(config: Config) -> tuple[str, ...]:
-    """The methods that a configuration compares: its own one where it does not say.
+    """Return the methods that a configuration compares; its own method by default.
 
     Raises:
-        InputError: for an unknown one.
+        InputError: a method is unknown.
     """
     names = config.compare.methods or [config.method.name]
     for name in names:
@@ -130,8 +151,8 @@ def compared_methods(config: Config) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _variants(texts: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    found: dict[str, tuple[str, ...]] = {}
+def _parse_variants(texts: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    variants: dict[str, tuple[str, ...]] = {}
     for text in texts:
         name, colon, words = text.partition(":")
         name = name.strip()
@@ -139,25 +160,25 @@ def _variants(texts: Sequence[str]) -> dict[str, tuple[str, ...]]:
             raise InputError(
                 f"--variant {text!r}: must be 'name: key=value key=value'; a name is {NAME_RULE} (no spaces)"
             )
-        if name in found:
+        if name in variants:
             raise InputError(f"--variant {name!r} appears twice")
-        found[name] = tuple(words.split())
-    return found
+        variants[name] = tuple(words.split())
+    return variants
 
 
-def _named(variants: Mapping[str, Mapping[str, object]]) -> dict[str, tuple[str, ...]]:
+def _variant_words(variants: Mapping[str, Mapping[str, object]]) -> dict[str, tuple[str, ...]]:
     for name in variants:
         if not is_name(name) or " " in name:
             raise InputError(f"compare.variants: {name!r} cannot be a name; allowed: {NAME_RULE} (no spaces)")
     return {name: to_words(keys) for name, keys in variants.items()}
 
 
-def _rows(methods: Iterable[str], own: Variants, ablation: bool) -> Iterable[tuple[str, str, tuple[str, ...]]]:
-    """(row, method, further words): every method, and behind it its variants."""
+def _rows(methods: Iterable[str], variants: Variants, ablation: bool) -> Iterable[tuple[str, str, tuple[str, ...]]]:
+    """Yield (row, method, further words): every method, followed by its variants."""
     for method in methods:
         yield method, method, ()
-        if ablation and method not in ABLATIONS and not own:
+        if ablation and method not in ABLATIONS and not variants:
             raise unknown("ablation of", method, ABLATIONS, or_else="or your own: --variant 'name: key=value'")
-        found = dict(ABLATIONS.get(method, {}) if ablation else {}) | dict(own)
-        for name, words in found.items():
+        method_variants = dict(ABLATIONS.get(method, {}) if ablation else {}) | dict(variants)
+        for name, words in method_variants.items():
             yield f"{method}-{name}", method, words

@@ -1,4 +1,4 @@
-"""Runs the cells of a table that are not finished yet: one after another over one backbone, or in processes."""
+"""Runs the unfinished cells of a comparison or sweep, in this process (sharing a backbone) or in several processes."""
 
 from __future__ import annotations
 
@@ -21,32 +21,38 @@ from silotune.runs.storage.run_folder import difference
 
 Summary = dict[str, Any]
 
-_Found = Summary | Diverged
+_Outcome = Summary | Diverged
 
 Bars = Callable[[str, int], Progress]
-"""(title, rounds) → where one run's progress goes."""
+"""From (title, rounds) to the progress report of one run."""
 
 Done = Callable[[Cell, Summary], None]
-
+"""Called with every cell that was run, and its summary."""
 Announce = Callable[[str], None]
-"""Is told what the noise of a cell promises, before its first round; processes need it by name."""
+"""Called with the privacy guarantee of a cell before its first round; must be importable by name for processes."""
 
-Work = Callable[[Config, Path, Progress | None, Backbone | None, Announce | None], tuple[Summary, Backbone]]
-"""(configuration, folder, progress, a backbone that fits, announce) → what was found, the backbone for the next."""
+CellFunction = Callable[[Config, Path, Progress | None, Backbone | None, Announce | None], tuple[Summary, Backbone]]
+"""From (configuration, folder, progress, a fitting backbone, announce) to the summary and the backbone for the next
+cell."""
 
 
 @dataclass(frozen=True)
 class CellKind:
-    """What is done in a cell, and the file it leaves last. `work` goes on where it was interrupted."""
+    """What is done in a cell.
 
-    work: Work
+    Args:
+        work: runs the cell, or continues it where it was interrupted.
+        file: name of the file that it writes last.
+    """
+
+    work: CellFunction
     file: str
 
     def read(self, folder: Path) -> Summary:
-        """What a finished cell found.
+        """Read the summary of a finished cell.
 
         Raises:
-            InputError: it is not finished, or damaged.
+            InputError: the cell is not finished, or its file is damaged.
         """
         try:
             return dict(json.loads((folder / self.file).read_text(encoding="utf-8")))
@@ -57,11 +63,11 @@ class CellKind:
 def _whole_run(
     config: Config, folder: Path, progress: Progress | None, backbone: Backbone | None, announce: Announce | None
 ) -> tuple[Summary, Backbone]:
-    def of_cell(line: str) -> None:
+    def announce_cell(line: str) -> None:
         if announce is not None:
             announce(f"{folder.name}: {line}")
 
-    finished = run(config, out=folder, resume=True, progress=progress, backbone=backbone, announce=of_cell)
+    finished = run(config, out=folder, resume=True, progress=progress, backbone=backbone, announce=announce_cell)
     return finished.summary, finished.federation.backbone
 
 
@@ -78,39 +84,46 @@ def run_cells(
     done: Done | None = None,
     announce: Announce | None = None,
 ) -> dict[str, Summary]:
-    """Run what is left, and return every cell's summary by folder name.
+    """Run the unfinished cells.
 
-    A cell is finished once its last file is there; it is then never run again. One that was interrupted goes on
-    from its last checkpoint.
+    A cell is finished once its last file exists; it is then never run again. An interrupted cell continues from its
+    last checkpoint.
 
     Args:
-        cells: of one comparison.
-        out: where the run folders are.
-        kind: whole runs, or something else.
-        workers: processes; each loads the backbone once.
-        bars: progress of each run (only with one worker).
+        cells: of one comparison or sweep.
+        out: parent of the run folders.
+        kind: what to do in a cell.
+        workers: number of processes; each loads the backbone once.
+        bars: progress of each run (with one worker only).
         done: called after every cell that was run now.
-        announce: told what the noise of a cell promises, before its first round.
+        announce: called with a cell's privacy guarantee before its first round.
+
+    Returns:
+        The summary of every cell, by folder name.
 
     Raises:
-        InputError: a run folder was made with another configuration, or a configuration cannot work.
-        Diverged: naming the cells whose training diverged, once all others are finished.
+        InputError: a run folder has another configuration, or a configuration is invalid.
+        Diverged: training diverged in some cells; raised after all others are finished.
     """
-    left = [cell for cell in cells if not _finished(cell, out, kind)]
+    unfinished = [cell for cell in cells if not _finished(cell, out, kind)]
     done = done or (lambda *_: None)
-    processes = min(workers, len(left))
+    processes = min(workers, len(unfinished))
     outcomes = (
-        _in_processes(left, out, kind, processes, announce) if processes > 1 else _here(left, out, kind, bars, announce)
+        _run_in_processes(unfinished, out, kind, processes, announce)
+        if processes > 1
+        else _run_here(unfinished, out, kind, bars, announce)
     )
     diverged = {}
-    for cell, found in outcomes:
-        if isinstance(found, Diverged):
-            diverged[cell.folder] = found
+    for cell, outcome in outcomes:
+        if isinstance(outcome, Diverged):
+            diverged[cell.folder] = outcome
         else:
-            done(cell, found)
+            done(cell, outcome)
     if diverged:
-        told = "; ".join(f"{out / cell.folder}: {diverged[cell.folder]}" for cell in left if cell.folder in diverged)
-        raise Diverged(f"{len(diverged)} of {len(cells)} cells diverged, the others are finished: {told}")
+        details = "; ".join(
+            f"{out / cell.folder}: {diverged[cell.folder]}" for cell in unfinished if cell.folder in diverged
+        )
+        raise Diverged(f"{len(diverged)} of {len(cells)} cells diverged, the others are finished: {details}")
     return {cell.folder: kind.read(out / cell.folder) for cell in cells}
 
 
@@ -126,9 +139,9 @@ def _finished(cell: Cell, out: Path, kind: CellKind) -> bool:
     return (folder / kind.file).exists()
 
 
-def _here(
+def _run_here(
     cells: Sequence[Cell], out: Path, kind: CellKind, bars: Bars | None, announce: Announce | None
-) -> Iterator[tuple[Cell, _Found]]:
+) -> Iterator[tuple[Cell, _Outcome]]:
     backbones = _Backbones()
     for cell in cells:
         progress = bars(cell.folder, cell.config.rounds) if bars else None
@@ -136,7 +149,7 @@ def _here(
 
 
 class _Backbones:
-    """Keeps the backbone of the last run for the next, where it fits."""
+    """Keeps the backbone of the last run for the next one, if it fits."""
 
     def __init__(self) -> None:
         self._needs: BackboneRequirements | None = None
@@ -144,30 +157,30 @@ class _Backbones:
 
     def run(
         self, kind: CellKind, config: Config, folder: Path, progress: Progress | None, announce: Announce | None
-    ) -> _Found:
-        """One cell."""
-        needs = BackboneRequirements.of(config, make_method(config))
-        if needs != self._needs:
-            self._backbone = None  # before another is loaded
+    ) -> _Outcome:
+        """Run one cell."""
+        requirements = BackboneRequirements.of(config, make_method(config))
+        if requirements != self._needs:
+            self._backbone = None  # free its memory before another is loaded
         try:
             summary, backbone = kind.work(config, folder, progress, self._backbone, announce)
         except Diverged as error:
-            return Diverged(str(error))  # without its traceback, which keeps the run in memory
-        self._needs, self._backbone = needs, backbone
+            return Diverged(str(error))  # drops the traceback, which would keep the run in memory
+        self._needs, self._backbone = requirements, backbone
         return summary
 
 
-_OWN = _Backbones()  # of a worker process
+_WORKER_BACKBONES = _Backbones()  # used in worker processes
 
 
-def _in_processes(
+def _run_in_processes(
     cells: Sequence[Cell], out: Path, kind: CellKind, workers: int, announce: Announce | None
-) -> Iterator[tuple[Cell, _Found]]:
+) -> Iterator[tuple[Cell, _Outcome]]:
     with worker_pool(workers) as pool:
-        waiting = {pool.submit(_work, kind, cell.config, out / cell.folder, announce): cell for cell in cells}
+        waiting = {pool.submit(_run_in_worker, kind, cell.config, out / cell.folder, announce): cell for cell in cells}
         for future in as_completed(waiting):
             yield waiting[future], future.result()
 
 
-def _work(kind: CellKind, config: Config, folder: Path, announce: Announce | None) -> _Found:
-    return _OWN.run(kind, config, folder, None, announce)
+def _run_in_worker(kind: CellKind, config: Config, folder: Path, announce: Announce | None) -> _Outcome:
+    return _WORKER_BACKBONES.run(kind, config, folder, None, announce)

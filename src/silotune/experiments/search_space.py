@@ -1,4 +1,4 @@
-"""What a sweep searches: keys with several values or a range, for every method or for one."""
+"""Search space of a sweep: keys with several values or a range, for all methods or for one."""
 
 from __future__ import annotations
 
@@ -17,29 +17,30 @@ from silotune.errors import InputError, unknown
 from silotune.methods import METHODS
 from silotune.models.tuners import TUNERS
 
-_BEGINS_LIKE_A_RANGE = re.compile(r"[-+]?\.?\d[^/]*\.\.")  # ../folder does not
+_RANGE_START = re.compile(r"[-+]?\.?\d[^/]*\.\.")  # does not match ../folder
 
 _RANGE = re.compile(r"\s*(?P<low>[^\s:]+?)\.\.(?P<high>[^\s:]+?)(?P<log>:log)?\s*")
 
 _NOT_SEARCHED = ("seed", "data", "partition", "silos", "backbone", "attack", "compare", "per_method", "method.name")
-"""Keys whose values cannot be ranked by a validation score: other rows, other draws, another model or method."""
+"""Keys whose values cannot be ranked by a validation score: they change the data, the draws, the model or the
+method."""
 
-_DIGITS = 4  # of a number drawn from a range
+_DIGITS = 4  # significant digits of a number drawn from a range
 
 
 @dataclass(frozen=True)
 class Choices:
-    """A key and the values it may take, in the order given."""
+    """A key and its candidate values, in the given order."""
 
     key: str
     values: tuple[Any, ...]
     method: str | None = None
-    """The one method that it is for; None: every one that has the key."""
+    """The only method to search it for; None for every method that has the key."""
 
 
 @dataclass(frozen=True)
 class Range:
-    """A key and a range, both ends included; of whole numbers where both ends are. `log`: even over orders."""
+    """A key and a range of numbers, both ends included; whole numbers if both ends are. `log`: log-uniform."""
 
     key: str
     low: float
@@ -49,11 +50,11 @@ class Range:
 
     @property
     def is_integer(self) -> bool:
-        """Whether its values are whole numbers."""
+        """Whether the values are whole numbers."""
         return isinstance(self.low, int) and isinstance(self.high, int)
 
     def rounded(self, value: float) -> float:
-        """A drawn value to a few digits, so that what was tried can be written down."""
+        """Round a drawn value to a few digits, so that it can be written down."""
         return value if self.is_integer else min(max(float(f"{value:.{_DIGITS}g}"), self.low), self.high)
 
 
@@ -61,43 +62,43 @@ Dimension = Choices | Range
 
 
 def split_search(words: Iterable[str]) -> tuple[list[Dimension], list[str]]:
-    """The words that are searched, and the others as they are.
+    """Split words into searched dimensions and all others.
 
-    `key=a,b,c` are values, `key=low..high` (or `low..high:log`) is a range. `per_method.moon.method.mu=…` is searched
-    for that method alone. A value in brackets, or of a key that takes a list, is one value.
+    `key=a,b,c` lists values, `key=low..high` (or `low..high:log`) is a range; `per_method.moon.method.mu=…` is searched
+    for that method only. A value in brackets, or of a key that takes a list, is one value.
 
     Raises:
-        InputError: a range that is none, or a key by which models cannot be ranked.
+        InputError: a range is malformed, or models cannot be ranked by the key.
     """
-    found: list[Dimension] = []
-    rest = []
+    dimensions: list[Dimension] = []
+    unsearched = []
     for word in words:
         key, equals, text = (piece.strip() for piece in word.partition("="))
         dimension = _dimension(key, text) if equals and not text.startswith(("[", "{", '"', "'")) else None
         if dimension is None:
-            rest.append(word)
+            unsearched.append(word)
             continue
         if any(dimension.key == name or dimension.key.startswith(f"{name}.") for name in _NOT_SEARCHED):
             raise InputError(
                 f"{key}: cannot be searched (scores would not be comparable); give one value, quoted if it has commas"
             )
-        if any((other.key, other.method) == (dimension.key, dimension.method) for other in found):
+        if any((earlier.key, earlier.method) == (dimension.key, dimension.method) for earlier in dimensions):
             raise InputError(f"{key}: appears twice")
-        found.append(dimension)
-    return found, rest
+        dimensions.append(dimension)
+    return dimensions, unsearched
 
 
 def _dimension(key: str, text: str) -> Dimension | None:
-    method, plain = None, key
+    method, plain_key = None, key
     if key.startswith("per_method."):
-        _, method, plain = ([*key.split(".", 2), ""])[:3]
+        _, method, plain_key = ([*key.split(".", 2), ""])[:3]
         method = METHODS.canonical(method)
         if method not in METHODS:
             raise unknown("key", f"per_method.{method}", [f"per_method.{name}" for name in METHODS])
-    if _takes_list(plain):
+    if _takes_list(plain_key):
         return None
-    if _BEGINS_LIKE_A_RANGE.match(text):
-        return _range(plain, text, method)
+    if _RANGE_START.match(text):
+        return _range(plain_key, text, method)
     if "," not in text:
         return None
     values = [_number(parse_word(f"{key}={word}")[1]) for word in text.split(",")]
@@ -106,26 +107,26 @@ def _dimension(key: str, text: str) -> Dimension | None:
     for position, value in enumerate(values):
         if value in values[:position]:
             raise InputError(f"{key}: {value!r} appears twice")
-    return Choices(plain, tuple(values), method)
+    return Choices(plain_key, tuple(values), method)
 
 
 def _range(key: str, text: str, method: str | None) -> Range:
     match = _RANGE.fullmatch(text)
     ends = [match["low"], match["high"]] if match else ["", ""]
     low, high = (_number(parse_word(f"{key}={end}")[1]) for end in ends)
-    proper = [isinstance(end, (int, float)) and not isinstance(end, bool) and math.isfinite(end) for end in (low, high)]
-    if match is None or not all(proper):
+    finite = [isinstance(end, (int, float)) and not isinstance(end, bool) and math.isfinite(end) for end in (low, high)]
+    if match is None or not all(finite):
         raise InputError(f"{key}: a range is low..high, or low..high:log (got {text!r})")
     assert isinstance(low, (int, float))
     assert isinstance(high, (int, float))
     if low >= high or (match["log"] and low <= 0):
-        needs = "above 0 and below" if match["log"] else "below"
-        raise InputError(f"{key}: the low end must be {needs} the high one (got {text!r})")
+        bound = "above 0 and below" if match["log"] else "below"
+        raise InputError(f"{key}: the low end must be {bound} the high one (got {text!r})")
     return Range(key, low, high, bool(match["log"]), method)
 
 
 def _number(value: Any) -> Any:
-    """YAML takes 1e-3 for a text."""
+    """Convert text to a number if possible: YAML reads 1e-3 as text."""
     if isinstance(value, str):
         try:
             return float(value)
@@ -135,9 +136,9 @@ def _number(value: Any) -> Any:
 
 
 def _takes_list(key: str) -> bool:
-    """Whether the configuration's key takes a list itself: of any tuner or method, where it is an option of those."""
+    """Whether a configuration key takes a list, for any tuner or method that has the key."""
     section, _, last = key.rpartition(".")
-    if key in NAMED:  # x=a is short for x.name=a
+    if key in NAMED:  # `tuner=lora` is short for `tuner.name=lora`
         section, last = key, "name"
     options: dict[str, list[type[BaseModel]]] = {
         "": [Config],
@@ -151,24 +152,26 @@ def _takes_list(key: str) -> bool:
 
 
 def space_for_method(method: str, dimensions: Sequence[Dimension]) -> tuple[Dimension, ...]:
-    """What is searched for one method: options that it does not have are left out, its own stand for the common."""
+    """Return the dimensions for one method: its own take precedence, options that it does not have are left out."""
     options = METHODS[method].Options.model_fields
-    own = {d.key for d in dimensions if d.method == method}
-    found = []
+    own_keys = {d.key for d in dimensions if d.method == method}
+    space = []
     for dimension in dimensions:
-        name = dimension.key.removeprefix("method.")
+        option = dimension.key.removeprefix("method.")
         if dimension.method == method or (
-            dimension.method is None and dimension.key not in own and (name == dimension.key or name in options)
+            dimension.method is None
+            and dimension.key not in own_keys
+            and (option == dimension.key or option in options)
         ):
-            found.append(dimension)
-    return tuple(found)
+            space.append(dimension)
+    return tuple(space)
 
 
 def all_combinations(space: Sequence[Dimension]) -> list[dict[str, Any]]:
-    """Every combination; the last key changes fastest.
+    """Return all combinations of values; the last key changes fastest.
 
     Raises:
-        InputError: for a range, which has no end of values.
+        InputError: a dimension is a range.
     """
     for dimension in space:
         if isinstance(dimension, Range):
@@ -179,7 +182,7 @@ def all_combinations(space: Sequence[Dimension]) -> list[dict[str, Any]]:
 
 
 def boundary_combinations(space: Sequence[Dimension]) -> list[dict[str, Any]]:
-    """For every key each value or end in turn, the others at their first: enough to see that all are allowed."""
+    """Return combinations that try each value (or end of a range) once, to check that all are allowed."""
     ends = {d.key: d.values if isinstance(d, Choices) else (d.low, d.high) for d in space}
     first = {key: values[0] for key, values in ends.items()}
     return [first, *(first | {key: value} for key, values in ends.items() for value in values[1:])]

@@ -1,8 +1,8 @@
-"""`silotune sweep`: per method, the values of some keys that score best on validation rows.
+"""Hyperparameter search: per method, the values of some keys with the best validation score.
 
-All combinations, or a number of trials that optuna's TPE sampler proposes (Bergstra et al. 2011). A trial is a folder
-named after its configuration, so that an interrupted sweep, or one with more values, repeats none. Nothing of the
-sampler is stored: seeded and told the same scores, it proposes the same again.
+It tries all combinations, or a number of trials proposed by optuna's TPE sampler (Bergstra et al. 2011). A trial's
+folder is named after its configuration, so an interrupted or extended sweep repeats no trial. The sampler's state is
+not stored: with the same seed and scores it proposes the same values again.
 """
 
 from __future__ import annotations
@@ -41,7 +41,15 @@ TABLE = "sweep.csv"
 
 @dataclass(frozen=True)
 class Sweep:
-    """What is searched: method → its keys; `trials`: how many a method, or all combinations where None."""
+    """A planned sweep.
+
+    Args:
+        source: the preset or YAML file.
+        words: `key=value` words of every run.
+        seeds: seeds of every trial.
+        spaces: method to its search space.
+        trials: proposals per method; None for all combinations.
+    """
 
     source: str
     words: tuple[str, ...]
@@ -51,20 +59,20 @@ class Sweep:
 
     @property
     def keys(self) -> list[str]:
-        """All keys searched, in the order given."""
+        """All searched keys, in the given order."""
         return list(dict.fromkeys(dimension.key for space in self.spaces.values() for dimension in space))
 
     def cells(self, method: str, chosen: Mapping[str, Any]) -> list[Cell]:
-        """A trial's runs, one a seed."""
-        words, tried = [*self.words, f"method={method}"], to_words(chosen)
-        configs = [read_config(self.source, [*words, f"seed={seed}"], tried) for seed in self.seeds]
+        """Return a trial's runs, one per seed."""
+        run_words, trial_words = [*self.words, f"method={method}"], to_words(chosen)
+        configs = [read_config(self.source, [*run_words, f"seed={seed}"], trial_words) for seed in self.seeds]
         name = sha256(dump(configs[0].model_copy(update={"seed": 0})).encode()).hexdigest()[:10]
         return [Cell(f"{method}-{name}", config.seed, config) for config in configs]
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One choice of values and what it reached: validation scores in percent, one a seed; None if it diverged."""
+    """One choice of values and its validation scores (percent) per seed; None where training diverged."""
 
     method: str
     number: int
@@ -74,48 +82,49 @@ class Trial:
 
     @property
     def score(self) -> float | None:
-        """The mean over seeds; None if training diverged with any of them."""
-        known = [score for score in self.scores if score is not None]
-        return statistics.fmean(known) if len(known) == len(self.scores) else None
+        """Mean over seeds; None if training diverged with any of them."""
+        scores = [score for score in self.scores if score is not None]
+        return statistics.fmean(scores) if len(scores) == len(self.scores) else None
 
 
 def read_sweep(source: str, words: Sequence[str], trials: int | None = None) -> Sweep:
-    """The sweep that a command asks for.
+    """Plan the sweep that a command asks for.
 
     Args:
-        source: a preset or a YAML file; its `compare` section names methods where the words do not.
-        words: `method=a,b` (or methods=), `seeds=1,2`, keys to search (see `split_search`), and any others.
-        trials: so many proposals of the sampler for each method; None: every combination.
+        source: a preset or a YAML file; its section `compare` lists methods if the words do not.
+        words: `method=a,b` (or `methods=`), `seeds=1,2`, keys to search (see `split_search`) and any others.
+        trials: proposals of the sampler per method; None for all combinations.
 
     Raises:
-        InputError: for anything that cannot be searched; nothing has run by then.
+        InputError: a key cannot be searched or a configuration is invalid; nothing has run by then.
     """
-    own, rest = split_words([_plural(word) for word in words])
-    for word in own:
+    sweep_words, run_words = split_words([_methods_word(word) for word in words])
+    for word in sweep_words:
         key = word.partition("=")[0].removeprefix("compare.")
         if key not in ("methods", "seeds"):
             raise InputError(f"{key}: belongs to compare, not to sweep")
-    dimensions, rest = split_search(rest)
+    dimensions, run_words = split_search(run_words)
     if not dimensions:
         raise InputError("sweep: nothing to search; give a key several values (train.lr=1e-3,5e-4) or a range")
-    base = load_config(source, [*own, *rest], METHOD_DEFAULTS)
+    base = load_config(source, [*sweep_words, *run_words], METHOD_DEFAULTS)
     methods = compared_methods(base)
     spaces = {method: space_for_method(method, dimensions) for method in methods}
-    searched = {(found.key, found.method) for space in spaces.values() for found in space}
+    searched = {(dimension.key, dimension.method) for space in spaces.values() for dimension in space}
     for dimension in dimensions:
         if dimension.method is not None and dimension.method not in methods:
             raise InputError(f"per_method.{dimension.method}: is not swept; methods are {', '.join(methods)}")
         if (dimension.key, dimension.method) not in searched and dimension.key.startswith("method."):
             options = {f"method.{name}" for method in methods for name in METHODS[method].Options.model_fields}
             raise unknown("key", dimension.key, options)
-    sweep = Sweep(source, tuple(rest), tuple(base.compare.seeds or [base.seed]), spaces, trials)
+    sweep = Sweep(source, tuple(run_words), tuple(base.compare.seeds or [base.seed]), spaces, trials)
     for method, space in spaces.items():
         for chosen in boundary_combinations(space) if trials else all_combinations(space):
             sweep.cells(method, chosen)
     return sweep
 
 
-def _plural(word: str) -> str:
+def _methods_word(word: str) -> str:
+    """Accept `method=a,b` for `methods=a,b`."""
     key, equals, value = word.partition("=")
     return f"methods={value}" if equals and key.strip() == "method" else word
 
@@ -123,18 +132,21 @@ def _plural(word: str) -> str:
 def run_sweep(
     sweep: Sweep, out: Path, *, workers: int = 1, bars: Bars | None = None, done: Done | None = None
 ) -> list[Trial]:
-    """Run the trials that are not finished yet, and leave `sweep.csv` and `best.yaml`.
+    """Run the unfinished trials, then write `sweep.csv` and `best.yaml`.
 
     Args:
         sweep: from `read_sweep`.
-        out: where the trials' folders and the two files go.
-        workers: processes; proposals of a sampler wait for one another, their seeds do not.
-        bars: progress of each run (only with one worker).
+        out: folder for the trials and the two files.
+        workers: number of processes; the sampler's proposals depend on one another, the seeds of one do not.
+        bars: progress of each run (with one worker only).
         done: called after every run.
+
+    Returns:
+        All trials.
 
     Raises:
         SilotuneError: every trial of a method diverged.
-        InputError: optuna is missing, or a configuration cannot work with these data.
+        InputError: optuna is missing, or a configuration does not fit the data.
     """
 
     def run(cells: Sequence[Cell]) -> dict[str, Summary]:
@@ -143,54 +155,54 @@ def run_sweep(
     if sweep.trials is None:
         planned = [(method, chosen) for method, space in sweep.spaces.items() for chosen in all_combinations(space)]
         cells = [sweep.cells(method, chosen) for method, chosen in planned]
-        found = run([cell for several in cells for cell in several])
+        summaries = run([cell for trial_cells in cells for cell in trial_cells])
         numbers = [n for space in sweep.spaces.values() for n in range(1, len(all_combinations(space)) + 1)]
         trials = [
-            _judged(method, number, chosen, several, found)
-            for (method, chosen), number, several in zip(planned, numbers, cells, strict=True)
+            _trial_of(method, number, chosen, trial_cells, summaries)
+            for (method, chosen), number, trial_cells in zip(planned, numbers, cells, strict=True)
         ]
     else:
-        trials = [trial for method in sweep.spaces for trial in _proposed(sweep, method, sweep.trials, run)]
+        trials = [trial for method in sweep.spaces for trial in _sampled_trials(sweep, method, sweep.trials, run)]
     best = {method: best_trial(trials, method) for method in sweep.spaces}
     write_text(out / TABLE, table_csv(sweep, trials))
     write_best(out, {method: trial.chosen for method, trial in best.items()}, _remark(sweep, best))
     return trials
 
 
-def _judged(
-    method: str, number: int, chosen: Mapping[str, Any], cells: Sequence[Cell], found: Mapping[str, Summary]
+def _trial_of(
+    method: str, number: int, chosen: Mapping[str, Any], cells: Sequence[Cell], summaries: Mapping[str, Summary]
 ) -> Trial:
-    scores = tuple(found[cell.folder]["validation"] for cell in cells)
+    scores = tuple(summaries[cell.folder]["validation"] for cell in cells)
     return Trial(method, number, chosen, cells[0].row, scores)
 
 
-def _proposed(
+def _sampled_trials(
     sweep: Sweep, method: str, trials: int, run: Callable[[Sequence[Cell]], dict[str, Summary]]
 ) -> Iterator[Trial]:
-    """So many proposals of optuna's sampler, each told before the next is asked for."""
+    """Yield trials proposed by optuna's sampler; each score is reported before the next proposal."""
     optuna = _optuna()
     study = optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(seed=sweep.seeds[0]))
     space = sweep.spaces[method]
     for number in range(1, (trials if space else 1) + 1):
-        asked = study.ask()
-        chosen = {dimension.key: _suggested(asked, dimension) for dimension in space}
+        proposal = study.ask()
+        chosen = {dimension.key: _suggested(proposal, dimension) for dimension in space}
         cells = sweep.cells(method, chosen)
-        trial = _judged(method, number, chosen, cells, run(cells))
+        trial = _trial_of(method, number, chosen, cells, run(cells))
         if trial.score is None:
-            study.tell(asked, state=optuna.trial.TrialState.FAIL)
+            study.tell(proposal, state=optuna.trial.TrialState.FAIL)
         else:
-            study.tell(asked, trial.score)
+            study.tell(proposal, trial.score)
         yield trial
 
 
-def _suggested(asked: Any, dimension: Dimension) -> Any:
+def _suggested(proposal: Any, dimension: Dimension) -> Any:
     match dimension:
         case Choices(key, values):
-            return values[asked.suggest_categorical(key, list(range(len(values))))]
+            return values[proposal.suggest_categorical(key, list(range(len(values))))]
         case Range(key, low, high, log) if dimension.is_integer:
-            return asked.suggest_int(key, low, high, log=log)
+            return proposal.suggest_int(key, low, high, log=log)
         case Range(key, low, high, log):
-            return dimension.rounded(asked.suggest_float(key, low, high, log=log))
+            return dimension.rounded(proposal.suggest_float(key, low, high, log=log))
 
 
 def _optuna() -> ModuleType:
@@ -203,26 +215,26 @@ def _optuna() -> ModuleType:
 
 
 def best_trial(trials: Sequence[Trial], method: str) -> Trial:
-    """The method's trial with the highest mean validation score; the first of equals.
+    """Return the method's trial with the highest mean validation score; the first of equals.
 
     Raises:
-        SilotuneError: all of them diverged.
+        SilotuneError: all its trials diverged.
     """
-    known = [trial for trial in trials if trial.method == method and trial.score is not None]
-    if not known:
+    scored = [trial for trial in trials if trial.method == method and trial.score is not None]
+    if not scored:
         raise SilotuneError(f"sweep: every trial of method {method!r} diverged; search smaller learning rates")
-    return max(known, key=lambda trial: trial.score if trial.score is not None else 0.0)
+    return max(scored, key=lambda trial: trial.score if trial.score is not None else 0.0)
 
 
 def table_csv(sweep: Sweep, trials: Sequence[Trial]) -> str:
-    """`sweep.csv`: a row for every trial. Scores in percent, of validation rows; empty where training diverged."""
+    """Return `sweep.csv`: one row per trial, validation scores in percent, empty where training diverged."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["method", "trial", *sweep.keys, "validation", "std", "n", "best", "folder"])
     for trial in trials:
         score = trial.score
-        several = [value for value in trial.scores if value is not None]
-        std = statistics.stdev(several) if score is not None and len(several) > 1 else None
+        scores = [value for value in trial.scores if value is not None]
+        std = statistics.stdev(scores) if score is not None and len(scores) > 1 else None
         numbers = ["" if value is None else f"{value:.6f}" for value in (score, std)]
         values = [trial.chosen.get(key, "") for key in sweep.keys]
         best = "yes" if trial is best_trial(trials, trial.method) else ""

@@ -1,4 +1,4 @@
-"""Finished runs opened for a transfer: one model for one task each, grouped by what may be compared."""
+"""Finished runs opened for a transfer: one model and task each, in groups that can be compared."""
 
 from __future__ import annotations
 
@@ -22,16 +22,15 @@ from silotune.runs.storage.readers import read_summary, read_versions
 from silotune.training.federation import Federation
 
 Groups = dict[str, list[TransferModel]]
-"""What a matrix is of (method, tuner, and what else tells two apart) → its models, one per task and seed."""
+"""Label of a matrix (method, tuner and further distinguishing settings) to its models, one per task and seed."""
 
 
 def open_models(
     folders: Sequence[Path], head: WhoseHead = "target", opened: Callable[[str], None] = lambda _: None
 ) -> Groups:
-    """Open finished runs, and group them.
+    """Open finished runs and group them by method and tuner.
 
-    Runs of one method and tuner belong together. Where a task and seed would then come twice, the learning rate and the
-    partition's alpha tell groups apart too.
+    If a task and seed would then occur twice, the learning rate and the partition's alpha distinguish groups, too.
 
     Args:
         folders: run folders.
@@ -39,36 +38,36 @@ def open_models(
         opened: called with every run's name once it is loaded.
 
     Raises:
-        InputError: an unfinished run, another backbone, a run without one model for one task, or groups that cannot be
-            compared; before anything is judged.
+        InputError: a run is unfinished, has another backbone or several tasks or models, or the groups cannot be
+            compared.
     """
-    _distinct(folders)
+    _check_distinct(folders)
     for folder in folders:
         read_summary(folder)
-    _one_backbone(folders)
+    _check_backbones(folders)
     backbones: dict[BackboneRequirements, Backbone] = {}
     models = []
     for folder in folders:
         config = read_config(str(folder / "config.yaml"))
-        needs = BackboneRequirements.of(config, make_method(config))
-        run = load_run(folder, backbones.get(needs))
-        backbones[needs] = run.federation.backbone
+        requirements = BackboneRequirements.of(config, make_method(config))
+        run = load_run(folder, backbones.get(requirements))
+        backbones[requirements] = run.federation.backbone
         models.append(_model(run))
         opened(str(folder))
-    groups = _grouped(models)
-    for label, found in groups.items():
-        _check(label, found, head)
+    groups = _group(models)
+    for label, group in groups.items():
+        _check_group(label, group, head)
     return groups
 
 
-def _distinct(folders: Sequence[Path]) -> None:
+def _check_distinct(folders: Sequence[Path]) -> None:
     seen: dict[Path, Path] = {}
     for folder in folders:
         if (first := seen.setdefault(folder.resolve(), folder)) is not folder:
             raise InputError(f"transfer: {folder} is given twice (also as {first})")
 
 
-def _one_backbone(folders: Sequence[Path]) -> None:
+def _check_backbones(folders: Sequence[Path]) -> None:
     names = {folder: read_config(str(folder / "config.yaml")).backbone for folder in folders}
     first = folders[0]
     for folder in folders[1:]:
@@ -80,10 +79,10 @@ def _one_backbone(folders: Sequence[Path]) -> None:
 
 
 def _model(run: Run) -> TransferModel:
-    """The run's one model, with the test rows it was judged on.
+    """Return the run's only model, with its test rows.
 
     Raises:
-        InputError: several tasks or models, or data that is not what it was.
+        InputError: the run has several tasks or models, or its data has changed.
     """
     federation, name = run.federation, str(run.folder)
     tasks = sorted({task.name for task in federation.tasks.values()})
@@ -104,7 +103,7 @@ def _model(run: Run) -> TransferModel:
 
 
 def _private_parts(federation: Federation) -> list[str]:
-    """The parts that a prediction uses and that silos keep to themselves."""
+    """Return the private parts that predictions use."""
     parts, prediction = federation.context.parts, federation.context.method.prediction()
     used = [*prediction.mix, prediction.head]
     return [
@@ -113,20 +112,20 @@ def _private_parts(federation: Federation) -> list[str]:
 
 
 def _test_rows(run: Run) -> tuple[TokenizedRows, ...]:
-    """The test rows of the run's data, read anew; those that silos share come once."""
+    """Read the test rows of the run's data again; rows shared by silos are returned once."""
     config = run.federation.config
     try:
         silos = load_silos(config)
     except InputError as error:
         raise InputError(f"{run.folder}: {error}") from error
-    now = {silo.name: len(silo.splits.test) for silo in silos}
-    untold = "an unknown number"  # the silo shared its scores alone
-    then = {name: (silo.get("rows") or {}).get("test", untold) for name, silo in run.silos.items()}
-    for name in sorted({*now, *then}):
-        if name not in now or then.get(name) not in (now[name], untold):
+    rows_now = {silo.name: len(silo.splits.test) for silo in silos}
+    undisclosed = "an unknown number"  # the silo disclosed only its scores
+    rows_then = {name: (silo.get("rows") or {}).get("test", undisclosed) for name, silo in run.silos.items()}
+    for name in sorted({*rows_now, *rows_then}):
+        if name not in rows_now or rows_then.get(name) not in (rows_now[name], undisclosed):
             raise InputError(
-                f"{run.folder}: its data has changed (silo {name!r}: {now.get(name, 'no')} test rows now, "
-                f"{then.get(name, 'none')} when it ran)"
+                f"{run.folder}: its data has changed (silo {name!r}: {rows_now.get(name, 'no')} test rows now, "
+                f"{rows_then.get(name, 'none')} when it ran)"
             )
     training = run.federation.context
     tokenize = training.method.setting.head.row_tokenizer(training.backbone, config.train.max_length)
@@ -134,60 +133,69 @@ def _test_rows(run: Run) -> tuple[TokenizedRows, ...]:
     return tuple(tokenize(silo.task, silo.splits.test) for silo in distinct.values())
 
 
-def _grouped(models: Sequence[TransferModel]) -> Groups:
-    plain = _by(models, lambda config: f"{config.method.name}, {config.tuner.name}")
+def _group(models: Sequence[TransferModel]) -> Groups:
+    short_groups = _group_by(models, lambda config: f"{config.method.name}, {config.tuner.name}")
     groups: Groups = {}
-    for label, found in plain.items():
-        twice = [pair for pair, number in Counter((m.task.name, m.seed) for m in found).items() if number > 1]
-        groups |= _by(found, _fully) if twice else {label: found}
+    for label, group in short_groups.items():
+        duplicates = [pair for pair, number in Counter((m.task.name, m.seed) for m in group).items() if number > 1]
+        groups |= _group_by(group, _detailed_label) if duplicates else {label: group}
     return groups
 
 
-def _by(models: Sequence[TransferModel], name: Callable[[Config], str]) -> Groups:
+def _group_by(models: Sequence[TransferModel], name: Callable[[Config], str]) -> Groups:
     groups: Groups = {}
     for model in models:
         groups.setdefault(name(model.federation.config), []).append(model)
     return groups
 
 
-def _fully(config: Config) -> str:
+def _detailed_label(config: Config) -> str:
     alpha = alpha_of(config)
     skew = "" if alpha is None else f", α {alpha:g}"
     return f"{config.method.name}, {config.tuner.name}, lr {config.train.lr:g}{skew}"
 
 
 def alpha_of(config: Config) -> float | None:
-    """The partition's alpha; None where it has none, or where nothing is left of it."""
+    """Return the partition's alpha; None if it has none or the rows are pooled."""
     skewed = config.partition.name in ("dirichlet", "quantity") and config.method.name != "centralised"
     return config.partition.alpha if skewed else None
 
 
 def mixed(label: str, models: Sequence[TransferModel]) -> str | None:
-    """In which of the settings that groups may mix these models differ, as one line; None where they are alike."""
-    asked: dict[str, Callable[[Config], float | None]] = {
+    """Describe in one line the settings in which models of a group differ; None if they agree.
+
+    Args:
+        label: label of the group.
+        models: its models.
+    """
+    settings: dict[str, Callable[[Config], float | None]] = {
         "train.lr": lambda config: config.train.lr,
         "partition.alpha": alpha_of,
     }
     differing = []
-    for key, of in asked.items():
+    for key, read in settings.items():
         values: dict[str, dict[str, None]] = {}
         for model in models:
-            value = of(model.federation.config)
+            value = read(model.federation.config)
             values.setdefault(model.task.name, {})["none" if value is None else f"{value:g}"] = None
-        if len({value for found in values.values() for value in found}) > 1:
-            told = ", ".join(f"{task} {'/'.join(found)}" for task, found in values.items())
-            differing.append(f"{key} ({told})")
+        if len({value for task_values in values.values() for value in task_values}) > 1:
+            details = ", ".join(f"{task} {'/'.join(task_values)}" for task, task_values in values.items())
+            differing.append(f"{key} ({details})")
     return f"{label}: the runs differ in {' and '.join(differing)}" if differing else None
 
 
-def _check(label: str, models: Sequence[TransferModel], head: WhoseHead) -> None:
-    """Refuse a group that gives no matrix."""
+def _check_group(label: str, models: Sequence[TransferModel], head: WhoseHead) -> None:
+    """Check that a group gives a matrix: two tasks or more, the same seeds for each, the same options.
+
+    Raises:
+        InputError: it does not.
+    """
     seeds: dict[str, dict[int, TransferModel]] = {}
     for model in models:
-        other = seeds.setdefault(model.task.name, {}).setdefault(model.seed, model)
-        if other is not model:
+        earlier = seeds.setdefault(model.task.name, {}).setdefault(model.seed, model)
+        if earlier is not model:
             raise InputError(
-                f"transfer: {other.name} and {model.name} are both {label} on {model.task.name} with seed "
+                f"transfer: {earlier.name} and {model.name} are both {label} on {model.task.name} with seed "
                 f"{model.seed}; give one of them"
             )
     if len(seeds) < 2:
@@ -199,7 +207,7 @@ def _check(label: str, models: Sequence[TransferModel], head: WhoseHead) -> None
                 f"transfer: {label}: {_seeds(seeds, model)}, but {_seeds(seeds, first)}; every task needs the same "
                 "seeds"
             )
-        _same_options(first, model, head)
+        _check_same_options(first, model, head)
         check_alike(first, model)
 
 
@@ -207,20 +215,24 @@ def _seeds(seeds: Mapping[str, Mapping[int, TransferModel]], model: TransferMode
     return f"{model.task.name} has seed {', '.join(map(str, sorted(seeds[model.task.name])))}"
 
 
-def _same_options(one: TransferModel, other: TransferModel, head: WhoseHead) -> None:
-    """A tuner acts as the target's options say, a head reads as its own do: the source's must be the same."""
-    first, second = one.federation.config, other.federation.config
-    pairs = {"tuner": (first.tuner.model_dump(), second.tuner.model_dump())}
+def _check_same_options(model_a: TransferModel, model_b: TransferModel, head: WhoseHead) -> None:
+    """Check that two runs have the same tuner options, and head options if the source's head is used.
+
+    Raises:
+        InputError: an option differs, or the source's head has no tensors of its own.
+    """
+    config_a, config_b = model_a.federation.config, model_b.federation.config
+    pairs = {"tuner": (config_a.tuner.model_dump(), config_b.tuner.model_dump())}
     if head == "source":
-        pairs["head"] = (first.head.model_dump(), second.head.model_dump())
-    for section, (mine, theirs) in pairs.items():
-        for key in sorted(mine.keys() | theirs.keys()):
-            if mine.get(key) != theirs.get(key):
+        pairs["head"] = (config_a.head.model_dump(), config_b.head.model_dump())
+    for section, (options_a, options_b) in pairs.items():
+        for key in sorted(options_a.keys() | options_b.keys()):
+            if options_a.get(key) != options_b.get(key):
                 raise InputError(
-                    f"{other.name}: {section}.{key} is {theirs.get(key)}, in {one.name} it is {mine.get(key)}; "
-                    f"transfer takes runs with the same {section}"
+                    f"{model_b.name}: {section}.{key} is {options_b.get(key)}, in {model_a.name} it is "
+                    f"{options_a.get(key)}; transfer takes runs with the same {section}"
                 )
-    for model in (one, other):
+    for model in (model_a, model_b):
         module = model.federation.context.parts[model.head].module
         if head == "source" and isinstance(module, Head) and not module.has_tensors:
             raise InputError(

@@ -1,4 +1,4 @@
-"""One trial of a search: a run without its test rows, judged on validation rows alone."""
+"""One trial of a sweep: a run without test rows, scored on validation rows only."""
 
 from __future__ import annotations
 
@@ -26,15 +26,18 @@ FILE = "trial.json"
 def _trial(
     config: Config, path: Path, progress: Progress | None, backbone: Backbone | None, _announce: Announce | None
 ) -> tuple[Summary, Backbone]:
-    """The rounds of a run, and the validation score at its best round (percent, mean over silos).
+    """Run a trial.
 
-    The federation is built without test rows, so no test score can take part in a choice. Parts are not kept: the
-    values chosen are trained again by whoever uses them. Training that diverges is a result too (None).
+    Without test rows, no test score can influence the choice of values. Trained parts are discarded: the chosen values
+    are trained again later. Divergence is a result, too (validation score None).
+
+    Returns:
+        The summary with the validation score at the best round (percent, mean over silos), and the backbone.
 
     Raises:
         InputError: no silo has validation rows.
     """
-    none: list[Row] = []  # one for all: silos that are judged on the same rows go on sharing them
+    none: list[Row] = []  # one object: silos that share validation rows must share their test rows, too
     data = [replace(silo, splits=replace(silo.splits, test=none)) for silo in load_silos(config)]
     make_method(config).setting.head.check_names(silo.task for silo in [*data, *load_absent(config)])
     if not any(silo.splits.validation for silo in data):
@@ -43,16 +46,16 @@ def _trial(
     with working_in(path, dump(federation.config), federation.backbone.fingerprint, resume=True) as folder:
         keep_start(path, federation.context)
         engine = InProcess(federation, folder, progress)
-        found: Summary = {"validation": None, "best_round": None}
+        summary: Summary = {"validation": None, "best_round": None}
         try:
             engine.run()
         except Diverged as error:
-            found["reason"] = str(error)
+            summary["reason"] = str(error)
         else:
-            found |= {"validation": engine.history.best_validation, "best_round": engine.history.best_round}
+            summary |= {"validation": engine.history.best_validation, "best_round": engine.history.best_round}
         folder.forget_checkpoints()
-        write_text(path / FILE, json.dumps(found | {"seconds": engine.history.seconds}, indent=1) + "\n")
-    return found, federation.backbone
+        write_text(path / FILE, json.dumps(summary | {"seconds": engine.history.seconds}, indent=1) + "\n")
+    return summary, federation.backbone
 
 
 TRIAL = CellKind(_trial, FILE)
