@@ -9,6 +9,7 @@ From low to high, each may import those before it:
 - `comparison`: methods and variants × seeds, as cells with one configuration each.
 - `runner`: runs the unfinished cells, in one process or several.
 - `trial`: the cell of a sweep: a run without test rows.
+- `compare`: a whole comparison from Python, with tables and report.
 - `sweep`: hyperparameter search by grid or by optuna.
 """
 

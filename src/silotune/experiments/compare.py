@@ -45,9 +45,9 @@ def compare(
     folder = Path(out)
     if not resume:
         require_unused(folder, "--out", OR_RESUME)
-    own = [f"methods={','.join(methods)}"] if methods else []
-    own += [f"seeds={','.join(map(str, seeds))}"] if seeds else []
-    comparison = read_comparison(source, [*overrides, *own])
+    comparison_words = [f"methods={','.join(methods)}"] if methods else []
+    comparison_words += [f"seeds={','.join(map(str, seeds))}"] if seeds else []
+    comparison = read_comparison(source, [*overrides, *comparison_words])
     make_folder(folder, f"--out {folder}")
     comparison.write(folder)
     summaries = run_cells(comparison.cells, folder, workers=workers)
@@ -56,9 +56,9 @@ def compare(
 
 
 def entries_of(comparison: Comparison, folder: Path) -> list[ReportEntry]:
-    """The finished runs of a comparison, one entry per row of its table."""
+    """Read the finished runs of a comparison, one entry per row of its table."""
     cells = {row: [cell for cell in comparison.cells if cell.row == row] for row in comparison.rows}
-    return [ReportEntry(row, tuple(read_run(folder / cell.folder) for cell in of_row)) for row, of_row in cells.items()]
+    return [ReportEntry(row, tuple(read_run(folder / cell.folder) for cell in row_cells)) for row, row_cells in cells.items()]
 
 
 def write_results(entries: Sequence[ReportEntry], folder: Path, ddof: int) -> list[Path]:

@@ -12,10 +12,9 @@ from silotune.config.validators import NAME_RULE, is_name
 from silotune.core.files import write_text
 from silotune.errors import InputError, unknown
 from silotune.experiments.best_values import read_best, to_words
+from silotune.experiments.report.entries import COMPARISON_FILE
 from silotune.methods import METHODS
 from silotune.runs.build.resolve import METHOD_DEFAULTS, read_config
-
-FILE = "comparison.json"
 
 Variants = Mapping[str, tuple[str, ...]]
 
@@ -77,7 +76,7 @@ class Comparison:
     def write(self, out: Path) -> None:
         """Write rows, seeds and ddof beside the run folders, for `silotune report`."""
         plan = {"source": self.source, "rows": self.rows, "seeds": self.seeds, "ddof": self.ddof}
-        write_text(out / FILE, json.dumps(plan, indent=1) + "\n")
+        write_text(out / COMPARISON_FILE, json.dumps(plan, indent=1) + "\n")
 
 
 def read_comparison(

@@ -1,4 +1,4 @@
-"""What a reader should know before trusting the numbers, and what left the silos in words."""
+"""Warnings about the numbers of a report, and descriptions of the parts that left the silos."""
 
 from __future__ import annotations
 
@@ -13,76 +13,79 @@ from silotune.methods.parts import Scope, names_with
 from silotune.runs.build.resolve import make_method, read_config
 from silotune.runs.storage.readers import read_versions
 
-_KNOWN = {"silo", "round", "final", "refused", "evaluation", "server", "versions", "cohort", "budget"}
-"""Events that need no remark of their own; changed versions get one (`_of_run`)."""
+_EXPECTED_EVENTS = {"silo", "round", "final", "refused", "evaluation", "server", "versions", "cohort", "budget"}
+"""Events that need no generic warning (`_warnings_of_run` has specific ones for some)."""
 
 
 def list_caveats(entries: Sequence[ReportEntry]) -> list[str]:
-    """One sentence each."""
+    """Return the warnings about a report's rows, one sentence each."""
     runs = [run for entry in entries for run in entry.runs]
-    found = _once(runs) + _differing(runs)
+    caveats = _run_warnings(runs) + _differences(runs)
     for entry in entries:
         seeds = [run.seed for run in entry.runs]
-        twice = sorted(seed for seed, number in Counter(seeds).items() if number > 1)
-        if twice:
-            found.append(f"{entry.label}: seed {twice[0]} appears in several folders; repetitions are not independent")
+        repeated = sorted(seed for seed, number in Counter(seeds).items() if number > 1)
+        if repeated:
+            caveats.append(
+                f"{entry.label}: seed {repeated[0]} appears in several folders; repetitions are not independent"
+            )
     single = [entry.label for entry in entries if len(entry.runs) == 1]
     if single and len(single) == len(entries):
-        found.append("One seed per row: there is no standard deviation, and small differences mean nothing.")
+        caveats.append("One seed per row: there is no standard deviation, and small differences mean nothing.")
     elif single:
-        found.append(f"One seed only, so no standard deviation: {', '.join(single)}")
+        caveats.append(f"One seed only, so no standard deviation: {', '.join(single)}")
     if len({tuple(sorted({run.seed for run in entry.runs})) for entry in entries}) > 1:
-        found.append("Rows have different seeds: tests pair only those that two rows share.")
+        caveats.append("Rows have different seeds: tests pair only those that two rows share.")
     late = [
         entry.label for entry in entries if all(r.summary["best_round"] == r.summary["rounds"] > 1 for r in entry.runs)
     ]
     if late:
-        found.append(f"Best at the last round with every seed, so more rounds may help: {', '.join(late)}")
+        caveats.append(f"Best at the last round with every seed, so more rounds may help: {', '.join(late)}")
     if len(silo_names(entries)) > MOST_SILOS:
-        found.append(f"More than {MOST_SILOS} silos: the table has their average; table.csv has every silo.")
-    return found
+        caveats.append(f"More than {MOST_SILOS} silos: the table has their average; table.csv has every silo.")
+    return caveats
 
 
-def _once(runs: Sequence[FinishedRun]) -> list[str]:
-    """What is to be said of single runs; the same of several is one sentence."""
-    of: dict[str, list[str]] = {}
+def _run_warnings(runs: Sequence[FinishedRun]) -> list[str]:
+    """Collect the warnings of single runs; the same warning of several runs becomes one sentence."""
+    runs_by_remark: dict[str, list[str]] = {}
     for run in runs:
-        for remark in _of_run(run):
-            of.setdefault(remark, []).append(f"{run.folder.name} (seed {run.seed})")
+        for remark in _warnings_of_run(run):
+            runs_by_remark.setdefault(remark, []).append(f"{run.folder.name} (seed {run.seed})")
     return [
-        f"{names[0]}{f' and {len(names) - 1} more' if len(names) > 1 else ''}: {remark}" for remark, names in of.items()
+        f"{names[0]}{f' and {len(names) - 1} more' if len(names) > 1 else ''}: {remark}"
+        for remark, names in runs_by_remark.items()
     ]
 
 
-def _of_run(run: FinishedRun) -> list[str]:
-    found = []
+def _warnings_of_run(run: FinishedRun) -> list[str]:
+    remarks = []
     refused = run.events_of("refused")
     if refused:
         first = refused[0]
         times = "1 update was" if len(refused) == 1 else f"{len(refused)} updates were"
-        found.append(
+        remarks.append(
             f"{times} refused; the first in round {first.get('round')} from {first.get('silo')}: {first.get('reason')}"
         )
     for kind, number in Counter(str(event.get("event")) for event in run.events).items():
-        if kind not in _KNOWN:
-            found.append(f"{number} × “{kind}” in events.jsonl")
+        if kind not in _EXPECTED_EVENTS:
+            remarks.append(f"{number} × “{kind}” in events.jsonl")
     for event in run.events_of("budget"):
-        found.append(f"stopped after round {event.get('round')}: {event.get('reason')}")
+        remarks.append(f"stopped after round {event.get('round')}: {event.get('reason')}")
     for event in run.events_of("versions"):
-        found.append(f"resumed under other versions: {', '.join(map(str, event.get('changed', [])))}")
+        remarks.append(f"resumed under other versions: {', '.join(map(str, event.get('changed', [])))}")
     silos = run.summary["silos"]
     trained = {event["silo"] for event in (*run.events_of("silo"), *run.events_of("final"))}
     never = sorted({*silos} - trained)
     if never and "centralised" not in trained:
-        found.append(f"never sampled, so never trained: {', '.join(never)}")
-    blind = sorted(silo for silo, result in silos.items() if result.get("validation") is None)
-    if blind:
-        found.append(f"no validation rows in {', '.join(blind)}; the best round does not see them")
-    return found
+        remarks.append(f"never sampled, so never trained: {', '.join(never)}")
+    unvalidated = sorted(silo for silo, result in silos.items() if result.get("validation") is None)
+    if unvalidated:
+        remarks.append(f"no validation rows in {', '.join(unvalidated)}; the best round does not see them")
+    return remarks
 
 
-def _differing(runs: Sequence[FinishedRun]) -> list[str]:
-    asked: dict[str, Callable[[FinishedRun], object]] = {
+def _differences(runs: Sequence[FinishedRun]) -> list[str]:
+    settings: dict[str, Callable[[FinishedRun], object]] = {
         "precision": lambda run: run.summary.get("precision"),
         "threads": lambda run: run.summary.get("threads"),
         "rounds": lambda run: run.summary.get("rounds"),
@@ -90,16 +93,16 @@ def _differing(runs: Sequence[FinishedRun]) -> list[str]:
         "version of torch": lambda run: versions(run).get("torch"),
         "version of silotune": lambda run: versions(run).get("silotune"),
     }
-    found = []
-    for what, of in asked.items():
-        values = sorted({str(of(run))[:16] for run in runs})
+    remarks = []
+    for setting, read in settings.items():
+        values = sorted({str(read(run))[:16] for run in runs})
         if len(values) > 1:
-            found.append(f"The runs differ in {what}: {', '.join(values)}")
-    return found
+            remarks.append(f"The runs differ in {setting}: {', '.join(values)}")
+    return remarks
 
 
 def versions(run: FinishedRun) -> dict[str, str]:
-    """The run's `versions.json`; empty if there is none."""
+    """Read the run's `versions.json`; empty if there is none."""
     try:
         return read_versions(run.folder)
     except InputError:
@@ -107,17 +110,17 @@ def versions(run: FinishedRun) -> dict[str, str]:
 
 
 def describe_sent_parts(entry: ReportEntry) -> str:
-    """Which parts left a silo, and which stayed."""
+    """Describe which parts left a silo and which stayed."""
     run = entry.first
     try:
         method = make_method(read_config(str(run.folder / "config.yaml")))
-    except (InputError, ValueError):  # of another version of the package
+    except (InputError, ValueError):  # the run was made by another version of the package
         return f"{run.summary['sent_parameters']:,} parameters left a silo in every round it took part in."
     if method.centralized:
         return "All rows were in one place: no federation."
-    shared, own = (", ".join(names_with(method.parts(), scope)) for scope in (Scope.SHARED, Scope.PRIVATE))
+    shared, private = (", ".join(names_with(method.parts(), scope)) for scope in (Scope.SHARED, Scope.PRIVATE))
     if not message_bytes(run):
-        return f"Nothing left a silo. Kept: {own or shared}."
+        return f"Nothing left a silo. Kept: {private or shared}."
     size = message_bytes(run) / 2**20
     sent = f"Sent: {shared} ({run.summary['sent_parameters']:,} parameters; {size:.2f} MiB a message, as measured)."
-    return f"{sent} Kept: {own}." if own else sent
+    return f"{sent} Kept: {private}." if private else sent

@@ -1,4 +1,4 @@
-"""Series over rounds from the event logs: scores, bytes, loss terms, seconds. Mean and band over the runs of a row."""
+"""Series over rounds from the event logs: scores, bytes, loss terms, seconds; mean and deviation over a row's runs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MIB = 2**20
 
 @dataclass(frozen=True)
 class Curve:
-    """A mean over seeds at every x; `std` is None where there is one run."""
+    """Mean over seeds at every x; `std` is None with a single run."""
 
     x: list[float]
     mean: list[float]
@@ -30,19 +30,25 @@ Series = dict[float, float]
 
 
 def curve(entry: ReportEntry, series: Callable[[FinishedRun], Series], ddof: int = 1) -> Curve | None:
-    """One series a run, put together at the x that all runs have; None without any."""
-    found = [points for run in entry.runs if (points := series(run))]
-    if not found:
+    """Combine the series of a row's runs at the x values that all have; None without data.
+
+    Args:
+        entry: the row.
+        series: reads one series from a run.
+        ddof: of the standard deviation over seeds.
+    """
+    series_of_runs = [points for run in entry.runs if (points := series(run))]
+    if not series_of_runs:
         return None
-    common = sorted(set.intersection(*(set(points) for points in found)))
-    values = [[points[x] for points in found] for x in common]
+    common = sorted(set.intersection(*(set(points) for points in series_of_runs)))
+    values = [[points[x] for points in series_of_runs] for x in common]
     if not common:
         return None
     return Curve(common, [statistics.fmean(v) for v in values], [standard_deviation(v, ddof) for v in values])
 
 
 def validation_of(silo: str) -> Callable[[FinishedRun], Series]:
-    """Round → the silo's validation score (percent)."""
+    """Return a reader of round to validation score (percent) of a silo."""
 
     def series(run: FinishedRun) -> Series:
         scores = {event["round"]: event.get("validation", {}).get(silo) for event in run.events_of("round")}
@@ -52,30 +58,30 @@ def validation_of(silo: str) -> Callable[[FinishedRun], Series]:
 
 
 def mean_validation(run: FinishedRun) -> Series:
-    """Round → the mean validation score over silos (percent)."""
-    found: Series = {}
+    """Return round to mean validation score over silos (percent)."""
+    means: Series = {}
     for event in run.events_of("round"):
         mean = mean_ignoring_none(event.get("validation", {}).values())
         if mean is not None:
-            found[event["round"]] = mean
-    return found
+            means[event["round"]] = mean
+    return means
 
 
 def traffic(run: FinishedRun) -> Series:
-    """Round → MiB sent and received by all silos up to it; what final phases begin with counts in the last one."""
+    """Return round to the MiB sent and received by all silos so far; final phases count in the last round."""
     by_round: Series = {}
     for event in (*run.events_of("silo"), *run.events_of("final")):
         size = (event.get("bytes_up", 0) + event.get("bytes_down", 0)) / MIB
         by_round[event["round"]] = by_round.get(event["round"], 0.0) + size
-    total, found = 0.0, {}
+    total, totals = 0.0, {}
     for number in sorted(by_round):
         total += by_round[number]
-        found[number] = total
-    return found
+        totals[number] = total
+    return totals
 
 
 def logged_values(event: Mapping[str, Any]) -> dict[str, float]:
-    """What a method logged in one event: the loss, its terms, similarities."""
+    """Return the numbers that a method logged in one event: the loss, its terms, similarities."""
     return {
         key: float(value)
         for key, value in event.items()
@@ -84,7 +90,7 @@ def logged_values(event: Mapping[str, Any]) -> dict[str, float]:
 
 
 def loss_terms(entries: Sequence[ReportEntry]) -> list[str]:
-    """All logged terms, the loss first."""
+    """Return the names of all logged loss terms, the total loss first."""
     names: dict[str, None] = {}
     for entry in entries:
         for event in entry.first.events_of("silo"):
@@ -93,7 +99,7 @@ def loss_terms(entries: Sequence[ReportEntry]) -> list[str]:
 
 
 def loss_term(name: str) -> Callable[[FinishedRun], Series]:
-    """Round → a loss term, mean over that round's silos."""
+    """Return a reader of round to a loss term, averaged over that round's silos."""
 
     def series(run: FinishedRun) -> Series:
         by_round: dict[float, list[float]] = {}
@@ -106,17 +112,17 @@ def loss_term(name: str) -> Callable[[FinishedRun], Series]:
 
 
 def values_by_silo(entry: ReportEntry, name: str) -> dict[str, Series]:
-    """Silo → round → a logged number, mean over seeds."""
+    """Return silo to round to a logged number (mean over seeds)."""
     values: dict[str, dict[float, list[float]]] = {}
     for run in entry.runs:
         for event in run.events_of("silo"):
             if isinstance(event.get(name), (int, float)):
                 values.setdefault(event["silo"], {}).setdefault(event["round"], []).append(float(event[name]))
-    return {silo: {number: statistics.fmean(v) for number, v in found.items()} for silo, found in values.items()}
+    return {silo: {number: statistics.fmean(v) for number, v in by_round.items()} for silo, by_round in values.items()}
 
 
 def sent_by_silo(entry: ReportEntry) -> dict[str, float]:
-    """Silo → MiB that left it in a run (mean over seeds)."""
+    """Return silo to the MiB that it sent in a run (mean over seeds)."""
     totals: dict[str, float] = {}
     for run in entry.runs:
         for event in run.events_of("silo"):
@@ -126,12 +132,12 @@ def sent_by_silo(entry: ReportEntry) -> dict[str, float]:
 
 
 def split_seconds(entry: ReportEntry) -> tuple[float, float]:
-    """Seconds of training, in silos or at the coordinator, and of the rest of the rounds; means over seeds."""
-    whole = entry.mean_of("seconds")
+    """Return seconds of training (in silos or at the coordinator) and of everything else; means over seeds."""
+    total = entry.mean_of("seconds")
     training = sum(
         event.get("seconds", 0.0)
         for run in entry.runs
         for kind in ("silo", "server", "final")
         for event in run.events_of(kind)
     ) / len(entry.runs)
-    return min(training, whole), max(whole - training, 0.0)
+    return min(training, total), max(total - training, 0.0)

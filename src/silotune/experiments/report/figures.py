@@ -1,4 +1,4 @@
-"""The figures of a report, from its rows. A figure without data is left out."""
+"""The figures of a report; a figure without data is omitted."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ if TYPE_CHECKING:
 
 
 _MOST_SILOS = 24
-"""Beyond it accuracy over rounds is shown for the mean over silos only."""
+"""Number of silos up to which validation scores over rounds are shown per silo."""
 
 _UNITS = {"contrastive": "mean over steps", "distance": "mean over steps (no unit)"}
-"""Of terms that are no log probabilities, or (contrastive) of some methods only."""
+"""Units of loss terms that are no log probabilities."""
 
-_WIDE = 20.0
-"""From this ratio of the largest to the smallest on, an axis is logarithmic."""
+_LOG_SCALE_RATIO = 20.0
+"""Ratio of the largest to the smallest value from which an axis is logarithmic."""
 
 
 def report_figures(entries: Sequence[ReportEntry], ddof: int = 1) -> list[FigureSpec]:
-    """All figures that have data."""
-    found = [
+    """Return all figures that have data."""
+    specs = [
         _tests(entries, ddof),
         _traffic(entries, ddof),
         _rounds(entries, ddof),
@@ -48,7 +48,7 @@ def report_figures(entries: Sequence[ReportEntry], ddof: int = 1) -> list[Figure
         _sent(entries),
         _seconds(entries),
     ]
-    return [spec for spec in found if spec is not None]
+    return [spec for spec in specs if spec is not None]
 
 
 def _legend(entries: Sequence[ReportEntry]) -> tuple[str, ...]:
@@ -56,16 +56,18 @@ def _legend(entries: Sequence[ReportEntry]) -> tuple[str, ...]:
 
 
 def _lines(curves: Sequence[tuple[int, Curve]]) -> Draw:
-    strength = 0.15 if len(curves) <= 5 else 0.06  # many bands over one another hide the lines
+    alpha = 0.15 if len(curves) <= 5 else 0.06  # many overlapping bands would hide the lines
 
     def draw(axes: Axes) -> None:
-        for position, found in curves:
-            every = max(1, len(found.x) // 8)
-            axes.plot(found.x, found.mean, markersize=3.5, markevery=every, linewidth=1.4, **line_style(position))
-            if all(std is not None for std in found.std):
-                low = [mean - (std or 0) for mean, std in zip(found.mean, found.std, strict=True)]
-                high = [mean + (std or 0) for mean, std in zip(found.mean, found.std, strict=True)]
-                axes.fill_between(found.x, low, high, color=line_style(position)["color"], alpha=strength, linewidth=0)
+        for position, series in curves:
+            marker_interval = max(1, len(series.x) // 8)
+            axes.plot(
+                series.x, series.mean, markersize=3.5, markevery=marker_interval, linewidth=1.4, **line_style(position)
+            )
+            if all(std is not None for std in series.std):
+                low = [mean - (std or 0) for mean, std in zip(series.mean, series.std, strict=True)]
+                high = [mean + (std or 0) for mean, std in zip(series.mean, series.std, strict=True)]
+                axes.fill_between(series.x, low, high, color=line_style(position)["color"], alpha=alpha, linewidth=0)
         axes.grid(color=GRID, linewidth=0.6)
         axes.margins(x=0.03)
 
@@ -84,16 +86,17 @@ def _over_rounds(curves: Sequence[tuple[int, Curve]]) -> Draw:
     return draw
 
 
-def _found(pairs: Sequence[tuple[int, Curve | None]]) -> list[tuple[int, Curve]]:
-    return [(position, found) for position, found in pairs if found is not None]
+def _with_data(pairs: Sequence[tuple[int, Curve | None]]) -> list[tuple[int, Curve]]:
+    """Drop the rows without a curve."""
+    return [(position, series) for position, series in pairs if series is not None]
 
 
 def _rounds(entries: Sequence[ReportEntry], ddof: int) -> FigureSpec | None:
     silos = silo_names(entries)
-    wanted = [(name, validation_of(name)) for name in silos] if 1 < len(silos) <= _MOST_SILOS else []
+    series_by_silo = [(name, validation_of(name)) for name in silos] if 1 < len(silos) <= _MOST_SILOS else []
     panels = []
-    for title, series in [*wanted, (_whole(entries), mean_validation)]:
-        curves = _found([(n, curve(entry, series, ddof)) for n, entry in enumerate(entries)])
+    for title, series in [*series_by_silo, (_whole(entries), mean_validation)]:
+        curves = _with_data([(n, curve(entry, series, ddof)) for n, entry in enumerate(entries)])
         if curves:
             panels.append(Panel(title, "round", "validation score (%)", _over_rounds(curves)))
     if not panels:
@@ -107,7 +110,7 @@ def _whole(entries: Sequence[ReportEntry]) -> str:
 
 
 def _logarithmic(axes: Axes) -> None:
-    """A logarithmic x axis with plain numbers: at 1, 2 and 5, or at powers of ten where it spans many."""
+    """Make the x axis logarithmic with plain numbers: at 1, 2 and 5, or at powers of ten over wide ranges."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
     axes.set_xscale("log")
@@ -122,17 +125,21 @@ def _band(entries: Sequence[ReportEntry]) -> str:
 
 
 def _traffic(entries: Sequence[ReportEntry], ddof: int) -> FigureSpec | None:
-    curves, silent = [], []
+    curves, without_traffic = [], []
     for position, entry in enumerate(entries):
         size, scores = curve(entry, traffic, ddof), curve(entry, mean_validation, ddof)
         if size is None or scores is None:
             continue
         if not size.mean[-1]:
-            silent.append((position, max(scores.mean)))
+            without_traffic.append((position, max(scores.mean)))
             continue
-        at = dict(zip(size.x, size.mean, strict=True))
-        kept = [(at[x], mean, std) for x, mean, std in zip(scores.x, scores.mean, scores.std, strict=True) if x in at]
-        curves.append((position, Curve(*(list(column) for column in zip(*kept, strict=True)))))
+        size_at = dict(zip(size.x, size.mean, strict=True))
+        points = [
+            (size_at[x], mean, std)
+            for x, mean, std in zip(scores.x, scores.mean, scores.std, strict=True)
+            if x in size_at
+        ]
+        curves.append((position, Curve(*(list(column) for column in zip(*points, strict=True)))))
     if not curves:
         return None
     smallest, largest = min(c.x[0] for _, c in curves), max(c.x[-1] for _, c in curves)
@@ -140,14 +147,14 @@ def _traffic(entries: Sequence[ReportEntry], ddof: int) -> FigureSpec | None:
 
     def draw(axes: Axes) -> None:
         lines(axes)
-        for position, level in silent:
+        for position, level in without_traffic:
             axes.axhline(level, color=line_style(position)["color"], linestyle="--", linewidth=1.2)
-        if largest > _WIDE * smallest:
+        if largest > _LOG_SCALE_RATIO * smallest:
             _logarithmic(axes)
 
     panel = Panel(_whole(entries), "sent and received so far (MiB)", "validation score (%)", draw, 3.6, 4.3)
     caption = f"Bytes are those of the serialized messages, all silos together, both ways{_band(entries)}."
-    if silent:
+    if without_traffic:
         caption += " Dashed: the best score of a method that sends nothing."
     return FigureSpec("communication", "Communication against accuracy", caption, (panel,), _legend(entries))
 
@@ -155,7 +162,7 @@ def _traffic(entries: Sequence[ReportEntry], ddof: int) -> FigureSpec | None:
 def _losses(entries: Sequence[ReportEntry], ddof: int) -> FigureSpec | None:
     panels = []
     for name in loss_terms(entries):
-        curves = _found([(n, curve(entry, loss_term(name), ddof)) for n, entry in enumerate(entries)])
+        curves = _with_data([(n, curve(entry, loss_term(name), ddof)) for n, entry in enumerate(entries)])
         if curves:
             unit = _UNITS.get(name, "mean over steps (nats)")
             panels.append(Panel(name.replace("_", " "), "round", unit, _over_rounds(curves)))
@@ -166,12 +173,12 @@ def _losses(entries: Sequence[ReportEntry], ddof: int) -> FigureSpec | None:
 
 
 def _similarity(entries: Sequence[ReportEntry]) -> FigureSpec | None:
-    found = [(entry.label, values) for entry in entries if (values := values_by_silo(entry, "similarity_private"))]
-    numbers = [value for _, values in found for series in values.values() for value in series.values()]
+    by_row = [(entry.label, values) for entry in entries if (values := values_by_silo(entry, "similarity_private"))]
+    numbers = [value for _, values in by_row for series in values.values() for value in series.values()]
     if not numbers:
         return None
     low, high = min(numbers), max(max(numbers), min(numbers) + 1e-6)
-    panels = [Panel(label, "round", "silo", _heatmap(values, low, high)) for label, values in found]
+    panels = [Panel(label, "round", "silo", _heatmap(values, low, high)) for label, values in by_row]
     caption = (
         "Similarity of a silo's global and private adapter as the method's loss measures it on training batches (CKA "
         "unless method.similarity says otherwise), mean over steps and seeds; one color scale for all."
@@ -200,15 +207,17 @@ def _heatmap(values: Mapping[str, Mapping[float, float]], low: float, high: floa
 
 
 def _sent(entries: Sequence[ReportEntry]) -> FigureSpec | None:
-    sent = [(n, found) for n, entry in enumerate(entries) if any((found := sent_by_silo(entry)).values())]
+    sent = [(n, sent_by_row) for n, entry in enumerate(entries) if any((sent_by_row := sent_by_silo(entry)).values())]
     if not sent:
         return None
-    silos = sorted({name for _, found in sent for name in found})[:_MOST_SILOS]
-    values = [value for _, found in sent for value in found.values() if value]
+    silos = sorted({name for _, sent_by_row in sent for name in sent_by_row})[:_MOST_SILOS]
+    values = [value for _, sent_by_row in sent for value in sent_by_row.values() if value]
 
     def draw(axes: Axes) -> None:
-        horizontal_bars(axes, silos, [(position, [found.get(name, 0.0) for name in silos]) for position, found in sent])
-        if max(values) > _WIDE * min(values):
+        horizontal_bars(
+            axes, silos, [(position, [sent_by_row.get(name, 0.0) for name in silos]) for position, sent_by_row in sent]
+        )
+        if max(values) > _LOG_SCALE_RATIO * min(values):
             _logarithmic(axes)
 
     height = max(2.2, 0.9 + len(silos) * (0.18 + 0.13 * len(sent)))
@@ -223,12 +232,12 @@ def _seconds(entries: Sequence[ReportEntry]) -> FigureSpec | None:
         return None
 
     def draw(axes: Axes) -> None:
-        places = range(len(entries))
-        colours = [line_style(position)["color"] for position in places]
-        training, rest = [pair[0] for pair in spent], [pair[1] for pair in spent]
-        axes.barh(places, training, height=0.6, color=colours)
-        axes.barh(places, rest, left=training, height=0.6, color=colours, alpha=0.4)
-        axes.set_yticks(places, labels=[wrap_label(entry.label) for entry in entries])
+        positions = range(len(entries))
+        colors = [line_style(position)["color"] for position in positions]
+        training, other = [pair[0] for pair in spent], [pair[1] for pair in spent]
+        axes.barh(positions, training, height=0.6, color=colors)
+        axes.barh(positions, other, left=training, height=0.6, color=colors, alpha=0.4)
+        axes.set_yticks(positions, labels=[wrap_label(entry.label) for entry in entries])
         axes.invert_yaxis()
         axes.grid(axis="x", color=GRID, linewidth=0.6)
         axes.set_axisbelow(True)
@@ -246,18 +255,20 @@ def _tests(entries: Sequence[ReportEntry], ddof: int) -> FigureSpec | None:
     rows: list[tuple[int, list[Score | None]]] = [
         (position, [mean_score(entry, silo, ddof) for silo in silos]) for position, entry in enumerate(entries)
     ]
-    if not any(found for _, scores in rows for found in scores):
+    if not any(test_score for _, scores in rows for test_score in scores):
         return None
 
     def draw(axes: Axes) -> None:
         step = 0.7 / max(1, len(rows))
         for number, (position, scores) in enumerate(rows):
             points = [
-                (found.mean, n - 0.35 + (number + 0.5) * step, found.std) for n, found in enumerate(scores) if found
+                (test_score.mean, n - 0.35 + (number + 0.5) * step, test_score.std)
+                for n, test_score in enumerate(scores)
+                if test_score
             ]
             x, y, std = zip(*points, strict=True) if points else ((), (), ())
-            look = line_style(position) | {"linestyle": "none"}
-            axes.errorbar(x, y, xerr=[value or 0 for value in std], markersize=4, elinewidth=1, **look)
+            appearance = line_style(position) | {"linestyle": "none"}
+            axes.errorbar(x, y, xerr=[value or 0 for value in std], markersize=4, elinewidth=1, **appearance)
         for line in range(1, len(silos)):
             axes.axhline(line - 0.5, color=GRID, linewidth=0.6)
         axes.set_yticks(range(len(silos)), labels=[wrap_label(name) for name in silos])

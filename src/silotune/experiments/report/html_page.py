@@ -1,4 +1,4 @@
-"""The report: one HTML file with everything in it (no script, no link), for screens wide and narrow, light and dark."""
+"""The report as one self-contained HTML file (no scripts, no links), for all screen widths, light and dark themes."""
 
 from __future__ import annotations
 
@@ -28,13 +28,16 @@ def write_report(entries: Sequence[ReportEntry], path: Path, *, ddof: int = 1, t
     """Write the page, and beside it a folder `figures` with every figure as PNG and SVG.
 
     Args:
-        entries: the rows, see `read_entries`.
-        path: the HTML file; it is replaced as a whole.
-        ddof: of standard deviations.
-        title: of the page; made from the rows if empty.
+        entries: rows of the report, see `read_entries`.
+        path: the HTML file, replaced atomically.
+        ddof: of the standard deviation over seeds.
+        title: of the page; empty for one made from the rows.
+
+    Returns:
+        `path`.
 
     Raises:
-        InputError: no rows, or the files cannot be written.
+        InputError: there are no rows, or the files cannot be written.
     """
     if not entries:
         raise InputError("report: no runs given")
@@ -52,10 +55,10 @@ def write_report(entries: Sequence[ReportEntry], path: Path, *, ddof: int = 1, t
 
 
 def render_page(entries: Sequence[ReportEntry], specs: Sequence[FigureSpec], ddof: int = 1, title: str = "") -> str:
-    """The page's HTML."""
+    """Return the page's HTML."""
     title = html.escape(title or _title(entries))
     sections = [
-        f"<header><h1>{title}</h1>{_lead(entries)}</header>",
+        f"<header><h1>{title}</h1>{_overview(entries)}</header>",
         _warnings(entries),
         _section("results", "Results", as_html(score_table(entries, ddof)) + _significance(entries)),
         _section("costs", "Parameters and communication", as_html(cost_table(entries)) + _paragraph(COST_NOTE)),
@@ -82,7 +85,7 @@ def _title(entries: Sequence[ReportEntry]) -> str:
     return labels[0] if len(labels) == 1 else f"{', '.join(labels[:-1])} and {labels[-1]}"
 
 
-def _lead(entries: Sequence[ReportEntry]) -> str:
+def _overview(entries: Sequence[ReportEntry]) -> str:
     first, silos = entries[0].first, silo_names(entries)
     runs = [run for entry in entries for run in entry.runs]
     facts = {
@@ -98,10 +101,10 @@ def _lead(entries: Sequence[ReportEntry]) -> str:
     return f"<dl>{items}</dl>"
 
 
-def _values(runs: Sequence[FinishedRun], of: object) -> str:
-    assert callable(of)
-    found = sorted({of(run) for run in runs}, key=lambda value: (str(type(value)), value))
-    return ", ".join(map(str, found))
+def _values(runs: Sequence[FinishedRun], read: object) -> str:
+    assert callable(read)
+    values = sorted({read(run) for run in runs}, key=lambda value: (str(type(value)), value))
+    return ", ".join(map(str, values))
 
 
 def _section(name: str, title: str, body: str, kind: str = "") -> str:
@@ -119,18 +122,18 @@ def _warnings(entries: Sequence[ReportEntry]) -> str:
 
 
 def _significance(entries: Sequence[ReportEntry]) -> str:
-    found = paired_tests(entries)
-    if not found:
+    tests = paired_tests(entries)
+    if not tests:
         return ""
     rows = [
         (
             f"{pair.best} − {pair.other}",
             [TableCell(f"{pair.difference:+.2f}"), TableCell(str(pair.pairs)), TableCell(f"{pair.p:.3g}")],
         )
-        for pair in found
+        for pair in tests
     ]
-    grid = ResultTable(heading(entries), ["difference (points)", "pairs", "p (Holm)"], rows)
-    return as_html(grid) + _paragraph(NOTE)
+    table = ResultTable(heading(entries), ["difference (points)", "pairs", "p (Holm)"], rows)
+    return as_html(table) + _paragraph(NOTE)
 
 
 def _figure(spec: FigureSpec) -> str:
@@ -159,19 +162,19 @@ def _left(entries: Sequence[ReportEntry]) -> str:
 
 
 def _privacy(entries: Sequence[ReportEntry]) -> str:
-    """What the noise of each run promises, where any is noised."""
+    """Render the privacy guarantee of every run with noise."""
     rows, limits = [], dict[str, None]()
     for entry in entries:
         for run in entry.runs:
-            if found := run.summary.get("privacy"):
-                limits |= dict.fromkeys([f"Not for {found['uncovered']}."] if found.get("uncovered") else [])
+            if guarantee := run.summary.get("privacy"):
+                limits |= dict.fromkeys([f"Not for {guarantee['uncovered']}."] if guarantee.get("uncovered") else [])
                 texts = [
                     run.folder.name,
-                    str(found["mechanism"]),
-                    f"{found['epsilon_round']:.4g}",
-                    f"{found['epsilon_total']:.4g}",
-                    f"{found['delta']:g}",
-                    str(found["participations"]),
+                    str(guarantee["mechanism"]),
+                    f"{guarantee['epsilon_round']:.4g}",
+                    f"{guarantee['epsilon_total']:.4g}",
+                    f"{guarantee['delta']:g}",
+                    str(guarantee["participations"]),
                 ]
                 rows.append((entry.label, [TableCell(text) for text in texts]))
     header = ["folder", "mechanism", "ε a round", "ε in total", "δ", "participations"]
@@ -184,24 +187,24 @@ def _runs(entries: Sequence[ReportEntry]) -> ResultTable:
     rows = []
     for entry in entries:
         for run in entry.runs:
-            found = run.summary
+            summary = run.summary
             texts = [
                 run.folder.name,
                 str(run.seed),
-                "–" if found["average"] is None else f"{found['average']:.2f}",
-                str(found["best_round"]),
-                str(found.get("rounds", "–")),
-                f"{found['seconds']:.0f}",
-                f"{found.get('samples_per_second', 0):.1f}",
-                str(found.get("state_sha256", "–"))[:12],
+                "–" if summary["average"] is None else f"{summary['average']:.2f}",
+                str(summary["best_round"]),
+                str(summary.get("rounds", "–")),
+                f"{summary['seconds']:.0f}",
+                f"{summary.get('samples_per_second', 0):.1f}",
+                str(summary.get("state_sha256", "–"))[:12],
             ]
             rows.append((entry.label, [TableCell(text) for text in texts]))
     return ResultTable("every run; rows/s are those of local training", header, rows)
 
 
 def _configs(entries: Sequence[ReportEntry]) -> str:
-    found = []
+    blocks = []
     for entry in entries:
         text = (entry.first.folder / "config.yaml").read_text(encoding="utf-8")
-        found.append(f"<details><summary>{html.escape(entry.label)}</summary><pre>{html.escape(text)}</pre></details>")
-    return "".join(found)
+        blocks.append(f"<details><summary>{html.escape(entry.label)}</summary><pre>{html.escape(text)}</pre></details>")
+    return "".join(blocks)

@@ -1,4 +1,4 @@
-"""A running run in the terminal, from its event log."""
+"""Live view of a running run in the terminal, from its event log."""
 
 from __future__ import annotations
 
@@ -19,28 +19,36 @@ from silotune.experiments.report.result_table import mebibytes
 from silotune.runs.storage.readers import events, read_summary
 
 PATIENCE = 10.0
-"""Seconds without anybody at work in the folder: one who resumes a run loads its backbone first."""
+"""Seconds without a process in the folder before a run counts as interrupted; a resumed run loads its backbone
+first."""
 
 
 def watch_run(
     run: Path, console: Console, *, once: bool = False, every: float = 1.0, patience: float = PATIENCE
 ) -> None:
-    """Show a run until it is finished, or nobody works on it.
+    """Show a run until it is finished or no process works on it.
+
+    Args:
+        run: the run folder.
+        console: where to show it.
+        once: show the current state and return.
+        every: seconds between updates.
+        patience: seconds without a process before the run counts as interrupted.
 
     Raises:
-        InputError: if there is no run folder.
+        InputError: there is no run folder.
     """
     if not (run / "config.yaml").is_file():
         raise InputError(f"{run}: no run folder there (no config.yaml)")
     if once:
         console.print(frame(run))
         return
-    seen = time.monotonic()
+    last_active = time.monotonic()
     with Live(frame(run), console=console, auto_refresh=False) as live:
-        while not (run / "summary.json").exists() and time.monotonic() - seen < patience:
+        while not (run / "summary.json").exists() and time.monotonic() - last_active < patience:
             time.sleep(every)
             if is_locked(run):
-                seen = time.monotonic()
+                last_active = time.monotonic()
             live.update(frame(run), refresh=True)
         live.update(frame(run), refresh=True)
     if not (run / "summary.json").exists():
@@ -50,7 +58,11 @@ def watch_run(
 
 
 def frame(run: Path) -> Group:
-    """One picture of a run: how far it is, and every silo's last numbers."""
+    """Render the state of a run: its progress, and every silo's latest numbers.
+
+    Raises:
+        InputError: `config.yaml` is missing or damaged.
+    """
     try:
         config = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))
         rounds, method = int(config["rounds"]), str(config["method"]["name"])
@@ -69,23 +81,23 @@ def frame(run: Path) -> Group:
 
 
 def _head(run: Path, method: str, rounds: int, log: list[dict[str, Any]]) -> Text:
-    ended = [event for event in log if event.get("event") == "round"]
-    done = int(ended[-1]["round"]) if ended else 0
+    rounds_ended = [event for event in log if event.get("event") == "round"]
+    done = int(rounds_ended[-1]["round"]) if rounds_ended else 0
     filled = round(30 * done / rounds)
     up, down = (sum(event.get(key, 0) for event in log) for key in ("bytes_up", "bytes_down"))
     words = [f"{run.name}: {method}", f"{'━' * filled}{'╌' * (30 - filled)} round {done}/{rounds}"]
-    if ended:
-        took = float(ended[-1]["seconds"])
-        words.append(f"{_clock(took)} gone, {_clock(took / done * (rounds - done))} left")
+    if rounds_ended:
+        elapsed = float(rounds_ended[-1]["seconds"])
+        words.append(f"{_clock(elapsed)} gone, {_clock(elapsed / done * (rounds - done))} left")
     words.append(f"sent {mebibytes(up)}, received {mebibytes(down)}")
     return Text("   ".join(words))
 
 
 def _silos(log: list[dict[str, Any]]) -> Table:
-    ended = [event for event in log if event.get("event") == "round"]
+    rounds_ended = [event for event in log if event.get("event") == "round"]
     trained: dict[str, dict[str, Any]] = {e["silo"]: e for e in log if e.get("event") == "silo"}
     scores: dict[str, list[float]] = {}
-    for event in ended:
+    for event in rounds_ended:
         for name, value in (event.get("validation") or {}).items():
             if value is not None:
                 scores.setdefault(name, []).append(float(value))
@@ -93,15 +105,15 @@ def _silos(log: list[dict[str, Any]]) -> Table:
     for column in ("silo", "round", "loss", "validation %", "best", "rows/s"):
         table.add_column(column, justify="left" if column == "silo" else "right")
     for name in dict.fromkeys([*trained, *scores]):
-        last, found = trained.get(name, {}), scores.get(name, [])
-        pace = last["rows"] / last["seconds"] if last.get("seconds") and "rows" in last else None
+        latest, validation = trained.get(name, {}), scores.get(name, [])
+        rows_per_second = latest["rows"] / latest["seconds"] if latest.get("seconds") and "rows" in latest else None
         table.add_row(
             escape(name),
-            str(last.get("round", "–")),
-            _number(last.get("loss"), ".4f"),
-            _number(found[-1] if found else None, ".1f"),
-            _number(max(found, default=None), ".1f"),
-            _number(pace, ".0f"),
+            str(latest.get("round", "–")),
+            _number(latest.get("loss"), ".4f"),
+            _number(validation[-1] if validation else None, ".1f"),
+            _number(max(validation, default=None), ".1f"),
+            _number(rows_per_second, ".0f"),
         )
     return table
 

@@ -1,4 +1,4 @@
-"""A partition counted and drawn: silo × label."""
+"""Training rows per silo and label: counted, and drawn as a heatmap."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from pathlib import Path
 
 from silotune.data.tasks import SiloData
 
-_MOST_NUMBERS = 30
-"""Silos up to which every cell says its number."""
+_MOST_LABELED_SILOS = 30
+"""Number of silos up to which every cell shows its count."""
 
 
 def label_counts(silos: Sequence[SiloData]) -> dict[str, list[int]]:
-    """Training rows per silo and label; of rows without labels, their number."""
+    """Count training rows per silo and label; without labels, per silo."""
     counts = {}
     for silo in silos:
         counts[silo.name] = [0] * max(1, len(silo.task.labels))
@@ -22,25 +22,34 @@ def label_counts(silos: Sequence[SiloData]) -> dict[str, list[int]]:
 
 
 def partition_figure(counts: Mapping[str, Sequence[int]], labels: Sequence[str], path: Path) -> Path:
-    """Rows per silo and label as a heatmap, silos from left to right; written as PNG."""
+    """Draw rows per silo (x) and label (y) as a heatmap.
+
+    Args:
+        counts: silo to rows per label.
+        labels: label names.
+        path: the PNG file.
+
+    Returns:
+        `path`.
+    """
     from matplotlib.colors import PowerNorm
     from matplotlib.figure import Figure
 
     names = list(counts)
     table = [[counts[name][label] for name in names] for label in range(len(labels))]
     most = max(max(row) for row in table)
-    few = len(names) <= _MOST_NUMBERS
-    width = min(16.0, max(5.0, 1.8 + (0.55 if few else 0.13) * len(names)))
+    show_counts = len(names) <= _MOST_LABELED_SILOS
+    width = min(16.0, max(5.0, 1.8 + (0.55 if show_counts else 0.13) * len(names)))
     figure = Figure(figsize=(width, 1.6 + 0.5 * len(labels)), layout="constrained")
     panel = figure.subplots()
-    # square root: with a linear scale one large silo makes all others look empty
+    # square-root scale: on a linear one, a single large silo makes all others look empty
     image = panel.imshow(table, aspect="auto", cmap="Blues", norm=PowerNorm(0.5, vmin=0, vmax=max(most, 1)))
-    if few:
+    if show_counts:
         for row, numbers in enumerate(table):
             for column, number in enumerate(numbers):
-                colour = "white" if number > 0.4 * most else "black"
-                panel.text(column, row, f"{number}", ha="center", va="center", fontsize=7, color=colour)
-    step = max(1, -(-len(names) // _MOST_NUMBERS))
+                color = "white" if number > 0.4 * most else "black"
+                panel.text(column, row, f"{number}", ha="center", va="center", fontsize=7, color=color)
+    step = max(1, -(-len(names) // _MOST_LABELED_SILOS))
     panel.set_xticks(range(0, len(names), step), names[::step], rotation=90, fontsize=8)
     panel.set_yticks(range(len(labels)), labels, fontsize=9)
     panel.set_xlabel("silo")

@@ -1,4 +1,4 @@
-"""FedDPA's tables and figures: personalization and test-time personalization of runs judged on all tasks."""
+"""FedDPA's tables and figures: personalization and test-time personalization of runs evaluated on all tasks."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ ACCURACIES = {
     "accuracy": "personalization, accuracy of tasks with options",
     "test_time_accuracy": "test-time personalization, accuracy of tasks with options",
 }
-"""What is shown beside the measures, where a run noted it: its keys may be missing."""
+"""Further measures, shown if the runs have them (keys of a silo's summary)."""
 
 
 def measure_tables(entries: Sequence[ReportEntry], ddof: int = 1) -> list[ResultTable]:
-    """One table per measure: rows are methods, columns silos and their average (the papers' Tables 1, 2 and 8).
+    """Make one table per measure: rows are methods, columns silos and their average (the papers' Tables 1, 2 and 8).
 
-    The average is over the silos that took part (appendix A.1). Of more than `MOST_SILOS` there is a column per task,
-    the mean over its silos that did.
+    The average is over the silos that took part (appendix A.1). With more than `MOST_SILOS` silos there is a column per
+    task instead, averaged over its silos that took part.
 
     Raises:
-        InputError: for a run that was not judged on all tasks.
+        InputError: a run was not evaluated on all tasks.
     """
     for entry in entries:
         for run in entry.runs:
@@ -38,96 +38,107 @@ def measure_tables(entries: Sequence[ReportEntry], ddof: int = 1) -> list[Result
                 raise InputError(f"{run.folder}: was not judged on all tasks; run it with evaluation.test_time=true")
     silos = silo_names(entries)
     columns = silos if len(silos) <= MOST_SILOS else _tasks(entries)
-    noted = {key for entry in entries for run in entry.runs for one in run.summary["silos"].values() for key in one}
-    measures = MEASURES | {key: title for key, title in ACCURACIES.items() if "test_time_accuracy" in noted}
-    grids = []
+    keys = {key for entry in entries for run in entry.runs for silo in run.summary["silos"].values() for key in silo}
+    measures = MEASURES | {key: title for key, title in ACCURACIES.items() if "test_time_accuracy" in keys}
+    tables = []
     for key, title in measures.items():
 
         def read(run: FinishedRun, column: str, key: str = key) -> float | None:
-            found = run.summary["silos"]
+            silos_of_run = run.summary["silos"]
             if columns is silos and column != AVERAGE:
-                return found[column].get(key) if column in found else None
+                return silos_of_run[column].get(key) if column in silos_of_run else None
             return mean_ignoring_none(
-                one.get(key)
-                for name, one in found.items()
-                if one.get("sampled", True) and column in (AVERAGE, run.summary["tasks"][name]["name"])
+                silo.get(key)
+                for name, silo in silos_of_run.items()
+                if silo.get("sampled", True) and column in (AVERAGE, run.summary["tasks"][name]["name"])
             )
 
-        grids.append(_grid(f"{title} (%)", [*columns, AVERAGE], entries, read, ddof))
-    return grids
+        tables.append(_table(f"{title} (%)", [*columns, AVERAGE], entries, read, ddof))
+    return tables
 
 
 def _tasks(entries: Sequence[ReportEntry]) -> list[str]:
-    """All tasks of all runs' silos, in the order in which they come."""
+    """Return all tasks of all runs' silos, in order of appearance."""
     names = [task["name"] for entry in entries for run in entry.runs for task in run.summary["tasks"].values()]
     return list(dict.fromkeys(names))
 
 
 def unseen_table(entries: Sequence[ReportEntry], ddof: int = 1) -> ResultTable | None:
-    """Average and maximum over silos on tasks that were left out of training (Table 14); None without such tasks."""
+    """Make the table of average and maximum over silos on unseen tasks (Table 14); None without such tasks."""
     names = list(dict.fromkeys(n for entry in entries for run in entry.runs for n in run.summary.get("unseen", {})))
     if not names:
         return None
 
     def read(run: FinishedRun, column: str) -> float | None:
         name, _, kind = column.rpartition(" ")
-        found: Mapping[str, Any] = run.summary.get("unseen", {}).get(name, {})
-        return found.get({"AVG": "average", "MAX": "maximum"}[kind])
+        scores: Mapping[str, Any] = run.summary.get("unseen", {}).get(name, {})
+        return scores.get({"AVG": "average", "MAX": "maximum"}[kind])
 
     columns = [f"{name} {kind}" for name in names for kind in ("AVG", "MAX")]
-    return _grid("tasks left out of training (%)", columns, entries, read, ddof)
+    return _table("tasks left out of training (%)", columns, entries, read, ddof)
 
 
-def _grid(
+def _table(
     title: str,
     columns: list[str],
     entries: Sequence[ReportEntry],
     read: Callable[[FinishedRun, str], float | None],
     ddof: int,
 ) -> ResultTable:
-    found = [
+    values = [
         [[value for run in entry.runs if (value := read(run, column)) is not None] for column in columns]
         for entry in entries
     ]
     cells: list[list[TableCell]] = [[] for _ in entries]
-    for place in range(len(columns)):
-        means = [mean_ignoring_none(row[place]) for row in found]
+    for position in range(len(columns)):
+        means = [mean_ignoring_none(row[position]) for row in values]
         ranked = ranks(means, [entry.evaluated_on for entry in entries])
-        for number, mean in enumerate(means):
+        for row_index, mean in enumerate(means):
             if mean is None:
-                cells[number].append(TableCell("–"))
+                cells[row_index].append(TableCell("–"))
                 continue
-            std = standard_deviation(found[number][place], ddof)
+            std = standard_deviation(values[row_index][position], ddof)
             text = f"{mean:.2f}" if std is None else f"{mean:.2f} ± {std:.2f}"
-            cells[number].append(TableCell(text, ranked[number]))
+            cells[row_index].append(TableCell(text, ranked[row_index]))
     return ResultTable(title, columns, [(entry.label, row) for entry, row in zip(entries, cells, strict=True)])
 
 
 def silo_task_heatmap(entries: Sequence[ReportEntry], path: Path) -> Path:
-    """Silo × task, one panel a row of the table, means over seeds; written as PNG."""
+    """Draw scores per silo and task, one panel per row of the table, means over seeds.
+
+    Args:
+        entries: rows of the table.
+        path: the PNG file.
+
+    Returns:
+        `path`.
+    """
     from matplotlib.figure import Figure
 
-    found = [_on_tasks(entry) for entry in entries]
-    alike = len({(*silos, "", *tasks) for silos, tasks, _ in found}) == 1  # then the outer panels' labels are enough
+    matrices = [_on_tasks(entry) for entry in entries]
+    shared_labels = len({(*silos, "", *tasks) for silos, tasks, _ in matrices}) == 1  # label only the outer panels
     columns = min(3, len(entries))
     rows = -(-len(entries) // columns)
     figure = Figure(figsize=(3.9 * columns + 1.2, 3.3 * rows + 1.2), layout="constrained")
-    panels = figure.subplots(rows, columns, squeeze=False, sharex=alike, sharey=alike)
+    panels = figure.subplots(rows, columns, squeeze=False, sharex=shared_labels, sharey=shared_labels)
     for panel in panels.flat[len(entries) :]:
         panel.set_visible(False)
-    for place, (panel, entry, (silos, tasks, values)) in enumerate(zip(panels.flat, entries, found, strict=False)):
+    for position, (panel, entry, (silos, tasks, values)) in enumerate(
+        zip(panels.flat, entries, matrices, strict=False)
+    ):
         shown = [[math.nan if value is None else value for value in row] for row in values]
         image = panel.imshow(shown, vmin=0, vmax=100, cmap="Blues", aspect="auto")
         panel.set_xticks(range(len(tasks)), labels=tasks, rotation=60, ha="right", rotation_mode="anchor")
         panel.set_yticks(range(len(silos)), labels=silos)
         panel.tick_params(
-            labelbottom=not alike or place + columns >= len(entries), labelleft=not alike or place % columns == 0
+            labelbottom=not shared_labels or position + columns >= len(entries),
+            labelleft=not shared_labels or position % columns == 0,
         )
         for row, column in ((r, c) for r in range(len(silos)) for c in range(len(tasks))):
             value = values[row][column]
             if value is not None:
-                dark = "white" if value > 60 else "black"
-                panel.text(column, row, f"{value:.0f}", ha="center", va="center", fontsize=7, color=dark)
+                color = "white" if value > 60 else "black"
+                panel.text(column, row, f"{value:.0f}", ha="center", va="center", fontsize=7, color=color)
         panel.set_title(entry.label, fontsize=10)
     figure.supxlabel("task")
     figure.supylabel("silo's model")
@@ -137,7 +148,7 @@ def silo_task_heatmap(entries: Sequence[ReportEntry], path: Path) -> Path:
 
 
 def _on_tasks(entry: ReportEntry) -> tuple[list[str], list[str], list[list[float | None]]]:
-    """Silos, tasks, and a score for each pair: the mean over seeds."""
+    """Return silos, tasks, and the score of each pair (mean over seeds)."""
     silos = silo_names([entry])
     tasks = list(entry.first.summary["silos"][silos[0]]["on_tasks"])
     scores = [
@@ -148,7 +159,15 @@ def _on_tasks(entry: ReportEntry) -> tuple[list[str], list[str], list[list[float
 
 
 def rounds_figure(entries: Sequence[ReportEntry], path: Path) -> Path | None:
-    """Both measures per round, means over silos and seeds (Figure 3); None where no run noted them."""
+    """Draw both measures over rounds, means over silos and seeds (Figure 3).
+
+    Args:
+        entries: rows of the table.
+        path: the PNG file.
+
+    Returns:
+        `path`, or None if no run logged the measures.
+    """
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8.4, 3.2), layout="constrained")

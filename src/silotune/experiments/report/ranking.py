@@ -1,4 +1,4 @@
-"""The best and the second of scores that may be set against one another."""
+"""Ranks of scores that can be compared with one another."""
 
 from __future__ import annotations
 
@@ -7,18 +7,25 @@ from collections.abc import Hashable, Sequence
 
 
 def ranks(scores: Sequence[float | None], groups: Sequence[Hashable] | None = None) -> list[int]:
-    """1 for the best of a group, 2 for its second, 0 for all others; scores equal up to 6 decimals share a rank.
+    """Rank scores: 1 for the best of a group, 2 for the second, 0 for all others; ties up to 6 decimals share a rank.
 
     Args:
-        scores: None where there is none.
-        groups: the group of each; without it all are one. Nothing is the best where it is alone.
+        scores: None where a score is missing.
+        groups: group of each score; by default all form one group. A score alone in its group has rank 0.
+
+    Returns:
+        Rank of each score.
     """
-    of = [None] * len(scores) if groups is None else list(groups)
-    sizes = Counter(of)
+    group_of = [None] * len(scores) if groups is None else list(groups)
+    sizes = Counter(group_of)
     rounded = [None if score is None else round(score, 6) for score in scores]
-    found = []
-    for score, group in zip(rounded, of, strict=True):
-        higher = {other for other, its in zip(rounded, of, strict=True) if its == group and other is not None}
-        rank = 1 + sum(other > score for other in higher) if score is not None and sizes[group] > 1 else 0
-        found.append(rank if rank <= 2 else 0)
-    return found
+    result = []
+    for score, group in zip(rounded, group_of, strict=True):
+        higher = {
+            other_score
+            for other_score, other_group in zip(rounded, group_of, strict=True)
+            if other_group == group and other_score is not None
+        }
+        rank = 1 + sum(other_score > score for other_score in higher) if score is not None and sizes[group] > 1 else 0
+        result.append(rank if rank <= 2 else 0)
+    return result

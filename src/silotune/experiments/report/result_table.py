@@ -1,4 +1,4 @@
-"""The table people compare: one row a silo, one column a method; best in bold, second underlined."""
+"""A run's result table in the terminal: one row per silo, one column per method; best in bold, second underlined."""
 
 from __future__ import annotations
 
@@ -18,22 +18,24 @@ _FACTS: dict[str, Callable[[dict[str, Any]], str]] = {
 
 
 def result_table(summaries: Sequence[dict[str, Any]]) -> Table:
-    """Test scores of runs over the same silos, with what each trains and sends."""
+    """Make the table of test scores of runs over the same silos, with the sizes of what each trains and sends."""
     silos = list(summaries[0]["silos"])
     table = Table(title="test score (%) at the best round by validation")
     table.add_column("silo")
     for summary in summaries:
         table.add_column(summary["method"], justify="right")
-    if any(summary["global"] for summary in summaries):  # one test set for all silos: a line each would say little
-        table.add_row(f"{len(silos)} silos, one test set", *_marked([summary["average"] for summary in summaries]))
+    if any(summary["global"] for summary in summaries):  # all silos share one test set
+        table.add_row(
+            f"{len(silos)} silos, one test set", *_marked_scores([summary["average"] for summary in summaries])
+        )
         majority = [(summary["global"] or {}).get("majority") for summary in summaries]
         if all(score is not None for score in majority):
             table.add_row("always the most frequent label", *(f"{score:.1f}" for score in majority))
     else:
         for name in silos:
-            table.add_row(name, *_marked([summary["silos"][name]["test"] for summary in summaries]))
+            table.add_row(name, *_marked_scores([summary["silos"][name]["test"] for summary in summaries]))
         table.add_section()
-        table.add_row("average", *_marked([summary["average"] for summary in summaries]))
+        table.add_row("average", *_marked_scores([summary["average"] for summary in summaries]))
     if any(summary.get("attack") for summary in summaries):
         rates = [(summary.get("attack") or {}).get("asr") for summary in summaries]
         table.add_row("attack success rate", *("–" if rate is None else f"{rate:.1f}" for rate in rates))
@@ -43,8 +45,8 @@ def result_table(summaries: Sequence[dict[str, Any]]) -> Table:
     return table
 
 
-def _marked(scores: Sequence[float | None]) -> list[str]:
-    """Scores for reading, best and second marked; a silo may keep its score to itself."""
+def _marked_scores(scores: Sequence[float | None]) -> list[str]:
+    """Format scores, with best and second marked; a silo may keep its score private (None)."""
     return [_cell(score, rank) for score, rank in zip(scores, ranks(scores), strict=True)]
 
 
@@ -56,5 +58,5 @@ def _cell(score: float | None, rank: int) -> str:
 
 
 def mebibytes(size: int) -> str:
-    """A size for reading."""
+    """Format a size in bytes as MiB."""
     return f"{size / 2**20:.2f} MiB"

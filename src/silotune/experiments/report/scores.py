@@ -1,4 +1,4 @@
-"""Numbers of the table: test scores over seeds, and shares of full fine-tuning."""
+"""Test scores over seeds, shares of full fine-tuning, and `table.csv`."""
 
 from __future__ import annotations
 
@@ -19,12 +19,18 @@ ATTACK_COLUMNS = ("asr_mean", "asr_std")
 
 AVERAGE = "average"
 
-_BYTES = 4  # of a parameter in float32
+_BYTES = 4  # per float32 parameter
 
 
 @dataclass(frozen=True)
 class Score:
-    """A test score (percent) over seeds; `std` is None where there are too few."""
+    """A test score (percent) over seeds.
+
+    Args:
+        mean: mean over seeds.
+        std: standard deviation; None with too few seeds.
+        n: number of seeds.
+    """
 
     mean: float
     std: float | None
@@ -32,60 +38,63 @@ class Score:
 
     @property
     def text(self) -> str:
-        """For reading."""
+        """The score for display."""
         return f"{self.mean:.2f}" if self.std is None else f"{self.mean:.2f} ± {self.std:.2f}"
 
 
 def standard_deviation(values: Sequence[float], ddof: int) -> float | None:
-    """The standard deviation with divisor n − ddof; None if that is not above 0."""
+    """Return the standard deviation with divisor n − ddof; None if the divisor is not positive."""
     if len(values) <= ddof:
         return None
     return statistics.pstdev(values) if ddof == 0 else statistics.stdev(values)
 
 
 def scores_over_seeds(entry: ReportEntry, silo: str) -> list[float]:
-    """The test score of every run that has one, for a silo or the average."""
+    """Return the test score of every run that has one, for a silo or the average."""
     if silo == AVERAGE:
-        found = [run.summary["average"] for run in entry.runs]
+        scores = [run.summary["average"] for run in entry.runs]
     else:
-        found = [run.summary["silos"].get(silo, {}).get("test") for run in entry.runs]
-    return [float(value) for value in found if value is not None]
+        scores = [run.summary["silos"].get(silo, {}).get("test") for run in entry.runs]
+    return [float(value) for value in scores if value is not None]
 
 
 def mean_score(entry: ReportEntry, silo: str, ddof: int = 1) -> Score | None:
-    """Mean and standard deviation over seeds."""
+    """Return mean and standard deviation of a silo's test score over seeds; None without scores."""
     values = scores_over_seeds(entry, silo)
     return Score(statistics.fmean(values), standard_deviation(values, ddof), len(values)) if values else None
 
 
 def any_attacked(entries: Sequence[ReportEntry]) -> bool:
-    """Whether a backdoor was looked for in any run."""
+    """Whether any run measured a backdoor attack."""
     return any(run.summary.get("attack") for entry in entries for run in entry.runs)
 
 
 def success_rate(entry: ReportEntry, silo: str = AVERAGE, ddof: int = 1) -> Score | None:
-    """The attack's success rate (percent) over seeds, for a silo or the average; None where it was not measured."""
+    """Return the attack's success rate (percent) over seeds, for a silo or the average; None if not measured."""
     owners = [(run.summary.get("attack") if silo == AVERAGE else run.summary["silos"].get(silo)) for run in entry.runs]
     values = [float(owner["asr"]) for owner in owners if owner and owner.get("asr") is not None]
     return Score(statistics.fmean(values), standard_deviation(values, ddof), len(values)) if values else None
 
 
 def metric_name(entry: ReportEntry, silo: str) -> str:
-    """The silo's metric; for the average the one that all share, else `mixed`."""
+    """Return a silo's metric; for the average the common one, or `mixed`."""
     silos = entry.first.summary["silos"]
     if silo != AVERAGE:
         return str(silos.get(silo, {}).get("metric", ""))
-    shared = entry.first.summary.get("global") or {}
-    names = {str(found["metric"]) for found in silos.values()} or {str(shared.get("metric", ""))}
+    central = entry.first.summary.get("global") or {}
+    names = {str(silo_summary["metric"]) for silo_summary in silos.values()} or {str(central.get("metric", ""))}
     return names.pop() if len(names) == 1 else "mixed"
 
 
 @dataclass(frozen=True)
 class CostShares:
-    """What a method trains and sends, in percent of full fine-tuning of the bare model with its head.
+    """What a method trains and sends, in percent of full fine-tuning; None if the backbone's size is unknown.
 
-    `trained`, `adapters` (the trained parameters without heads) and `sent` are counts of parameters; `message` is the
-    measured size of one silo's update, of that of all weights in float32. None where the backbone's size is unknown.
+    Args:
+        trained: trained parameters, with heads.
+        adapters: trained parameters without heads.
+        sent: sent parameters.
+        message: measured bytes of one silo's update, relative to all weights in float32.
     """
 
     trained: float | None
@@ -95,7 +104,7 @@ class CostShares:
 
 
 def cost_shares(entry: ReportEntry) -> CostShares:
-    """The shares of a row, from its first run."""
+    """Return the shares of a row, from its first run."""
     run = entry.first
     full = full_parameters(run)
 
@@ -112,13 +121,13 @@ def cost_shares(entry: ReportEntry) -> CostShares:
 
 
 def message_bytes(run: FinishedRun) -> float:
-    """The mean size of the updates that really left silos; 0 if none did."""
+    """Return the mean size of the updates that left silos; 0 if none did."""
     sizes = [event["bytes_up"] for event in run.events_of("silo") if event.get("bytes_up")]
     return statistics.fmean(sizes) if sizes else 0.0
 
 
 def full_parameters(run: FinishedRun) -> int | None:
-    """Parameters of full fine-tuning: the bare model and its head (the largest, where silos' labels differ)."""
+    """Count the parameters of full fine-tuning: the bare model and its largest head; None if unknown."""
     tasks: dict[str, Any] = run.summary.get("tasks") or {}
     labels = max((len(task.get("labels") or ()) for task in tasks.values()), default=2)
     head = run.config.get("head") or {}
@@ -133,37 +142,39 @@ def _full(backbone: str, head: str, labels: int) -> int | None:
     try:
         words = [f"backbone={backbone}", f"head={head}", "tuner=lora", f"labels={labels}"]
         return estimate("local", words, work=False).bare_parameters
-    except InputError:  # the backbone is not here
+    except InputError:  # the backbone is not on this machine
         return None
 
 
 def table_csv(entries: Sequence[ReportEntry], ddof: int) -> str:
-    """`table.csv`: a row for every method and silo, and one for the average. Scores in percent.
+    """Return `table.csv`: a row for every method and silo, and one for the average; scores in percent.
 
-    `bytes_up` is the run's total over all silos and rounds, as measured (mean over seeds). Where a backdoor was looked
-    for, the attack's success rate comes as two more columns.
+    `bytes_up` is the measured total over all silos and rounds (mean over seeds). With a backdoor attack, two more
+    columns have its success rate.
     """
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     backdoor = any_attacked(entries)
     writer.writerow([*COLUMNS, *(ATTACK_COLUMNS if backdoor else ())])
     for entry in entries:
-        part, sent = cost_shares(entry), _plain(entry.mean_of("bytes_up"))
+        shares, sent = cost_shares(entry), _plain(entry.mean_of("bytes_up"))
         for silo in [*silo_names([entry]), AVERAGE]:
-            found = mean_score(entry, silo, ddof)
-            if found is not None:
-                percents = ("" if value is None else _plain(value) for value in (part.trained, part.sent))
-                kind = metric_name(entry, silo)
+            silo_score = mean_score(entry, silo, ddof)
+            if silo_score is not None:
+                percents = ("" if value is None else _plain(value) for value in (shares.trained, shares.sent))
+                metric = metric_name(entry, silo)
                 rate = _mean_and_std(success_rate(entry, silo, ddof)) if backdoor else []
-                writer.writerow([entry.label, silo, kind, *_mean_and_std(found), found.n, *percents, sent, *rate])
+                writer.writerow(
+                    [entry.label, silo, metric, *_mean_and_std(silo_score), silo_score.n, *percents, sent, *rate]
+                )
     return text.getvalue()
 
 
-def _mean_and_std(found: Score | None) -> list[str]:
-    """Two cells; empty where there is nothing."""
-    return ["", ""] if found is None else [_plain(found.mean), "" if found.std is None else _plain(found.std)]
+def _mean_and_std(score: Score | None) -> list[str]:
+    """Format mean and standard deviation as two cells; empty if missing."""
+    return ["", ""] if score is None else [_plain(score.mean), "" if score.std is None else _plain(score.std)]
 
 
 def _plain(value: float) -> str:
-    """All digits that matter; whole numbers without a point."""
+    """Format a number with all significant digits; whole numbers without a decimal point."""
     return str(int(value)) if math.isfinite(value) and value == int(value) else f"{value:.6f}".rstrip("0")

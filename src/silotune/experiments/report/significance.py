@@ -1,4 +1,4 @@
-"""Whether a difference between two methods is more than chance: paired over seeds and silos."""
+"""Significance of differences between methods, paired over seeds and silos."""
 
 from __future__ import annotations
 
@@ -22,7 +22,15 @@ _CENTRAL = ":all"  # no silo can have this name
 
 @dataclass(frozen=True)
 class PairedTest:
-    """`best` against `other`: mean difference in percentage points over `pairs` pairs, and the adjusted p-value."""
+    """Test of the best row against another one.
+
+    Args:
+        best: label of the row with the best average.
+        other: label of the other row.
+        difference: mean difference in percentage points.
+        pairs: number of pairs.
+        p: p-value, adjusted by Holm's method.
+    """
 
     best: str
     other: str
@@ -32,39 +40,39 @@ class PairedTest:
 
 
 def paired_tests(entries: Sequence[ReportEntry]) -> list[PairedTest]:
-    """On every data set the row with the best average against each other one with which it has pairs."""
-    found = [pair for group in group_by_data(entries) for pair in _against_the_best(group)]
-    adjusted = holm([pair.p for pair in found])
-    return [replace(pair, p=p) for pair, p in zip(found, adjusted, strict=True)]
+    """Test, on every data set, the row with the best average against each other row that shares pairs with it."""
+    tests = [pair for group in group_by_data(entries) for pair in _against_the_best(group)]
+    adjusted = holm([pair.p for pair in tests])
+    return [replace(pair, p=p) for pair, p in zip(tests, adjusted, strict=True)]
 
 
 def heading(entries: Sequence[ReportEntry]) -> str:
-    """What the tests are of."""
+    """Describe what the tests compare."""
     return f"the best average{' of each data set' if len(group_by_data(entries)) > 1 else ''} against the others"
 
 
 def _against_the_best(entries: Sequence[ReportEntry]) -> list[PairedTest]:
-    """Rows on one data set, p-values as they are."""
+    """Test the rows of one data set; p-values are not adjusted yet."""
     scored = [entry for entry in entries if not math.isnan(entry.mean_of("average"))]
     if not scored:
         return []
     best = max(scored, key=lambda entry: entry.mean_of("average"))
-    found = []
+    tests = []
     for other in entries:
         differences = _differences(best, other) if other is not best else []
         if differences:
             mean = statistics.fmean(differences)
-            found.append(PairedTest(best.label, other.label, mean, len(differences), _wilcoxon(differences)))
-    return found
+            tests.append(PairedTest(best.label, other.label, mean, len(differences), _wilcoxon(differences)))
+    return tests
 
 
-def _differences(one: ReportEntry, other: ReportEntry) -> list[float]:
-    mine, theirs = _by_pair(one), _by_pair(other)
-    return [mine[key] - theirs[key] for key in sorted(mine.keys() & theirs.keys())]
+def _differences(entry: ReportEntry, other: ReportEntry) -> list[float]:
+    scores, other_scores = _by_pair(entry), _by_pair(other)
+    return [scores[key] - other_scores[key] for key in sorted(scores.keys() & other_scores.keys())]
 
 
 def _by_pair(entry: ReportEntry) -> dict[tuple[int, str], float]:
-    """(seed, silo) → test score. Silos that are judged on the same rows are no repetitions of one another."""
+    """Map (seed, silo) to test score. Silos tested on the same rows are no repetitions: they count as one."""
     central = {
         (run.seed, _CENTRAL): float(run.summary["average"])
         for run in entry.runs
@@ -82,12 +90,15 @@ def _by_pair(entry: ReportEntry) -> dict[tuple[int, str], float]:
 def _wilcoxon(differences: Sequence[float]) -> float:
     from scipy.stats import wilcoxon
 
-    rounded = [round(value, 9) for value in differences]  # equal up to rounding is equal: ties and zeros are found
+    rounded = [round(value, 9) for value in differences]  # so that ties and zeros are recognized
     return float(wilcoxon(rounded).pvalue) if any(rounded) else 1.0
 
 
 def holm(values: Sequence[float]) -> list[float]:
-    """Holm's step-down adjustment (1979): the k-th smallest of m times m − k + 1, never decreasing, at most 1."""
+    """Adjust p-values by Holm's step-down method (1979).
+
+    The k-th smallest of m p-values is multiplied by m − k + 1; the results are made monotone and at most 1.
+    """
     adjusted, largest = list(values), 0.0
     for rank, position in enumerate(sorted(range(len(values)), key=lambda index: values[index])):
         largest = max(largest, min(1.0, (len(values) - rank) * values[position]))

@@ -1,4 +1,4 @@
-"""The report's style sheet."""
+"""Style sheet of the report's page."""
 
 from __future__ import annotations
 

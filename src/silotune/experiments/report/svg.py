@@ -1,4 +1,4 @@
-"""Panels: small diagrams drawn by matplotlib, as one SVG each (for the page) or together (for files)."""
+"""Small diagrams drawn by matplotlib: each as inline SVG for the page, or several in one file."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
-# Stand-ins that the page replaces by its variables, so that one SVG serves light and dark.
+# Placeholders that `panel_svg` replaces by CSS variables, so that one SVG serves light and dark themes.
 INK, GRID = "#1a2b3c", "#c9d0d8"
 
 _VARIABLES = {INK: "var(--ink)", GRID: "var(--grid)"}
@@ -32,7 +32,16 @@ _PANEL = (3.9, 2.9)  # inches; about 375 pixels on the page
 
 @dataclass(frozen=True)
 class Panel:
-    """One diagram. `draw` puts the data on axes; titles and axis titles are set by `render`."""
+    """One diagram.
+
+    Args:
+        title: its title.
+        x: label of the x axis.
+        y: label of the y axis.
+        draw: draws the data on axes; `panel_svg` and `save_figure` add titles and labels.
+        height: inches.
+        width: inches.
+    """
 
     title: str
     x: str
@@ -44,7 +53,15 @@ class Panel:
 
 @dataclass(frozen=True)
 class FigureSpec:
-    """A figure of the report: its panels share a legend of rows (label → color and marker by position)."""
+    """A figure of the report; its panels share one legend.
+
+    Args:
+        name: id on the page and file name.
+        title: heading.
+        caption: text below.
+        panels: its diagrams.
+        legend: row labels; color and marker follow from the position.
+    """
 
     name: str
     title: str
@@ -54,7 +71,7 @@ class FigureSpec:
 
 
 def line_style(position: int) -> dict[str, Any]:
-    """Colour and marker of a row; with more than ten rows the lines change."""
+    """Return color, marker and line style of a row; the line style changes after ten rows."""
     cycle = position // len(COLORS)
     return {
         "color": COLORS[position % len(COLORS)],
@@ -76,9 +93,11 @@ def _draw(panel: Panel, axes: Axes) -> None:
 
 
 def panel_svg(panel: Panel, salt: str) -> str:
-    """An inline SVG with transparent ground; colors of text and grid are the page's variables.
+    """Render a diagram as inline SVG with transparent background; text and grid take the page's colors.
 
-    `salt` keeps the ids of several SVGs in one page apart.
+    Args:
+        panel: the diagram.
+        salt: prefix of all ids, which must be unique on a page.
     """
     import matplotlib
     from matplotlib.figure import Figure
@@ -96,15 +115,15 @@ def panel_svg(panel: Panel, salt: str) -> str:
     svg = re.sub(r'id="([^"]+)"', rf'id="{salt}-\1"', svg)
     svg = re.sub(r'href="#([^"]+)"', rf'href="#{salt}-\1"', svg)
     svg = re.sub(r"url\(#([^)]+)\)", rf"url(#{salt}-\1)", svg)
-    for colour, variable in _VARIABLES.items():
-        svg = svg.replace(colour, variable)
+    for color, variable in _VARIABLES.items():
+        svg = svg.replace(color, variable)
     label = f"{panel.title}: {panel.y} against {panel.x}" if panel.x else panel.title
     label = label.replace("&", "&amp;").replace('"', "&quot;").replace("<", "&lt;")
     return svg.replace("<svg", f'<svg role="img" aria-label="{label}"', 1)
 
 
 def save_figure(spec: FigureSpec, folder: Path) -> list[Path]:
-    """The whole figure as PNG and SVG files."""
+    """Save a whole figure as PNG and SVG files, and return their paths."""
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
@@ -128,17 +147,23 @@ def save_figure(spec: FigureSpec, folder: Path) -> list[Path]:
 
 
 def wrap_label(name: str) -> str:
-    """A name as a tick label: at most two lines of 18 letters."""
+    """Break a name into at most two lines of 18 characters, for tick labels."""
     lines = textwrap.wrap(name, 18, max_lines=2, placeholder=" …")
     return "\n".join(lines) or name
 
 
 def horizontal_bars(axes: Axes, names: Sequence[str], groups: Sequence[tuple[int, Sequence[float]]]) -> None:
-    """Horizontal bars: for every name one bar a group, (position in the legend, values)."""
+    """Draw horizontal bars: for each name one bar per group.
+
+    Args:
+        axes: where to draw.
+        names: labels of the y axis.
+        groups: (position in the legend, value per name).
+    """
     thickness = 0.8 / len(groups)
     for number, (position, values) in enumerate(groups):
-        places = [index - 0.4 + (number + 0.5) * thickness for index in range(len(names))]
-        axes.barh(places, list(values), height=thickness * 0.92, color=line_style(position)["color"])
+        heights = [index - 0.4 + (number + 0.5) * thickness for index in range(len(names))]
+        axes.barh(heights, list(values), height=thickness * 0.92, color=line_style(position)["color"])
     axes.set_yticks(range(len(names)), labels=[wrap_label(name) for name in names])
     axes.invert_yaxis()
     axes.grid(axis="x", color=GRID, linewidth=0.6)

@@ -1,4 +1,4 @@
-"""The table as files: CSV, Markdown and LaTeX."""
+"""The comparison's table as files: CSV, Markdown and LaTeX."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from silotune.experiments.report.scores import table_csv
 from silotune.experiments.report.significance import NOTE, paired_tests
 from silotune.experiments.report.tables_by_method import (
     COST_NOTE,
+    ResultTable,
     as_latex,
     as_markdown,
     cost_table,
@@ -20,11 +21,20 @@ from silotune.experiments.report.tables_by_method import (
 
 
 def write_tables(entries: Sequence[ReportEntry], out: Path, ddof: int = 1) -> list[Path]:
-    """Write `table.csv`, `table.md` and `table.tex` into a folder; each is replaced as a whole."""
+    """Write `table.csv`, `table.md` and `table.tex` into a folder, each atomically.
+
+    Args:
+        entries: rows of the table.
+        out: the folder.
+        ddof: of the standard deviation over seeds.
+
+    Returns:
+        Paths of the three files.
+    """
     scores, costs = score_table(entries, ddof), cost_table(entries)
     texts = {
         "table.csv": table_csv(entries, ddof),
-        "table.md": _page(entries, ddof),
+        "table.md": _markdown_page(entries, scores, costs),
         "table.tex": as_latex(join_tables(scores, costs)),
     }
     for name, text in texts.items():
@@ -32,12 +42,11 @@ def write_tables(entries: Sequence[ReportEntry], out: Path, ddof: int = 1) -> li
     return [out / name for name in texts]
 
 
-def _page(entries: Sequence[ReportEntry], ddof: int) -> str:
-    scores, costs = score_table(entries, ddof), cost_table(entries)
+def _markdown_page(entries: Sequence[ReportEntry], scores: ResultTable, costs: ResultTable) -> str:
     parts = [f"{scores.title}\n", as_markdown(scores), f"{costs.title}\n", as_markdown(costs), f"{COST_NOTE}\n"]
-    found = paired_tests(entries)
-    if found:
+    tests = paired_tests(entries)
+    if tests:
         lines = ["| best | against | difference (points) | pairs | p (Holm) |", "|---|---|---:|---:|---:|"]
-        lines += [f"| {f.best} | {f.other} | {f.difference:+.2f} | {f.pairs} | {f.p:.3g} |" for f in found]
+        lines += [f"| {f.best} | {f.other} | {f.difference:+.2f} | {f.pairs} | {f.p:.3g} |" for f in tests]
         parts += ["\n".join(lines) + "\n", f"{NOTE}\n"]
     return "\n".join(parts)

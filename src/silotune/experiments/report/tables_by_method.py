@@ -1,4 +1,4 @@
-"""The comparison's table in one form, shown in the terminal, as Markdown, LaTeX and HTML."""
+"""Tables with one row per method, rendered for the terminal and as Markdown, LaTeX and HTML."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ from silotune.experiments.report.ranking import ranks
 from silotune.experiments.report.scores import AVERAGE, any_attacked, cost_shares, mean_score, success_rate
 
 MOST_SILOS = 12
-"""Beyond it the table has the average only; `table.csv` has all silos."""
+"""Number of silos up to which each has a column; beyond it the table has the average only (`table.csv` has all
+silos)."""
 
 
 @dataclass(frozen=True)
 class TableCell:
-    """A cell's text; rank 1 is the column's best among rows on the same data, 2 its second."""
+    """A cell's text and its rank among rows on the same data: 1 for best, 2 for second, 0 otherwise."""
 
     text: str
     rank: int = 0
@@ -29,7 +30,7 @@ class TableCell:
 
 @dataclass(frozen=True)
 class ResultTable:
-    """A titled table: `header` names the columns behind the first; `rows` are (label, values)."""
+    """A titled table: `header` has the names of all columns but the first; `rows` are (label, cells)."""
 
     title: str
     header: list[str]
@@ -37,7 +38,12 @@ class ResultTable:
 
 
 def score_table(entries: Sequence[ReportEntry], ddof: int) -> ResultTable:
-    """Test scores, mean ± std over seeds; rows are methods, columns silos. After an attack its success rate (ASR)."""
+    """Make the table of test scores, mean ± std over seeds; after an attack also its success rate (ASR).
+
+    Args:
+        entries: rows of the table.
+        ddof: of the standard deviation over seeds.
+    """
     silos = distinguishable_silos(entries)
     columns = [*(silos if len(silos) <= MOST_SILOS else []), AVERAGE]
     table = [_ranked(entries, silo, ddof) for silo in columns]
@@ -48,26 +54,29 @@ def score_table(entries: Sequence[ReportEntry], ddof: int) -> ResultTable:
     rows = [(entry.label, [column[number] for column in table]) for number, entry in enumerate(entries)]
     seeds = sorted({len(entry.runs) for entry in entries})
     repeats = f"{seeds[0]}" if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
-    several = f"mean ± std over {repeats} seeds, ddof = {ddof}" if seeds[-1] > 1 else "one seed"
-    apart = "; best and second of each data set" if len(group_by_data(entries)) > 1 else ""
-    return ResultTable(f"test score (%), {several}{apart}", columns, rows)
+    repetitions = f"mean ± std over {repeats} seeds, ddof = {ddof}" if seeds[-1] > 1 else "one seed"
+    ranking = "; best and second of each data set" if len(group_by_data(entries)) > 1 else ""
+    return ResultTable(f"test score (%), {repetitions}{ranking}", columns, rows)
 
 
 def _ranked(entries: Sequence[ReportEntry], silo: str, ddof: int) -> list[TableCell]:
     scores = [mean_score(entry, silo, ddof) for entry in entries]
-    places = ranks([found.mean if found else None for found in scores], [entry.evaluated_on for entry in entries])
+    column_ranks = ranks(
+        [test_score.mean if test_score else None for test_score in scores], [entry.evaluated_on for entry in entries]
+    )
     return [
-        TableCell(found.text, place) if found else TableCell("–") for found, place in zip(scores, places, strict=True)
+        TableCell(test_score.text, rank) if test_score else TableCell("–")
+        for test_score, rank in zip(scores, column_ranks, strict=True)
     ]
 
 
 def cost_table(entries: Sequence[ReportEntry]) -> ResultTable:
-    """What is trained and sent."""
+    """Make the table of trained and sent parameters, messages and seconds."""
     header = ["trained %", "adapters %", "sent %", "message %", "up MiB", "down MiB", "seconds"]
     rows = []
     for entry in entries:
-        part = cost_shares(entry)
-        percents = [_percent(value) for value in (part.trained, part.adapters, part.sent, part.message)]
+        shares = cost_shares(entry)
+        percents = [_percent(value) for value in (shares.trained, shares.adapters, shares.sent, shares.message)]
         sizes = [f"{entry.mean_of(key) / 2**20:.2f}" for key in ("bytes_up", "bytes_down")]
         rows.append((entry.label, [*map(TableCell, [*percents, *sizes, f"{entry.mean_of('seconds'):.0f}"])]))
     return ResultTable("trained and sent, in % of full fine-tuning; measured messages", header, rows)
@@ -84,70 +93,72 @@ def _percent(value: float | None) -> str:
     return "–" if value is None else f"{value:.2f}" if value else "0"
 
 
-def join_tables(one: ResultTable, other: ResultTable) -> ResultTable:
-    """Two grids of the same rows side by side."""
-    rows = [(label, [*left, *right]) for (label, left), (_, right) in zip(one.rows, other.rows, strict=True)]
-    return ResultTable(one.title, [*one.header, *other.header], rows)
+def join_tables(left_table: ResultTable, right_table: ResultTable) -> ResultTable:
+    """Join two tables of the same rows side by side."""
+    rows = [
+        (label, [*left, *right]) for (label, left), (_, right) in zip(left_table.rows, right_table.rows, strict=True)
+    ]
+    return ResultTable(left_table.title, [*left_table.header, *right_table.header], rows)
 
 
-def as_terminal(grid: ResultTable, width: int) -> Group:
-    """For rich; the best in bold, the second underlined. Columns that do not fit the width go into further tables."""
-    first = max(len(label) for label, _ in grid.rows) + 5
-    texts = [[name, *(_compact(values[n]) for _, values in grid.rows)] for n, name in enumerate(grid.header)]
+def as_terminal(table: ResultTable, width: int) -> Group:
+    """Render for rich: best in bold, second underlined; columns beyond the width go into further tables."""
+    label_width = max(len(label) for label, _ in table.rows) + 5
+    texts = [[name, *(_compact(values[n]) for _, values in table.rows)] for n, name in enumerate(table.header)]
     chunks: list[list[int]] = [[]]
-    room = width - first
+    room = width - label_width
     for number, column in enumerate(texts):
         needed = max(map(len, column)) + 3
         if chunks[-1] and needed > room:
             chunks.append([])
-            room = width - first
+            room = width - label_width
         chunks[-1].append(number)
         room -= needed
     parts = [
         ResultTable(
-            grid.title, [grid.header[n] for n in chunk], [(label, [v[n] for n in chunk]) for label, v in grid.rows]
+            table.title, [table.header[n] for n in chunk], [(label, [v[n] for n in chunk]) for label, v in table.rows]
         )
         for chunk in chunks
     ]
-    return Group(Text(grid.title), *map(_table, parts))
+    return Group(Text(table.title), *map(_table, parts))
 
 
 def _compact(value: TableCell) -> str:
     return value.text.replace(" ± ", "±")
 
 
-def _table(grid: ResultTable) -> Table:
+def _table(result: ResultTable) -> Table:
     table = Table()
     table.add_column("method")
-    for name in grid.header:
+    for name in result.header:
         table.add_column(name, justify="right")
     styles = {1: "bold", 2: "underline"}
-    for label, values in grid.rows:
+    for label, values in result.rows:
         cells = [escape(_compact(value)) for value in values]
-        marked = [
+        styled = [
             f"[{styles[value.rank]}]{cell}[/]" if value.rank else cell
             for cell, value in zip(cells, values, strict=True)
         ]
-        table.add_row(escape(label), *marked)
+        table.add_row(escape(label), *styled)
     return table
 
 
-def as_markdown(grid: ResultTable) -> str:
-    """As a Markdown table; the second in HTML's underline, which Markdown lacks."""
+def as_markdown(table: ResultTable) -> str:
+    """Render as Markdown; the second is underlined by HTML, because Markdown has no underline."""
     marks = {1: "**{}**", 2: "<u>{}</u>"}
-    lines = ["| method | " + " | ".join(grid.header) + " |", "|---|" + "---:|" * len(grid.header)]
-    for label, values in grid.rows:
+    lines = ["| method | " + " | ".join(table.header) + " |", "|---|" + "---:|" * len(table.header)]
+    for label, values in table.rows:
         cells = [marks.get(value.rank, "{}").format(value.text) for value in values]
         lines.append("| " + " | ".join([label, *cells]).replace("\n", " ") + " |")
     return "\n".join(lines) + "\n"
 
 
-def as_latex(grid: ResultTable) -> str:
-    """As a LaTeX tabular (package booktabs)."""
+def as_latex(table: ResultTable) -> str:
+    """Render as a LaTeX tabular (package booktabs)."""
     marks = {1: r"\textbf{{{}}}", 2: r"\underline{{{}}}"}
-    head = " & ".join(_latex(name) for name in ["method", *grid.header])
-    lines = [rf"\begin{{tabular}}{{l{'r' * len(grid.header)}}}", r"\toprule", rf"{head} \\", r"\midrule"]
-    for label, values in grid.rows:
+    head = " & ".join(_latex(name) for name in ["method", *table.header])
+    lines = [rf"\begin{{tabular}}{{l{'r' * len(table.header)}}}", r"\toprule", rf"{head} \\", r"\midrule"]
+    for label, values in table.rows:
         cells = [marks.get(value.rank, "{}").format(_latex(value.text)) for value in values]
         lines.append(rf"{' & '.join([_latex(label), *cells])} \\")
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"]) + "\n"
@@ -164,15 +175,15 @@ def _latex(text: str) -> str:
     return "".join(special.get(letter, rf"\{letter}" if letter in "&%$#_{}" else letter) for letter in text)
 
 
-def as_html(grid: ResultTable) -> str:
-    """As an HTML table; classes `best` and `second`."""
+def as_html(table: ResultTable) -> str:
+    """Render as HTML; best and second have the classes `best` and `second`."""
     classes = {1: ' class="best"', 2: ' class="second"'}
-    head = "".join(f'<th scope="col">{html.escape(name)}</th>' for name in ["method", *grid.header])
+    head = "".join(f'<th scope="col">{html.escape(name)}</th>' for name in ["method", *table.header])
     rows = []
-    for label, values in grid.rows:
+    for label, values in table.rows:
         cells = "".join(f"<td{classes.get(value.rank, '')}>{html.escape(value.text)}</td>" for value in values)
         rows.append(f'<tr><th scope="row">{html.escape(label)}</th>{cells}</tr>')
     return (
-        f'<p class="caption">{html.escape(grid.title)}</p><div class="scroll"><table>'
+        f'<p class="caption">{html.escape(table.title)}</p><div class="scroll"><table>'
         f"<thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
     )

@@ -1,4 +1,4 @@
-"""A run's numbers for TensorBoard, written beside it from its event log, round by round."""
+"""A run's numbers for TensorBoard, written from its event log round by round."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ _BYTES = ("bytes_up", "bytes_down")
 
 
 class TensorBoard:
-    """Scalars by round: `validation/SILO` (percent) and their mean, `loss/SILO` and the loss's terms, bytes.
+    """Writes scalars by round: `validation/SILO` (percent) and their mean, `loss/SILO` and loss terms, bytes.
 
-    A context around a run; called as its progress it writes the rounds that have ended since. The log is the truth:
-    what an earlier part of the run wrote is written anew from it, so no round is there twice after a resume. The time
-    axis counts the run's own seconds, from when its folder was made.
+    Use it as a context around a run, and as its progress: each call writes the rounds that have ended since. Files of
+    an earlier, interrupted part of the run are rewritten from the log, so no round occurs twice. The time axis counts
+    the run's own seconds from the creation of its folder.
 
     Args:
-        run: the run folder; the files go into its `tensorboard/`.
-        progress: called too.
+        run: the run folder; files go into its `tensorboard/`.
+        progress: also called.
 
     Raises:
         InputError: TensorBoard is not installed.
@@ -48,8 +48,8 @@ class TensorBoard:
         self._run = run
         self._progress = progress
         self._writer: SummaryWriter | None = None
-        self._written = 0  # rounds
-        self._seen = 0
+        self._written = 0  # last round that was written
+        self._seen = 0  # last round that progress reported
 
     def __enter__(self) -> TensorBoard:
         return self
@@ -57,7 +57,7 @@ class TensorBoard:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if kind is None or self._writer is not None:  # not where the run was refused: its folder may be another's
+        if kind is None or self._writer is not None:  # a refused run's folder may belong to another run
             self._write()
         if self._writer is not None:
             self._writer.close()
@@ -72,7 +72,7 @@ class TensorBoard:
 
     def _write(self) -> None:
         if not (self._run / "versions.json").exists():
-            return  # the run folder is still to be made, and must be empty then
+            return  # the run folder does not exist yet, and must be empty when it is made
         if self._writer is None:
             folder = self._run / FOLDER
             for path in folder.glob("events.out.tfevents.*"):
@@ -84,25 +84,29 @@ class TensorBoard:
             if event.get("round", 0) <= self._written:
                 continue
             waiting.append(event)
-            if event.get("event") == "round":  # a federation logs it when the next round has been trained
-                self._round(event, [one for one in waiting if one.get("round") == event["round"]], self._writer)
-                waiting = [one for one in waiting if one.get("round", 0) > event["round"]]
+            if event.get("event") == "round":  # deployed federations log it after the next round's training
+                self._round(
+                    event,
+                    [other_event for other_event in waiting if other_event.get("round") == event["round"]],
+                    self._writer,
+                )
+                waiting = [other_event for other_event in waiting if other_event.get("round", 0) > event["round"]]
         self._writer.flush()
 
     def _round(self, ended: dict[str, Any], logged: list[dict[str, Any]], writer: SummaryWriter) -> None:
         number = int(ended["round"])
         time = (self._run / "versions.json").stat().st_mtime + float(ended["seconds"])
-        found: dict[str, float] = {}
+        scalars: dict[str, float] = {}
         scores = {silo: float(score) for silo, score in (ended.get("validation") or {}).items() if score is not None}
-        found |= {f"validation/{silo}": score for silo, score in scores.items()}
+        scalars |= {f"validation/{silo}": score for silo, score in scores.items()}
         if len(scores) > 1:
-            found["validation/mean over silos"] = statistics.fmean(scores.values())
+            scalars["validation/mean over silos"] = statistics.fmean(scores.values())
         for event in logged:
-            kind, who = event.get("event"), event.get("silo", "coordinator")
+            kind, party = event.get("event"), event.get("silo", "coordinator")
             if kind in ("silo", "server", "final"):
-                after = " (final phases)" if kind == "final" else ""
-                found |= {f"{term}{after}/{who}": value for term, value in logged_values(event).items()}
-                found |= {f"{key}/{who}": float(event[key]) for key in _BYTES if key in event}
-        for tag, value in found.items():
+                suffix = " (final phases)" if kind == "final" else ""
+                scalars |= {f"{term}{suffix}/{party}": value for term, value in logged_values(event).items()}
+                scalars |= {f"{key}/{party}": float(event[key]) for key in _BYTES if key in event}
+        for tag, value in scalars.items():
             writer.add_scalar(tag, value, number, walltime=time)
         self._written = number

@@ -1,4 +1,4 @@
-"""Transfer matrices as a table of cells and as heatmaps."""
+"""Transfer matrices as CSV and as heatmaps."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ COLUMNS = (
 
 
 TYPE_COLORS = {SENTIMENT: "#2563c9", INFERENCE: "#1f8a4c", PARAPHRASE: "#c8323c", OTHER: "#5a6673"}
-"""As the paper's figures: blue, green, red; further types take the next of `_MORE`."""
+"""Colors of task types as in the paper's figures (blue, green, red); further types take those of `_MORE_COLORS`."""
 
-_MORE = ("#8b62d6", "#b08a10", "#1496a8", "#d1477f", "#758a2e")
+_MORE_COLORS = ("#8b62d6", "#b08a10", "#1496a8", "#d1477f", "#758a2e")
 
 _CELL = 0.62  # inches
 
@@ -36,12 +36,12 @@ _LUMINANCE = np.array([0.299, 0.587, 0.114])
 
 @dataclass(frozen=True)
 class RunFacts:
-    """Of a run, beside its scores.
+    """Facts about a run beside its scores.
 
     Args:
-        majority: what the most frequent label scores; None for generation.
-        lr: the learning rate.
-        alpha: the partition's; None where it has none.
+        majority: score of the most frequent label; None for generation.
+        lr: learning rate.
+        alpha: alpha of the partition, if it has one.
     """
 
     majority: float | None
@@ -55,13 +55,16 @@ def write_transfer_csv(
     path: Path,
     types: Mapping[str, str] = TASK_TYPES,
 ) -> Path:
-    """One line per source, target and seed.
+    """Write one line per source, target and seed.
 
     Args:
-        groups: setting → (method, tuner, cells).
-        facts: of the run of each setting, task and seed.
-        path: the file.
-        types: task → type.
+        groups: label of the group to (method, tuner, scores).
+        facts: (label, task, seed) to facts about that run.
+        path: the CSV file.
+        types: task to type.
+
+    Returns:
+        `path`.
     """
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file)
@@ -86,10 +89,17 @@ def _number(value: float | None) -> str:
 
 
 def transfer_figure(matrices: Sequence[Matrix], path: Path) -> Path:
-    """One line of heatmaps per matrix, relative and absolute; written as PNG.
+    """Draw one row of heatmaps per matrix: relative and absolute scores.
 
-    Relative scores share one scale around 100 (white: as good as the target's own), absolute ones another. Names of
-    tasks have the color of their type.
+    Relative scores share one scale centered at 100 (white: as good as the target's own model), absolute scores another.
+    Task names have the color of their type.
+
+    Args:
+        matrices: at least one.
+        path: the PNG file.
+
+    Returns:
+        `path`.
     """
     from matplotlib.colors import Normalize, TwoSlopeNorm
     from matplotlib.figure import Figure
@@ -110,10 +120,10 @@ def transfer_figure(matrices: Sequence[Matrix], path: Path) -> Path:
         TwoSlopeNorm(100, 100 - reach, 100 + reach),
         Normalize(min(absolute), max(max(absolute), min(absolute) + 1)),
     )
-    colours = _colors(matrices)
+    colors = _colors(matrices)
     for line, matrix in zip(panels, matrices, strict=True):
-        several = f" (mean of {matrix.seeds} seeds)" if matrix.seeds > 1 else ""
-        for panel, values, norm, map_name, what in zip(
+        seeds = f" (mean of {matrix.seeds} seeds)" if matrix.seeds > 1 else ""
+        for panel, values, norm, map_name, quantity in zip(
             line,
             (matrix.relative, matrix.absolute),
             norms,
@@ -121,22 +131,20 @@ def transfer_figure(matrices: Sequence[Matrix], path: Path) -> Path:
             ("% of the target's own score", "score (%)"),
             strict=True,
         ):
-            _heatmap(panel, matrix, values, norm, map_name, colours)
-            panel.set_title(f"{matrix.label}{several}: {what}", fontsize=9, color=INK, loc="left")
+            _heatmap(panel, matrix, values, norm, map_name, colors)
+            panel.set_title(f"{matrix.label}{seeds}: {quantity}", fontsize=9, color=INK, loc="left")
             figure.colorbar(panel.images[0], ax=panel, shrink=0.85).ax.tick_params(labelsize=7)
-    handles = [
-        Line2D([], [], marker="s", linestyle="none", color=colour, label=kind) for kind, colour in colours.items()
-    ]
+    handles = [Line2D([], [], marker="s", linestyle="none", color=color, label=kind) for kind, color in colors.items()]
     figure.legend(handles=handles, loc="outside lower center", ncols=min(4, len(handles)), frameon=False, fontsize=8)
     figure.savefig(path, dpi=150)
     return path
 
 
 def _colors(matrices: Sequence[Matrix]) -> dict[str, str]:
-    """Type → color, for the types there are."""
+    """Map the types that occur to their colors."""
     kinds = dict.fromkeys(kind for matrix in matrices for kind in matrix.types)
     unnamed = [kind for kind in kinds if kind not in TYPE_COLORS]
-    more = {kind: _MORE[number % len(_MORE)] for number, kind in enumerate(unnamed)}
+    more = {kind: _MORE_COLORS[number % len(_MORE_COLORS)] for number, kind in enumerate(unnamed)}
     return {kind: (TYPE_COLORS | more)[kind] for kind in kinds}
 
 
@@ -145,12 +153,12 @@ def _heatmap(
     matrix: Matrix,
     values: Mapping[tuple[str, str], float],
     norm: object,
-    colour_map: str,
-    colours: Mapping[str, str],
+    color_map: str,
+    colors: Mapping[str, str],
 ) -> None:
     tasks = matrix.tasks
     table = [[values.get((source, target), float("nan")) for target in tasks] for source in tasks]
-    image = panel.imshow(table, norm=norm, cmap=colour_map)  # type: ignore[arg-type]
+    image = panel.imshow(table, norm=norm, cmap=color_map)  # type: ignore[arg-type]
     shades = image.to_rgba(np.asarray(table))
     for row, numbers in enumerate(table):
         for column, number in enumerate(numbers):
@@ -160,16 +168,16 @@ def _heatmap(
                 text = f"{number:.0f}" if number >= 99.95 else f"{number:.1f}"
                 dark = float(shades[row, column, :3] @ _LUMINANCE) < 0.5
             weight = "bold" if row == column else "normal"
-            colour = "white" if dark else "black"
-            panel.text(column, row, text, ha="center", va="center", fontsize=8, color=colour, fontweight=weight)
+            color = "white" if dark else "black"
+            panel.text(column, row, text, ha="center", va="center", fontsize=8, color=color, fontweight=weight)
     for axis, rotation in ((panel.xaxis, 45), (panel.yaxis, 0)):
         axis.set_ticks(range(len(tasks)), tasks, fontsize=8, rotation=rotation)
         for tick, kind in zip(axis.get_ticklabels(), matrix.types, strict=True):
-            tick.set_color(colours[kind])
+            tick.set_color(colors[kind])
             tick.set_fontweight("bold")
-    for place in range(1, len(tasks)):  # between types
-        if matrix.types[place] != matrix.types[place - 1]:
-            panel.axhline(place - 0.5, color=INK, linewidth=1)
-            panel.axvline(place - 0.5, color=INK, linewidth=1)
+    for position in range(1, len(tasks)):  # lines between types
+        if matrix.types[position] != matrix.types[position - 1]:
+            panel.axhline(position - 0.5, color=INK, linewidth=1)
+            panel.axvline(position - 0.5, color=INK, linewidth=1)
     panel.set_xlabel("target", fontsize=8)
     panel.set_ylabel("source", fontsize=8)
