@@ -58,7 +58,10 @@ def compare(
 def entries_of(comparison: Comparison, folder: Path) -> list[ReportEntry]:
     """Read the finished runs of a comparison, one entry per row of its table."""
     cells = {row: [cell for cell in comparison.cells if cell.row == row] for row in comparison.rows}
-    return [ReportEntry(row, tuple(read_run(folder / cell.folder) for cell in row_cells)) for row, row_cells in cells.items()]
+    return [
+        ReportEntry(row, tuple(read_run(folder / cell.folder) for cell in row_cells))
+        for row, row_cells in cells.items()
+    ]
 
 
 def write_results(entries: Sequence[ReportEntry], folder: Path, ddof: int) -> list[Path]:
