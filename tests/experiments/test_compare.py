@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
+import io
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,8 +19,12 @@ import numpy as np
 import pytest
 from transformers import BertModel
 
+from silotune.cli.main import main
 from tests.support.command_line import Silotune, tree, write_federation
+from tests.support.report_runs import no_figure_files
 from tests.support.tiny import HIDDEN
+
+__all__ = ["no_figure_files"]
 
 WORDS = ("compare", "federation.yaml", "methods=local,fedmcp", "seeds=1,2", "rounds=2")
 CELLS = ("local-1", "local-2", "fedmcp-1", "fedmcp-2")
@@ -37,13 +44,32 @@ def times(folder: Path) -> dict[Path, int]:
     return {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
 
 
-@pytest.fixture
-def compared(silotune: Silotune, place: Path) -> Path:
-    outcome = silotune(*WORDS, "--out", "whole")
-    assert (outcome.code, outcome.err) == (0, "")
+@pytest.fixture(scope="module")
+def comparison(tmp_path_factory: pytest.TempPathFactory, backbone_folder) -> Path:
+    """A finished comparison in `whole`, beside the files it was made of. It is only read."""
+    place = tmp_path_factory.mktemp("compared")
+    write_federation(place, backbone_folder("bert"))
+    out, err = io.StringIO(), io.StringIO()
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+        pytest.raises(SystemExit) as ended,
+    ):
+        patch.chdir(place)
+        patch.setattr(sys, "argv", ["silotune", *WORDS, "--out", "whole"])
+        main()
+    assert (ended.value.code or 0, err.getvalue()) == (0, "")
     for word in ("local", "fedmcp", "north", "south", "average", "Wilcoxon", "table.csv", "report.html"):
-        assert word in outcome.out
+        assert word in out.getvalue()
     return place / "whole"
+
+
+@pytest.fixture
+def compared(comparison: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The finished comparison; the test works in the folder that holds it."""
+    monkeypatch.chdir(comparison.parent)
+    return comparison
 
 
 def test_what_it_leaves(compared: Path, silotune: Silotune) -> None:
@@ -81,6 +107,7 @@ def test_the_table_by_hand(compared: Path, backbone_folder) -> None:
     assert min(int(row["bytes_up"]) for row in rows if row["method"] == "fedmcp") > 0
 
 
+@pytest.mark.usefixtures("no_figure_files")
 @pytest.mark.parametrize("workers", ["1", pytest.param("2", marks=pytest.mark.long)])
 def test_what_noise_promises_is_said_of_every_cell(workers: str, silotune: Silotune, place: Path) -> None:
     noise = ("uplink=clip,laplace", "uplink.epsilon=3")
@@ -99,13 +126,15 @@ def test_what_noise_promises_is_said_of_every_cell(workers: str, silotune: Silot
         assert said[-1].endswith(" s)")  # finished
 
 
-def test_nothing_finished_is_repeated_and_rows_can_be_added(silotune: Silotune, compared: Path) -> None:
+@pytest.mark.usefixtures("no_figure_files")
+def test_nothing_finished_is_repeated_and_rows_can_be_added(silotune: Silotune, compared: Path, tmp_path: Path) -> None:
+    compared = shutil.copytree(compared, tmp_path / "whole")
     before = {cell: times(compared / cell) for cell in CELLS}
     first = (compared / "table.csv").read_bytes()
-    assert silotune(*WORDS, "--out", "whole", "--resume").code == 0
+    assert silotune(*WORDS, "--out", compared, "--resume").code == 0
     assert (compared / "table.csv").read_bytes() == first
     more = ("compare", "federation.yaml", "methods=local,fedmcp,fedavg", "seeds=1,2", "rounds=2", "std.ddof=0")
-    assert silotune(*more, "--out", "whole", "--resume").code == 0
+    assert silotune(*more, "--out", compared, "--resume").code == 0
     assert {cell: times(compared / cell) for cell in CELLS} == before
     rows = table(compared)
     assert [row["method"] for row in rows] == ["local"] * 3 + ["fedmcp"] * 3 + ["fedavg"] * 3
@@ -162,6 +191,7 @@ def test_refused_before_anything_is_made(silotune: Silotune, place: Path, words:
     assert tree(place) == before
 
 
+@pytest.mark.usefixtures("no_figure_files")
 def test_a_folder_of_another_configuration_is_left_alone(silotune: Silotune, place: Path) -> None:
     words = ("compare", "federation.yaml", "methods=local", "--out", "out")
     assert silotune(*words).code == 0
@@ -172,6 +202,7 @@ def test_a_folder_of_another_configuration_is_left_alone(silotune: Silotune, pla
     assert tree(place / "out" / "local-1") == before
 
 
+@pytest.mark.usefixtures("no_figure_files")
 def test_what_the_machine_decides_is_the_same_on_resume(silotune: Silotune, place: Path, backbone_folder) -> None:
     """Threads and precision that are not said are written into a run's folder as they were."""
     write_federation(place, backbone_folder("bert"), threads=None, precision="auto")
@@ -183,6 +214,7 @@ def test_what_the_machine_decides_is_the_same_on_resume(silotune: Silotune, plac
     assert tree(place / "out" / "local-1") == before
 
 
+@pytest.mark.usefixtures("no_figure_files")
 def test_a_file_with_a_compare_section_needs_no_more(silotune: Silotune, place: Path, backbone_folder) -> None:
     compare = {"methods": ["local", "fedavg"], "seeds": [1, 2], "variants": {"slow": {"train.lr": 1e-5}}}
     write_federation(place, backbone_folder("bert"), compare=compare)
@@ -191,6 +223,7 @@ def test_a_file_with_a_compare_section_needs_no_more(silotune: Silotune, place: 
     assert {row["n"] for row in table(place / "out")} == {"2"}
 
 
+@pytest.mark.usefixtures("no_figure_files")
 @pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_cells_that_diverge_are_named_when_the_others_are_finished(
     silotune: Silotune, place: Path, backbone_folder, workers: int

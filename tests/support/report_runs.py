@@ -7,7 +7,10 @@ import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import pytest
 import yaml
+
+from silotune.experiments.report import html_page
 
 
 def write_run(
@@ -90,3 +93,15 @@ def write_comparison(folder: Path, scores: Mapping[str, Mapping[int, float]], **
     plan = {"source": "a-preset", "rows": list(scores), "seeds": seeds, "ddof": 1}
     (folder / "comparison.json").write_text(json.dumps(plan), encoding="utf-8")
     return folder
+
+
+@pytest.fixture
+def no_figure_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reports draw their figures for the page alone, not again for the files beside it: that takes seconds."""
+    monkeypatch.setattr(html_page, "save", lambda spec, folder: [])
+
+
+@pytest.fixture
+def no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reports have no figures, for tests of their text."""
+    monkeypatch.setattr(html_page, "figures", lambda entries, ddof: [])

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.report_runs import write_run
+from tests.support.report_runs import no_figure_files, no_figures, write_run
+
+__all__ = ["no_figure_files", "no_figures"]
 
 FEDMCP_TERMS = ("full", "backbone", "contrastive", "similarity_private")
 

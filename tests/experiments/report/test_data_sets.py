@@ -54,6 +54,7 @@ def test_every_data_set_has_its_best_and_second(folders: list[Path]) -> None:
     assert "data set" not in score_table(read_entries(folders[:1]), 1).title
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_every_data_set_is_tested(folders: list[Path], tmp_path: Path) -> None:
     """Twelve pairs of one sign each: p = 2 · 2⁻¹² before Holm, three tests together."""
     entries = read_entries(folders)

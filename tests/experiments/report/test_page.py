@@ -67,6 +67,7 @@ def test_what_it_says(written: Path) -> None:
     assert "Wilcoxon" in page
 
 
+@pytest.mark.usefixtures("no_figure_files")
 def test_figures_without_data_are_left_out(tmp_path: Path) -> None:
     run = write_run(tmp_path / "r", "local", 1, {"a": 50.0}, message=0)
     found = sections(write_report(read_entries([run]), tmp_path / "page.html").read_text(encoding="utf-8"))
@@ -74,6 +75,7 @@ def test_figures_without_data_are_left_out(tmp_path: Path) -> None:
     assert {"tests", "rounds", "losses", "seconds"} <= set(found)
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_privacy_is_told_where_there_is_noise(tmp_path: Path) -> None:
     noised, plain = (write_run(tmp_path / name, name, 1, {"a": 50.0}) for name in ("fedavg", "local"))
     summary = json.loads((noised / "summary.json").read_text())
@@ -88,6 +90,7 @@ def test_privacy_is_told_where_there_is_noise(tmp_path: Path) -> None:
     assert "privacy" not in sections(page)
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_known_events_need_no_remark_and_other_versions_get_one(tmp_path: Path) -> None:
     extra = [{"event": "server", "round": 1, "loss": 0.5}, {"event": "versions", "changed": ["torch 2.0 → 2.1"]}]
     extra += [{"event": "cohort", "size": 1, "reason": "r"}, {"event": "odd"}]
@@ -106,6 +109,7 @@ def test_known_events_need_no_remark_and_other_versions_get_one(tmp_path: Path) 
     assert "“odd”" in remarks
 
 
+@pytest.mark.usefixtures("no_figure_files")
 @pytest.mark.parametrize("silos", [4, 100])
 def test_partitioned_data_have_one_curve(tmp_path: Path, silos: int) -> None:
     tests = {f"silo-{number}": 60.0 for number in range(silos)}
@@ -119,6 +123,7 @@ def test_partitioned_data_have_one_curve(tmp_path: Path, silos: int) -> None:
             assert 'aria-label="all silos on the same rows: ' in svg
 
 
+@pytest.mark.usefixtures("no_figure_files")
 def test_a_real_partitioned_run(tiny_config, tmp_path: Path) -> None:
     from silotune.runs.run import run
 
@@ -149,6 +154,7 @@ def test_long_names_leave_room_for_the_data(tmp_path: Path) -> None:
         write_report(read_entries(paths), tmp_path / "page.html")
 
 
+@pytest.mark.usefixtures("no_figure_files")
 def test_names_are_escaped(tmp_path: Path) -> None:
     run = write_run(tmp_path / "r", "a<b>&c", 1, {"x": 50.0})
     page = write_report(read_entries([run]), tmp_path / "page.html", title="<i>").read_text(encoding="utf-8")
@@ -197,6 +203,7 @@ def test_the_command(silotune: Silotune, runs: Path, tmp_path: Path) -> None:
         assert str(tmp_path) in refused.err
 
 
+@pytest.mark.usefixtures("no_figure_files")
 def test_a_real_run_joins(silotune: Silotune, place: Path, runs: Path) -> None:
     assert silotune("run", "federation.yaml", "rounds=2", "--out", "run").code == 0
     outcome = silotune("report", "run", runs, "--out", "page.html")
