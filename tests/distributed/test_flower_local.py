@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from silotune.errors import InputError
 from silotune.runs.build.resolve import on_this_machine
 from silotune.runs.run import run
 from silotune.runs.storage.run_folder import RunFolder
+from tests.support.command_line import Silotune
 from tests.support.method_cases import snapshot
 from tests.support.processes import SAME, assert_nothing_is_left, finish, wait_until
 from tests.support.session_rig import federate
@@ -36,7 +38,7 @@ def assert_same(start, config, tmp_path) -> None:
 
 
 def test_flower_local_ends_with_the_bits_of_one_process(start, tiny_config, tmp_path):
-    assert_same(start, tiny_config("fedmcp", "rounds=2", "train.steps=2"), tmp_path)
+    assert_same(start, tiny_config("fedmcp", "data.tasks=[alpha,beta]", "rounds=2", "train.steps=2"), tmp_path)
 
 
 def test_what_cannot_be_resumed_stays_as_it_is(tiny_config, tmp_path):
@@ -113,9 +115,10 @@ def test_nothing_outlives_a_run_that_is_ended_and_it_resumes(start, tiny_config,
     assert_nothing_is_left(out)
 
 
-def test_bad_input_starts_nothing(start, tiny_config, tmp_path):
-    process, out = start(tiny_config("centralised"))
-    said = finish(process)
-    assert process.returncode == 2
-    assert "method=centralised" in said
-    assert not out.exists()
+def test_bad_input_starts_nothing(silotune: Silotune, tiny_config, tmp_path, monkeypatch):
+    monkeypatch.setattr(subprocess, "Popen", None)
+    (tmp_path / "run.yaml").write_text(dump(tiny_config("centralised")), encoding="utf-8")
+    outcome = silotune("run", tmp_path / "run.yaml", "--out", tmp_path / "run", "--engine", "flower-local")
+    assert outcome.code == 2
+    assert "method=centralised" in outcome.err
+    assert not (tmp_path / "run").exists()

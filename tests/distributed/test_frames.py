@@ -27,6 +27,7 @@ from silotune.distributed.silo.silo_config import SiloSettings, read_silo_settin
 from silotune.distributed.silo.state_store import StateStore
 from silotune.distributed.silo.worker import ping, serve
 from silotune.errors import InputError, SilotuneError
+from tests.support.command_line import Silotune
 from tests.support.session_rig import DirectLink, answering, job, local_configs
 
 TEXTS = st.text(max_size=20)
@@ -134,7 +135,7 @@ def worker(short, tiny_config, data_folder, backbone_folder):
         process.wait(timeout=20)
 
 
-def test_the_worker_survives_nonsense_and_ends_when_told(worker):
+def test_the_worker_survives_nonsense_and_a_kill_and_ends_when_told(worker, silotune: Silotune):
     process = worker()
     assert stat.S_IMODE(worker.socket.stat().st_mode) == 0o600
     with socket.socket(socket.AF_UNIX) as connection:  # goes away in the middle of a frame
@@ -148,11 +149,14 @@ def test_the_worker_survives_nonsense_and_ends_when_told(worker):
     assert (answer.kind, answer.fields["silo"]) == ("failed", "alpha")
     assert "without 'run'" in answer.fields["reason"]
     assert ping(worker.socket)["pid"] == process.pid
-    second = subprocess.run(
-        [sys.executable, "-m", "silotune", "worker", str(worker.config)], capture_output=True, text=True, timeout=120
-    )
-    assert second.returncode == 2
-    assert "another one answers" in second.stderr
+    second = silotune("worker", worker.config)
+    assert second.code == 2
+    assert "another one answers" in second.err
+    process.kill()
+    process.wait(timeout=30)
+    assert worker.socket.exists()  # left behind
+    process = worker()
+    assert ping(worker.socket)["pid"] == process.pid
     process.terminate()
     assert process.wait(timeout=30) == 0
     assert not worker.socket.exists()
@@ -164,15 +168,6 @@ def test_a_file_where_the_socket_should_be_stays(tmp_path):
     with pytest.raises(InputError, match=r"rows\.csv is there and is no socket"):
         serve(SiloSettings(name="north", folder=str(tmp_path), rows=str(tmp_path), share=[], socket=str(path)))
     assert path.read_text() == "text,label\n"
-
-
-def test_a_killed_worker_can_be_started_again(worker):
-    first = worker()
-    first.kill()
-    first.wait(timeout=30)
-    assert worker.socket.exists()  # left behind
-    second = worker()
-    assert ping(worker.socket)["pid"] == second.pid
 
 
 # -- files -------------------------------------------------------------------------------------------------------------

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 import pytest
 import torch
@@ -85,8 +87,9 @@ def place(tmp_path_factory, backbone_folder):
 
 @pytest.fixture(scope="module")
 def attacked(place, tmp_path_factory):
-    """`attacked(*words)` → the finished run."""
+    """`attacked(*words)` → the finished run. Each is made once; nothing may change it."""
 
+    @cache
     def go(*words):
         config = read_config("demo", [*place[3], *words])
         return run(config, out=tmp_path_factory.mktemp("runs") / "run", backbone=place[0])
@@ -126,7 +129,7 @@ def test_a_single_silo_with_a_scaled_update_succeeds_and_robust_aggregation_lowe
 def test_weights_stay_and_the_scaled_update_is_what_leaves(attacked, place):
     """The message that arrives is five times as far from the broadcast as what the same silo trained to: so is their
     mean, where all silos are malicious."""
-    one, five = (attacked("rounds=1", *REPLACEMENT[:1], f"attack.scale={scale}") for scale in (1, 5))
+    one, five = (attacked(*REPLACEMENT[:1], f"attack.scale={scale}", "rounds=1") for scale in (1, 5))
     (evil,) = one.summary["attack"]["malicious"]
     seen = {
         scale: {event["silo"]: event["rows"] for event in events(done.folder) if event["event"] == "silo"}
@@ -155,8 +158,8 @@ def test_weights_stay_and_the_scaled_update_is_what_leaves(attacked, place):
 
 def test_an_attacked_run_resumes_to_the_same_bits(attacked, place, tmp_path):
     """Interrupted in round 2, after its first piece of work: the malicious silo may be before that or behind it."""
-    whole = attacked(*REPLACEMENT, "rounds=2")
-    config = read_config("demo", [*place[3], *REPLACEMENT, "rounds=2"])
+    whole = attacked(*REPLACEMENT)
+    config = read_config("demo", [*place[3], *REPLACEMENT])
 
     def interrupt(number: int, what: str, done: int, total: int) -> None:
         if number == 2 and done == 1:

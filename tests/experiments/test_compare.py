@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import io
 import json
@@ -13,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import numpy as np
@@ -50,15 +50,11 @@ def comparison(tmp_path_factory: pytest.TempPathFactory, backbone_folder) -> Pat
     place = tmp_path_factory.mktemp("compared")
     write_federation(place, backbone_folder("bert"))
     out, err = io.StringIO(), io.StringIO()
-    with (
-        pytest.MonkeyPatch.context() as patch,
-        contextlib.redirect_stdout(out),
-        contextlib.redirect_stderr(err),
-        pytest.raises(SystemExit) as ended,
-    ):
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
         patch.chdir(place)
         patch.setattr(sys, "argv", ["silotune", *WORDS, "--out", "whole"])
-        main()
+        with pytest.raises(SystemExit) as ended:
+            main()
     assert (ended.value.code or 0, err.getvalue()) == (0, "")
     for word in ("local", "fedmcp", "north", "south", "average", "Wilcoxon", "table.csv", "report.html"):
         assert word in out.getvalue()

@@ -85,8 +85,9 @@ def max_mean_validation(run: Path) -> float:
 def test_test_rows_take_no_part_in_the_choice(silotune: Silotune, words: list[str], tmp_path: Path) -> None:
     """Other test rows: the same bytes. Other validation rows: other scores, so the comparison can tell."""
     found = {}
+    few = [word for word in words if not word.startswith("method.mu")]
     for split in ("none", "test", "validation"):
-        own = flipped(words, tmp_path / split, split)
+        own = flipped(few, tmp_path / split, split)
         assert silotune("sweep", *own, "--out", tmp_path / f"out-{split}").code == 0
         without_folder = [{**row, "folder": ""} for row in rows_of(tmp_path / f"out-{split}")]  # it hashes data.path
         best = yaml.safe_load((tmp_path / f"out-{split}" / "best.yaml").read_text())

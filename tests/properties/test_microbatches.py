@@ -13,7 +13,7 @@ from silotune.runs.build.builder import build
 from tests.support.numeric_rig import cut_batch, doubled, make_step, random_parts, trained
 from tests.support.tiny import FAMILIES, METHODS, ONE_TASK
 
-ROWS = 22
+ROWS = 14
 
 
 def gradients(federation, phase, state, received, batch):
@@ -25,8 +25,8 @@ def gradients(federation, phase, state, received, batch):
 
 
 def batches(backbone, rows):
-    """The same rows in micro-batches of 16, 4 and 1, and as `make_batch` cuts them at various costs of a call."""
-    for size in (1, 4, 16):
+    """The same rows in micro-batches of 9, 4 and 1, and as `make_batch` cuts them at various costs of a call."""
+    for size in (1, 4, 9):
         for extra in (0, 5):  # columns of padding alone
             yield cut_batch(backbone, rows, range(ROWS), size, extra)
     pad_id = int(backbone.tokenizer.pad_token_id)

@@ -14,17 +14,6 @@ from tests.support.method_cases import CASES, ONE_TASK_ROWS, TRAIN_ROWS, every_c
 
 
 @every_case
-def test_same_seed_same_bits(federate, reference, case, tmp_path):
-    run, _ = reference(case)
-    random.seed(0)
-    np.random.seed(0)
-    torch.manual_seed(0)
-    torch.rand(17)
-    again = federate.run(case, tmp_path / "again")
-    assert same(again.summary) == same(run.summary)
-
-
-@every_case
 def test_another_seed_other_bits(federate, reference, case, tmp_path):
     _, wire = reference(case)  # the rows are those of data.seed, here and there
     with tapped() as other:
@@ -36,9 +25,16 @@ def test_another_seed_other_bits(federate, reference, case, tmp_path):
 
 
 @every_case
-def test_silos_in_another_order_same_bits(federate, reference, case, tmp_path, monkeypatch):
-    """Named in another order in the configuration, and run in another order by the engine."""
+def test_same_seed_same_bits_also_for_silos_in_another_order(federate, reference, case, tmp_path, monkeypatch):
+    """Silos are named in another order in the configuration, and run in another order by the engine.
+
+    The process's own generators stand elsewhere than before the first run.
+    """
     run, _ = reference(case)
+    random.seed(0)
+    np.random.seed(0)
+    torch.manual_seed(0)
+    torch.rand(17)
     choose, orders = Coordinator.choose, []
 
     def backwards(self, number, silos):

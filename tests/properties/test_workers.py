@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from multiprocessing.connection import wait
 
 import pytest
 
+from silotune.core import process_pool
 from silotune.core.process_pool import worker_pool
 from silotune.errors import Diverged, InputError, SilotuneError
 from silotune.runs.engines import multi_process as workers
@@ -19,14 +20,28 @@ from tests.support.method_cases import every_case, logged, same, snapshot
 
 
 @pytest.fixture(scope="module")
-def pool() -> Iterator[ProcessPoolExecutor]:
-    with worker_pool(2) as made:
-        yield made
+def pools() -> Iterator[Callable[[], ProcessPoolExecutor]]:
+    """`pools()` → a pool of two processes, started anew where a test has ended the one before."""
+    with ExitStack() as stack:
+        started: list[ProcessPoolExecutor] = []
+
+        def working() -> ProcessPoolExecutor:
+            if not started or started[-1]._broken or started[-1]._shutdown_thread:
+                started.append(stack.enter_context(worker_pool(2)))
+            return started[-1]
+
+        yield working
+
+
+@pytest.fixture
+def pool(pools) -> ProcessPoolExecutor:
+    """Two processes for all runs: starting them takes seconds."""
+    return pools()
 
 
 @pytest.fixture
 def one_pool(pool, monkeypatch):
-    """All runs share two processes: starting them takes seconds."""
+    """All runs share the pool."""
     monkeypatch.setattr(workers, "worker_pool", lambda _: nullcontext(pool))
 
 
@@ -98,16 +113,6 @@ def test_an_interruption_ends_the_processes_and_the_run_goes_on(federate, refere
     assert same(resumed.summary) == same(whole.summary)
 
 
-def dies(work: workers.SiloTask) -> None:
-    os._exit(1)
-
-
-def test_a_process_that_dies_is_one_line(federate, monkeypatch, tmp_path):
-    monkeypatch.setattr(workers, "do", dies)
-    with pytest.raises(SilotuneError, match="a worker process ended abruptly"):
-        federate.run("fedavg", tmp_path / "run", workers=2)
-
-
 @pytest.mark.usefixtures("one_pool")
 def test_divergence_and_another_backbone_are_named(federate, monkeypatch, tmp_path):
     with pytest.raises(Diverged, match=r"silo '\w+', round \d"):
@@ -115,3 +120,14 @@ def test_divergence_and_another_backbone_are_named(federate, monkeypatch, tmp_pa
     monkeypatch.setattr("silotune.models.backbone.backbone.Backbone.fingerprint", property(lambda _: "another"))
     with pytest.raises(InputError, match=r"--workers: .* is not the backbone that the run has"):
         federate.run("fedavg", tmp_path / "other", workers=2)
+
+
+def dies(work: workers.SiloTask) -> None:
+    os._exit(1)
+
+
+def test_a_process_that_dies_is_one_line(federate, pool, monkeypatch, tmp_path):
+    monkeypatch.setattr(process_pool, "ProcessPoolExecutor", lambda *_: pool)  # one that has started
+    monkeypatch.setattr(workers, "do", dies)
+    with pytest.raises(SilotuneError, match="a worker process ended abruptly"):
+        federate.run("fedavg", tmp_path / "run", workers=2)

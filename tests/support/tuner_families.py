@@ -207,9 +207,9 @@ def make_backbone(family: str, *, double: bool = False, **options) -> Backbone:
 
 
 @cache
-def shared_backbone(family: str, double: bool = False) -> Backbone:
-    """One backbone per family for all tests that leave it alone."""
-    return make_backbone(family, double=double)
+def shared_backbone(family: str, double: bool = False, **options) -> Backbone:
+    """One backbone per family and options for all tests that leave it as it is."""
+    return make_backbone(family, double=double, **options)
 
 
 def make_tuner(kind: str):

@@ -25,7 +25,7 @@ def rounds(tiny_federation, monkeypatch):
 
     def run(method, *words, silos=1):
         one_silo = ["partition.silos=1", "data.tasks=[beta]"] if method in ONE_TASK else []
-        federation = doubled(tiny_federation(method, *one_silo, f"train.epochs={EPOCHS}", *words))
+        federation = doubled(tiny_federation(method, *one_silo, f"train.epochs={EPOCHS}", "data.train_rows=20", *words))
         training = federation.context
         chosen = list(federation.silos.values())[:silos]
         shared = training.initial_shared(chosen)

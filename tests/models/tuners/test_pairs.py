@@ -15,7 +15,6 @@ from tests.support.tuner_families import (
     UNSUPPORTED,
     batch,
     first_part,
-    make_backbone,
     make_tuner,
     random_part,
     real_states,
@@ -79,7 +78,7 @@ def test_gradients_reach_the_part_and_nothing_else(kind, family):
 
 @pairs
 def test_training_steps_leave_the_backbone_as_it_was(kind, family):
-    backbone, tuner, inputs = make_backbone(family), make_tuner(kind), batch(family)
+    backbone, tuner, inputs = shared_backbone(family), make_tuner(kind), batch(family)
     before = {name: tensor.clone() for name, tensor in backbone.model.state_dict().items()}
     start = first_part(tuner, backbone)
     part = trainable(start)
@@ -167,7 +166,7 @@ def test_the_side_of_the_padding_does_not_matter(kind, family):
 def test_bfloat16_is_near_float32(kind, family):
     tuner, inputs = make_tuner(kind), batch(family)
     exact = shared_backbone(family)
-    rough = make_backbone(family, precision="bf16", keep_master=tuner.trains_backbone)
+    rough = shared_backbone(family, precision="bf16", keep_master=tuner.trains_backbone)
     part = trainable(random_part(tuner, exact, spread=0.05))
     states = run(rough, inputs, (tuner, [(part, 1.0)]))
     assert torch.isfinite(states).all()
@@ -182,7 +181,7 @@ def test_bfloat16_is_near_float32(kind, family):
 def test_checkpointing_changes_neither_states_nor_gradients(kind, family):
     tuner, inputs = make_tuner(kind), batch(family)
     results = []
-    for backbone in (shared_backbone(family), make_backbone(family, checkpointing=True)):
+    for backbone in (shared_backbone(family), shared_backbone(family, checkpointing=True)):
         part = trainable(random_part(tuner, backbone))
         states = run(backbone, inputs, (tuner, [(part, 0.5)] if kind != "full" else [(part, 1.0)]))
         sum(row.square().sum() for row in real_states(states, inputs)).backward()
