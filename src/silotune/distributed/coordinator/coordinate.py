@@ -1,4 +1,4 @@
-"""The coordinator of a federation: who takes part, the handshake, all rounds, the summary. It sees no silo's row."""
+"""A coordinator's run over Flower: handshake, rounds, summary. It never sees a silo's rows."""
 
 from __future__ import annotations
 
@@ -35,15 +35,19 @@ from silotune.training.federation import Federation
 from silotune.training.silo import SiloState
 
 PREDECESSOR_TIMEOUT = 30.0
-"""Seconds that a coordinator which was told to end has for it."""
+"""Seconds to wait for an earlier coordinator in the folder to end."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """What a coordinator is to do.
+    """A coordinator's job.
 
-    `config`: the run's configuration file. `out`: the run folder. `silos`: their names, where the configuration does
-    not say them. `labelled`: the coordinator's labeled rows. `local`: all silos' folders lie in the run folder.
+    Args:
+        config: path of the run's configuration.
+        out: the run folder.
+        silos: their names; empty: those of `federation.silos`.
+        labelled: folder of the coordinator's labeled rows.
+        local: whether all silos' folders are in the run folder.
     """
 
     config: str
@@ -54,24 +58,31 @@ class Job:
 
     @classmethod
     def read(cls, path: str | Path) -> Job:
-        """From a JSON file."""
+        """Read a job from a JSON file."""
         fields = json.loads(Path(path).read_text(encoding="utf-8"))
         return cls(**(fields | {"silos": tuple(fields["silos"])}))
 
     def write(self, path: Path) -> None:
-        """As a JSON file."""
+        """Write the job to a JSON file."""
         write_text(path, json.dumps(asdict(self), indent=1))
 
 
 def prepare(config: Config, out: Path, resume: bool) -> Path:
-    """Make a run folder ready for its coordinator; the coordinator's job.
+    """Prepare a run folder for its coordinator.
+
+    Args:
+        config: the run's.
+        out: the run folder.
+        resume: continue an interrupted run.
+
+    Returns:
+        Path of the job file.
 
     Raises:
-        InputError: the folder is in use, or holds something else than a run of this configuration to resume; it stays
-            as it is.
+        InputError: the folder is in use, or holds anything but a run of this configuration to resume; it is unchanged.
     """
     check_federated(config)
-    # rows are divided already: no silo is judged on rows of all
+    # silos have their own rows: nothing is partitioned, and there is no central test set
     config = on_this_machine(config).model_copy(update={"partition": PartitionConfig()})
     if not config.federation.silos:
         raise InputError("federation.silos: name the silos that take part")
@@ -79,34 +90,34 @@ def prepare(config: Config, out: Path, resume: bool) -> Path:
         require_unused(out, "--out", OR_RESUME)
     RunFolder.check(out, dump(config), resume)
     RunRegistry.check(out)
-    place = out / FOLDER
-    with folder_lock(out), folder_lock(place):
-        status_files.clear(place)
-        write_text(place / "config.yaml", dump(config))
-        Job(str(place / "config.yaml"), str(out)).write(place / "job.json")
-    return place / "job.json"
+    status_folder = out / FOLDER
+    with folder_lock(out), folder_lock(status_folder):
+        status_files.clear(status_folder)
+        write_text(status_folder / "config.yaml", dump(config))
+        Job(str(status_folder / "config.yaml"), str(out)).write(status_folder / "job.json")
+    return status_folder / "job.json"
 
 
 def coordinate(job: Job, link: Link) -> None:
-    """Run a job to its end, and say in `federation/outcome.json` how it ended.
+    """Run a job to its end and record the outcome in `federation/outcome.json`.
 
     Raises:
-        SilotuneError: what ended it; where another coordinator works in the folder, that is left alone.
+        SilotuneError: the error that ended the run, or another coordinator works in the folder; that one goes on.
     """
-    place = Path(job.out) / FOLDER
-    # who started all silos on this machine has the run folder; a coordinator that it replaces may be about to end
-    with nullcontext() if job.local else folder_lock(Path(job.out)), folder_lock(place, PREDECESSOR_TIMEOUT):
-        _coordinate(job, link, place)
+    status_folder = Path(job.out) / FOLDER
+    # `flower-local` holds the run folder's lock itself; a coordinator that this one replaces may be about to end
+    with nullcontext() if job.local else folder_lock(Path(job.out)), folder_lock(status_folder, PREDECESSOR_TIMEOUT):
+        _coordinate(job, link, status_folder)
 
 
-def _coordinate(job: Job, link: Link, place: Path) -> None:
-    status_files.write_started(place)
+def _coordinate(job: Job, link: Link, status_folder: Path) -> None:
+    status_files.write_started(status_folder)
     try:
         _run(job, link)
-    except Exception as error:  # told to end, it says nothing: the run is not over
-        status_files.write_outcome(place, error, lost=isinstance(error, ConnectionLost))
+    except Exception as error:  # not KeyboardInterrupt: a run that is interrupted has no outcome
+        status_files.write_outcome(status_folder, error, lost=isinstance(error, ConnectionLost))
         raise
-    status_files.write_outcome(place)
+    status_files.write_outcome(status_folder)
 
 
 def _run(job: Job, link: Link) -> None:
@@ -125,41 +136,41 @@ def _run(job: Job, link: Link) -> None:
     backbone = BackboneRequirements.of(config, method).load()
     text = wire_config(config, names)
     admission = AdmissionPolicy(Identity.of(config, text, backbone), RunRegistry.open(out))
-    run = {"run": admission.known.run, "config": text, "identity": admission.identity.fields()}
-    folder: list[RunFolder] = []
+    run = {"run": admission.registry.run, "config": text, "identity": admission.identity.fields()}
+    folder: RunFolder | None = None
     refusals: dict[str, str] = {}
 
-    def report(who: str, what: str) -> None:
-        who, what = who[:100], what[:500]  # both may quote what a silo says
-        print(f"silotune coordinator: {who}: {what}", flush=True)
-        if folder:
-            folder[0].event("silo-failed", silo=who, reason=what)
+    def report(sender: str, event: str) -> None:
+        sender, event = sender[:100], event[:500]  # both may quote a silo
+        print(f"silotune coordinator: {sender}: {event}", flush=True)
+        if folder is not None:
+            folder.event("silo-failed", silo=sender, reason=event)
         else:
-            refusals[who] = what
+            refusals[sender] = event
 
     options = config.federation
     dispatcher = SiloDispatcher(link, names, Frame("hello", run).encode(), admission, report, options.patience)
-    missing = [name for name in dispatcher.wait_for_all(options.join) if name not in admission.known.silos]
+    missing = [name for name in dispatcher.wait_for_all(options.join) if name not in admission.registry.silos]
     if missing:
-        said = "".join(f"; {who}: {what}" for who, what in sorted(refusals.items()))
+        reasons = "".join(f"; {sender}: {event}" for sender, event in sorted(refusals.items()))
         late = f"silos that did not join within federation.join={options.join:g} s: {', '.join(missing)}"
-        raise SilotuneError(f"{late}; nothing began{said}")
-    known = admission.known
-    data = [SiloData(name, known.silos[name].task, Splits()) for name in names]
+        raise SilotuneError(f"{late}; nothing began{reasons}")
+    registry = admission.registry
+    data = [SiloData(name, registry.silos[name].task, Splits()) for name in names]
     method.setting.head.check_names(silo.task for silo in data)
     federation = build(config, backbone, data, _labeled(job, config, bool(method.server_phases())))
-    federation.texts = {name: known.silos[name].texts for name in names}
+    federation.texts = {name: registry.silos[name].texts for name in names}
     admission.expect(federation.coordinator.expected.shapes)
-    with closing(_run_folder(out, federation)) as opened:
-        folder.append(opened)
-        known.write(out)
+    folder = _run_folder(out, federation)
+    with closing(folder):
+        registry.write(out)
         run["identity"] = admission.identity.fields()
         if federation.privacy is not None:
             lines = federation.privacy.lines()
             status_files.write_privacy_guarantee(out / FOLDER, lines)
             print("\n".join(f"silotune coordinator: {line}" for line in lines), flush=True)
         engine = FlowerEngine(
-            federation, opened, dispatcher, run, job.local, partial(status_files.write_progress, out / FOLDER)
+            federation, folder, dispatcher, run, job.local, partial(status_files.write_progress, out / FOLDER)
         )
         engine.run()
         _finish(engine, out, job.local)
@@ -168,10 +179,10 @@ def _run(job: Job, link: Link) -> None:
 class AdmissionPolicy:
     """Admits a silo whose identity equals the coordinator's and whose task is unchanged in this run."""
 
-    def __init__(self, identity: Identity, known: RunRegistry) -> None:
+    def __init__(self, identity: Identity, registry: RunRegistry) -> None:
         self.identity = identity
-        self.known = known
-        self._said: dict[str, Identity] = {}
+        self.registry = registry
+        self._identities: dict[str, Identity] = {}
 
     def __call__(self, frame: Frame) -> None:
         """Check a silo's hello and register the silo.
@@ -181,13 +192,13 @@ class AdmissionPolicy:
         """
         hello = Hello.read(frame)
         check_identity(hello.silo, self.identity, hello.identity)
-        self.known = self.known.with_silo(hello)
-        self._said[hello.silo] = hello.identity
+        self.registry = self.registry.with_silo(hello)
+        self._identities[hello.silo] = hello.identity
 
     def expect(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
-        """Compare shared parts too, of silos that are in, and of all that come later."""
+        """Compare the shapes of shared parts, too: of admitted silos now, of others at their hello."""
         self.identity = replace(self.identity, shapes=shapes)
-        for name, identity in sorted(self._said.items()):
+        for name, identity in sorted(self._identities.items()):
             check_identity(name, self.identity, identity)
 
 
@@ -212,7 +223,7 @@ def _run_folder(out: Path, federation: Federation) -> RunFolder:
 def _finish(engine: FlowerEngine, out: Path, local: bool) -> None:
     federation, folder = engine.federation, engine.folder
     final: dict[str, Any] = {"shared_sha256": digest(flatten(federation.coordinator.shared)), "state_sha256": None}
-    if local:  # the silos' folders lie here too
+    if local:  # the silos' folders are in the run folder
         last = folder.latest()
         assert last is not None, "no round was run"
         for name, file in last.silos.items():

@@ -1,4 +1,4 @@
-"""Asking silos and waiting for them: who is there, what is under way, what is asked again, when waiting ends."""
+"""Dispatcher: sends requests to silos, repeats them, and collects replies until a deadline."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from silotune.distributed.protocol.frames import Frame, ProtocolError, decode
 from silotune.distributed.protocol.handshake import HandshakeRefused
 
 POLL_INTERVAL = 0.1
-"""Seconds between looks at what has come."""
+"""Seconds between polls for replies."""
 
 NODES_INTERVAL = 1.0
-"""Seconds between looks at who is connected."""
+"""Seconds between updates of the connected nodes."""
 
 RETRY_DELAY = 2.0
-"""Seconds before a silo that could not answer is asked again."""
+"""Seconds before a request is repeated that could not be sent or answered."""
 
 _NEVER = float("inf")
 
 
 Report = Callable[[str, str], None]
-"""(silo or node, what happened)."""
+"""Called with (silo or node, event)."""
 
 
 @dataclass
 class _PendingRequest:
-    """A request that is under way: to which node, since when, and whether it is only to learn a name."""
+    """A request without a reply yet: silo (empty for a greeting), node, and the time when it was sent."""
 
     silo: str
     node: int
@@ -38,18 +38,19 @@ class _PendingRequest:
 
 @dataclass
 class SiloDispatcher:
-    """Knows silos by name and reaches them at whatever node they have now.
+    """Sends requests to silos by name; a silo's node may change during a run.
 
     Args:
-        link: what carries frames.
-        silos: the names of all silos; others are not let in.
-        greeting: the frame that asks a node who it is.
-        admit: checks a hello (or what came in its place); raises HandshakeRefused to keep the node out. Before round 1
-            that ends the run, later only the node is left out.
-        report: told what went wrong.
-        patience: seconds after which an unanswered request is sent again to the silo that owes the answer; each further
-            time twice as many, because a silo that was only busy answers all of them. After so many seconds a node
-            that has not been let in is asked again, too, who it is.
+        link: carries the frames.
+        silos: names of all silos; others are refused.
+        greeting: bytes of the frame that asks a node for its hello.
+        admit: checks the reply to a greeting; raises HandshakeRefused to refuse the node. Before round 1 a refusal ends
+            the run, later it excludes the node.
+        report: called with problems.
+        patience: seconds after which an unanswered request is sent again. They double with each repetition, because a
+            silo that was only busy answers every copy. Nodes without a hello are greeted again after the same time.
+        clock: current time in seconds.
+        sleep: waits for a number of seconds.
     """
 
     link: Link
@@ -61,22 +62,28 @@ class SiloDispatcher:
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
     hellos: dict[str, Frame] = field(default_factory=dict)
-    """What silos said of themselves."""
+    """Replies to the greeting, by silo."""
     _nodes: dict[str, int] = field(default_factory=dict)
     _greet_at: dict[int, float] = field(default_factory=dict)
-    """When a node that is there is to be asked (again) who it is; never, once it is let in."""
+    """Time at which a node is greeted next; never after its silo was registered."""
     _refused: set[tuple[int, str]] = field(default_factory=set)
-    """Nodes that were not let in, and why: said once."""
+    """(node, reason) of refusals, so that each is reported once."""
     _pending: dict[str, _PendingRequest] = field(default_factory=dict)
     _online: Mapping[int, str] = field(default_factory=dict)
-    _looked: float = float("-inf")
+    _nodes_updated: float = float("-inf")
     _strict: bool = True
 
     def wait_for_all(self, deadline: float) -> list[str]:
-        """Wait until all silos have said hello; the names of those that have not when time is up.
+        """Wait until all silos are registered.
+
+        Args:
+            deadline: seconds.
+
+        Returns:
+            The silos that are missing at the deadline.
 
         Raises:
-            HandshakeRefused: what `admit` raised.
+            HandshakeRefused: raised by `admit`.
         """
         until = self.clock() + deadline
         self._strict = True
@@ -90,20 +97,21 @@ class SiloDispatcher:
         return []
 
     def request(self, requests: Mapping[str, bytes], deadline: float, away: float = float("inf")) -> Iterator[Frame]:
-        """Ask silos at once; their answers as they come, until all have answered or time is up.
+        """Send requests to silos and yield their replies as they arrive, until all replied or the deadline passed.
 
-        A silo that is away, or whose worker is, is asked when it is back. What comes too late is let go.
+        A silo that is not connected, or whose worker is not, gets its request when it is back. Late replies are
+        dropped.
 
         Args:
-            requests: silo → frame.
-            deadline: seconds that any silo has.
-            away: seconds after which one that is not connected is given up.
+            requests: silo → bytes of a frame.
+            deadline: seconds for all silos.
+            away: seconds after which a silo that is not connected is given up.
         """
         began = self.clock()
         until = began + deadline
         seen = dict.fromkeys(requests, began)
         self._strict = False
-        waiting: dict[str, float] = dict.fromkeys(requests, float("-inf"))  # silo → not to be asked before
+        waiting: dict[str, float] = dict.fromkeys(requests, float("-inf"))  # silo → earliest time of its request
         while waiting and self.clock() < until:
             self._update_nodes()
             for name in list(waiting):
@@ -114,48 +122,50 @@ class SiloDispatcher:
                     self.report(name, f"not connected for {away:g} s")
                     del waiting[name]
             for arrival in self.link.pull(list(self._pending)):
-                answer = self._handle(arrival, waiting)
-                if answer is not None:
-                    del waiting[str(answer.fields["silo"])]
-                    yield answer
+                reply = self._handle(arrival, waiting)
+                if reply is not None:
+                    del waiting[str(reply.fields["silo"])]
+                    yield reply
             if waiting:
                 self.sleep(POLL_INTERVAL)
-        for message in [message for message, asked in self._pending.items() if not asked.greeting]:
+        for message in [message for message, request in self._pending.items() if not request.greeting]:
             del self._pending[message]
         for name in waiting:
             self.report(name, f"no answer within {deadline:g} s")
 
-    # -- who is there --------------------------------------------------------------------------------------------------
+    # -- nodes ---------------------------------------------------------------------------------------------------------
 
     def _update_nodes(self) -> None:
-        """Greet nodes that have not been let in; forget what was under way to nodes that are gone."""
+        """Update the connected nodes: greet new ones, drop pending requests to those that are gone."""
         now = self.clock()
-        if now - self._looked < NODES_INTERVAL:
+        if now - self._nodes_updated < NODES_INTERVAL:
             return
-        self._looked, self._online = now, self.link.nodes()
-        for message, asked in list(self._pending.items()):
-            if asked.node not in self._online:
+        self._nodes_updated, self._online = now, self.link.nodes()
+        for message, request in list(self._pending.items()):
+            if request.node not in self._online:
                 del self._pending[message]
         self._greet_at = {node: due for node, due in self._greet_at.items() if node in self._online}
-        self._refused = {(node, why) for node, why in self._refused if node in self._online}
+        self._refused = {(node, reason) for node, reason in self._refused if node in self._online}
         for node in self._online:
             if self._greet_at.get(node, now) <= now and (sent := self.link.push(node, self.greeting)):
                 self._pending[sent] = _PendingRequest("", node, now, greeting=True)
                 self._greet_at[node] = now + self.patience
 
     def _node_of(self, name: str) -> int | None:
+        """Return a silo's node if it is connected."""
         node = self._nodes.get(name)
         return node if node is not None and node in self._online else None
 
     def _send(self, name: str, request: bytes, waiting: dict[str, float]) -> None:
+        """Send a silo's request if its node is connected and the request is due."""
         now, node = self.clock(), self._node_of(name)
         if node is None or now < waiting[name]:
             return
-        sent = [asked.since for asked in self._pending.values() if asked.silo == name and asked.node == node]
-        pause = self.patience * 2 ** max(0, len(sent) - 1)
-        if sent and now - max(sent) < pause:
+        times = [pending.since for pending in self._pending.values() if pending.silo == name and pending.node == node]
+        pause = self.patience * 2 ** max(0, len(times) - 1)
+        if times and now - max(times) < pause:
             return
-        if sent:
+        if times:
             self.report(name, f"no answer for {pause:g} s; asked again")
         message = self.link.push(node, request)
         if message:
@@ -163,14 +173,14 @@ class SiloDispatcher:
         else:
             waiting[name] = now + RETRY_DELAY
 
-    # -- what comes ----------------------------------------------------------------------------------------------------
+    # -- replies -------------------------------------------------------------------------------------------------------
 
     def _handle(self, arrival: Arrival, waiting: dict[str, float]) -> Frame | None:
-        """An answer to a silo's request; everything else is dealt with here."""
-        asked = self._pending.pop(arrival.message, None)
-        if asked is None:
+        """Return the reply to a silo's request; greetings, errors and late replies are handled here."""
+        request = self._pending.pop(arrival.message, None)
+        if request is None:
             return None
-        who = asked.silo or f"node {asked.node}"
+        sender = request.silo or f"node {request.node}"
         frame, error = None, arrival.error
         if not error:
             try:
@@ -178,26 +188,26 @@ class SiloDispatcher:
             except ProtocolError as problem:
                 error = str(problem)
         if frame is None or frame.kind == "unavailable":
-            self.report(who, error or str(frame and frame.fields.get("reason")))
-            self._retry_later(asked, waiting)
+            self.report(sender, error or str(frame and frame.fields.get("reason")))
+            self._retry_later(request, waiting)
             return None
-        if asked.greeting:
-            self._register(asked.node, frame)
+        if request.greeting:
+            self._register(request.node, frame)
             return None
-        if frame.fields.get("silo") != asked.silo:
-            self.report(who, f"answered in the name of {frame.fields.get('silo')!r}")
-            frame = Frame("failed", {"silo": asked.silo, "reason": "answered in another name"})
-        return frame if asked.silo in waiting else None
+        if frame.fields.get("silo") != request.silo:
+            self.report(sender, f"answered in the name of {frame.fields.get('silo')!r}")
+            frame = Frame("failed", {"silo": request.silo, "reason": "answered in another name"})
+        return frame if request.silo in waiting else None
 
-    def _retry_later(self, asked: _PendingRequest, waiting: dict[str, float]) -> None:
-        if asked.greeting:
-            self._greet_at[asked.node] = self.clock()
-        elif asked.silo in waiting:
-            waiting[asked.silo] = self.clock() + RETRY_DELAY
+    def _retry_later(self, request: _PendingRequest, waiting: dict[str, float]) -> None:
+        if request.greeting:
+            self._greet_at[request.node] = self.clock()
+        elif request.silo in waiting:
+            waiting[request.silo] = self.clock() + RETRY_DELAY
 
     def _register(self, node: int, frame: Frame) -> None:
-        """A node has said who it is. The newest node of a name is the silo's."""
-        if self._greet_at.get(node) == _NEVER:  # asked twice, answered twice
+        """Register the silo of a node that answered the greeting; a silo's newest node counts."""
+        if self._greet_at.get(node) == _NEVER:  # greeted twice
             return
         name, registered = str(frame.fields.get("silo", "")), self._online.get(node, "")
         reason = ""

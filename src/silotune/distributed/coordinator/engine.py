@@ -1,8 +1,8 @@
 """The Flower engine: silos on other machines, reached by messages. It runs in the ServerApp.
 
-The coordinator holds no rows and no private part. Of every silo it knows the name of its last state (`History.taken`)
-and says with each request from which state to go on: what a silo did for a round that was then given up is not built
-upon, and the same request is answered from the silo's own folder.
+The coordinator holds no rows and no private part. It knows the name of each silo's last state (`History.taken`) and
+sends with each request the state to start from. Work for a round that was given up is therefore not built upon, and a
+repeated request is answered from the silo's own folder.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from silotune.training.coordinator import Received
 from silotune.training.federation import Federation
 
 _LONGEST = 500
-"""Characters of what a silo says that are kept."""
+"""Characters of a silo's texts that are kept."""
 
 _COUNTED = {"seconds": 0.0, "rows": 0}
-"""What a silo need not say of its training."""
+"""Defaults for training metrics that a silo may keep to itself."""
 
 
 class FlowerEngine(Engine):
-    """See the module.
+    """Runs the rounds of a federation over a dispatcher.
 
     Args:
         federation: with every silo's name and task, and no rows.
         folder: the run's.
-        calls: reaches the silos.
-        run: what every request carries: the run's id, the configuration, and the coordinator's identity.
-        local: whether the silos' folders lie in the run folder (all on one machine).
-        progress: called before every piece of work.
+        dispatcher: sends the requests.
+        run: fields of every request: the run's id, the configuration, and the coordinator's identity.
+        local: whether the silos' folders are in the run folder (all on one machine).
+        progress: called before every request.
     """
 
     name = "flower"
@@ -61,18 +61,18 @@ class FlowerEngine(Engine):
         self._options = federation.config.federation
         self._new_states: dict[str, str] = {}
         self._deferred_scores: dict[str, dict[str, Any]] = {}
-        """Scores of the round before, which came with a round's answers."""
+        """Scores of the previous round, which arrived with this round's replies."""
 
     @property
     def label(self) -> str:
-        """What `summary.json` calls the engine."""
+        """The engine's name in `summary.json`."""
         return "flower-local" if self._local else "flower"
 
     def rounds(self, number: int, silos: Sequence[str], broadcast: bytes) -> Iterator[Received]:
-        """See `Engine.rounds`. Below its quorum the round is asked again, then the run stops.
+        """See `Engine.rounds`. Below its quorum a round is requested again, then the run stops.
 
         Raises:
-            SilotuneError: too few updates; what is finished is in the run folder.
+            SilotuneError: too few updates; finished rounds are in the run folder.
         """
         self._new_states, self._deferred_scores = {}, {}
         yield from self._until_quorum("round", number, silos, broadcast)
@@ -83,33 +83,33 @@ class FlowerEngine(Engine):
             yield received.reply
 
     def validate(self, number: int) -> Scores:
-        """See `Engine.validate`. A silo that is absent, or keeps its scores to itself, has none.
+        """See `Engine.validate`. A silo that is absent or does not share its scores has none.
 
-        On central rows the score is the mean over all silos, so that it is not given where one is absent.
+        On central rows the score is the mean over all silos; there is none if a silo is absent.
         """
         names = sorted(self.federation.silos)
         entries = self._deferred_scores if number == self.history.pending else self._scores(number, ["validation"])
-        found = {name: entries[name].get("validation") for name in names if name in entries}
+        scores = {name: entries[name].get("validation") for name in names if name in entries}
         if self.federation.central is None:
-            return found
-        return {"global": mean(found)} if sorted(found) == names else {}
+            return scores
+        return {"global": mean(scores)} if sorted(scores) == names else {}
 
     def results(self) -> dict[str, dict[str, Any]]:
-        """See `Engine.results`. What a silo does not share, or did not answer, is None."""
+        """See `Engine.results`. Values that a silo does not share or did not send are None."""
         number = self.history.best_round
-        found = self._scores(number, ["validation", "test"])
-        nothing: dict[str, Any] = {"validation": None, "test": None, "rows": None}
+        entries = self._scores(number, ["validation", "test"])
+        empty: dict[str, Any] = {"validation": None, "test": None, "rows": None}
         tasks = self.federation.tasks
-        return {name: {"metric": tasks[name].metric} | nothing | found.get(name, {}) for name in self.federation.silos}
+        return {name: {"metric": tasks[name].metric} | empty | entries.get(name, {}) for name in self.federation.silos}
 
     def save_states(self, number: int, silos: Sequence[str], better: bool) -> Mapping[str, str]:
-        """The silos have kept their states by now; here only their names."""
-        moved, self._new_states = self._new_states, {}
-        self.history.taken = self.history.taken | moved
-        return self._files(moved)
+        """Record the names of the silos' new states; the silos have stored them."""
+        states, self._new_states = self._new_states, {}
+        self.history.taken = self.history.taken | states
+        return self._files(states)
 
     def load_states(self, checkpoint: Checkpoint) -> None:
-        """The silos keep all states that a checkpoint names; which one counts is said with each request."""
+        """Set the names of the silos' states; silos keep every state that a checkpoint names."""
         taken = checkpoint.history.get("taken", {})
         if self._local and dict(checkpoint.silos) != self._files(taken):
             raise InputError(
@@ -121,25 +121,26 @@ class FlowerEngine(Engine):
     # -- requests ------------------------------------------------------------------------------------------------------
 
     def _files(self, taken: Mapping[str, str]) -> dict[str, str]:
+        """Return the states' files in the run folder; none unless all silos are on this machine."""
         if not self._local:
             return {}
         return {name: f"silos/{name}/{self._run['run']}/{state}.safetensors" for name, state in taken.items()}
 
     def _base(self, name: str) -> str:
-        """The state from which a silo goes on."""
+        """Return the name of the state that a silo's next round starts from; empty before its first."""
         return self._new_states.get(name) or self.history.taken.get(name, "")
 
     def _keep(self, name: str) -> list[str]:
-        """The states that checkpoints name."""
-        kept = [self._last, self._best]
-        return sorted({found.history["taken"][name] for found in kept if found and name in found.history["taken"]})
+        """Return the states of a silo that checkpoints refer to."""
+        states = [point.history["taken"].get(name) for point in (self._last, self._best) if point is not None]
+        return sorted({state for state in states if state is not None})
 
     def _request(self, kind: str, number: int, name: str, broadcast: bytes, **fields: Any) -> bytes:
-        said = {**self._run, "round": number, "base": self._base(name), **fields}
-        return Frame(kind, said, {"broadcast": broadcast}).encode()
+        header = {**self._run, "round": number, "base": self._base(name), **fields}
+        return Frame(kind, header, {"broadcast": broadcast}).encode()
 
     def _until_quorum(self, kind: str, number: int, silos: Sequence[str], broadcast: bytes) -> Iterator[Received]:
-        """Updates of as many silos as the quorum asks for; refused ones are passed on, and do not count."""
+        """Request a round until the quorum is reached; yields every reply, refused updates do not count."""
         needed = max(1, ceil_fraction(self._options.quorum, len(silos))) if silos else 0
         judge = kind == "round" and bool(self.history.pending)
         resting = [name for name in sorted(self.federation.silos) if name not in silos] if judge else []
@@ -149,7 +150,7 @@ class FlowerEngine(Engine):
                 name: self._request(kind, number, name, broadcast, keep=self._keep(name), judge=judge)
                 for name in waiting
             }
-            for name in resting:  # they take no part, but say how good the round before was for them
+            for name in resting:  # not sampled: they only score the previous round
                 requests[name] = self._request("score", number, name, broadcast, splits=["validation"])
             self.progress(number, ", ".join(waiting), arrived, len(silos))
             for frame in self._dispatcher.request(requests, self._options.deadline, self._options.away):
@@ -181,7 +182,7 @@ class FlowerEngine(Engine):
         )
 
     def _read(self, kind: str, number: int, frame: Frame) -> SiloReply | None:
-        """A silo's answer; None where it gives a reason instead."""
+        """Return a silo's reply; None, with an event, if it is a failure or malformed."""
         silo = str(frame.fields["silo"])
         reason = ""
         metrics = frame.fields.get("metrics")
@@ -202,23 +203,24 @@ class FlowerEngine(Engine):
         return SiloReply(silo, message, _COUNTED | dict(metrics or {}), str(frame.fields.get("note", ""))[:200])
 
     def _scores(self, number: int, splits: Sequence[str]) -> dict[str, dict[str, Any]]:
+        """Request scores of the shared parts of a round from all silos; those that answered, in name order."""
         broadcast = self.federation.coordinator.broadcast(number)
         names = sorted(self.federation.silos)
         requests = {name: self._request("score", number, name, broadcast, splits=list(splits)) for name in names}
-        found: dict[str, dict[str, Any]] = {}
+        entries: dict[str, dict[str, Any]] = {}
         for frame in self._dispatcher.request(requests, self._options.deadline, self._options.away):
-            self._take_scores(number, frame, found)
-        return {name: found[name] for name in names if name in found}
+            self._take_scores(number, frame, entries)
+        return {name: entries[name] for name in names if name in entries}
 
-    def _take_scores(self, number: int, frame: Frame, found: dict[str, dict[str, Any]]) -> None:
-        """The scores that were asked for; a silo that sends anything else has none."""
+    def _take_scores(self, number: int, frame: Frame, entries: dict[str, dict[str, Any]]) -> None:
+        """Put the scores of a reply into `entries`; anything else becomes an event."""
         silo, scores = str(frame.fields["silo"]), frame.fields.get("scores")
         if frame.kind != "scores":
             self._failed(number, silo, str(frame.fields.get("reason", f"answered with {frame.kind!r}")))
         elif not validate_scores(scores):
             self._failed(number, silo, "answered with something else than scores")
         else:
-            found[silo] = dict(scores or {})
+            entries[silo] = dict(scores or {})
 
     def _failed(self, number: int, silo: str, reason: str) -> None:
         self.folder.event("silo-failed", round=number, silo=silo, reason=reason[:_LONGEST])

@@ -1,4 +1,4 @@
-"""What a coordinator remembers of a run: its id, and what silos said of their tasks."""
+"""Run registry: a run's id and its silos' tasks, kept in the run folder for a resume."""
 
 from __future__ import annotations
 
@@ -15,35 +15,35 @@ from silotune.distributed.protocol.handshake import HandshakeRefused, Hello
 from silotune.errors import InputError
 
 FOLDER = "federation"
-"""The part of the run folder that is about the machines: who took part, progress, how it ended."""
+"""Subfolder of the run folder with the registry, status files and logs."""
 
 
 @dataclass(frozen=True)
 class SiloInfo:
-    """A silo's task, and how many texts a row has."""
+    """A silo's task and the number of texts in a row."""
 
     task: Task
     texts: int
 
     @classmethod
     def read(cls, fields: Mapping[str, Any]) -> SiloInfo:
-        """From plain values."""
+        """Parse the plain values in `run.json`."""
         return cls(read_task(fields["task"]), int(fields["texts"]))
 
 
 @dataclass(frozen=True)
 class RunRegistry:
-    """A run's id and its silos; one of them may be absent when the coordinator starts again."""
+    """A run's id and its silos; a resume works even if one of them is absent."""
 
     run: str
     silos: Mapping[str, SiloInfo]
 
     @classmethod
     def open(cls, out: Path) -> RunRegistry:
-        """Of a run folder; a new id where nothing began. Nothing is changed.
+        """Read a run folder's registry, or make a new id if there is none; writes nothing.
 
         Raises:
-            InputError: damaged, or a run by another engine.
+            InputError: the file is damaged, or another engine made the run.
         """
         path = out / FOLDER / "run.json"
         if path.exists():
@@ -58,7 +58,7 @@ class RunRegistry:
 
     @classmethod
     def check(cls, out: Path) -> None:
-        """Refuse what `open` would refuse.
+        """Check that `open` accepts a folder.
 
         Raises:
             InputError: as `open`.
@@ -66,17 +66,17 @@ class RunRegistry:
         cls.open(out)
 
     def with_silo(self, hello: Hello) -> RunRegistry:
-        """Knowing one silo more, or the same silo again.
+        """Return the registry with one more silo.
 
         Raises:
-            HandshakeRefused: its task is another one now.
+            HandshakeRefused: the silo is registered with another task.
         """
-        said = SiloInfo(hello.task, hello.texts)
-        if self.silos.get(hello.silo, said) != said:
+        info = SiloInfo(hello.task, hello.texts)
+        if self.silos.get(hello.silo, info) != info:
             raise HandshakeRefused(f"silo {hello.silo!r}: its task is another than when the run began")
-        return RunRegistry(self.run, {**self.silos, hello.silo: said})
+        return RunRegistry(self.run, {**self.silos, hello.silo: info})
 
     def write(self, out: Path) -> None:
-        """Keep it in a run folder."""
-        silos = {name: asdict(known) for name, known in self.silos.items()}
+        """Write it to a run folder."""
+        silos = {name: asdict(info) for name, info in self.silos.items()}
         write_text(out / FOLDER / "run.json", json.dumps({"run": self.run, "silos": silos}, indent=1))

@@ -1,4 +1,4 @@
-"""The ServerApp: reads which job it is to do from the run's configuration, and coordinates it over Flower's grid."""
+"""The ServerApp: reads its job from Flower's run configuration and coordinates it over Flower's grid."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from flwr.serverapp import Grid, ServerApp
 app = ServerApp()
 
 TTL = 7 * 24 * 3600.0
-"""Seconds after which Flower drops a message that nobody fetched."""
+"""Seconds after which Flower drops a message that was not fetched."""
 
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """One run."""
+    """Run one job."""
     from silotune.distributed.coordinator.coordinate import Job, coordinate
     from silotune.distributed.flower.link import FlowerLink
 
