@@ -166,7 +166,7 @@ def test_a_restarted_worker_goes_on_from_its_folder(whole, tmp_path):
     config, expected = whole("fedmcp", "federation.patience=0.05")
 
     def restarted(faulty, data):
-        faulty.session = Session(faulty.session.local)
+        faulty.session = Session(faulty.session.settings)
         raise LostError
 
     configs, link, _ = with_fault(config, tmp_path / "run", restarted, at=3)
@@ -259,7 +259,7 @@ def test_a_silo_that_lost_its_folder_is_named(whole, tmp_path):
     out = tmp_path / "run"
 
     def wiped(faulty, data):
-        shutil.rmtree(faulty.session.local.folder)
+        shutil.rmtree(faulty.session.settings.folder)
         return faulty.session.answer(data)
 
     configs, link, _ = with_fault(config, out, wiped)

@@ -1,7 +1,7 @@
-"""What a silo has paid for with privacy, for ever: one line for every noised answer it gave, in whichever run.
+"""Privacy ledger of a silo: one line for every noised reply, over all runs.
 
-A coordinator names the state from which a silo goes on, so a count in that state could be rewound. This file only
-grows. A line is written before its answer leaves: a crash between the two costs a round's ε, and hides none.
+The coordinator chooses the state that a silo starts from, so it could rewind a count kept in that state. This file only
+grows. A line is written before its reply leaves: a crash between the two spends a round's ε and hides none.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ FILE = "released.jsonl"
 
 @dataclass(frozen=True)
 class Price:
-    """What one noised answer costs: an accountant composes those of one price alone."""
+    """The privacy cost of one noised reply; an accountant composes only replies of the same price."""
 
     mechanism: str
     epsilon: float
@@ -32,21 +32,24 @@ class Price:
 
     @classmethod
     def of(cls, privacy: Privacy) -> Price:
-        """Of what a configuration promises."""
+        """Return the price of a reply under a configuration's guarantee."""
         return cls(privacy.account.mechanism, privacy.epsilon_round, privacy.account.delta)
 
 
 @dataclass(frozen=True)
 class PrivacyLedger:
-    """A silo's record, in its own folder."""
+    """A silo's record of noised replies, in its own folder."""
 
     folder: Path
 
     def spent(self, run: str, price: Price) -> PrivacySpent:
-        """The noised answers given in a run at this price, and the ε of all others over the same rows (plain sum).
+        """Sum up what was spent.
+
+        Returns:
+            The number of noised replies in a run at this price, and the ε of all others over the same rows (plain sum).
 
         Raises:
-            InputError: if the file is damaged; without it nothing more may leave.
+            InputError: the file is damaged; then no further reply may leave.
         """
         path = self.folder / FILE
         uses, others = 0, 0.0
@@ -64,7 +67,7 @@ class PrivacyLedger:
         return PrivacySpent(uses, others)
 
     def record(self, run: str, answer: str, price: Price) -> None:
-        """One more noised answer is about to leave."""
+        """Append a noised reply that is about to leave, and flush it to disk."""
         self.folder.mkdir(parents=True, exist_ok=True)
         with (self.folder / FILE).open("a", encoding="utf-8") as file:
             file.write(json.dumps({"run": run, "answer": answer, **asdict(price)}) + "\n")

@@ -1,7 +1,7 @@
-"""A silo's side of one run: backbone, tokenized rows and state, and what is answered to the coordinator's requests.
+"""A silo's session: replies to the coordinator's requests with backbone, tokenized rows and state.
 
-Torch runs here, in one thread. Every answer to a coordinator is made by `Session.answer` (to a ping, which tools on the
-same machine ask, `worker.py` says its name, process and whether it is busy).
+Torch runs here, in one thread. `Session.answer` makes every reply to a coordinator; `worker.py` answers pings, which
+come from tools on the same machine.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ from silotune.training.silo import Silo, SiloState
 from silotune.version import __version__
 
 _UNDISCLOSED_ROWS = 1
-"""The row count of a silo that does not say how many it has."""
+"""Row count in the messages of a silo that does not share it."""
 
 
 class _SiloWithoutRowCount(Silo):
-    """A silo that does not say how many rows it has."""
+    """A silo whose messages do not reveal its row count."""
 
     @property
     def rows(self) -> int:
@@ -51,28 +51,36 @@ class _SiloWithoutRowCount(Silo):
 
 
 class Session:
-    """Answers for one silo.
+    """Answers requests for one silo.
 
     Args:
-        local: the operator's configuration.
+        settings: the silo operator's.
     """
 
-    def __init__(self, local: SiloSettings) -> None:
-        self.local = local
-        self._setup = SiloSetup(local)
+    def __init__(self, settings: SiloSettings) -> None:
+        self.settings = settings
+        self._setup = SiloSetup(settings)
 
     def warm(self) -> None:
-        """Load backbone and rows for the agreed configuration, before anybody asks."""
-        if self.local.config is not None:
-            text = Path(self.local.config).read_text(encoding="utf-8")
+        """Load backbone and rows for the agreed configuration, before the first request."""
+        if self.settings.config is not None:
+            text = Path(self.settings.config).read_text(encoding="utf-8")
             try:
                 parse_wire_config(text)
-            except InputError:  # as a person writes it; the backbone will be there, rows come with the first request
-                text = wire_config(read_config(self.local.config), [self.local.name])
+            except InputError:  # not in the form of `wire_config`: rows are read again with the first request
+                text = wire_config(read_config(self.settings.config), [self.settings.name])
             self._setup(text, None)
 
     def answer(self, data: bytes) -> bytes:
-        """The answer to a request; a reason where there is none. Tracebacks stay in the silo's own log."""
+        """Answer a request.
+
+        Args:
+            data: bytes of the request's frame.
+
+        Returns:
+            Bytes of the reply's frame: `refused` or `failed` with a reason if there is no other. Tracebacks stay in the
+            silo's own log.
+        """
         try:
             return self._answer(decode(data)).encode()
         except HandshakeRefused as error:
@@ -81,35 +89,36 @@ class Session:
             return self._reason("failed", f"request: {error}")
         except SilotuneError as error:
             return self._reason("failed", self._without_paths(str(error)))
-        except Exception as error:  # the text may quote rows: only its kind leaves
+        except Exception as error:  # its text may quote rows
             traceback.print_exc()
             return self._reason("failed", f"{type(error).__name__} (see the worker's log)")
 
     def _without_paths(self, reason: str) -> str:
-        """Where things lie on this machine is nobody else's business."""
-        local = self.local
-        paths = [local.folder, local.rows, local.backbone, local.start, local.secret, local.config]
-        paths.append(None if local.data is None else local.data.path)
+        """Remove local paths from error messages before they leave the silo."""
+        settings = self.settings
+        paths = [settings.folder, settings.rows, settings.backbone, settings.start, settings.secret, settings.config]
+        paths.append(None if settings.data is None else settings.data.path)
         for path in sorted({path for path in paths if path and "/" in path}, key=len, reverse=True):
             reason = reason.replace(path, f"…/{Path(path).name}")
         return reason
 
     def _reason(self, kind: str, reason: str) -> bytes:
-        print(f"silotune worker {self.local.name!r}: {kind}: {reason}", file=sys.stderr, flush=True)
-        return Frame(kind, {"silo": self.local.name, "reason": reason}).encode()
+        print(f"silotune worker {self.settings.name!r}: {kind}: {reason}", file=sys.stderr, flush=True)
+        return Frame(kind, {"silo": self.settings.name, "reason": reason}).encode()
 
     def _answer(self, request: Frame) -> Frame:
-        run, text, said = require_fields(request.fields, "run", "config", "identity")
-        check_protocol(self.local.name, protocol_of(said), PROTOCOL)
-        theirs = Identity.read(said)
-        if theirs.version != __version__:
+        run, text, identity = require_fields(request.fields, "run", "config", "identity")
+        check_protocol(self.settings.name, protocol_of(identity), PROTOCOL)
+        coordinators = Identity.read(identity)
+        if coordinators.version != __version__:
+            silo = f"silo {self.settings.name!r}"
             raise HandshakeRefused(
-                f"silo {self.local.name!r}: another silotune: {__version__}, the coordinator's: {theirs.version}"
+                f"{silo}: another silotune: {__version__}, the coordinator's: {coordinators.version}"
             )
-        federation = self._setup(str(text), theirs)
+        federation = self._setup(str(text), coordinators)
         if request.kind == "hello":
             return self._hello(federation)
-        store = StateStore(Path(self.local.folder), str(run))
+        store = StateStore(Path(self.settings.folder), str(run))
         if request.kind in ("round", "final"):
             return self._train(federation, store, request)
         if request.kind == "score":
@@ -117,82 +126,81 @@ class Session:
         raise ProtocolError(f"unknown request {request.kind[:20]!r}")
 
     def _hello(self, federation: Federation) -> Frame:
-        task = federation.tasks[self.local.name]
+        task = federation.tasks[self.settings.name]
         fields = {
-            "silo": self.local.name,
+            "silo": self.settings.name,
             "identity": self._setup.identity().fields(),
             "task": asdict(task) | {"labels": list(task.labels)},
-            "texts": federation.texts[self.local.name],
+            "texts": federation.texts[self.settings.name],
         }
         return Frame("hello", fields)
 
     # -- requests ------------------------------------------------------------------------------------------------------
 
     def _train(self, federation: Federation, store: StateStore, request: Frame) -> Frame:
-        """A local round, or the final phases; the same question gets the same answer, without training twice."""
+        """Run a local round or the final phases; a repeated request gets the kept reply without training again."""
         number, base, keep = require_fields(request.fields, "round", "base", "keep")
         (broadcast,) = require_fields(request.blobs, "broadcast")
         final = request.kind == "final"
         name = state_name(int(number), final)
         judge = bool(request.fields.get("judge")) and not final
-        asked = self._question(request, judge=str(judge), base=str(base))
-        known = store.answered(name, asked)
-        if known is not None:
-            return self._shared(known)
-        store.forget({*map(str, keep), str(base)}, before=int(number))
+        key = self._request_key(request, judge=str(judge), base=str(base))
+        kept = store.find_reply(name, key)
+        if kept is not None:
+            return self._filtered(kept)
+        store.delete(before=int(number), keep={*map(str, keep), str(base)})
         silo = self._silo(federation, store, str(base))
         client = federation.client()
-        judged = (
-            self._evaluate(federation, silo, client.open_broadcast(broadcast)[0], ["validation"], store)
-            if judge
-            else {}
-        )
+        scores_before: dict[str, Any] = {}
+        if judge:  # of the previous round, whose shared parts the broadcast holds
+            shared, _ = client.open_broadcast(broadcast)
+            scores_before = self._evaluate(federation, silo, shared, ["validation"], store)
         if final:
-            (made,) = client.finals([silo], broadcast)
+            (reply,) = client.finals([silo], broadcast)
         else:
-            ledger, run = PrivacyLedger(Path(self.local.folder)), store.path.name
+            ledger, run = PrivacyLedger(Path(self.settings.folder)), store.path.name
             price = None if client.privacy is None else Price.of(client.privacy)
             spent = PrivacySpent() if price is None else ledger.spent(run, price)
-            (made,) = client.rounds([silo], broadcast, spent)
-            if price is not None and made.message:
+            (reply,) = client.rounds([silo], broadcast, spent)
+            if price is not None and reply.message:
                 ledger.record(run, name, price)
         assert silo.state is not None, "a silo that trained has a state"
         store.write(name, silo.state.flat())
-        fields = {"silo": silo.name, "round": int(number), "state": name, "metrics": made.metrics, "note": made.note}
-        if judge:  # of the round before: its shared parts are what this round begins with
-            fields["scores"] = judged
-        answer = Frame("answer", fields, {"message": made.message})
-        store.keep_reply(name, asked, answer)
-        return self._shared(answer)
+        fields = {"silo": silo.name, "round": int(number), "state": name, "metrics": reply.metrics, "note": reply.note}
+        if judge:
+            fields["scores"] = scores_before
+        frame = Frame("answer", fields, {"message": reply.message})
+        store.keep_reply(name, key, frame)
+        return self._filtered(frame)
 
-    def _shared(self, answer: Frame) -> Frame:
-        """An answer with the numbers that may leave by now: it may be one that was kept when others might."""
-        share, fields, blobs = self.local.share, dict(answer.fields), dict(answer.blobs)
+    def _filtered(self, reply: Frame) -> Frame:
+        """Keep the numbers that may leave now; a kept reply may be older than the operator's settings."""
+        share, fields, blobs = self.settings.share, dict(reply.fields), dict(reply.blobs)
         fields["metrics"] = filter_metrics(fields["metrics"], share)
         if "scores" in fields:
             fields["scores"] = filter_scores(fields["scores"], share)
         if "rows" not in share and blobs["message"]:
             blobs["message"] = with_rows(blobs["message"], _UNDISCLOSED_ROWS)
-        return Frame(answer.kind, fields, blobs)
+        return Frame(reply.kind, fields, blobs)
 
     def _score(self, federation: Federation, store: StateStore, request: Frame) -> Frame:
-        """Scores of the aggregated shared parts with this silo's own private ones; computed once, as `_train`."""
+        """Score the aggregated shared parts with this silo's private ones; computed once, as `_train`."""
         number, base, splits = require_fields(request.fields, "round", "base", "splits")
         (broadcast,) = require_fields(request.blobs, "broadcast")
-        name, chosen = scores_name(int(number)), [str(split) for split in splits]
-        asked = self._question(request, base=str(base), splits=",".join(chosen), share=",".join(self.local.share))
-        known = store.answered(name, asked)
-        if known is not None:
-            return known
+        name, splits = scores_name(int(number)), [str(split) for split in splits]
+        key = self._request_key(request, base=str(base), splits=",".join(splits), share=",".join(self.settings.share))
+        kept = store.find_reply(name, key)
+        if kept is not None:
+            return kept
         silo = self._silo(federation, store, str(base))
         shared, _ = read_broadcast(broadcast, federation.coordinator.expected)
-        found = self._evaluate(federation, silo, shared, chosen, store)
-        answer = Frame("scores", {"silo": self.local.name, "scores": found})
-        store.keep_reply(name, asked, answer)
-        return answer
+        entry = self._evaluate(federation, silo, shared, splits, store)
+        reply = Frame("scores", {"silo": self.settings.name, "scores": entry})
+        store.keep_reply(name, key, reply)
+        return reply
 
-    def _question(self, request: Frame, **more: str) -> dict[str, str]:
-        """What makes two requests the same."""
+    def _request_key(self, request: Frame, **more: str) -> dict[str, str]:
+        """Return the fields in which two requests must agree to get the same reply."""
         return {
             "kind": request.kind,
             "broadcast": hashlib.sha256(request.blobs["broadcast"]).hexdigest(),
@@ -203,27 +211,27 @@ class Session:
     def _evaluate(
         self, federation: Federation, silo: Silo, shared: State, splits: list[str], store: StateStore
     ) -> dict[str, Any]:
-        """The scores that may leave, of a broadcast's shared parts with the silo's present private ones."""
-        federation.silos = {self.local.name: silo}
+        """Score shared parts with the silo's present private ones; returns what may leave."""
+        federation.silos = {self.settings.name: silo}
         federation.coordinator.shared = shared
         if splits == ["validation"]:
-            found: dict[str, Any] = {"validation": scores(federation, "validation")[self.local.name]}
+            entry: dict[str, Any] = {"validation": scores(federation, "validation")[self.settings.name]}
         else:
-            found = results(federation)[self.local.name]
+            entry = results(federation)[self.settings.name]
             keep_instances(store.path, [silo])
-        return filter_scores(found, self.local.share)
+        return filter_scores(entry, self.settings.share)
 
     def _silo(self, federation: Federation, store: StateStore, base: str) -> Silo:
-        """The silo at one of its states; the empty name is that before its first round."""
-        silo = federation.silos[self.local.name]
-        if "rows" not in self.local.share and not isinstance(silo, _SiloWithoutRowCount):
+        """Return the silo at one of its states; the empty name stands for the state before its first round."""
+        silo = federation.silos[self.settings.name]
+        if "rows" not in self.settings.share and not isinstance(silo, _SiloWithoutRowCount):
             silo = _SiloWithoutRowCount(silo.name, silo.train, silo.evaluations, instances=silo.instances)
-            federation.silos = {self.local.name: silo}
+            federation.silos = {self.settings.name: silo}
         silo.state = None
         if base:
             kept = SiloState.from_flat(store.read(base))
             wanted = {name: tensor.shape for name, tensor in flatten(federation.context.state_of(silo).private).items()}
             if {name: tensor.shape for name, tensor in flatten(kept.private).items()} != wanted:
-                raise InputError(f"silo {self.local.name!r}: its state {base!r} is of another method or tuner")
+                raise InputError(f"silo {self.settings.name!r}: its state {base!r} is of another method or tuner")
             silo.state = kept
         return silo

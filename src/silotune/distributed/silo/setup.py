@@ -1,4 +1,4 @@
-"""From the configuration that a coordinator sends to a federation of one silo: what is agreed to, loaded and kept."""
+"""Setup of a silo: checks the coordinator's configuration and builds a federation of this silo alone."""
 
 from __future__ import annotations
 
@@ -30,46 +30,49 @@ from silotune.training.federation import Federation
 
 
 class SiloSetup:
-    """Makes a silo ready for a run.
+    """Builds and caches backbone, rows and parts for the coordinator's configuration.
 
     Args:
-        local: what the silo's operator wrote.
+        settings: the silo operator's.
     """
 
-    def __init__(self, local: SiloSettings) -> None:
-        self.local = local
+    def __init__(self, settings: SiloSettings) -> None:
+        self.settings = settings
         self.text = ""
-        """The configuration that it is ready for, as it travels."""
+        """The configuration it was built for, as it was sent."""
         self._backbone: tuple[BackboneRequirements, Backbone] | None = None
         self._federation: Federation | None = None
         self._agreed: Config | None = None
-        if local.config is not None:
-            self._agreed = read_config(local.config)
+        if settings.config is not None:
+            self._agreed = read_config(settings.config)
 
     def identity(self) -> Identity:
-        """What it runs, with the shapes of the shared parts."""
+        """Return this silo's identity, with the shapes of the shared parts."""
         federation = self._federation
-        assert federation is not None, "nothing was prepared"
-        found = Identity.of(federation.config, self.text, federation.backbone)
-        return replace(found, shapes=federation.coordinator.expected.shapes)
+        assert federation is not None, "nothing was built"
+        identity = Identity.of(federation.config, self.text, federation.backbone)
+        return replace(identity, shapes=federation.coordinator.expected.shapes)
 
     def __call__(self, text: str, coordinators: Identity | None) -> Federation:
-        """Backbone, rows and parts for a configuration; kept until another one comes.
+        """Build the federation for a configuration; cached until the configuration changes.
 
         Args:
-            text: the configuration as it travels.
-            coordinators: what the coordinator runs; None before it asks.
+            text: the configuration as it was sent.
+            coordinators: the coordinator's identity; None before its first request.
+
+        Returns:
+            A federation of this silo alone.
 
         Raises:
-            HandshakeRefused: this silo does not run the same, or did not agree to it.
-            InputError: its rows or backbone cannot be used.
+            HandshakeRefused: the identities differ, or the operator's settings exclude the configuration.
+            InputError: rows or backbone cannot be used.
         """
         if self._federation is None or self.text != text:
             self._federation, self.text = None, ""
             self._federation = self._build(text, coordinators)
             self.text = text
         if coordinators is not None:
-            check_identity(self.local.name, coordinators, self.identity())
+            check_identity(self.settings.name, coordinators, self.identity())
         return self._federation
 
     def _build(self, text: str, coordinators: Identity | None) -> Federation:
@@ -78,82 +81,87 @@ class SiloSetup:
             try:
                 check_agreed(config, self._agreed)
             except InputError as error:
-                raise HandshakeRefused(f"silo {self.local.name!r}: another {error}") from error
+                raise HandshakeRefused(f"silo {self.settings.name!r}: another {error}") from error
         check_federated(config)
-        self._check_shared(config)
+        self._check_configuration(config)
         method = make_method(config)
         self._check_sent(method)
-        config = self._own(config)
+        config = self._local_config(config)
         backbone = self._load(config, method)
-        if coordinators is not None:  # before anything that fails for want of the right backbone
-            check_identity(self.local.name, coordinators, Identity.of(config, text, backbone))
+        if coordinators is not None:  # first, as another backbone makes later steps fail
+            check_identity(self.settings.name, coordinators, Identity.of(config, text, backbone))
         data = self._rows(config)
-        federation = build(config, backbone, [SiloData(self.local.name, data.task, Splits())])
+        federation = build(config, backbone, [SiloData(self.settings.name, data.task, Splits())])
         tokenize = method.setting.head.row_tokenizer(backbone, config.train.max_length)
         federation.silos = make_silos([data], tokenize, method)
-        federation.texts = {self.local.name: len(data.splits.train[0].texts)}
+        federation.texts = {self.settings.name: len(data.splits.train[0].texts)}
         return federation
 
-    def _check_shared(self, config: Config) -> None:
-        if config.aggregation.name == "samples" and "rows" not in self.local.share:
+    def _check_configuration(self, config: Config) -> None:
+        """Refuse a configuration that the operator's settings exclude."""
+        if config.aggregation.name == "samples" and "rows" not in self.settings.share:
             raise HandshakeRefused(
-                f"silo {self.local.name!r}: aggregation=samples weighs silos by their rows, and this one does not say "
-                "how many it has; allowed: uniform, median, trimmed-mean, krum, multi-krum"
+                f"silo {self.settings.name!r}: aggregation=samples weighs silos by their rows, and this one does not "
+                "say how many it has; allowed: uniform, median, trimmed-mean, krum, multi-krum"
             )
         self._check_noise(config)
-        if config.start is not None and self.local.start is None:
-            raise HandshakeRefused(f"silo {self.local.name!r}: the run starts from a LoRA; its silo config needs start")
+        if config.start is not None and self.settings.start is None:
+            raise HandshakeRefused(
+                f"silo {self.settings.name!r}: the run starts from a LoRA; its silo config needs start"
+            )
 
     def _check_sent(self, method: Method) -> None:
-        """A method says what is shared, and the coordinator which method: the operator has a say as well."""
-        allowed = self.local.send
+        """Refuse a method that shares parts outside the operator's `send`."""
+        allowed = self.settings.send
         shared = names_with(method.parts(), Scope.SHARED)
         others = [] if allowed is None else [name for name in shared if name not in allowed]
         if others:
             raise HandshakeRefused(
-                f"silo {self.local.name!r}: method={method.name} shares {', '.join(others)}; its silo config lets only "
-                f"{', '.join(allowed or ['nothing'])} leave (send)"
+                f"silo {self.settings.name!r}: method={method.name} shares {', '.join(others)}; its silo config lets "
+                f"only {', '.join(allowed or ['nothing'])} leave (send)"
             )
 
     def _check_noise(self, config: Config) -> None:
-        """The silo's own noise is as its operator wants it, whatever the coordinator would have."""
-        local, who = self.local, f"silo {self.local.name!r}"
+        """Refuse a configuration whose noise in silos does not satisfy the operator's settings."""
+        settings, who = self.settings, f"silo {self.settings.name!r}"
         if config.uplink.noise is None:
-            if local.secret is not None or local.epsilon is not None:
-                key = "secret" if local.secret is not None else "epsilon"
+            if settings.secret is not None or settings.epsilon is not None:
+                key = "secret" if settings.secret is not None else "epsilon"
                 raise HandshakeRefused(f"{who}: answers with noise alone (its silo config has {key}); uplink has none")
             return
-        if local.secret is None and config.privacy.secret is not None:
+        if settings.secret is None and config.privacy.secret is not None:
             raise HandshakeRefused(f"{who}: its noise needs a secret; its silo config names none")
-        if local.secret is None and not local.seeded_noise:
+        if settings.secret is None and not settings.seeded_noise:
             raise HandshakeRefused(
                 f"{who}: noise from the run's seed hides nothing from the coordinator, who knows the seed; its silo "
                 "config needs secret (or seeded_noise: true, for a rehearsal)"
             )
 
     def _budget(self, config: Config) -> float | None:
-        """The smaller of the run's and the operator's; None: neither has one."""
-        budgets = [given for given in (config.privacy.epsilon, self.local.epsilon) if given is not None]
+        """Return the smaller of the run's and the operator's ε; None if neither has one."""
+        budgets = [epsilon for epsilon in (config.privacy.epsilon, self.settings.epsilon) if epsilon is not None]
         return min(budgets, default=None)
 
     def _delta(self, config: Config) -> float | None:
-        """The δ at which this silo counts; None: the noise has none."""
-        chosen, local = config.privacy.delta or config.uplink.delta, self.local
-        if local.epsilon is None or chosen is None:
+        """Return the δ at which this silo counts; None if the noise has no δ."""
+        chosen, settings = config.privacy.delta or config.uplink.delta, self.settings
+        if settings.epsilon is None or chosen is None:
             return config.privacy.delta
-        return min(chosen, local.delta or DELTA)
+        return min(chosen, settings.delta or DELTA)
 
-    def _own(self, config: Config) -> Config:
-        """The coordinator's configuration with this machine's paths, for a federation of this silo alone."""
+    def _local_config(self, config: Config) -> Config:
+        """Return the coordinator's configuration with this machine's paths, for this silo alone."""
         update: dict[str, Any] = {
-            "backbone": self.local.backbone,
-            "start": None if config.start is None else self.local.start,
-            "threads": self.local.threads,
+            "backbone": self.settings.backbone,
+            "start": None if config.start is None else self.settings.start,
+            "threads": self.settings.threads,
             "sampling": SamplingConfig(),
             "aggregation": AggregationConfig(name="uniform"),
             "partition": PartitionConfig(),
-            "privacy": PrivacyConfig(secret=self.local.secret, epsilon=self._budget(config), delta=self._delta(config)),
-            "silos": [] if self.local.data is None else [self.local.data],
+            "privacy": PrivacyConfig(
+                secret=self.settings.secret, epsilon=self._budget(config), delta=self._delta(config)
+            ),
+            "silos": [] if self.settings.data is None else [self.settings.data],
         }
         return config.model_copy(update=update)
 
@@ -166,9 +174,9 @@ class SiloSetup:
 
     def _rows(self, config: Config) -> SiloData:
         try:
-            if self.local.rows is not None:
-                return read_rows(Path(self.local.rows), self.local.name)
+            if self.settings.rows is not None:
+                return read_rows(Path(self.settings.rows), self.settings.name)
             return load_silos(config)[0]
         except InputError as error:  # its text may quote a cell
             print(f"silotune worker: {error}", file=sys.stderr, flush=True)
-            raise InputError(f"silo {self.local.name!r}: its rows cannot be used (see the worker's log)") from None
+            raise InputError(f"silo {self.settings.name!r}: its rows cannot be used (see the worker's log)") from None

@@ -1,4 +1,4 @@
-"""What a silo's operator writes: a small YAML file. Nothing a coordinator sends can change what it says."""
+"""A silo operator's settings, a small YAML file; a coordinator cannot change them."""
 
 from __future__ import annotations
 
@@ -21,21 +21,34 @@ LONGEST_SOCKET = 100
 
 
 class SiloSettings(Section):
-    """One silo.
+    """The settings of one silo.
 
-    `name`: as the coordinator knows it. `folder`: where the silo keeps its own state; only its operator reads it.
-    `data`: its rows, with the keys of an entry of `silos` (path, text, label, task, labels, kind, metric); or `rows`:
-    a folder of rows as they are. `share`: the numbers that may leave: scores on validation and test rows, row counts
-    (and the numbers of steps and tokens, which follow from them), losses, seconds. Without `rows` among them only
-    aggregations that do not weigh silos are accepted. `send`: the parts that may leave, by name (`silotune parts
-    METHOD`); a run that shares others is refused. `backbone`, `start`, `threads`: on this machine. `secret`: random
-    bytes for the silo's own noise; without them noise is refused, unless `seeded_noise` takes it from the run's seed,
-    which the coordinator knows. `epsilon`: what all runs over these rows may cost together, whatever budget a run has;
-    `delta`: each counted at this δ (1e-5), or at the run's where that is smaller. With `secret` or `epsilon` a run
-    without noise is refused. `config`: the configuration that was agreed on; any other is refused. `socket`: where the
-    worker listens; `socket_group`: the socket's group may connect too, so that the SuperNode can run as another user,
-    who cannot read the rows. `superlink`: address of the coordinator's SuperLink (or of the proxy before it);
-    `root_certificates` and `private_key` prove who is who; `insecure` is for one machine.
+    Args:
+        name: the silo's name at the coordinator.
+        folder: for the silo's states and replies; readable by its operator only.
+        data: its rows, with the keys of an entry of `silos` (path, text, label, task, labels, kind, metric).
+        rows: instead of `data`, a folder of prepared rows.
+        share: the numbers that may leave: scores on validation and test rows, row counts (with the counts of steps and
+            tokens, which follow from them), losses, seconds. Without `rows`, only aggregations that do not weigh silos
+            are accepted.
+        send: names of the parts that may leave (`silotune parts METHOD`); a run that shares others is refused.
+        backbone: name or folder on this machine.
+        start: initial adapter on this machine.
+        secret: file with random bytes for the silo's noise. Without it noise is refused, unless `seeded_noise` is set.
+        seeded_noise: draw the noise from the run's seed, which the coordinator knows.
+        epsilon: budget of all runs over these rows together, whatever budget a run has. With `secret` or `epsilon`, a
+            run without noise is refused.
+        delta: δ at which runs are counted (1e-5), or the run's δ if that is smaller.
+        threads: of torch on this machine.
+        config: the configuration agreed on; any other is refused.
+        socket: path of the worker's socket.
+        socket_group: whether the socket's group may connect, so that the SuperNode can run as a user who cannot read
+            the rows.
+        superlink: address of the coordinator's SuperLink, or of the proxy before it.
+        root_certificates: certificate authorities that prove the coordinator's identity.
+        private_key: proves the silo's identity.
+        insecure: no TLS and no keys; on one machine only.
+        port: of the SuperNode on this machine.
     """
 
     name: Name
@@ -83,12 +96,12 @@ class SiloSettings(Section):
 
     @property
     def socket_path(self) -> Path:
-        """Where the worker listens."""
+        """Path of the worker's socket."""
         return Path(self.socket) if self.socket else Path(self.folder) / "worker.sock"
 
 
 def read_silo_settings(path: str | Path) -> SiloSettings:
-    """A silo's own configuration; its paths are relative to the file.
+    """Read a silo's settings; paths are relative to the file.
 
     Raises:
         InputError: naming the key and what is allowed.
@@ -99,12 +112,12 @@ def read_silo_settings(path: str | Path) -> SiloSettings:
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"silo config {path}: cannot be read ({error})") from error
     tree = parse_tree(text, str(path))
-    here = path.resolve().parent
+    base = path.resolve().parent
     for key in ("folder", "rows", "start", "secret", "config", "socket", "root_certificates", "private_key"):
-        resolve(tree, key, here)
+        resolve(tree, key, base)
     if isinstance(tree.get("data"), dict):
-        resolve(tree["data"], "path", here)
-    resolve_backbone(tree, here)
+        resolve(tree["data"], "path", base)
+    resolve_backbone(tree, base)
     try:
         return SiloSettings.model_validate(tree)
     except ValidationError as error:

@@ -1,8 +1,8 @@
-"""A silo's own folder: its state after each round it took part in, and its last answers. Files are whole or not there.
+"""A silo's folder: its state after each of its rounds, and its last replies. Files are written atomically.
 
 `<folder>/<run>/<name>.safetensors` is a state (`0003`, or `0003-final` after the method's final phases), and
-`<name>.answer` what the silo answered when it got there. The state is written first: where there is an answer, there is
-the state it belongs to. `0003-scores.answer` is how good the silo found round 3.
+`<name>.answer` the reply that led to it. The state is written first, so that every reply has its state.
+`0003-scores.answer` holds the scores of round 3.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ _SCORES = "-scores"
 
 
 def scores_name(number: int) -> str:
-    """The name of what was answered when a round was judged; there is no state of this name."""
+    """Return the name under which a reply with a round's scores is kept; no state has this name."""
     return f"{number:04d}{_SCORES}"
 
 
 class StateStore:
-    """One run's states of one silo.
+    """The states and replies of one silo in one run.
 
     Args:
-        folder: the silo's own.
+        folder: the silo's folder.
         run: the run's id, 16 hexadecimal digits.
 
     Raises:
-        InputError: for another id.
+        InputError: the id is malformed.
     """
 
     def __init__(self, folder: Path, run: str) -> None:
@@ -50,14 +50,14 @@ class StateStore:
         self.path.chmod(0o700)
 
     def write(self, name: str, tensors: Tensors) -> None:
-        """Keep a state."""
+        """Write a state."""
         write_bytes(self._state(name), tensor_bytes(tensors))
 
     def read(self, name: str) -> Tensors:
-        """A state.
+        """Read a state.
 
         Raises:
-            InputError: if it is missing or damaged.
+            InputError: the state is missing or damaged.
         """
         path = self._state(name)
         try:
@@ -65,16 +65,16 @@ class StateStore:
         except (OSError, SafetensorError) as error:
             raise InputError(f"state {name!r} of this silo: missing or damaged ({error})") from error
 
-    def keep_reply(self, name: str, asked: dict[str, str], answer: Frame) -> None:
-        """Remember what was answered; `asked` says to what."""
-        wrapped = Frame("stored", {"asked": asked}, {"answer": answer.encode()})
+    def keep_reply(self, name: str, request: dict[str, str], reply: Frame) -> None:
+        """Write a reply together with the request's key fields."""
+        wrapped = Frame("stored", {"asked": request}, {"answer": reply.encode()})
         write_bytes(self.path / f"{name}.answer", wrapped.encode())
 
-    def answered(self, name: str, asked: dict[str, str]) -> Frame | None:
-        """The answer given before to the same question; None where there is none, or its state is gone."""
+    def find_reply(self, name: str, request: dict[str, str]) -> Frame | None:
+        """Return the reply kept for the same request; None if there is none or its state is missing."""
         try:
             stored = decode((self.path / f"{name}.answer").read_bytes())
-            if stored.fields["asked"] != asked:
+            if stored.fields["asked"] != request:
                 return None
             if not name.endswith(_SCORES) and not self._state(name).is_file():
                 return None
@@ -82,11 +82,16 @@ class StateStore:
         except (OSError, ProtocolError, KeyError):
             return None
 
-    def forget(self, keep: Collection[str], before: int) -> None:
-        """Drop the states and answers of rounds before this one, but these. A late request cannot drop newer ones."""
+    def delete(self, before: int, keep: Collection[str]) -> None:
+        """Delete states and replies of earlier rounds, except these; a late request cannot delete newer ones.
+
+        Args:
+            before: number of the round.
+            keep: names of states.
+        """
         for path in self.path.iterdir():
-            ours = path.suffix in (".safetensors", ".answer") and _NAME.fullmatch(path.stem.removesuffix(_SCORES))
-            if ours and path.stem not in keep and int(path.stem.split("-")[0]) < before:
+            known = path.suffix in (".safetensors", ".answer") and _NAME.fullmatch(path.stem.removesuffix(_SCORES))
+            if known and path.stem not in keep and int(path.stem.split("-")[0]) < before:
                 path.unlink(missing_ok=True)
 
     def _state(self, name: str) -> Path:

@@ -1,8 +1,7 @@
 """`silotune worker`: one process per silo that keeps backbone and tokenized rows, behind a Unix socket.
 
-Flower starts a process for every message; that process only hands the request on (`client_app.py`). Connections are
-read in threads; torch works in the main thread alone, one request after another, so that the number of threads set
-there holds for all of it.
+Flower starts a process for every message, which only forwards the request (`client_app.py`). Connections are read in
+threads; torch runs in the main thread alone, one request after another, so that its number of threads holds for all.
 """
 
 from __future__ import annotations
@@ -28,66 +27,66 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class _Job:
+class _Request:
     """A request that waits for the main thread, and the queue for its reply."""
 
     kind: str
-    request: bytes
+    data: bytes
     reply: queue.SimpleQueue[bytes] = field(default_factory=queue.SimpleQueue)
 
 
 _SLOW_PEER = 60.0
-"""Seconds in which a request must have arrived."""
+"""Seconds for a request to arrive, and for a reply to be taken."""
 
 
-def serve(local: SiloSettings) -> None:
-    """Answer requests until the process is told to end.
+def serve(settings: SiloSettings) -> None:
+    """Answer requests until SIGTERM or Ctrl-C.
 
     Raises:
-        InputError: if another worker of this silo runs, or the socket cannot be made.
+        InputError: another worker of this silo runs, or the socket cannot be created.
     """
-    jobs: queue.SimpleQueue[_Job] = queue.SimpleQueue()
+    requests: queue.SimpleQueue[_Request] = queue.SimpleQueue()
     state = {"busy": "loading"}
 
     def stop(_number: int, _frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
     signal.signal(signal.SIGTERM, stop)
-    listener = _listen(local.socket_path, local.socket_group)
-    threading.Thread(target=_accept, args=(listener, jobs, state, local.name), daemon=True).start()
+    listener = _listen(settings.socket_path, settings.socket_group)
+    threading.Thread(target=_accept, args=(listener, requests, state, settings.name), daemon=True).start()
     try:
         from silotune.distributed.silo.session import Session
 
-        session = Session(local)
+        session = Session(settings)
         session.warm()
-        _log(local, f"ready on {local.socket_path}")
+        _log(settings, f"ready on {settings.socket_path}")
         while True:
             state["busy"] = ""
-            job = jobs.get()
+            request = requests.get()
             state["busy"] = "working"
-            _log(local, _work(session, job))
+            _log(settings, _work(session, request))
     except KeyboardInterrupt:
-        _log(local, "stopped")
+        _log(settings, "stopped")
     finally:
         listener.close()
-        local.socket_path.unlink(missing_ok=True)
+        settings.socket_path.unlink(missing_ok=True)
 
 
-def _work(session: Session, job: _Job) -> str:
+def _work(session: Session, request: _Request) -> str:
     """Answer one request; returns a line for the log."""
     started = time.monotonic()
-    reply = session.answer(job.request)
-    job.reply.put(reply)
-    return f"{job.kind}: {time.monotonic() - started:.2f} s, {len(job.request)} → {len(reply)} bytes"
+    reply = session.answer(request.data)
+    request.reply.put(reply)
+    return f"{request.kind}: {time.monotonic() - started:.2f} s, {len(request.data)} → {len(reply)} bytes"
 
 
 def main() -> None:
-    """Entry point of `python -m silotune.distributed.silo.worker FILE`: one silo's worker."""
+    """Entry point of `python -m silotune.distributed.silo.worker FILE`."""
     serve(read_silo_settings(sys.argv[1]))
 
 
 def ping(path: Path, patience: float = 2.0) -> dict[str, object] | None:
-    """What the worker behind a socket is doing; None where none answers."""
+    """Return name, process and activity of the worker behind a socket; None if no worker answers."""
     try:
         return decode(ask_worker(path, Frame("ping").encode(), patience)).fields
     except ProtocolError:
@@ -95,6 +94,7 @@ def ping(path: Path, patience: float = 2.0) -> dict[str, object] | None:
 
 
 def _listen(path: Path, group: bool = False) -> socket.socket:
+    """Create the worker's socket, replacing one that a killed worker left."""
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.exists() and ping(path) is not None:
         raise InputError(f"worker: another one answers on {path}; stop it first")
@@ -102,7 +102,7 @@ def _listen(path: Path, group: bool = False) -> socket.socket:
         raise InputError(f"socket: {path} is there and is no socket; name a path where nothing is")
     path.unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    before = os.umask(0o117 if group else 0o177)  # the owner alone may connect, or the group as well
+    before = os.umask(0o117 if group else 0o177)  # connections from the owner only, or from the group, too
     try:
         listener.bind(str(path))
     except OSError as error:
@@ -113,16 +113,20 @@ def _listen(path: Path, group: bool = False) -> socket.socket:
     return listener
 
 
-def _accept(listener: socket.socket, jobs: queue.SimpleQueue[_Job], state: dict[str, str], name: str) -> None:
+def _accept(listener: socket.socket, requests: queue.SimpleQueue[_Request], state: dict[str, str], name: str) -> None:
+    """Accept connections, one thread each, until the listener is closed."""
     while True:
         try:
             connection, _ = listener.accept()
         except OSError:  # closed
             return
-        threading.Thread(target=_connection, args=(connection, jobs, state, name), daemon=True).start()
+        threading.Thread(target=_connection, args=(connection, requests, state, name), daemon=True).start()
 
 
-def _connection(connection: socket.socket, jobs: queue.SimpleQueue[_Job], state: dict[str, str], name: str) -> None:
+def _connection(
+    connection: socket.socket, requests: queue.SimpleQueue[_Request], state: dict[str, str], name: str
+) -> None:
+    """Read one request, wait for its reply and send that; pings are answered here."""
     with connection:
         try:
             data = receive(connection, time.monotonic() + _SLOW_PEER)
@@ -130,17 +134,17 @@ def _connection(connection: socket.socket, jobs: queue.SimpleQueue[_Job], state:
             if kind == "ping":
                 send(connection, Frame("pong", {"silo": name, "busy": state["busy"], "pid": os.getpid()}).encode())
                 return
-            job = _Job(kind, data)
-            jobs.put(job)
-            reply = job.reply.get()
+            request = _Request(kind, data)
+            requests.put(request)
+            reply = request.reply.get()
             connection.settimeout(_SLOW_PEER)
             send(connection, reply)
-        except (ProtocolError, OSError) as error:  # the peer is gone: its answer is kept
+        except (ProtocolError, OSError) as error:  # the peer is gone; the reply is stored for a repeated request
             print(f"silotune worker {name!r}: {error}", file=sys.stderr, flush=True)
 
 
-def _log(local: SiloSettings, text: str) -> None:
-    print(f"silotune worker {local.name!r}: {text}", file=sys.stderr, flush=True)
+def _log(settings: SiloSettings, text: str) -> None:
+    print(f"silotune worker {settings.name!r}: {text}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":
