@@ -9,14 +9,14 @@ from collections.abc import Callable, Mapping
 
 def alternate(work: Mapping[str, Callable[[], object]], repeats: int, warm_up: int = 1) -> dict[str, list[float]]:
     """Seconds of each, `repeats` times in turn after `warm_up` turns that do not count."""
-    found: dict[str, list[float]] = {name: [] for name in work}
+    seconds: dict[str, list[float]] = {name: [] for name in work}
     for number in range(warm_up + repeats):
         for name, run in work.items():
             started = time.perf_counter()
             run()
             if number >= warm_up:
-                found[name].append(time.perf_counter() - started)
-    return found
+                seconds[name].append(time.perf_counter() - started)
+    return seconds
 
 
 def ratio(one: list[float], other: list[float]) -> dict[str, float]:

@@ -53,8 +53,8 @@ def measure(
     tiny: bool = False,
 ) -> dict[str, Any]:
     """Silos per second one by one and together, and their ratio."""
-    with tempfile.TemporaryDirectory() as place:
-        source = tiny_backbone(Path(place) / "tiny", 64, 2) if tiny else "default"
+    with tempfile.TemporaryDirectory() as directory:
+        source = tiny_backbone(Path(directory) / "tiny", 64, 2) if tiny else "default"
         words = [f"method={method}", f"tuner={tuner}", "head=linear", f"backbone={source}", f"cohort={cohort}"]
         words += [f"train.batch_size={BATCH}", "threads=1", f"precision={resolve_precision(precision)}"]
         federation = _federation(words, source, resolve_precision(precision), silos)
@@ -64,7 +64,7 @@ def measure(
         "cohort": lambda: _turns(federation, [names[at : at + cohort] for at in range(0, silos, cohort)]),
     }
     memory = {f"{name}_gpu_mib": _gpu_mib(run) for name, run in work.items()} if torch.cuda.is_available() else {}
-    found = alternate(work, REPEATS)
+    times = alternate(work, REPEATS)
     return {
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
         "backbone": "tiny" if tiny else "minilm",
@@ -75,9 +75,9 @@ def measure(
         "steps": STEPS,
         "silos": silos,
         "cohort": cohort,
-        **{f"{name}_silos_per_second": round(silos / statistics.median(own), 2) for name, own in found.items()},
+        **{f"{name}_silos_per_second": round(silos / statistics.median(seconds), 2) for name, seconds in times.items()},
         **memory,
-        **ratio(found["serial"], found["cohort"]),
+        **ratio(times["serial"], times["cohort"]),
     }
 
 

@@ -46,26 +46,26 @@ def measure(repeats: int, batch: int, threads: int, precision: str, data: str | 
     _one_by_one(apart)
     fedavg = build(read_config("demo", [*words, "method=fedavg", "method.adapters=2"]), backbone)
     federations = {"fedmcp": fedmcp, "fedavg": fedavg, "one_by_one": apart}
-    found: dict[str, Any] = {"precision": backbone.precision, "threads": torch.get_num_threads(), "repeats": repeats}
+    report: dict[str, Any] = {"precision": backbone.precision, "threads": torch.get_num_threads(), "repeats": repeats}
     rows = sum(silo.rows for silo in fedmcp.silos.values())
     batches = 0
     for name, federation in federations.items():
         with FlopCounterMode(display=False) as counter:
             metrics = _epoch(federation)()
-        found[f"{name}_gflop_per_row"] = round(counter.get_total_flops() / rows / 1e9, 4)
-        found[f"{name}_padded_over_real"] = round(metrics["padded_tokens"] / metrics["real_tokens"], 3)
+        report[f"{name}_gflop_per_row"] = round(counter.get_total_flops() / rows / 1e9, 4)
+        report[f"{name}_padded_over_real"] = round(metrics["padded_tokens"] / metrics["real_tokens"], 3)
         batches = int(metrics["steps"])
-    if found["one_by_one_gflop_per_row"] <= found["fedmcp_gflop_per_row"]:
+    if report["one_by_one_gflop_per_row"] <= report["fedmcp_gflop_per_row"]:
         raise AssertionError("one_by_one shares what it is there to compute apart")
     times = alternate({name: _epoch(federation) for name, federation in federations.items()}, repeats)
     for name, seconds in times.items():
-        found[f"{name}_ms_per_batch"] = round(1000 * statistics.median(seconds) / batches, 1)
-    found["one_by_one_over_fedavg"] = ratio(times["one_by_one"], times["fedavg"])["ratio"]
-    return found | ratio(times["fedmcp"], times["fedavg"])
+        report[f"{name}_ms_per_batch"] = round(1000 * statistics.median(seconds) / batches, 1)
+    report["one_by_one_over_fedavg"] = ratio(times["one_by_one"], times["fedavg"])["ratio"]
+    return report | ratio(times["fedmcp"], times["fedavg"])
 
 
 def _epoch(federation: Federation) -> Callable[[], dict[str, float]]:
-    """One pass over every silo's rows; the sums of what the rounds say."""
+    """One pass over every silo's rows; returns the sums of the rounds' metrics."""
 
     def run() -> dict[str, float]:
         sums: dict[str, float] = {}
@@ -87,13 +87,12 @@ def _one_by_one(federation: Federation) -> None:
         mixes: Sequence[Mapping[str, Sequence[MixEntry]]],
         *more: Any,
     ) -> list[dict[str, View]]:
-        found: list[dict[str, View]] = [{} for _ in mixes]
+        views: list[dict[str, View]] = [{} for _ in mixes]
         for name in mixes[0]:
-            for views, one in zip(
-                found, together(batches, joints, [{name: own[name]} for own in mixes], *more), strict=True
-            ):
-                views |= one
-        return found
+            one_view = [{name: silo_mixes[name]} for silo_mixes in mixes]
+            for silo_views, view in zip(views, together(batches, joints, one_view, *more), strict=True):
+                silo_views |= view
+        return views
 
     training.views = apart  # type: ignore[method-assign]
     training.replicas = lambda phase: 1  # type: ignore[method-assign]

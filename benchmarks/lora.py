@@ -43,7 +43,7 @@ def measure() -> dict[str, Any]:
                 times[name].append((time.perf_counter() - started) / INNER)
     ratios = [two / one for one, two in zip(times["one"], times["two"], strict=True)]
     against_peft = [one / peft for one, peft in zip(times["one"], times["peft"], strict=True)]
-    milliseconds = {f"{name}_ms": round(1000 * statistics.median(found), 2) for name, found in times.items()}
+    milliseconds = {f"{name}_ms": round(1000 * statistics.median(seconds), 2) for name, seconds in times.items()}
     return milliseconds | {
         "rounds": ROUNDS,
         "two_mixed_over_one": round(statistics.median(ratios), 3),

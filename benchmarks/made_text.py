@@ -115,8 +115,8 @@ _WORK = "a person's work"
 
 def passage(draws: random.Random) -> Row:
     """A few sentences; some come again, so that what was read helps."""
-    told = [sentence(draws) for _ in range(draws.randint(1, 3))]
-    return Row("passage", "", " ".join([*told, *draws.sample(told, draws.randint(0, len(told)))]))
+    facts = [sentence(draws) for _ in range(draws.randint(1, 3))]
+    return Row("passage", "", " ".join([*facts, *draws.sample(facts, draws.randint(0, len(facts)))]))
 
 
 # -- instructions ------------------------------------------------------------------------------------------------------
@@ -158,9 +158,9 @@ def asked(draws: random.Random) -> tuple[str, list[str], str]:
         who = draws.sample(NAMES, draws.randint(2, 3))
         things = draws.sample(THINGS, len(who))
         deeds = [draws.choice(DEEDS) for _ in who]
-        told = [f"{a} {b} the {c}." for a, b, c in zip(who, deeds, things, strict=True)]
-        place = draws.randrange(len(who))
-        question, answer, options = f"{' '.join(told)}\n\nWho {deeds[place]} the {things[place]}?", who[place], who
+        facts = [f"{a} {b} the {c}." for a, b, c in zip(who, deeds, things, strict=True)]
+        index = draws.randrange(len(who))
+        question, answer, options = f"{' '.join(facts)}\n\nWho {deeds[index]} the {things[index]}?", who[index], who
     elif form == 2:  # which word is in the text
         options = list(dict.fromkeys(invented(draws) for _ in range(draws.randint(2, 6))))
         answer = draws.choice(options)
@@ -171,9 +171,9 @@ def asked(draws: random.Random) -> tuple[str, list[str], str]:
     else:  # what is said of a thing
         things = draws.sample(THINGS, 2)
         options = draws.sample(KINDS["a colour"] if draws.random() < 0.5 else QUALITIES, draws.randint(2, 4))
-        place = draws.randrange(2)
-        told = [f"The {thing} was {quality}." for thing, quality in zip(things, options, strict=False)]
-        question, answer = f"{' '.join(told)}\nHow was the {things[place]}?", options[place]
+        index = draws.randrange(2)
+        facts = [f"The {thing} was {quality}." for thing, quality in zip(things, options, strict=False)]
+        question, answer = f"{' '.join(facts)}\nHow was the {things[index]}?", options[index]
     options = list(options)
     draws.shuffle(options)
     return question, options, answer
@@ -209,8 +209,8 @@ def yes_or_no(draws: random.Random) -> Row:
         question = f"{' '.join(words)}\n{' '.join(changed)}\nAre the two lines the same?"
     else:
         who, deed, things = draws.sample(NAMES, 2), draws.choice(DEEDS), draws.sample(THINGS, 2)
-        told = " ".join(f"{name} {deed} the {thing}." for name, thing in zip(who, things, strict=True))
-        question = f"{told}\nIs it true that {who[0]} {deed} the {things[0 if true else 1]}?"
+        facts = " ".join(f"{name} {deed} the {thing}." for name, thing in zip(who, things, strict=True))
+        question = f"{facts}\nIs it true that {who[0]} {deed} the {things[0 if true else 1]}?"
     options = ["yes", "no"] if draws.random() < 0.5 else ["no", "yes"]
     return Row("yes-no", listed(draws, question, options), "yes" if true else "no")
 
@@ -219,12 +219,12 @@ def short(draws: random.Random) -> Row:
     """One word of a text, or what comes next."""
     words = [word(draws) for _ in range(draws.randint(2, 8))]
     text = " ".join(words)
-    place = draws.randrange(len(words) - 1)
+    index = draws.randrange(len(words) - 1)
     rows = (
         (f"What is the first word?\n{text}", words[0]),
         (f"What is the last word?\n{text}", words[-1]),
-        (f"Go on with the list: {text} {' '.join(words[: place + 1])}", words[place + 1]),
-        (f"Which word comes after {words[place]}?\n{text}", words[words.index(words[place]) + 1]),
+        (f"Go on with the list: {text} {' '.join(words[: index + 1])}", words[index + 1]),
+        (f"Which word comes after {words[index]}?\n{text}", words[words.index(words[index]) + 1]),
     )
     return Row("short", *draws.choice(rows))
 

@@ -52,8 +52,8 @@ def same_rows(data: str | None) -> Iterator[Path]:
 
     words = [] if data is None else [f"data.path={data}", "data.tasks=[]", "data.merge=false"]
     silos = load_silos(read_config("demo", words))[:SILOS]
-    with tempfile.TemporaryDirectory() as place:
-        folder = Path(place)
+    with tempfile.TemporaryDirectory() as directory:
+        folder = Path(directory)
         peers, ours = [], []
         for silo in silos:
             rows = silo.splits.train[:ROWS]
@@ -116,10 +116,10 @@ def compare(peer: str, repeats: int, threads: int, data: str | None, precisions:
 
         work = {f"peer_{name}": (lambda name=name: theirs(name)) for name in names} | {"ours": ours}
         times = alternate(work, repeats, warm_up=0 if repeats == 1 else 1)
-    found: dict[str, Any] = {"repeats": repeats, "threads": threads, "rows_trained_on": total}
+    report: dict[str, Any] = {"repeats": repeats, "threads": threads, "rows_trained_on": total}
     for name, seconds in times.items():
-        found[f"{name}_seconds"] = round(sorted(seconds)[len(seconds) // 2], 1)
-        found[f"{name}_rows_per_second"] = round(total / sorted(seconds)[len(seconds) // 2], 1)
+        report[f"{name}_seconds"] = round(sorted(seconds)[len(seconds) // 2], 1)
+        report[f"{name}_rows_per_second"] = round(total / sorted(seconds)[len(seconds) // 2], 1)
     for name in names[:-1]:
-        found[f"over_{name}"] = ratio(times[f"peer_{name}"], times["ours"])["ratio"]
-    return found | ratio(times[f"peer_{names[-1]}"], times["ours"])
+        report[f"over_{name}"] = ratio(times[f"peer_{name}"], times["ours"])["ratio"]
+    return report | ratio(times[f"peer_{names[-1]}"], times["ours"])

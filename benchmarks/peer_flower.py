@@ -43,8 +43,8 @@ def main(path: str, precision: str, threads: int) -> None:
         start = ArrayRecord(
             {name: tensor for name, tensor in get_peft_model_state_dict(model).items() if "lora" in name}
         )
-        found = strategy.start(grid=grid, initial_arrays=start, num_rounds=ROUNDS).train_metrics_clientapp
-        losses = [found[number]["train_loss"] if number in found else None for number in range(1, ROUNDS + 1)]
+        metrics = strategy.start(grid=grid, initial_arrays=start, num_rounds=ROUNDS).train_metrics_clientapp
+        losses = [metrics[number]["train_loss"] if number in metrics else None for number in range(1, ROUNDS + 1)]
         print("train_loss", *losses, flush=True)
         if None in losses:  # Flower goes on where clients fail
             os._exit(1)

@@ -53,8 +53,8 @@ def main(path: str, precision: str, threads: int) -> None:
     ]
 
     def batched(rows: list[dict[str, Any]]) -> tuple[Any, ...]:
-        found = collate(rows)
-        return tuple(found[name] for name in ("input_ids", "attention_mask", "token_type_ids", "labels"))
+        batch = collate(rows)
+        return tuple(batch[name] for name in ("input_ids", "attention_mask", "token_type_ids", "labels"))
 
     def user(number: int) -> PyTorchDataDataset:
         return PyTorchDataDataset(silos[number], user_id=str(number), shuffle=True, collate_fn=batched)

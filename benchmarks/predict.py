@@ -45,18 +45,18 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 def measure(repeats: int, rows: int, threads: int, precision: str) -> dict[str, Any]:
     """Rows per second of each way, and the ratios."""
-    found: dict[str, Any] = {"repeats": repeats, "rows": rows}
-    classify, number = _classification(rows, threads, precision, found)
+    report: dict[str, Any] = {"repeats": repeats, "rows": rows}
+    classify, number = _classification(rows, threads, precision, report)
     times = alternate(classify, repeats)
     generation = alternate(_generation(threads, precision), repeats)
     for name, seconds in times.items():
-        found[f"classify_{name}_rows_per_second"] = round(number / statistics.median(seconds), 1)
+        report[f"classify_{name}_rows_per_second"] = round(number / statistics.median(seconds), 1)
     for name, seconds in generation.items():
-        found[f"generate_{name}_tokens_per_second"] = round(PROMPTS * NEW_TOKENS / statistics.median(seconds), 1)
-    found["generate_batched_over_single"] = ratio(generation["single"], generation["batched"])["ratio"]
-    found["generate_dynamic_over_fixed"] = ratio(generation["batched"], generation["fixed"])["ratio"]
-    found["classify_dynamic_over_fixed"] = ratio(times["batched"], times["fixed"])["ratio"]
-    return found | ratio(times["single"], times["batched"])
+        report[f"generate_{name}_tokens_per_second"] = round(PROMPTS * NEW_TOKENS / statistics.median(seconds), 1)
+    report["generate_batched_over_single"] = ratio(generation["single"], generation["batched"])["ratio"]
+    report["generate_dynamic_over_fixed"] = ratio(generation["batched"], generation["fixed"])["ratio"]
+    report["classify_dynamic_over_fixed"] = ratio(times["batched"], times["fixed"])["ratio"]
+    return report | ratio(times["single"], times["batched"])
 
 
 Judged = tuple[TrainingContext, TrainingContext, State, TokenizedRows]
@@ -65,12 +65,12 @@ Predict = Callable[[TrainingContext, State, TokenizedRows], object]
 
 
 def _classification(
-    rows: int, threads: int, precision: str, found: dict[str, Any]
+    rows: int, threads: int, precision: str, report: dict[str, Any]
 ) -> tuple[dict[str, Callable[[], object]], int]:
     """The three ways over some of every silo's test rows."""
     words = ["tuner=lora", "head=mlp", f"threads={threads}", f"precision={precision}"]
     dynamic, fixed = _both(words)
-    found |= {"precision": dynamic.backbone.precision, "threads": torch.get_num_threads()}
+    report |= {"precision": dynamic.backbone.precision, "threads": torch.get_num_threads()}
     judged = _judged(dynamic, fixed, rows)
     return _ways(judged, predict.logits), sum(len(texts) for *_, texts in judged)
 
@@ -82,7 +82,7 @@ def _generation(threads: int, precision: str) -> dict[str, Callable[[], object]]
     def written(count: int) -> list[Row]:
         lengths = torch.randint(8, 65, (count,), generator=draws).tolist()
         words = [torch.randint(5, VOCABULARY, (length,), generator=draws).tolist() for length in lengths]
-        return [Row((" ".join(f"w{number}" for number in own), ""), 0, "w5") for own in words]
+        return [Row((" ".join(f"w{number}" for number in row), ""), 0, "w5") for row in words]
 
     silo = SiloData(
         "writer", Task("writing", (), "rouge1", "generation"), Splits(written(PROMPTS), [], written(PROMPTS))
@@ -100,12 +100,12 @@ def _both(words: list[str], backbone: Backbone | None = None, data: list[SiloDat
 
 
 def _judged(dynamic: Federation, fixed: Federation, rows: int) -> list[Judged]:
-    found = []
+    cases = []
     for silo in dynamic.silos.values():
         silo.state = SiloState(_moved(dynamic.context.state_of(silo).private))
         test = next(iter(silo.evaluations.values())).test
-        found.append((dynamic.context, fixed.context, state_of(dynamic, silo), _chosen(test, range(rows))))
-    return found
+        cases.append((dynamic.context, fixed.context, state_of(dynamic, silo), _chosen(test, range(rows))))
+    return cases
 
 
 def _ways(judged: Sequence[Judged], run: Predict) -> dict[str, Callable[[], object]]:
@@ -129,8 +129,8 @@ def _chosen(rows: TokenizedRows, chosen: Sequence[int]) -> TokenizedRows:
     """Some of the rows."""
     places = [row for row in chosen if row < len(rows)]
 
-    def of(found: list[Any] | None) -> list[Any] | None:
-        return None if found is None else [found[row] for row in places]
+    def of(values: list[Any] | None) -> list[Any] | None:
+        return None if values is None else [values[row] for row in places]
 
     lists: dict[str, Any] = {name: of(getattr(rows, name)) for name in ("types", "reads", "targets", "answers")}
     return TokenizedRows(rows.task, [rows.ids[row] for row in places], labels=rows.labels[places], **lists)

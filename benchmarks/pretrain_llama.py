@@ -173,9 +173,9 @@ class Pretraining:
                 for name, parameter in self.model.named_parameters():
                     parameter.copy_(file.get_tensor(f"model/{name}"))
                     keys = ("step", "exp_avg", "exp_avg_sq")
-                    found = {key: file.get_tensor(f"{key}/{name}") for key in keys}
-                    moved = {key: found[key].to(parameter.device) for key in keys[1:]}
-                    self.optimizer.state[parameter] = {"step": found["step"], **moved}
+                    tensors = {key: file.get_tensor(f"{key}/{name}") for key in keys}
+                    moved = {key: tensors[key].to(parameter.device) for key in keys[1:]}
+                    self.optimizer.state[parameter] = {"step": tensors["step"], **moved}
         self.tell(f"goes on after step {self.progress.step}")
 
     def finish(self) -> None:
@@ -197,33 +197,33 @@ def main() -> int:
     parser.add_argument("--probes", type=int, default=PROBES, help="rows of each probe")
     for name, value in asdict(Shape()).items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=value, help=f"of the model ({value})")
-    given = parser.parse_args()
-    torch.set_num_threads(given.threads)
-    if (given.out / "pretraining.json").exists():
-        print(f"{given.out}: finished")
-        print((given.out / "pretraining.json").read_text())
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    if (arguments.out / "pretraining.json").exists():
+        print(f"{arguments.out}: finished")
+        print((arguments.out / "pretraining.json").read_text())
         return 0
-    shape = Shape(**{name: getattr(given, name) for name in asdict(Shape())})
-    training = Pretraining(given.out, given.seed, shape, steps=given.steps, minutes=given.minutes)
+    shape = Shape(**{name: getattr(arguments, name) for name in asdict(Shape())})
+    training = Pretraining(arguments.out, arguments.seed, shape, steps=arguments.steps, minutes=arguments.minutes)
     numbers = sum(parameter.numel() for parameter in training.model.parameters())
-    print(f"{numbers / 1e6:.2f} M parameters, {training.precision}, {given.threads} threads", flush=True)
+    print(f"{numbers / 1e6:.2f} M parameters, {training.precision}, {arguments.threads} threads", flush=True)
     training.tell = lambda line: print(line, flush=True)
     training.run()
     training.finish()
     progress = training.progress
     result = {
-        "seed": given.seed,
+        "seed": arguments.seed,
         "steps": progress.step,
         "tokens": progress.tokens,
         "seconds": round(progress.seconds),
         "parameters": numbers,
         "precision": training.precision,
-        "threads": given.threads,
+        "threads": arguments.threads,
         "shape": asdict(shape),
-        "held_out": probes(given.out, given.seed, given.probes),
+        "held_out": probes(arguments.out, arguments.seed, arguments.probes),
     }
     text = json.dumps(result, indent=1)
-    (given.out / "pretraining.json").write_text(text + "\n", encoding="utf-8")
+    (arguments.out / "pretraining.json").write_text(text + "\n", encoding="utf-8")
     print(text)
     return 0
 

@@ -46,7 +46,7 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 def measure(large: bool = False, hidden: int = 64, layers: int = 2) -> dict[str, Any]:
     """Per model and size: milliseconds of overhead per silo and round, and memory."""
-    found: dict[str, Any] = {"tiny": {"hidden": hidden, "layers": layers}}
+    report: dict[str, Any] = {"tiny": {"hidden": hidden, "layers": layers}}
     sizes = [*SIZES, LARGE] if large else SIZES
     cases = [("tiny", size, 1.0, ROUNDS) for size in sizes] + [("minilm", size, 1.0, ROUNDS) for size in SIZES]
     cases += [("minilm", size, FRACTION, FRACTION_ROUNDS) for size in SIZES[1:]]
@@ -54,15 +54,15 @@ def measure(large: bool = False, hidden: int = 64, layers: int = 2) -> dict[str,
         words = [model, str(size), str(fraction), str(rounds), str(hidden), str(layers)]
         ended = subprocess.run([sys.executable, "-m", "benchmarks.silos", *words], stdout=subprocess.PIPE, check=True)
         name = f"{model}, {size} silos" + (f", fraction {fraction:g}" if fraction < 1 else "")
-        found[name] = json.loads(ended.stdout)
-    return found | {"ratio": found[f"minilm, {SIZES[-1]} silos"]["growth_over_private"]}
+        report[name] = json.loads(ended.stdout)
+    return report | {"ratio": report[f"minilm, {SIZES[-1]} silos"]["growth_over_private"]}
 
 
 def _one(model: str, size: int, fraction: float, rounds: int, hidden: int, layers: int) -> dict[str, Any]:
     from silotune.models.backbone.loading import load_backbone
 
-    with tempfile.TemporaryDirectory() as place:
-        folder = Path(place)
+    with tempfile.TemporaryDirectory() as directory:
+        folder = Path(directory)
         source = tiny_backbone(folder / "tiny", hidden, layers) if model == "tiny" else "default"
         backbone = load_backbone(source, precision="fp32")
         _engine(backbone, source, _WARM_UP, 1.0, ROUNDS, folder / "warm-up").run()
@@ -100,7 +100,7 @@ def _one(model: str, size: int, fraction: float, rounds: int, hidden: int, layer
         }
 
 
-def _engine(backbone: Any, source: str, size: int, fraction: float, rounds: int, place: Path) -> Any:
+def _engine(backbone: Any, source: str, size: int, fraction: float, rounds: int, folder: Path) -> Any:
     """A federation of silos with a few rows each, before its first round."""
     from silotune.config import dump
     from silotune.data.tasks import Row, SiloData, Splits, Task
@@ -118,7 +118,7 @@ def _engine(backbone: Any, source: str, size: int, fraction: float, rounds: int,
         SiloData(name, task, Splits(train=[Row((f"{name} row {n}",), n % 2) for n in range(ROWS)])) for name in names
     ]
     federation = build(config, backbone, data)
-    return InProcess(federation, RunFolder.create(place, dump(config), backbone.fingerprint))
+    return InProcess(federation, RunFolder.create(folder, dump(config), backbone.fingerprint))
 
 
 def _timed(training: Any) -> list[float]:

@@ -74,13 +74,13 @@ def encode(tokenizer: Any, rows: Sequence[Row]) -> list[Encoded]:
     fill, end = InstructionTemplate(), int(tokenizer.eos_token_id)
     prompts = tokenizer([fill((row.instruction, "")) if row.instruction else "" for row in rows])["input_ids"]
     answers = tokenizer([row.answer for row in rows], add_special_tokens=False)["input_ids"]
-    found = []
+    encoded = []
     for row, prompt, answer in zip(rows, prompts, answers, strict=True):
         before = prompt if row.instruction else prompt[:1]  # the start token
         weight = 1.0 if row.instruction else PASSAGE_WEIGHT
         response = [*answer, end]
-        found.append(Encoded([*before, *response], [PROMPT_WEIGHT] * len(before) + [weight] * len(response)))
-    return found
+        encoded.append(Encoded([*before, *response], [PROMPT_WEIGHT] * len(before) + [weight] * len(response)))
+    return encoded
 
 
 def pieces(rows: Sequence[Encoded], at_once: int) -> Iterator[list[Encoded]]:
@@ -160,8 +160,8 @@ def weighted_loss(model: nn.Module, rows: Sequence[Encoded], precision: str) -> 
     width = -(-max(len(row.ids) for row in rows) // 16) * 16  # kernels are kept per shape: few shapes
     ids, mask = (tensor.to(device) for tensor in pad_lists([row.ids for row in rows], 0, width=width))
     weights = torch.zeros(ids.shape, device=device)
-    for place, row in enumerate(rows):
-        weights[place, : len(row.ids)] = torch.tensor(row.weights, device=device)
+    for index, row in enumerate(rows):
+        weights[index, : len(row.ids)] = torch.tensor(row.weights, device=device)
     weights = weights[:, 1:]
     with torch.autocast(device.type, torch.bfloat16) if precision == "bf16" else nullcontext():
         logits = model(input_ids=ids, attention_mask=mask).logits[:, :-1]
@@ -202,7 +202,7 @@ def probes(folder: Path, seed: int, number: int = PROBES) -> dict[str, Any]:
     head = LanguageModelHead(generation=GenerationOptions(max_new_tokens=ANSWER))
     backbone = load_backbone(str(folder), precision="fp32", model_class="AutoModelForCausalLM")
     tokenize = head.row_tokenizer(backbone, 1024)
-    found: dict[str, Any] = {"loss": held_out_loss(backbone.model, backbone.tokenizer, seed)}
+    report: dict[str, Any] = {"loss": held_out_loss(backbone.model, backbone.tokenizer, seed)}
     for kind in PROBED:
         stream = rows_of(seed, "probes", kind, kept=True)
         rows = []
@@ -210,11 +210,11 @@ def probes(folder: Path, seed: int, number: int = PROBES) -> dict[str, Any]:
             row = next(stream)
             if row.kind == kind:
                 rows.append(row)
-        given = [Instruction((row.instruction, ""), 0, row.answer) for row in rows]
-        prompts = prompt_rows(tokenize(generation_task(kind, "rouge1", kind), given))
+        instructions = [Instruction((row.instruction, ""), 0, row.answer) for row in rows]
+        prompts = prompt_rows(tokenize(generation_task(kind, "rouge1", kind), instructions))
         written, answers = generate(backbone, prompts, [], head.generation), [row.answer for row in rows]
-        found[kind] = {"exact": exact_match(written, answers), "rouge1": rouge1(written, answers)}
+        report[kind] = {"exact": exact_match(written, answers), "rouge1": rouge1(written, answers)}
         options = [row.instruction.count("\n- ") + row.instruction.count("\n(") for row in rows]
         if all(options):
-            found[kind]["chance"] = 100 * sum(1 / count for count in options) / number
-    return found
+            report[kind]["chance"] = 100 * sum(1 / count for count in options) / number
+    return report

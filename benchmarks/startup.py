@@ -39,28 +39,28 @@ def options(parser: argparse.ArgumentParser) -> None:
 def measure(repeats: int, source: str, words: list[str]) -> dict[str, Any]:
     """Seconds to the first step, and to import what it needs."""
     seconds = [_first_step(source, words) for _ in range(repeats + 1)][1:]
-    found: dict[str, Any] = {"command": " ".join(["silotune run", source, *words]), "repeats": repeats}
+    report: dict[str, Any] = {"command": " ".join(["silotune run", source, *words]), "repeats": repeats}
     for library in ("torch", "transformers"):
-        found[f"import_{library}"] = round(statistics.median(_import(library) for _ in range(3)), 2)
-    found |= {"seconds_min": round(min(seconds), 2), "seconds_max": round(max(seconds), 2)}
-    return found | {"ratio": round(statistics.median(seconds), 2)}
+        report[f"import_{library}"] = round(statistics.median(_import(library) for _ in range(3)), 2)
+    report |= {"seconds_min": round(min(seconds), 2), "seconds_max": round(max(seconds), 2)}
+    return report | {"ratio": round(statistics.median(seconds), 2)}
 
 
 def _first_step(source: str, words: list[str]) -> float:
     import os
 
     read, write = os.pipe()
-    with tempfile.TemporaryDirectory() as place:
-        command = [sys.executable, "-c", _CHILD, "run", source, *words, "--out", str(Path(place) / "run")]
+    with tempfile.TemporaryDirectory() as directory:
+        command = [sys.executable, "-c", _CHILD, "run", source, *words, "--out", str(Path(directory) / "run")]
         environment = os.environ | {"SILOTUNE_FIRST_STEP": str(write), "HF_HUB_OFFLINE": "1"}
         started = time.monotonic()
         ended = subprocess.run(command, pass_fds=(write,), env=environment, stdout=subprocess.DEVNULL, check=False)
         os.close(write)
         with os.fdopen(read) as pipe:
-            said = pipe.read()
-    if ended.returncode or not said:
+            message = pipe.read()
+    if ended.returncode or not message:
         raise SystemExit(f"benchmarks startup: the command ended with {ended.returncode} before a step")
-    return float(said) - started
+    return float(message) - started
 
 
 def _import(library: str) -> float:
