@@ -124,9 +124,9 @@ def test_noise_counts_the_participations_of_silos_drawn_by_task(backbone_folder,
     taken = Counter(name for number in range(1, 7) for name in federation.coordinator.choose(number, names))
     assert sum(taken.values()) == 6 * 3
     assert federation.privacy.uses == max(taken.values())
-    assert privacy_guarantee(config, names, sampling_groups(config, load_silos(config)), labelled=False).uses == max(
-        taken.values()
-    )
+    assert privacy_guarantee(
+        config, names, sampling_groups(config, {silo.name: silo.task for silo in load_silos(config)}), labeled=False
+    ).uses == max(taken.values())
 
 
 @pytest.mark.parametrize(

@@ -90,15 +90,14 @@ def predict(
     part, and for FedDPA the text's alpha and the similarities that it is the mean of.
     """
     from silotune.cli.text_input import read_lines
-    from silotune.runs.load import load_run
+    from silotune.runs.load import load_model
 
     if text is not None and file is not None:
         raise InputError("predict: --text and --file exclude each other; give one of them")
     with _lines(text, file) as lines:
-        finished = load_run(run)
-        model = finished.model(silo)
+        model = load_model(run, silo)
         generates = model.task.kind == "generation"
-        texts = (1, 2) if generates else (finished.federation.texts[silo],)
+        texts = (1, 2) if generates else (model.texts,)
         where = "--text" if text is not None else str(file or "stdin")
         rows = read_lines(lines, where, texts)
         while batch := list(islice(rows, _BATCH_SIZE)):

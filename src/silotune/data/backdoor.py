@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -123,16 +123,16 @@ def _can_poison(silo: SiloData, config: AttackConfig) -> bool:
     return any(silo.task.labels[row.label] != config.target for row in silo.splits.train)
 
 
-def check_attack(config: AttackConfig, data: Sequence[SiloData]) -> None:
+def check_attack(config: AttackConfig, tasks: Mapping[str, Task]) -> None:
     """Check that the attack's target and the silos' tasks fit.
 
     Raises:
         InputError: no silo has the target label, or a silo generates answers.
     """
-    for silo in data:
-        if silo.task.kind != "classification":
-            raise InputError(f"attack={config.name}: needs texts with labels, but silo {silo.name!r} writes answers")
-    labels = dict.fromkeys(label for silo in data for label in silo.task.labels)
+    for silo, task in tasks.items():
+        if task.kind != "classification":
+            raise InputError(f"attack={config.name}: needs texts with labels, but silo {silo!r} writes answers")
+    labels = dict.fromkeys(label for task in tasks.values() for label in task.labels)
     if config.target not in labels:
         raise unknown("label in attack.target", str(config.target), labels)
 

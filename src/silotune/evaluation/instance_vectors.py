@@ -84,6 +84,11 @@ def weigh(context: TrainingContext, state: State, rows: TokenizedRows) -> Weight
     return Weights(weighting.alpha(similarities), similarities, drawn)
 
 
+def personalized_state(context: TrainingContext, silo: Silo, shared: State) -> State:
+    """Return all parts of a silo's model: shared ones, its private ones, and its instances (`with_instances`)."""
+    return with_instances(context, silo, shared | context.state_of(silo).private)
+
+
 def with_instances(context: TrainingContext, silo: Silo, state: State) -> State:
     """A silo's model, and what the silo's own rows are known by, where the method looks at that.
 

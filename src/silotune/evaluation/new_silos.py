@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from silotune.evaluation.instance_vectors import weigh, with_instances
+from silotune.evaluation.instance_vectors import personalized_state, weigh
 from silotune.evaluation.predict import score
 from silotune.evaluation.scores import state_of
 from silotune.training.federation import Federation
@@ -47,7 +47,7 @@ def join(federation: Federation, new: Silo) -> dict[str, Any]:
         joined.state = SiloState(
             federation.trainer.adapt(joined, shared, federation.config.rounds, from_start=start is None)
         )
-        return score(context, with_instances(context, joined, shared | joined.state.private), test)
+        return score(context, personalized_state(context, joined, shared), test)
 
     return {
         "metric": test.task.metric,

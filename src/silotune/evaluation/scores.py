@@ -7,7 +7,7 @@ from typing import Any, Literal, TypeVar
 
 from silotune.core.numeric import mean_ignoring_none
 from silotune.core.tensors import State
-from silotune.evaluation.instance_vectors import with_instances
+from silotune.evaluation.instance_vectors import personalized_state
 from silotune.evaluation.predict import Measured, measure
 from silotune.methods.parts import Scope, names_with
 from silotune.training.context import TrainingContext
@@ -18,12 +18,8 @@ Judgment = TypeVar("Judgment")
 
 
 def state_of(federation: Federation, silo: Silo) -> State:
-    """The silo's whole model after aggregation: the coordinator's shared parts and its own private ones.
-
-    Where the method weights texts, also what the silo's own rows are known by.
-    """
-    state = federation.coordinator.shared | federation.context.state_of(silo).private
-    return with_instances(federation.context, silo, state)
+    """Return the silo's whole model with the coordinator's present shared parts; see `personalized_state`."""
+    return personalized_state(federation.context, silo, federation.coordinator.shared)
 
 
 def scores(federation: Federation, split: Literal["validation", "test"]) -> dict[str, float | None]:

@@ -1,69 +1,168 @@
-"""Finished runs opened again: from the run folder and the backbone alone, without data and without training."""
+"""Opens finished runs from the run folder and the backbone alone: a whole run, or one silo's model."""
 
 from __future__ import annotations
 
 from copy import deepcopy
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from silotune.communication.aggregation import AGGREGATIONS
 from silotune.config import Config
-from silotune.config.attack import AttackConfig
-from silotune.config.privacy import PrivacyConfig
-from silotune.config.uplink import UplinkConfig
-from silotune.data.tasks import SiloData, Splits, Task
-from silotune.errors import InputError
+from silotune.core.tensors import State, unflatten
+from silotune.data.tasks import Task
+from silotune.errors import InputError, unknown
 from silotune.evaluation.instance_vectors import read_instances
+from silotune.methods import Method
 from silotune.methods.parts import Scope, names_with
 from silotune.models.backbone.backbone import Backbone
 from silotune.models.tuners.initial_adapter import FILE
-from silotune.runs.build.builder import build
-from silotune.runs.build.resolve import make_method, read_config
+from silotune.runs.build.model import build_model
+from silotune.runs.build.resolve import make_method, read_config, use_this_machine
+from silotune.runs.build.silos import silos_without_rows
 from silotune.runs.engines.in_process import InProcess
+from silotune.runs.personal_model import PersonalModel
 from silotune.runs.run import Run
 from silotune.runs.storage.readers import read_summary, read_versions
-from silotune.runs.storage.run_folder import RunFolder
+from silotune.runs.storage.run_folder import Checkpoint, RunFolder, validated_state
+from silotune.runs.storage.silo_state import load_silo
+from silotune.training.context import TrainingContext
+from silotune.training.coordinator import Coordinator
+from silotune.training.federation import Federation
 
 
 def load_run(folder: str | Path, backbone: Backbone | None = None, precision: str | None = None) -> Run:
-    """A finished run at its best round: its summary, and every silo's personalized model.
+    """Open a finished run at its best round: its summary, and every silo's personalized model.
 
     Args:
         folder: the run folder.
-        backbone: the run's backbone, where it is loaded already.
-        precision: another one than the run's to load the backbone in.
+        backbone: the run's backbone, if it is loaded already.
+        precision: load the backbone in this precision instead of the run's.
 
     Raises:
         InputError: no finished run there, a damaged folder, a backbone whose weights have changed, or a federation's
             coordinator whose silos keep their private parts.
     """
-    path = Path(folder)
-    summary = read_summary(path)
-    config = read_config(str(path / "config.yaml"))
-    _check_whole(path, summary, config)
-    if precision is not None:
-        config = config.model_copy(update={"precision": precision})
-    tasks, texts = _tasks(path, summary)
-    data = [SiloData(name, task, Splits()) for name, task in tasks.items()]
-    federation = build(_self_contained(config, path), backbone, data)
-    if federation.backbone.fingerprint != read_versions(path)["backbone"]:
-        raise InputError(f"{path}: was made with another backbone than {config.backbone!r} is now (its weights differ)")
-    federation.config, federation.texts = config, texts
-    federation.malicious = tuple((summary.get("attack") or {}).get("malicious", ()))
-    run_folder = RunFolder(path)
-    try:
-        best = run_folder.load(int(summary["best_round"]))
-    except (KeyError, TypeError, ValueError) as error:
-        raise InputError(f"{path}/summary.json: damaged (no best_round)") from error
-    InProcess(federation, run_folder).load(best)
-    read_instances(path, federation.context, federation.silos.values())
-    return Run(path, summary, federation)
+    finished = _FinishedRun.read(Path(folder), precision)
+    config, tasks = finished.config, finished.tasks
+    context = finished.build_model(backbone)
+    silos = silos_without_rows(context.method, tasks)
+    coordinator = Coordinator(context.initial_shared(silos.values()), AGGREGATIONS["uniform"], config.seed)
+    malicious = tuple((finished.summary.get("attack") or {}).get("malicious", ()))
+    federation = Federation(config, context, silos, coordinator, tasks, finished.texts, malicious=malicious)
+    InProcess(federation, finished.folder).load(finished.best_checkpoint())
+    read_instances(finished.folder.path, context, silos.values())
+    return Run(finished.folder.path, finished.summary, federation)
 
 
-def _check_whole(path: Path, summary: dict[str, Any], config: Config) -> None:
-    """Refuse a folder without the private parts: what began with the seed must not pass for what a silo trained."""
-    if summary.get("engine") != "flower":  # federation.engine.Flower.label; Flower itself need not be installed here
+def load_model(
+    folder: str | Path, silo: str, backbone: Backbone | None = None, precision: str | None = None
+) -> PersonalModel:
+    """Open one silo's personalized model of a finished run; the files of other silos are not opened.
+
+    Args:
+        folder: the run folder.
+        silo: the silo's name.
+        backbone: the run's backbone, if it is loaded already.
+        precision: load the backbone in this precision instead of the run's.
+
+    Raises:
+        InputError: as `load_run`; or the run has no such silo.
+    """
+    finished = _FinishedRun.read(Path(folder), precision)
+    if silo not in finished.tasks:
+        raise unknown("silo", silo, finished.tasks)
+    context = finished.build_model(backbone)
+    task = finished.tasks[silo]
+    # a centralized method has one training silo for all
+    (owner,) = silos_without_rows(
+        context.method, finished.tasks if context.method.centralized else {silo: task}
+    ).values()
+    best = finished.best_checkpoint()
+    shared = _read_shared(finished.folder, best, context.initial_shared([owner]))
+    load_silo(finished.folder, best, context, owner)
+    read_instances(finished.folder.path, context, [owner])
+    return PersonalModel(context, owner, shared, task, finished.texts[silo])
+
+
+def _read_shared(folder: RunFolder, checkpoint: Checkpoint, expected: State) -> State:
+    """Return a checkpoint's shared parts."""
+    with validated_state(checkpoint.shared, expected) as check:
+        tensors = folder.read(checkpoint.shared)
+        prefix = "shared/"
+        shared = unflatten({n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)})
+        check(shared)
+    return {name: shared.get(name, {}) for name in expected}
+
+
+@dataclass(frozen=True)
+class _FinishedRun:
+    """The settings of a finished run, as its folder says them.
+
+    Args:
+        folder: the run folder.
+        summary: `summary.json`.
+        config: the run's configuration.
+        method: the configured method.
+        tasks: silo name → task.
+        texts: silo name → number of texts in a row.
+    """
+
+    folder: RunFolder
+    summary: dict[str, Any]
+    config: Config
+    method: Method
+    tasks: dict[str, Task]
+    texts: dict[str, int]
+
+    @classmethod
+    def read(cls, path: Path, precision: str | None) -> _FinishedRun:
+        """Read summary and configuration.
+
+        Raises:
+            InputError: no finished run there, or the private parts are elsewhere.
+        """
+        summary = read_summary(path)
+        config = read_config(str(path / "config.yaml"))
+        method = make_method(config)
+        _check_private_parts(path, summary, method)
+        if precision is not None:
+            config = config.model_copy(update={"precision": precision})
+        return cls(RunFolder(path), summary, config, method, *_tasks(path, summary))
+
+    def build_model(self, backbone: Backbone | None) -> TrainingContext:
+        """Build the model over the run's backbone.
+
+        Raises:
+            InputError: the backbone's weights have changed.
+        """
+        path, config = self.folder.path, use_this_machine(self.config)
+        if config.start is not None:  # the run's own copy: the configured file may be gone
+            config = config.model_copy(update={"start": str(path / FILE)})
+        context = build_model(config, self.method, self.tasks.values(), backbone)
+        if context.backbone.fingerprint != read_versions(path)["backbone"]:
+            raise InputError(
+                f"{path}: was made with another backbone than {config.backbone!r} is now (its weights differ)"
+            )
+        return context
+
+    def best_checkpoint(self) -> Checkpoint:
+        """Return the manifest of the best round.
+
+        Raises:
+            InputError: it is missing or damaged.
+        """
+        try:
+            return self.folder.load(int(self.summary["best_round"]))
+        except (KeyError, TypeError, ValueError) as error:
+            raise InputError(f"{self.folder.path}/summary.json: damaged (no best_round)") from error
+
+
+def _check_private_parts(path: Path, summary: dict[str, Any], method: Method) -> None:
+    """Refuse a folder without the private parts: initial parts must not pass for trained ones."""
+    if summary.get("engine") != "flower":  # `Flower.label` in distributed/coordinator/engine.py
         return
-    private = names_with(make_method(config).parts(), Scope.PRIVATE)
+    private = names_with(method.parts(), Scope.PRIVATE)
     if private:
         raise InputError(
             f"{path}: is the coordinator's folder of a federation; the private parts ({', '.join(private)}) are in the "
@@ -72,29 +171,13 @@ def _check_whole(path: Path, summary: dict[str, Any], config: Config) -> None:
 
 
 def _tasks(path: Path, summary: dict[str, Any]) -> tuple[dict[str, Task], dict[str, int]]:
-    """Per silo: its task, and how many texts a row has."""
+    """Return silo name → task, and silo name → number of texts in a row."""
     try:
-        found = deepcopy(summary["tasks"])
-        texts = {name: int(task.pop("texts")) for name, task in found.items()}
-        return {name: Task(**(task | {"labels": tuple(task["labels"])})) for name, task in found.items()}, texts
+        entries = deepcopy(summary["tasks"])
+        texts = {name: int(task.pop("texts")) for name, task in entries.items()}
+        return {name: Task(**(task | {"labels": tuple(task["labels"])})) for name, task in entries.items()}, texts
     except (KeyError, TypeError, AttributeError) as error:
         raise InputError(
             f"{path}/summary.json: does not say the silos' tasks; `silotune run {path}/config.yaml --out {path} "
             "--resume` writes it anew"
         ) from error
-
-
-def _self_contained(config: Config, path: Path) -> Config:
-    """The run's own copy of what it began as: what `start` names may be gone by now.
-
-    Nothing is sent or noised any more, and nothing poisoned: the summary says whose rows were, which are not here.
-    """
-    update: dict[str, object] = {
-        "uplink": UplinkConfig(),
-        "aggregation": config.aggregation.model_copy(update={"noise_multiplier": None}),
-        "privacy": PrivacyConfig(),
-        "attack": AttackConfig(),
-    }
-    if config.start is not None:
-        update["start"] = str(path / FILE)
-    return config.model_copy(update=update)

@@ -11,10 +11,11 @@ from silotune.core.tensors import State
 from silotune.data.tasks import Row, Task
 from silotune.data.tokenized import TokenizedRows
 from silotune.errors import InputError
-from silotune.evaluation.instance_vectors import weigh
+from silotune.evaluation.instance_vectors import personalized_state, weigh
 from silotune.evaluation.predict import answers, logits
 from silotune.models.forward.mixing import resolve_weights
 from silotune.training.context import TrainingContext
+from silotune.training.silo import Silo
 
 
 @dataclass(frozen=True)
@@ -38,13 +39,21 @@ class Explanation:
 
 
 class PersonalModel:
-    """A silo's personalized model."""
+    """A silo's personalized model.
 
-    def __init__(self, context: TrainingContext, state: State, task: Task, max_length: int) -> None:
+    Args:
+        context: backbone and method.
+        silo: the silo, with its state.
+        shared: the shared parts.
+        task: the task that it answers.
+        texts: number of texts in a row of the task (2 for pairs).
+    """
+
+    def __init__(self, context: TrainingContext, silo: Silo, shared: State, task: Task, texts: int) -> None:
         self._context = context
-        self._state = state
-        self._max_length = max_length
+        self._state = personalized_state(context, silo, shared)
         self.task = task
+        self.texts = texts
 
     def predict(self, texts: Sequence[str | tuple[str, str]]) -> list[Prediction]:
         """Classify texts, or pairs of texts.
@@ -94,4 +103,5 @@ class PersonalModel:
         if len({len(row.texts) for row in rows}) > 1:
             raise InputError("predict: give either single texts or pairs, not both")
         context = self._context
-        return context.method.setting.head.row_tokenizer(context.backbone, self._max_length)(self.task, rows)
+        tokenize = context.method.setting.head.row_tokenizer(context.backbone, context.train.max_length)
+        return tokenize(self.task, rows)

@@ -13,7 +13,6 @@ from silotune.core.files import write_text
 from silotune.core.tensors import digest, flatten
 from silotune.errors import OR_RESUME, require_unused, unknown
 from silotune.evaluation.instance_vectors import keep_instances
-from silotune.evaluation.scores import state_of
 from silotune.models.backbone.backbone import Backbone
 from silotune.runs.build.builder import build
 from silotune.runs.build.initial_adapter import keep_start
@@ -48,9 +47,9 @@ class Run:
         """
         for owner in self.federation.silos.values():
             if silo in owner.evaluations:
-                task = owner.evaluations[silo].test.task
-                max_length = self.federation.config.train.max_length
-                return PersonalModel(self.federation.context, state_of(self.federation, owner), task, max_length)
+                federation = self.federation
+                task, texts = federation.tasks[silo], federation.texts[silo]
+                return PersonalModel(federation.context, owner, federation.coordinator.shared, task, texts)
         raise unknown("silo", silo, self.silos)
 
 

@@ -174,8 +174,8 @@ class Coordinator:
             self.shared = unflatten(self.optimizer.step(before, self._aggregation(ordered)))
 
     def adopt(self, state: State) -> None:
-        """Set the shared parts to those of a state: what the server step made of them."""
-        self.shared = {name: state[name] for name in self.shared}
+        """Set the shared parts to those of a state: from a server step, or received with a broadcast."""
+        self.shared = {name: state.get(name, {}) for name in self.shared}
 
     def flat(self) -> Tensors:
         """`{"shared/part/tensor": …, "server/…": …}`, as in checkpoints and digests."""

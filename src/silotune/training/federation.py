@@ -1,4 +1,4 @@
-"""What a run consists of."""
+"""A federation: everything that a run consists of."""
 
 from __future__ import annotations
 
@@ -18,36 +18,56 @@ from silotune.training.local_trainer import LocalTrainer
 from silotune.training.silo import Evaluation, Silo
 
 
-@dataclass
+@dataclass(frozen=True)
 class Federation:
-    """Everything a run needs."""
+    """Everything that a run consists of.
+
+    Args:
+        config: the run's configuration.
+        context: backbone, method and parts, as local rounds read them.
+        silos: the training silos by name.
+        coordinator: holds the shared parts.
+        tasks: silo name → task, before a centralized method puts silos together.
+        texts: silo name → number of texts in a row (2 for pairs).
+        server: the coordinator's own labeled rows, if the method trains there.
+        malicious: names of the attacking silos, in name order.
+        absent: silos that `evaluation` keeps out of training, by name.
+        privacy: the privacy guarantee; None if nothing is noised, or nothing is sent.
+        cohort: how many silos train together in one process.
+    """
 
     config: Config
-    backbone: Backbone
-    method: Method
-    silos: dict[str, Silo]
     context: TrainingContext
+    silos: Mapping[str, Silo]
     coordinator: Coordinator
     tasks: Mapping[str, Task]
-    """Silo name → its task, before a centralised method puts silos together."""
     texts: Mapping[str, int]
-    """Silo name → how many texts a row has."""
     server: Silo | None = None
-    """The coordinator's own labeled rows, where the method trains there."""
-    central: Evaluation | None = None
-    """The rows on which all silos are judged together, where one data set is partitioned."""
     malicious: tuple[str, ...] = ()
-    """The silos that attack, in name order."""
     absent: Mapping[str, Silo] = field(default_factory=dict)
-    """What `evaluation` keeps out of training, by name."""
     privacy: Privacy | None = None
-    """What the run promises; None where nothing is noised, or nothing is sent."""
     cohort: Cohort = ALONE
-    """How many silos train together, where one process trains several."""
+
+    @property
+    def backbone(self) -> Backbone:
+        """The backbone of all silos."""
+        return self.context.backbone
+
+    @property
+    def method(self) -> Method:
+        """The method, over its tuner and head."""
+        return self.context.method
+
+    @property
+    def central(self) -> Evaluation | None:
+        """The rows that all silos are judged on, if one data set is partitioned; otherwise None."""
+        if self.config.partition.name == "none":
+            return None
+        return next(evaluation for silo in self.silos.values() for evaluation in silo.evaluations.values())
 
     @property
     def rounds(self) -> int:
-        """As configured, or as many as the privacy budget lasts for."""
+        """The number of rounds: as configured, or as many as the privacy budget lasts for."""
         return self.config.rounds if self.privacy is None else self.privacy.rounds
 
     @property
@@ -58,5 +78,5 @@ class Federation:
     def client(self) -> SiloClient:
         """Return a silo's side of the exchange, for any of the silos."""
         noised_in_silos = self.config.uplink.noise is not None
-        privacy_guarantee = self.privacy if noised_in_silos else None
-        return SiloClient(self.trainer, self.coordinator.expected, self.coordinator.uplink, privacy_guarantee)
+        privacy = self.privacy if noised_in_silos else None
+        return SiloClient(self.trainer, self.coordinator.expected, self.coordinator.uplink, privacy)

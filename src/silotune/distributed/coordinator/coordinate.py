@@ -16,19 +16,30 @@ from silotune.core.files import write_text
 from silotune.core.locking import folder_lock
 from silotune.core.tensors import digest, flatten
 from silotune.data.row_folder import read_rows
-from silotune.data.tasks import SiloData, Splits
+from silotune.data.tasks import SiloData
 from silotune.distributed.coordinator import status_files
 from silotune.distributed.coordinator.dispatcher import SiloDispatcher
 from silotune.distributed.coordinator.engine import FlowerEngine
-from silotune.distributed.coordinator.run_registry import FOLDER, RunRegistry
+from silotune.distributed.coordinator.run_registry import FOLDER, RunRegistry, SiloInfo
 from silotune.distributed.flower.link import ConnectionLost, Link
 from silotune.distributed.protocol.agreement import check_federated, wire_config
 from silotune.distributed.protocol.frames import Frame
 from silotune.distributed.protocol.handshake import Hello, Identity, check_identity
 from silotune.errors import OR_RESUME, InputError, SilotuneError, require_unused
-from silotune.runs.build.builder import build
+from silotune.methods import Method
+from silotune.models.backbone.backbone import Backbone
+from silotune.runs.build.coordinator import build_coordinator
 from silotune.runs.build.initial_adapter import keep_start
-from silotune.runs.build.resolve import BackboneRequirements, make_method, on_this_machine, read_config
+from silotune.runs.build.model import build_model
+from silotune.runs.build.resolve import (
+    BackboneRequirements,
+    make_method,
+    on_this_machine,
+    read_config,
+    use_this_machine,
+)
+from silotune.runs.build.silos import server_silo, silos_without_rows
+from silotune.runs.build.validation import check_tasks
 from silotune.runs.storage.run_folder import RunFolder
 from silotune.runs.summary import state_digest, summarise
 from silotune.training.federation import Federation
@@ -156,10 +167,8 @@ def _run(job: Job, link: Link) -> None:
         late = f"silos that did not join within federation.join={options.join:g} s: {', '.join(missing)}"
         raise SilotuneError(f"{late}; nothing began{reasons}")
     registry = admission.registry
-    data = [SiloData(name, registry.silos[name].task, Splits()) for name in names]
-    method.setting.head.check_names(silo.task for silo in data)
-    federation = build(config, backbone, data, _labeled(job, config, bool(method.server_phases())))
-    federation.texts = {name: registry.silos[name].texts for name in names}
+    labeled = _labeled(job, config, bool(method.server_phases()))
+    federation = _federation(config, method, backbone, {name: registry.silos[name] for name in names}, labeled)
     admission.expect(federation.coordinator.expected.shapes)
     folder = _run_folder(out, federation)
     with closing(folder):
@@ -174,6 +183,22 @@ def _run(job: Job, link: Link) -> None:
         )
         engine.run()
         _finish(engine, out, job.local)
+
+
+def _federation(
+    config: Config, method: Method, backbone: Backbone, silos: Mapping[str, SiloInfo], labeled: SiloData | None
+) -> Federation:
+    """Build the coordinator's side of the federation: silos are known by name and task, their rows are elsewhere."""
+    config = use_this_machine(config)
+    tasks = {name: silo.task for name, silo in silos.items()}
+    method.setting.head.check_names(tasks.values())
+    check_tasks(config, method, tasks, labeled=None if labeled is None else labeled.task)
+    context = build_model(config, method, tasks.values(), backbone)
+    members = silos_without_rows(method, tasks)
+    coordinator, privacy = build_coordinator(config, context, members, tasks, labeled is not None)
+    texts = {name: silo.texts for name, silo in silos.items()}
+    server = None if labeled is None else server_silo(context, labeled)
+    return Federation(config, context, members, coordinator, tasks, texts, server, privacy=privacy)
 
 
 class AdmissionPolicy:

@@ -36,7 +36,7 @@ from silotune.methods import Method
 from silotune.methods.parts import Scope, names_with
 from silotune.runs.build.coordinator import privacy_guarantee, sampling_groups
 from silotune.runs.build.resolve import make_method, on_this_machine
-from silotune.runs.build.validation import check_data
+from silotune.runs.build.validation import check_tasks
 from silotune.runs.engines.base import Progress
 from silotune.runs.storage.readers import read_summary
 from silotune.runs.storage.run_folder import RunFolder
@@ -69,13 +69,14 @@ def run_local(
     config = on_this_machine(config)
     method = make_method(config)
     data = load_silos(config)
-    check_data(config, method, data)
+    tasks = {silo.name: silo.task for silo in data}
+    check_tasks(config, method, tasks)
     names = [silo.name for silo in data]
     if len(set(map(str.lower, names))) < len(names):
         raise InputError("silos: names that differ in case only cannot be folders everywhere")
     privacy = None
     if names_with(method.parts(), Scope.SHARED):
-        privacy = privacy_guarantee(config, sorted(names), sampling_groups(config, data), bool(method.server_phases()))
+        privacy = privacy_guarantee(config, sorted(names), sampling_groups(config, tasks), bool(method.server_phases()))
     if privacy is not None:
         privacy.require_a_round()
     RunFolder.check(out, dump(config), resume)

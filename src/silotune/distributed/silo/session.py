@@ -26,7 +26,7 @@ from silotune.distributed.protocol.handshake import (
     text_digest,
 )
 from silotune.distributed.silo.privacy_ledger import Price, PrivacyLedger
-from silotune.distributed.silo.setup import SiloSetup
+from silotune.distributed.silo.setup import UNDISCLOSED_ROWS, SiloSetup
 from silotune.distributed.silo.silo_config import SiloSettings
 from silotune.distributed.silo.state_store import StateStore, scores_name
 from silotune.errors import InputError, SilotuneError
@@ -37,17 +37,6 @@ from silotune.training.client import PrivacySpent
 from silotune.training.federation import Federation
 from silotune.training.silo import Silo, SiloState
 from silotune.version import __version__
-
-_UNDISCLOSED_ROWS = 1
-"""Row count in the messages of a silo that does not share it."""
-
-
-class _SiloWithoutRowCount(Silo):
-    """A silo whose messages do not reveal its row count."""
-
-    @property
-    def rows(self) -> int:
-        return _UNDISCLOSED_ROWS
 
 
 class Session:
@@ -180,7 +169,7 @@ class Session:
         if "scores" in fields:
             fields["scores"] = filter_scores(fields["scores"], share)
         if "rows" not in share and blobs["message"]:
-            blobs["message"] = with_rows(blobs["message"], _UNDISCLOSED_ROWS)
+            blobs["message"] = with_rows(blobs["message"], UNDISCLOSED_ROWS)
         return Frame(reply.kind, fields, blobs)
 
     def _score(self, federation: Federation, store: StateStore, request: Frame) -> Frame:
@@ -212,8 +201,7 @@ class Session:
         self, federation: Federation, silo: Silo, shared: State, splits: list[str], store: StateStore
     ) -> dict[str, Any]:
         """Score shared parts with the silo's present private ones; returns what may leave."""
-        federation.silos = {self.settings.name: silo}
-        federation.coordinator.shared = shared
+        federation.coordinator.adopt(shared)
         if splits == ["validation"]:
             entry: dict[str, Any] = {"validation": scores(federation, "validation")[self.settings.name]}
         else:
@@ -224,9 +212,6 @@ class Session:
     def _silo(self, federation: Federation, store: StateStore, base: str) -> Silo:
         """Return the silo at one of its states; the empty name stands for the state before its first round."""
         silo = federation.silos[self.settings.name]
-        if "rows" not in self.settings.share and not isinstance(silo, _SiloWithoutRowCount):
-            silo = _SiloWithoutRowCount(silo.name, silo.train, silo.evaluations, instances=silo.instances)
-            federation.silos = {self.settings.name: silo}
         silo.state = None
         if base:
             kept = SiloState.from_flat(store.read(base))

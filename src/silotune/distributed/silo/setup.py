@@ -15,7 +15,7 @@ from silotune.config.privacy import PrivacyConfig
 from silotune.config.sampling import SamplingConfig
 from silotune.data.loading import load_silos
 from silotune.data.row_folder import read_rows
-from silotune.data.tasks import SiloData, Splits
+from silotune.data.tasks import SiloData
 from silotune.distributed.protocol.agreement import check_agreed, check_federated, parse_wire_config
 from silotune.distributed.protocol.handshake import HandshakeRefused, Identity, check_identity
 from silotune.distributed.silo.silo_config import SiloSettings
@@ -23,10 +23,25 @@ from silotune.errors import InputError
 from silotune.methods import Method
 from silotune.methods.parts import Scope, names_with
 from silotune.models.backbone.backbone import Backbone
-from silotune.runs.build.builder import build
-from silotune.runs.build.resolve import BackboneRequirements, make_method, read_config
-from silotune.runs.build.silos import make_silos
+from silotune.runs.build.coordinator import build_coordinator
+from silotune.runs.build.model import build_model
+from silotune.runs.build.resolve import BackboneRequirements, make_method, read_config, use_this_machine
+from silotune.runs.build.silos import build_silos
+from silotune.runs.build.validation import check_tasks
 from silotune.training.federation import Federation
+from silotune.training.silo import Silo
+
+UNDISCLOSED_ROWS = 1
+"""Stands for the number of rows of a silo that does not share it."""
+
+
+class SiloWithoutRowCount(Silo):
+    """A silo that does not share its number of rows."""
+
+    @property
+    def rows(self) -> int:
+        """Stands for the number of rows."""
+        return UNDISCLOSED_ROWS
 
 
 class SiloSetup:
@@ -91,11 +106,19 @@ class SiloSetup:
         if coordinators is not None:  # first, as another backbone makes later steps fail
             check_identity(self.settings.name, coordinators, Identity.of(config, text, backbone))
         data = self._rows(config)
-        federation = build(config, backbone, [SiloData(self.settings.name, data.task, Splits())])
-        tokenize = method.setting.head.row_tokenizer(backbone, config.train.max_length)
-        federation.silos = make_silos([data], tokenize, method)
-        federation.texts = {self.settings.name: len(data.splits.train[0].texts)}
-        return federation
+        return self._assemble(config, method, backbone, data)
+
+    def _assemble(self, config: Config, method: Method, backbone: Backbone, data: SiloData) -> Federation:
+        """Build the silo's side of the federation: this silo alone, with the uplink and the shared parts' shapes."""
+        config = use_this_machine(config)
+        tasks, texts = {data.name: data.task}, {data.name: len(data.splits.train[0].texts)}
+        check_tasks(config, method, tasks)
+        context = build_model(config, method, tasks.values(), backbone)
+        silos, _ = build_silos(config, context, [data])
+        if "rows" not in self.settings.share:
+            silos = {name: SiloWithoutRowCount(name, silo.train, silo.evaluations) for name, silo in silos.items()}
+        coordinator, privacy = build_coordinator(config, context, silos, tasks, labeled=False)
+        return Federation(config, context, silos, coordinator, tasks, texts, privacy=privacy)
 
     def _check_configuration(self, config: Config) -> None:
         """Refuse a configuration that the operator's settings exclude."""

@@ -1,9 +1,9 @@
-"""The coordinator: whom it samples, how it combines what they send, and what its rounds promise."""
+"""Builds the coordinator: sampling, aggregation, uplink, and the privacy guarantee of its rounds."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from silotune.communication.aggregation import AGGREGATIONS, make_aggregation
@@ -13,26 +13,39 @@ from silotune.communication.privacy.central_noise import CentralNoise
 from silotune.communication.privacy.noise_stream import read_secret, secret_seed
 from silotune.communication.uplink import NO_UPLINK, make_pipeline
 from silotune.config import Config
-from silotune.core.tensors import State
-from silotune.data.tasks import SiloData
+from silotune.data.tasks import Task
+from silotune.training.context import TrainingContext
 from silotune.training.coordinator import Coordinator, silos_a_round
+from silotune.training.silo import Silo
 
 _LABELED = "the labeled rows that the coordinator trains on (in a simulation they are drawn from the silos' rows)"
 
 
-def make_coordinator(
-    config: Config, shared: State, silos: Collection[str], groups: Mapping[str, str] | None
-) -> Coordinator:
-    """The coordinator of these silos, which begins with these shared parts.
+def build_coordinator(
+    config: Config, context: TrainingContext, silos: Mapping[str, Silo], tasks: Mapping[str, Task], labeled: bool
+) -> tuple[Coordinator, Privacy | None]:
+    """Build the coordinator of these silos, with the initial shared parts.
+
+    Args:
+        config: the run's configuration.
+        context: derives the initial shared parts.
+        silos: the training silos by name.
+        tasks: silo name → task, before a centralized method puts silos together.
+        labeled: whether the coordinator trains on labeled rows.
+
+    Returns:
+        The coordinator, and the privacy guarantee of its rounds; None if nothing is noised, or nothing is sent.
 
     Raises:
         InputError: for an aggregation, an uplink or a secret that cannot be.
     """
+    shared = context.initial_shared(silos.values())
+    groups = None if context.method.centralized else sampling_groups(config, tasks)
     communicates = any(shared.values())
     secret = read_secret(config.privacy.secret) if communicates else None
     server, a_round = config.server, sum(chosen for _, chosen in sampled_sizes(config, silos, groups))
     noise = _central_noise(config, a_round, secret) if communicates else None
-    return Coordinator(
+    coordinator = Coordinator(
         shared,
         # where nothing is combined, no number of silos is too small
         make_aggregation(config.aggregation, a_round) if communicates else AGGREGATIONS["uniform"],
@@ -46,6 +59,7 @@ def make_coordinator(
         uplink=make_pipeline(config.uplink, config.seed, secret) if communicates else NO_UPLINK,
         noise=noise,
     )
+    return coordinator, privacy_guarantee(config, sorted(silos), groups, labeled) if communicates else None
 
 
 def _central_noise(config: Config, a_round: int, secret: bytes | None) -> CentralNoise | None:
@@ -57,27 +71,31 @@ def _central_noise(config: Config, a_round: int, secret: bytes | None) -> Centra
 
 
 def privacy_guarantee(
-    config: Config, silos: Sequence[str], groups: Mapping[str, str] | None, labelled: bool
+    config: Config, silos: Sequence[str], groups: Mapping[str, str] | None, labeled: bool
 ) -> Privacy | None:
-    """What a run over these silos promises; None without noise. It follows from the configuration and names alone.
+    """Return the privacy guarantee of a run over these silos; None without noise.
 
-    `labelled`: whether the coordinator trains on labeled rows.
+    Args:
+        config: the run's configuration.
+        silos: their names.
+        groups: silo name → sampling group; None: one group.
+        labeled: whether the coordinator trains on labeled rows.
     """
     sampling = config.sampling
     chooser = Coordinator(
         {}, AGGREGATIONS["uniform"], config.seed, fraction=sampling.fraction, count=sampling.count, groups=groups
     )
-    found = make_privacy(config, sampled_sizes(config, silos, groups), lambda number: chooser.choose(number, silos))
-    return replace(found, uncovered=(*found.uncovered, _LABELED)) if found and labelled else found
+    privacy = make_privacy(config, sampled_sizes(config, silos, groups), lambda number: chooser.choose(number, silos))
+    return replace(privacy, uncovered=(*privacy.uncovered, _LABELED)) if privacy and labeled else privacy
 
 
-def sampling_groups(config: Config, data: Iterable[SiloData]) -> dict[str, str] | None:
-    """Silo → the group that silos are drawn from by themselves: its task; None: from all."""
-    return {silo.name: silo.task.name for silo in data} if config.sampling.per_task else None
+def sampling_groups(config: Config, tasks: Mapping[str, Task]) -> dict[str, str] | None:
+    """Return silo name → sampling group, which is its task; None if silos are sampled from all."""
+    return {silo: task.name for silo, task in tasks.items()} if config.sampling.per_task else None
 
 
 def sampled_sizes(config: Config, silos: Iterable[str], groups: Mapping[str, str] | None) -> list[tuple[int, int]]:
-    """Per group of silos (all are one without groups): how many there are, and how many take part in a round."""
+    """Return, per sampling group, its number of silos and how many of them are sampled in a round."""
     sizes = Counter("" if groups is None else groups[name] for name in silos)
     sampling = config.sampling
     return [(size, silos_a_round(size, sampling.fraction, sampling.count)) for _, size in sorted(sizes.items())]

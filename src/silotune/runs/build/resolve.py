@@ -55,9 +55,16 @@ def read_config(source: str, overrides: list[str] | None = None, changes: Sequen
 
 
 def on_this_machine(config: Config) -> Config:
-    """The configuration with what this machine decides where it is left open: precision and threads."""
+    """Return the configuration with precision and threads resolved for this machine."""
     threads = config.threads or torch.get_num_threads()
     return config.model_copy(update={"precision": resolve_precision(config.precision), "threads": threads})
+
+
+def use_this_machine(config: Config) -> Config:
+    """Set the configured number of threads in this process; return the configuration as `on_this_machine`."""
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
+    return on_this_machine(config)
 
 
 @dataclass(frozen=True)

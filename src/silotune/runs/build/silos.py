@@ -1,9 +1,11 @@
-"""Silos, from their rows: tokenized, poisoned where they attack, put together where the method is centralised."""
+"""Builds silos: from their rows, tokenized and poisoned if they attack; or from their tasks, if rows are elsewhere."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+
+import torch
 
 from silotune.config import Config
 from silotune.data.backdoor import Backdoor, check_trigger, make_backdoor
@@ -12,50 +14,83 @@ from silotune.data.tasks import Row, SiloData, Task
 from silotune.data.tokenized import TokenizedRows
 from silotune.methods import Method
 from silotune.models.backbone.backbone import Backbone
-from silotune.models.heads.base import TokenizeRows
+from silotune.training.context import TrainingContext
 from silotune.training.silo import AttackedRows, Evaluation, Silo
 
 _ANY_LENGTH = 2**20  # tokens; no row is cut at this
 
 
-def make_silos(
-    data: list[SiloData], tokenize: TokenizeRows, method: Method, backdoor: Backdoor | None = None
-) -> dict[str, Silo]:
-    """Silos with their rows tokenized; a centralised method puts them together."""
+def build_silos(
+    config: Config, context: TrainingContext, data: Sequence[SiloData]
+) -> tuple[dict[str, Silo], tuple[str, ...]]:
+    """Build silos from their rows; a centralized method puts them together.
+
+    Returns:
+        Silos by name, and the names of the malicious ones in name order.
+
+    Raises:
+        InputError: for an attack that cannot be.
+    """
+    backdoor = _backdoor(config, data, context.method, context.backbone)
+    tokenize = context.method.setting.head.row_tokenizer(context.backbone, config.train.max_length)
     silos: dict[str, Silo] = {}
     evaluations: dict[tuple[int, int], Evaluation] = {}  # silos that are judged on the same rows share them
     for item in data:
-        held_out = (item.splits.validation, item.splits.test)
-        key = (id(held_out[0]), id(held_out[1]))
+        validation, test = item.splits.validation, item.splits.test
+        key = (id(validation), id(test))
         if key not in evaluations:
-            validation, test = (tokenize(item.task, rows) for rows in held_out)
-            evaluations[key] = Evaluation(validation, test)
+            evaluations[key] = Evaluation(tokenize(item.task, validation), tokenize(item.task, test))
             if backdoor is not None and backdoor.has_target(item.task):
-                attacked = tokenize(item.task, backdoor.test_rows(item.task, held_out[1]))
+                attacked = tokenize(item.task, backdoor.test_rows(item.task, test))
                 evaluations[key].attack = AttackedRows(attacked, backdoor.target(item.task))
         added = [] if backdoor is None else backdoor.poisoned_rows(item)
         train = [*item.splits.train, *added]
-        rows = replace(tokenize(item.task, without_labels(train) if method.unlabelled else train), poisoned=len(added))
-        silos[item.name] = Silo(item.name, {item.task.name: rows}, {item.name: evaluations[key]})
-        if backdoor is not None and item.name in backdoor.malicious:
-            silos[item.name].attack_scale = backdoor.config.scale
-    if not method.centralized:
-        return silos
-    return _put_together(silos)
+        train = without_labels(train) if context.method.unlabelled else train
+        rows = replace(tokenize(item.task, train), poisoned=len(added))
+        malicious = backdoor is not None and item.name in backdoor.malicious
+        scale = config.attack.scale if malicious else 1.0
+        silos[item.name] = Silo(item.name, {item.task.name: rows}, {item.name: evaluations[key]}, attack_scale=scale)
+    attackers = () if backdoor is None else tuple(sorted(backdoor.malicious))
+    return _centralized(silos) if context.method.centralized else silos, attackers
 
 
-def _put_together(silos: dict[str, Silo]) -> dict[str, Silo]:
-    """One training silo of all silos' rows, judged on each silo's rows."""
+def absent_silo(context: TrainingContext, data: SiloData) -> Silo:
+    """Build a silo that takes no part in training."""
+    tokenize = context.method.setting.head.row_tokenizer(context.backbone, context.train.max_length)
+    splits = data.splits
+    train = without_labels(splits.train) if context.method.unlabelled else splits.train
+    evaluation = Evaluation(tokenize(data.task, splits.validation), tokenize(data.task, splits.test))
+    return Silo(data.name, {data.task.name: tokenize(data.task, train)}, {data.name: evaluation})
+
+
+def silos_without_rows(method: Method, tasks: Mapping[str, Task]) -> dict[str, Silo]:
+    """Build silos whose rows are elsewhere, from their tasks by name; a centralized method puts them together."""
+    silos = {}
+    for name, task in tasks.items():
+        rows = TokenizedRows(task, [], None, torch.zeros(0, dtype=torch.int64))
+        silos[name] = Silo(name, {task.name: rows}, {name: Evaluation(rows, rows)})
+    return _centralized(silos) if method.centralized else silos
+
+
+def server_silo(context: TrainingContext, labeled: SiloData) -> Silo:
+    """Build the coordinator's own silo, of its labeled rows."""
+    tokenize = context.method.setting.head.row_tokenizer(context.backbone, context.train.max_length)
+    rows = tokenize(labeled.task, labeled.splits.train)
+    return Silo(":coordinator", {labeled.task.name: rows}, {})  # no other silo can have this name
+
+
+def _centralized(silos: Mapping[str, Silo]) -> dict[str, Silo]:
+    """Return one training silo of all silos' rows, judged on each silo's rows."""
     train: dict[str, TokenizedRows] = {}
     for silo in sorted(silos.values(), key=lambda silo: silo.name):  # the order in which they were named cannot matter
-        for task, found in silo.train.items():
-            train[task] = train[task].concatenated(found) if task in train else found
+        for task, rows in silo.train.items():
+            train[task] = train[task].concatenated(rows) if task in train else rows
     evaluations = {name: evaluation for silo in silos.values() for name, evaluation in silo.evaluations.items()}
     return {"centralised": Silo("centralised", train, evaluations)}
 
 
-def backdoor(config: Config, data: list[SiloData], method: Method, backbone: Backbone) -> Backdoor | None:
-    """What the malicious silos do to their rows; None where none are.
+def _backdoor(config: Config, data: Sequence[SiloData], method: Method, backbone: Backbone) -> Backdoor | None:
+    """Return what the malicious silos do to their rows, or None without an attack.
 
     Raises:
         InputError: for a trigger or an attack that cannot be.
@@ -63,9 +98,9 @@ def backdoor(config: Config, data: list[SiloData], method: Method, backbone: Bac
     if config.attack.name == "none":
         return None
     check_trigger(config.attack.triggers, backbone.tokenizer)
-    whole = method.setting.head.row_tokenizer(backbone, _ANY_LENGTH)
+    tokenize = method.setting.head.row_tokenizer(backbone, _ANY_LENGTH)
 
     def lengths(task: Task, rows: Sequence[Row]) -> list[int]:
-        return [len(ids) for ids in whole(task, rows).ids]
+        return [len(ids) for ids in tokenize(task, rows).ids]
 
-    return make_backdoor(config.attack, config.seed, data, lengths, config.train.max_length)
+    return make_backdoor(config.attack, config.seed, list(data), lengths, config.train.max_length)

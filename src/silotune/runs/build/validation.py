@@ -1,12 +1,14 @@
-"""What of a configuration, its data and its backbone does not fit together is refused before training."""
+"""Refuses configurations whose data, method and backbone do not fit together, before training."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
+from types import MappingProxyType
 
 from silotune.config import Config
 from silotune.data.backdoor import check_attack
-from silotune.data.tasks import SiloData, Task
+from silotune.data.tasks import Task
 from silotune.errors import InputError
 from silotune.methods import Method
 from silotune.methods.parts import Scope, names_with
@@ -15,27 +17,47 @@ from silotune.models.heads import HEADS, Head, LanguageModelHead
 from silotune.models.tuners import TUNERS, Tuner
 
 
-def check_data(config: Config, method: Method, data: list[SiloData], labelled: SiloData | None = None) -> None:
-    """Refuse silos that the method, the head or the sampling cannot do with, and tasks that mean two things.
+def check_tasks(
+    config: Config,
+    method: Method,
+    tasks: Mapping[str, Task],
+    absent: Mapping[str, Task] = MappingProxyType({}),
+    labeled: Task | None = None,
+) -> None:
+    """Refuse tasks that the method, the head, the sampling or the evaluation cannot do with.
+
+    Args:
+        config: the run's configuration.
+        method: the configured method.
+        tasks: silo name → task.
+        absent: the same of the silos that `evaluation` keeps out of training.
+        labeled: the task of the coordinator's own labeled rows.
 
     Raises:
         InputError: naming the key and what is allowed.
     """
-    _check_tasks(data, labelled)
+    _check_meanings(tasks, labeled)
     sampling = config.sampling
     if sampling.count is not None and not method.centralized:
-        for task, found in Counter(silo.task.name if sampling.per_task else "" for silo in data).items():
-            if sampling.count > found:
-                of_task = f" of task {task!r}" if sampling.per_task else ""
-                raise InputError(f"sampling.count: {sampling.count} silos a round, but there are only {found}{of_task}")
+        for name, size in Counter(task.name if sampling.per_task else "" for task in tasks.values()).items():
+            if sampling.count > size:
+                of_task = f" of task {name!r}" if sampling.per_task else ""
+                raise InputError(f"sampling.count: {sampling.count} silos a round, but there are only {size}{of_task}")
     head = method.setting.head
-    for silo in data:
-        if silo.task.kind != head.task_kind:
-            fitting = sorted(name for name, other in HEADS.items() if other.task_kind == silo.task.kind)
-            rows = "texts with labels" if silo.task.kind == "classification" else "instructions with outputs"
-            raise InputError(f"head={config.head.name}: silo {silo.name!r} holds {rows}; allowed: {', '.join(fitting)}")
+    for silo, task in tasks.items():
+        if task.kind != head.task_kind:
+            fitting = sorted(name for name, other in HEADS.items() if other.task_kind == task.kind)
+            rows = "texts with labels" if task.kind == "classification" else "instructions with outputs"
+            raise InputError(f"head={config.head.name}: silo {silo!r} holds {rows}; allowed: {', '.join(fitting)}")
     if config.attack.name != "none":
-        check_attack(config.attack, data)
+        check_attack(config.attack, tasks)
+    _check_head(config, method, tasks)
+    _check_evaluation(config, method, tasks, absent)
+
+
+def _check_head(config: Config, method: Method, tasks: Mapping[str, Task]) -> None:
+    """Refuse a soft prompt's place without a soft prompt, and a shared head that the method or the tasks rule out."""
+    head = method.setting.head
     if head.soft_slot and not method.setting.tuner.soft_prompt:
         having = ", ".join(sorted(name for name, tuner in TUNERS.items() if tuner.soft_prompt))
         raise InputError(
@@ -43,7 +65,7 @@ def check_data(config: Config, method: Method, data: list[SiloData], labelled: S
             f"allowed: {having}"
         )
     parts = method.parts()
-    tasks = sorted({silo.task.name for silo in data})
+    names = sorted({task.name for task in tasks.values()})
     shared_parts = names_with(parts, Scope.SHARED)
     if (
         config.head.scope == "shared"
@@ -52,25 +74,26 @@ def check_data(config: Config, method: Method, data: list[SiloData], labelled: S
     ):
         raise InputError(f"head.scope=shared: method {method.name} keeps its heads in the silos; allowed: private")
     shares_head = any(parts[name].module is head for name in shared_parts)
-    if shares_head and head.has_tensors and len(tasks) > 1:
+    if shares_head and head.has_tensors and len(names) > 1:
         remedy = "use head.scope=private" if config.head.scope == "shared" else f"method={method.name} shares its head"
-        raise InputError(f"head.scope: a shared head needs one task in all silos, found {', '.join(tasks)}; {remedy}")
+        raise InputError(f"head.scope: a shared head needs one task in all silos, found {', '.join(names)}; {remedy}")
 
 
-def _check_tasks(data: list[SiloData], labelled: SiloData | None) -> None:
-    """Labels are numbers to a model: what they mean has to be the same wherever a task is."""
-    first: dict[str, SiloData] = {}
-    for silo in data:
-        known = first.setdefault(silo.task.name, silo)
-        if known.task != silo.task:
+def _check_meanings(tasks: Mapping[str, Task], labeled: Task | None) -> None:
+    """Refuse two meanings of one task's name: labels are numbers to a model."""
+    first: dict[str, str] = {}
+    for silo, task in tasks.items():
+        known = first.setdefault(task.name, silo)
+        if tasks[known] != task:
             raise InputError(
-                f"silo {silo.name!r}: its task {silo.task.name!r} is {_meaning(silo.task)}, that of silo "
-                f"{known.name!r} is {_meaning(known.task)}; one name has to mean one task"
+                f"silo {silo!r}: its task {task.name!r} is {_meaning(task)}, that of silo "
+                f"{known!r} is {_meaning(tasks[known])}; one name has to mean one task"
             )
-    if labelled is not None and labelled.task not in [silo.task for silo in data]:
+    if labeled is not None and labeled not in tasks.values():
+        silo, task = next(iter(tasks.items()))
         raise InputError(
-            f"federation.labelled: the task of its rows is {labelled.task.name!r}, {_meaning(labelled.task)}; that of "
-            f"silo {data[0].name!r} is {data[0].task.name!r}, {_meaning(data[0].task)}"
+            f"federation.labelled: the task of its rows is {labeled.name!r}, {_meaning(labeled)}; that of "
+            f"silo {silo!r} is {task.name!r}, {_meaning(task)}"
         )
 
 
@@ -78,22 +101,18 @@ def _meaning(task: Task) -> str:
     return f"{task.kind} by {task.metric}" + (f" into {', '.join(task.labels)}" if task.labels else "")
 
 
-def check_evaluation(config: Config, method: Method, data: list[SiloData], absent: list[SiloData]) -> None:
-    """Refuse to ask a model about tasks that its head cannot answer.
-
-    Raises:
-        InputError: naming the key and what is allowed.
-    """
+def _check_evaluation(config: Config, method: Method, tasks: Mapping[str, Task], absent: Mapping[str, Task]) -> None:
+    """Refuse to ask a model about tasks that its head cannot answer."""
     evaluation, head = config.evaluation, method.setting.head
-    tasks = {silo.task.name for silo in [*data, *absent]}
-    if (evaluation.test_time or absent) and head.has_tensors and len(tasks) > 1:
+    names = {task.name for task in [*tasks.values(), *absent.values()]}
+    if (evaluation.test_time or absent) and head.has_tensors and len(names) > 1:
         raise InputError(
-            f"evaluation: a silo's head={config.head.name} knows its own task alone, and there are {len(tasks)}; "
+            f"evaluation: a silo's head={config.head.name} knows its own task alone, and there are {len(names)}; "
             "allowed: head=lm or verbalizer, or silos of one task (data.task)"
         )
-    for silo in absent:
-        if silo.task.kind != head.task_kind:
-            raise InputError(f"head={config.head.name}: cannot answer {silo.name!r} of evaluation; leave it out")
+    for silo, task in absent.items():
+        if task.kind != head.task_kind:
+            raise InputError(f"head={config.head.name}: cannot answer {silo!r} of evaluation; leave it out")
     if evaluation.new_silos and method.prediction().weighting is None:
         raise InputError(
             f"evaluation.new_silos: method {method.name} does not compare texts with silos' rows; allowed: feddpa-f, "

@@ -8,15 +8,13 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from typing import Any, ClassVar
 
 from silotune.communication.aggregation import Update, in_name_order
 from silotune.core.numeric import mean_ignoring_none
-from silotune.core.tensors import State, flatten
 from silotune.errors import InputError
 from silotune.runs.engines.history import History, Scores, is_better
-from silotune.runs.storage.run_folder import Checkpoint, RunFolder
+from silotune.runs.storage.run_folder import Checkpoint, RunFolder, validated_state
 from silotune.training.client import SiloReply
 from silotune.training.coordinator import Received
 from silotune.training.federation import Federation
@@ -224,23 +222,3 @@ class Engine(ABC):
             self._best = checkpoint
         self.folder.commit(checkpoint, self._best)
         self._last = checkpoint
-
-
-@contextmanager
-def validated_state(file: str, expected: State) -> Iterator[Callable[[State], None]]:
-    """Refuse a checkpoint file whose tensors are not those of this run; yields the check of what was read.
-
-    Raises:
-        InputError: naming the file.
-    """
-
-    def check(found: State) -> None:
-        shapes, wanted = ({n: (t.shape, t.dtype) for n, t in flatten(state).items()} for state in (found, expected))
-        differing = sorted(name for name in {*shapes, *wanted} if shapes.get(name) != wanted.get(name))
-        if differing:
-            raise ValueError(f"tensor {differing[0]!r} is missing, unexpected or of another shape")
-
-    try:
-        yield check
-    except (KeyError, ValueError) as error:
-        raise InputError(f"checkpoint file {file}: damaged ({error})") from error

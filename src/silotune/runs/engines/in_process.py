@@ -8,13 +8,13 @@ from typing import Any, Literal
 from silotune.evaluation.backdoor import with_attack
 from silotune.evaluation.personalization import test_time
 from silotune.evaluation.scores import mean, results, scores
-from silotune.runs.engines.base import Engine, Progress, validated_state
+from silotune.runs.engines.base import Engine, Progress
 from silotune.runs.engines.history import Scores
 from silotune.runs.storage.run_folder import Checkpoint, RunFolder
+from silotune.runs.storage.silo_state import load_silo
 from silotune.training.client import SiloReply
 from silotune.training.coordinator import Received
 from silotune.training.federation import Federation
-from silotune.training.silo import SiloState
 
 Training = Literal["round", "final"]
 """A local round, or the final phases."""
@@ -102,12 +102,8 @@ class InProcess(Engine):
 
     def load_states(self, checkpoint: Checkpoint) -> None:
         """From the run folder; a silo that was never sampled has no file: its state follows from the seed."""
-        for name, silo in self.federation.silos.items():
-            file, silo.state = checkpoint.silos.get(name), None
-            if file:
-                with validated_state(file, self.federation.context.state_of(silo).private) as check:
-                    silo.state = SiloState.from_flat(self.folder.read(file))
-                    check(silo.state.private)
+        for silo in self.federation.silos.values():
+            load_silo(self.folder, checkpoint, self.federation.context, silo)
 
 
 def named(names: Sequence[str], kind: Training) -> str:

@@ -153,7 +153,8 @@ def do(work: SiloTask) -> Trained | Scores:
         silo.state = _read(state) if state else None
     try:
         if work.kind == "validation":
-            federation.coordinator.shared, _ = read_broadcast(work.broadcast, federation.coordinator.expected)
+            shared, _ = read_broadcast(work.broadcast, federation.coordinator.expected)
+            federation.coordinator.adopt(shared)
             return scores(replace(federation, silos={silo.name: silo for silo in silos}), "validation")
         client = federation.client()
         train = client.rounds if work.kind == "round" else client.finals

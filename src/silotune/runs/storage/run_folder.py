@@ -12,7 +12,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +24,7 @@ from silotune.core.async_writer import AsyncWriter
 from silotune.core.files import make_folder, write_text
 from silotune.core.locking import LOCK_FILE, folder_lock
 from silotune.core.serialization import read_tensors
-from silotune.core.tensors import Tensors
+from silotune.core.tensors import State, Tensors, flatten
 from silotune.errors import InputError
 from silotune.runs.storage.environment import versions
 from silotune.runs.storage.readers import events, read_versions
@@ -250,6 +250,26 @@ def working_in(path: Path, config: str, backbone: str, resume: bool = False) -> 
             yield folder
         finally:
             folder.close()
+
+
+@contextmanager
+def validated_state(file: str, expected: State) -> Iterator[Callable[[State], None]]:
+    """Refuse a checkpoint file whose tensors are not those of this run; yields the check of the state that was read.
+
+    Raises:
+        InputError: naming the file.
+    """
+
+    def check(state: State) -> None:
+        read, wanted = ({n: (t.shape, t.dtype) for n, t in flatten(some).items()} for some in (state, expected))
+        differing = sorted(name for name in {*read, *wanted} if read.get(name) != wanted.get(name))
+        if differing:
+            raise ValueError(f"tensor {differing[0]!r} is missing, unexpected or of another shape")
+
+    try:
+        yield check
+    except (KeyError, ValueError) as error:
+        raise InputError(f"checkpoint file {file}: damaged ({error})") from error
 
 
 def _begun(entry: Path) -> bool:

@@ -1,0 +1,39 @@
+"""Builds the model of a run: backbone, method, tuner, initial adapter and activation cache."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from silotune.config import Config
+from silotune.data.tasks import Task
+from silotune.methods import Method
+from silotune.models.backbone.backbone import Backbone
+from silotune.models.forward.activation_cache import ActivationCache
+from silotune.runs.build.initial_adapter import read_start
+from silotune.runs.build.resolve import BackboneRequirements
+from silotune.runs.build.validation import check_backbone
+from silotune.training.context import TrainingContext
+
+
+def build_model(
+    config: Config, method: Method, tasks: Iterable[Task], backbone: Backbone | None = None
+) -> TrainingContext:
+    """Put a method on its backbone.
+
+    Args:
+        config: the run's configuration, with the precision resolved.
+        method: the configured method, from `make_method`.
+        tasks: the tasks that its head will answer.
+        backbone: one already loaded; None: it is loaded.
+
+    Raises:
+        InputError: for a backbone, a head or an initial adapter that do not fit together.
+    """
+    if backbone is None:
+        backbone = BackboneRequirements.of(config, method).load()
+    check_backbone(config, method, backbone)
+    tuner, head = method.setting.tuner, method.setting.head
+    head.check(backbone, {task.name: task for task in tasks}.values())
+    start = None if config.start is None else read_start(config.start, backbone, tuner)
+    cache = None if config.cache.name == "none" else ActivationCache.for_tuner(backbone, tuner, config.cache.mib)
+    return TrainingContext(backbone, method, config.train, config.seed, start, cache)
