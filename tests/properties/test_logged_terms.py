@@ -14,14 +14,14 @@ from tests.support.tiny import METHODS, ONE_TASK
 def test_a_term_is_the_mean_over_the_steps_that_have_it(method, tiny_federation, monkeypatch):
     federation = tiny_federation(method, *(["partition.silos=1", "data.tasks=[beta]"] if method in ONE_TASK else []))
     seen: dict[str, list[float]] = defaultdict(list)
-    count = local_round._Local.count
+    count = local_round._SiloRound.count
 
     def noted(local, batch, terms, *more):
         for term, value in terms.items():
             seen[term].append(value)
         count(local, batch, terms, *more)
 
-    monkeypatch.setattr(local_round._Local, "count", noted)
+    monkeypatch.setattr(local_round._SiloRound, "count", noted)
     silo, participant = next(iter(federation.silos.values())), federation.client()
     for number in (1, 2):  # in a silo's first round FedFAME trains nothing
         seen.clear()

@@ -14,7 +14,7 @@ import silotune as library
 from silotune.communication.privacy import accountant as accounting
 from silotune.errors import InputError
 from silotune.methods import METHODS
-from silotune.runs.load import load_run
+from silotune.runs.load import load_model, load_run
 from silotune.training.local_trainer import LocalTrainer
 from tests.support.command_line import Silotune
 from tests.support.small_runs import OPTIONS, PAIRS, SINGLE
@@ -40,6 +40,7 @@ def test_a_loaded_run_predicts_bit_for_bit_as_it_did(runs, method, tmp_path, mon
     for silo in ran.silos:
         texts = PAIRS if silo == "beta" else SINGLE
         assert again.model(silo).predict(texts) == ran.model(silo).predict(texts)
+        assert load_model(tmp_path / "run", silo).predict(texts) == ran.model(silo).predict(texts)
 
 
 @pytest.mark.parametrize(

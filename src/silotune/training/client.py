@@ -1,4 +1,4 @@
-"""A silo's side of the exchange: the coordinator's bytes in, the silo's bytes out. The same under every engine."""
+"""A silo's side of the exchange, the same under every engine: a broadcast's bytes in, the silo's reply out."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from silotune.training.model_replacement import scale_update
 from silotune.training.silo import Silo, SiloState
 
 USES = "privacy/rounds"
-"""Where a silo's memory counts the noised changes that it has sent."""
+"""The key in a silo's memory that counts the noised changes it has sent."""
 
 
 @dataclass(frozen=True)
 class PrivacySpent:
-    """What a silo has paid by its own record, whatever its state says: uses of the noise, and ε of other runs."""
+    """A silo's own record of its privacy spending: uses of the noise in this run, and ε of other runs."""
 
     uses: int = 0
     epsilon: float = 0.0
@@ -32,7 +32,7 @@ class PrivacySpent:
 
 @dataclass(frozen=True)
 class SiloReply:
-    """What a silo gives back: its message (empty where nothing is shared), and numbers and a remark for the log."""
+    """A silo's reply: its message (empty if nothing is shared), and metrics and a note for the log."""
 
     silo: str
     message: bytes
@@ -41,13 +41,13 @@ class SiloReply:
 
 
 class SiloClient:
-    """Answers for a silo. An answer's message holds the shared parts, or what the uplink makes of their change.
+    """Trains silos and replies for them. A message holds the shared parts, or their change as the uplink encodes it.
 
     Args:
         trainer: runs local rounds and final phases.
-        expected: what a broadcast holds.
-        uplink: what the shared parts' change passes before it leaves; an empty chain: the parts leave as they are.
-        privacy: the promise that the silo keeps; None: nothing is noised here.
+        expected: names and shapes of the tensors in a broadcast.
+        uplink: encodes the change of the shared parts; an empty pipeline: the parts are sent unchanged.
+        privacy: the guarantee that the silo keeps; None: no noise is added here.
     """
 
     def __init__(
@@ -82,8 +82,8 @@ class SiloClient:
         uses = [self._next_use(silo.state.memory if silo.state else {}, spent) for silo in silos]
         results = self.trainer.rounds(silos, shared, number)
         return [
-            self._answer(silo, result, shared, number, own)
-            for silo, result, own in zip(silos, results, uses, strict=True)
+            self._reply(silo, result, shared, number, use)
+            for silo, result, use in zip(silos, results, uses, strict=True)
         ]
 
     def open_broadcast(self, broadcast: bytes) -> tuple[State, int]:
@@ -92,7 +92,7 @@ class SiloClient:
             self._last = (broadcast, *read_broadcast(broadcast, self.expected))
         return self._last[1:]
 
-    def _answer(self, silo: Silo, result: LocalResult, shared: State, number: int, uses: Tensors) -> SiloReply:
+    def _reply(self, silo: Silo, result: LocalResult, shared: State, number: int, uses: Tensors) -> SiloReply:
         memory = silo.state.memory if silo.state else {}
         message = b""
         if self.expected.shapes:
@@ -106,13 +106,13 @@ class SiloClient:
         return SiloReply(silo.name, message, result.metrics, result.note)
 
     def _change(self, state: State, received: State, memory: Tensors, number: int, silo: Silo) -> tuple[bytes, Tensors]:
-        """The message with the shared parts' change, and what the silo keeps of it."""
+        """Return the message with the shared parts' change, and what the uplink keeps of it in the silo."""
         change = delta(flatten(received), shared_tensors(state, self.trainer.context.parts))
-        written, kept = self.uplink.send(change, memory, silo.name, number)
-        return change_message(written, self.uplink.label, number, silo.name, silo.rows), kept
+        encoded, kept = self.uplink.send(change, memory, silo.name, number)
+        return change_message(encoded, self.uplink.label, number, silo.name, silo.rows), kept
 
     def _next_use(self, memory: Tensors, spent: PrivacySpent) -> Tensors:
-        """The silo's count of noised changes with the one to come; nothing where no noise is added here."""
+        """Return the silo's count of noised changes including the next one; empty if no noise is added here."""
         if self.privacy is None or not self.expected.shapes:
             return {}
         uses = max(int(memory[USES]) if USES in memory else 0, spent.uses) + 1
@@ -130,7 +130,7 @@ class SiloClient:
         ]
 
     def _keep(self, silo: Silo, result: LocalResult) -> None:
-        """Store on the silo what stays there."""
+        """Store the private parts and the memory on the silo."""
         parts = self.trainer.context.parts
         silo.state = SiloState(
             {name: result.state[name] for name, part in parts.items() if part.scope is Scope.PRIVATE}, result.memory

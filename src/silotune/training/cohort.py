@@ -1,4 +1,4 @@
-"""Which silos train together (`cohort=K|auto|1`): as many as asked for, or as many as pay and fit."""
+"""Cohort size (`cohort=K|auto|1`): as configured, or chosen by `auto` from device and memory."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from silotune.models.forward.mixing import can_share_forward
 from silotune.training.context import TrainingContext
 
 ON_A_CPU, ON_A_GPU = 8, 32
-"""Silos in a cohort with `cohort=auto`, where memory has room for them (the second chosen, not measured)."""
+"""The largest cohort of `cohort=auto`; the second number is chosen, not measured."""
 
 _KEPT = 40
-"""Numbers that a block keeps of a token for the way back, per unit of width (from above: 34 in a plain block)."""
+"""Upper bound of the values a block keeps per token for the backward pass, per unit of width (34 in a plain block)."""
 
 _SCORES = 3
-"""Numbers that it keeps for each other token and attention head."""
+"""Values it keeps per pair of tokens and attention head."""
 
 _LIMIT = Path("/sys/fs/cgroup/memory.max")
-"""Where a container says how much of the machine's memory is its."""
+"""The memory limit of a container."""
 
 
 @dataclass(frozen=True)
 class Cohort:
-    """How many silos train together; `reason`: why no more do, where that was left open."""
+    """How many silos train together; `reason`: why `auto` chose no more."""
 
     size: int = 1
     reason: str = ""
@@ -36,22 +36,26 @@ class Cohort:
 ALONE = Cohort()
 
 
-def choose(asked: int | str, context: TrainingContext) -> Cohort:
-    """The cohorts of a run: as asked, or with `auto` what pays on the device where the tuners allow it.
+def choose(configured: int | str, context: TrainingContext) -> Cohort:
+    """Choose the cohort size of a run.
+
+    Args:
+        configured: the value of the key `cohort`: a size, or `auto`.
+        context: backbone and tuners.
 
     Raises:
-        InputError: for several silos, asked for outright, where a forward cannot hold them.
+        InputError: for a configured size above 1 if silos cannot share a forward.
     """
     obstacle = _obstacle(context)
-    if isinstance(asked, int):
-        if asked > 1 and obstacle:
-            raise InputError(f"cohort={asked}: {obstacle}; allowed: cohort=1 or auto")
-        return Cohort(asked)
+    if isinstance(configured, int):
+        if configured > 1 and obstacle:
+            raise InputError(f"cohort={configured}: {obstacle}; allowed: cohort=1 or auto")
+        return Cohort(configured)
     return Cohort(1, obstacle) if obstacle else _fitting(context)
 
 
 def memory_of(device: torch.device) -> int:
-    """Bytes that a device has in all. What is free now could be another number on resume, and lead to other bits."""
+    """Return a device's total memory in bytes; free memory could differ on resume, and lead to other bits."""
     if device.type == "cpu":
         machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         limit = _LIMIT.read_text().strip() if _LIMIT.is_file() else "max"
@@ -60,7 +64,7 @@ def memory_of(device: torch.device) -> int:
 
 
 def _fitting(context: TrainingContext) -> Cohort:
-    """So many silos that half the memory holds what a step keeps of their batches, were all rows of full length."""
+    """Return the largest cohort whose activations of full-length rows fit into half the memory."""
     backbone, settings = context.backbone, context.train
     replicas = max(context.replicas(phase) for phase in context.phases)
     number = 4 if backbone.precision == "fp32" else 2  # bytes
@@ -75,6 +79,7 @@ def _fitting(context: TrainingContext) -> Cohort:
 
 
 def _obstacle(context: TrainingContext) -> str:
+    """Return why silos cannot share a forward; empty if they can."""
     backbone = context.backbone
     for tuner in context.tuners:
         if not can_share_forward(backbone, tuner):

@@ -1,4 +1,4 @@
-"""The coordinator: samples silos, broadcasts the shared parts, checks what comes back and aggregates it."""
+"""The coordinator: samples silos, broadcasts the shared parts, checks updates and aggregates them."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from silotune.core.randomness import sampler
 from silotune.core.tensors import State, Tensors, flatten, unflatten
 from silotune.training.client import SiloReply
 
-_MOST_ROWS = 2**53  # beyond it a weight is not exact in float64, and sums of weights can overflow
+_MOST_ROWS = 2**53  # larger weights are not exact in float64, and their sums can overflow
 
 
 def silos_a_round(silos: int, fraction: float | None, count: int | None) -> int:
-    """How many of so many silos take part in a round: a share of them, rounded up, or a number; neither: all."""
+    """Return how many silos take part in a round: a fraction, rounded up, or a count; all of them without either."""
     if count is None:
         count = silos if fraction is None else max(1, ceil_fraction(fraction, silos))
     return min(count, silos)
@@ -46,7 +46,7 @@ class Received:
 
 
 class Coordinator:
-    """Holds the shared parts, and no rows.
+    """Holds the shared parts and combines updates; it has no rows of silos.
 
     Args:
         shared: the shared parts before round 1.
@@ -55,11 +55,11 @@ class Coordinator:
         fraction: share of the silos a round, or
         count: their number; neither: all.
         groups: silo → its group: fraction and count are of each group's silos; None: of all.
-        max_norm: the largest norm an update may have; None: any finite one.
-        clip: the norm that the change in an update is scaled down to; None: it is taken as it is.
-        optimizer: what is done with the aggregate; None: it is adopted.
-        uplink: what the changes in updates have passed; an empty chain: updates hold the parts.
-        noise: takes the place of `aggregation` and `clip` where the mean is to be private.
+        max_norm: the largest norm of an update's change; None: any finite one.
+        clip: scales an update's change down to this norm; None: no clipping.
+        optimizer: the server optimizer; None: the aggregate is adopted.
+        uplink: the silos' uplink, to decode changes; an empty pipeline: updates hold the parts.
+        noise: replaces `aggregation` and `clip` with a private mean.
     """
 
     def __init__(
@@ -87,24 +87,24 @@ class Coordinator:
         self._max_norm = max_norm
         self._clip = clip
         self.expected = Expected.like(flatten(shared))
-        """What broadcasts hold."""
+        """Names and shapes of the tensors in a broadcast."""
         self.uplink = uplink
         self._noise = noise
         self._expected_update = uplink.expected(self.expected)
 
     @property
     def communicates(self) -> bool:
-        """Whether anything is sent at all."""
+        """Whether there is anything to send."""
         return any(self.shared.values())
 
     def choose(self, number: int, silos: Sequence[str]) -> list[str]:
-        """The silos of a round, in name order; at least one, and of each group where there are groups."""
+        """Sample the silos of a round, in name order: at least one, and at least one of each group."""
         if self._groups is None:
             return self._drawn(sorted(silos), number)
         members: dict[str, list[str]] = {}
         for name in sorted(silos):
             members.setdefault(self._groups[name], []).append(name)
-        return sorted(name for group, own in members.items() for name in self._drawn(own, number, group))
+        return sorted(name for group, names in members.items() for name in self._drawn(names, number, group))
 
     def _drawn(self, names: list[str], *purpose: str | int) -> list[str]:
         count = silos_a_round(len(names), self._fraction, self._count)
@@ -113,7 +113,7 @@ class Coordinator:
         return sorted(sampler(self._seed, "choose", *purpose).sample(names, count))
 
     def broadcast(self, number: int) -> bytes:
-        """The message that opens a round."""
+        """Return the message that opens a round."""
         return broadcast_message(self.shared, number)
 
     def receive(self, number: int, silo: str, message: bytes) -> Update:
@@ -148,7 +148,7 @@ class Coordinator:
             return Received(reply, refusal=str(refusal))
 
     def _check_norm(self, tensors: Tensors) -> None:
-        """Refuse an update that moves the shared parts too far (the norm of the change, not of the weights)."""
+        """Refuse an update whose change has too large a norm."""
         if self._max_norm is None:
             return
         norm = change_norm(tensors, flatten(self.shared))
@@ -156,10 +156,11 @@ class Coordinator:
             raise MessageRefused(f"norm of the update {norm:.3g} is above aggregation.max_norm={self._max_norm:g}")
 
     def aggregate(self, updates: Iterable[Update], number: int | None = None) -> None:
-        """Set the shared parts from a round's updates; without any they stay.
+        """Set the shared parts from a round's updates; without updates they stay.
 
-        A sequence may come in any order; what comes one by one has to be in silo-name order, and a mean keeps none of
-        it. With central noise the round's number is needed, and no update at all is noised as well.
+        Args:
+            updates: a sequence in any order; or an iterator in silo-name order, of which a mean keeps no update.
+            number: the round's number, needed with central noise, which is added even without updates.
         """
         before = flatten(self.shared)
         ordered = iter(sorted(updates, key=lambda update: update.silo) if isinstance(updates, Sequence) else updates)
@@ -178,12 +179,12 @@ class Coordinator:
         self.shared = {name: state.get(name, {}) for name in self.shared}
 
     def flat(self) -> Tensors:
-        """`{"shared/part/tensor": …, "server/…": …}`, as in checkpoints and digests."""
+        """Return `{"shared/part/tensor": …, "server/…": …}`, as in checkpoints and digests."""
         shared = {f"shared/{name}": tensor for name, tensor in flatten(self.shared).items()}
         return shared | {f"server/{name}": tensor for name, tensor in self.optimizer.state.items()}
 
     def load_flat(self, tensors: Tensors) -> None:
-        """Set the coordinator to a state that `flat` gave."""
+        """Set the coordinator to a state from `flat`."""
         groups: dict[str, Tensors] = {"shared": {}, "server": {}}
         for name, tensor in tensors.items():
             group, rest = name.split("/", 1)

@@ -1,8 +1,8 @@
-"""Local rounds: one silo's, or those of several silos (a cohort) whose batches go through the backbone together.
+"""Local rounds of one silo, or of several silos (a cohort) whose batches share forwards of the backbone.
 
-What a silo does is the same either way: its own batches in its own order, its own loss over its own views, its own
-gradients, because its parts are leaves of their own. In a cohort it ends with the numbers it would end with alone, to
-rounding: matrix products have other shapes. A silo with fewer steps leaves the cohort when it is done.
+A silo does the same either way: it has its own batches in its own order, its own loss over its own views, and its own
+gradients, because its parts are leaves of their own. In a cohort its result is the one it would have alone, up to
+rounding, because matrix products have other shapes. A silo with fewer steps leaves the cohort when it is done.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from silotune.training.silo import Silo
 
 @dataclass
 class LocalResult:
-    """A finished local round: all parts, what to keep, and numbers and a remark for the log."""
+    """A finished local round: all parts, the memory to keep, and metrics and a note for the log."""
 
     state: State
     memory: Tensors
@@ -42,8 +42,8 @@ class LocalResult:
 
 
 @dataclass
-class _Local:
-    """A silo's local round under way."""
+class _SiloRound:
+    """A silo's local round in progress."""
 
     silo: Silo
     state: State
@@ -61,7 +61,7 @@ class _Local:
     padded: int = 0
 
     def enters(self, phase: Phase) -> bool:
-        """Whether it takes part in a phase: one may pass over silos that were never sampled."""
+        """Return whether the silo runs a phase; some phases skip silos that were never sampled before."""
         first = not any(key.startswith(f"{PREVIOUS}/") for key in self.memory)
         if phase.skips_first and first:
             self.note = f"first participation: no {phase.name!r} phase, received parts are kept"
@@ -69,7 +69,7 @@ class _Local:
         return True
 
     def begin(self, phase: Phase) -> list[Tensor]:
-        """Set the phase's parts to where it starts, as leaves; those leaves."""
+        """Set the phase's parts to their starting tensors, as leaves of the graph; return those leaves."""
         for target, source in phase.start.items():
             self.state[target] = part_tools.copy(self.state[source])
         for name in phase.trains:
@@ -77,18 +77,18 @@ class _Local:
         return [tensor for name in phase.trains for tensor in self.state[name].values()]
 
     def end(self) -> None:
-        """After a phase nothing has a gradient."""
+        """Detach all parts after a phase."""
         self.state = {name: part_tools.copy(tensors) for name, tensors in self.state.items()}
 
     def count(
         self, batch: Batch, terms: Mapping[str, float], micro_batches: Sequence[CohortMicroBatch], member: int
     ) -> None:
-        """Add a step to the numbers."""
+        """Add a step to the metrics."""
         self.steps, self.rows = self.steps + 1, self.rows + len(batch)
         masks = [
             piece.inputs["attention_mask"]
-            for joint in micro_batches
-            for piece in joint.slices
+            for micro_batch in micro_batches
+            for piece in micro_batch.slices
             if piece.batch_index == member
         ]
         self.real += sum(int(mask.sum()) for mask in masks)
@@ -98,7 +98,7 @@ class _Local:
             self.counts[term] += 1
 
     def result(self, remembers: Sequence[str], seconds: float) -> LocalResult:
-        """What the round ended with."""
+        """Return the round's result, on the CPU."""
         metrics = {term: value / self.counts[term] for term, value in self.sums.items()}
         metrics |= {"steps": self.steps, "rows": self.rows}
         metrics |= {"real_tokens": self.real, "padded_tokens": self.padded, "seconds": seconds}
@@ -118,31 +118,40 @@ def train(
     number: int,
     phases: Sequence[Phase],
 ) -> list[LocalResult]:
-    """The phases in order, in all silos at once; results in the silos' order.
+    """Run phases in order, in all silos at once.
 
-    The time is divided among silos by their rows.
+    Args:
+        context: what the rounds read.
+        silos: the silos that train together.
+        shared: the shared parts as received.
+        number: the round's number.
+        phases: the phases to run.
+
+    Returns:
+        One result per silo, in the order of `silos`. The time is divided among silos by their rows.
 
     Raises:
-        Diverged: naming the silo.
+        Diverged: a silo's loss is not finite.
     """
     started = time.perf_counter()
     device = context.backbone.device
     received = {name: on(shared[name], device) for name in shared}
     runs = []
     for silo in silos:
-        own = context.state_of(silo)
+        kept = context.state_of(silo)
         state: State = {
-            name: on((shared if part.scope is Scope.SHARED else own.private).get(name, {}), device)
+            name: on((shared if part.scope is Scope.SHARED else kept.private).get(name, {}), device)
             for name, part in context.parts.items()  # a part without tensors leaves no trace in messages and files
         }
-        runs.append(_Local(silo, state, received, on(own.memory, device)))
+        runs.append(_SiloRound(silo, state, received, on(kept.memory, device)))
     for phase in phases:
         members = [run for run in runs if run.enters(phase)]
         leaves = [run.begin(phase) for run in members]
-        members = [run for run, own in zip(members, leaves, strict=True) if own]  # else a head with nothing to train
+        # A head without tensors has nothing to train.
+        members = [run for run, tensors in zip(members, leaves, strict=True) if tensors]
         if members:
-            # Optimizers work tensor by tensor: one for all does to each silo's what its own would.
-            optimizer = make_optimizer(context.train, [tensor for own in leaves for tensor in own])
+            # Optimizers update tensor by tensor, so one for all silos equals one for each.
+            optimizer = make_optimizer(context.train, [tensor for tensors in leaves for tensor in tensors])
             _train_phase(context, members, phase, number, optimizer)
             for run in members:
                 run.end()
@@ -152,48 +161,51 @@ def train(
 
 
 def _train_phase(
-    context: TrainingContext, members: Sequence[_Local], phase: Phase, number: int, optimizer: torch.optim.Optimizer
+    context: TrainingContext, members: Sequence[_SiloRound], phase: Phase, number: int, optimizer: torch.optim.Optimizer
 ) -> None:
     own_micro_batches = len(members) == 1
     batches = [context.batches(run.silo, phase, number, own_micro_batches) for run in members]
     for run in members:
         run.view_cache = context.view_cache(phase)
-    for taken, found in enumerate(_in_step(batches)):  # other phases leave no trace in draws
-        active = [(members[place], batch) for place, batch in found]
+    for taken, drawn in enumerate(_in_step(batches)):  # steps are counted per phase, for the random draws
+        active = [(members[index], batch) for index, batch in drawn]
         micro_batches = context.cohort_micro_batches([batch for _, batch in active], phase)
         losses, terms = _losses(context, active, micro_batches, phase, number, taken)
-        for (run, _), own in zip(active, terms, strict=True):
-            if not math.isfinite(own["loss"]):
+        for (run, _), logged in zip(active, terms, strict=True):
+            if not math.isfinite(logged["loss"]):
                 raise Diverged(
                     f"silo {run.silo.name!r}, round {number}, phase {phase.name!r}: training diverged, the loss is "
-                    f"{own['loss']} (train.lr is {context.train.lr:g})"
+                    f"{logged['loss']} (train.lr is {context.train.lr:g})"
                 )
-        optimizer.zero_grad(set_to_none=True)  # and so a silo that has left stays as it is
+        optimizer.zero_grad(set_to_none=True)  # without a gradient, a silo that has left stays as it is
         torch.autograd.backward(losses)
         optimizer.step()
-        for member, ((run, batch), own) in enumerate(zip(active, terms, strict=True)):
-            run.count(batch, own, micro_batches, member)
+        for member, ((run, batch), logged) in enumerate(zip(active, terms, strict=True)):
+            run.count(batch, logged, micro_batches, member)
 
 
 def _in_step(batches: Sequence[Iterator[Batch]]) -> Iterator[list[tuple[int, Batch]]]:
-    """The first batches of all, then the second ones of those that have one, and so on."""
+    """Yield the first batches of all silos, then the second ones of those that have one, and so on.
+
+    Each batch comes with its silo's index.
+    """
     while True:
-        drawn = [(place, next(own, None)) for place, own in enumerate(batches)]
-        found = [(place, batch) for place, batch in drawn if batch is not None]
-        if not found:
+        drawn = [(index, next(iterator, None)) for index, iterator in enumerate(batches)]
+        present = [(index, batch) for index, batch in drawn if batch is not None]
+        if not present:
             return
-        yield found
+        yield present
 
 
 def _losses(
     context: TrainingContext,
-    active: Sequence[tuple[_Local, Batch]],
+    active: Sequence[tuple[_SiloRound, Batch]],
     micro_batches: Sequence[CohortMicroBatch],
     phase: Phase,
     number: int,
     taken: int,
 ) -> tuple[list[Tensor], list[dict[str, float]]]:
-    """Each silo's loss of its batch, and what is logged of it as numbers."""
+    """Return each silo's loss of its batch, and its logged terms as numbers."""
     streams = [Stream(context.seed, "dropout", run.silo.name, number, phase.name, taken) for run, _ in active]
     mixes = [
         {name: context.resolve(mix, run.state, run.received, run.memory) for name, mix in phase.views.items()}
@@ -204,8 +216,8 @@ def _losses(
     with streams[0] if own_micro_batches else nullcontext():
         batches, caches = [batch for _, batch in active], [run.view_cache for run, _ in active]
         views = context.views(batches, micro_batches, mixes, [] if own_micro_batches else streams, caches)
-        for (run, batch), own, stream in zip(active, views, streams, strict=True):
-            step = Step(batch, own, run.state, run.received, run.memory, context.parts)
+        for (run, batch), silo_views, stream in zip(active, views, streams, strict=True):
+            step = Step(batch, silo_views, run.state, run.received, run.memory, context.parts)
             with nullcontext() if own_micro_batches else stream:
                 losses.append(phase.loss(step))
             terms.append({"loss": losses[-1].detach(), **step.terms})
@@ -213,12 +225,12 @@ def _losses(
 
 
 def _numbers(terms: Sequence[Mapping[str, Tensor]]) -> list[dict[str, float]]:
-    """Scalars as numbers, fetched from the device at once."""
-    flat = torch.stack([term.double().reshape(()) for own in terms for term in own.values()])
+    """Return scalars as numbers, fetched from the device at once."""
+    flat = torch.stack([term.double().reshape(()) for logged in terms for term in logged.values()])
     values = iter(flat.tolist())
-    return [{name: next(values) for name in own} for own in terms]
+    return [{name: next(values) for name in logged} for logged in terms]
 
 
 def on(tensors: Mapping[str, Tensor], device: torch.device) -> Tensors:
-    """On the device and in name order: a loss that sums over a part's tensors gives the same bits after a resume."""
+    """Return tensors on the device, in name order, so that sums over them give the same bits after a resume."""
     return {name: tensor.detach().to(device) for name, tensor in sorted(tensors.items())}

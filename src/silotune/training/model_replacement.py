@@ -1,4 +1,4 @@
-"""What a malicious silo does to its update before it leaves. Its rows are poisoned in `data/poison.py`."""
+"""Model replacement: a malicious silo scales its update before it sends it. `data/backdoor.py` poisons its rows."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ from silotune.methods.parts import Part, Scope
 
 
 def scale_update(state: State, received: State, parts: Mapping[str, Part], scale: float) -> State:
-    """The state with the shared parts' change multiplied: `received + scale·(trained − received)`.
+    """Scale the change of the shared parts: `received + scale·(trained − received)`.
 
-    Model replacement (Bagdasaryan et al. 2020, eq. 3): where a silo weighs w in the mean, a scale of 1/w makes the
-    aggregate the attacker's model, as far as the others' changes cancel. Under a uniform mean of n silos that is n, by
-    rows N/n_k.
-    Private parts stay as they are; so does everything at a scale of 1, to the bit.
+    Model replacement (Bagdasaryan et al. 2020, eq. 3): if a silo has weight w in the mean, a scale of 1/w makes the
+    aggregate the attacker's model, as far as the others' changes cancel. That is n under a uniform mean of n silos, and
+    N/n_k under a mean by rows. Private parts stay unchanged; at a scale of 1 all parts do, to the bit.
     """
     if scale == 1:
         return state

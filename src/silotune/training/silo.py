@@ -1,4 +1,4 @@
-"""A silo: its rows and what it keeps."""
+"""A silo: its rows and its state."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from silotune.data.tokenized import TokenizedRows
 
 @dataclass
 class SiloState:
-    """What a silo keeps: its private parts, and other memory (previous parts; flat names)."""
+    """A silo's state: its private parts, and its memory (flat names), such as previous parts."""
 
     private: State
     memory: Tensors = field(default_factory=dict)
 
     def flat(self) -> Tensors:
-        """`{"private/part/tensor": …, "memory/name": …}`, as in checkpoints and digests."""
+        """Return `{"private/part/tensor": …, "memory/name": …}`, as in checkpoints and digests."""
         private = {f"private/{name}": tensor for name, tensor in part_tools.flatten(self.private).items()}
         return private | {f"memory/{name}": tensor for name, tensor in self.memory.items()}
 
     @classmethod
     def from_flat(cls, tensors: Tensors) -> SiloState:
-        """The inverse of `flat`."""
+        """Return the state of which `flat` made these tensors."""
         groups: dict[str, Tensors] = {"private": {}, "memory": {}}
         for name, tensor in tensors.items():
             group, rest = name.split("/", 1)
@@ -31,13 +31,13 @@ class SiloState:
         return cls(part_tools.unflatten(groups["private"]), groups["memory"])
 
     def compact(self) -> SiloState:
-        """A copy that takes little more memory than its numbers: a process may keep thousands of them."""
+        """Return a copy with little memory overhead: a process may keep thousands of states."""
         return self.from_flat(part_tools.compact(self.flat()))
 
 
 @dataclass(frozen=True)
 class AttackedRows:
-    """Test rows whose class is not the target, with the trigger put in; labels are their true classes."""
+    """Test rows of classes other than the target, with the trigger inserted; labels are their true classes."""
 
     rows: TokenizedRows
     target: int
@@ -45,7 +45,7 @@ class AttackedRows:
 
 @dataclass
 class Evaluation:
-    """The rows a silo is judged on; `attack`: those that tell how well a backdoor works, where one is looked for."""
+    """The rows a silo is judged on; `attack`: rows that measure the success of a backdoor, if one is looked for."""
 
     validation: TokenizedRows
     test: TokenizedRows
@@ -54,12 +54,16 @@ class Evaluation:
 
 @dataclass
 class Silo:
-    """One client. `train` maps task name to rows; `evaluations` maps the reported name to rows.
+    """One client of the federation.
 
-    `attack_scale`: what a malicious silo multiplies its change by before it leaves.
-
-    `instances`: what its rows are known by and the digest of what that was made with (`evaluation/instances.py`); it
-    follows from rows and parts, so it is no state.
+    Args:
+        name: the silo's name.
+        train: task name → training rows.
+        evaluations: reported name → rows to judge the silo on.
+        state: private parts and memory; None before the first participation.
+        attack_scale: the factor by which a malicious silo multiplies its change before it sends it.
+        instances: a digest of the parts that embedded the silo's rows, and the vectors with their sampling key
+            (`evaluation/instance_vectors.py`). They follow from rows and parts, so they are not part of the state.
     """
 
     name: str
@@ -71,5 +75,5 @@ class Silo:
 
     @property
     def rows(self) -> int:
-        """Training rows of its own, the silo's weight in sample-weighted aggregation."""
+        """The number of its own training rows, which is its weight in sample-weighted aggregation."""
         return sum(rows.clean_count for rows in self.train.values())

@@ -1,3 +1,3 @@
-"""What runs silos. The method code is the same under every engine."""
+"""Engines run the rounds of a federation; the method code is the same under every engine."""
 
 from __future__ import annotations

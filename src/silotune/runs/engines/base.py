@@ -1,6 +1,6 @@
-"""What all engines have in common: rounds, the best round, events, checkpoints and resume.
+"""The base of all engines: rounds, the best round, events, checkpoints and resume.
 
-An engine only adds how silos are reached. Everything that passes between coordinator and silo passes as bytes.
+An engine adds how silos are reached. Everything passes between coordinator and silo as bytes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from silotune.training.coordinator import Received
 from silotune.training.federation import Federation
 
 Progress = Callable[[int, str, int, int], None]
-"""(round, what is being done, silos done in this round, silos in this round) – called before every piece of work."""
+"""Called before every piece of work with (round, description, silos done in this round, silos in this round)."""
 
 
 class Engine(ABC):
@@ -28,7 +28,7 @@ class Engine(ABC):
 
     name: ClassVar[str]
     scores_deferred: ClassVar[bool] = False
-    """Whether a round's scores come with the next round's answers: one message a round instead of two."""
+    """Whether a round's scores come with the next round's replies: one message a round instead of two."""
 
     def __init__(self, federation: Federation, folder: RunFolder, progress: Progress | None = None) -> None:
         self.federation = federation
@@ -46,30 +46,30 @@ class Engine(ABC):
 
     @abstractmethod
     def finals(self, number: int, silos: Sequence[str], broadcast: bytes) -> Iterator[SiloReply]:
-        """These silos' final phases."""
+        """Run these silos' final phases; yields replies as `rounds`."""
 
     @abstractmethod
     def validate(self, number: int) -> Scores:
-        """The silos' scores on validation rows, with the coordinator's shared parts at the end of that round."""
+        """Return the silos' scores on validation rows, with the shared parts at the end of that round."""
 
     @abstractmethod
     def results(self) -> dict[str, dict[str, Any]]:
-        """Per reported silo, `summary.json`'s entry at the present state."""
+        """Return per reported silo its entry in `summary.json` at the present state."""
 
     @abstractmethod
     def save_states(self, number: int, silos: Sequence[str], better: bool) -> Mapping[str, str]:
-        """Make what these silos keep safe; silo → checkpoint file, for those whose state is in the run folder."""
+        """Save these silos' states; returns silo → checkpoint file, for states that are in the run folder."""
 
     @abstractmethod
     def load_states(self, checkpoint: Checkpoint) -> None:
-        """Set the silos to a checkpoint's state."""
+        """Set the silos to a checkpoint's states."""
 
     def run(self) -> None:
-        """All rounds that are left, then the method's final phases, which count as part of the last round."""
+        """Run the remaining rounds, then the method's final phases, which belong to the last round."""
         if self.federation.privacy is not None:
             self.federation.privacy.require_a_round()
         self._restore()
-        if not self.scores_deferred:  # another engine may have left one
+        if not self.scores_deferred:  # another engine may have left a round to be judged
             self._judge_pending()
         rounds = self.federation.rounds
         done = self._last.round if self._last else 0
@@ -88,7 +88,7 @@ class Engine(ABC):
 
     @property
     def participants(self) -> set[str]:
-        """The silos that were sampled up to the best round: the others have only what they began with."""
+        """The silos that were sampled up to the best round; the others have their initial state."""
         assert self._best is not None, "no round was run"
         return set(self._best.history["sampled"])
 
@@ -102,9 +102,9 @@ class Engine(ABC):
         self._last = self.folder.latest()
         if self._last is not None:
             self._restore_from(self._last)
-        # Last: what cannot be resumed stays as it is.
+        # Last, so that a folder that cannot be resumed stays unchanged.
         self.folder.forget_events_after(self._last.round if self._last else 0)
-        if self.history.pending:  # it was perhaps judged, but not yet built upon: it is judged again
+        if self.history.pending:  # it may have been judged, but no checkpoint says so: it is judged again
             self.folder.forget_event("round", self.history.pending)
         if self.folder.changed:
             self.folder.event("versions", changed=self.folder.changed)
@@ -117,7 +117,7 @@ class Engine(ABC):
         self.load(last)
         if self.history.best_round not in (0, last.round):
             self._best = self.folder.load(self.history.best_round)
-            for name in sorted(self._best.files):  # damage is found now, not after the last round
+            for name in sorted(self._best.files):  # finds damage before the remaining rounds run
                 self.folder.read(name)
         else:
             self._best = last if self.history.best_round else None
@@ -135,34 +135,34 @@ class Engine(ABC):
         ends = any(phase.when == "end" for phase in self.federation.context.phases)
         if final and ends:
             touched |= self._finish(number)
-        judged = final or not ends  # a model that is finished at the end can only be judged there
+        judged = final or not ends  # with final phases, only the last round's models are complete
         if judged and not final and self.scores_deferred:
             history.pending, history.pending_silos = number, chosen
             history.seconds += time.perf_counter() - started
             self._checkpoint(number, touched, better=False)
             return
         self.progress(number, "validation", len(chosen), len(chosen))
-        found = self.validate(number) if judged else {}
+        scores = self.validate(number) if judged else {}
         history.seconds += time.perf_counter() - started
-        better = self._judge(number, found, chosen, judged)
+        better = self._judge(number, scores, chosen, judged)
         self._checkpoint(number, touched, better)
 
     def _judge_pending(self) -> None:
-        """Judge the round before; its checkpoint is the last one."""
+        """Judge the previous round, whose checkpoint is the last one."""
         number, chosen = self.history.pending, self.history.pending_silos
         if number and self._judge(number, self.validate(number), chosen):
             self._best = self._last
 
-    def _judge(self, number: int, found: Scores, chosen: Sequence[str], judged: bool = True) -> bool:
-        """Take a round's scores into the history; whether it is the best one now."""
+    def _judge(self, number: int, scores: Scores, chosen: Sequence[str], judged: bool = True) -> bool:
+        """Add a round's scores to the history; return whether it is the best round so far."""
         history = self.history
-        history.validation, history.pending, history.pending_silos = found, 0, []
-        known = mean_ignoring_none(found.values())
-        mean = float(number) if known is None else known  # without validation rows: the last round
-        better = judged and is_better(found, mean, history.best_scores, history.best_validation)
+        history.validation, history.pending, history.pending_silos = scores, 0, []
+        average = mean_ignoring_none(scores.values())
+        mean = float(number) if average is None else average  # without validation rows the last round is the best
+        better = judged and is_better(scores, mean, history.best_scores, history.best_validation)
         if better:
-            history.best_round, history.best_validation, history.best_scores = number, mean, found
-        self.folder.event("round", round=number, silos=list(chosen), validation=found, seconds=history.seconds)
+            history.best_round, history.best_validation, history.best_scores = number, mean, scores
+        self.folder.event("round", round=number, silos=list(chosen), validation=scores, seconds=history.seconds)
         return better
 
     def _updates(self, number: int, chosen: Sequence[str], broadcast: bytes, answered: set[str]) -> Iterator[Update]:
@@ -189,7 +189,7 @@ class Engine(ABC):
                 yield received.update
 
     def _server_step(self, number: int) -> None:
-        """The coordinator trains the aggregated parts on its own labeled rows, where the method says so."""
+        """Train the aggregated parts on the coordinator's labeled rows, if the method does so."""
         federation, history = self.federation, self.history
         if federation.server is None:
             return
@@ -200,7 +200,7 @@ class Engine(ABC):
         self.folder.event("server", round=number, **result.metrics)
 
     def _finish(self, number: int) -> set[str]:
-        """The method's final phases, local to every silo they concern."""
+        """Run the method's final phases in the silos they concern; return the silos that replied."""
         everyone = any(phase.when == "end" and phase.who == "all" for phase in self.federation.context.phases)
         coordinator, history = self.federation.coordinator, self.history
         names = sorted(self.federation.silos) if everyone else history.sampled

@@ -1,4 +1,4 @@
-"""A run's numbers so far, and which round is the best."""
+"""A run's counters and scores so far, and the choice of its best round."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import math
 from dataclasses import dataclass, field
 
 Scores = dict[str, float | None]
-"""Reported silo (or `global`, where all are judged on the same rows) → score in percent; None without rows."""
+"""Reported silo → score in percent, None without rows; `global` is the only key if all share the same rows."""
 
 
 @dataclass
 class History:
-    """The run's numbers so far; stored in every checkpoint."""
+    """The run's counters and scores so far; stored in every checkpoint."""
 
     best_round: int = 0
     best_validation: float = float("-inf")
@@ -25,31 +25,31 @@ class History:
     """The validation scores of the best round."""
     sampled: list[str] = field(default_factory=list)
     pending: int = 0
-    """The last round, where it is still to be judged (`Engine.scores_deferred`),"""
+    """The last round if it is not judged yet (`Engine.scores_deferred`); otherwise 0."""
     pending_silos: list[str] = field(default_factory=list)
-    """and who took part in it."""
+    """The silos that took part in the pending round."""
     taken: dict[str, str] = field(default_factory=dict)
-    """Where silos keep their own state: silo → its name there of the state it ended with."""
+    """Silo → the name of its last state in its own folder, if silos keep their own states."""
 
 
-def is_better(found: Scores, mean: float, best: Scores, best_mean: float) -> bool:
-    """Whether a round is better than the best one so far.
+def is_better(scores: Scores, mean: float, best: Scores, best_mean: float) -> bool:
+    """Return whether a round is better than the best one so far.
 
-    Where all silos are judged in every round: whether the mean of its scores is higher. A silo may be absent when
-    others are judged: a round must not win by missing the hard ones. So only silos judged in both rounds count, and a
-    round that was judged by more silos replaces one that was judged by a part of them.
+    If the same silos were judged in both rounds, the higher mean wins. If a silo was absent from one of them, only
+    silos judged in both count, so that a round does not win because hard silos are missing; and a round judged by more
+    silos replaces one judged by a subset of them.
 
     Args:
-        found: the round's scores.
-        mean: their mean; the round's number where there are none.
-        best: the best round's scores; empty before one was judged.
+        scores: the round's scores.
+        mean: their mean; the round's number without scores.
+        best: the best round's scores; empty before the first judgment.
         best_mean: their mean.
     """
-    here = {name for name, value in found.items() if value is not None}
-    there = {name for name, value in best.items() if value is not None}
-    if here == there:
+    judged = {name for name, value in scores.items() if value is not None}
+    judged_then = {name for name, value in best.items() if value is not None}
+    if judged == judged_then:
         return mean > best_mean
-    if here > there:
+    if judged > judged_then:
         return True
-    both = sorted(here & there)
-    return math.fsum(found[name] or 0.0 for name in both) > math.fsum(best[name] or 0.0 for name in both)
+    both = sorted(judged & judged_then)
+    return math.fsum(scores[name] or 0.0 for name in both) > math.fsum(best[name] or 0.0 for name in both)

@@ -21,7 +21,7 @@ Training = Literal["round", "final"]
 
 
 class InProcess(Engine):
-    """Silos take turns, or cohorts do; each sees only the broadcast's bytes, the coordinator only the update's."""
+    """Trains silo after silo, or cohort after cohort; silos and coordinator exchange bytes only."""
 
     name = "inprocess"
 
@@ -30,10 +30,10 @@ class InProcess(Engine):
         self._client = federation.client()
         self.cohort = federation.cohort.size
         self._written: dict[str, str] = {}
-        """The files of the silos that answered in this round."""
+        """Silo → its state's file, for silos that replied in this round."""
 
     def _restore(self) -> None:
-        """See `Engine._restore`. Then it is said how many silos train together."""
+        """See `Engine._restore`; then write an event with the cohort's size."""
         super()._restore()
         cohort = self.federation.cohort
         if self.federation.config.cohort == "auto":
@@ -59,9 +59,9 @@ class InProcess(Engine):
             yield from answers
 
     def _cohorts(self, names: Sequence[str]) -> Iterator[tuple[int, Sequence[str]]]:
-        """Who trains together, and how many silos were before them.
+        """Yield each cohort with the number of silos before it.
 
-        Silos with alike numbers of rows, so that few leave their cohort early; those with most come first.
+        Silos of a cohort have similar numbers of rows, so that few leave it early; those with most rows come first.
         """
         if self.cohort > 1:
             names = sorted(names, key=lambda name: (-self.federation.silos[name].rows, name))
@@ -74,11 +74,11 @@ class InProcess(Engine):
             judged = test_time(self.federation)
             measures = {"personalization": judged.personalization, "test_time": judged.test_time}
             self.folder.event("evaluation", round=number, **measures)
-        found = self._validation(number)
-        return found if self.federation.central is None else {"global": mean(found)}
+        scores = self._validation(number)
+        return scores if self.federation.central is None else {"global": mean(scores)}
 
     def _validation(self, number: int) -> Scores:
-        """Per reported silo, the validation score at the end of that round."""
+        """Return per reported silo the validation score at the end of that round."""
         return scores(self.federation, "validation")
 
     def results(self) -> dict[str, dict[str, Any]]:
@@ -86,27 +86,27 @@ class InProcess(Engine):
         if not self.federation.config.evaluation.test_time:
             return with_attack(self.federation, results(self.federation))
         judged = test_time(self.federation)
-        found = with_attack(self.federation, results(self.federation, judged.personalization))
-        return {name: entry | judged.entry(name) for name, entry in found.items()}
+        entries = with_attack(self.federation, results(self.federation, judged.personalization))
+        return {name: entry | judged.entry(name) for name, entry in entries.items()}
 
     def save_states(self, number: int, silos: Sequence[str], better: bool) -> Mapping[str, str]:
-        """One file per silo in the run folder, written since it answered."""
+        """See `Engine.save_states`; each file has been written since its silo replied."""
         return {name: self._written.pop(name) for name in silos}
 
     def _write(self, number: int, names: Sequence[str]) -> None:
-        """Write what these silos keep now, while others train."""
+        """Write these silos' states while others train."""
         for name in names:
             state = self.federation.silos[name].state
             assert state is not None, "a silo that trained has a state"
             self._written[name] = self.folder.write(f"silos/{name}/{number:04d}", state.flat())
 
     def load_states(self, checkpoint: Checkpoint) -> None:
-        """From the run folder; a silo that was never sampled has no file: its state follows from the seed."""
+        """See `Engine.load_states`."""
         for silo in self.federation.silos.values():
             load_silo(self.folder, checkpoint, self.federation.context, silo)
 
 
 def named(names: Sequence[str], kind: Training) -> str:
-    """Who trains, and whether in the final phases, for the report of progress."""
+    """Return the description of a training job for progress reports."""
     who = names[0] if len(names) == 1 else f"{len(names)} silos, {names[0]} to {names[-1]}"
     return f"final phase: {who}" if kind == "final" else who

@@ -1,8 +1,8 @@
-"""The in-process engine with helping processes: silos are spread over them, those with most to do first.
+"""The in-process engine with worker processes: silos are spread over them, those with most tokens first.
 
-Each process has a backbone and the silos' rows; the main one keeps the silos' states, and sends and takes them with the
-work. What a silo makes of a round does not depend on where and when, so the bits are those of one process at equal
-`threads`.
+Each process has a backbone and the silos' rows. The main process keeps the silos' states, and sends and receives them
+with the work. A silo's result depends neither on the process nor on the order, so the bits are those of one process at
+equal `threads`.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ from silotune.training.federation import Federation
 from silotune.training.silo import Silo, SiloState
 
 Kind = Training | Literal["validation"]
-"""Training, or validation scores."""
+"""Kinds of work: training, or validation scores."""
 
 _AHEAD = 2
-"""Pieces of work that wait or run, per process: none waits for the main one, and not all states are on their way."""
+"""Jobs queued per process: enough that none waits for the main process, few enough that few states are in transit."""
 
 
 @dataclass(frozen=True)
 class SiloTask:
-    """What a process is asked for.
+    """A job for a worker process.
 
     Args:
-        kind: of work.
-        config: of the run, with precision and threads settled.
-        fingerprint: of the backbone it runs on.
-        broadcast: the shared parts.
-        silos: names and states (safetensors; empty before the first participation), of silos that train together.
+        kind: the kind of work.
+        config: the run's configuration, with precision and threads resolved.
+        fingerprint: the backbone's fingerprint in the main process.
+        broadcast: the message with the shared parts.
+        silos: names and states (safetensors; empty before the first participation) of silos that train together.
     """
 
     kind: Kind
@@ -55,11 +55,11 @@ class SiloTask:
 
 
 Trained = list[tuple[SiloReply, bytes]]
-"""Answers, and the states that the silos have now."""
+"""Replies, and the silos' new states."""
 
 
 class Workers(InProcess):
-    """As `InProcess`, in several processes."""
+    """Trains as `InProcess`, in several processes."""
 
     def __init__(
         self, federation: Federation, folder: RunFolder, progress: Progress | None = None, workers: int = 2
@@ -86,20 +86,20 @@ class Workers(InProcess):
             yield from (answer for answer, _ in trained)
 
     def _validation(self, number: int) -> Scores:
-        """See `InProcess._validation`; one model on the same rows is judged once, here."""
+        """See `InProcess._validation`; one model on the same rows is judged once, in this process."""
         federation = self.federation
         if federation.central is not None and one_model(federation.context):
             return super()._validation(number)
-        found: Scores = {}
-        alone = [[name] for name in federation.silos]
-        for _, own in self._spread("validation", alone, federation.coordinator.broadcast(number)):
-            found |= own
-        return {name: found[name] for silo in federation.silos.values() for name in silo.evaluations}
+        scores: Scores = {}
+        singles = [[name] for name in federation.silos]
+        for _, silo_scores in self._spread("validation", singles, federation.coordinator.broadcast(number)):
+            scores |= silo_scores
+        return {name: scores[name] for silo in federation.silos.values() for name in silo.evaluations}
 
     def _spread(
         self, kind: Kind, groups: Sequence[Sequence[str]], broadcast: bytes
     ) -> Iterator[tuple[Sequence[str], Any]]:
-        """What comes of each group of silos, in any order."""
+        """Yield each group of silos with its job's result, in any order."""
         assert self._pool is not None, "processes live while the engine runs"
         federation = self.federation
         waiting: dict[Future[Any], Sequence[str]] = {}
@@ -115,12 +115,12 @@ class Workers(InProcess):
 
 
 def tokens(silo: Silo) -> int:
-    """Of all training rows: what a silo's round costs is about in proportion."""
+    """Return the number of tokens in all training rows: the cost of a silo's round is about in proportion."""
     return sum(len(ids) for rows in silo.train.values() for ids in rows.ids)
 
 
 def _written(state: SiloState | None) -> bytes:
-    """As it is sent; nothing before the first participation."""
+    """Return a state as bytes; empty before the first participation."""
     return b"" if state is None else tensor_bytes(state.flat())
 
 
@@ -131,21 +131,21 @@ def _read(sent: bytes) -> SiloState:
 # -- in a worker -------------------------------------------------------------------------------------------------------
 
 
-_own: dict[str, Federation] = {}
-"""The configuration's text → what was built from it, for the last one."""
+_federations: dict[str, Federation] = {}
+"""The configuration's text → the federation built from it, for the last configuration."""
 
 
 def do(work: SiloTask) -> Trained | Scores:
-    """A piece of work, over the process's own backbone.
+    """Do a job in a worker process, over its own backbone.
 
     Raises:
         InputError: the backbone is another one than the main process has.
     """
     text = dump(work.config)
-    if text not in _own:
-        _own.clear()
-        _own[text] = build(work.config)
-    federation = _own[text]
+    if text not in _federations:
+        _federations.clear()
+        _federations[text] = build(work.config)
+    federation = _federations[text]
     if federation.backbone.fingerprint != work.fingerprint:
         raise InputError(f"--workers: {work.config.backbone!r} is not the backbone that the run has; allowed: 1")
     silos = [federation.silos[name] for name, _ in work.silos]
@@ -162,4 +162,4 @@ def do(work: SiloTask) -> Trained | Scores:
         return [(answer, _written(silo.state)) for answer, silo in zip(answers, silos, strict=True)]
     finally:
         for silo in silos:
-            silo.state = None  # the main process has it
+            silo.state = None  # the main process keeps it

@@ -1,4 +1,4 @@
-"""What a run was made with."""
+"""The versions that a run is made with."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ _LIBRARIES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "py
 
 
 def versions() -> dict[str, str]:
-    """Versions of Python and of the libraries whose change may change a result."""
-    found = {"python": platform.python_version(), "silotune": __version__}
+    """Return the versions of Python and of the libraries that may change a result."""
+    installed = {"python": platform.python_version(), "silotune": __version__}
     for name in _LIBRARIES:
         try:
-            found[name] = version(name)
+            installed[name] = version(name)
         except PackageNotFoundError:
-            found[name] = "not installed"
-    return found
+            installed[name] = "not installed"
+    return installed

@@ -1,4 +1,4 @@
-"""What a run folder says to whoever reads it: the events so far, the summary at the end, and by what it was made."""
+"""Readers of a run folder: events, summary and versions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from silotune.errors import InputError
 
 
 def events(run: Path) -> Iterator[dict[str, Any]]:
-    """The events of a run; a last line cut off by a kill is passed over."""
+    """Yield the events of a run; a last line cut off by a kill is skipped."""
     path = run / "events.jsonl"
     if not path.is_file():
         return
@@ -24,10 +24,10 @@ def events(run: Path) -> Iterator[dict[str, Any]]:
 
 
 def read_summary(run: Path) -> dict[str, Any]:
-    """A finished run's `summary.json`.
+    """Return a finished run's `summary.json`.
 
     Raises:
-        InputError: if it is not there.
+        InputError: it is missing or damaged.
     """
     path = run / "summary.json"
     try:
@@ -37,14 +37,14 @@ def read_summary(run: Path) -> dict[str, Any]:
 
 
 def read_versions(run: Path) -> dict[str, Any]:
-    """`versions.json`: the libraries' versions, and the fingerprint of the `backbone`.
+    """Return `versions.json`: the libraries' versions, and the fingerprint of the `backbone`.
 
     Raises:
-        InputError: if it is not there, or without a backbone.
+        InputError: it is missing or damaged.
     """
     try:
-        found = dict(json.loads((run / "versions.json").read_text(encoding="utf-8")))
-        found["backbone"]
+        made_with = dict(json.loads((run / "versions.json").read_text(encoding="utf-8")))
+        made_with["backbone"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(f"{run}/versions.json: missing or damaged") from error
-    return found
+    return made_with

@@ -1,0 +1,85 @@
+"""`load_model` opens one silo's files alone, whatever the number of silos; its answers are those of `load_run`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+import silotune as library
+from silotune.errors import InputError
+from silotune.runs.load import load_model, load_run
+from tests.support.small_runs import SINGLE
+from tests.support.tiny import tiny_overrides, write_data
+
+_opened: list[tuple[str, str]] | None = None
+
+
+def _hook(event, args):
+    if _opened is not None and event in ("open", "os.listdir", "os.scandir") and isinstance(args[0], str | os.PathLike):
+        _opened.append((event, os.fspath(args[0])))
+
+
+sys.addaudithook(_hook)  # cannot be removed: it writes only while a test reads
+
+
+def opened_under(folder: Path, silo: str) -> list[str]:
+    """The files under the folder that `load_model` and one prediction open, in order; no folder may be listed."""
+    global _opened
+    _opened = []
+    try:
+        load_model(folder, silo).predict(SINGLE[:1])
+        seen = _opened
+    finally:
+        _opened = None
+    inside = [(event, path) for event, path in seen if Path(path).is_relative_to(folder)]
+    assert {event for event, _ in inside} == {"open"}
+    return [Path(path).relative_to(folder).as_posix() for _, path in inside]
+
+
+@pytest.fixture(scope="module")
+def partitioned(runs, tmp_path_factory):
+    """Run folders of one data set, partitioned into so many silos."""
+    data = write_data(tmp_path_factory.mktemp("data"), ["alpha"], {"train": 100, "validation": 4, "test": 4})
+
+    def made(silos: int, method: str = "fedmcp") -> Path:
+        folder = tmp_path_factory.mktemp("runs") / f"{method}-{silos}"
+        words = [*tiny_overrides(method, runs.model("bert"), data), "data.tasks=[alpha]", "train.steps=1"]
+        words += ["rounds=1", "partition=iid", f"partition.silos={silos}"]
+        library.run("demo", *words, out=folder)
+        return folder
+
+    return made
+
+
+def test_a_federation_of_many_silos_opens_as_many_files_as_one_of_one(partitioned):
+    many = opened_under(folder := partitioned(100), "silo-1")
+    assert many == opened_under(partitioned(1), "silo-1")
+    assert len(list((folder / "checkpoints" / "silos").iterdir())) > 1
+    silos = [name for name in many if name.startswith("checkpoints/silos/")]
+    assert silos == ["checkpoints/silos/silo-1/0001.safetensors"]
+    assert sorted(many) == sorted({*many}), "each file is opened once"
+
+
+def test_of_vectors_too_only_the_silos_own_are_opened(runs):
+    run = runs.generation("gpt2", "lm", "lora", "method=feddpa-t")
+    folder = run.folder
+    texts = SINGLE[:2]
+    model = load_model(folder, "west")
+    assert model.write(texts) == load_run(folder).model("west").write(texts)
+    assert model.explain(texts) == load_run(folder).model("west").explain(texts)
+    for name in ("instances", "checkpoints/silos"):
+        for file in (folder / name).rglob("*east*"):
+            file.unlink() if file.is_file() else [inner.unlink() for inner in file.iterdir()]
+    assert load_model(folder, "west").explain(texts) == model.explain(texts)
+    with pytest.raises(InputError, match="missing or damaged"):
+        load_run(folder)
+
+
+def test_an_unknown_silo_is_refused_before_the_backbone_is_loaded(runs, monkeypatch):
+    folder = runs.run("bert", "lora").folder
+    monkeypatch.setattr("silotune.runs.load.build_model", None)
+    with pytest.raises(InputError, match=r"nobody.*alpha, beta"):
+        load_model(folder, "nobody")
