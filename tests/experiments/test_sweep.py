@@ -15,7 +15,7 @@ import yaml
 
 from silotune.errors import InputError, SilotuneError
 from silotune.experiments import read_comparison
-from silotune.experiments.sweep import Sweep, Trial, _proposed, best_trial, read_sweep, run_sweep
+from silotune.experiments.sweep import Sweep, Trial, _sampled_trials, best_trial, read_sweep, run_sweep
 from tests.support.command_line import Silotune, tree
 from tests.support.tiny import tiny_overrides, write_data
 
@@ -194,7 +194,7 @@ def test_the_sampler_goes_where_scores_are_high() -> None:
     def run(cells):
         return {cell.folder: {"validation": -abs(math.log10(cell.config.train.lr) + 3)} for cell in cells}
 
-    proposed = list(_proposed(sweep, "local", 40, run))
+    proposed = list(_sampled_trials(sweep, "local", 40, run))
     near = [trial.score > -0.5 for trial in proposed[10:]]  # the first ten are random
     assert sum(near) >= 13
     assert [trial.number for trial in proposed] == list(range(1, 41))

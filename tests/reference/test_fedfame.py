@@ -275,7 +275,7 @@ def test_silos_labels_change_nothing(method, tiny_config, tmp_path, monkeypatch)
     words = ("data.tasks=[alpha]", "partition=iid", "partition.silos=3", "server.labels_per_class=5", "rounds=3")
     config = tiny_config(method, *words, "head.scope=shared")
     plain = run(config, out=tmp_path / "plain")
-    load, draw = building.load_silos, building.labelled_rows
+    load, draw = building.load_silos, building.draw_labeled_rows
 
     def turned(config):
         silos = load(config)
@@ -284,7 +284,7 @@ def test_silos_labels_change_nothing(method, tiny_config, tmp_path, monkeypatch)
         return silos
 
     monkeypatch.setattr(building, "load_silos", turned)
-    monkeypatch.setattr(building, "labelled_rows", lambda data, server, seed: draw(load(config), server, seed))
+    monkeypatch.setattr(building, "draw_labeled_rows", lambda data, server, seed: draw(load(config), server, seed))
     other = run(config, out=tmp_path / "turned")
     same = plain.summary["state_sha256"] == other.summary["state_sha256"]
     assert same == (method == "fedfame")
@@ -322,18 +322,18 @@ def test_labelled_rows_do_not_depend_on_the_partition_and_stay_in_the_silos(tiny
     for words in (("partition=iid", "partition.silos=3"), ("partition=dirichlet", "partition.alpha=0.1"), ("seed=9",)):
         config = tiny_config("fedfame", "data.seed=4", *words)
         data = building.load_silos(config)
-        found.append(texts(building.labelled_rows(data, config.server, 4)))
+        found.append(texts(building.draw_labeled_rows(data, config.server, 4)))
         everywhere = sorted((row.label, *row.texts) for silo in data for row in silo.splits.train)
         assert len(everywhere) == 60
         assert all(row in everywhere for row in found[-1])
     assert found[0] == found[1] == found[2]
-    assert texts(building.labelled_rows(data, config.server, 5)) != found[0]
+    assert texts(building.draw_labeled_rows(data, config.server, 5)) != found[0]
 
 
 @pytest.mark.parametrize(("total", "expected"), [(10, [5, 5]), (7, [4, 3])])
 def test_labelled_rows_in_all(tiny_config, total, expected):
     config = tiny_config("fedfame", "server.labels_per_class=", f"server.labelled_rows={total}")
-    rows = building.labelled_rows(building.load_silos(config), config.server, 1).splits.train
+    rows = building.draw_labeled_rows(building.load_silos(config), config.server, 1).splits.train
     assert [sum(row.label == label for row in rows) for label in (0, 1)] == expected
 
 
