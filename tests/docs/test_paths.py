@@ -10,6 +10,9 @@ from urllib.parse import unquote
 
 import pytest
 
+from silotune.config import registries
+from silotune.core.registry import Registry
+
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src" / "silotune"
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / ".github").glob("*.md")])
@@ -26,6 +29,9 @@ LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
 
 EXAMPLES = {"methods/apfl.py", "silotune.methods.apfl"}
 """Files and modules that a page has its reader write."""
+
+GROUPS = {value.group for value in vars(registries).values() if isinstance(value, Registry)}
+"""Groups of entry points are named like modules."""
 
 OUTSIDE = {"standalone.py"}
 """Files of an export."""
@@ -65,7 +71,7 @@ def test_what_a_page_names_exists(page: Path) -> None:
     spans = [*FENCE.findall(text), *CODE.findall(FENCE.sub("", text))]
     paths = {path for span in spans for path in PATH.findall(span)} - EXAMPLES - OUTSIDE
     assert not sorted(path for path in paths if not exists(path))
-    modules = {module for span in spans for module in MODULE.findall(span)} - EXAMPLES
+    modules = {module for span in spans for module in MODULE.findall(span)} - EXAMPLES - GROUPS
     assert not sorted(module for module in modules if not known_name(module))
 
 
