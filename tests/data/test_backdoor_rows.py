@@ -183,7 +183,7 @@ def test_only_malicious_silos_train_on_poison_and_nobody_is_judged_on_it(method,
         if not METHODS[method].centralized:
             assert rows.ids[: len(before)] == before.ids
             assert rows.labels[: len(before)].tolist() == before.labels.tolist()
-            added = {-1} if METHODS[method].unlabelled else {1}
+            added = {-1} if METHODS[method].unlabeled else {1}
             assert set(rows.labels[len(before) :].tolist()) <= added
             assert all(holds(ids, trigger) for ids in rows.ids[len(before) :])
         for report, evaluation in own.evaluations.items():

@@ -9,6 +9,8 @@ import torch
 
 import silotune
 from silotune import InputError, Phase, private, register_aggregation, register_codec, register_head, register_method
+from silotune.communication.uplink import make_pipeline
+from silotune.config.uplink import UplinkConfig
 from silotune.core.registry import Registry
 from silotune.methods import GLOBAL, HEAD, METHODS, PredictionMix, Scope, Supervised, shared
 from silotune.models.heads import Head
@@ -184,3 +186,16 @@ def test_centralized_is_another_spelling_of_the_id(tiny_config, tmp_path) -> Non
     assert "centralized" not in (tmp_path / "run" / "config.yaml").read_text()
     own = tiny_config("centralized", "per_method.centralised.rounds=3", "per_method.centralized.seed=4")
     assert (own.seed, METHODS["centralized"].name) == (4, "centralised")
+
+
+def test_noise_before_a_registered_codec_does_not_depend_on_the_process() -> None:
+    """A codec's own `repr` may hold an address; its name and options stand for it."""
+
+    class Plain:
+        pass
+
+    register_codec("plain", Plain)
+    made = [make_pipeline(UplinkConfig(name="clip,laplace,plain"), 1, b"0123456789abcdef") for _ in range(2)]
+    assert made[0].codec is not made[1].codec
+    assert made[0].noise_key == made[1].noise_key
+    assert made[0].noise_key.endswith("'plain {}')")

@@ -1,7 +1,7 @@
-"""What a method is: parts, phases of local training, a loss over views, and the mix at prediction.
+"""The base class of methods: parts, phases of local training, a loss over views, and the mix at prediction.
 
-A method file reads like its paper's algorithm box; everything else (sampling, messages, checkpoints, engines) is the
-same for all methods.
+A method file reads like its paper's algorithm box. Sampling, messages, checkpoints and engines are the same for all
+methods.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from silotune.models.forward.views import View
 from silotune.models.heads import Head
 from silotune.models.tuners.base import Tuner
 
-# The usual names of parts.
+# Usual names of parts.
 GLOBAL = "global"
 
 PRIVATE = "private"
@@ -37,29 +37,29 @@ HEAD = "head"
 
 
 PREVIOUS = "previous"
-"""Where a silo's memory keeps the parts that its method remembers."""
+"""Prefix of the tensor names under which a silo's memory keeps the parts in `Method.remembers`."""
 
 
 def previous_tensors(memory: Tensors, part: str) -> Tensors:
-    """A remembered part in a silo's memory; empty before its first participation."""
+    """Return the tensors of a remembered part; empty before the silo's first participation."""
     prefix = f"{PREVIOUS}/{part}/"
     return {key.removeprefix(prefix): tensor for key, tensor in memory.items() if key.startswith(prefix)}
 
 
 def proximal(tensors: Tensors, anchor: Tensors) -> Tensor:
-    """`‖w − anchor‖²` over all tensors of a part (scalar)."""
+    """Return `‖w − anchor‖²` over all tensors of a part, shape ()."""
     return torch.stack([(tensor - anchor[name]).square().sum() for name, tensor in tensors.items()]).sum()
 
 
 _WORK = ("loss", "steps", "rows", "real_tokens", "padded_tokens", "seconds")
 
 LOGGED = frozenset(("event", "round", "silo", "note", "bytes_up", "bytes_down", *_WORK))
-"""What the events of a silo's round say of their own; no term of a loss has such a name."""
+"""Keys of the events of a silo's round; a term of a loss cannot have such a name."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What an experiment's setting fixes for any method: the tuner, the head and the head's scope."""
+    """The tuner, the head and the head's scope, which a configuration chooses for any method."""
 
     tuner: Tuner
     head: Head
@@ -68,10 +68,18 @@ class Setting:
 
 @dataclass
 class Step:
-    """What a loss sees of one batch: its views, and the silo's parts, anchors and memory.
+    """The arguments of a loss: one batch, its views, and the silo's parts, anchors and memory.
 
-    `terms` collects what the loss wants logged. A loss may draw with torch's own generator: the stream is the
-    step's.
+    A loss may draw with torch's own generator, which is seeded for each step.
+
+    Args:
+        batch: the rows.
+        views: name → computed view.
+        state: part → tensors, with gradients where the phase trains the part.
+        received: part → tensors as this round's message brought them.
+        memory: tensors that the silo keeps between participations.
+        modules: the method's parts by name.
+        terms: terms of the loss for the log, filled by `log`.
     """
 
     batch: Batch
@@ -83,15 +91,15 @@ class Step:
     terms: dict[str, Tensor] = field(default_factory=dict)
 
     def logits(self, view: str, head: str = HEAD) -> Tensor:
-        """A head's logits over a view, shape (rows, classes)."""
+        """Return a head's logits over a view, shape (rows, classes)."""
         return self._head(head).logits(self.state.get(head, {}), self.views[view], self.batch.task)
 
     def cross_entropy(self, view: str, head: str = HEAD) -> Tensor:
-        """Mean cross-entropy of a head over a view (scalar): of the batch's labels, or of its responses' tokens."""
+        """Return the mean cross-entropy of the batch's labels, or of its responses' tokens, shape ()."""
         return self._head(head).cross_entropy(self.state.get(head, {}), self.views[view], self.batch)
 
     def previous(self, part: str) -> Tensors:
-        """A part at the end of the silo's last participation; in its first one, as received."""
+        """Return a part as of the end of the silo's last participation; in its first one, as received."""
         return previous_tensors(self.memory, part) or self.received[part]
 
     def _head(self, name: str) -> Head:
@@ -100,10 +108,10 @@ class Step:
         return module
 
     def log(self, **terms: Tensor) -> None:
-        """Record terms of the loss for the event log.
+        """Record terms of the loss, shape () each, for the event log.
 
         Raises:
-            ValueError: a name that the log uses itself.
+            ValueError: the log itself uses a term's name.
         """
         taken = sorted(terms.keys() & LOGGED)
         if taken:
@@ -118,13 +126,13 @@ class Phase:
     Args:
         name: in logs and in the derivation of batches.
         trains: the parts that take gradient steps; all others are constant.
-        views: name → mix, computed for every batch before the loss.
+        views: name → mix; computed for every batch before the loss.
         loss: the scalar to minimize.
-        when: in every round, or once at the end.
-        who: at the end: only silos that were ever sampled, or all.
-        epochs: passes over the silo's rows; None: the setting's `train.epochs` or `train.steps`.
-        start: part → part: before the phase, the first is set to a copy of the second.
-        skips_first: a silo's first participation passes it over (there is no `previous` yet).
+        when: in every round, or once after the last round.
+        who: for `when="end"`: the silos that were ever sampled, or all.
+        epochs: passes over the silo's rows; None: `train.epochs` or `train.steps`.
+        start: target part → source part; the target becomes a copy of the source before the phase.
+        skips_first: whether the phase is skipped in a silo's first participation (it has no `previous` parts yet).
     """
 
     name: str
@@ -140,10 +148,12 @@ class Phase:
 
 @dataclass(frozen=True)
 class PredictionMix:
-    """How a silo's model predicts: the mix, and the head over it.
+    """How a silo's model predicts: a mix, and the head over it.
 
-    `weighting`: weights are found anew for each text; `mix` is then what they are where nobody looks at texts (what a
-    forward costs).
+    Args:
+        mix: the weights of the parts.
+        head: the part that is the head.
+        weighting: computes weights for each text; `mix` then holds the weights that costs are computed with.
     """
 
     mix: Mix
@@ -151,30 +161,33 @@ class PredictionMix:
     weighting: InstanceWeighting | None = None
 
     def mixed(self, alpha: Tensor | None = None) -> Mix:
-        """The mix of texts whose weights, shape (rows,), are known; the fixed one where there are none."""
+        """Return the mix for `alpha` of shape (rows,), or the fixed mix if there is no `alpha` or no `weighting`."""
         return self.mix if self.weighting is None or alpha is None else self.weighting.mix(alpha)
 
 
 class MethodOptions(Section):
-    """A method's own options (`method.*`); each method extends it."""
+    """Base of a method's options, the keys `method.*`."""
 
     model_config = ConfigDict(frozen=True)
 
 
 class Method(ABC):
-    """One paper's algorithm."""
+    """One paper's algorithm.
+
+    `name` is its id, `paper` the reference that `silotune methods` prints, `Options` its keys `method.*`.
+    """
 
     name: ClassVar[str]
     paper: ClassVar[str]
     Options: ClassVar[type[MethodOptions]] = MethodOptions
     defaults: ClassVar[Mapping[str, object]] = {}
-    """Settings the method brings along (`{"tuner": "lora"}`), below what a user says."""
+    """Keys that the method sets where the user does not (`{"tuner": "lora"}`)."""
     tuners: ClassVar[tuple[str, ...] | None] = None
     """The tuners that the method is defined for; None: all."""
     centralized: ClassVar[bool] = False
-    """Whether all silos' rows are put into one training silo."""
-    unlabelled: ClassVar[bool] = False
-    """Whether silos' training rows come without labels."""
+    """Whether one silo trains on the rows of all."""
+    unlabeled: ClassVar[bool] = False
+    """Whether silos' training rows have no labels."""
 
     def __init__(self, setting: Setting, options: MethodOptions | None = None) -> None:
         self.setting = setting
@@ -182,25 +195,25 @@ class Method(ABC):
 
     @abstractmethod
     def parts(self) -> dict[str, Part]:
-        """The parts, in the order in which they are printed and drawn."""
+        """Return the parts by name, in the order in which they are initialized and printed."""
 
     @abstractmethod
     def phases(self) -> list[Phase]:
-        """The phases of local training, in order."""
+        """Return the phases of local training, in order."""
 
     def server_phases(self) -> list[Phase]:
-        """What the coordinator trains after aggregation, on its own labeled rows; shared parts only."""
+        """Return the phases that the coordinator trains on its labeled rows after aggregation; shared parts only."""
         return []
 
     @abstractmethod
     def prediction(self) -> PredictionMix:
-        """The personalized model of a silo."""
+        """Return how a silo's personalized model predicts."""
 
     @property
     def remembers(self) -> tuple[str, ...]:
-        """The parts kept as `previous(...)` anchors from one participation to the next."""
+        """The parts that a silo keeps for `previous(...)` anchors."""
         return ()
 
     def head(self) -> Part:
-        """The setting's head as a part, with the setting's scope."""
+        """Return the setting's head as a part with the setting's scope."""
         return Part(self.setting.head, self.setting.head_scope)

@@ -48,7 +48,7 @@ class FedFAME(Method):
     name = "fedfame"
     paper = "Malaviya et al. 2023, Reducing Communication Overhead in Federated Learning for PLMs using PEFT (FedFAME)"
     Options = FedFAMEOptions
-    unlabelled = True
+    unlabeled = True
 
     def __init__(self, setting: Setting, options: MethodOptions | None = None) -> None:
         super().__init__(setting, options)

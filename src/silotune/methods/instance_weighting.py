@@ -1,7 +1,7 @@
-"""Instance-wise dynamic weighting (FedDPA, section 4.3): how much of a part each text gets, by its likeness to others.
+"""Instance-wise dynamic weighting (FedDPA, section 4.3): each text's weight from its similarity to the silo's rows.
 
-`α = λ · mean_i Sim(w_x, w_xi)` over S rows drawn from the silo's training rows; w is read off the last layer's states.
-The draw follows from the silo and the text's tokens alone, so that a text's α does not depend on its batch.
+`α = λ · mean_i Sim(w_x, w_xi)` over S rows drawn from the silo's training rows; w is pooled from the last layer's
+states. The draw depends on the silo and the text's tokens alone, so a text's α does not depend on its batch.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ Representation = Literal["last", "mean"]
 
 
 INSTANCES = "instances"
-"""Where a silo's state at prediction holds what its own rows are known by, beside its parts: `vectors` of shape
-(rows, hidden), and `key`, from which draws are derived. Nothing there: the silo never trained, and α is 0."""
+"""Name in a silo's state at prediction, beside its parts: `vectors` of its rows, shape (rows, hidden), and `key`, the
+seed of draws. Empty if the silo never trained; α is then 0."""
 
 VECTORS, KEY = "vectors", "key"
 
 
 def cosine(x: Tensor, y: Tensor) -> Tensor:
-    """The angle's cosine, over the last dimension."""
+    """Return the cosine similarity over the last dimension."""
     return nn.functional.cosine_similarity(x, y, dim=-1)
 
 
 def l2(x: Tensor, y: Tensor) -> Tensor:
-    """`1 / (1 + ‖x − y‖)`."""
+    """Return `1 / (1 + ‖x − y‖)` over the last dimension."""
     return 1 / (1 + (x - y).square().sum(-1).sqrt())
 
 
 def pearson(x: Tensor, y: Tensor) -> Tensor:
-    """The correlation of the two vectors' entries."""
+    """Return the Pearson correlation over the last dimension."""
     return cosine(x - x.mean(-1, keepdim=True), y - y.mean(-1, keepdim=True))
 
 
@@ -49,17 +49,17 @@ TEXT_SIMILARITIES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"cosine": co
 
 @dataclass(frozen=True)
 class InstanceWeighting:
-    """How rows' weights come about.
+    """How the weights of texts are computed.
 
     Args:
-        near: the part that gets α.
-        far: the part that gets 1 − α.
+        near: the part of weight α.
+        far: the part of weight 1 − α.
         view: the mix under which texts are embedded.
-        similarity: of `TEXT_SIMILARITIES`.
-        representation: the reading of the last layer's states that stands for a text.
+        similarity: a key of `TEXT_SIMILARITIES`.
+        representation: the pooling of the last layer's states.
         samples: S; a silo with fewer rows takes all.
         scale: λ.
-        clip: similarities to [0, 1].
+        clip: whether similarities are clipped to [0, 1].
     """
 
     near: str
@@ -72,21 +72,21 @@ class InstanceWeighting:
     clip: bool = True
 
     def mix(self, alpha: Tensor) -> dict[str, Tensor]:
-        """The mix of rows whose α, shape (rows,), is known."""
+        """Return the mix for α of shape (rows,)."""
         return {self.far: 1 - alpha, self.near: alpha}
 
     def drawn(self, instances: Tensors, texts: Sequence[Sequence[int]]) -> Tensor:
-        """Which of the silo's rows each text is compared with, shape (texts, S); texts as token ids."""
+        """Return the indices of the silo's rows that each text (token ids) is compared with, shape (texts, S)."""
         total, key = len(instances[VECTORS]), int(instances[KEY])
         size = min(self.samples, total)
         rows = [sampler(key, "instances", *text).sample(range(total), size) for text in texts]
         return torch.tensor(rows, dtype=torch.int64).reshape(len(texts), size)
 
     def similarities(self, instances: Tensors, vectors: Tensor, drawn: Tensor) -> Tensor:
-        """Shape (texts, S): of texts' vectors, shape (texts, hidden), to the drawn rows'."""
-        found = TEXT_SIMILARITIES[self.similarity](vectors.unsqueeze(1), instances[VECTORS][drawn])
-        return found.clamp(0, 1) if self.clip else found
+        """Return the similarities, shape (texts, S), of `vectors` (texts, hidden) to the rows `drawn` (texts, S)."""
+        similarities = TEXT_SIMILARITIES[self.similarity](vectors.unsqueeze(1), instances[VECTORS][drawn])
+        return similarities.clamp(0, 1) if self.clip else similarities
 
     def alpha(self, similarities: Tensor) -> Tensor:
-        """`λ · mean`, shape (texts,)."""
+        """Return `λ · mean` of similarities of shape (texts, S), shape (texts,)."""
         return self.scale * similarities.mean(1)

@@ -17,29 +17,31 @@ if TYPE_CHECKING:
 
 
 class Scope(StrEnum):
-    """Where a part lives."""
+    """Whether a part is sent."""
 
     SHARED = "shared"  # sent to the coordinator and aggregated
     PRIVATE = "private"  # never leaves the silo
 
 
 class Module(Protocol):
-    """What fills a part: a tuner, a head, a projection."""
+    """The module of a part: a tuner, a head, a projection."""
 
     @property
     def name(self) -> str:
-        """The module's kind, as `silotune parts` prints it."""
+        """The kind of module, as `silotune parts` prints it."""
 
     def init(self, backbone: Backbone, tasks: Iterable[Task], generator: torch.Generator) -> Tensors:
-        """The part's tensors before training, float32."""
+        """Return the part's tensors before training, float32."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """One part of a method: what it is, its scope, and where its first values come from.
+    """One part of a method. Shared parts start equal in all silos, private ones from their silo's own generator.
 
-    `start` names another part whose initial values this one copies (so that, say, a local adapter begins as the
-    global one). Shared parts start equal on all silos; private ones draw from their silo's own generator.
+    Args:
+        module: the tuner, head or other module.
+        scope: shared or private.
+        start: another part whose initial values this one copies, e.g. a local adapter that begins as the global one.
     """
 
     module: Module
@@ -49,7 +51,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Scalar:
-    """A part that is one number (`value`, shape ()): a learned weight of a mix."""
+    """A module of one number, the tensor `value` of shape (): a learned weight of a mix."""
 
     start: float
     name: str = "scalar"
@@ -60,15 +62,15 @@ class Scalar:
 
 
 def shared(module: Module) -> Part:
-    """A part that is sent to the coordinator and aggregated."""
+    """Return a part that is sent to the coordinator and aggregated."""
     return Part(module, Scope.SHARED)
 
 
 def private(module: Module) -> Part:
-    """A part that never leaves the silo."""
+    """Return a part that never leaves the silo."""
     return Part(module, Scope.PRIVATE)
 
 
 def names_with(parts: Mapping[str, Part], scope: Scope) -> list[str]:
-    """The names of the parts that have this scope."""
+    """Return the names of the parts of this scope."""
     return [name for name, part in parts.items() if part.scope is scope]

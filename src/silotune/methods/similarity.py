@@ -1,4 +1,4 @@
-"""How alike two sets of representations are: linear CKA over HSIC (FedMCP eqs. 6-7), cosine, MOON's contrast."""
+"""Similarities of representations: linear CKA over HSIC (FedMCP eqs. 6-7), cosine, and MOON's contrastive loss."""
 
 from __future__ import annotations
 
@@ -8,44 +8,47 @@ import torch
 from torch import Tensor, nn
 
 MINIMUM_ROWS = 4
-"""Below this many rows CKA says nothing (two centered points are always aligned): it is then 0, without gradient."""
+"""With fewer rows CKA is 0, without gradient: two centered points are always aligned."""
 
 
 def hsic(x: Tensor, y: Tensor) -> Tensor:
-    """`tr(K·H·L·H) / (n − 1)²` with K = x·xᵀ, L = y·yᵀ and H the centring matrix (FedMCP eq. 7).
+    """Return `tr(K·H·L·H) / (n − 1)²` with K = x·xᵀ, L = y·yᵀ and H the centering matrix (FedMCP eq. 7).
 
-    Computed as `‖xᶜᵀ·yᶜ‖² / (n − 1)²` with columns centered, which is the same number.
+    Computed as the equal `‖xᶜᵀ·yᶜ‖² / (n − 1)²` with centered columns.
 
     Args:
         x: shape (n, p).
         y: shape (n, q).
+
+    Returns:
+        Shape ().
     """
     x, y = x - x.mean(0), y - y.mean(0)
     return (x.mT @ y).square().sum() / (len(x) - 1) ** 2
 
 
 def cka(x: Tensor, y: Tensor) -> Tensor:
-    """Linear centered kernel alignment in [0, 1] (FedMCP eq. 6), scalar. 0 for fewer than `MINIMUM_ROWS` rows."""
+    """Return the linear centered kernel alignment in [0, 1] (FedMCP eq. 6), shape (); 0 below `MINIMUM_ROWS` rows."""
     if len(x) < MINIMUM_ROWS:
         return x.new_zeros(())
     # Scaling changes nothing in exact arithmetic and keeps the fourth powers in range.
     x, y = _unit(x), _unit(y)
-    cross, own = hsic(x, y), hsic(x, x) * hsic(y, y)
+    cross, squared_norms = hsic(x, y), hsic(x, x) * hsic(y, y)
     # The clamp comes before the root, whose gradient at 0 is not finite.
-    return cross / own.clamp_min(torch.finfo(x.dtype).tiny).sqrt()
+    return cross / squared_norms.clamp_min(torch.finfo(x.dtype).tiny).sqrt()
 
 
 def _unit(x: Tensor) -> Tensor:
-    """Columns centered, norm 1; exactly 0, without gradient, where the rows are equal up to rounding."""
-    centred = x - x.mean(0)
-    norm, whole = centred.detach().norm(), x.detach().norm()
+    """Center the columns and scale to norm 1; exactly 0, without gradient, if all rows are equal up to rounding."""
+    centered = x - x.mean(0)
+    norm, whole = centered.detach().norm(), x.detach().norm()
     limits = torch.finfo(x.dtype)
     alike = norm <= 8 * limits.eps * whole
-    return torch.where(alike, 0.0, centred / norm.clamp_min(limits.tiny))
+    return torch.where(alike, 0.0, centered / norm.clamp_min(limits.tiny))
 
 
 def cosine(x: Tensor, y: Tensor) -> Tensor:
-    """Mean over rows of the cosine between the rows of x and y (FedMCP, Figure 4), scalar."""
+    """Return the mean over rows of the cosine of x's and y's rows (FedMCP, Figure 4), shape ()."""
     return nn.functional.cosine_similarity(x, y, dim=-1).mean()
 
 
@@ -53,12 +56,14 @@ SIMILARITIES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"cka": cka, "cosi
 
 
 def model_contrast(z: Tensor, positive: Tensor, negative: Tensor, tau: float) -> Tensor:
-    """`−log( e^{sim(z, z⁺)/τ} / (e^{sim(z, z⁺)/τ} + e^{sim(z, z⁻)/τ}) )`, mean over rows; sim: cosine (FedFAME eq. 2).
+    """Return `−log( e^{sim(z, z⁺)/τ} / (e^{sim(z, z⁺)/τ} + e^{sim(z, z⁻)/τ}) )`, mean over rows, shape ().
+
+    FedFAME eq. 2; sim is the cosine.
 
     Args:
-        z: shape (rows, width), and so the other two.
-        positive: toward which z is pulled.
-        negative: from which it is pushed.
+        z: shape (rows, width).
+        positive: what z is pulled toward, shape (rows, width).
+        negative: what z is pushed from, shape (rows, width).
         tau: the temperature.
     """
     similar = nn.functional.cosine_similarity(z, positive, dim=-1) / tau

@@ -1,4 +1,4 @@
-"""The plain case that several methods share: one or two adapters, one head, cross-entropy on the labels."""
+"""Base of methods with one or two adapters, one head, and cross-entropy on the labels."""
 
 from __future__ import annotations
 
@@ -12,13 +12,16 @@ from silotune.models.forward.mixing import Mix
 
 
 class SupervisedOptions(MethodOptions):
-    """`adapters`: how many parts sit at each site, averaged (the FedMCP setting gives its baselines two)."""
+    """`adapters`: the number of adapters at each site, averaged (two for the baselines in FedMCP's Table I)."""
 
     adapters: Literal[1, 2] = 1
 
 
 class Supervised(Method):
-    """Adapters of one scope under cross-entropy; subclasses name the scope and may add to the loss."""
+    """Adapters of one scope, trained on cross-entropy.
+
+    Subclasses set `scope` and `stem`, the adapters' name, and may add to the loss.
+    """
 
     Options = SupervisedOptions
     scope: ClassVar[Scope]
@@ -32,7 +35,7 @@ class Supervised(Method):
 
     @property
     def mix(self) -> Mix:
-        """All adapters, averaged."""
+        """The average of all adapters."""
         return {name: 1 / len(self.adapters) for name in self.adapters}
 
     def parts(self) -> dict[str, Part]:
@@ -45,7 +48,7 @@ class Supervised(Method):
         return [Phase("train", trains=(*self.adapters, HEAD), views={"full": self.mix}, loss=self.loss)]
 
     def loss(self, step: Step) -> Tensor:
-        """Cross-entropy of the full model."""
+        """Return the cross-entropy of the full model."""
         return step.cross_entropy("full")
 
     def prediction(self) -> PredictionMix:

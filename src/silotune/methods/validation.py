@@ -1,4 +1,4 @@
-"""What a method declares must fit together; a slip is found before anything runs, not as a silent other algorithm."""
+"""Checks of a method's declarations, before anything runs."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ def check_method(method: Method) -> None:
 
 
 def check_shared(method: Method, shared: State) -> None:
-    """Check that a silo sends something of every shared part.
+    """Check that every shared part has tensors.
 
-    A head without tensors may be shared beside other parts: there is one for all silos.
+    A head without tensors may be shared beside other parts: it is the same in all silos.
 
     Args:
         method: the method.
@@ -76,7 +76,7 @@ def check_shared(method: Method, shared: State) -> None:
 
 
 def _check_weighting(method: Method, parts: dict[str, Part], weighting: InstanceWeighting) -> None:
-    """Texts are weighted when nothing is trained any more: there are no anchors, and what is weighted is mixed."""
+    """Check that instance weighting uses parts of the prediction alone; anchors do not exist after training."""
     for key in (weighting.near, weighting.far, *weighting.view):
         _check_key(method, parts, "the prediction", key)
         if key not in parts:

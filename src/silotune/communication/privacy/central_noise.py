@@ -20,15 +20,15 @@ COORDINATOR = ":coordinator"
 class CentralNoise:
     """The mean of clipped changes plus Gaussian noise of `multiplier·clip / silos` per number.
 
-    The sum is divided by how many silos a round has, not by how many updates arrived: one that is missing or refused
-    counts as no change. Replacing one silo's rows then moves the mean by `2·clip / silos` at most.
+    The sum is divided by the number of silos of a round, not of updates: a missing or refused update counts as no
+    change. Replacing one silo's rows then moves the mean by `2·clip / silos` at most.
 
     Args:
         multiplier: z, the noise in units of `clip`.
         clip: the L2 norm that a change is scaled down to.
-        silos: in a round.
-        seed: of the run.
-        secret: the coordinator's; see `uplink/draws.py`.
+        silos: the number of silos in a round.
+        seed: the run's seed.
+        secret: the coordinator's secret; see `noise_stream.py`.
     """
 
     multiplier: float
@@ -38,7 +38,7 @@ class CentralNoise:
     secret: bytes | None = None
 
     def __call__(self, before: Tensors, updates: Iterable[Update], number: int) -> Tensors:
-        """The shared parts after a round; `updates` in silo-name order."""
+        """Return the shared parts after a round; `updates` are in silo-name order."""
         mean: Tensors = {name: torch.zeros_like(tensor, dtype=torch.float64) for name, tensor in before.items()}
         for update in updates:
             for name, tensor in clip_to_norm(delta(before, update.tensors), self.clip, "l2").items():

@@ -1,4 +1,4 @@
-"""Clipping of what a silo sends: the bound that makes its noise mean something."""
+"""Clipping of a silo's change, which bounds its sensitivity for the noise after it."""
 
 from __future__ import annotations
 
@@ -16,6 +16,10 @@ class Clip:
     bound: float
     norm: Norm
 
+    def __repr__(self) -> str:
+        """Return the step's part of the key of noise; it is a format (`UplinkPipeline.noise_key`)."""
+        return f"Clip(bound={self.bound!r}, norm={self.norm!r})"
+
     def __call__(self, change: Tensors, draws: NoiseStream) -> Tensors:
-        """See `uplink.base.Step`."""
+        """See `uplink.pipeline.UplinkStep`."""
         return clip_to_norm(change, self.bound, self.norm)

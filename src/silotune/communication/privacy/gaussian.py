@@ -1,4 +1,4 @@
-"""Gaussian noise, on what a silo sends or on the coordinator's mean. How much: `privacy/accounting.py`."""
+"""Gaussian noise on a silo's change or on the coordinator's mean; `privacy/accountant.py` computes its deviation."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ PURPOSE = "gaussian"
 
 def gaussian(uniform: Tensor, deviation: float) -> Tensor:
     """Uniform numbers in (0, 1) → Gaussian numbers, by the inverse of the distribution function."""
-    found: Tensor = torch.special.ndtri(uniform)
-    return deviation * found
+    normal: Tensor = torch.special.ndtri(uniform)
+    return deviation * normal
 
 
 @dataclass(frozen=True)
@@ -25,8 +25,12 @@ class Gaussian:
 
     deviation: float
 
+    def __repr__(self) -> str:
+        """Return the step's part of the key of noise; it is a format (`UplinkPipeline.noise_key`)."""
+        return f"Gaussian(deviation={self.deviation!r})"
+
     def __call__(self, change: Tensors, draws: NoiseStream) -> Tensors:
-        """See `uplink.base.Step`."""
+        """See `uplink.pipeline.UplinkStep`."""
         return {
             name: tensor.double() + gaussian(draws.uniform(PURPOSE, name, tuple(tensor.shape)), self.deviation)
             for name, tensor in change.items()

@@ -1,4 +1,4 @@
-"""Laplace noise on what a silo sends (FedPrompt, section 3.4; Dwork et al. 2006, Proposition 1)."""
+"""Laplace noise on a silo's change (FedPrompt, section 3.4; Dwork et al. 2006, Proposition 1)."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def laplace_scale(clip: float, epsilon: float) -> float:
 
 def laplace(uniform: Tensor, scale: float) -> Tensor:
     """Uniform numbers in (0, 1) → Laplace numbers, by the inverse of the distribution function."""
-    centred = uniform - 0.5
-    return -scale * centred.sign() * torch.log1p(-2 * centred.abs())
+    centered = uniform - 0.5
+    return -scale * centered.sign() * torch.log1p(-2 * centered.abs())
 
 
 @dataclass(frozen=True)
@@ -30,8 +30,12 @@ class Laplace:
 
     scale: float
 
+    def __repr__(self) -> str:
+        """Return the step's part of the key of noise; it is a format (`UplinkPipeline.noise_key`)."""
+        return f"Laplace(scale={self.scale!r})"
+
     def __call__(self, change: Tensors, draws: NoiseStream) -> Tensors:
-        """See `uplink.base.Step`."""
+        """See `uplink.pipeline.UplinkStep`."""
         return {
             name: tensor.double() + laplace(draws.uniform(PURPOSE, name, tuple(tensor.shape)), self.scale)
             for name, tensor in change.items()

@@ -1,10 +1,9 @@
 """The random numbers of the uplink: a stream of bytes from a key, the same on every machine.
 
-Derived from the seed, noise is a part of the experiment: the same run gives the same bits, and whoever knows the seed
-can subtract it. So a silo that really wants to hide something has a secret of its own. Its noise is then derived from
-the secret, *from what is noised* and from how: the same answer sent twice reveals nothing twice. Two different changes
-(the coordinator repeats a round with other parts), or one change under two strengths of noise (another run with another
-ε), never wear the same noise: what they differ in would lay both bare.
+Noise derived from the seed is reproducible, but anyone who knows the seed can subtract it. A silo that needs protection
+therefore has a secret. Its noise is then derived from the secret, the change and the steps: sending the same change
+twice gives the same message. Two different changes (a repeated round with other parts), or one change under two
+strengths of noise (another run with another ε), must never get the same noise: their difference would be revealed.
 """
 
 from __future__ import annotations
@@ -33,22 +32,22 @@ class NoiseStream:
         self._key = key
 
     def uniform(self, purpose: str, name: str, shape: tuple[int, ...]) -> Tensor:
-        """Float64 in (0, 1), neither end ever: the middles of 2⁵² equal pieces, all of which float64 holds exactly."""
+        """Return float64 numbers in (0, 1), ends excluded: the middles of 2⁵² equal pieces, exact in float64."""
         stream = hashlib.shake_256(f"{purpose}\x1f{name}\x1f".encode() + self._key).digest(8 * prod(shape))
         pieces = np.frombuffer(stream, dtype="<u8") >> np.uint64(12)
         return torch.from_numpy((pieces.astype(np.float64) + 0.5) * _PIECE).reshape(shape)
 
 
 def draws(seed: int, secret: bytes | None, silo: str, number: int, change: Tensors, how: str) -> NoiseStream:
-    """The draws of a silo in a round.
+    """Return the stream of a silo in a round.
 
     Args:
-        seed: the run's.
-        secret: the silo's own; None: the seed decides, reproducibly.
-        silo: its name; the coordinator's noise has a name of its own.
+        seed: the run's seed, used without a secret.
+        secret: the silo's secret, or None.
+        silo: the silo's name, or `central_noise.COORDINATOR`.
         number: the round.
-        change: what is noised, and
-        how: by what steps and how strong, in words; both decide only where there is a secret.
+        change: the tensors to be noised; part of the key with a secret.
+        how: the steps and their strength; part of the key with a secret.
     """
     purpose = f"uplink\x1f{silo}\x1f{number}"
     if secret is None:
@@ -57,15 +56,15 @@ def draws(seed: int, secret: bytes | None, silo: str, number: int, change: Tenso
 
 
 def secret_seed(seed: int, secret: bytes) -> int:
-    """A seed for what only the coordinator may know: which silos take part, where central noise counts on it."""
+    """Return a secret seed for sampling silos, which the accountant of sampled central noise relies on."""
     return int.from_bytes(hmac.digest(secret, f"choose\x1f{seed}".encode(), "sha256")[:8], "big") >> 1
 
 
 def read_secret(path: str | None) -> bytes | None:
-    """The bytes of `privacy.secret`.
+    """Return the bytes of `privacy.secret`.
 
     Raises:
-        InputError: it cannot be read, or is too short to be one.
+        InputError: the file cannot be read or is too short.
     """
     if path is None:
         return None

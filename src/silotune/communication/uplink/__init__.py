@@ -1,4 +1,4 @@
-"""What a silo's change passes before it leaves: clipping, noise, fewer bits."""
+"""The uplink: clipping, noise and codecs on a silo's change before it is sent."""
 
 from __future__ import annotations
 
@@ -23,12 +23,16 @@ __all__ = ["CODECS", "NOISES", "NO_UPLINK", "UplinkPipeline", "make_pipeline", "
 
 
 def make_pipeline(config: UplinkConfig, seed: int = 0, secret: bytes | None = None) -> UplinkPipeline:
-    """The configured chain.
+    """Return the configured pipeline.
 
     Raises:
-        InputError: Gaussian noise is wanted and the accountant's library is not installed.
+        InputError: Gaussian noise needs the accountant's library, and it is not installed.
     """
-    return UplinkPipeline(tuple(config.name), _steps(config), _codec(config), bool(config.feedback), seed, secret)
+    registered = config.codec is not None and config.codec not in CODECS
+    codec_key = f"{config.codec} {config.options}" if registered else None
+    return UplinkPipeline(
+        tuple(config.name), _steps(config), _codec(config), bool(config.feedback), seed, secret, codec_key
+    )
 
 
 def _laplace(config: UplinkConfig) -> UplinkStep:
@@ -45,7 +49,7 @@ def _gaussian(config: UplinkConfig) -> UplinkStep:
 
 
 NOISES: dict[str, Callable[[UplinkConfig], UplinkStep]] = {"laplace": _laplace, "gaussian": _gaussian}
-"""How much of each; `privacy/budget.py` `ACCOUNTS` says what each costs."""
+"""Name → the noise step of a configuration; `privacy/budget.py` `ACCOUNTS` has the cost of each."""
 
 
 CODECS: dict[str, Callable[[UplinkConfig], Codec]] = {

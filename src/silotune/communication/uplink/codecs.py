@@ -1,9 +1,8 @@
-"""Fewer bits per number: half precision, and signed integers of 8 or 4 bits with a scale per channel.
+"""Codecs of fewer bits per number: half precision, and signed integers of 8 or 4 bits with a scale per channel.
 
 A channel is a slice along the shorter of a tensor's first and last axis (a rank of a LoRA, a unit of a bottleneck, a
-token of a prompt): few scales, each over many numbers. Tensors of one axis or none have one scale. The largest number
-of a channel is exactly within reach, zero is exactly zero, and with rounding to the nearest code nothing moves by more
-than half a scale.
+token of a prompt): few scales, each over many numbers. Tensors of one axis or none have one scale. A channel's largest
+number is in range, zero stays zero, and rounding to the nearest code moves no number by more than half a scale.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from torch import Tensor
 Shape = tuple[int, ...]
 
 Layout = dict[str, tuple[Shape, torch.dtype]]
-"""What stands for one tensor in a message: suffix of its name → shape and dtype."""
+"""The tensors that represent one tensor in a message: suffix of its name → shape and dtype."""
 
 
 VALUES = ""
@@ -37,24 +36,28 @@ class Codec(Protocol):
         """Whether `encode` needs uniform numbers."""
 
     def layout(self, shape: Shape) -> Layout:
-        """What `encode` makes of a tensor of this shape."""
+        """Return the layout of `encode` for a tensor of this shape."""
 
     def encode(self, tensor: Tensor, uniform: Tensor | None = None) -> dict[str, Tensor]:
-        """A float tensor as it is written; `uniform`, of its shape, is for rounding by chance."""
+        """Return a float tensor's representation; `uniform` in (0, 1), of its shape, is for stochastic rounding."""
 
     def decode(self, written: Mapping[str, Tensor], shape: Shape) -> Tensor:
-        """What was written as float32.
+        """Return the tensor, float32.
 
         Raises:
-            ValueError: with the reason, where `encode` cannot have written it.
+            ValueError: with the reason, if `encode` cannot have written this.
         """
 
 
 @dataclass(frozen=True)
 class Float16:
-    """IEEE half precision; what is beyond its range becomes its largest number."""
+    """IEEE half precision; numbers beyond its range become its largest number."""
 
     draws: bool = False
+
+    def __repr__(self) -> str:
+        """Return the codec's part of the key of noise; it is a format (`UplinkPipeline.noise_key`)."""
+        return f"Half(draws={self.draws!r})"
 
     def layout(self, shape: Shape) -> Layout:
         """See `Codec.layout`."""
@@ -75,6 +78,10 @@ class UniformQuantizer:
 
     most: int
     stochastic: bool = False
+
+    def __repr__(self) -> str:
+        """Return the codec's part of the key of noise; it is a format (`UplinkPipeline.noise_key`)."""
+        return f"Integers(most={self.most!r}, stochastic={self.stochastic!r})"
 
     @property
     def draws(self) -> bool:
@@ -105,7 +112,7 @@ class UniformQuantizer:
         return {VALUES: pack4(values) if self.packed else values, SCALE: scale}
 
     def _scales(self, rows: Tensor) -> Tensor:
-        """Float32, rounded up where rounding down would put a channel's largest number out of reach."""
+        """Return a scale per channel, float32, rounded up if rounding down put its largest number out of range."""
         largest = rows.abs().amax(1) if rows.shape[1] else rows.new_zeros(len(rows))
         scale = (largest / self.most).float()
         return torch.where(scale.double() * self.most < largest, scale.nextafter(torch.tensor(torch.inf)), scale)
@@ -118,17 +125,17 @@ class UniformQuantizer:
         codes = unpack4(written[VALUES], prod(shape)).reshape(shape) if self.packed else written[VALUES]
         if bool((codes < -self.most).any()):
             raise ValueError(f"holds a code below {-self.most}")
-        found = _by_channel(codes, shape).float() * scale.unsqueeze(1)
-        return _from_channels(found, shape)
+        values = _by_channel(codes, shape).float() * scale.unsqueeze(1)
+        return _from_channels(values, shape)
 
 
 def channels(shape: Shape) -> int:
-    """How many scales a tensor has."""
+    """Return the number of scales of a tensor."""
     return min(shape[0], shape[-1]) if len(shape) > 1 else 1
 
 
 def _by_channel(tensor: Tensor, shape: Shape) -> Tensor:
-    """Shape (channels, numbers of one)."""
+    """Reshape to (channels, numbers per channel)."""
     if len(shape) > 1 and shape[-1] < shape[0]:
         tensor = tensor.movedim(-1, 0)
     return tensor.reshape(channels(shape), prod(shape) // max(channels(shape), 1))
@@ -142,7 +149,7 @@ def _from_channels(rows: Tensor, shape: Shape) -> Tensor:
 
 
 def pack4(codes: Tensor) -> Tensor:
-    """Codes from −7 to 7, each plus 8, two to a byte; an odd one out shares its byte with a zero."""
+    """Pack codes from −7 to 7, each plus 8, two to a byte; the last of an odd number shares its byte with a zero."""
     halves = (codes.reshape(-1).to(torch.int16) + 8).to(torch.uint8)
     if len(halves) % 2:
         halves = torch.cat([halves, torch.full((1,), 8, dtype=torch.uint8)])
@@ -150,10 +157,10 @@ def pack4(codes: Tensor) -> Tensor:
 
 
 def unpack4(packed: Tensor, count: int) -> Tensor:
-    """The first `count` codes of packed bytes, int8.
+    """Return the first `count` codes of packed bytes, int8.
 
     Raises:
-        ValueError: what fills the last byte is not zero.
+        ValueError: the filling of the last byte is not zero.
     """
     halves = torch.stack([packed & 15, packed >> 4], dim=1).reshape(-1).to(torch.int8) - 8
     if bool((halves[count:] != 0).any()):

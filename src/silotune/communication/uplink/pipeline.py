@@ -1,8 +1,7 @@
-"""The uplink: what the change of the shared parts passes between a silo's training and its message.
+"""The uplink: the steps that a silo applies to the change of its shared parts before serialization.
 
-A chain is ordered: clip, then noise, then one codec. With an empty chain there is none of this: messages hold the
-shared parts themselves. Otherwise they hold the change against what the silo received, and the coordinator adds it to
-what it had broadcast. Everything happens in the silo, before serialization.
+The steps are ordered: clip, then noise, then one codec. Without steps, messages hold the shared parts themselves.
+Otherwise they hold the change relative to the received parts, and the coordinator adds it to the parts it broadcast.
 """
 
 from __future__ import annotations
@@ -23,25 +22,26 @@ _MEMORY = "uplink/"
 
 
 class UplinkStep(Protocol):
-    """A step that changes the numbers, not how they are written."""
+    """A step that changes numbers: clipping or noise."""
 
     def __call__(self, change: Tensors, draws: NoiseStream) -> Tensors:
-        """The change after this step, float64."""
+        """Return the change after this step, float64."""
 
 
 @dataclass(frozen=True)
 class UplinkPipeline:
-    """An uplink.
+    """The configured steps in order.
 
     Args:
-        names: the steps' names, in order.
-        steps: clip and noise, where they are wanted.
-        codec: how numbers are written; None: float32.
-        feedback: whether a silo keeps what the codec took away and adds it to its next change (error feedback, Seide
-            et al. 2014; Karimireddy et al. 2019, Algorithm 1). It is a function of what was noised already, so it
-            reveals nothing more.
-        seed: of the run.
-        secret: of the silo; see `uplink/draws.py`.
+        names: the steps' names.
+        steps: clipping and noise.
+        codec: the representation of numbers; None: float32.
+        feedback: whether a silo keeps the codec's error and adds it to its next change (error feedback, Seide et al.
+            2014; Karimireddy et al. 2019, Algorithm 1). The error depends on the noised change alone and so reveals
+            nothing more.
+        seed: the run's seed.
+        secret: the silo's secret; see `privacy/noise_stream.py`.
+        codec_key: replaces the codec in the key of noise, for a codec without a stable `repr`.
     """
 
     names: tuple[str, ...]
@@ -50,23 +50,35 @@ class UplinkPipeline:
     feedback: bool = True
     seed: int = 0
     secret: bytes | None = None
+    codec_key: str | None = None
+
+    @property
+    def noise_key(self) -> str:
+        """The steps with their numbers; with a secret, noise is derived from them.
+
+        The string is a format: another one gives other noise for the same secret and change.
+        """
+        return repr((self.steps, self.codec if self.codec_key is None else self.codec_key))
 
     @property
     def label(self) -> str:
-        """As it is written in a message, so that a change is never taken for a part."""
+        """The steps' names as a field of messages, so that a change is never read as a part."""
         return ",".join(self.names)
 
     def send(self, change: Tensors, memory: Tensors, silo: str, number: int) -> tuple[Tensors, Tensors]:
-        """What a silo's message holds of its change, and what the silo keeps.
+        """Apply the steps to a silo's change.
 
         Args:
             change: trained minus received, by "part/tensor" name.
-            memory: the silo's, as of its last participation.
-            silo: its name.
+            memory: the silo's memory as of its last participation.
+            silo: the silo's name.
             number: the round.
+
+        Returns:
+            The tensors of the message, and the codec's error for the silo's memory.
         """
         change = {name: tensor.double() for name, tensor in sorted(change.items())}
-        drawn = draws(self.seed, self.secret, silo, number, change, repr((self.steps, self.codec)))
+        drawn = draws(self.seed, self.secret, silo, number, change, self.noise_key)
         for step in self.steps:
             change = step(change, drawn)
         if self.codec is None:
@@ -75,19 +87,19 @@ class UplinkPipeline:
         kept: Tensors = {}
         for name, tensor in change.items():
             before = memory.get(_MEMORY + name) if self.feedback else None
-            wanted = tensor if before is None else tensor + before.double()
+            corrected = tensor if before is None else tensor + before.double()
             shape = tuple(tensor.shape)
             chance = drawn.uniform("rounding", name, shape) if self.codec.draws else None
-            entry = self.codec.encode(wanted, chance)
+            entry = self.codec.encode(corrected, chance)
             written |= {name + suffix: value for suffix, value in entry.items()}
             if self.feedback:
-                left = (wanted - self.codec.decode(entry, shape).double()).float()
-                usable = bool(torch.isfinite(left).all())  # a change that diverged is refused on arrival and forgotten
-                kept[_MEMORY + name] = left if usable else torch.zeros(shape)
+                error = (corrected - self.codec.decode(entry, shape).double()).float()
+                usable = bool(torch.isfinite(error).all())  # a change that diverged is refused on arrival and forgotten
+                kept[_MEMORY + name] = error if usable else torch.zeros(shape)
         return written, kept
 
     def expected(self, shared: Expected) -> Expected:
-        """What an update holds, where broadcasts hold `shared`."""
+        """Return the tensors that an update must hold if a broadcast holds `shared`."""
         if self.codec is None:
             return shared
         shapes: dict[str, tuple[int, ...]] = {}
@@ -98,12 +110,12 @@ class UplinkPipeline:
         return Expected(shapes, dtypes)
 
     def read(self, written: Mapping[str, Tensor], before: Tensors) -> Tensors:
-        """The silo's shared parts: what was broadcast plus the change in its message.
+        """Return the silo's shared parts: the broadcast tensors `before` plus the change in its message.
 
         Raises:
-            MessageRefused: for codes or scales that no silo writes, or numbers too large to be added.
+            MessageRefused: for codes or scales that no silo writes, or sums that are not finite.
         """
-        found: Tensors = {}
+        tensors: Tensors = {}
         for name, tensor in before.items():
             shape = tuple(tensor.shape)
             if self.codec is None:
@@ -114,10 +126,10 @@ class UplinkPipeline:
                     change = self.codec.decode(entry, shape)
                 except ValueError as error:
                     raise MessageRefused(f"tensor {name!r} {error}") from error
-            found[name] = (tensor.double() + change.double()).to(tensor.dtype)
-            if not bool(torch.isfinite(found[name]).all()):
+            tensors[name] = (tensor.double() + change.double()).to(tensor.dtype)
+            if not bool(torch.isfinite(tensors[name]).all()):
                 raise MessageRefused(f"tensor {name!r} becomes NaN or infinity")
-        return found
+        return tensors
 
 
 NO_UPLINK = UplinkPipeline(())

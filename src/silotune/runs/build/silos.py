@@ -45,7 +45,7 @@ def build_silos(
                 evaluations[key].attack = AttackedRows(attacked, backdoor.target(item.task))
         added = [] if backdoor is None else backdoor.poisoned_rows(item)
         train = [*item.splits.train, *added]
-        train = without_labels(train) if context.method.unlabelled else train
+        train = without_labels(train) if context.method.unlabeled else train
         rows = replace(tokenize(item.task, train), poisoned=len(added))
         malicious = backdoor is not None and item.name in backdoor.malicious
         scale = config.attack.scale if malicious else 1.0
@@ -58,7 +58,7 @@ def absent_silo(context: TrainingContext, data: SiloData) -> Silo:
     """Build a silo that takes no part in training."""
     tokenize = context.method.setting.head.row_tokenizer(context.backbone, context.train.max_length)
     splits = data.splits
-    train = without_labels(splits.train) if context.method.unlabelled else splits.train
+    train = without_labels(splits.train) if context.method.unlabeled else splits.train
     evaluation = Evaluation(tokenize(data.task, splits.validation), tokenize(data.task, splits.test))
     return Silo(data.name, {data.task.name: tokenize(data.task, train)}, {data.name: evaluation})
 
