@@ -17,37 +17,42 @@ from silotune.training.silo import Evaluation
 
 
 def success_rate(predicted: Tensor, labels: Tensor, target: int) -> float | None:
-    """The share of rows whose true class is not the target that are predicted as it, in percent.
+    """Return the share of rows of other classes that are predicted as the target class, in percent.
 
     Args:
-        predicted: classes predicted for rows with the trigger in, shape (rows,).
+        predicted: classes predicted for rows with the trigger, shape (rows,).
         labels: their true classes, shape (rows,).
-        target: the class that the attack is to bring about.
+        target: the class that the attack aims at.
 
     Returns:
-        None where every row is of the target class.
+        The attack success rate; None if every row is of the target class.
     """
     others = labels != target
     return 100.0 * float((predicted[others] == target).double().mean()) if bool(others.any()) else None
 
 
 def with_attack(federation: Federation, silos: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """The silos' results with `accuracy` and `asr` among them, where a backdoor is looked for."""
+    """Add `accuracy` and `asr` to the silos' results, if a backdoor is looked for."""
     if not any(rows.attack for silo in federation.silos.values() for rows in silo.evaluations.values()):
         return dict(silos)
-    found = judged(federation, lambda state, rows: _attacked(federation.context, state, rows))
+    attacked = judged(federation, lambda state, rows: _attacked(federation.context, state, rows))
     return {
         # the test score is the accuracy where that is the metric, and is not computed again
-        name: silo | ({"accuracy": silo["test"]} if silo["metric"] == "accuracy" and found[name] else {}) | found[name]
+        name: silo
+        | ({"accuracy": silo["test"]} if silo["metric"] == "accuracy" and attacked[name] else {})
+        | attacked[name]
         for name, silo in silos.items()
     }
 
 
 def overall(silos: Mapping[str, Mapping[str, Any]], malicious: Sequence[str]) -> dict[str, Any] | None:
-    """`attack` of `summary.json`: means over the silos that were measured, and over the honest ones among them.
+    """Return `attack` of `summary.json`: means over the measured silos, and over the honest ones among them.
 
-    With private parts a malicious silo's own model learns the backdoor by itself: `honest` is what it did to others.
-    None where nothing was measured.
+    With private parts, a malicious silo's own model learns the backdoor by itself; `honest` measures its effect on
+    others.
+
+    Returns:
+        The entry; None if no silo was measured.
     """
     measured = {name: silo for name, silo in silos.items() if "asr" in silo}
     if not measured:
@@ -57,14 +62,14 @@ def overall(silos: Mapping[str, Mapping[str, Any]], malicious: Sequence[str]) ->
 
 
 def _attacked(context: TrainingContext, state: State, evaluation: Evaluation) -> dict[str, float | None]:
-    """A model's success rate, and its accuracy where the task's metric is another; nothing without a target label."""
+    """Return the attack's success rate, and the accuracy if the metric is another; empty without a target."""
     if evaluation.attack is None:
         return {}
-    rows, test, found = evaluation.attack.rows, evaluation.test, {}
+    rows, test, entry = evaluation.attack.rows, evaluation.test, {}
     if test.task.metric != "accuracy":
-        found["accuracy"] = accuracy(logits(context, state, test).argmax(-1), test.labels) if len(test) else None
+        entry["accuracy"] = accuracy(logits(context, state, test).argmax(-1), test.labels) if len(test) else None
     predicted = logits(context, state, rows).argmax(-1) if len(rows) else rows.labels
-    return found | {"asr": success_rate(predicted, rows.labels, evaluation.attack.target)}
+    return entry | {"asr": success_rate(predicted, rows.labels, evaluation.attack.target)}
 
 
 def _means(silos: Mapping[str, Mapping[str, Any]]) -> dict[str, float | None]:

@@ -1,8 +1,8 @@
-"""A silo's own rows as vectors, and the weights of texts by their likeness to them (FedDPA, section 4.3).
+"""Vectors of a silo's own rows, and the weights of texts by their similarity to them (FedDPA, section 4.3).
 
-The vectors follow from the silo's rows and the parts under which they are embedded, so they are no state: they are made
-when a model is asked, and kept with the silo until one of those parts changes. They never travel. A finished run keeps
-them in its folder, so that it can be opened without the rows.
+The vectors follow from the silo's rows and the parts that embed them, so they are not part of the state: they are
+computed when a model predicts, and kept with the silo until one of those parts changes. They are never sent. A finished
+run keeps them in its folder, so that it can be opened without the rows.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from silotune.training.context import TrainingContext
 from silotune.training.silo import Silo
 
 FOLDER = "instances"
-"""Where a finished run keeps the vectors of its silos."""
+"""The folder of a finished run that holds the vectors of its silos."""
 
 
 @dataclass(frozen=True)
 class Weights:
-    """What texts' weights are made of: `alpha` (texts,), `similarities` (texts, S), `drawn` (texts, S) row numbers."""
+    """Weights of texts: `alpha`, shape (texts,); `similarities` and the `drawn` rows' numbers, shape (texts, S)."""
 
     alpha: Tensor
     similarities: Tensor
@@ -44,12 +44,15 @@ class Weights:
 
 @torch.no_grad()
 def embed(context: TrainingContext, state: State, rows: TokenizedRows) -> Tensor:
-    """What each row is known by, shape (rows, hidden), float32: its text without the answer, under the method's view.
+    """Embed each row's text, without the answer, under the method's view.
 
     Args:
-        context: whose method weights texts.
+        context: its method weights texts.
         state: parts by name.
-        rows: of any task; prompts alone, where answers are written behind them.
+        rows: rows of any task.
+
+    Returns:
+        Vectors, shape (rows, hidden), float32, on the CPU.
     """
     weighting = _weighting(context)
     texts = prompt_rows(rows) if rows.task.kind == "generation" else replace(rows, reads=None, targets=None)
@@ -64,23 +67,26 @@ def embed(context: TrainingContext, state: State, rows: TokenizedRows) -> Tensor
 
 
 def weigh(context: TrainingContext, state: State, rows: TokenizedRows) -> Weights | None:
-    """The weights of rows; None where the method does not look at texts.
+    """Weigh rows by their similarity to the silo's own rows.
 
     Args:
-        context: whose method predicts.
+        context: its method predicts.
         state: parts by name, and `INSTANCES` (see `with_instances`).
-        rows: of any task.
+        rows: rows of any task.
+
+    Returns:
+        The weights; None if the method does not weight texts.
     """
     weighting = context.method.prediction().weighting
     if weighting is None:
         return None
-    own = state[INSTANCES]
-    if not own:
-        nothing = torch.zeros(len(rows), 0)
-        return Weights(torch.zeros(len(rows)), nothing, nothing.long())
+    instances = state[INSTANCES]
+    if not instances:
+        empty = torch.zeros(len(rows), 0)
+        return Weights(torch.zeros(len(rows)), empty, empty.long())
     texts = prompt_rows(rows).ids if rows.task.kind == "generation" else rows.ids
-    drawn = weighting.drawn(own, texts)
-    similarities = weighting.similarities(own, embed(context, state, rows), drawn)
+    drawn = weighting.drawn(instances, texts)
+    similarities = weighting.similarities(instances, embed(context, state, rows), drawn)
     return Weights(weighting.alpha(similarities), similarities, drawn)
 
 
@@ -90,9 +96,9 @@ def personalized_state(context: TrainingContext, silo: Silo, shared: State) -> S
 
 
 def with_instances(context: TrainingContext, silo: Silo, state: State) -> State:
-    """A silo's model, and what the silo's own rows are known by, where the method looks at that.
+    """Add the vectors of the silo's own rows to its model, if the method weights texts.
 
-    A silo that never trained has an untrained local part: nothing of it is mixed in.
+    A silo that never trained has an untrained local part; without vectors, its weight is 0.
     """
     weighting = context.method.prediction().weighting
     if weighting is None:
@@ -106,9 +112,9 @@ def _instances(context: TrainingContext, weighting: InstanceWeighting, silo: Sil
         return silo.instances[1]
     rows = [silo.train[task] for task in sorted(silo.train)]
     key = torch.tensor(derive(context.seed, INSTANCES, silo.name))
-    found = {VECTORS: torch.cat([embed(context, state, own) for own in rows]), KEY: key}
-    silo.instances = (made_with, found)
-    return found
+    instances = {VECTORS: torch.cat([embed(context, state, task_rows) for task_rows in rows]), KEY: key}
+    silo.instances = (made_with, instances)
+    return instances
 
 
 def _weighting(context: TrainingContext) -> InstanceWeighting:
@@ -120,11 +126,11 @@ def _weighting(context: TrainingContext) -> InstanceWeighting:
 # -- in a run's folder -------------------------------------------------------------------------------------------------
 
 READ = "read"
-"""In the place of the digest: vectors that were read with the parts they belong to."""
+"""Takes the digest's place for vectors that were read together with the parts they belong to."""
 
 
 def keep_instances(run: Path, silos: Iterable[Silo]) -> None:
-    """Write the vectors that silos have at a run's best round."""
+    """Write the silos' vectors at a run's best round."""
     for silo in silos:
         if silo.instances is not None:
             path = _file(run, silo)
@@ -133,10 +139,10 @@ def keep_instances(run: Path, silos: Iterable[Silo]) -> None:
 
 
 def read_instances(run: Path, context: TrainingContext, silos: Iterable[Silo]) -> None:
-    """Give silos the vectors that a finished run has kept for them.
+    """Read silos' vectors from a finished run.
 
     Raises:
-        InputError: for a file that is missing or damaged.
+        InputError: a file is missing or damaged.
     """
     if context.method.prediction().weighting is None:
         return
@@ -145,11 +151,11 @@ def read_instances(run: Path, context: TrainingContext, silos: Iterable[Silo]) -
             continue
         path = _file(run, silo)
         try:
-            found = read_tensors(path.read_bytes())
+            tensors = read_tensors(path.read_bytes())
         except (OSError, SafetensorError) as error:
             raise InputError(f"{path}: missing or damaged ({error})") from error
         width = context.backbone.hidden_size
-        vectors, key = found.get(VECTORS), found.get(KEY)
+        vectors, key = tensors.get(VECTORS), tensors.get(KEY)
         if vectors is None or key is None or vectors.dim() != 2 or vectors.shape[1] != width or key.dim():
             raise InputError(f"{path}: missing or damaged (not what a silo's rows are known by)")
         silo.instances = (READ, {VECTORS: vectors, KEY: key})

@@ -1,8 +1,8 @@
 """New silos (FedDPA, appendix C.1): one that joins after the last round begins as the most similar existing silo.
 
 How similar a silo is: the mean over the new silo's rows of their similarity to rows of that silo, drawn as for a text's
-weight. This looks at the silo's rows' vectors and copies its local part: both are private elsewhere, so a federation
-that wants newcomers has to agree to it.
+weight. This reads the vectors of the existing silo's rows and copies its local part. Both are private otherwise, so a
+federation with new silos has to agree to it.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from silotune.training.silo import Silo, SiloState
 
 
 def similarity(federation: Federation, new: Silo) -> dict[str, float]:
-    """Silo that trained → mean similarity of the new silo's training rows to its rows."""
-    found = {}
+    """Return silo that trained → mean similarity of the new silo's training rows to its rows."""
+    similarities = {}
     for silo in federation.silos.values():
         if silo.state is None:
             continue
         state = state_of(federation, silo)
         weights = [weigh(federation.context, state, rows) for rows in new.train.values()]
-        values = [float(one.similarities.double().mean()) for one in weights if one is not None]
-        found[silo.name] = sum(values) / len(values)
-    return found
+        values = [float(weight.similarities.double().mean()) for weight in weights if weight is not None]
+        similarities[silo.name] = sum(values) / len(values)
+    return similarities
 
 
 def join(federation: Federation, new: Silo) -> dict[str, Any]:
-    """What `summary.json` says of a new silo: whom it is like, and its test score three times.
+    """Return a new silo's entry in `summary.json`: the most similar silo, and three test scores.
 
     `found`: with the similar silo's model as it is; `test`: after local training from there; `alone`: after local
     training from where every silo began.

@@ -1,6 +1,6 @@
 """Test-time personalization (FedDPA, section 3.1): every silo's model on every task; and tasks that no silo trained on.
 
-*Personalisation* is a model's score on its silo's own task, *test-time personalization* its mean score over all tasks,
+*Personalization* is a model's score on its silo's own task, *test-time personalization* its mean score over all tasks,
 its own among them.
 """
 
@@ -19,7 +19,7 @@ from silotune.training.federation import Federation
 
 @dataclass(frozen=True)
 class TestTime:
-    """Reported silo → task → what its model scores there, and which of the tasks is the silo's own."""
+    """Reported silo → task → the scores of its model, and reported silo → its own task."""
 
     __test__ = False  # to pytest
 
@@ -34,79 +34,82 @@ class TestTime:
     @property
     def test_time(self) -> dict[str, float | None]:
         """Reported silo → mean over all tasks."""
-        return {name: mean_ignoring_none(one.score for one in row.values()) for name, row in self.measured.items()}
+        return {
+            name: mean_ignoring_none(scores.score for scores in row.values()) for name, row in self.measured.items()
+        }
 
     def entry(self, name: str) -> dict[str, Any]:
-        """What `summary.json` says of a silo; accuracies of the tasks whose answers are options, where there are such.
+        """Return a silo's entry in `summary.json`, with accuracies of the tasks whose answers are options.
 
-        `test_time_accuracy` is their mean over these tasks.
+        `test_time_accuracy` is the mean of these accuracies.
         """
         row = self.measured[name]
-        accuracies = {task: one.accuracy for task, one in row.items() if one.accuracy is not None}
-        own = {"accuracy": accuracies[self.own[name]]} if self.own[name] in accuracies else {}
+        accuracies = {task: scores.accuracy for task, scores in row.items() if scores.accuracy is not None}
+        own_accuracy = {"accuracy": accuracies[self.own[name]]} if self.own[name] in accuracies else {}
         more = {"test_time_accuracy": mean_ignoring_none(accuracies.values()), "accuracy_on_tasks": accuracies}
         return {
             "personalization": self.personalization[name],
             "test_time": self.test_time[name],
-            "on_tasks": {task: one.score for task, one in row.items()},
-            **own,
+            "on_tasks": {task: scores.score for task, scores in row.items()},
+            **own_accuracy,
             **(more if accuracies else {}),
         }
 
 
 def test_time(federation: Federation) -> TestTime:
-    """Every silo's model on every task's test rows, at the federation's present state.
+    """Score every silo's model on every task's test rows, at the federation's present state.
 
     Silos that are judged on the same rows (parts of one task) count as one. One model for all silos is judged once.
     """
-    sets, own = _test_sets(federation)
+    sets, label_of = _test_sets(federation)
     rows = _on(federation, sets)
-    return TestTime({name: rows[silo] for silo, names in _reported(federation).items() for name in names}, own)
+    return TestTime({name: rows[silo] for silo, names in _reported(federation).items() for name in names}, label_of)
 
 
 def unseen(federation: Federation) -> dict[str, Any]:
-    """The tasks left out of training: average and maximum over silos, and each silo's score (Table 14).
+    """Score the tasks left out of training: average and maximum over silos, and each silo's score (Table 14).
 
-    Beside another metric the same of accuracy, where answers are options.
+    If answers are options, the same for accuracy beside another metric.
     """
     sets = {name: federation.absent[name].evaluations[name].test for name in federation.config.evaluation.unseen}
     rows = _on(federation, sets)
-    found: dict[str, Any] = {}
+    entries: dict[str, Any] = {}
     for name, test in sets.items():
-        found[name] = {"metric": test.task.metric, **_over({silo: row[name].score for silo, row in rows.items()})}
+        entries[name] = {"metric": test.task.metric, **_over({silo: row[name].score for silo, row in rows.items()})}
         accuracies = {silo: row[name].accuracy for silo, row in rows.items()}
         if any(value is not None for value in accuracies.values()):
-            found[name]["accuracy"] = _over(accuracies)
-    return found
+            entries[name]["accuracy"] = _over(accuracies)
+    return entries
 
 
 def _over(silos: Mapping[str, float | None]) -> dict[str, Any]:
-    known = [value for value in silos.values() if value is not None]
-    return {"average": mean_ignoring_none(known), "maximum": max(known, default=None), "silos": dict(silos)}
+    values = [value for value in silos.values() if value is not None]
+    return {"average": mean_ignoring_none(values), "maximum": max(values, default=None), "silos": dict(silos)}
 
 
 def _on(federation: Federation, sets: Mapping[str, TokenizedRows]) -> dict[str, dict[str, Measured]]:
-    """Training silo → set → what the silo's model scores there."""
-    found: dict[str, dict[str, Measured]] = {}
+    """Return training silo → set of rows → the scores of the silo's model."""
+    measured: dict[str, dict[str, Measured]] = {}
     alike = one_model(federation.context)
     for silo in federation.silos.values():
-        if alike and found:
-            found[silo.name] = next(iter(found.values()))
+        if alike and measured:
+            measured[silo.name] = next(iter(measured.values()))
             continue
         state = state_of(federation, silo)
-        found[silo.name] = {name: measure(federation.context, state, rows) for name, rows in sets.items()}
-    return found
+        measured[silo.name] = {name: measure(federation.context, state, rows) for name, rows in sets.items()}
+    return measured
 
 
 def _reported(federation: Federation) -> dict[str, list[str]]:
-    """Training silo → the names under which it is reported."""
+    """Return training silo → the names under which it is reported."""
     return {silo.name: list(silo.evaluations) for silo in federation.silos.values()}
 
 
 def _test_sets(federation: Federation) -> tuple[dict[str, TokenizedRows], dict[str, str]]:
-    """Task → its test rows, and reported silo → its task. Sets of one task go by their silos' names.
+    """Return label → test rows, and reported silo → the label of its rows.
 
-    So do all sets, where such a name is a task's, too.
+    A label is the task's name; if several sets of rows are of one task, it is the name of the first silo judged on
+    them. All labels are silos' names if one of those is also a task's name.
     """
     by_rows: dict[int, list[str]] = {}
     rows: dict[int, TokenizedRows] = {}
@@ -114,11 +117,11 @@ def _test_sets(federation: Federation) -> tuple[dict[str, TokenizedRows], dict[s
         for name, evaluation in silo.evaluations.items():
             by_rows.setdefault(id(evaluation), []).append(name)
             rows[id(evaluation)] = evaluation.test
-    tasks = [found.task.name for found in rows.values()]
+    tasks = [test.task.name for test in rows.values()]
     labels = {
         key: names[0] if tasks.count(rows[key].task.name) > 1 else rows[key].task.name for key, names in by_rows.items()
     }
-    if len({*labels.values()}) < len(labels):  # one is called as the task of another
+    if len({*labels.values()}) < len(labels):
         labels = {key: names[0] for key, names in by_rows.items()}
-    own = {name: labels[key] for key, names in by_rows.items() for name in names}
-    return {labels[key]: found for key, found in rows.items()}, own
+    label_of = {name: labels[key] for key, names in by_rows.items() for name in names}
+    return {labels[key]: test for key, test in rows.items()}, label_of

@@ -18,7 +18,7 @@ from silotune.training.context import TrainingContext
 
 
 def logits(context: TrainingContext, state: State, rows: TokenizedRows) -> Tensor:
-    """Logits of all rows, shape (rows, classes), in the rows' order."""
+    """Return the logits of all rows, shape (rows, classes), in the rows' order."""
     pad = context.backbone.pad_id
     weights = weigh(context, state, rows)
     result = torch.zeros(len(rows), len(rows.task.labels))
@@ -30,7 +30,7 @@ def logits(context: TrainingContext, state: State, rows: TokenizedRows) -> Tenso
 
 @torch.no_grad()
 def answers(context: TrainingContext, state: State, rows: TokenizedRows) -> list[str]:
-    """What the personalized model writes to each row's prompt."""
+    """Return the personalized model's answer to each row's prompt."""
     head = context.method.setting.head
     assert isinstance(head, LanguageModelHead), "a generation task has a language-model head"
     weights = weigh(context, state, rows)
@@ -40,9 +40,9 @@ def answers(context: TrainingContext, state: State, rows: TokenizedRows) -> list
 
 @dataclass(frozen=True)
 class Measured:
-    """In percent, None without rows: `score` by the task's metric; `accuracy` beside it, where answers are options.
+    """Scores in percent, None without rows: `score` by the metric, and `accuracy` beside it if answers are options.
 
-    Accuracy is the share of answers written exactly as they stand among the options.
+    Accuracy is the share of answers that equal the expected option exactly.
     """
 
     score: float | None
@@ -50,18 +50,18 @@ class Measured:
 
 
 def measure(context: TrainingContext, state: State, rows: TokenizedRows) -> Measured:
-    """What a model scores on rows."""
+    """Score a model on rows."""
     task = rows.task
     if not len(rows):
         return Measured(None)
     if task.kind != "generation":
         return Measured(METRICS[task.metric](logits(context, state, rows).argmax(-1), rows.labels))
     written, expected = answers(context, state, rows), rows.answers or []
-    found = TEXT_METRICS[task.metric](written, expected)
+    result = TEXT_METRICS[task.metric](written, expected)
     picked = rows.options and task.metric != "accuracy"
-    return Measured(found, TEXT_METRICS["accuracy"](written, expected) if picked else None)
+    return Measured(result, TEXT_METRICS["accuracy"](written, expected) if picked else None)
 
 
 def score(context: TrainingContext, state: State, rows: TokenizedRows) -> float | None:
-    """The task's metric over the rows, in percent; None without rows."""
+    """Return the task's metric over the rows, in percent; None without rows."""
     return measure(context, state, rows).score

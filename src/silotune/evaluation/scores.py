@@ -23,35 +23,39 @@ def state_of(federation: Federation, silo: Silo) -> State:
 
 
 def scores(federation: Federation, split: Literal["validation", "test"]) -> dict[str, float | None]:
-    """Per reported silo, the score of its model (percent; None without rows)."""
-    return {name: one.score for name, one in measured(federation, split).items()}
+    """Return per reported silo the score of its model (percent; None without rows)."""
+    return {name: silo.score for name, silo in measured(federation, split).items()}
 
 
 def measured(federation: Federation, split: Literal["validation", "test"]) -> dict[str, Measured]:
-    """Per reported silo, what its model scores."""
+    """Return per reported silo the scores of its model."""
     return judged(federation, lambda state, rows: measure(federation.context, state, getattr(rows, split)))
 
 
 def judged(federation: Federation, judge: Callable[[State, Evaluation], Judgment]) -> dict[str, Judgment]:
-    """Per reported silo, what is found of its model and the rows it is judged on.
+    """Judge per reported silo its model on its rows.
 
-    Where one data set is partitioned all silos are judged on the same central rows. Predictions with shared parts
-    alone are then one model's, and made once; with private parts, every silo's model is judged on them.
+    If one data set is partitioned, all silos are judged on the same central rows. Predictions with shared parts alone
+    are then those of one model, and made once; with private parts, every silo's model is judged.
+
+    Args:
+        federation: at its present state.
+        judge: (all parts of a model, rows to judge it on) → judgment.
     """
     alike = one_model(federation.context)
     made: dict[tuple[str, int], Judgment] = {}
-    found = {}
+    judgments = {}
     for silo in federation.silos.values():
         for name, evaluation in silo.evaluations.items():
             key = ("" if alike else silo.name, id(evaluation))
             if key not in made:
                 made[key] = judge(state_of(federation, silo), evaluation)
-            found[name] = made[key]
-    return found
+            judgments[name] = made[key]
+    return judgments
 
 
 def one_model(context: TrainingContext) -> bool:
-    """Whether all silos' predictions are made with shared parts alone."""
+    """Return whether all silos' predictions are made with shared parts alone."""
     prediction = context.method.prediction()
     shared = names_with(context.parts, Scope.SHARED)
     learned = any(callable(weight) for weight in prediction.mix.values())  # from a silo's own state
@@ -60,22 +64,25 @@ def one_model(context: TrainingContext) -> bool:
     return not learned and {*prediction.mix, *heads} <= {*shared}
 
 
-def mean(found: Mapping[str, float | None]) -> float | None:
-    """The mean over silos, in any order; None without rows.
+def mean(scores: Mapping[str, float | None]) -> float | None:
+    """Return the mean over silos, in any order; None without rows.
 
-    Equal scores are their own mean, to the bit: one model for all silos scores what it scores.
+    The mean of equal scores is that score, to the bit, as of one model for all silos.
     """
-    values = [value for value in found.values() if value is not None]
+    values = [value for value in scores.values() if value is not None]
     return values[0] if len(set(values)) == 1 else mean_ignoring_none(values)
 
 
 def results(federation: Federation, test: Mapping[str, float | None] | None = None) -> dict[str, dict[str, Any]]:
-    """Per reported silo: metric, validation and test score at the federation's present state, and row counts.
+    """Return per reported silo: metric, validation and test score at the federation's present state, and row counts.
 
-    `accuracy` stands beside another metric where a task's answers are options.
-    `test` are the test scores, where they are known already.
+    `accuracy` is added beside another metric if a task's answers are options.
+
+    Args:
+        federation: at its present state.
+        test: the test scores, if they are known already.
     """
-    found: dict[str, dict[str, Any]] = {}
+    entries: dict[str, dict[str, Any]] = {}
     validation = scores(federation, "validation")
     tested: dict[str, Measured] = {}
     if test is None:
@@ -84,7 +91,7 @@ def results(federation: Federation, test: Mapping[str, float | None] | None = No
     for silo in federation.silos.values():
         for name, evaluation in silo.evaluations.items():
             task = evaluation.test.task
-            found[name] = {
+            entries[name] = {
                 "metric": task.metric,
                 "validation": validation[name],
                 "test": test[name],
@@ -95,5 +102,5 @@ def results(federation: Federation, test: Mapping[str, float | None] | None = No
                 },
             }
             if name in tested and tested[name].accuracy is not None:
-                found[name]["accuracy"] = tested[name].accuracy
-    return found
+                entries[name]["accuracy"] = tested[name].accuracy
+    return entries

@@ -1,4 +1,4 @@
-"""A silo's personalized model, as a user holds it: texts in, labels or answers out, and with which weights."""
+"""A silo's personalized model: texts in, labels or answers out, and the weights of its parts."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Explanation:
-    """What one text is answered with: each part's weight.
+    """The weight of each part in one text's answer.
 
-    Where weights are found anew for each text: `alpha`, and `similarities` to the silo's rows that were drawn for it.
+    If the method weights texts: `alpha`, and the text's `similarities` to the silo's rows that were drawn for it.
     """
 
     mix: dict[str, float]
@@ -64,8 +64,8 @@ class PersonalModel:
         if self.task.kind != "classification":
             raise InputError(f"predict: task {self.task.name!r} is one of generation; use write")
         probabilities = torch.softmax(logits(self._context, self._state, self._encoded(texts)), -1).tolist()
-        found = [dict(zip(self.task.labels, row, strict=True)) for row in probabilities]
-        return [Prediction(max(row, key=row.__getitem__), row) for row in found]
+        by_label = [dict(zip(self.task.labels, row, strict=True)) for row in probabilities]
+        return [Prediction(max(row, key=row.__getitem__), row) for row in by_label]
 
     def write(self, instructions: Sequence[str | tuple[str, str]]) -> list[str]:
         """Answer instructions, or pairs of instruction and input.
@@ -78,26 +78,26 @@ class PersonalModel:
         return answers(self._context, self._state, self._encoded(instructions))
 
     def explain(self, texts: Sequence[str | tuple[str, str]]) -> list[Explanation]:
-        """With which weights the model's parts answer each text.
+        """Return the weights of the model's parts for each text.
 
         Raises:
             InputError: as `predict` and `write`.
         """
         prediction = self._context.method.prediction()
-        found = weigh(self._context, self._state, self._encoded(texts))
-        if found is None:
+        weights = weigh(self._context, self._state, self._encoded(texts))
+        if weights is None:
             fixed = {name: float(weight) for name, weight in resolve_weights(prediction.mix, self._state).items()}
             return [Explanation(fixed) for _ in texts]
-        mix = {name: torch.as_tensor(weights).tolist() for name, weights in prediction.mixed(found.alpha).items()}
+        mix = {name: torch.as_tensor(weight).tolist() for name, weight in prediction.mixed(weights.alpha).items()}
         return [
-            Explanation({name: weights[row] for name, weights in mix.items()}, alpha, similarities)
+            Explanation({name: weight[row] for name, weight in mix.items()}, alpha, similarities)
             for row, (alpha, similarities) in enumerate(
-                zip(found.alpha.tolist(), found.similarities.tolist(), strict=True)
+                zip(weights.alpha.tolist(), weights.similarities.tolist(), strict=True)
             )
         ]
 
     def _encoded(self, texts: Sequence[str | tuple[str, str]]) -> TokenizedRows:
-        """Texts as token ids; a missing input of an instruction is an empty one."""
+        """Return texts as token ids; the missing input of an instruction is empty."""
         single = ("",) if self.task.kind == "generation" else ()
         rows = [Row((text, *single) if isinstance(text, str) else tuple(text), 0) for text in texts]
         if len({len(row.texts) for row in rows}) > 1:

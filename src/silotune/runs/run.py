@@ -1,4 +1,4 @@
-"""One run from configuration to summary."""
+"""Runs a configuration to its summary."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Run:
         return dict(self.summary["silos"])
 
     def model(self, silo: str) -> PersonalModel:
-        """The silo's personalized model.
+        """Return the silo's personalized model.
 
         Raises:
             InputError: if there is no such silo.
@@ -72,8 +72,8 @@ def run(
         resume: continue an interrupted run (a finished one is only summarized again).
         progress: called before every piece of work.
         backbone: one already loaded, to run several configurations over it.
-        announce: called with each line that belongs before the first round: what the run's noise promises.
-        workers: processes that silos are spread over; the bits do not depend on it.
+        announce: called with each line about the run's privacy guarantee, before the first round.
+        workers: number of processes that train silos; the bits do not depend on it.
 
     Raises:
         InputError: for bad configuration or data, before any training.
@@ -88,8 +88,8 @@ def run(
     config = federation.config
     with working_in(path, dump(config), federation.backbone.fingerprint, resume) as folder:
         keep_start(path, federation.context)
-        alone = workers == 1
-        engine = InProcess(federation, folder, progress) if alone else Workers(federation, folder, progress, workers)
+        single = workers == 1
+        engine = InProcess(federation, folder, progress) if single else Workers(federation, folder, progress, workers)
         if announce is not None and federation.privacy is not None:
             for line in federation.privacy.lines():
                 announce(line)

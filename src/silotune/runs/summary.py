@@ -1,4 +1,4 @@
-"""What a run came to: `summary.json`, from an engine whose federation stands at its best round."""
+"""Makes `summary.json` from an engine whose federation is at its best round."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from silotune.training.federation import Federation
 
 
 def state_digest(federation: Federation) -> str:
-    """sha256 over the shared parts, the server optimizer's state and every silo's private parts and memory."""
+    """Return the sha256 of the shared parts, the server optimizer's state, and all silos' private parts and memory."""
     tensors = federation.coordinator.flat()
     for silo in federation.silos.values():
         kept = federation.context.state_of(silo).flat()
@@ -31,7 +31,7 @@ def state_digest(federation: Federation) -> str:
 
 
 def summarise(engine: Engine) -> dict[str, Any]:
-    """`summary.json` without digests, at the federation's present state."""
+    """Return `summary.json` without digests, at the federation's present state."""
     federation, history = engine.federation, engine.history
     config = federation.config
     taking_part = {name for silo in engine.participants for name in federation.silos[silo].evaluations}
@@ -68,15 +68,15 @@ def summarise(engine: Engine) -> dict[str, Any]:
 
 
 def mean_test(silos: Mapping[str, Mapping[str, Any]]) -> float | None:
-    """The mean test score over the silos that have one: on other machines a silo may keep its own to itself."""
+    """Return the mean test score over the silos that have one; silos on other machines need not share theirs."""
     return mean_ignoring_none(silo["test"] for silo in silos.values())
 
 
 def average_sampled(silos: Mapping[str, Mapping[str, Any]], alike: bool) -> dict[str, float | None]:
-    """The mean over the silos that ever took part, where some did not.
+    """Return the mean test score over the silos that were sampled, if some were not.
 
     Args:
-        silos: their entries in the summary.
+        silos: silo name → entry in the summary.
         alike: whether one model answers for all silos, on the same rows; then there is one score.
     """
     if alike or all(silo["sampled"] for silo in silos.values()):
@@ -85,34 +85,34 @@ def average_sampled(silos: Mapping[str, Mapping[str, Any]], alike: bool) -> dict
 
 
 def left_out(federation: Federation) -> dict[str, Any]:
-    """What models do on tasks kept out of training, and what becomes of new silos, where there are such."""
+    """Return the entries of tasks and new silos that `evaluation` keeps out of training."""
     config = federation.config.evaluation
-    found: dict[str, Any] = {"unseen": unseen(federation)} if config.unseen else {}
+    entries: dict[str, Any] = {"unseen": unseen(federation)} if config.unseen else {}
     if config.new_silos:
-        found["new_silos"] = {name: join(federation, federation.absent[name]) for name in config.new_silos}
-    return found
+        entries["new_silos"] = {name: join(federation, federation.absent[name]) for name in config.new_silos}
+    return entries
 
 
 def central_result(federation: Federation, silos: Mapping[str, Mapping[str, Any]]) -> dict[str, Any] | None:
-    """The score on the central rows, where one data set is partitioned; with private parts, the mean over silos.
+    """Return the score on the central rows, if one data set is partitioned; with private parts, the mean over silos.
 
-    `majority`: what always answering the test rows' most frequent label scores; None for generation.
+    `majority` is the score of always predicting the test rows' most frequent label; None for generation.
     """
     if federation.central is None:
         return None
     test = federation.central.test
     task = test.task
-    known = task.kind == "classification" and len(test)
+    has_majority = task.kind == "classification" and len(test)
     return {
         "metric": task.metric,
         "validation": mean({name: silo["validation"] for name, silo in silos.items()}),
         "test": mean({name: silo["test"] for name, silo in silos.items()}),
-        "majority": majority_score(task.metric, test.labels) if known else None,
+        "majority": majority_score(task.metric, test.labels) if has_majority else None,
     }
 
 
 def parameters(federation: Federation) -> dict[str, int]:
-    """Parameter counts of one silo, the largest where heads differ: trained, sent, and adapters and heads apart."""
+    """Return one silo's parameter counts (trained, sent, adapters, heads), the largest if heads differ."""
     shared = federation.coordinator.shared
     largest = {"trainable_parameters": 0, "sent_parameters": 0, "adapter_parameters": 0, "head_parameters": 0}
     for silo in federation.silos.values():
@@ -120,11 +120,11 @@ def parameters(federation: Federation) -> dict[str, int]:
         sizes = {name: count_parameters(tensors) for name, tensors in state.items()}
         parts = federation.context.parts
         adapters = sum(size for name, size in sizes.items() if isinstance(parts[name].module, Tuner))
-        found = {
+        counts = {
             "trainable_parameters": sum(sizes.values()),
             "sent_parameters": sum(size for name, size in sizes.items() if parts[name].scope is Scope.SHARED),
             "adapter_parameters": adapters,
             "head_parameters": sum(sizes.values()) - adapters,
         }
-        largest = {key: max(largest[key], found[key]) for key in largest}
+        largest = {key: max(largest[key], counts[key]) for key in largest}
     return largest

@@ -1,3 +1,3 @@
-"""Puts a run together: configuration → backbone, method, silos, coordinator. Nothing here trains."""
+"""Builds a run from its configuration: model, silos and coordinator. Nothing here trains."""
 
 from __future__ import annotations

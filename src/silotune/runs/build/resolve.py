@@ -1,4 +1,4 @@
-"""Settles a configuration: what the method, the tuner and this machine say where it leaves something open."""
+"""Resolves a configuration: fills in the defaults of method, tuner and machine."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ METHOD_DEFAULTS = _MethodDefaults()
 
 
 def read_config(source: str, overrides: list[str] | None = None, changes: Sequence[str] = ()) -> Config:
-    """The resolved configuration of a preset or file, with method and tuner options filled in; see `load_config`.
+    """Return the configuration of a preset or file, with method and tuner options filled in; see `load_config`.
 
     Raises:
         InputError: for a bad key or value.
@@ -69,7 +69,7 @@ def use_this_machine(config: Config) -> Config:
 
 @dataclass(frozen=True)
 class BackboneRequirements:
-    """What a run needs of a backbone: runs of equal needs can have the same one."""
+    """A run's requirements of its backbone; runs with equal requirements can share one."""
 
     name: str
     precision: str
@@ -79,13 +79,13 @@ class BackboneRequirements:
 
     @classmethod
     def of(cls, config: Config, method: Method) -> BackboneRequirements:
-        """Of a configuration and its method."""
+        """Return the requirements of a configuration and its method."""
         tuner, head = method.setting.tuner, method.setting.head
-        again = config.train.gradient_checkpointing
-        return cls(config.backbone, config.precision, tuner.trains_backbone, head.model_class, again)
+        checkpointing = config.train.gradient_checkpointing
+        return cls(config.backbone, config.precision, tuner.trains_backbone, head.model_class, checkpointing)
 
     def load(self) -> Backbone:
-        """Load it.
+        """Load the backbone.
 
         Raises:
             InputError: as `load_backbone`.
@@ -100,7 +100,7 @@ class BackboneRequirements:
 
 
 def make_method(config: Config) -> Method:
-    """The configured method over the configured tuner and head.
+    """Return the configured method over the configured tuner and head.
 
     Raises:
         InputError: for an unknown method or tuner, or options they do not have.

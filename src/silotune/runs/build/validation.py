@@ -121,7 +121,7 @@ def _check_evaluation(config: Config, method: Method, tasks: Mapping[str, Task],
 
 
 def check_backbone(config: Config, method: Method, backbone: Backbone) -> None:
-    """Refuse a backbone that was loaded otherwise than the configuration wants, or that reads less.
+    """Refuse a backbone that was loaded with other settings than the configuration's, or that reads fewer tokens.
 
     Raises:
         InputError: naming the key and what is allowed.
@@ -138,7 +138,7 @@ def check_backbone(config: Config, method: Method, backbone: Backbone) -> None:
 
 
 def check_length(key: str, length: int, tuner: Tuner, backbone: Backbone) -> None:
-    """Refuse texts of so many tokens if the backbone does not read them beside the tuner's own.
+    """Refuse texts longer than the backbone reads beside the tuner's virtual tokens.
 
     Raises:
         InputError: naming the key and what is allowed.
@@ -152,7 +152,7 @@ def check_length(key: str, length: int, tuner: Tuner, backbone: Backbone) -> Non
 
 
 def _check_written(head: LanguageModelHead, backbone: Backbone, length: int, places: int) -> None:
-    """Answers may be longer than those of training: behind the longest prompt each token needs a place of its own."""
+    """Refuse answers that are longer than the positions left behind the longest prompt."""
     if backbone.base.config.is_encoder_decoder:  # the prompt takes none of the decoder's places
         return
     new, allowed = head.generation.max_new_tokens, places - head.prompt_room(length) + 1  # the last one is not read

@@ -1,4 +1,4 @@
-"""The run folder: configuration, versions, events, checkpoints, summary. It is the truth about a run.
+"""The run folder: configuration, versions, events, checkpoints and summary of a run.
 
 A checkpoint is a manifest (`checkpoints/round-0007.json`) that names the file of the shared parts and, for every silo
 that ever took part, the file of its last state. Files are written first, while silos train, and the manifest is moved
@@ -32,7 +32,7 @@ from silotune.runs.storage.readers import events, read_versions
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """One round's manifest. `history` holds what the run's numbers so far are made of."""
+    """One round's manifest: the files of its states, and the run's `History` as plain values."""
 
     round: int
     shared: str
@@ -70,7 +70,7 @@ class RunFolder:
 
     @classmethod
     def check(cls, path: Path, config: str, resume: bool = False) -> None:
-        """Refuse what `begin` would refuse over any backbone. Nothing is changed.
+        """Refuse a folder that `begin` would refuse over any backbone; nothing is changed.
 
         Raises:
             InputError: as `create` and `open`.
@@ -119,7 +119,7 @@ class RunFolder:
 
     @staticmethod
     def _made(path: Path, config: str) -> dict[str, Any]:
-        """By which versions, and over which backbone, a run of this configuration was made."""
+        """Return the versions and the backbone's fingerprint with which a run of this configuration was made."""
         try:
             before, made = (path / "config.yaml").read_text(encoding="utf-8"), read_versions(path)
         except (OSError, ValueError, InputError) as error:
@@ -191,12 +191,12 @@ class RunFolder:
 
     def _tensor_files(self) -> Iterator[str]:
         """The tensor files there, as checkpoints name them."""
-        for place, _, names in os.walk(self.checkpoints):
-            folder = Path(place).relative_to(self.checkpoints)
+        for directory, _, names in os.walk(self.checkpoints):
+            folder = Path(directory).relative_to(self.checkpoints)
             yield from ((folder / name).as_posix() for name in names if name.endswith(".safetensors"))
 
     def close(self) -> None:
-        """Nothing is written there any more."""
+        """Finish writing; nothing is written afterwards."""
         self._writer.close()
 
     def forget_checkpoints(self) -> None:
@@ -273,7 +273,7 @@ def validated_state(file: str, expected: State) -> Iterator[Callable[[State], No
 
 
 def _begun(entry: Path) -> bool:
-    """Whether `create` may have left this, killed before its last step."""
+    """Return whether `create` may have left this entry when it was killed before its last step."""
     if entry.name == "checkpoints":
         return entry.is_dir() and not any(entry.iterdir())
     if entry.name in ("federation", "silos"):  # what is there before a federation's coordinator makes the run folder
@@ -282,9 +282,9 @@ def _begun(entry: Path) -> bool:
 
 
 def difference(before: str, after: str) -> str:
-    """Where two configurations begin to differ, for a message."""
+    """Return the first difference of two configurations, for a message."""
     old, new = before.splitlines(), after.splitlines()
-    for one, other in zip(old, new, strict=False):
-        if one != other:
-            return f"{one.strip()} → {other.strip()}"
+    for line, new_line in zip(old, new, strict=False):
+        if line != new_line:
+            return f"{line.strip()} → {new_line.strip()}"
     return f"{len(old)} → {len(new)} lines"
