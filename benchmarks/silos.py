@@ -106,7 +106,7 @@ def _engine(backbone: Any, source: str, size: int, fraction: float, rounds: int,
     from silotune.data.tasks import Row, SiloData, Splits, Task
     from silotune.runs.build.builder import build
     from silotune.runs.build.resolve import read_config
-    from silotune.runs.engines.in_process import InProcess
+    from silotune.runs.engines.in_process import InProcessEngine
     from silotune.runs.storage.run_folder import RunFolder
 
     words = ["method=ditto", "tuner=lora", "head=linear", "train.steps=1", f"train.batch_size={ROWS}", "threads=1"]
@@ -118,7 +118,7 @@ def _engine(backbone: Any, source: str, size: int, fraction: float, rounds: int,
         SiloData(name, task, Splits(train=[Row((f"{name} row {n}",), n % 2) for n in range(ROWS)])) for name in names
     ]
     federation = build(config, backbone, data)
-    return InProcess(federation, RunFolder.create(folder, dump(config), backbone.fingerprint))
+    return InProcessEngine(federation, RunFolder.create(folder, dump(config), backbone.fingerprint))
 
 
 def _timed(training: Any) -> list[float]:

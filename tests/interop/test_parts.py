@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from silotune.errors import InputError
 from silotune.interop.export import export
-from silotune.runs.engines.in_process import InProcess
+from silotune.runs.engines.in_process import InProcessEngine
 from silotune.runs.load import load_run
 from tests.support.command_line import Silotune, tree
 from tests.support.small_runs import PAIRS, head_logits, own_states
@@ -177,7 +177,7 @@ def test_a_centralised_run_gives_each_silo_its_tasks_head(runs, tmp_path):
 
 def test_the_best_round_is_exported_not_the_last(runs, tmp_path, monkeypatch):
     falling = iter((90.0, 50.0))
-    monkeypatch.setattr(InProcess, "validate", lambda self, number: {"alpha": next(falling)})
+    monkeypatch.setattr(InProcessEngine, "validate", lambda self, number: {"alpha": next(falling)})
     run = load_run(runs.folder("bert", "lora", "rounds=2"))
     assert run.summary["best_round"] == 1
     export(run, "beta", "global", tmp_path / "out")

@@ -10,7 +10,7 @@ import torch
 
 from silotune.core.tensors import copy
 from silotune.methods.parts import Scope, names_with
-from silotune.runs.engines.in_process import InProcess
+from silotune.runs.engines.in_process import InProcessEngine
 from silotune.runs.storage.run_folder import RunFolder
 from tests.support.rounds_by_hand import WORDS, Stage, assert_same, cross_entropy, descended, set_up, shared_of, states
 
@@ -152,7 +152,7 @@ def test_fedmatchs_patch_stays_where_it_is(tiny_federation, tmp_path):
     """A federation of two rounds: every silo ends with one adapter and with a patch like no other's."""
     federation = tiny_federation("fedmatch", *WORDS)
     assert set(federation.coordinator.shared) == {"global"}
-    InProcess(federation, RunFolder.create(tmp_path / "run", "", "")).run()
+    InProcessEngine(federation, RunFolder.create(tmp_path / "run", "", "")).run()
     patches = [silo.state.private["private"] for silo in federation.silos.values()]
     assert len(patches) == 3
     for one, other in itertools.combinations(patches, 2):

@@ -12,7 +12,7 @@ import yaml
 
 from silotune.config import Config
 from silotune.runs.build import builder as building
-from silotune.runs.engines.in_process import InProcess
+from silotune.runs.engines.in_process import InProcessEngine
 from silotune.runs.storage.run_folder import RunFolder
 from silotune.runs.summary import state_digest
 from silotune.training.local_trainer import LocalTrainer
@@ -147,7 +147,7 @@ def test_tests_are_taken_at_the_best_round_and_digests_at_the_last(federate, cas
     folder = RunFolder(run.folder)
     last = folder.latest()
     assert last.round == 3
-    InProcess(run.federation, folder).load(last)
+    InProcessEngine(run.federation, folder).load(last)
     assert state_digest(run.federation) == run.summary["state_sha256"]
 
 

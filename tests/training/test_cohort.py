@@ -16,7 +16,7 @@ from silotune.methods import METHODS as CLASSES
 from silotune.methods.parts import Scope
 from silotune.runs.build.builder import build
 from silotune.runs.build.resolve import read_config
-from silotune.runs.engines.in_process import InProcess
+from silotune.runs.engines.in_process import InProcessEngine
 from silotune.runs.run import run
 from silotune.runs.storage.run_folder import RunFolder
 from silotune.training.cohort import ON_A_CPU, ON_A_GPU
@@ -200,7 +200,7 @@ def test_a_silo_without_a_memory_beside_silos_that_have_one(federation_of):
 
 
 def two_rounds(federation, out):
-    engine = InProcess(federation, RunFolder.create(out, "", "", False))
+    engine = InProcessEngine(federation, RunFolder.create(out, "", "", False))
     engine.run()
     silos = {
         f"{name}/{key}": tensor for name, silo in federation.silos.items() for key, tensor in silo.state.flat().items()

@@ -12,7 +12,7 @@ from silotune.communication.aggregation import uniform
 from silotune.config import dump
 from silotune.core.tensors import digest
 from silotune.runs.build.builder import build
-from silotune.runs.engines.in_process import InProcess
+from silotune.runs.engines.in_process import InProcessEngine
 from silotune.runs.storage.run_folder import RunFolder
 from silotune.training.coordinator import Coordinator
 from tests.support.method_cases import every_case, logged, tapped
@@ -83,7 +83,7 @@ def test_silos_not_sampled_keep_their_state_bit_for_bit(federate, case, tmp_path
             )
 
     with tapped() as wire:
-        InProcess(federation, folder, look).run()
+        InProcessEngine(federation, folder, look).run()
     assert len(states) == 4
     assert set(states[0].values()) == {None}
     sampled = [event["silos"] for event in logged(folder.path, "round")]

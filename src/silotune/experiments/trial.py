@@ -17,7 +17,7 @@ from silotune.runs.build.builder import build
 from silotune.runs.build.initial_adapter import keep_start
 from silotune.runs.build.resolve import make_method
 from silotune.runs.engines.base import Progress
-from silotune.runs.engines.in_process import InProcess
+from silotune.runs.engines.in_process import InProcessEngine
 from silotune.runs.storage.run_folder import working_in
 
 FILE = "trial.json"
@@ -45,7 +45,7 @@ def _trial(
     federation = build(config, backbone, data)
     with working_in(path, dump(federation.config), federation.backbone.fingerprint, resume=True) as folder:
         keep_start(path, federation.context)
-        engine = InProcess(federation, folder, progress)
+        engine = InProcessEngine(federation, folder, progress)
         summary: Summary = {"validation": None, "best_round": None}
         try:
             engine.run()

@@ -20,7 +20,7 @@ from silotune.models.tuners.initial_adapter import FILE
 from silotune.runs.build.model import build_model
 from silotune.runs.build.resolve import make_method, read_config, use_this_machine
 from silotune.runs.build.silos import silos_without_rows
-from silotune.runs.engines.in_process import InProcess
+from silotune.runs.engines.in_process import InProcessEngine
 from silotune.runs.personal_model import PersonalModel
 from silotune.runs.run import Run
 from silotune.runs.storage.readers import read_summary, read_versions
@@ -50,7 +50,7 @@ def load_run(folder: str | Path, backbone: Backbone | None = None, precision: st
     coordinator = Coordinator(context.initial_shared(silos.values()), AGGREGATIONS["uniform"], config.seed)
     malicious = tuple((finished.summary.get("attack") or {}).get("malicious", ()))
     federation = Federation(config, context, silos, coordinator, tasks, finished.texts, malicious=malicious)
-    InProcess(federation, finished.folder).load(finished.best_checkpoint())
+    InProcessEngine(federation, finished.folder).load(finished.best_checkpoint())
     read_instances(finished.folder.path, context, silos.values())
     return Run(finished.folder.path, finished.summary, federation)
 

@@ -17,9 +17,9 @@ from silotune.models.backbone.backbone import Backbone
 from silotune.runs.build.builder import build
 from silotune.runs.build.initial_adapter import keep_start
 from silotune.runs.build.resolve import read_config
-from silotune.runs.engines.base import Progress
-from silotune.runs.engines.in_process import InProcess
-from silotune.runs.engines.multi_process import Workers
+from silotune.runs.engines.base import Engine, Progress
+from silotune.runs.engines.in_process import InProcessEngine
+from silotune.runs.engines.multi_process import MultiProcessEngine
 from silotune.runs.personal_model import PersonalModel
 from silotune.runs.storage.run_folder import working_in
 from silotune.runs.summary import state_digest, summarise
@@ -88,8 +88,9 @@ def run(
     config = federation.config
     with working_in(path, dump(config), federation.backbone.fingerprint, resume) as folder:
         keep_start(path, federation.context)
-        single = workers == 1
-        engine = InProcess(federation, folder, progress) if single else Workers(federation, folder, progress, workers)
+        engine: Engine = InProcessEngine(federation, folder, progress)
+        if workers != 1:
+            engine = MultiProcessEngine(federation, folder, progress, workers)
         if announce is not None and federation.privacy is not None:
             for line in federation.privacy.lines():
                 announce(line)

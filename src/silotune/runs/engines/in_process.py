@@ -20,7 +20,7 @@ Training = Literal["round", "final"]
 """A local round, or the final phases."""
 
 
-class InProcess(Engine):
+class InProcessEngine(Engine):
     """Trains silo after silo, or cohort after cohort; silos and coordinator exchange bytes only."""
 
     name = "inprocess"

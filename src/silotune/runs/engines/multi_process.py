@@ -22,7 +22,7 @@ from silotune.evaluation.scores import one_model, scores
 from silotune.runs.build.builder import build
 from silotune.runs.engines.base import Progress
 from silotune.runs.engines.history import Scores
-from silotune.runs.engines.in_process import InProcess, Training, named
+from silotune.runs.engines.in_process import InProcessEngine, Training, named
 from silotune.runs.storage.run_folder import RunFolder
 from silotune.training.client import SiloReply
 from silotune.training.federation import Federation
@@ -58,8 +58,8 @@ Trained = list[tuple[SiloReply, bytes]]
 """Replies, and the silos' new states."""
 
 
-class Workers(InProcess):
-    """Trains as `InProcess`, in several processes."""
+class MultiProcessEngine(InProcessEngine):
+    """Trains as `InProcessEngine`, in several processes."""
 
     def __init__(
         self, federation: Federation, folder: RunFolder, progress: Progress | None = None, workers: int = 2
@@ -86,7 +86,7 @@ class Workers(InProcess):
             yield from (answer for answer, _ in trained)
 
     def _validation(self, number: int) -> Scores:
-        """See `InProcess._validation`; one model on the same rows is judged once, in this process."""
+        """See `InProcessEngine._validation`; one model on the same rows is judged once, in this process."""
         federation = self.federation
         if federation.central is not None and one_model(federation.context):
             return super()._validation(number)
