@@ -1,4 +1,4 @@
-"""A crash at every change of a file: none leaves a run folder that cannot be resumed to the same bits."""
+"""After a crash at any change of a file, a run resumes to the same bits."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def crash_everywhere(federate, points: CrashPoints, case: str, folder: Path, sha
 
 @pytest.mark.parametrize("start", [0, 2])
 def test_a_crash_before_a_change_of_a_file(federate, crash_points, start, tmp_path):
-    """Every other change of a run of Local; all changes of more methods in the long test."""
+    """Every second change of a run of Local; the long test takes all changes of more methods."""
     crash_everywhere(federate, crash_points, "local", tmp_path, slice(start, None, 4))
 
 

@@ -1,4 +1,4 @@
-"""Every defense goes with every method: whole runs, with noise and with an attacker."""
+"""Every defense works with every method: whole runs, with noise and with an attacker."""
 
 from __future__ import annotations
 

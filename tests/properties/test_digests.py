@@ -1,4 +1,4 @@
-"""Runs of a seed end in the bits that silotune 0.1.0 ended in."""
+"""Runs end in the same bits as with silotune 0.1.0."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def test_one_batch_gives_what_many_batches_give(reference, case, monkeypatch):
 
 
 def moved_away(state, draws):
-    """Parts far from where they start: mixed in another proportion they would predict something else."""
+    """Move parts far from their initial values, so that another mix predicts something else."""
     return {
         part: {name: tensor + 0.3 * torch.randn(tensor.shape, generator=draws) for name, tensor in tensors.items()}
         for part, tensors in state.items()
@@ -41,10 +41,10 @@ def moved_away(state, draws):
 
 
 @every_case
-def test_rows_keep_what_is_theirs_in_any_batch(reference, case, monkeypatch):
-    """Parts moved far apart: a row predicts in a batch what it predicts alone, its own mix included.
+def test_rows_keep_their_own_mix_in_any_batch(reference, case, monkeypatch):
+    """With parts moved far apart, a row in a batch predicts what it predicts alone, under its own mix.
 
-    Where texts are weighted one by one, any other assignment of their weights to the rows is told apart.
+    If texts have their own weights, the test notices weights that are assigned to other rows.
     """
     federation = reference(case)[0].federation
     training, draws = federation.context, torch.Generator().manual_seed(5)
@@ -71,7 +71,7 @@ def test_rows_keep_what_is_theirs_in_any_batch(reference, case, monkeypatch):
 
 @every_case
 def test_reported_scores_are_those_of_predictions_on_the_files_texts(reference, silos_folder, case):
-    """The public way in, texts in the files' order, against labels read with `json`; the metric by hand."""
+    """`predict` on the files' texts in their order, against labels read with `json`; the metric by hand."""
     run, _ = reference(case)
     folder = silos_folder / ("alike" if CASES[case].one_task else "unlike")
     for name, reported in run.silos.items():

@@ -1,4 +1,4 @@
-"""The backbone is the same bits after a run as before, whatever was trained on top of it or instead of it."""
+"""A run changes no bit of the backbone, also under full fine-tuning."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support.method_cases import every_case, read_message, tapped
 
 
 def bits(backbone: Backbone) -> dict[str, str]:
-    """A hash of every parameter and buffer."""
+    """Hash every parameter and buffer."""
     return {
         name: hashlib.sha256(tensor.detach().contiguous().view(torch.uint8).numpy().tobytes()).hexdigest()
         for name, tensor in [*backbone.model.named_parameters(), *backbone.model.named_buffers()]
@@ -25,7 +25,7 @@ def bits(backbone: Backbone) -> dict[str, str]:
 
 
 def assert_idle(backbone: Backbone) -> None:
-    """Nothing of a forward or of a gradient is left behind."""
+    """Assert that no training mode and no gradient is left."""
     assert not any(module.training for module in backbone.model.modules())
     assert not any(tensor.requires_grad or tensor.grad is not None for tensor in backbone.model.parameters())
 
@@ -90,7 +90,7 @@ def test_an_interruption_amid_a_forward_leaves_the_backbone_as_it_was(federate, 
 def test_one_backbone_for_many_runs_gives_what_one_of_its_own_gives(
     federate, reference, small_backbone, case, tmp_path
 ):
-    """What other runs did to the shared backbone (hooks included) does not show."""
+    """Earlier runs over the shared backbone, with their hooks, do not change a result."""
     run, _ = reference(case)
     from silotune.runs.run import run as run_alone
 

@@ -1,4 +1,4 @@
-"""`kill -9` at any moment, then `--resume`: the same final bits. With the real command in processes of its own."""
+"""A command killed by `kill -9` at any moment resumes to the same final bits."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ def start(words: list[str]) -> subprocess.Popen[bytes]:
 
 
 def wait_for(path: Path, process: subprocess.Popen[bytes]) -> None:
-    """Until the file is there, or the process has ended."""
+    """Wait until the file exists or the process has ended."""
     while not path.exists() and process.poll() is None:
         time.sleep(0.0005)
 
 
 def killed(words: list[str], until: Path | None, delay: float) -> int:
-    """Start the command; once `until` exists, wait `delay` seconds and kill. The exit code: −9 if it was alive."""
+    """Start the command, wait until `until` exists and `delay` seconds more, kill it; returns the exit code, −9 if killed."""
     process = start(words)
     try:
         if until is not None:
@@ -67,7 +67,7 @@ def whole(federate, tmp_path_factory):
 
 
 def test_killed_amid_its_training_and_resumed(federate, whole, tmp_path):
-    """One kill, once a third checkpoint is there; more in the long test."""
+    """One kill after the third checkpoint; the long test has more."""
     out = tmp_path / "run"
     assert killed(command(federate, "fedmcp", out), out / "checkpoints" / "round-0003.json", 0.02) == -signal.SIGKILL
     assert not (out / "summary.json").exists()

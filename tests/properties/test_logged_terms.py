@@ -1,4 +1,4 @@
-"""The terms of the loss that a silo reports: of each the mean over the steps that have it."""
+"""A silo reports each term of the loss as the mean over the steps that have it."""
 
 from __future__ import annotations
 

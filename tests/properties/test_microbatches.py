@@ -1,4 +1,4 @@
-"""One batch in micro-batches of any size is the same batch: equal losses and gradients, for every method."""
+"""The size of micro-batches changes neither losses nor gradients, for every method."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def gradients(federation, phase, state, received, batch):
 
 
 def batches(backbone, rows):
-    """The same rows in micro-batches of 9, 4 and 1, and as `make_batch` cuts them at various costs of a call."""
+    """Yield the same rows in micro-batches of 9, 4 and 1, and as `make_batch` cuts them at various costs of a call."""
     for size in (1, 4, 9):
         for extra in (0, 5):  # columns of padding alone
             yield cut_batch(backbone, rows, range(ROWS), size, extra)
@@ -37,7 +37,7 @@ def batches(backbone, rows):
 
 
 def compare(federation):
-    """Losses and gradients of every phase against those of the batch as one padded rectangle in its given order."""
+    """Compare losses and gradients of each phase with those of the whole batch as one padded rectangle."""
     silo = federation.silos.get("gamma") or next(iter(federation.silos.values()))
     rows = silo.train.get("gamma") or next(iter(silo.train.values()))
     state, other = (random_parts(federation, silo, seed=seed, spread=0.1) for seed in (1, 2))
@@ -92,7 +92,7 @@ def test_batches_are_cut_where_padding_and_calls_cost_least(tiny_federation):
                 assert inputs["token_type_ids"][position, :length].tolist() == rows.types[row]
 
 
-def test_what_is_evaluated_is_cut_so_too(tiny_federation, monkeypatch):
+def test_evaluation_batches_are_cut_the_same_way(tiny_federation, monkeypatch):
     rows = tiny_federation("fedmcp").silos["gamma"].train["gamma"]
     monkeypatch.setattr(batching, "EVALUATION_BATCH_SIZE", 20)
     free, dear = (list(batching.evaluation_batches(rows, 0, cost)) for cost in (0, 10**6))
@@ -103,10 +103,10 @@ def test_what_is_evaluated_is_cut_so_too(tiny_federation, monkeypatch):
 
 
 def starts(batch):
-    found = [0]
+    rows = [0]
     for inputs in batch.micro:
-        found.append(found[-1] + len(inputs["input_ids"]))
-    return found[:-1]
+        rows.append(rows[-1] + len(inputs["input_ids"]))
+    return rows[:-1]
 
 
 # -- dropout: the one thing that is random in a forward ---------------------------------------------------------------

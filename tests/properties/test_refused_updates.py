@@ -18,7 +18,7 @@ AVERAGED = [name for name, case in CASES.items() if case.adopts_the_mean]
 
 
 def repacked(message: bytes, change) -> bytes:
-    """The message with its tensors and fields changed by `change(tensors, fields)`."""
+    """Change a message's tensors and fields by `change(tensors, fields)` and pack it again."""
     tensors, header = read_message(message)
     fields = json.loads(header["__metadata__"]["silotune"])
     change(tensors, fields)
@@ -48,7 +48,7 @@ ONE_HARM_EACH = [
 
 
 def averaged(messages: dict[str, bytes], weights: dict[str, float]) -> dict[str, np.ndarray]:
-    """NumPy's weighted average of messages, in float64."""
+    """Average messages with weights in NumPy, in float64."""
     tensors = {silo: read_message(message)[0] for silo, message in messages.items()}
     silos = list(tensors)
     return {
@@ -60,7 +60,7 @@ def averaged(messages: dict[str, bytes], weights: dict[str, float]) -> dict[str,
 
 
 def assert_equal(found: dict[str, torch.Tensor], expected: dict[str, np.ndarray]) -> None:
-    """To one unit in the last place: sums of three numbers may be rounded in another order."""
+    """Assert equality to one unit in the last place: a sum of three numbers may round in another order."""
     assert found.keys() == expected.keys()
     for name, value in expected.items():
         np.testing.assert_array_max_ulp(found[name].numpy(), value.astype(np.float32), maxulp=1)
@@ -117,7 +117,7 @@ def test_the_next_round_begins_from_the_aggregate_of_the_others(federate, tmp_pa
 
 
 def test_all_updates_refused(federate, tmp_path):
-    """The shared parts stay what they were, and the run ends as any other."""
+    """The shared parts stay as they were, and the run finishes."""
     with tapped(lambda number, silo, message: message[:-1]) as wire:
         run = federate.run("fedavg", tmp_path / "run")
     silos = run.federation.silos.values()

@@ -1,4 +1,4 @@
-"""A run interrupted anywhere and resumed ends as one that was never interrupted."""
+"""A run that is interrupted anywhere and resumed ends like an uninterrupted one."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_interrupted_with_sampling(federate, case, tmp_path):
         assert_as_if_never_interrupted(federate.run(case, out, *words, resume=True), whole)
 
 
-def test_a_finished_run_is_summarised_again_and_not_trained_again(federate, tmp_path):
+def test_a_finished_run_is_summarized_again_and_not_trained_again(federate, tmp_path):
     whole = federate.run("fedmcp", tmp_path / "run")
     before = snapshot(tmp_path / "run" / "checkpoints")
     progress = Interruption(None)
@@ -101,7 +101,7 @@ def test_a_last_event_cut_off_by_a_kill(federate, reference, kept, tmp_path):
 
 
 def test_other_versions_are_logged_behind_an_event_that_was_cut_off(federate, tmp_path):
-    """What `silotune` says of them must not become part of the line that a kill left."""
+    """The event about versions must not be appended to the line that a kill left."""
     out = tmp_path / "run"
     interrupted_at(federate, "fedavg", out, 6)
     made = json.loads((out / "versions.json").read_text())

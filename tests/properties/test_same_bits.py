@@ -1,4 +1,4 @@
-"""Same seed, same bits: for any order of silos, after any other use of the process's generators."""
+"""Same seed, same bits: for any order of silos, and in any state of the process's generators."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_same_seed_same_bits_also_for_silos_in_another_order(federate, reference
 
 @pytest.mark.parametrize("case", ["fedavg-full", "fedmcp"])
 def test_the_generators_of_the_process_are_left_alone(federate, case, tmp_path):
-    """A user's own draws go on as if no run had been between them."""
+    """A user's own draws continue as if there had been no run between them."""
 
     def seed() -> None:
         torch.manual_seed(1)

@@ -1,4 +1,4 @@
-"""What leaves a silo: the shared parts, the round, the silo's name and its number of rows; not a byte more."""
+"""A message holds the shared parts, the round, the silo's name and its number of rows, and nothing else."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SENT = {
     "fedavg, server adam": {"global", "global_2"},
     "fedfame": {"global", "head", "head_projection"},
 }
-"""By the papers; heads are private unless the case shares them, the demo's baselines have two adapters."""
+"""Sent parts by the papers; heads are private unless the case shares them, the demo's baselines have two adapters."""
 
 
 def shared_names(training: TrainingContext) -> set[str]:
@@ -85,7 +85,7 @@ def hashes(messages: dict[str, bytes]) -> dict[str, str]:
 
 
 def spoil_private(result: LocalResult, training: TrainingContext) -> None:
-    """Put other numbers into everything that is private."""
+    """Overwrite all private tensors with other numbers."""
     draws = torch.Generator().manual_seed(99)
     for part in result.state.keys() - shared_names(training):
         for tensor in result.state[part].values():

@@ -1,4 +1,4 @@
-"""Silos spread over processes: the bits of one process."""
+"""Silos that are spread over processes end in the bits of one process."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_cohorts_are_those_of_one_process(federate, tmp_path):
 
 
 @pytest.mark.usefixtures("one_pool")
-def test_the_work_is_done_elsewhere_and_the_longest_first(federate, pool, tmp_path, monkeypatch):
+def test_silos_train_in_the_processes_the_longest_first(federate, pool, tmp_path, monkeypatch):
     monkeypatch.setattr("silotune.training.local_trainer.LocalTrainer.rounds", None)  # here, not there
     reported: list[str] = []
     asked: list[str] = []
@@ -126,7 +126,7 @@ def dies(work: workers.SiloTask) -> None:
     os._exit(1)
 
 
-def test_a_process_that_dies_is_one_line(federate, pool, monkeypatch, tmp_path):
+def test_a_process_that_dies_is_reported_in_one_line(federate, pool, monkeypatch, tmp_path):
     monkeypatch.setattr(process_pool, "ProcessPoolExecutor", lambda *_: pool)  # one that has started
     monkeypatch.setattr(workers, "do", dies)
     with pytest.raises(SilotuneError, match="a worker process ended abruptly"):

@@ -1,4 +1,4 @@
-"""Uniform and sample-weighted aggregation by hand, and independence of arrival order, to the bit."""
+"""Uniform and sample-weighted aggregation by hand; arrival order changes no bit."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_mean_by_hand(name, dtype, tolerance):
         np.testing.assert_allclose(mean[key].numpy(), expected[key], rtol=tolerance, atol=tolerance)
 
 
-def test_the_two_differ_and_agree_where_they_should():
+def test_uniform_and_samples_agree_for_equal_rows_only():
     found = updates()
     uniform, samples = (AGGREGATIONS[name](found) for name in ("uniform", "samples"))
     assert not torch.allclose(uniform["global/w"], samples["global/w"])
@@ -72,14 +72,14 @@ def test_one_update_and_equal_updates_are_kept_exactly(name):
 
 @pytest.mark.parametrize("name", WEIGHTS)
 def test_small_differences_survive_in_float32(name):
-    """Sums run in float64: a float32 sum of a hundred updates would lose what tells them apart."""
+    """Sums are in float64: a float32 sum of a hundred updates would lose their small differences."""
     found = [Update(f"s{number:03d}", {"w": torch.tensor([1.0 + number * 2.0**-20])}, 1) for number in range(100)]
     expected = np.float32(np.mean([1.0 + number * 2.0**-20 for number in range(100)]))
     assert AGGREGATIONS[name](found)["w"].numpy()[0] == expected
 
 
 def cancelling_updates(weights):
-    """Two silos cancel each other under the weights, so that float64 sums depend on the order of summation."""
+    """Two silos cancel each other under the weights, so float64 sums depend on the order of summation."""
     draws = np.random.default_rng(3)
     large = 2.0**30 * draws.integers(1, 9, size=20)
     values = {silo: draws.normal(size=20) for silo in ROWS}
@@ -138,8 +138,8 @@ def test_a_federations_round_ends_with_the_mean_of_what_silos_sent(name, tiny_fe
         np.testing.assert_allclose(tensor.numpy(), expected[key], rtol=1e-7, atol=1e-9)
 
 
-def test_updates_are_given_on_in_name_order_and_not_kept():
-    """What comes in order goes on at once; a silo that is missing holds others back, and loses nobody."""
+def test_updates_are_passed_on_in_name_order_and_not_kept():
+    """Updates in order pass at once; a missing silo delays the later ones, and none is lost."""
     arrived: list[str] = []
 
     def arriving(names):

@@ -41,7 +41,7 @@ def test_ditto(lam, tiny_federation):
     assert_same(result.state, descended(state, stages), state, everything)
 
 
-def test_dittos_phases_touch_only_their_own(tiny_federation):
+def test_dittos_phases_change_only_their_own_parts(tiny_federation):
     federation, silo, state = set_up(tiny_federation, "ditto")
     seen = watched(federation.context)
     federation.trainer.rounds([silo], shared_of(federation, state), 1)[0]
@@ -90,7 +90,7 @@ def assert_untouched(steps, parts):
 
 @pytest.mark.parametrize("head_epochs", [1, 3])
 def test_fedrep(head_epochs, tiny_federation):
-    """Algorithm 1: the head's epochs with the body fixed, then the body's steps with that head fixed."""
+    """Algorithm 1: first the head's epochs with the body fixed, then the body's steps with that head fixed."""
     federation, silo, state = set_up(
         tiny_federation, "fedrep", "method.adapters=1", f"method.head_epochs={head_epochs}"
     )
@@ -121,7 +121,7 @@ def test_fedrep_with_two_adapters(tiny_federation):
 
 
 def test_fedper(tiny_federation):
-    """Body and personal layer together; where FedAvg would send the head, it still stays."""
+    """Body and personal layer train together; the head stays in the silo also where FedAvg would send it."""
     federation, silo, state = set_up(tiny_federation, "fedper", "method.adapters=1")
     result = federation.trainer.rounds([silo], shared_of(federation, state), 1)[0]
     together = [Stage(("global", "head"), one_adapter(federation, silo))]
@@ -136,7 +136,7 @@ def test_fedper(tiny_federation):
 
 
 def test_fedmatch(tiny_federation):
-    """Shared adapter and private patch, each half, learn together with the head."""
+    """Shared adapter and private patch, weighted by one half each, learn together with the head."""
     federation, silo, state = set_up(tiny_federation, "fedmatch")
     result = federation.trainer.rounds([silo], shared_of(federation, state), 1)[0]
 
@@ -149,7 +149,7 @@ def test_fedmatch(tiny_federation):
 
 
 def test_fedmatchs_patch_stays_where_it_is(tiny_federation, tmp_path):
-    """A federation of two rounds: every silo ends with one adapter and with a patch like no other's."""
+    """After two rounds all silos have the same adapter, and each a patch of its own."""
     federation = tiny_federation("fedmatch", *WORDS)
     assert set(federation.coordinator.shared) == {"global"}
     InProcessEngine(federation, RunFolder.create(tmp_path / "run", "", "")).run()
@@ -187,6 +187,6 @@ def test_fedlr(tiny_federation):
 
 
 @pytest.mark.parametrize(("method", "kind", "r"), [("fedap", "bottleneck", 16), ("fedlr", "lora", 16)])
-def test_the_papers_rank(method, kind, r, tiny_config):
+def test_the_rank_is_the_papers(method, kind, r, tiny_config):
     config = tiny_config(method)
     assert (config.tuner.name, config.tuner.options["r"]) == (kind, r)

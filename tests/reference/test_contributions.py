@@ -1,4 +1,4 @@
-"""What tuners add to a forward: against a forward written by hand and against exchanged modules."""
+"""The effect of tuners on a forward, against a hand-written forward and against replaced modules."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ TASK = Task("pairs", ("no", "yes"))
 
 
 def everything(states, inputs):
-    """A reading that keeps all positions, padded to a common length."""
+    """A pooling that keeps all positions, padded to a common length."""
     states = states * inputs["attention_mask"].unsqueeze(-1)
     return nn.functional.pad(states, (0, 0, 0, 40 - states.shape[1]))
 
@@ -65,7 +65,7 @@ def view_of(backbone, tuner, weighted, readings, micro_batch=2):
 
 
 def inputs_of(backbone):
-    """All texts as one padded rectangle."""
+    """Pad all texts to one rectangle."""
     rows = tokenised(backbone)
     inputs = padded(rows, range(len(rows)), backbone.tokenizer.pad_token_id)
     return {key: tensor.to(backbone.device) for key, tensor in inputs.items()}
@@ -154,7 +154,7 @@ class Adapted(nn.Module):
 
 
 def exchanged(model, parts, factor):
-    """A copy of the model whose linear layers named by the parts are adapted."""
+    """Return a copy of the model in which the linear layers named by the parts are adapted."""
     model = copy.deepcopy(model)
     for module in model.modules():
         module._forward_hooks.clear()

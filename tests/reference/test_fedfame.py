@@ -1,4 +1,4 @@
-"""FedFAME: loss terms against NumPy, limit cases, first participation, the server step, labels that nobody sees."""
+"""FedFAME: loss terms against NumPy, limit cases, first participation, the server step, silos without labels."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def parts_of(federation):
 
 
 def step_of(federation, silo, state, received, before):
-    """A step whose memory holds the silo's previous parts, as after an earlier participation."""
+    """Return a step whose memory holds the silo's previous parts, as after an earlier participation."""
     training = federation.context
     (phase,) = training.phases
     batch = some_rows(federation, silo)
@@ -114,7 +114,7 @@ def test_loss_terms_against_numpy(federation, parts_of):
 
 
 def test_gradient_against_finite_differences(federation, parts_of):
-    """Of the local parts alone: received and previous ones are anchors."""
+    """Only local parts have a gradient: received and previous ones are anchors."""
     silo, state, received, before = parts_of
     (phase,) = federation.context.phases
     state = {part: dict(tensors) for part, tensors in state.items()}
@@ -271,7 +271,7 @@ def flipped(rows):
 
 @pytest.mark.parametrize("method", ["fedfame", "fedavg"])
 def test_silos_labels_change_nothing(method, tiny_config, tmp_path, monkeypatch):
-    """All silos' training labels turned round; the coordinator's labeled rows stay. FedAvg: the test can fail."""
+    """Flipped training labels of all silos change nothing; with FedAvg they do, so the test can fail."""
     words = ("data.tasks=[alpha]", "partition=iid", "partition.silos=3", "server.labels_per_class=5", "rounds=3")
     config = tiny_config(method, *words, "head.scope=shared")
     plain = run(config, out=tmp_path / "plain")
@@ -291,7 +291,7 @@ def test_silos_labels_change_nothing(method, tiny_config, tmp_path, monkeypatch)
     assert (plain.summary["global"] == other.summary["global"]) or not same
 
 
-def test_no_label_is_on_a_silo(tiny_federation):
+def test_silos_hold_no_labels(tiny_federation):
     federation = tiny_federation("fedfame")
     for silo in federation.silos.values():
         (rows,) = silo.train.values()

@@ -13,7 +13,7 @@ from tests.support.numeric_rig import arrays, make_step, trained
 
 
 def terms_by_hand(federation, silo, state, received, batch, options, pooling):
-    """L_a, L_b, L_c and the loss of eq. 8, from nothing but parts, rows and options."""
+    """Compute L_a, L_b, L_c and the loss of eq. 8 from parts, rows and options alone."""
     rows, labels = batch.rows.tolist(), [int(silo.train[silo.name].labels[row]) for row in batch.rows.tolist()]
     g, p = state["global"], state["private"]
     full = forward_by_hand(federation, silo, rows, (0.5, g), (0.5, p))
@@ -93,7 +93,7 @@ def test_loss_from_a_steps_own_views_in_numpy(name, tiny_federation):
         ("no backbone loss", {"full", "global", "private", "received"}),
     ],
 )
-def test_no_forward_is_run_for_nothing(name, views, tiny_federation):
+def test_no_unused_view_is_computed(name, views, tiny_federation):
     federation = tiny_federation("fedmcp", *words_of(OPTIONS[name]))
     (phase,) = federation.context.phases
     assert phase.views.keys() == views

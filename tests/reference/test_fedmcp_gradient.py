@@ -1,4 +1,4 @@
-"""FedMCP's gradient in float64: a whole step by central finite differences, whole local rounds written out."""
+"""FedMCP's gradient in float64: a step by central finite differences, and local rounds by hand."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_gradient_of_a_whole_step_by_finite_differences(name, tiny_federation):
 
 
 def test_the_received_adapter_is_an_anchor(tiny_federation):
-    """eq. 5 pulls toward the averaged adapter, which itself gets no gradient and is not changed."""
+    """Eq. 5 pulls toward the averaged adapter, which gets no gradient and does not change."""
     federation, _, state, received, batch = set_up(tiny_federation, "gamma", *words_of({}))
     (phase,) = federation.context.phases
     before = {name: tensor.clone() for name, tensor in received["global"].items()}
@@ -88,7 +88,7 @@ def kornblith(x, y):
 
 
 def loss_in_torch(federation, silo, state, received, pooling):
-    """The paper's loss over all rows of the silo, through the hand-written forward, differentiable."""
+    """Compute the paper's loss over all rows of the silo through the hand-written forward; differentiable."""
     rows = range(silo.rows)
     labels = silo.train[silo.name].labels
 

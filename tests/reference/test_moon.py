@@ -70,7 +70,7 @@ def loss_by_hand(federation, silo, received, before, mu, tau):
 
 
 def test_three_participations_by_hand(tiny_federation):
-    """In the first one the previous model is the received one; later it is the silo's last, whatever came between."""
+    """At first the previous model is the received one; later it is the silo's last one, also after absences."""
     mu, tau = 3.0, 0.2
     words = ("method.adapters=1", f"method.mu={mu}", f"method.tau={tau}")
     federation, silo, _ = set_up(tiny_federation, "moon", *words)

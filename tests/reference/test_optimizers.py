@@ -53,7 +53,7 @@ def adafactor(value: np.ndarray, gradients: Sequence[np.ndarray], lr: float) -> 
 @pytest.mark.parametrize("scale", [0.05, 10.0])
 @pytest.mark.parametrize("by_hand", [sgd, adam, adamw, adafactor], ids=lambda rule: rule.__name__)
 def test_it_steps_as_its_paper_says(by_hand, scale, shape):
-    """At a constant rate, whatever the size of the parameters."""
+    """The rate is constant and does not depend on the size of the parameters."""
     draws = np.random.default_rng(3)
     value = scale * draws.normal(size=shape)
     gradients = [draws.normal(size=shape) * 10.0**number for number in range(STEPS)]

@@ -1,4 +1,4 @@
-"""Readings and heads by hand: pooled states of a hand-written forward, logits in NumPy."""
+"""Pooling and heads by hand: pooled states of a hand-written forward, logits in NumPy."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.numeric_rig import arrays, doubled, random_parts, some_rows
 from tests.support.views import view_of_batch
 
 
-def test_readings_by_hand(tiny_federation):
+def test_pooling_by_hand(tiny_federation):
     federation = doubled(tiny_federation("fedmcp"))
     silo = federation.silos["gamma"]
     state = random_parts(federation, silo)

@@ -1,4 +1,4 @@
-"""Median, trimmed mean, Krum and clipping against NumPy, and what they promise: a few silos cannot carry them away."""
+"""Median, trimmed mean, Krum and clipping against NumPy, and their promise that a few silos cannot shift them far."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_krum_and_multi_krum_by_hand(count, f):
 
 @pytest.mark.parametrize("keep", [None, 7])
 def test_multi_krum_never_averages_more_than_can_be_honest(keep):
-    """Three of ten malicious, three honest ones absent: four are averaged, whatever was to be kept of ten."""
+    """Three of ten silos are malicious, three honest ones absent: four are averaged, also with keep=7."""
     found = random_updates(7, seed=3, dtype=torch.float64)
     order = np.argsort(krum_by_hand([flat(update) for update in found], 2))  # 7 ≥ 2·2 + 3
     made = make_aggregation(AggregationConfig(name="multi-krum", byzantine=3, keep=keep), 10)
@@ -105,7 +105,7 @@ def test_multi_krum_never_averages_more_than_can_be_honest(keep):
     assert digest(made(found[:2])) in {digest(update.tensors) for update in found[:2]}
 
 
-def test_krum_takes_the_most_that_the_silos_allow_where_nothing_is_said():
+def test_krum_defaults_to_the_largest_number_that_the_silos_allow():
     found = random_updates(10, seed=4, dtype=torch.float64)
     best = int(np.argmin(krum_by_hand([flat(update) for update in found], 3)))  # 10 ≥ 2·3 + 3
     assert digest(aggregate("krum", found)) == digest(found[best].tensors)
@@ -140,7 +140,7 @@ def test_trimmed_values_do_not_matter(seed, size, evil):
 @given(seed=st.integers(0, 10_000), distance=st.floats(50, 1e9), f=st.integers(1, 3))
 @settings(max_examples=30, deadline=None)
 def test_krum_picks_one_of_the_honest_cluster(seed, distance, f):
-    """f silos that agree with one another, far away: n = 2f + 3 is enough to see through them."""
+    """Krum with n = 2f + 3 picks an honest update although f distant silos agree with each other."""
     honest = random_updates(f + 3, seed=seed, dtype=torch.float64)
     evil = [
         Update(f"evil-{n}", {key: torch.full(s, distance, dtype=torch.float64) for key, s in SHAPES.items()}, 10**6)
@@ -155,7 +155,7 @@ def test_krum_picks_one_of_the_honest_cluster(seed, distance, f):
 
 @pytest.mark.parametrize("name", ROBUST)
 def test_any_order_gives_the_same_bits(name):
-    """Of the functions themselves, not only of the coordinator; with ties, zeros of both signs and large numbers."""
+    """The functions themselves do not depend on order, also with ties, zeros of both signs and large numbers."""
     found = [*random_updates(3, seed=2, spread=2.0**30), *random_updates(4, seed=3)]
     found[1] = Update("twin", found[0].tensors, 5)
     zeros = {key: torch.zeros(shape) for key, shape in SHAPES.items()}
@@ -170,7 +170,7 @@ def test_any_order_gives_the_same_bits(name):
 
 
 @pytest.mark.parametrize("name", ROBUST)
-def test_rows_do_not_weigh(name):
+def test_robust_aggregations_ignore_the_number_of_rows(name):
     found = random_updates(7, seed=5)
     boasting = [Update(update.silo, update.tensors, 10**9 if place == 3 else 1) for place, update in enumerate(found)]
     assert digest(aggregate(name, found, **ROBUST[name])) == digest(aggregate(name, boasting, **ROBUST[name]))
@@ -234,7 +234,7 @@ def test_every_aggregation_sees_clipped_changes(name):
 
 @pytest.mark.parametrize("count", [3, 4, 5])
 def test_multi_krum_leaves_one_out_at_least(count):
-    """Of 3 or 4 silos Krum's bound allows no malicious one: a mean of all would be no defense. Who wants it says so."""
+    """Krum's bound allows no malicious one of 3 or 4 silos; all are averaged only if `byzantine=0` is given."""
     values = [Update(f"s{n}", {"x": torch.tensor([float(n)])}, 1) for n in range(count - 1)]
     evil = Update("evil", {"x": torch.tensor([1e6])}, 1)
     assert aggregate("multi-krum", [*values, evil])["x"].item() == pytest.approx((count - 2) / 2)
@@ -242,7 +242,7 @@ def test_multi_krum_leaves_one_out_at_least(count):
 
 
 @pytest.mark.parametrize("count", [5, 7, 11, 13, 15])
-def test_a_refused_trim_names_one_that_is_taken(count):
+def test_a_refused_trim_names_an_allowed_one(count):
     with pytest.raises(InputError, match="allowed: up to ") as error:
         make_aggregation(AggregationConfig(name="trimmed-mean", trim=0.49), count)
     make_aggregation(AggregationConfig(name="trimmed-mean", trim=float(str(error.value).rpartition(" ")[2])), count)
@@ -264,7 +264,7 @@ def test_options_must_fit_the_number_of_silos(name, options, silos, message):
 
 
 def test_a_federation_counts_the_silos_of_a_round(tiny_federation):
-    """Three silos: with all of them Krum works, with two a round it is refused; without messages nothing is."""
+    """With three silos Krum works, with two a round it is refused; a method without messages is accepted."""
     assert tiny_federation("fedavg", "aggregation=krum").coordinator.communicates
     with pytest.raises(InputError, match="needs at least 3 silos in a round, but only 2"):
         tiny_federation("fedavg", "aggregation=krum", "sampling.count=2")

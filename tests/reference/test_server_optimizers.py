@@ -56,7 +56,7 @@ def test_none_with_a_learning_rate_goes_part_of_the_way() -> None:
 
 @pytest.mark.parametrize("name", ["avgm", "adam", "yogi", "adagrad"])
 def test_three_rounds_at_the_coordinator_by_hand(name: str) -> None:
-    """What silos send, averaged by their rows; m and v live on between rounds, through a checkpoint too."""
+    """Updates are averaged by rows; m and v are kept between rounds and in checkpoints."""
     draws = np.random.default_rng(4)
     x = {"w": draws.normal(size=(3, 2)), "b": draws.normal(size=3)}
     rows, lr, b1, b2, tau = {"north": 30, "south": 10}, 0.05, 0.8, 0.95, 0.01

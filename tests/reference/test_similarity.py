@@ -42,7 +42,7 @@ def test_cka_is_the_papers_and_the_published_one(shape, dtype, tolerance):
         assert 0 <= value <= 1 + tolerance
 
 
-def test_cka_tells_like_from_unlike():
+def test_cka_is_higher_for_similar_representations():
     draws = np.random.default_rng(1)
     x, other = draws.normal(size=(400, 4)), draws.normal(size=(400, 4))
     (a, b) = tensors(torch.float64, x, other)

@@ -1,4 +1,4 @@
-"""Independent computations that tests compare with: NumPy, and plain torch without hooks. Imports no silotune.
+"""Independent computations in NumPy and plain torch that tests compare with. Imports nothing of silotune.
 
 Every function is written from the papers' formulas and the libraries' published shapes, not from the code under test.
 """
@@ -44,14 +44,14 @@ def cosine(x: np.ndarray, y: np.ndarray) -> float:
 
 
 def model_contrast(z: np.ndarray, z_glob: np.ndarray, z_prev: np.ndarray, tau: float) -> float:
-    """MOON eq. 3 and FedFAME eq. 2, row by row: −log of the share of `e^{sim(z, z_glob)/τ}` beside `…z_prev…`."""
+    """Contrastive loss of each row (MOON eq. 3, FedFAME eq. 2): −log of `e^{sim(z, z_glob)/τ}` over the sum with z_prev."""
 
     def sim(a: np.ndarray, b: np.ndarray) -> float:
         return float(a @ b) / math.sqrt(float(a @ a) * float(b @ b))
 
     losses = []
-    for own, positive, negative in zip(z, z_glob, z_prev, strict=True):
-        up, down = math.exp(sim(own, positive) / tau), math.exp(sim(own, negative) / tau)
+    for row, positive, negative in zip(z, z_glob, z_prev, strict=True):
+        up, down = math.exp(sim(row, positive) / tau), math.exp(sim(row, negative) / tau)
         losses.append(-math.log(up / (up + down)))
     return sum(losses) / len(losses)
 
@@ -157,5 +157,5 @@ def bert(
 
 
 def pooled(states: Tensor, how: str) -> Tensor:
-    """The first token's state, or the mean over all tokens, of one unpadded text."""
+    """Pool one unpadded text: the first token's state, or the mean over all tokens."""
     return states[0] if how == "first" else states.mean(0)

@@ -1,4 +1,4 @@
-"""The command line in this process, and the state of a folder before and after a command."""
+"""Run the command line in this process, and compare folders before and after a command."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NOUNS = ("garden", "teacher", "river", "soup", "letter")
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a command did: exit code and what it printed."""
+    """Exit code and output of a command."""
 
     code: int
     out: str
@@ -46,12 +46,12 @@ def command(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) 
 
 
 def tree(folder: Path) -> dict[str, bytes | None]:
-    """Every file's content, and every folder (None), by path."""
+    """Map each path below a folder to its content; folders map to None."""
     return {str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None for path in folder.rglob("*")}
 
 
 def reviews(count: int = 20, labels: Sequence[object] = ("bad", "good")) -> list[tuple[str, object]]:
-    """`count` different one-sentence reviews, labels in turn."""
+    """Return `count` different one-sentence reviews; labels go round."""
     kinds = ("bad", "good")
     return [
         (f"the {NOUNS[i // 8 % 5]} was {WORDS[kinds[i % 2]][i // 2 % 4]} {i // 40}".strip(), labels[i % len(labels)])
@@ -60,14 +60,14 @@ def reviews(count: int = 20, labels: Sequence[object] = ("bad", "good")) -> list
 
 
 def write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[object]], delimiter: str = ",") -> Path:
-    """A CSV file."""
+    """Write a CSV file."""
     with path.open("w", encoding="utf-8", newline="") as file:
         csv.writer(file, delimiter=delimiter).writerows([header, *rows])
     return path
 
 
 def write_federation(folder: Path, backbone: Path, **changes: object) -> Path:
-    """A small federation of two CSV silos, as a YAML file; `changes` replaces top-level keys."""
+    """Write a small federation of two CSV silos as a YAML file; `changes` replaces top-level keys."""
     write_csv(folder / "north.csv", ["review", "opinion"], reviews())
     pairs = [(text, f"and {text}", label) for text, label in reviews(20, ("other", "same"))]
     write_csv(folder / "south.csv", ["first", "second", "relation"], pairs)

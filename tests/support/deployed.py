@@ -1,4 +1,4 @@
-"""A federation as operators set it up, on 127.0.0.1: certificates, keys, a folder for each party, nginx in front."""
+"""A deployed federation on 127.0.0.1: certificates, keys, a folder for each party, nginx in front."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LONGEST = 900
 
 
 def authority(folder: Path, host: str = "localhost") -> None:
-    """A certificate authority, and a server's certificate by it: the commands of docs/deployment.md."""
+    """Make a certificate authority and a server certificate with the commands of docs/deployment.md."""
     folder.mkdir(parents=True)
     (folder / "server.ext").write_text(
         f"subjectAltName=DNS:{host},DNS:localhost,IP:127.0.0.1\nextendedKeyUsage=serverAuth\n"
@@ -47,7 +47,7 @@ def authority(folder: Path, host: str = "localhost") -> None:
 
 
 def key(path: Path) -> Path:
-    """A silo's key; the public one's path."""
+    """Make a silo's key pair and return the public key's path."""
     words = ["ssh-keygen", "-q", "-t", "ecdsa", "-b", "384", "-N", "", "-f", str(path)]
     subprocess.run(words, check=True, capture_output=True)
     return path.with_name(f"{path.name}.pub")
@@ -76,7 +76,7 @@ class Deployed:
 
     @property
     def address(self) -> str:
-        """Where silos go: to the proxy."""
+        """Address that silos connect to: the proxy's."""
         return f"{self.host}:{self.proxy}"
 
     def write(self, name: str, tree: dict) -> Path:
@@ -86,16 +86,16 @@ class Deployed:
         return path
 
     def inside(self, party: str) -> list[str]:
-        """What a party's commands begin with: nothing, where all share this machine's network."""
+        """Prefix of a party's commands; empty if all parties share this machine's network."""
         return []
 
     def command(self, *words: object, party: str = "coordinator") -> subprocess.CompletedProcess:
-        """`silotune federation …` to its end."""
+        """Run `silotune federation …` to its end."""
         words = [*self.inside(party), sys.executable, "-m", "silotune", *map(str, words)]
         return subprocess.run(words, capture_output=True, text=True, timeout=LONGEST, env=self.environment())
 
     def begin(self, name: str, *words: object) -> subprocess.Popen:
-        """`silotune federation …` that goes on, or another command; its output is in `<name>.log`."""
+        """Start `silotune federation …` or another command in the background; its output goes to `<name>.log`."""
         command = [sys.executable, "-m", "silotune", *map(str, words)] if words[0] == "federation" else list(words)
         with (self.folder / f"{name}.log").open("ab") as log:
             self.begun[name] = subprocess.Popen(
@@ -108,7 +108,7 @@ class Deployed:
         return (self.folder / f"{name}.log").read_text(encoding="utf-8", errors="replace")
 
     def up(self) -> None:
-        """The SuperLink, and nginx before it, with the configuration of `deploy/`."""
+        """Start the SuperLink, and nginx in front of it with the configuration of `deploy/`."""
         self.begin("up", "federation", "up", self.link)
         self.until(lambda: "SuperLink on" in self.said("up"), "up")
         text = (DEPLOY / "nginx.conf").read_text(encoding="utf-8")
@@ -132,7 +132,7 @@ class Deployed:
         return listens(self.proxy)
 
     def until(self, there, name: str) -> None:
-        """Wait for something; a process that ends meanwhile is an error."""
+        """Wait for a condition; fails if a process ends meanwhile."""
         end = time.monotonic() + LONGEST
         while not there():
             assert self.begun[name].poll() is None, self.said(name)
@@ -140,19 +140,19 @@ class Deployed:
             time.sleep(0.2)
 
     def processes(self) -> list[int]:
-        """What lives of it."""
-        found = []
+        """Return the ids of the federation's living processes."""
+        living = []
         for entry in Path("/proc").glob("[0-9]*"):
             try:
                 environment = (entry / "environ").read_bytes()
             except OSError:
                 continue
             if int(entry.name) != os.getpid() and f"TEST_FOLDER={self.folder}".encode() in environment.split(b"\0"):
-                found.append(int(entry.name))
-        return found
+                living.append(int(entry.name))
+        return living
 
     def end(self) -> None:
-        """Whatever is left."""
+        """End all processes that are left."""
         for process in self.begun.values():
             if process.poll() is None:
                 process.terminate()
@@ -169,7 +169,7 @@ class Deployed:
                 continue
 
     def environment(self) -> dict[str, str]:
-        """Of all its processes."""
+        """Return the environment of all its processes."""
         flower = dict(ENVIRONMENT) | {"FLWR_HOME": str(self.folder / "flwr")}
         environment = os.environ | flower | {"TEST_FOLDER": str(self.folder), "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
         environment.pop(TOKEN, None)
@@ -183,16 +183,16 @@ def listens(port: int) -> bool:
 
 
 def silo_files(deployed: Deployed, config: Config) -> dict[str, Path]:
-    """Every silo in a folder of its own: rows, key, file."""
+    """Write a folder for each silo with its rows, key and configuration."""
     rows = local_configs(config, deployed.folder / "source")
-    found = {}
+    silos = {}
     for (name, local), port in zip(rows.items(), free_ports(len(rows)), strict=True):
         home = deployed.folder / name
         home.mkdir()
         key(home / "key")
         shutil.move(local.rows, home / "rows")
         shutil.copy(deployed.tls / "ca.pem", home / "ca.pem")
-        found[name] = deployed.write(
+        silos[name] = deployed.write(
             f"{name}/silo.yaml",
             {
                 "name": name,
@@ -206,4 +206,4 @@ def silo_files(deployed: Deployed, config: Config) -> dict[str, Path]:
                 "port": port,
             },
         )
-    return found
+    return silos

@@ -1,4 +1,4 @@
-"""Fixtures of the invariants: tiny silos with unequal rows, one loaded backbone, one finished run of every case."""
+"""Fixtures that run cases: tiny silos with unequal rows, one loaded backbone, one finished run of each case."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ Reference = Callable[[str], tuple[Run, Wire]]
 
 @pytest.fixture(scope="session")
 def silos_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """See `cases.write_silos`."""
+    """Folder that `method_cases.write_silos` has written."""
     return write_silos(tmp_path_factory.mktemp("silos"))
 
 
 @pytest.fixture(scope="session")
 def small_backbone(backbone_folder: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a one-block BERT: what is tested here does not depend on depth."""
+    """Folder of a one-block BERT, for tests that do not depend on depth."""
     folder = shutil.copytree(backbone_folder("bert"), tmp_path_factory.mktemp("backbone") / "small")
     model = BertModel.from_pretrained(folder)
     model.encoder.layer = model.encoder.layer[:1]
@@ -34,7 +34,7 @@ def small_backbone(backbone_folder: Callable[[str], Path], tmp_path_factory: pyt
 
 @pytest.fixture(scope="session")
 def federate(silos_folder: Path, small_backbone: Path) -> Federate:
-    """Runs cases."""
+    """Runner of cases; see `method_cases.Federate`."""
     return Federate(silos_folder, small_backbone)
 
 

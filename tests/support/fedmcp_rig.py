@@ -30,7 +30,7 @@ def words_of(options):
 
 
 def set_up(tiny_federation, task, *words, rows=8, micro_batch=3):
-    """A federation in float64 with random parts, another received adapter, and a batch."""
+    """Return a federation in float64, a silo, its random parts, another received adapter, and a batch."""
     federation = doubled(tiny_federation("fedmcp", *words))
     silo = federation.silos[task]
     state = random_parts(federation, silo, seed=5)
@@ -39,7 +39,7 @@ def set_up(tiny_federation, task, *words, rows=8, micro_batch=3):
 
 
 def forward_by_hand(federation, silo, rows, *adapters, loras=()):
-    """One pass of the hand-written BERT: states of every row, one by one, so without any padding.
+    """Run the hand-written BERT over each row alone, so without padding, and return its states.
 
     `adapters` are (weight, bottleneck adapter), `loras` (weight · alpha / r, LoRA).
     """

@@ -1,4 +1,4 @@
-"""Tiny language models with their heads and tokenizers, and what the suites of this folder do with them."""
+"""Tiny language models with their heads and tokenizers, and backbones and mixes over them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ CHAT_TEMPLATE = (
 
 
 def byte_tokenizer(begin: bool) -> PreTrainedTokenizerFast:
-    """Byte-level BPE with a few merges, as GPT-2 has it; `begin`: with a start token before the text, as LLaMA."""
+    """Byte-level BPE with a few merges as in GPT-2; with `begin`, a start token comes before the text as in LLaMA."""
     special = ["<pad>", "<s>", "</s>", "<unk>"]
     tokenizer = Tokenizer(models.BPE(unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -64,7 +64,7 @@ def byte_tokenizer(begin: bool) -> PreTrainedTokenizerFast:
 
 
 def sentence_tokenizer() -> PreTrainedTokenizerFast:
-    """Words with the blank before them in the token, end token and sentinels, as T5 has them."""
+    """Unigram tokenizer as in T5: words with the blank before them, an end token and sentinels."""
     special = ["<pad>", "</s>", "<unk>", "<extra_id_0>", "<extra_id_1>"]
     pieces = [f"▁{word}" for word in words()] + ["▁", *"abcdefghijklmnopqrstuvwxyz.,?:#\n0123456789"]
     scores = [(token, 0.0) for token in special] + [
@@ -82,16 +82,16 @@ def sentence_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def _causal(family: str, vocabulary: int):
-    own = {"vocab_size": vocabulary, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+    ids = {"vocab_size": vocabulary, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
     if family == "llama":
-        return LlamaConfig(**_SHAPE, **own, num_key_value_heads=1)
+        return LlamaConfig(**_SHAPE, **ids, num_key_value_heads=1)
     dropped = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
-    return GPT2Config(n_embd=32, n_layer=2, n_head=2, n_positions=POSITIONS, initializer_range=0.2, **own, **dropped)
+    return GPT2Config(n_embd=32, n_layer=2, n_head=2, n_positions=POSITIONS, initializer_range=0.2, **ids, **dropped)
 
 
 @cache
 def made(family: str):
-    """(model with its head, tokenizer): the model keeps its weights, nothing may change it."""
+    """Return (model with its head, tokenizer); both are shared, so tests must not change them."""
     if family in CAUSAL:
         tokenizer, kind = byte_tokenizer(begin=family == "llama"), AutoModelForCausalLM
         config = _causal(family, len(tokenizer))
@@ -116,7 +116,7 @@ def made(family: str):
 
 @cache
 def folder_of(family: str, parent: Path) -> Path:
-    """The model and its tokenizer, saved."""
+    """Save the model and its tokenizer below `parent` and return their folder."""
     model, tokenizer = made(family)
     model.save_pretrained(parent / family)
     tokenizer.save_pretrained(parent / family)
@@ -125,20 +125,20 @@ def folder_of(family: str, parent: Path) -> Path:
 
 @cache
 def backbone_of(family: str) -> Backbone:
-    """A backbone over the model."""
+    """Return a backbone over the family's shared model."""
     model, tokenizer = made(family)
     return Backbone(model, tokenizer, name=family)
 
 
 def ingredients(backbone: Backbone, *weights, tuner: str = "lora", seed: int = 0, **options) -> list[MixEntry]:
-    """One part per weight, of one tuner, its tensors moved away from where they start."""
+    """Return one mix entry per weight: a part of one tuner whose tensors are moved away from their initial values."""
     made_tuner = TUNERS[tuner](TUNERS[tuner].Options(**options))
     draws = torch.Generator().manual_seed(seed)
-    found = []
+    entries = []
     for weight in weights:
         tensors = {
             name: tensor + 0.3 * torch.randn(tensor.shape, generator=draws)
             for name, tensor in made_tuner.init(backbone, [], draws).items()
         }
-        found.append(MixEntry(made_tuner, tensors, weight))
-    return found
+        entries.append(MixEntry(made_tuner, tensors, weight))
+    return entries

@@ -1,6 +1,6 @@
-"""The cases of these suites, short runs of them, and the bytes that really pass between silos and coordinator.
+"""Every method as a case, short runs of cases, and the messages that pass between silos and coordinator.
 
-A new method joins by its entry in `silotune.methods.METHODS`; a case for one of its options by an entry of `CASES`.
+A new method joins by its entry in `silotune.methods.METHODS`, a new case of a method by an entry of `CASES`.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ ROUNDS = 2
 
 @dataclass(frozen=True)
 class Case:
-    """A method, and what is set besides. `one_task`: all silos hold one task, so that a head may be shared."""
+    """A method and further settings. With `one_task` all silos hold one task, so that a head may be shared."""
 
     method: str
     overrides: tuple[str, ...] = ()
@@ -50,13 +50,13 @@ class Case:
 
     @property
     def ends(self) -> bool:
-        """Whether training ends with a phase of its own, before which silos' models are not finished."""
+        """Whether the method has a final phase, before which silos' models are not finished."""
         phases = METHODS[self.method](Setting(TUNERS["lora"](), HEADS["mlp"]())).phases()
         return any(phase.when == "end" for phase in phases)
 
     @property
     def adopts_the_mean(self) -> bool:
-        """Whether the coordinator's shared parts are the mean of the updates."""
+        """Whether the coordinator adopts the mean of the updates without a step of its own."""
         trains = METHODS[self.method].server_phases is not Method.server_phases
         return not trains and not any(word.startswith("server.optimizer") for word in self.overrides)
 
@@ -90,7 +90,7 @@ def write_silos(folder: Path) -> Path:
 
 @dataclass
 class Wire:
-    """All messages as they passed, and the results of local rounds they were made from."""
+    """All messages of a run, and the results of the local rounds that they were made from."""
 
     up: list[tuple[int, str, bytes]] = field(default_factory=list)
     down: list[bytes] = field(default_factory=list)
@@ -100,7 +100,7 @@ class Wire:
     final_results: dict[str, LocalResult] = field(default_factory=dict)
 
     def updates(self, number: int) -> dict[str, bytes]:
-        """The messages of one round, by silo."""
+        """Return one round's updates by silo."""
         return {silo: message for when, silo, message in self.up if when == number}
 
 
@@ -157,13 +157,13 @@ def tapped(tamper: Tamper | None = None, spoil: Spoil | None = None) -> Iterator
 
 
 def read_message(message: bytes) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """A message's tensors and header, read with safetensors and json alone."""
+    """Read a message's tensors and header with safetensors and json alone."""
     length = int.from_bytes(message[:8], "little")
     return load(message), json.loads(message[8 : 8 + length])
 
 
 class Federate:
-    """Runs cases over one tiny backbone, which stays loaded."""
+    """Runner of cases over one loaded tiny backbone."""
 
     def __init__(self, silos: Path, backbone: Path) -> None:
         self._silos = silos
@@ -172,30 +172,30 @@ class Federate:
         self.backbone: Backbone = load_backbone(str(backbone), precision="fp32", keep_master=True)
 
     def words(self, case: str, *overrides: str) -> list[str]:
-        """The case's `key=value` words, for the preset `demo`."""
-        found = CASES[case]
-        rows, data = (ONE_TASK_ROWS, "alike") if found.one_task else (TRAIN_ROWS, "unlike")
+        """Return the case's `key=value` words for the preset `demo`."""
+        chosen = CASES[case]
+        rows, data = (ONE_TASK_ROWS, "alike") if chosen.one_task else (TRAIN_ROWS, "unlike")
         return [
-            *tiny_overrides(found.method, self._folder, self._silos / data),
+            *tiny_overrides(chosen.method, self._folder, self._silos / data),
             f"data.tasks=[{','.join(rows)}]",
             "data.seed=5",
-            *(["data.task=alpha"] if found.one_task else []),
+            *(["data.task=alpha"] if chosen.one_task else []),
             f"train.batch_size={BATCH}",
             f"rounds={ROUNDS}",
-            *found.overrides,
+            *chosen.overrides,
             *overrides,
         ]
 
     def config(self, case: str, *overrides: str) -> Config:
-        """The case's configuration."""
+        """Return the case's configuration."""
         return read_config("demo", self.words(case, *overrides))
 
     def run(self, case: str, out: Path, *overrides: str, **more: Any) -> Run:
-        """Run a case; `more` is `run`'s (`resume`, `progress`)."""
+        """Run a case; `more` goes to `silotune.run` (`resume`, `progress`, `workers`)."""
         return run(self.config(case, *overrides), out=out, backbone=self.backbone, **more)
 
     def reference(self, case: str, root: Path) -> tuple[Run, Wire]:
-        """A finished run of the case and what passed in it. Made once; its folder and state are not to be changed."""
+        """Return a finished run of the case and its messages; it is made once, so tests must not change it."""
         if case not in self._references:
             with tapped() as wire:
                 self._references[case] = self.run(case, root / f"reference-{len(self._references)}"), wire
@@ -206,12 +206,12 @@ SAME_ON_RESUME = ("state_sha256", "shared_sha256", "silos", "average", "best_rou
 
 
 def same(summary: dict[str, Any]) -> dict[str, Any]:
-    """What of a summary must not depend on interruptions, on the order of silos or on the clock."""
+    """Return the entries of a summary that depend neither on interruptions, nor on the order of silos, nor on time."""
     return {key: summary[key] for key in SAME_ON_RESUME}
 
 
 def snapshot(folder: Path) -> dict[str, tuple[int, str]]:
-    """Every file of a folder with its time of change and a hash of its bytes; folders with time 0."""
+    """Map each path below a folder to (time of change, hash of its bytes); folders to (0, "")."""
     return {
         path.relative_to(folder).as_posix(): (
             (path.stat().st_mtime_ns, hashlib.sha256(path.read_bytes()).hexdigest()) if path.is_file() else (0, "")
@@ -221,12 +221,13 @@ def snapshot(folder: Path) -> dict[str, tuple[int, str]]:
 
 
 def logged(folder: Path, kind: str) -> list[dict[str, Any]]:
-    """The events of one kind, read as plain JSON lines."""
+    """Read the events of one kind as plain JSON lines."""
     lines = (folder / "events.jsonl").read_text(encoding="utf-8").splitlines()
     return [event for event in map(json.loads, lines) if event["event"] == kind]
 
 
 def assert_as_if_never_interrupted(resumed: Run, whole: Run) -> None:
+    """Compare a resumed run with an uninterrupted one: summary, events without times, checkpoint files."""
     assert same(resumed.summary) == same(whole.summary)
     assert json.loads((resumed.folder / "summary.json").read_text()) == resumed.summary
     for kind in ("round", "silo", "final"):  # each piece of work is logged once, with the same numbers
@@ -239,5 +240,5 @@ def assert_as_if_never_interrupted(resumed: Run, whole: Run) -> None:
         {name: value[1] for name, value in snapshot(run.folder / "checkpoints").items()} for run in (resumed, whole)
     ]
     assert files[0].keys() == files[1].keys()
-    tensors = [{name: value for name, value in found.items() if name.endswith(".safetensors")} for found in files]
+    tensors = [{name: value for name, value in hashes.items() if name.endswith(".safetensors")} for hashes in files]
     assert tensors[0] == tensors[1]

@@ -1,4 +1,4 @@
-"""What several numeric tests need of silotune: double-precision federations, random states, one `Step` by its parts."""
+"""Federations in float64, random states, batches, and one `Step` made of its parts, for numeric tests."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.support.views import view_of_batch
 
 
 def doubled(federation: Federation) -> Federation:
-    """The federation over a backbone in float64, without dropout."""
+    """Turn a federation's backbone to float64 and its dropout off; returns the federation."""
     federation.backbone.model.double()
     for module in federation.backbone.model.modules():
         if isinstance(module, torch.nn.Dropout):
@@ -30,7 +30,7 @@ def doubled(federation: Federation) -> Federation:
 
 
 def parts_in_double(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From now on parts begin in float64."""
+    """Initialize parts in float64 from now on."""
     init = TrainingContext._init
     monkeypatch.setattr(
         TrainingContext, "_init", lambda *args: {name: one.double() for name, one in init(*args).items()}
@@ -38,7 +38,7 @@ def parts_in_double(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def random_parts(federation: Federation, silo: Silo, seed: int = 5, spread: float = 0.2) -> State:
-    """All parts of a silo in float64, every tensor moved away from its initial value (adapters start at zero)."""
+    """Return a silo's parts in float64, each tensor moved away from its initial value (adapters start at zero)."""
     initial = federation.coordinator.shared | federation.context.state_of(silo).private
     draws = torch.Generator().manual_seed(seed)
 
@@ -50,7 +50,7 @@ def random_parts(federation: Federation, silo: Silo, seed: int = 5, spread: floa
 
 
 def trained(state: State, phase: Phase) -> Tensors:
-    """The phase's leaves with gradient switched on, by "part/tensor"; they are put into `state`."""
+    """Replace the tensors in `state` that the phase trains by leaves with gradients; returns them by "part/tensor"."""
     leaves: Tensors = {}
     for part in phase.trains:
         state[part] = {name: tensor.detach().clone().requires_grad_() for name, tensor in state[part].items()}
@@ -59,22 +59,22 @@ def trained(state: State, phase: Phase) -> Tensors:
 
 
 def padded(rows: TokenizedRows, chosen: Sequence[int], pad_id: int, extra: int = 0) -> Inputs:
-    """Rows as one rectangle, written out, with `extra` columns of nothing but padding."""
+    """Pad rows to one rectangle, with `extra` further columns of padding."""
     length = max(len(rows.ids[row]) for row in chosen) + extra
     ids = torch.full((len(chosen), length), pad_id)
     mask, types = torch.zeros_like(ids), torch.zeros_like(ids)
     for position, row in enumerate(chosen):
-        own = len(rows.ids[row])
-        ids[position, :own], mask[position, :own] = torch.tensor(rows.ids[row]), 1
+        length_of_row = len(rows.ids[row])
+        ids[position, :length_of_row], mask[position, :length_of_row] = torch.tensor(rows.ids[row]), 1
         if rows.types is not None:
-            types[position, :own] = torch.tensor(rows.types[row])
+            types[position, :length_of_row] = torch.tensor(rows.types[row])
     return {"input_ids": ids, "attention_mask": mask} | ({} if rows.types is None else {"token_type_ids": types})
 
 
 def cut_batch(
     backbone: Backbone, rows: TokenizedRows, chosen: Sequence[int], micro_batch: int, extra: int = 0
 ) -> Batch:
-    """The batch of the chosen rows in their given order, in micro-batches of one size (the last may be smaller)."""
+    """Return a batch of the chosen rows in their order, in micro-batches of one size (the last may be smaller)."""
     pad_id = int(backbone.tokenizer.pad_token_id or 0)
     groups = [list(chosen[start : start + micro_batch]) for start in range(0, len(chosen), micro_batch)]
     index = torch.tensor(list(chosen))
@@ -83,13 +83,13 @@ def cut_batch(
 
 
 def some_rows(federation: Federation, silo: Silo, count: int = 8, micro_batch: int = 3) -> Batch:
-    """A batch of the silo's first rows, in micro-batches of unequal length."""
+    """Return a batch of the silo's first rows in micro-batches of unequal length."""
     (rows,) = silo.train.values()
     return cut_batch(federation.backbone, rows, range(count), micro_batch)
 
 
 def make_step(training: TrainingContext, phase: Phase, batch: Batch, state: State, received: State) -> Step:
-    """What the phase's loss sees of one batch."""
+    """Return the `Step` that the phase's loss is given for one batch."""
     views = {
         name: view_of_batch(training.backbone, batch, training.resolve(mix, state, received, {}))
         for name, mix in phase.views.items()
@@ -98,5 +98,5 @@ def make_step(training: TrainingContext, phase: Phase, batch: Batch, state: Stat
 
 
 def arrays(tensors: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
-    """Tensors as NumPy arrays."""
+    """Convert tensors to NumPy arrays."""
     return {name: tensor.detach().cpu().numpy() for name, tensor in tensors.items()}

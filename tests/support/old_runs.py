@@ -65,8 +65,8 @@ CASES: dict[str, tuple[str, tuple[str, ...]]] = {
 
 def words(method: str, root: Path) -> tuple[str, list[str]]:
     """The preset and the `key=value` words of a method's recorded run, over the backbones and data in `root`."""
-    preset, own = CASES[method]
-    return preset, [f"method={method}", *(word.replace("{root}", str(root)) for word in (*_COMMON, *own))]
+    preset, overrides = CASES[method]
+    return preset, [f"method={method}", *(word.replace("{root}", str(root)) for word in (*_COMMON, *overrides))]
 
 
 def put_in_place(target: Path) -> Path:

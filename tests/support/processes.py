@@ -1,4 +1,4 @@
-"""The real command under way, and what processes it has started."""
+"""The command as a process, and the processes that it has started."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LONGEST = 900
 def processes(out: Path, name: str = "") -> list[int]:
     """All living processes that a run in this folder has started (of one name, as the kernel keeps it): they carry the
     folder in a command line, or in their environment."""
-    found = []
+    living = []
     for entry in Path("/proc").glob("[0-9]*"):
         try:
             command, environment = (entry / "cmdline").read_bytes(), (entry / "environ").read_bytes()
@@ -28,12 +28,12 @@ def processes(out: Path, name: str = "") -> list[int]:
             continue
         mine = str(out).encode() in command or f"TEST_RUN={out}".encode() in environment.split(b"\0")
         if mine and int(entry.name) != os.getpid() and name in ("", comm):
-            found.append(int(entry.name))
-    return found
+            living.append(int(entry.name))
+    return living
 
 
 def begin(config: Config, place: Path, *more: str) -> tuple[subprocess.Popen[str], Path]:
-    """`silotune run --engine flower-local` in a folder of `place`; the process, and its run folder."""
+    """Start `silotune run --engine flower-local` below `place`; returns the process and its run folder."""
     file, out = place / "run.yaml", place / "run"
     file.write_text(dump(config), encoding="utf-8")
     words = [sys.executable, "-m", "silotune", "run", str(file), "--out", str(out), "--engine", "flower-local", *more]
@@ -52,13 +52,13 @@ def begin(config: Config, place: Path, *more: str) -> tuple[subprocess.Popen[str
 
 
 def finish(process: subprocess.Popen[str]) -> str:
-    """Wait for the command; what it said."""
+    """Wait for the command and return its output."""
     said, _ = process.communicate(timeout=LONGEST)
     return said
 
 
 def wait_until(condition, process: subprocess.Popen[str], longest: float = LONGEST) -> None:
-    """Wait for something while the command runs."""
+    """Wait for a condition while the command runs; fails if it ends."""
     until = time.monotonic() + longest
     while not condition():
         assert process.poll() is None, process.communicate()[0]
@@ -67,7 +67,7 @@ def wait_until(condition, process: subprocess.Popen[str], longest: float = LONGE
 
 
 def assert_nothing_is_left(out: Path) -> None:
-    """No process of the run is there after a while."""
+    """Assert that within a minute no process of the run is left."""
     until = time.monotonic() + 60
     while processes(out) and time.monotonic() < until:
         time.sleep(0.1)

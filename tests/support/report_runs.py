@@ -1,4 +1,4 @@
-"""Finished run folders written by hand, with numbers that are known."""
+"""Finished run folders with known numbers, written without a run."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ def write_run(
     test_rows: int | None = 20,
     metric: str = "accuracy",
 ) -> Path:
-    """A run whose silos test at `tests`, validate at `tests − 10/round`, and send `message` bytes a round each.
+    """Write a run whose silos test at `tests`, validate at `tests − 10/round` and send `message` bytes a round each.
 
-    `central`: one data set is partitioned, and the log has one score for all silos, their mean. `test_rows`: None where
-    silos do not say how many rows they have.
+    With `central` one data set is partitioned, and the log has one score for all silos: their mean. `test_rows` is
+    None if silos do not disclose their number of rows.
     """
     folder.mkdir(parents=True)
     config = {"description": "by hand", "backbone": backbone, "method": {"name": method}, "seed": seed} | dict(more)
@@ -85,7 +85,7 @@ def write_run(
 
 
 def write_comparison(folder: Path, scores: Mapping[str, Mapping[int, float]], **more: object) -> Path:
-    """A comparison's folder: row → seed → the test score of its silos `a` and `b`; further words go to `write_run`."""
+    """Write a comparison's folder from row → seed → test score of its silos `a` and `b`; `more` goes to `write_run`."""
     seeds = list(dict.fromkeys(seed for of in scores.values() for seed in of))
     for row, of in scores.items():
         for seed, score in of.items():
@@ -97,11 +97,11 @@ def write_comparison(folder: Path, scores: Mapping[str, Mapping[int, float]], **
 
 @pytest.fixture
 def no_figure_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reports draw their figures for the page alone, not again for the files beside it: that takes seconds."""
+    """Let reports draw figures for the page only, not a second time for the files beside it, which takes seconds."""
     monkeypatch.setattr(html_page, "save", lambda spec, folder: [])
 
 
 @pytest.fixture
 def no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reports have no figures, for tests of their text."""
+    """Let reports have no figures, for tests of their text."""
     monkeypatch.setattr(html_page, "figures", lambda entries, ddof: [])

@@ -1,4 +1,4 @@
-"""Whole local rounds written out: hand-written BERT, losses in plain torch, gradient descent on all rows at once."""
+"""Whole local rounds by hand: a hand-written BERT, losses in plain torch, gradient descent on all rows at once."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Stage:
 
 
 def set_up(tiny_federation, method, *words, task="gamma"):
-    """A federation in float64, a silo whose private parts are random, and its whole state."""
+    """Return a federation in float64, a silo whose private parts are random, and its whole state."""
     federation = doubled(tiny_federation(method, *WORDS, *words))
     silo = federation.silos[task]
     (rows,) = silo.train.values()  # fewer of them: the hand-written BERT reads one at a time
@@ -40,26 +40,26 @@ def set_up(tiny_federation, method, *words, task="gamma"):
 
 
 def shared_of(federation, state):
-    """The parts that a message would bring."""
+    """Return the shared parts of a state, which a broadcast would bring."""
     return {name: state[name] for name in names_with(federation.context.parts, Scope.SHARED)}
 
 
 def states(federation, silo, *adapters, loras=()):
-    """Last states of all the silo's rows under a mix of adapters."""
+    """Return the last states of all the silo's rows under a mix of adapters."""
     return forward_by_hand(federation, silo, range(silo.rows), *adapters, loras=loras)
 
 
-def cross_entropy(federation, silo, found, head):
-    """Mean over the silo's rows of `log Σ exp − logit of the label`, of the MLP head."""
+def cross_entropy(federation, silo, states, head):
+    """Return the cross-entropy of the MLP head, averaged over the silo's rows."""
     labels = silo.train[silo.name].labels
-    x = pooled(found, federation.method.setting.head.pooling)
+    x = pooled(states, federation.method.setting.head.pooling)
     hidden = torch.tanh(x @ head[f"{silo.name}.dense.weight"].T + head[f"{silo.name}.dense.bias"])
     logits = hidden @ head[f"{silo.name}.out.weight"].T + head[f"{silo.name}.out.bias"]
     return (torch.logsumexp(logits, -1) - logits[torch.arange(len(labels)), labels]).mean()
 
 
 def descended(state: State, stages: Sequence[Stage]) -> State:
-    """The parts after gradient descent through all stages; what a stage does not train stays."""
+    """Return the parts after gradient descent through all stages; each stage changes only the parts it trains."""
     for stage in stages:
         for _ in range(stage.steps):
             current = dict(state)
@@ -73,13 +73,13 @@ def descended(state: State, stages: Sequence[Stage]) -> State:
     return state
 
 
-def assert_same(found: State, expected: State, moved_from: State, moved: Sequence[str]) -> None:
-    """Equal to rounding; and every tensor of the parts in `moved` has left its start, all others have not."""
-    assert found.keys() == expected.keys()
+def assert_same(state: State, expected: State, moved_from: State, moved: Sequence[str]) -> None:
+    """Assert equality up to rounding, and that exactly the parts in `moved` have left their start."""
+    assert state.keys() == expected.keys()
     for part, tensors in expected.items():
         for name, tensor in tensors.items():
-            torch.testing.assert_close(found[part][name], tensor, rtol=0, atol=1e-9)
+            torch.testing.assert_close(state[part][name], tensor, rtol=0, atol=1e-9)
             if part in moved:
-                assert (found[part][name] - moved_from[part][name]).abs().max() > 1e-7, (part, name)
+                assert (state[part][name] - moved_from[part][name]).abs().max() > 1e-7, (part, name)
             else:
-                assert torch.equal(found[part][name], moved_from[part][name])
+                assert torch.equal(state[part][name], moved_from[part][name])

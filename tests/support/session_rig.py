@@ -1,4 +1,4 @@
-"""A federation without Flower: sessions answer in this process, or in threads, over a link that keeps all bytes."""
+"""A federation without Flower: sessions answer in this process or in threads, over a link that records all messages."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Silo = Callable[[bytes], bytes]
 
 @dataclass
 class DirectLink:
-    """Nodes are functions; what they answer is there at the next pull. `joined` may change at any time."""
+    """A link whose nodes are functions; an answer is there at the next pull. `joined` may change at any time."""
 
     joined: dict[int, Silo]
     names: dict[int, str] = field(default_factory=dict)
@@ -49,16 +49,16 @@ class DirectLink:
 
 
 class LostError(Exception):
-    """The message went under."""
+    """The message is lost."""
 
 
 def local_configs(config: Config, out: Path, **more: object) -> dict[str, SiloSettings]:
-    """Every silo's rows in a folder of its own, and its configuration, as `flower-local` lays them out."""
-    found = {}
+    """Write each silo's rows to its own folder and return its settings, laid out as `flower-local` does."""
+    settings = {}
     for data in load_silos(config):
         home = out / "silos" / data.name
         write_rows(home / "rows", data)
-        found[data.name] = SiloSettings(
+        settings[data.name] = SiloSettings(
             **{
                 "name": data.name,
                 "folder": str(out / "checkpoints" / "silos" / data.name),
@@ -70,16 +70,16 @@ def local_configs(config: Config, out: Path, **more: object) -> dict[str, SiloSe
                 **more,
             }
         )
-    return found
+    return settings
 
 
 def answering(configs: Mapping[str, SiloSettings]) -> dict[int, Callable[[bytes], bytes]]:
-    """Node → what answers for the silo there; they stay while the dictionary does."""
+    """Map each node to the function that answers for its silo; sessions live as long as the dictionary."""
     return {node: Session(local).answer for node, local in enumerate(configs.values())}
 
 
 def job(config: Config, out: Path, silos: Collection[str], local: bool = True) -> Job:
-    """The coordinator's job; FedFAME's labeled rows are drawn as in one process."""
+    """Return the coordinator's job; FedFAME's labeled rows are drawn as in one process."""
     place = out / "federation"
     place.mkdir(parents=True, exist_ok=True)
     (place / "config.yaml").write_text(dump(config), encoding="utf-8")
@@ -91,7 +91,7 @@ def job(config: Config, out: Path, silos: Collection[str], local: bool = True) -
 
 
 def federate(config: Config, out: Path, order: Sequence[int] = (0, 1, 2)) -> tuple[dict, DirectLink]:
-    """A whole run over sessions; the summary, and the link with all that passed."""
+    """Run a federation over sessions; returns its summary, and the link with all messages."""
     configs = local_configs(config, out)
     there = answering(configs)
     link = DirectLink({node: there[node] for node in order})

@@ -1,4 +1,4 @@
-"""A coordinator that expects three small tensors, a good message for it, and what refusing one means."""
+"""A coordinator that expects three small tensors, a valid message for it, and the check that it refuses one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Finished runs over tiny models of several families, and what silotune itself computes with them."""
+"""Finished runs over tiny models of several families, and the states that silotune computes with them."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def _config(family: str, size: int):
 
 
 def save_model(family: str, kind: str, folder: Path) -> Path:
-    """A tiny model, `kind`: plain, or with its masked, causal or seq2seq language-model head."""
+    """Save a tiny model; `kind` is plain, or masked, causal or seq2seq for a language model's head."""
     tokenizer = FAMILIES[family if family in FAMILIES else "roberta"].tokenizer()
     if family not in FAMILIES:
         tokenizer.eos_token = "</s>"
@@ -89,7 +89,7 @@ class Runs:
         return save_model(family, kind, self.root / f"{family}-{kind}")
 
     def folder(self, family: str, tuner: str, *overrides: str, kind: str = "plain") -> Path:
-        """A new run's folder; the run is not cached."""
+        """Run and return the run's folder; not cached."""
         place = self.root / f"run-{len(list(self.root.iterdir()))}"
         words = [*self.words(family, tuner, kind), *overrides]
         if any(word.startswith("method=") for word in overrides):
@@ -98,7 +98,7 @@ class Runs:
         return place
 
     def words(self, family: str, tuner: str, kind: str = "plain") -> list[str]:
-        """A run of two steps with a large learning rate, so that adapters really act."""
+        """Words of a run of two steps with a large learning rate, so that adapters matter."""
         return [
             *tiny_overrides("fedavg", self.model(family, kind), self.data),
             *("method.adapters=1", "data.tasks=[alpha,beta]", "rounds=1", "train.steps=2", "train.lr=0.1"),
@@ -110,7 +110,7 @@ class Runs:
         return load_run(self.folder(family, tuner, *overrides, kind=kind), precision="fp32")
 
     def generation(self, family: str, kind: str, tuner: str, *overrides: str) -> silotune.Run:
-        """A finished run of instructions under a language-model head."""
+        """Return a finished run of instructions under a language-model head."""
         rows = [{"instruction": f"say {text} {number}", "output": text} for number, text in enumerate(SINGLE * 5)]
         (self.root / "say.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         silo = {"path": str(self.root / "say.jsonl"), "text": "instruction", "label": "output", "kind": "generation"}
@@ -131,7 +131,7 @@ class Runs:
 
 
 def tokenised(run: silotune.Run, silo: str, texts):
-    """The texts as the run's head wants them."""
+    """Tokenize texts as the run's head expects them."""
     training = run.federation.context
     tokenize = training.method.setting.head.row_tokenizer(training.backbone, run.federation.config.train.max_length)
     task = run.federation.tasks[silo]
@@ -141,33 +141,33 @@ def tokenised(run: silotune.Run, silo: str, texts):
 
 @torch.no_grad()
 def own_states(run: silotune.Run, silo: str, mix, texts) -> list[torch.Tensor]:
-    """silotune's states of each text's tokens under a mix of the run's parts, in the texts' order."""
+    """Return silotune's states of each text under a mix of the run's parts, in the order of the texts."""
     training = run.federation.context
     state = state_of(run.federation, run.federation.silos[silo])
     rows = tokenised(run, silo, texts)
-    found: list[torch.Tensor] = [torch.zeros(0)] * len(texts)
+    states: list[torch.Tensor] = [torch.zeros(0)] * len(texts)
     for row in range(len(texts)):
         batch = make_batch(rows, [row], 1)
         inputs = {name: tensor for name, tensor in batch.micro[0].items() if not name.startswith("read_")}
         plan = make_plan(training.backbone, training.resolve(mix, state, {}, {}))
-        found[row] = training.backbone.encode(inputs, plan)[0][: len((rows.decoder or rows.ids)[row])]
-    return found
+        states[row] = training.backbone.encode(inputs, plan)[0][: len((rows.decoder or rows.ids)[row])]
+    return states
 
 
 def encoded(folder: Path, texts):
-    """The texts as the exported tokenizer gives them, padded."""
+    """Encode and pad the texts with the exported tokenizer."""
     columns = [list(column) for column in zip(*((t,) if isinstance(t, str) else t for t in texts), strict=True)]
     return AutoTokenizer.from_pretrained(folder)(*columns, padding=True, return_tensors="pt")
 
 
 def rows_of(states: torch.Tensor, mask: torch.Tensor) -> list[torch.Tensor]:
-    """The states of real tokens, row by row; virtual tokens before the text are left out."""
+    """Return each row's states without padding and without virtual tokens before the text."""
     states = states[:, states.shape[1] - mask.shape[1] :]
     return [row[: int(real)] for row, real in zip(states, mask.sum(1), strict=True)]
 
 
 def head_logits(folder: Path, states: list[torch.Tensor]) -> torch.Tensor:
-    """The exported head over states of real tokens, written out by hand."""
+    """Compute the exported head's logits from states by hand."""
     about = json.loads((folder / "head.json").read_text())
     weights = load_file(folder / "head.safetensors")
     pooled = torch.stack([row.mean(0) if about["pooling"] == "mean" else row[0] for row in states])
@@ -176,14 +176,14 @@ def head_logits(folder: Path, states: list[torch.Tensor]) -> torch.Tensor:
     return pooled @ weights["out.weight"].T + weights["out.bias"]
 
 
-def close(found, expected) -> None:
-    """Equal to 1e-5 in every number."""
-    assert len(found) == len(expected)
-    for one, other in zip(found, expected, strict=True):
+def close(values, expected) -> None:
+    """Assert equality to 1e-5 in every number."""
+    assert len(values) == len(expected)
+    for one, other in zip(values, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=1e-5)
 
 
 @pytest.fixture(scope="session")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
-    """See `Runs`."""
+    """Finished runs, made on demand; see `Runs`."""
     return Runs(tmp_path_factory.mktemp("runs"))

@@ -34,9 +34,9 @@ METHODS: list[str] = list(_METHODS)
 """Every method's id, for parametrisation."""
 
 UNPARTITIONED = ("partition=none", "partition.silos=10")
-"""Takes the words back that divide one task among silos: the number is the default again."""
+"""Words that undo the partition of one task among silos."""
 ONE_TASK = {"fedfame"}
-"""Those that share a head, and so cannot have tasks of different kinds."""
+"""Methods that share a head and therefore need one task in all silos."""
 
 TASKS = ("alpha", "beta", "gamma")
 LABELS = {"alpha": ("bad", "good"), "beta": ("other", "same"), "gamma": ("yes", "maybe", "no")}
@@ -69,7 +69,7 @@ class Special:
 
 @dataclass(frozen=True)
 class Family:
-    """How to build one family: its tokenizer, and the model for a vocabulary of some size."""
+    """How to build one family: its tokenizer, and its model for a vocabulary size."""
 
     tokenizer: Callable[[], PreTrainedTokenizerFast]
     model: Callable[[int], PreTrainedModel]
@@ -89,7 +89,7 @@ def words() -> list[str]:
 
 
 def _wordpiece(special: Special, types: bool, double_separator: bool = False) -> PreTrainedTokenizerFast:
-    """Words of the tasks, and single characters so that any lower-case ASCII text can be encoded."""
+    """WordPiece of the tasks' words, and of single characters so that any lower-case ASCII text can be encoded."""
     characters = "abcdefghijklmnopqrstuvwxyz0123456789.,!?'-"
     vocabulary = [*special.tokens, *characters, *(f"##{character}" for character in characters), *words()]
     ids = {token: number for number, token in enumerate(dict.fromkeys(vocabulary))}
@@ -101,7 +101,7 @@ def _wordpiece(special: Special, types: bool, double_separator: bool = False) ->
 
 
 def _byte_bpe(special: Special) -> PreTrainedTokenizerFast:
-    """Byte-level BPE as RoBERTa has it, with a few merges learned from the tasks' words."""
+    """Byte-level BPE as in RoBERTa, with a few merges learned from the tasks' words."""
     tokenizer = Tokenizer(models.BPE(unk_token=special.unk))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
     tokenizer.decoder = decoders.ByteLevel()
@@ -225,7 +225,7 @@ def _beta(draws: random.Random, label: int) -> Record:
 
 
 def _gamma(draws: random.Random, label: int) -> Record:
-    """A pair in three classes, told by an adverb of the second sentence."""
+    """A pair in three classes; an adverb of the second sentence tells the class."""
     noun = draws.choice(NOUNS)
     sign = draws.choice(SIGNS[LABELS["gamma"][label]])
     one, two = (_sentence(draws, noun, draws.choice(GOOD + BAD)) for _ in range(2))
@@ -236,7 +236,7 @@ _MAKERS: dict[str, Callable[[random.Random, int], Record]] = {"alpha": _alpha, "
 
 
 def write_data(folder: Path, tasks: Sequence[str] = TASKS, rows: dict[str, int] = ROWS, seed: int = 3) -> Path:
-    """Write the tiny tasks as `data.path` wants them: a folder per task with its splits and `meta.json`."""
+    """Write the tiny tasks in the layout of `data.path`: a folder per task with its splits and `meta.json`."""
     for task in tasks:
         (folder / task).mkdir(parents=True)
         meta = {"task": task, "label_names": list(LABELS[task]), "metric": "accuracy"}
@@ -250,7 +250,7 @@ def write_data(folder: Path, tasks: Sequence[str] = TASKS, rows: dict[str, int] 
 
 
 def tiny_overrides(method: str, backbone: Path, data: Path) -> list[str]:
-    """The words that turn the preset `demo` into a run of seconds over tiny data and a tiny backbone.
+    """Return the words that turn the preset `demo` into a run of seconds over tiny data and a tiny backbone.
 
     Methods that share a head need one task: the first one's rows, in three silos. Those that bring a language model's
     head get a classifier instead: the tiny backbones have none.
@@ -275,7 +275,7 @@ def tiny_overrides(method: str, backbone: Path, data: Path) -> list[str]:
 
 
 def unsettle(model: PreTrainedModel, family: str) -> None:
-    """Move away from their first values the numbers that would hide mistakes: biases of 0, norms of 1, T5's weights."""
+    """Change initial values that would hide mistakes: biases of 0, norms of 1, T5's weights."""
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.dim() == 1:

@@ -1,7 +1,7 @@
-"""Tiny models of every backbone family and every kind of part, for the suites of this folder.
+"""Tiny models of every backbone family, every tuner with options, and forwards of their pairs.
 
 A new family joins by an entry of `CONFIGS`, a new tuner by an entry of `KINDS`; a pair that cannot work joins
-`UNSUPPORTED`, and is then tested to be refused.
+`UNSUPPORTED`; tests then check that it is refused.
 """
 
 from __future__ import annotations
@@ -189,12 +189,12 @@ def _model(family: str) -> torch.nn.Module:
 
 
 def make_model(family: str) -> torch.nn.Module:
-    """A fresh copy of the family's tiny model, always with the same weights."""
+    """Return a copy of the family's tiny model."""
     return copy.deepcopy(_model(family))
 
 
 def make_backbone(family: str, *, double: bool = False, **options) -> Backbone:
-    """A backbone of its own over the family's tiny model."""
+    """Return a new backbone over a copy of the family's tiny model."""
     tokenizer = TOKENIZERS["bert"].tokenizer()
     backbone = Backbone(make_model(family), tokenizer, **options)
     if double:
@@ -208,25 +208,25 @@ def make_backbone(family: str, *, double: bool = False, **options) -> Backbone:
 
 @cache
 def shared_backbone(family: str, double: bool = False, **options) -> Backbone:
-    """One backbone per family and options for all tests that leave it as it is."""
+    """Return the backbone that all tests share which leave it unchanged: one per family and options."""
     return make_backbone(family, double=double, **options)
 
 
 def make_tuner(kind: str):
-    """The kind's tuner."""
+    """Return the kind's tuner."""
     name, options = KINDS[kind]
     return TUNERS[name](TUNERS[name].Options(**options))
 
 
 def first_part(tuner, backbone: Backbone, seed: int = 1):
-    """A part as it starts, in the backbone's dtype."""
+    """Return a part's initial tensors in the backbone's dtype."""
     tensors = tuner.init(backbone, [], torch.Generator().manual_seed(seed))
     dtype = backbone.word_embeddings.dtype
     return {name: tensor.to(backbone.device, dtype) for name, tensor in tensors.items()}
 
 
 def random_part(tuner, backbone: Backbone, seed: int = 1, spread: float = 0.2):
-    """A part with every tensor moved away from where it starts (adapters start without any effect)."""
+    """Return a part whose tensors are moved away from their initial values (adapters start without effect)."""
     draws = torch.Generator().manual_seed(100 + seed)
     return {
         name: tensor + spread * torch.randn(tensor.shape, generator=draws, dtype=torch.float64).to(tensor)
@@ -235,7 +235,7 @@ def random_part(tuner, backbone: Backbone, seed: int = 1, spread: float = 0.2):
 
 
 def batch(family: str, side: str = "right", lengths=LENGTHS, seed: int = 3):
-    """A padded batch of random tokens, with segments for BERT and decoder tokens for T5."""
+    """Return a padded batch of random tokens, with segments for BERT and decoder tokens for T5."""
     draws = torch.Generator().manual_seed(seed)
     longest = max(lengths)
     pad = 1 if family in ("roberta", "mpnet") else 0
@@ -259,7 +259,7 @@ def batch(family: str, side: str = "right", lengths=LENGTHS, seed: int = 3):
 
 
 def row_of(inputs, row: int):
-    """One row of a batch without its padding."""
+    """Return one row of a batch without its padding."""
     real = inputs["attention_mask"][row] == 1
     return {
         name: tensor[row : row + 1] if name.startswith("decoder_") else tensor[row : row + 1, real]
@@ -268,14 +268,14 @@ def row_of(inputs, row: int):
 
 
 def real_states(states, inputs):
-    """The states of real tokens, row by row: a list of (tokens, hidden)."""
+    """Return each row's states without padding: a list of (tokens, hidden)."""
     if "decoder_input_ids" in inputs:
         return list(states)
     return [states[row][inputs["attention_mask"][row] == 1] for row in range(len(states))]
 
 
 def run(backbone: Backbone, inputs, *acting):
-    """States of a batch; `acting` are pairs of a tuner and its mix, a list of (tensors, weight)."""
+    """Encode a batch; `acting` are pairs of a tuner and its mix, a list of (tensors, weight)."""
     plan = ForwardPlan()
     for tuner, mix in acting:
         present = [WeightedTensors(tensors, weight) for tensors, weight in mix]
@@ -285,5 +285,5 @@ def run(backbone: Backbone, inputs, *acting):
 
 
 def trainable(part):
-    """The part's tensors as leaves that want gradients."""
+    """Return the part's tensors as leaves with gradients."""
     return {name: tensor.detach().clone().requires_grad_() for name, tensor in part.items()}

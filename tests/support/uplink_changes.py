@@ -1,4 +1,4 @@
-"""Changes as silos have them: a few tensors of different shapes, and chains over them."""
+"""Small updates of tensors of different shapes, and uplink pipelines over them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What goes wrong is said: divergence, updates too large, options that a method could not honor."""
+"""Failures are reported: divergence, updates too large, options that a method cannot honor."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from silotune.runs.run import run
 def test_a_run_that_diverges_ends_with_the_silo_and_the_rate(
     method: str, words: list[str], number: int, logged: int, tiny_config, tmp_path: Path
 ) -> None:
-    """And what is logged until then are numbers."""
+    """Until then the log holds finite numbers."""
     said = rf"silo '\w+', round {number}, phase 'train': training diverged.*1e\+30"
     with pytest.raises(SilotuneError, match=said) as raised:
         run(tiny_config(method, "train.lr=1e30", *words), out=tmp_path / "run")
@@ -33,7 +33,7 @@ def test_a_run_that_diverges_ends_with_the_silo_and_the_rate(
 
 
 def test_max_norm_bounds_the_change_and_not_the_weights(tiny_config, tmp_path: Path) -> None:
-    """Adapters of norm above 1 that move by less pass; those that move by more are refused by name."""
+    """Adapters of norm above 1 that move by less are accepted; those that move by more are refused by name."""
     passed = run(tiny_config("fedavg", "aggregation.max_norm=1", "train.lr=1e-6", "rounds=1"), out=tmp_path / "small")
     refused = run(tiny_config("fedavg", "aggregation.max_norm=1e-3", "rounds=1"), out=tmp_path / "large")
     weights = sum(
@@ -72,7 +72,7 @@ def test_the_resolved_configuration_names_precision_and_threads(tiny_config, tmp
 
 
 def test_a_mixing_weight_can_be_learned_under_full_fine_tuning(tiny_federation) -> None:
-    """Its gradient arrives, though parts that replace weights cannot be mixed per row."""
+    """The weight gets a gradient, although parts that replace weights cannot be mixed per row."""
     import torch
 
     from silotune.models.backbone.forward_plan import ForwardPlan
