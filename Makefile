@@ -11,10 +11,10 @@ demo: $(STAMP)
 	$(BIN)/silotune demo --out runs/demo
 
 test: $(STAMP)
-	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m "not long" $(ROOM:%=tests/%)
+	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal -m "not long" $(ROOM:%=tests/%)
 
 test-all: $(STAMP)
-	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 $(ROOM:%=tests/%)
+	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal $(ROOM:%=tests/%)
 
 check: $(STAMP)
 	$(BIN)/ruff format --check src tests benchmarks

@@ -42,7 +42,7 @@ def wait_for(path: Path, process: subprocess.Popen[bytes]) -> None:
 
 
 def killed(words: list[str], until: Path | None, delay: float) -> int:
-    """Start the command, wait until `until` exists and `delay` seconds more, kill it; returns the exit code, −9 if killed."""
+    """Start the command, wait for `until` and `delay` seconds more, kill it; returns the exit code, −9 if killed."""
     process = start(words)
     try:
         if until is not None:

@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file, save
 
 from silotune.core.tensors import digest, flatten
+from silotune.runs.build.builder import build
 from tests.support.method_cases import CASES, ONE_TASK_ROWS, TRAIN_ROWS, logged, read_message, tapped
 
 VICTIM = "beta"
@@ -165,9 +166,11 @@ def test_updates_weighted_uniformly(reference, case):
 
 
 @pytest.mark.parametrize("case", AVERAGED)
-def test_updates_weighted_by_training_rows(federate, reference, case, tmp_path):
-    if not reference(case)[1].up:
+def test_updates_weighted_by_training_rows(federate, reference, case):
+    """The messages of a run that weights uniformly, aggregated by rows; `test_one_refused_update` runs by rows."""
+    _, wire = reference(case)
+    if not wire.up:
         return  # the method sends nothing
-    with tapped() as wire:
-        run = federate.run(case, tmp_path / "run", "rounds=1", "aggregation=samples")
-    assert_weighted(flatten(run.federation.coordinator.shared), wire.updates(1), case, by_rows=True)
+    coordinator = build(federate.config(case, "aggregation=samples"), federate.backbone).coordinator
+    coordinator.aggregate([coordinator.receive(1, silo, sent) for silo, sent in wire.updates(1).items()], 1)
+    assert_weighted(flatten(coordinator.shared), wire.updates(1), case, by_rows=True)

@@ -9,18 +9,27 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.command_line import Refused, Silotune
+import silotune as library
+from tests.support.command_line import Refused, Silotune, write_federation
 from tests.support.tiny import save_backbone
 
 RUN = ("run", "federation.yaml", "--out", "out")
 
 
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory, backbone_folder: Callable[[str], Path]) -> Path:
+    """A run folder of two rounds over the federation beside it."""
+    folder = tmp_path_factory.mktemp("finished")
+    library.run(str(write_federation(folder, backbone_folder("bert"))), "rounds=2", out=folder / "out")
+    return folder / "out"
+
+
 @pytest.fixture
-def half(place: Path, silotune: Silotune) -> Path:
-    """A run of two rounds, as a kill in its second round leaves it."""
-    outcome = silotune(*RUN, "rounds=2")
-    assert outcome.code == 0, outcome.err
-    out = place / "out"
+def half(place: Path, finished: Path) -> Path:
+    """A run of two rounds in `place`, in the state that a kill in the second round leaves."""
+    out = shutil.copytree(finished, place / "out")
+    text = (out / "config.yaml").read_text(encoding="utf-8")
+    (out / "config.yaml").write_text(text.replace(str(finished.parent), str(place)), encoding="utf-8")
     (out / "summary.json").unlink()
     manifest = json.loads((out / "checkpoints" / "round-0002.json").read_text(encoding="utf-8"))
     assert set(manifest["silos"]) == {"north", "south"}

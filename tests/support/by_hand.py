@@ -44,7 +44,7 @@ def cosine(x: np.ndarray, y: np.ndarray) -> float:
 
 
 def model_contrast(z: np.ndarray, z_glob: np.ndarray, z_prev: np.ndarray, tau: float) -> float:
-    """Contrastive loss of each row (MOON eq. 3, FedFAME eq. 2): −log of `e^{sim(z, z_glob)/τ}` over the sum with z_prev."""
+    """Contrastive loss of each row (MOON eq. 3, FedFAME eq. 2): −log of the softmax share of z_glob beside z_prev."""
 
     def sim(a: np.ndarray, b: np.ndarray) -> float:
         return float(a @ b) / math.sqrt(float(a @ a) * float(b @ b))

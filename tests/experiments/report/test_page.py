@@ -192,6 +192,7 @@ def test_a_browser_draws_it_without_complaint(written: Path, tmp_path: Path, wid
     assert not [line for line in ended.stderr.splitlines() if "CONSOLE" in line]
 
 
+@pytest.mark.usefixtures("no_figure_files")
 def test_the_command(silotune: Silotune, runs: Path, tmp_path: Path) -> None:
     outcome = silotune("report", runs / "alone-1", runs / "sharing-2", "--out", tmp_path / "page.html")
     assert (outcome.code, outcome.err) == (0, "")

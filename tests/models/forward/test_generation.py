@@ -79,7 +79,7 @@ MIXES = {
 @pytest.mark.parametrize("mix", MIXES)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_batched_with_a_cache_is_row_by_row_without(family, mix):
-    backbone, length = backbone_of(family), 9
+    backbone, length = backbone_of(family), 7
     mixed = MIXES[mix](backbone)
     answers = generate_ids(backbone, prompts(family), mixed, GenerationOptions(1, length), rows_at_once=4)
     compared = set()
