@@ -98,10 +98,10 @@ def write_comparison(folder: Path, scores: Mapping[str, Mapping[int, float]], **
 @pytest.fixture
 def no_figure_files(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let reports draw figures for the page only, not a second time for the files beside it, which takes seconds."""
-    monkeypatch.setattr(html_page, "save", lambda spec, folder: [])
+    monkeypatch.setattr(html_page, "save_figure", lambda spec, folder: [])
 
 
 @pytest.fixture
 def no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let reports have no figures, for tests of their text."""
-    monkeypatch.setattr(html_page, "figures", lambda entries, ddof: [])
+    monkeypatch.setattr(html_page, "report_figures", lambda entries, ddof: [])
