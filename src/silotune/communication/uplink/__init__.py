@@ -10,7 +10,7 @@ from silotune.communication.privacy.accountant import gaussian_multiplier
 from silotune.communication.privacy.clipping import Clip
 from silotune.communication.privacy.gaussian import Gaussian
 from silotune.communication.privacy.laplace import Laplace, laplace_scale
-from silotune.communication.uplink.codecs import Codec, Float16, UniformQuantizer
+from silotune.communication.uplink.codecs import CODECS, Codec
 from silotune.communication.uplink.pipeline import NO_UPLINK, UplinkPipeline, UplinkStep
 from silotune.config import registries
 from silotune.config.extensible import make_registered
@@ -50,13 +50,6 @@ def _gaussian(config: UplinkConfig) -> UplinkStep:
 
 NOISES: dict[str, Callable[[UplinkConfig], UplinkStep]] = {"laplace": _laplace, "gaussian": _gaussian}
 """Name → the noise step of a configuration; `privacy/budget.py` `ACCOUNTS` has the cost of each."""
-
-
-CODECS: dict[str, Callable[[UplinkConfig], Codec]] = {
-    "fp16": lambda config: Float16(),
-    "int8": lambda config: UniformQuantizer(127, config.rounding == "stochastic"),
-    "int4": lambda config: UniformQuantizer(7, config.rounding == "stochastic"),
-}
 
 
 def _steps(config: UplinkConfig) -> tuple[UplinkStep, ...]:

@@ -7,13 +7,16 @@ number is in range, zero stays zero, and rounding to the nearest code moves no n
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import prod
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from silotune.config.uplink import UplinkConfig
 
 Shape = tuple[int, ...]
 
@@ -127,6 +130,14 @@ class UniformQuantizer:
             raise ValueError(f"holds a code below {-self.most}")
         values = _by_channel(codes, shape).float() * scale.unsqueeze(1)
         return _from_channels(values, shape)
+
+
+CODECS: dict[str, Callable[[UplinkConfig], Codec]] = {
+    "fp16": lambda config: Float16(),
+    "int8": lambda config: UniformQuantizer(127, config.rounding == "stochastic"),
+    "int4": lambda config: UniformQuantizer(7, config.rounding == "stochastic"),
+}
+"""The built-in codecs, as `uplink=` names them. `silotune.config.registries` reserves these names."""
 
 
 def channels(shape: Shape) -> int:
