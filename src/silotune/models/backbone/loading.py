@@ -77,6 +77,7 @@ def load_backbone(
         raise InputError(
             f"backbone: cannot load {name!r} ({reason}); allowed: default, a hub id, a local folder"
         ) from error
+    # a pooler may be missing: no head reads it
     missing = sorted(key for key in loading_info["missing_keys"] if not key.startswith("pooler."))
     if missing and model_class != "AutoModel":
         raise InputError(f"backbone: the head needs {description}; {name!r} was saved without {missing[0]!r}")
