@@ -1,6 +1,6 @@
-"""A federation on several machines: what `silotune federation up, start, join, status, down` do.
+"""The commands `silotune federation up`, `start`, `join`, `status` and `down`.
 
-`up` and `join` stay in the foreground and look after their processes, as systemd and containers want it.
+`up` and `join` stay in the foreground and restart their processes, as systemd and containers expect.
 """
 
 from __future__ import annotations
@@ -41,24 +41,31 @@ from silotune.distributed.silo.silo_config import SiloSettings
 from silotune.distributed.silo.worker import ping
 from silotune.errors import InputError, SilotuneError
 
-LOOK = 0.5
+CHECK_INTERVAL = 0.5
+"""Seconds between checks of the processes."""
 
-PAUSES = (1.0, 5.0, 15.0, 30.0)
-"""Seconds before a process that ended is started again, the last for all further times: a node that was killed is not
-let in for up to a minute."""
+RESTART_DELAYS = (1.0, 5.0, 15.0, 30.0)
+"""Seconds before the first, second, … restart; the last for all further ones.
+
+The SuperLink refuses a node that was killed for up to a minute."""
 
 
 def up(config: CoordinatorSettings, say: Callable[[str], None]) -> None:
-    """Run the SuperLink until told to end."""
+    """Run the SuperLink until Ctrl-C, SIGTERM or `down`.
+
+    Args:
+        config: the coordinator's settings.
+        say: called with messages for the operator.
+    """
     require_flower()
     folder = Path(config.folder)
     with _supervised(folder) as supervisor:
-        secured = ["--insecure"]
+        options = ["--insecure"]
         if not config.insecure:
-            secured = ["--ssl-ca-certfile", str(config.ca), "--ssl-certfile", str(config.certificate)]
-            secured += ["--ssl-keyfile", str(config.key), "--enable-supernode-auth"]
-        secured += ["--database", str(folder / "superlink.db")]
-        link = supervisor.start("superlink", superlink_command(config.host, config.port, secured))
+            options = ["--ssl-ca-certfile", str(config.ca), "--ssl-certfile", str(config.certificate)]
+            options += ["--ssl-keyfile", str(config.key), "--enable-supernode-auth"]
+        options += ["--database", str(folder / "superlink.db")]
+        link = supervisor.start("superlink", superlink_command(config.host, config.port, options))
         wait_for_port(link, config.port, STARTUP_TIMEOUT)
         say(f"SuperLink on {config.address}; logs: {folder / 'logs'}")
         with contextlib.suppress(KeyboardInterrupt):  # Ctrl-C, or `down`
@@ -66,7 +73,7 @@ def up(config: CoordinatorSettings, say: Callable[[str], None]) -> None:
 
 
 def start(config: CoordinatorSettings, job: Path) -> str:
-    """Hand a job (`coordinate.Job`) to the SuperLink; the run's id."""
+    """Submit a job (`coordinate.Job`) to the SuperLink; returns Flower's id of the run."""
     require_flower()
     return submit_job(write_app(Path(config.folder) / "app"), job, flwr_environment(config))
 
@@ -74,26 +81,36 @@ def start(config: CoordinatorSettings, job: Path) -> str:
 def follow(
     out: Path, progress: Callable[[int, str, int, int], None], announce: Callable[[str], None] | None = None
 ) -> None:
-    """Wait until a run's coordinator says how it ended.
+    """Wait for the outcome of a run.
+
+    Args:
+        out: the run folder.
+        progress: called with the coordinator's progress.
+        announce: called with each line of the privacy guarantee.
 
     Raises:
-        SilotuneError: it failed, is gone, or has not begun within `STARTUP_TIMEOUT` seconds.
+        SilotuneError: the run failed, its coordinator is gone, or it did not start within `STARTUP_TIMEOUT` seconds.
     """
-    watched = CoordinatorMonitor(out / FOLDER, progress, announce)
-    while (outcome := watched.outcome()) is None:
-        watched.poll()
-        failure_reason = watched.failure_reason()
+    monitor = CoordinatorMonitor(out / FOLDER, progress, announce)
+    while (outcome := monitor.outcome()) is None:
+        monitor.poll()
+        failure_reason = monitor.failure_reason()
         if failure_reason:
             raise SilotuneError(f"{failure_reason}; what is finished is kept (start again with --resume)")
-        time.sleep(LOOK)
+        time.sleep(CHECK_INTERVAL)
     require_finished(outcome)
 
 
 def join(path: Path, config: SiloSettings | NodeSettings, say: Callable[[str], None]) -> None:
-    """Run a silo's worker and SuperNode until told to end; for a node's file the SuperNode alone.
+    """Run a silo's worker and SuperNode until Ctrl-C, SIGTERM or `down`; for a node's file the SuperNode alone.
+
+    Args:
+        path: the file.
+        config: its content.
+        say: called with messages for the operator.
 
     Raises:
-        InputError: what answers at `superlink` is not the coordinator that the certificates are for.
+        InputError: the party at `superlink` has another certificate.
     """
     require_flower()
     assert config.superlink is not None, "the file was checked"
@@ -103,26 +120,34 @@ def join(path: Path, config: SiloSettings | NodeSettings, say: Callable[[str], N
         if problem:
             say(f"{problem}; goes on trying")
     with _supervised(Path(config.folder)) as supervisor:
-        secured = ["--insecure"]
+        options = ["--insecure"]
         if not config.insecure:
-            secured = ["--root-certificates", str(config.root_certificates)]
-            secured += ["--auth-supernode-private-key", str(config.private_key)]
+            options = ["--root-certificates", str(config.root_certificates)]
+            options += ["--auth-supernode-private-key", str(config.private_key)]
         if isinstance(config, SiloSettings):
             supervisor.start("worker", [sys.executable, "-m", "silotune", "worker", str(path.resolve())])
-        words = supernode_command(config.superlink, config.port, config.name, config.socket_path, secured)
-        supervisor.start("supernode", words)
+        command = supernode_command(config.superlink, config.port, config.name, config.socket_path, options)
+        supervisor.start("supernode", command)
         say(f"silo {config.name!r} joins {config.superlink}; logs: {Path(config.folder) / 'logs'}")
         with contextlib.suppress(KeyboardInterrupt):
             _keep_running(supervisor, say)
 
 
 def check_tls(address: str, certificates: str, patience: float = 20.0) -> str:
-    """Look whether a party that the certificates vouch for answers at an address; what is in the way for now, if so.
+    """Check that the party at an address has a certificate by these authorities.
 
-    Flower's SuperNode tries for ever also where no patience helps.
+    Flower's SuperNode retries for ever, even if no retry can succeed.
+
+    Args:
+        address: HOST:PORT.
+        certificates: file of the authorities.
+        patience: seconds.
+
+    Returns:
+        A problem that may pass, such as an unreachable address; empty if there is none.
 
     Raises:
-        InputError: the certificates are none, or the other side has another one, or no TLS at all.
+        InputError: the file holds no certificates, or the other side has another certificate or no TLS.
     """
     host, _, port = address.rpartition(":")
     try:
@@ -150,17 +175,17 @@ def check_tls(address: str, certificates: str, patience: float = 20.0) -> str:
 
 
 def status(path: Path) -> list[str]:
-    """What runs of a coordinator's, a silo's or a node's file, line by line."""
+    """Return lines on which processes of a coordinator's, silo's or node's file run."""
     config = read_party(path)
     folder = Path(config.folder)
     running = read_json(folder / "running.json")
-    there = running is not None and bool(process_group(str(running["token"])))
+    active = running is not None and bool(process_group(str(running["token"])))
     kind = "coordinator" if isinstance(config, CoordinatorSettings) else f"silo {config.name!r}"
-    lines = [f"{kind}: {'running' if there else 'not running'}"]
+    lines = [f"{kind}: {'running' if active else 'not running'}"]
     if not isinstance(config, CoordinatorSettings):
-        said = ping(config.socket_path)
-        lines.append("worker: " + ("no answer" if said is None else str(said.get("busy") or "ready")))
-    elif there:
+        pong = ping(config.socket_path)
+        lines.append("worker: " + ("no answer" if pong is None else str(pong.get("busy") or "ready")))
+    elif active:
         try:
             lines += [f"{name}: {state}" for name, state in sorted(node_statuses(config).items())]
         except SilotuneError as error:
@@ -169,7 +194,11 @@ def status(path: Path) -> list[str]:
 
 
 def down(path: Path) -> bool:
-    """End what `up` or `join` runs for a file; whether anything ran."""
+    """End the processes of `up` or `join` for a file; returns whether any ran.
+
+    Raises:
+        SilotuneError: some processes do not end.
+    """
     running = read_json(Path(read_party(path).folder) / "running.json")
     if running is None or not process_group(str(running["token"])):
         return False
@@ -178,15 +207,19 @@ def down(path: Path) -> bool:
     until = time.monotonic() + 30
     while process_group(str(running["token"])) and time.monotonic() < until:
         time.sleep(0.1)
-    left = end_process_group(str(running["token"]))
-    if left:
-        raise SilotuneError(f"processes that do not end: {', '.join(map(str, left))}")
+    remaining = end_process_group(str(running["token"]))
+    if remaining:
+        raise SilotuneError(f"processes that do not end: {', '.join(map(str, remaining))}")
     return True
 
 
 @contextmanager
 def _supervised(folder: Path) -> Iterator[Supervisor]:
-    """A household that `status` and `down` find again."""
+    """A supervisor whose token is kept in `running.json`, for `status` and `down`.
+
+    Raises:
+        InputError: processes of this folder run already.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     folder.chmod(0o700)
     before = read_json(folder / "running.json")
@@ -202,6 +235,7 @@ def _supervised(folder: Path) -> Iterator[Supervisor]:
 
 
 def _keep_running(supervisor: Supervisor, say: Callable[[str], None]) -> None:
+    """Restart processes that end, after a delay; never returns."""
     due: dict[str, float] = {}
     while True:
         for child in list(supervisor.children.values()):
@@ -209,21 +243,21 @@ def _keep_running(supervisor: Supervisor, say: Callable[[str], None]) -> None:
                 continue
             now = time.monotonic()
             if child.name not in due:
-                pause = PAUSES[min(child.starts, len(PAUSES)) - 1]
+                pause = RESTART_DELAYS[min(child.starts, len(RESTART_DELAYS)) - 1]
                 due[child.name] = now + pause
                 reason = failure_line(child)
                 say(f"{child.name} ended with code {child.process.returncode}; again in {pause:g} s ({reason})")
             elif now >= due[child.name]:
                 del due[child.name]
                 supervisor.restart(child.name)
-        time.sleep(LOOK)
+        time.sleep(CHECK_INTERVAL)
 
 
 def failure_line(child: ManagedProcess) -> str:
-    """The line of a log that says why its process ended: Flower's own, which others follow; else the last."""
-    told = [line for line in child.tail(60).split(" | ") if line.startswith("[code: ")]
-    if not told:
+    """Return the log line with Flower's error code if there is one, else the last line."""
+    coded = [line for line in child.tail(60).split(" | ") if line.startswith("[code: ")]
+    if not coded:
         return child.tail(1)
-    known = "2004" in told[-1]
-    hint = "; its key is not admitted, or the node before it was killed less than a minute ago" if known else ""
-    return told[-1] + hint
+    refused = "2004" in coded[-1]
+    hint = "; its key is not admitted, or the node before it was killed less than a minute ago" if refused else ""
+    return coded[-1] + hint

@@ -1,4 +1,4 @@
-"""The processes of a federation on one machine: Flower's, one worker per silo, the coordinator; looked after."""
+"""The processes of `--engine flower-local`: Flower's, one worker per silo, the coordinator; restarted when they end."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ from silotune.distributed.processes.supervisor import Supervisor, free_ports, wa
 from silotune.errors import SilotuneError
 from silotune.runs.engines.base import Progress
 
-LOOK = 0.1
-"""Seconds between looks at the processes."""
+CHECK_INTERVAL = 0.1
+"""Seconds between checks of the processes."""
 
 STARTS = 6
-"""How often anything may end without a finished round in between."""
+"""Ends of one process without a finished round in between at which the run stops."""
 
 
-_APART = ("--insecure", "--isolation", "process")
-"""SuperLink and SuperNodes start nothing themselves; what runs the apps is started beside them."""
+_ISOLATED = ("--insecure", "--isolation", "process")
+"""Options with which SuperLink and SuperNodes leave running the apps to `flower-superexec`."""
 
 _CLIENT = ("flwr.supernode.cli", "silotune.distributed.flower.client_app")
 
@@ -52,10 +52,10 @@ _SERVER = (
     "silotune.distributed.coordinator.coordinate",
     *_MODELS,
 )
-"""What ClientApp, any backbone and ServerApp import."""
+"""Modules that the fork server imports for ClientApps, backbones and the ServerApp."""
 
 _FLOWER = "Flower"
-"""What `RestartPolicy` calls the stack of Flower's processes."""
+"""Name of Flower's processes as a whole in the `RestartPolicy`."""
 
 
 class LocalProcesses:
@@ -67,8 +67,8 @@ class LocalProcesses:
         silos: their names.
         job: the coordinator's.
         scratch: a folder whose path is short.
-        household: where the processes live.
-        progress: told what the coordinator does.
+        supervisor: runs the processes.
+        progress: called with the coordinator's progress.
     """
 
     def __init__(
@@ -92,25 +92,25 @@ class LocalProcesses:
         self._coordinator = CoordinatorMonitor(out / FOLDER, self._progress)
 
     def run(self) -> None:
-        """Until the coordinator says how it ended.
+        """Run until the coordinator's outcome.
 
         Raises:
-            InputError: what the coordinator refused.
-            SilotuneError: it failed, or something ended again and again.
+            InputError: the coordinator refused its input.
+            SilotuneError: it failed, or a process ended too often.
         """
         self._progress(1, "starting workers and Flower", 0, len(self._names))
         configs = [self._silo_config(number, name) for number, name in enumerate(self._names)]
-        self._stack()  # Flower is there before torch is
+        self._start_flower()  # first: it starts while the workers import torch
         for name, path in zip(self._names, configs, strict=True):
             words = [sys.executable, "-m", "silotune.distributed.silo.worker", str(path)]
             self._supervisor.start(f"worker-{name}", words, imports=["silotune.distributed.silo.session", *_MODELS])
         while True:
             outcome = self._coordinator.outcome()
-            if outcome is not None and not self._lost(outcome):
+            if outcome is not None and not self._resumed_after_loss(outcome):
                 break
             self._keep_running()
             self._coordinator.poll()
-            time.sleep(LOOK)
+            time.sleep(CHECK_INTERVAL)
         require_finished(outcome)
 
     def _silo_config(self, number: int, name: str) -> Path:
@@ -138,47 +138,47 @@ class LocalProcesses:
     def _finished_rounds(self) -> list[str]:
         return sorted(path.name for path in (self._out / "checkpoints").glob("round-*.json"))
 
-    def _stack(self) -> None:
-        """Flower's processes, and the job."""
+    def _start_flower(self) -> None:
+        """Start Flower's processes and submit the job; retried if the SuperLink ends."""
         while True:
             try:
-                self._build()
+                self._start_once()
                 return
-            except SilotuneError:  # its SuperLink died meanwhile, or another took its port
+            except SilotuneError:  # the SuperLink ended, or another process took its port
                 link = self._supervisor.children.get("superlink")
                 if link is None or link.alive or not self._restarts.may_restart(_FLOWER):
                     raise
 
-    def _replace(self) -> None:
-        """A stack that broke is replaced as a whole: the run resumes."""
+    def _replace_flower(self) -> None:
+        """Replace all of Flower's processes; the run resumes."""
         if not self._restarts.may_restart(_FLOWER):
             logs = self._out / FOLDER / "logs"
             raise SilotuneError(
                 f"Flower's processes ended {STARTS} times without a finished round between (see {logs})"
             )
-        self._stack()
+        self._start_flower()
 
-    def _build(self) -> None:
-        place = self._out / FOLDER
+    def _start_once(self) -> None:
+        folder = self._out / FOLDER
         start, children = self._supervisor.start, self._supervisor.children
         flower = [name for name in children if not name.startswith("worker-")]
         if flower:
-            self._supervisor.end(*flower, grace=1.0)  # what counts is on disk
-        clear(place)
+            self._supervisor.end(*flower, grace=1.0)  # finished rounds are on disk
+        clear(folder)
         port, *ports = free_ports(1 + len(self._names))
-        link = start("superlink", superlink_command("127.0.0.1", port, _APART))
-        for number, (name, own) in enumerate(zip(self._names, ports, strict=True)):
-            home = {"FLWR_HOME": str(self._scratch / str(number))}  # apps are unpacked there, by one process at a time
+        link = start("superlink", superlink_command("127.0.0.1", port, _ISOLATED))
+        for number, (name, node_port) in enumerate(zip(self._names, ports, strict=True)):
+            home = {"FLWR_HOME": str(self._scratch / str(number))}  # apps are unpacked there: one home for each node
             start(
                 f"supernode-{name}",
-                supernode_command(f"127.0.0.1:{port}", own, name, self._socket(number), _APART),
+                supernode_command(f"127.0.0.1:{port}", node_port, name, self._socket(number), _ISOLATED),
                 home,
             )
-            start(f"superexec-{name}", superexec_command(own), home, _CLIENT)
+            start(f"superexec-{name}", superexec_command(node_port), home, _CLIENT)
         wait_for_port(link, port, STARTUP_TIMEOUT)
         self._submit(port)
         start("superexec", superexec_command(port), imports=_SERVER)
-        self._coordinator = CoordinatorMonitor(place, self._progress)
+        self._coordinator = CoordinatorMonitor(folder, self._progress)
 
     def _submit(self, port: int) -> None:
         write_home(Path(self._supervisor.environment["FLWR_HOME"]), f"127.0.0.1:{port}")
@@ -190,17 +190,17 @@ class LocalProcesses:
         parse_run_id(child.log.read_text(encoding="utf-8", errors="replace"))
         child.log.unlink()
 
-    def _lost(self, outcome: dict[str, Any]) -> bool:
-        """Whether a run ended for want of Flower: then the next stack goes on."""
+    def _resumed_after_loss(self, outcome: dict[str, Any]) -> bool:
+        """Return whether the run ended because Flower failed; then Flower is restarted and the run resumed."""
         if outcome["state"] != "lost" or not self._restarts.may_restart(_FLOWER):
             return False
-        self._stack()
+        self._start_flower()
         return True
 
     def _keep_running(self) -> None:
         children = self._supervisor.children
         if not children["superlink"].alive or self._coordinator.failure_reason():
-            self._replace()
+            self._replace_flower()
             return
         for child in [child for child in children.values() if not child.alive]:
             if not self._restarts.may_restart(child.name):

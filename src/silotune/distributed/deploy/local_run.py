@@ -1,7 +1,7 @@
-"""`--engine flower-local`: a whole federation as processes on this machine, talking over 127.0.0.1 only.
+"""`--engine flower-local`: all parties as processes on this machine, over 127.0.0.1 only.
 
-Every silo's rows are put into a folder of its own and its worker reads nothing else; private parts stay in the silos'
-folders (which lie in the run folder, because all of them belong to this user).
+Each silo's rows are written to a folder of its own, and its worker reads nothing else; private parts stay in the silos'
+folders, which are in the run folder.
 """
 
 from __future__ import annotations
@@ -49,18 +49,21 @@ def run_local(
     progress: Progress | None = None,
     announce: Callable[[str], None] | None = None,
 ) -> tuple[dict[str, Any], Privacy | None]:
-    """Run a configuration; its summary, and what it promised.
+    """Run a configuration with `--engine flower-local`.
 
     Args:
         config: the run's.
         out: the run folder; must be new or empty unless `resume`.
         resume: continue an interrupted run.
-        progress: called before every piece of work.
-        announce: told, line by line, what the run promises before it starts.
+        progress: called with the coordinator's progress.
+        announce: called with each line of the privacy guarantee before the run starts.
+
+    Returns:
+        The summary, and the privacy guarantee if there is one.
 
     Raises:
-        InputError: bad configuration or data, before any process is started, or found by the coordinator.
-        SilotuneError: the run could not be finished; what is finished is in the run folder.
+        InputError: invalid configuration or data, found before any process starts or by the coordinator.
+        SilotuneError: the run could not be finished; finished rounds are in the run folder.
     """
     require_flower()
     if not resume:
@@ -96,38 +99,38 @@ def run_local(
 
 
 def _prepare(config: Config, out: Path, method: Method, data: list[SiloData]) -> Path:
-    """Every party's files; the coordinator's job."""
-    place, names = out / FOLDER, [silo.name for silo in data]
+    """Write every party's files; returns the path of the coordinator's job."""
+    folder, names = out / FOLDER, [silo.name for silo in data]
     labelled = None
     if method.server_phases():
-        labelled = place / "labelled"
+        labelled = folder / "labelled"
         write_rows(labelled, draw_labeled_rows(data, config.server, config.data_seed))
-    write_text(place / "config.yaml", dump(config))
-    write_text(place / "silos.yaml", wire_config(config, names))
+    write_text(folder / "config.yaml", dump(config))
+    write_text(folder / "silos.yaml", wire_config(config, names))
     for silo in data:
         write_rows(out / "silos" / silo.name / "rows", silo)
-    job = Job(str(place / "config.yaml"), str(out), tuple(names), None if labelled is None else str(labelled), True)
-    job.write(place / "job.json")
-    return place / "job.json"
+    job = Job(str(folder / "config.yaml"), str(out), tuple(names), None if labelled is None else str(labelled), True)
+    job.write(folder / "job.json")
+    return folder / "job.json"
 
 
 def _finished(out: Path, config: Config, data: list[SiloData]) -> dict[str, Any]:
-    """The summary, with what only somebody who sees all rows can say, and the silos' vectors beside it (FedDPA)."""
+    """Return the summary with the majority score on central rows; copies the silos' vectors beside it (FedDPA)."""
     summary = read_summary(out)
     if config.partition.name != "none" and summary["global"]:
         test, task = data[0].splits.test, data[0].task
         if task.kind == "classification" and test:
             summary["global"]["majority"] = majority_score(task.metric, torch.tensor([row.label for row in test]))
             write_text(out / "summary.json", json.dumps(summary, indent=1) + "\n")
-    for found in _instances(out, [silo.name for silo in data]):
+    for path in _instances(out, [silo.name for silo in data]):
         (out / INSTANCES).mkdir(exist_ok=True)
-        shutil.copyfile(found, out / INSTANCES / found.name)
+        shutil.copyfile(path, out / INSTANCES / path.name)
     return summary
 
 
 def _instances(out: Path, names: list[str]) -> Iterator[Path]:
     run = RunRegistry.open(out).run
     for name in names:
-        found = out / "checkpoints" / "silos" / name / run / INSTANCES / f"{name}.safetensors"
-        if found.is_file():
-            yield found
+        path = out / "checkpoints" / "silos" / name / run / INSTANCES / f"{name}.safetensors"
+        if path.is_file():
+            yield path

@@ -1,6 +1,6 @@
-"""Whose node is let in: silos' keys at the SuperLink, through Flower's own commands.
+"""Silos' public keys at the SuperLink, registered through Flower's commands.
 
-The SuperLink does not list the names that it knows nodes by, so `<folder>/nodes.json` keeps them: one key per silo.
+The SuperLink does not list the names of its nodes, so `<folder>/nodes.json` keeps them: one key per silo.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from silotune.distributed.flower.commands import ENVIRONMENT, run_flwr, write_ho
 from silotune.errors import InputError, SilotuneError
 
 PREFIX = "silo-"
-"""What the SuperLink knows a silo's node by: this and the silo's name (`rollcall.py` compares them)."""
+"""Prefix of a silo's name at the SuperLink; `coordinator/dispatcher.py` compares it with the hello."""
 
 
 def flwr_environment(config: CoordinatorSettings) -> dict[str, str]:
-    """What Flower's commands see, so that they talk to this coordinator's SuperLink."""
+    """Return the environment in which Flower's commands connect to this coordinator's SuperLink."""
     home = write_home(Path(config.folder) / "flwr", config.address, config.ca)
     beside = str(Path(sys.executable).parent)
     path = os.pathsep.join([beside, os.environ.get("PATH", "")])
@@ -30,11 +30,19 @@ def flwr_environment(config: CoordinatorSettings) -> dict[str, str]:
 
 
 def register_node(config: CoordinatorSettings, silo: str, key: Path) -> str:
-    """Let a silo's public key in; the node's id.
+    """Register a silo's public key (`silotune federation admit`).
+
+    Args:
+        config: the coordinator's settings.
+        silo: its name.
+        key: file of the public key.
+
+    Returns:
+        The node's id.
 
     Raises:
-        InputError: no such name or key, or the silo has a key already.
-        SilotuneError: the SuperLink did not take it.
+        InputError: invalid name or key, or the silo has a key already.
+        SilotuneError: the SuperLink did not accept it.
     """
     if not is_name(silo):
         raise InputError(f"silo {silo!r} cannot be a name; allowed: {NAME_RULE}")
@@ -47,38 +55,47 @@ def register_node(config: CoordinatorSettings, silo: str, key: Path) -> str:
     nodes = registered_nodes(config)
     if silo in nodes:
         raise InputError(f"silo {silo!r}: is node {nodes[silo]} already; `silotune federation expel` takes it out")
-    said = _ask(config, f"silo {silo!r} was not admitted", "register", str(key), "--name", f"{PREFIX}{silo}")
-    node = str(said["node-id"])
-    _keep(config, {**nodes, silo: node})
+    output = _flwr_supernode(
+        config, f"silo {silo!r} was not admitted", "register", str(key), "--name", f"{PREFIX}{silo}"
+    )
+    node = str(output["node-id"])
+    _write_nodes(config, {**nodes, silo: node})
     return node
 
 
 def unregister_node(config: CoordinatorSettings, silo: str) -> str:
-    """Take a silo's key out; the node's id. Its node gets no further answer.
+    """Unregister a silo's key (`silotune federation expel`); its node gets no further replies.
+
+    Args:
+        config: the coordinator's settings.
+        silo: its name.
+
+    Returns:
+        The node's id.
 
     Raises:
         InputError: the silo has no key here.
-        SilotuneError: the SuperLink did not do it.
+        SilotuneError: the SuperLink did not unregister it.
     """
     nodes = registered_nodes(config)
     if silo not in nodes:
         raise InputError(f"silo {silo!r}: not admitted; admitted: {', '.join(sorted(nodes)) or 'none'}")
     node = nodes.pop(silo)
-    _ask(config, f"silo {silo!r} was not expelled", "unregister", node)
-    _keep(config, nodes)
+    _flwr_supernode(config, f"silo {silo!r} was not expelled", "unregister", node)
+    _write_nodes(config, nodes)
     return node
 
 
 def registered_nodes(config: CoordinatorSettings) -> dict[str, str]:
-    """Silo → its node's id.
+    """Return the id of each registered silo's node.
 
     Raises:
-        InputError: the file is damaged.
+        InputError: `nodes.json` is damaged.
     """
-    path = _file(config)
+    path = _nodes_file(config)
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        return {str(silo): str(node) for silo, node in found.items()}
+        ids = json.loads(path.read_text(encoding="utf-8"))
+        return {str(silo): str(node) for silo, node in ids.items()}
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, AttributeError) as error:
@@ -86,34 +103,38 @@ def registered_nodes(config: CoordinatorSettings) -> dict[str, str]:
 
 
 def node_statuses(config: CoordinatorSettings) -> dict[str, str]:
-    """Silo (or a node's id, where it was not admitted here) → whether it is online, in Flower's words.
+    """Return the status of each node in Flower's words, by silo (or by id if it was not registered here).
 
     Raises:
         SilotuneError: the SuperLink does not answer.
     """
     names = {node: silo for silo, node in registered_nodes(config).items()}
-    listed = _ask(config, "nodes", "list").get("nodes", [])
-    found = {names.get(str(node["node-id"]), f"node {node['node-id']}"): str(node["status"]) for node in listed}
-    return {name: state for name, state in found.items() if state != "unregistered"}
+    listed = _flwr_supernode(config, "nodes", "list").get("nodes", [])
+    states = {names.get(str(node["node-id"]), f"node {node['node-id']}"): str(node["status"]) for node in listed}
+    return {name: state for name, state in states.items() if state != "unregistered"}
 
 
-def _ask(config: CoordinatorSettings, failure: str, verb: str, *words: str) -> dict[str, Any]:
-    """One of `flwr supernode …`."""
-    command = ["flwr", "supernode", verb, *words[:1], "silotune", *words[1:], "--format", "json"]
-    done = run_flwr(command, flwr_environment(config), failure)
+def _flwr_supernode(config: CoordinatorSettings, failure: str, verb: str, *arguments: str) -> dict[str, Any]:
+    """Run `flwr supernode VERB …` and return its JSON output.
+
+    Raises:
+        SilotuneError: it failed.
+    """
+    command = ["flwr", "supernode", verb, *arguments[:1], "silotune", *arguments[1:], "--format", "json"]
+    process = run_flwr(command, flwr_environment(config), failure)
     try:
-        said = dict(json.loads(done.stdout))
+        output = dict(json.loads(process.stdout))
     except (ValueError, TypeError):
-        said = {"error-message": f"{done.stdout} {done.stderr}"}
-    if said.get("success") is not True:
-        reason = " ".join(str(said.get("error-message", said)).split())
+        output = {"error-message": f"{process.stdout} {process.stderr}"}
+    if output.get("success") is not True:
+        reason = " ".join(str(output.get("error-message", output)).split())
         raise SilotuneError(f"{failure}: {reason[-300:]}")
-    return said
+    return output
 
 
-def _file(config: CoordinatorSettings) -> Path:
+def _nodes_file(config: CoordinatorSettings) -> Path:
     return Path(config.folder) / "nodes.json"
 
 
-def _keep(config: CoordinatorSettings, nodes: dict[str, str]) -> None:
-    write_text(_file(config), json.dumps(nodes, indent=1, sort_keys=True) + "\n")
+def _write_nodes(config: CoordinatorSettings, nodes: dict[str, str]) -> None:
+    write_text(_nodes_file(config), json.dumps(nodes, indent=1, sort_keys=True) + "\n")

@@ -1,6 +1,6 @@
-"""The files of those who run Flower's processes: the coordinator's, and a node's where its worker runs elsewhere.
+"""Settings of the parties that run Flower's processes: the coordinator, and a node whose worker runs elsewhere.
 
-A silo's own file is `local.SiloSettings`. Which of the three a file is follows from its keys.
+A silo's settings are `silo_config.SiloSettings`. The keys of a file tell which of the three it is.
 """
 
 from __future__ import annotations
@@ -19,16 +19,22 @@ from silotune.errors import InputError
 
 LOOPBACK = ("127.0.0.1", "localhost")
 
-_OF_A_SILO = {"data", "rows", "share"}
-"""Keys that only a silo's own file has."""
+_SILO_KEYS = {"data", "rows", "share"}
+"""Keys that only a silo's file has."""
 
 
 class CoordinatorSettings(Section):
-    """The coordinator's side of the wire.
+    """The coordinator's settings.
 
-    `folder`: SuperLink's state and logs. `host` and `port`: where it listens; on loopback alone, because who reaches
-    more of it than `/v1/fleet/` and `/health` can run code on the silos: a proxy lets those two through. `ca`,
-    `certificate`, `key`: TLS; nodes must then be admitted by their keys. `insecure`: neither, for one machine.
+    Args:
+        folder: for the SuperLink's state and logs.
+        host: address of the SuperLink, on loopback only: access to more than `/v1/fleet/` and `/health` allows running
+            code on the silos, so a proxy passes only these two on.
+        port: of the SuperLink.
+        ca: certificate authority. With TLS, nodes must be registered by their keys.
+        certificate: of the coordinator.
+        key: of the certificate.
+        insecure: no TLS and no keys; on one machine only.
     """
 
     folder: str = Field(min_length=1)
@@ -60,16 +66,20 @@ class CoordinatorSettings(Section):
 
     @property
     def address(self) -> str:
-        """Where it listens."""
+        """HOST:PORT of the SuperLink."""
         return f"{self.host}:{self.port}"
 
 
 class NodeSettings(Section):
-    """A silo's SuperNode alone: its worker runs as another user or in another container, behind `socket`.
+    """The settings of a silo's SuperNode whose worker runs as another user or in another container.
 
-    Flower runs what the coordinator sends as this process's user; apart from the worker it has no data within reach.
-    `name`, `superlink`, `root_certificates`, `private_key`, `insecure`, `port`: as in the silo's own file. `folder`:
-    logs. `socket`: the worker's.
+    Flower runs the coordinator's apps as this process's user, who has no access to the silo's data.
+
+    Args:
+        name: the silo's.
+        folder: for logs.
+        socket: path of the worker's socket.
+        superlink: as in `SiloSettings`; so are `root_certificates`, `private_key`, `insecure` and `port`.
     """
 
     name: Name
@@ -83,7 +93,7 @@ class NodeSettings(Section):
 
     @property
     def socket_path(self) -> Path:
-        """Where the worker listens."""
+        """Path of the worker's socket."""
         return Path(self.socket)
 
 
@@ -91,7 +101,7 @@ Party = CoordinatorSettings | SiloSettings | NodeSettings
 
 
 def read_coordinator_settings(path: Path) -> CoordinatorSettings:
-    """A coordinator's file; paths are relative to it.
+    """Read a coordinator's settings; paths are relative to the file.
 
     Raises:
         InputError: naming the key and what is allowed.
@@ -104,33 +114,34 @@ def read_coordinator_settings(path: Path) -> CoordinatorSettings:
 
 
 def read_silo_or_node_settings(path: Path) -> SiloSettings | NodeSettings:
-    """A silo's own file, or its node's; paths are relative to it.
+    """Read a silo's settings, or its node's; paths are relative to the file.
 
     Raises:
         InputError: naming the key and what is allowed.
     """
     tree = _read(path, "silo", ("folder", "socket", "root_certificates", "private_key"))
-    if _OF_A_SILO & tree.keys():
+    if _SILO_KEYS & tree.keys():
         config: SiloSettings | NodeSettings = read_silo_settings(path)
     else:
         try:
             config = NodeSettings.model_validate(tree)
         except ValidationError as error:
             raise InputError(f"node config {path}: {input_error(error, NodeSettings)}") from None
-    _check_joining(path, config)
+    _check_connection(path, config)
     return config
 
 
 def read_party(path: Path) -> Party:
-    """Whose file it is: a name is a silo's or its node's, without one it is the coordinator's.
+    """Read any party's settings: with a name a silo's or its node's, else the coordinator's.
 
     Raises:
-        InputError: it cannot be read, or is none of them.
+        InputError: the file cannot be read or is none of them.
     """
     return read_silo_or_node_settings(path) if "name" in _read(path, "", ()) else read_coordinator_settings(path)
 
 
-def _check_joining(path: Path, config: SiloSettings | NodeSettings) -> None:
+def _check_connection(path: Path, config: SiloSettings | NodeSettings) -> None:
+    """Refuse settings without a usable address, or with half of the keys."""
     kind = "node" if isinstance(config, NodeSettings) else "silo"
     if config.superlink is None:
         raise InputError(f"{kind} config {path}: superlink: give the address HOST:PORT")
@@ -149,11 +160,12 @@ def _check_joining(path: Path, config: SiloSettings | NodeSettings) -> None:
 
 
 def _read(path: Path, kind: str, paths: tuple[str, ...]) -> dict[str, Any]:
+    """Read a YAML file and resolve the paths under these keys."""
     try:
         tree = parse_tree(path.read_text(encoding="utf-8"), str(path))
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{kind} config {path}: cannot be read ({error})".lstrip()) from error
-    here = path.resolve().parent
+    base = path.resolve().parent
     for key in paths:
-        resolve(tree, key, here)
+        resolve(tree, key, base)
     return tree
