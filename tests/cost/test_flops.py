@@ -38,8 +38,8 @@ def bert(config_file: Callable[..., Path]) -> str:
 
 
 def counted(method: str, bert: str, *words: str) -> tuple[int, int]:
-    found = estimate(method, [bert, f"tokens={T}", f"train.batch_size={B}", *words])
-    return found.flops_per_sample_train, found.flops_per_sample_predict
+    cost = estimate(method, [bert, f"tokens={T}", f"train.batch_size={B}", *words])
+    return cost.flops_per_sample_train, cost.flops_per_sample_predict
 
 
 def bottleneck_views(r: int, adapters: int) -> tuple[int, int]:
@@ -110,9 +110,9 @@ def test_a_prompt_makes_the_text_longer(bert: str) -> None:
 def test_llama_shape_forward_by_hand() -> None:
     d, f, blocks, t, words, r = 4096, 11008, 32, 16, 32000, 8
     setting = ("tuner=lora", f"tuner.r={r}", "head=lm", "method.adapters=1", f"tokens={t}")
-    found = estimate("fedavg", ["backbone=shape:llama-7b", *setting])
+    cost = estimate("fedavg", ["backbone=shape:llama-7b", *setting])
     forward = blocks * (8 * t * d * d + 6 * t * d * f + 4 * t * t * d + 8 * t * d * r) + 2 * t * d * words
-    assert found.flops_per_sample_predict == forward
+    assert cost.flops_per_sample_predict == forward
 
 
 @pytest.mark.parametrize(("head", "decoded"), [("linear", 0), ("verbalizer", 2), ("lm", T)])
@@ -132,11 +132,11 @@ def test_t5s_decoder_runs_for_heads_over_the_vocabulary(
     words = ("tuner=prompt", "tuner.tokens=3", "method.adapters=1", f"head={head}")
     encoded = T + 3
     encoder = L * (8 * encoded * D * D + 4 * encoded * D * F + 4 * encoded * encoded * D)
-    own = 8 * decoded * D * D + 4 * decoded * decoded * D
+    self_attention = 8 * decoded * D * D + 4 * decoded * decoded * D
     cross = (
         4 * decoded * D * D + 4 * encoded * D * D + 4 * decoded * encoded * D
     )  # keys and values of the encoder's states
-    decoder = L * (own + cross + 4 * decoded * D * F) if decoded else 0
+    decoder = L * (self_attention + cross + 4 * decoded * D * F) if decoded else 0
     scores = {"linear": 2 * D * C, "verbalizer": 2 * D * C, "lm": 2 * T * D * VOCABULARY}[head]
     assert counted("fedavg", f"backbone={path}", *words)[1] == encoder + decoder + scores
 
@@ -204,10 +204,10 @@ def test_peak_memory_is_the_sum_of_what_a_real_step_holds(
     # values, gradients and Adam's two moments of what is trained, the received copy of what is shared
     by_hand = 4 * backbone + 4 * (5 * adapter + 4 * head) + activations
     setting = [f"backbone={backbone_folder('bert')}", "tokens=24", "train.batch_size=8", *words]
-    found = estimate("fedavg", setting)
-    assert found.peak_memory_mib * 2**20 == pytest.approx(by_hand, rel=0.01)
+    cost = estimate("fedavg", setting)
+    assert cost.peak_memory_mib * 2**20 == pytest.approx(by_hand, rel=0.01)
     plain = estimate("fedavg", [*setting, "train.optimizer=sgd"])
-    assert (found.peak_memory_mib - plain.peak_memory_mib) * 2**20 == pytest.approx(4 * 2 * (adapter + head))
+    assert (cost.peak_memory_mib - plain.peak_memory_mib) * 2**20 == pytest.approx(4 * 2 * (adapter + head))
 
 
 def _shape(tensor: torch.Tensor) -> tuple[int, ...]:

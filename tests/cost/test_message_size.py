@@ -31,10 +31,10 @@ def test_it_is_as_long_as_a_silos_real_update(
     state = training.initial_shared(federation.silos.values()) | training.state_of(silo).private
     sent = update_message(state, training.parts, 1, SILO, ROWS)
     broadcast = federation.coordinator.broadcast(1)
-    found = estimate(method, [f"backbone={backbone_folder('bert')}", "silos=3", *ADAPTERS[method]], work=False)
-    assert found.sent_parameters == sum(t.numel() for t in shared_tensors(state, training.parts).values())
-    assert found.message_bytes == len(sent)
-    assert (found.bytes_up, found.bytes_down) == (3 * len(sent), 3 * len(broadcast))
+    cost = estimate(method, [f"backbone={backbone_folder('bert')}", "silos=3", *ADAPTERS[method]], work=False)
+    assert cost.sent_parameters == sum(t.numel() for t in shared_tensors(state, training.parts).values())
+    assert cost.message_bytes == len(sent)
+    assert (cost.bytes_up, cost.bytes_down) == (3 * len(sent), 3 * len(broadcast))
 
 
 def test_computed_sizes_are_those_of_built_messages() -> None:

@@ -25,14 +25,14 @@ def test_json_has_the_contracts_keys_and_numbers(silotune: Silotune) -> None:
     words = ("tuner=lora", "tuner.r=1", "head=linear", "head.scope=shared", "silos=7", "tokens=16")
     outcome = silotune("cost", "fedap", "backbone=shape:bert-base", *words, "--json")
     assert outcome.code == 0
-    found = json.loads(outcome.out)
-    assert set(CONTRACT_KEYS) <= found.keys()
-    assert found["sent_parameters"] == found["trainable_parameters"] == 38_402
-    assert (found["adapter_parameters"], found["head_parameters"]) == (36_864, 1_538)
-    assert found["full_parameters"] == 109_483_778 + 36_864
-    assert found["sent_percent"] == pytest.approx(100 * 38_402 / 109_483_778, rel=1e-12)
-    assert found["message_mib"] == found["message_bytes"] / 2**20
-    assert found["bytes_up"] == 7 * found["message_bytes"]
+    cost = json.loads(outcome.out)
+    assert set(CONTRACT_KEYS) <= cost.keys()
+    assert cost["sent_parameters"] == cost["trainable_parameters"] == 38_402
+    assert (cost["adapter_parameters"], cost["head_parameters"]) == (36_864, 1_538)
+    assert cost["full_parameters"] == 109_483_778 + 36_864
+    assert cost["sent_percent"] == pytest.approx(100 * 38_402 / 109_483_778, rel=1e-12)
+    assert cost["message_mib"] == cost["message_bytes"] / 2**20
+    assert cost["bytes_up"] == 7 * cost["message_bytes"]
 
 
 @pytest.mark.parametrize(
@@ -47,10 +47,10 @@ def test_json_has_the_contracts_keys_and_numbers(silotune: Silotune) -> None:
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
 def test_other_tuners(words: tuple[str, ...], trained: int) -> None:
-    found = estimate("fedavg", ["backbone=shape:bert-base", "method.adapters=1", "head=linear", *words], work=False)
-    assert found.adapter_parameters == found.sent_parameters == trained
-    assert found.trainable_parameters == trained + CLASSIFIER
-    assert found.full_parameters == 109_483_778 + trained
+    cost = estimate("fedavg", ["backbone=shape:bert-base", "method.adapters=1", "head=linear", *words], work=False)
+    assert cost.adapter_parameters == cost.sent_parameters == trained
+    assert cost.trainable_parameters == trained + CLASSIFIER
+    assert cost.full_parameters == 109_483_778 + trained
 
 
 def test_parts_that_replace_the_backbones_tensors_add_none_to_the_model() -> None:
@@ -62,9 +62,9 @@ def test_parts_that_replace_the_backbones_tensors_add_none_to_the_model() -> Non
 
 
 def test_labels_widen_the_head_and_private_heads_are_not_sent() -> None:
-    found = estimate("fedavg", ["backbone=shape:roberta-base", "method.adapters=1", "labels=3"], work=False)
-    assert found.head_parameters == D * D + D + 3 * D + 3
-    assert found.sent_parameters == ADAPTER
+    cost = estimate("fedavg", ["backbone=shape:roberta-base", "method.adapters=1", "labels=3"], work=False)
+    assert cost.head_parameters == D * D + D + 3 * D + 3
+    assert cost.sent_parameters == ADAPTER
     local = estimate("local", ["backbone=shape:roberta-base"], work=False)
     assert (local.sent_parameters, local.message_bytes, local.bytes_up, local.bytes_down) == (0, 0, 0, 0)
     assert local.trainable_parameters == 2 * ADAPTER + MLP_HEAD

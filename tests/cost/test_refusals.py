@@ -23,9 +23,9 @@ def test_a_folders_configuration_counts_what_its_weights_have(
     folder = backbone_folder(family)
     with safe_open(folder / "model.safetensors", "pt") as file:
         weights = {name: file.get_tensor(name).numel() for name in file.keys()}  # noqa: SIM118
-    found = estimate("fedavg-full", [f"backbone={folder}", "head=linear"], work=False)
-    assert found.bare_parameters == sum(weights.values()) + 2 * 32 + 2
-    assert found.adapter_parameters == sum(size for name, size in weights.items() if not name.startswith("pooler"))
+    cost = estimate("fedavg-full", [f"backbone={folder}", "head=linear"], work=False)
+    assert cost.bare_parameters == sum(weights.values()) + 2 * 32 + 2
+    assert cost.adapter_parameters == sum(size for name, size in weights.items() if not name.startswith("pooler"))
 
 
 def test_the_folder_may_have_no_weights_at_all(config_file: ConfigFile, silotune: Silotune) -> None:

@@ -100,8 +100,8 @@ def test_other_forms_of_loras(silotune: Silotune, runs, family, auto, options, a
     outcome = silotune("import", tmp_path / "lora", "--to", start, "--backbone", base)
     assert (outcome.code, outcome.err) == (0, "")
     told = outcome.out.split("silotune run … ")[1].split()
-    own = ["tuner=lora", "tuner.r=3", f"tuner.alpha={alpha}", f"tuner.sites={sites}"]
-    assert told == [f"backbone={base}", *own, f"start={start}"]
+    tuner_words = ["tuner=lora", "tuner.r=3", f"tuner.alpha={alpha}", f"tuner.sites={sites}"]
+    assert told == [f"backbone={base}", *tuner_words, f"start={start}"]
     run = begun([*runs.words(family, "lora", "causal" if family == "gpt2" else "plain"), *told])
     inner = {"bert": getattr(model, "bert", model), "t5": getattr(model, "encoder", model)}
     inner["gpt2"] = getattr(model, "transformer", model)
@@ -113,26 +113,26 @@ def test_an_exported_adapter_comes_back_unchanged(silotune: Silotune, runs, tmp_
     assert silotune("export", run.folder, "--silo", "beta", "--part", "global", "--to", tmp_path / "out").code == 0
     again = begun([*runs.words("roberta", "lora"), f"start={tmp_path / 'out'}"])
     kept = run.federation.coordinator.shared["global"]
-    found = again.federation.coordinator.shared["global"]
-    assert list(found) == list(again.federation.context.start)
-    assert found.keys() == kept.keys()
-    assert all(found[name].equal(kept[name]) for name in kept)
+    restored = again.federation.coordinator.shared["global"]
+    assert list(restored) == list(again.federation.context.start)
+    assert restored.keys() == kept.keys()
+    assert all(restored[name].equal(kept[name]) for name in kept)
 
 
 def test_a_finished_run_needs_its_start_no_more(runs, made, tmp_path):
     """The run folder holds a copy; a silo that never trained begins from it."""
     shutil.copytree(made[0], tmp_path / "lora")
-    place = tmp_path / "run"
+    run_folder = tmp_path / "run"
     words = [word for word in runs.words("bert", "lora") if word != "method.adapters=1"]
     words += ["method=fedmatch", "sampling.count=1", f"start={tmp_path / 'lora'}"]
-    ran = silotune.run("demo", *words, out=place)
-    never = ({"alpha", "beta"} - {path.name for path in (place / "checkpoints" / "silos").iterdir()}).pop()
+    ran = silotune.run("demo", *words, out=run_folder)
+    never = ({"alpha", "beta"} - {path.name for path in (run_folder / "checkpoints" / "silos").iterdir()}).pop()
     shutil.rmtree(tmp_path / "lora")
-    again = load_run(place)
+    again = load_run(run_folder)
     assert again.model(never).predict(PAIRS) == ran.model(never).predict(PAIRS)
     kept = load_file(made[0] / "adapter_model.safetensors")
-    own = again.federation.context.state_of(again.federation.silos[never]).private["private"]
-    assert all(own[name.removeprefix("base_model.model.")].equal(tensor) for name, tensor in kept.items())
+    adapter = again.federation.context.state_of(again.federation.silos[never]).private["private"]
+    assert all(adapter[name.removeprefix("base_model.model.")].equal(tensor) for name, tensor in kept.items())
 
 
 def test_a_run_is_not_resumed_from_another_start(runs, made, tmp_path):
@@ -169,8 +169,8 @@ def test_a_start_that_does_not_fit_the_run_is_refused(silotune: Silotune, runs, 
     if form == "file":
         start = tmp_path / "start"
         assert silotune("import", made[0], "--to", start).code == 0
-    given = [word for word in runs.words("bert", "lora") if "tuner=bottleneck" not in words or "tuner." not in word]
-    outcome = silotune("run", "demo", *given, f"start={start}", *words, "--out", tmp_path / "out")
+    run_words = [word for word in runs.words("bert", "lora") if "tuner=bottleneck" not in words or "tuner." not in word]
+    outcome = silotune("run", "demo", *run_words, f"start={start}", *words, "--out", tmp_path / "out")
     assert (outcome.code, len(outcome.err.splitlines())) == (2, 1)
     assert message in outcome.err
     assert not (tmp_path / "out").exists()

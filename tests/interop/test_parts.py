@@ -118,10 +118,13 @@ def test_what_silos_did_not_share_is_not_in_the_card(runs, tmp_path):
     summary = json.loads((folder / "summary.json").read_text())
     summary["silos"]["alpha"] |= {"rows": None, "validation": None, "test": None}
     (folder / "summary.json").write_text(json.dumps(summary))
-    for silo, own in (("alpha", "numbers of rows not shared"), ("beta", "12 training, 4 validation, 4 test rows")):
+    for silo, rows_of_silo in (
+        ("alpha", "numbers of rows not shared"),
+        ("beta", "12 training, 4 validation, 4 test rows"),
+    ):
         export(load_run(folder, precision="fp32"), silo, "global", tmp_path / silo)
         text = (tmp_path / silo / "README.md").read_text(encoding="utf-8")
-        assert f"Silo {silo}: {own}. All 2 silos together: numbers of rows not shared." in text
+        assert f"Silo {silo}: {rows_of_silo}. All 2 silos together: numbers of rows not shared." in text
 
 
 def test_a_part_alone_does_not_claim_the_whole_models_scores(runs, tmp_path):
@@ -160,8 +163,8 @@ def test_the_head_is_the_one_trained_on_what_is_exported(runs, part, head, mix, 
         states = own_states(run, "beta", {"global": 0.5, "private": 0.5}, PAIRS)
         labels = run.federation.tasks["beta"].labels
         expected = [[one.probabilities[label] for label in labels] for one in run.model("beta").predict(PAIRS)]
-        found = head_logits(tmp_path / "out", states).softmax(-1).tolist()
-        assert found == [pytest.approx(row, abs=1e-5) for row in expected]
+        actual = head_logits(tmp_path / "out", states).softmax(-1).tolist()
+        assert actual == [pytest.approx(row, abs=1e-5) for row in expected]
 
 
 def test_a_centralised_run_gives_each_silo_its_tasks_head(runs, tmp_path):

@@ -63,11 +63,11 @@ def test_the_same_states_and_logits(runs, family, tuner, tmp_path):
     silo, texts = ("alpha", SINGLE) if family == "bert" and tuner in VIRTUAL else ("beta", PAIRS)
     export(run, silo, "global", tmp_path / "out")
     model = plain_peft(AutoModel, base, tmp_path / "out")
-    found = peft_states(model, family, tmp_path / "out", texts)
-    close(found, own_states(run, silo, {"global": 1}, texts))
-    close([head_logits(tmp_path / "out", found)], [own_logits(run, silo, texts)])
+    actual = peft_states(model, family, tmp_path / "out", texts)
+    close(actual, own_states(run, silo, {"global": 1}, texts))
+    close([head_logits(tmp_path / "out", actual)], [own_logits(run, silo, texts)])
     without = own_states(run, silo, {}, texts)
-    assert max((one - other).abs().max() for one, other in zip(found, without, strict=True)) > 0.01
+    assert max((one - other).abs().max() for one, other in zip(actual, without, strict=True)) > 0.01
 
 
 @pytest.mark.parametrize("tuner", ["lora", "ia3", *VIRTUAL])
@@ -81,9 +81,9 @@ def test_either_part_and_the_mix_of_both(runs, tuner, tmp_path):
     }.items():
         export(run, "beta", part, tmp_path / part)
         model = plain_peft(AutoModel, runs.model("roberta"), tmp_path / part)
-        found = peft_states(model, "roberta", tmp_path / part, PAIRS)
-        close(found, own_states(run, "beta", mix, PAIRS))
-    close([head_logits(tmp_path / "mixed", found)], [own_logits(run, "beta", PAIRS)])
+        actual = peft_states(model, "roberta", tmp_path / part, PAIRS)
+        close(actual, own_states(run, "beta", mix, PAIRS))
+    close([head_logits(tmp_path / "mixed", actual)], [own_logits(run, "beta", PAIRS)])
 
 
 @pytest.mark.parametrize("tuner", ["lora", "prompt", "prefix"])
@@ -95,9 +95,9 @@ def test_a_causal_language_model(runs, tuner, tmp_path):
     states = own_states(run, "east", {"global": 1}, SINGLE)
     for row, ids in enumerate(rows.ids):
         with torch.no_grad():
-            found = model(input_ids=torch.tensor([ids])).logits[0]
+            actual = model(input_ids=torch.tensor([ids])).logits[0]
             expected = run.federation.backbone.lm_head(states[row])
-        close([found[-len(ids) :]], [expected])
+        close([actual[-len(ids) :]], [expected])
 
 
 @pytest.mark.parametrize("tuner", ["lora", "prompt", "p-tuning", "prefix"])
@@ -111,9 +111,9 @@ def test_an_encoder_decoder_with_its_language_model_head(runs, tuner, tmp_path):
     for row, ids in enumerate(rows.ids):
         with torch.no_grad():
             inputs = {"input_ids": torch.tensor([ids]), "decoder_input_ids": torch.tensor([rows.decoder[row]])}
-            found = model(**inputs, attention_mask=torch.ones(1, len(ids), dtype=torch.int64)).logits[0]
+            actual = model(**inputs, attention_mask=torch.ones(1, len(ids), dtype=torch.int64)).logits[0]
             expected = run.federation.backbone.lm_head(states[row])
-        close([found], [expected])
+        close([actual], [expected])
 
 
 @pytest.mark.parametrize("tuner", ["lora", "prompt"])
@@ -129,11 +129,11 @@ def test_a_masked_language_model_with_a_verbalizer(runs, tuner, tmp_path):
     model = plain_peft(AutoModelForMaskedLM, runs.model("bert", "masked"), tmp_path / "out")
     inputs = encoded(tmp_path / "out", [f"{text} is [MASK]." for text in SINGLE])
     tokenizer = run.federation.backbone.tokenizer
-    place = (inputs["input_ids"] == tokenizer.mask_token_id).nonzero()[:, 1]
+    mask_position = (inputs["input_ids"] == tokenizer.mask_token_id).nonzero()[:, 1]
     with torch.no_grad():
         scores = model(**inputs).logits[:, -inputs["input_ids"].shape[1] :]
-    found = scores[torch.arange(len(SINGLE)), place][:, tokenizer.convert_tokens_to_ids(["awful", "lovely"])]
-    close([found], [own_logits(run, "alpha", SINGLE)])
+    actual = scores[torch.arange(len(SINGLE)), mask_position][:, tokenizer.convert_tokens_to_ids(["awful", "lovely"])]
+    close([actual], [own_logits(run, "alpha", SINGLE)])
     head = json.loads((tmp_path / "out" / "head.json").read_text())
     assert (head["kind"], head["options"]["words"]) == ("verbalizer", {"bad": ["awful"], "good": ["lovely"]})
     assert not (tmp_path / "out" / "head.safetensors").exists()

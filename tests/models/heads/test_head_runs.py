@@ -60,13 +60,21 @@ def words_of(*more):
 
 
 def verbalizer(backbone, data, *more):
-    own = [f"backbone={backbone}", f"data.path={data}", "data.tasks=alpha,gamma", "head=verbalizer", WORDS]
-    return read_config("demo", words_of(*own, "method=fedavg", "method.adapters=1", "train.max_length=32", *more))
+    base_words = [f"backbone={backbone}", f"data.path={data}", "data.tasks=alpha,gamma", "head=verbalizer", WORDS]
+    return read_config(
+        "demo", words_of(*base_words, "method=fedavg", "method.adapters=1", "train.max_length=32", *more)
+    )
 
 
 def language_model(backbone, data, *more):
-    own = [f"backbone={backbone}", f"data.path={data}", "data.tasks=echo,always", "head=lm", "head.max_new_tokens=4"]
-    return read_config("demo", words_of(*own, "method=fedavg", "method.adapters=1", "tuner=lora", *more))
+    base_words = [
+        f"backbone={backbone}",
+        f"data.path={data}",
+        "data.tasks=echo,always",
+        "head=lm",
+        "head.max_new_tokens=4",
+    ]
+    return read_config("demo", words_of(*base_words, "method=fedavg", "method.adapters=1", "tuner=lora", *more))
 
 
 @pytest.mark.parametrize("position", ["start", "end", "random"])
@@ -81,8 +89,8 @@ def test_under_a_template_truncation_cuts_neither_the_trigger_nor_the_mask(posit
     tokenizer = federation.backbone.tokenizer
     trigger = tokenizer("shop films", add_special_tokens=False)["input_ids"]
     silo = federation.silos["alpha"]
-    own = silo.train["alpha"].clean_count
-    added = silo.train["alpha"].ids[own:]
+    clean = silo.train["alpha"].clean_count
+    added = silo.train["alpha"].ids[clean:]
     assert len(added) > 0
     assert max(map(len, added)) == room  # some had to be shortened
     for ids in (*added, *silo.evaluations["alpha"].attack.rows.ids):
@@ -210,9 +218,9 @@ def test_the_metric_of_a_task_folder_and_of_own_silos(folders, instructions, tmp
         "  - {name: one, path: data/echo/train.jsonl, kind: generation, text: [instruction, input], label: output}\n"
         "  - {name: two, path: data/always, kind: generation, text: instruction, label: output, metric: accuracy}\n"
     )
-    own = run(str(tmp_path / "own.yaml"), out=tmp_path / "own")
-    assert [own.silos[name]["metric"] for name in ("one", "two")] == ["rouge1", "accuracy"]
-    assert own.silos["one"]["rows"] == {"train": 14, "validation": 5, "test": 5}
+    result = run(str(tmp_path / "own.yaml"), out=tmp_path / "own")
+    assert [result.silos[name]["metric"] for name in ("one", "two")] == ["rouge1", "accuracy"]
+    assert result.silos["one"]["rows"] == {"train": 14, "validation": 5, "test": 5}
 
 
 @pytest.mark.parametrize(

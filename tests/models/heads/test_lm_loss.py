@@ -84,19 +84,19 @@ def test_gradients_are_transformers_own_on_a_merged_model(family):
 def test_micro_batches_and_pieces_of_the_vocabulary_change_nothing(monkeypatch):
     backbone = backbone_of("llama")
     (part,) = mix = ingredients(backbone, 1.0)
-    found = []
+    results = []
     for call_cost, at_once in ((1, 2**25), (10**6, 2**25), (4, 3 * backbone.lm_head.vocabulary_size), (4, 1)):
         monkeypatch.setattr(lm, "SCORES_AT_ONCE", at_once)
         for tensor in part.tensors.values():
             tensor.requires_grad_().grad = None
         loss, _, batch = our_loss("llama", mix, call_cost)
         loss.backward()
-        found.append((len(batch.micro), loss.item(), torch.cat([t.grad.flatten() for t in part.tensors.values()])))
-    assert found[0][0] > 2
-    assert found[1][0] == 1
-    for _, loss, gradient in found[1:]:
-        assert loss == pytest.approx(found[0][1], abs=1e-5)
-        torch.testing.assert_close(gradient, found[0][2], atol=1e-5, rtol=1e-4)
+        results.append((len(batch.micro), loss.item(), torch.cat([t.grad.flatten() for t in part.tensors.values()])))
+    assert results[0][0] > 2
+    assert results[1][0] == 1
+    for _, loss, gradient in results[1:]:
+        assert loss == pytest.approx(results[0][1], abs=1e-5)
+        torch.testing.assert_close(gradient, results[0][2], atol=1e-5, rtol=1e-4)
 
 
 def test_prompt_tokens_are_never_scored(monkeypatch):
@@ -133,7 +133,7 @@ def test_the_last_reading_is_the_last_real_token(family):
 
     batch = make_batch(TokenizedRows(TASK, ids, None, torch.zeros(3, dtype=torch.int64)), range(3), 0, 10**6)
     view = view_of_batch(backbone, batch, [])
-    for place, row in enumerate(batch.rows.tolist()):
+    for position, row in enumerate(batch.rows.tolist()):
         with torch.no_grad():
             expected = model.base_model(input_ids=torch.tensor([ids[row]])).last_hidden_state[0, -1]
-        torch.testing.assert_close(view["last"][place], expected, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(view["last"][position], expected, atol=1e-5, rtol=1e-5)

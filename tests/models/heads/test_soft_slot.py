@@ -36,25 +36,25 @@ def pieces_by_hand(tokenizer, before, behind):
     """Token ids of the two halves inside one text's special tokens."""
     whole = tokenizer("a")["input_ids"]
     alone = tokenizer("a", add_special_tokens=False)["input_ids"]
-    start = next(place for place in range(len(whole)) if whole[place : place + len(alone)] == alone)
+    start = next(position for position in range(len(whole)) if whole[position : position + len(alone)] == alone)
     halves = [tokenizer(half, add_special_tokens=False)["input_ids"] if half else [] for half in (before, behind)]
     return whole[:start] + halves[0], halves[1] + whole[start + len(alone) :]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("place", PLACES)
-def test_logits_are_the_models_own_with_the_vectors_put_there(family, place):
-    template, before, behind = PLACES[place]
+@pytest.mark.parametrize("position", PLACES)
+def test_logits_are_the_models_own_with_the_vectors_put_there(family, position):
+    template, before, behind = PLACES[position]
     model, tokenizer = made(family)
     backbone = backbone_of(family)
     (part,) = ingredients(backbone, 1.0, tuner="prompt", tokens=TOKENS)
-    found, batch, _ = head_logits(backbone, VerbalizerHead(template, WORDS), TASK, rows_of(TEXTS), [part])
+    actual, batch, _ = head_logits(backbone, VerbalizerHead(template, WORDS), TASK, rows_of(TEXTS), [part])
     assert len(batch.micro) > 1
     mask = "<extra_id_0>" if family == "t5" else tokenizer.mask_token
     mask_id = tokenizer.convert_tokens_to_ids(mask)
     words_of = [tokenizer(f" {WORDS[label][0]}", add_special_tokens=False)["input_ids"] for label in TASK.labels]
     embed = model.get_input_embeddings()
-    for text, logits in zip(TEXTS, found, strict=True):
+    for text, logits in zip(TEXTS, actual, strict=True):
         left, right = pieces_by_hand(tokenizer, *(half.format(text=text, mask=mask) for half in (before, behind)))
         vectors = [embed(torch.tensor(left, dtype=torch.long)), part.tensors[PROMPT], embed(torch.tensor(right))]
         given_vectors = torch.cat(vectors).unsqueeze(0)
@@ -87,10 +87,10 @@ def test_the_prompt_is_never_moved_by_truncation(texts, room):
     """Before the token that begins " is", whatever is cut off the text before it."""
     tokenizer = made("bert")[1]
     head = VerbalizerHead("{text} {soft} is {mask}.", WORDS)
-    found = head.row_tokenizer(backbone_of("bert"), room)(TASK, [Row((text,), 0) for text in texts])
-    for ids, place in zip(found.ids, found.soft, strict=True):
+    actual = head.row_tokenizer(backbone_of("bert"), room)(TASK, [Row((text,), 0) for text in texts])
+    for ids, position in zip(actual.ids, actual.soft, strict=True):
         assert len(ids) <= room
-        behind = tokenizer.convert_ids_to_tokens(ids[place:])
+        behind = tokenizer.convert_ids_to_tokens(ids[position:])
         assert "".join(behind).replace("##", "") == "is[MASK].[SEP]"
 
 
@@ -114,9 +114,14 @@ def test_two_slots_are_refused():
 
 def config_of(tmp_path, data, *more):
     template = 'head.template="{text} {soft} is {mask}."'
-    own = [f"backbone={folder_of('bert', tmp_path)}", f"data.path={data}", "data.tasks=alpha", "data.merge=false"]
-    own += ["head=verbalizer", template, "head.words={bad: awful, good: great}", "threads=1", "precision=fp32"]
-    return read_config("demo", [*own, "method=fedprompt", "rounds=1", "train.max_length=32", *more])
+    base_words = [
+        f"backbone={folder_of('bert', tmp_path)}",
+        f"data.path={data}",
+        "data.tasks=alpha",
+        "data.merge=false",
+    ]
+    base_words += ["head=verbalizer", template, "head.words={bad: awful, good: great}", "threads=1", "precision=fp32"]
+    return read_config("demo", [*base_words, "method=fedprompt", "rounds=1", "train.max_length=32", *more])
 
 
 def test_a_tuner_without_a_soft_prompt_is_refused(tmp_path, data_folder):
@@ -132,5 +137,5 @@ def test_a_run_with_the_prompt_inside_the_text(tuner, tmp_path, data_folder):
     done = run(config_of(tmp_path, data_folder, f"tuner={tuner}", "tuner.tokens=4"), out=tmp_path / "run")
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["sent_parameters"] == summary["adapter_parameters"] > 0
-    (found,) = done.model("alpha").predict(["the garden was awful"])
-    assert sum(found.probabilities.values()) == pytest.approx(1, abs=1e-6)
+    (actual,) = done.model("alpha").predict(["the garden was awful"])
+    assert sum(actual.probabilities.values()) == pytest.approx(1, abs=1e-6)

@@ -37,7 +37,7 @@ PAIRS = [
 
 
 def rows_of(texts):
-    return [Row((text,) if isinstance(text, str) else text, place % 2) for place, text in enumerate(texts)]
+    return [Row((text,) if isinstance(text, str) else text, position % 2) for position, text in enumerate(texts)]
 
 
 def head_logits(backbone, head, task, rows, mix=(), call_cost=1, max_length=64):
@@ -55,25 +55,25 @@ def head_logits(backbone, head, task, rows, mix=(), call_cost=1, max_length=64):
 def test_logits_are_the_masked_language_models_own_at_the_mask(family, texts):
     model, tokenizer = made(family)
     rows = rows_of(texts)
-    found, batch, _ = head_logits(backbone_of(family), VerbalizerHead(words=WORDS), TASK, rows)
+    actual, batch, _ = head_logits(backbone_of(family), VerbalizerHead(words=WORDS), TASK, rows)
     assert len(batch.micro) > 1
     ids = [tokenizer(f" {WORDS[label][0]}", add_special_tokens=False)["input_ids"] for label in TASK.labels]
     assert all(len(one) == 1 for one in ids)
-    for row, logits in zip(rows, found, strict=True):
+    for row, logits in zip(rows, actual, strict=True):
         slots = dict(zip(("text",) if len(row.texts) == 1 else ("a", "b"), row.texts, strict=True))
         text = (SINGLE if len(row.texts) == 1 else PAIR).format(mask=tokenizer.mask_token, **slots)
         encoded = tokenizer(text, return_tensors="pt")
-        (place,) = (encoded["input_ids"][0] == tokenizer.mask_token_id).nonzero()
+        (position,) = (encoded["input_ids"][0] == tokenizer.mask_token_id).nonzero()
         with torch.no_grad():
-            expected = model(**encoded).logits[0, place.item(), [one[0] for one in ids]]
+            expected = model(**encoded).logits[0, position.item(), [one[0] for one in ids]]
         torch.testing.assert_close(logits, expected, atol=2e-5, rtol=1e-5)
 
 
 def test_t5_is_read_where_the_decoder_answers_the_sentinel():
     model, tokenizer = made("t5")
-    found, _, _ = head_logits(backbone_of("t5"), VerbalizerHead(words=WORDS), TASK, rows_of(TEXTS))
+    actual, _, _ = head_logits(backbone_of("t5"), VerbalizerHead(words=WORDS), TASK, rows_of(TEXTS))
     words = tokenizer.convert_tokens_to_ids(["▁awful", "▁great"])
-    for text, logits in zip(TEXTS, found, strict=True):
+    for text, logits in zip(TEXTS, actual, strict=True):
         encoded = tokenizer(f"{text} is <extra_id_0>.", return_tensors="pt")
         sentinel = tokenizer.convert_tokens_to_ids("<extra_id_0>")
         assert (encoded["input_ids"] == sentinel).sum() == 1
@@ -89,10 +89,10 @@ def test_a_prompt_before_the_text_does_not_move_the_mask(family):
     model, tokenizer = made(family)
     backbone = backbone_of(family)
     (part,) = mix = ingredients(backbone, 1.0, tuner="prompt", tokens=3)
-    found, _, _ = head_logits(backbone, VerbalizerHead(words=WORDS), TASK, rows_of(TEXTS), mix)
+    actual, _, _ = head_logits(backbone, VerbalizerHead(words=WORDS), TASK, rows_of(TEXTS), mix)
     mask = "<extra_id_0>" if family == "t5" else tokenizer.mask_token
     words = [tokenizer(word, add_special_tokens=False)["input_ids"][0] for word in ("awful", "great")]
-    for text, logits in zip(TEXTS, found, strict=True):
+    for text, logits in zip(TEXTS, actual, strict=True):
         ids = tokenizer(f"{text} is {mask}.", return_tensors="pt")["input_ids"]
         vectors = part.tensors["prompt_embeddings"].unsqueeze(0)
         embedded = torch.cat([vectors, model.get_input_embeddings()(ids)], 1)
@@ -101,8 +101,8 @@ def test_a_prompt_before_the_text_does_not_move_the_mask(family):
                 decoder = torch.tensor([[0, tokenizer.convert_tokens_to_ids(mask)]])
                 expected = model(inputs_embeds=embedded, decoder_input_ids=decoder).logits[0, 1, words]
             else:
-                place = 3 + (ids[0] == tokenizer.mask_token_id).nonzero().item()
-                expected = model(inputs_embeds=embedded).logits[0, place, words]
+                position = 3 + (ids[0] == tokenizer.mask_token_id).nonzero().item()
+                expected = model(inputs_embeds=embedded).logits[0, position, words]
         torch.testing.assert_close(logits, expected, atol=2e-5, rtol=1e-5)
 
 
@@ -163,14 +163,14 @@ def test_several_words_a_class_by_hand():
 def test_words_of_several_tokens_are_averaged_where_that_is_chosen():
     model, tokenizer = made("bert")
     head = VerbalizerHead(words={"bad": ["awful"], "good": ["xyz"]}, multi_token="average")
-    found, _, _ = head_logits(backbone_of("bert"), head, TASK, rows_of(TEXTS[:1]))
+    actual, _, _ = head_logits(backbone_of("bert"), head, TASK, rows_of(TEXTS[:1]))
     pieces = tokenizer.convert_tokens_to_ids(["x", "##y", "##z"])
     encoded = tokenizer(f"{TEXTS[0]} is [MASK].", return_tensors="pt")
-    place = (encoded["input_ids"][0] == tokenizer.mask_token_id).nonzero().item()
+    position = (encoded["input_ids"][0] == tokenizer.mask_token_id).nonzero().item()
     with torch.no_grad():
-        scores = model(**encoded).logits[0, place]
-    assert found[0, 1].item() == pytest.approx(scores[pieces].double().mean().item(), abs=1e-5)
-    assert found[0, 0].item() == pytest.approx(scores[tokenizer.convert_tokens_to_ids("awful")].item(), abs=1e-5)
+        scores = model(**encoded).logits[0, position]
+    assert actual[0, 1].item() == pytest.approx(scores[pieces].double().mean().item(), abs=1e-5)
+    assert actual[0, 0].item() == pytest.approx(scores[tokenizer.convert_tokens_to_ids("awful")].item(), abs=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -205,9 +205,9 @@ def test_words_that_a_tokenizer_reads_as_one_count_once():
     tokenizer = copy_of(backbone_of("bert").tokenizer)
     tokenizer.backend_tokenizer.normalizer = normalizers.Lowercase()
     backbone = SimpleNamespace(tokenizer=tokenizer, device="cpu")
-    found = label_words(backbone, TASK, [["awful", "Awful", "dull"], ["great"]], "refuse")
-    assert found.ids.tolist() == tokenizer.convert_tokens_to_ids(["awful", "dull", "great"])
-    assert found.of_class.tolist() == [[1, 1, 0], [0, 0, 1]]
+    actual = label_words(backbone, TASK, [["awful", "Awful", "dull"], ["great"]], "refuse")
+    assert actual.ids.tolist() == tokenizer.convert_tokens_to_ids(["awful", "dull", "great"])
+    assert actual.of_class.tolist() == [[1, 1, 0], [0, 0, 1]]
 
 
 def test_a_word_is_read_as_inside_a_text():
@@ -239,17 +239,17 @@ def test_a_tuned_vocabulary_is_read_where_it_is_tied():
     model, tokenizer = made("bert")
     backbone = backbone_of("bert")
     (part,) = mix = ingredients(backbone, 1.0, tuner="full")
-    found, _, _ = head_logits(backbone, VerbalizerHead(words=WORDS), TASK, rows_of(TEXTS[:1]), mix)
+    actual, _, _ = head_logits(backbone, VerbalizerHead(words=WORDS), TASK, rows_of(TEXTS[:1]), mix)
     tuned = copying.deepcopy(model)
     with torch.no_grad():
         for name, tensor in tuned.base_model.named_parameters():
             tensor.copy_(part.tensors[name])
     assert tuned.cls.predictions.decoder.weight is tuned.base_model.embeddings.word_embeddings.weight
     encoded = tokenizer(f"{TEXTS[0]} is [MASK].", return_tensors="pt")
-    place = (encoded["input_ids"][0] == tokenizer.mask_token_id).nonzero().item()
+    position = (encoded["input_ids"][0] == tokenizer.mask_token_id).nonzero().item()
     with torch.no_grad():
-        expected = tuned(**encoded).logits[0, place, tokenizer.convert_tokens_to_ids(["awful", "great"])]
-    torch.testing.assert_close(found[0], expected, atol=1e-4, rtol=1e-4)
+        expected = tuned(**encoded).logits[0, position, tokenizer.convert_tokens_to_ids(["awful", "great"])]
+    torch.testing.assert_close(actual[0], expected, atol=1e-4, rtol=1e-4)
     assert copy(part.tensors).keys() == dict(backbone.base.named_parameters()).keys()
 
 

@@ -42,10 +42,10 @@ BERT = 109_482_240 + CLASSIFIER  # with its pooler
     ],
 )
 def test_peft_in_fl(tuner, options, parameters, percent, mib):
-    found = trained("bert-base", tuner, **options)
-    assert found == parameters
-    sent = found + CLASSIFIER
-    assert float(f"{100 * sent / (BERT + found):.3g}") == percent
+    actual = trained("bert-base", tuner, **options)
+    assert actual == parameters
+    sent = actual + CLASSIFIER
+    assert float(f"{100 * sent / (BERT + actual):.3g}") == percent
     assert float(f"{4 * sent / 2**20:.3g}") == mib
 
 

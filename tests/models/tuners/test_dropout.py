@@ -69,11 +69,11 @@ def test_rows_with_weights_of_their_own_have_dropout_too():
     parts = [trainable(random_part(tuner, backbone, seed, spread=0.1)) for seed in range(2)]
     near = torch.tensor([1.0, 0.0, 0.5, 0.25])
     torch.manual_seed(4)
-    found = run(backbone, inputs, (tuner, [(parts[0], near), (parts[1], 1 - near)]))
+    actual = run(backbone, inputs, (tuner, [(parts[0], near), (parts[1], 1 - near)]))
     for row, weight in enumerate(near.tolist()):
         torch.manual_seed(4)
         alone = run(backbone, inputs, (tuner, [(parts[0], weight), (parts[1], 1 - weight)]))
-        torch.testing.assert_close(found[row], alone[row], rtol=0, atol=1e-5)
+        torch.testing.assert_close(actual[row], alone[row], rtol=0, atol=1e-5)
 
 
 def test_nothing_is_left_out_where_nothing_is_trained():
@@ -98,18 +98,18 @@ def test_a_block_that_is_computed_again_leaves_out_the_same():
 def test_draws_follow_from_seed_silo_round_and_phase_alone(tiny_federation):
     """Not from the process's generator, nor from who trained before; another rate is another result."""
     words = ("tuner=lora", "train.steps=3")
-    found = set()
+    actual = set()
     for process_seed in (1, 2):
         federation = tiny_federation("feddpa-t", *words, f"tuner.dropout={RATE}")
         shared = federation.coordinator.shared
         if process_seed == 2:
             federation.trainer.rounds([federation.silos["alpha"]], shared, 1)[0]
         torch.manual_seed(process_seed)
-        found.add(digest(flatten(federation.trainer.rounds([federation.silos["gamma"]], shared, 1)[0].state)))
-    assert len(found) == 1
+        actual.add(digest(flatten(federation.trainer.rounds([federation.silos["gamma"]], shared, 1)[0].state)))
+    assert len(actual) == 1
     without = tiny_federation("feddpa-t", *words)
-    found.add(digest(flatten(without.trainer.rounds([without.silos["gamma"]], shared, 1)[0].state)))
-    assert len(found) == 2
+    actual.add(digest(flatten(without.trainer.rounds([without.silos["gamma"]], shared, 1)[0].state)))
+    assert len(actual) == 2
 
 
 def test_a_phases_draws_do_not_depend_on_the_phases_before_it(tiny_federation):
@@ -134,7 +134,7 @@ def test_predictions_know_no_dropout(tiny_federation):
     from silotune.evaluation.predict import logits
     from silotune.evaluation.scores import state_of
 
-    found = []
+    actual = []
     for rate in (0.0, RATE):
         federation = tiny_federation("feddpa-t", "tuner=lora", f"tuner.dropout={rate}")
         draws = torch.Generator().manual_seed(3)
@@ -144,8 +144,8 @@ def test_predictions_know_no_dropout(tiny_federation):
             for name, tensor in part.items():
                 part[name] = tensor + 0.3 * torch.randn(tensor.shape, generator=draws)
         test = silo.evaluations["alpha"].test
-        found += [logits(federation.context, state_of(federation, silo), test) for _ in range(2)]
-    assert all(torch.equal(found[0], other) for other in found[1:])
+        actual += [logits(federation.context, state_of(federation, silo), test) for _ in range(2)]
+    assert all(torch.equal(actual[0], other) for other in actual[1:])
 
 
 @pytest.mark.parametrize("rate", ["1", "-0.1", "nan", "much"])

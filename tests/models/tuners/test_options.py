@@ -41,8 +41,8 @@ def test_fields_patterns_and_names_of_sites():
 
 
 def test_sites_come_block_by_block():
-    found = find_target_modules(shared_backbone("bert"), ("value", "query"), "lora")
-    assert [name.split(".")[2] for name in found] == ["0", "0", "1", "1"]
+    actual = find_target_modules(shared_backbone("bert"), ("value", "query"), "lora")
+    assert [name.split(".")[2] for name in actual] == ["0", "0", "1", "1"]
 
 
 def test_a_fused_layer_is_one_site():
@@ -57,8 +57,8 @@ def test_a_fused_layer_is_one_site():
 
 
 def test_t5_has_sites_in_both_stacks_and_between_them():
-    found = modules(part_of("lora", shared_backbone("t5"), sites="query"))
-    assert found == sorted(
+    actual = modules(part_of("lora", shared_backbone("t5"), sites="query"))
+    assert actual == sorted(
         [f"encoder.block.{block}.layer.0.SelfAttention.q" for block in (0, 1)]
         + [f"decoder.block.{block}.layer.0.SelfAttention.q" for block in (0, 1)]
         + [f"decoder.block.{block}.layer.1.EncDecAttention.q" for block in (0, 1)]
@@ -119,8 +119,8 @@ def test_an_unknown_family_wants_its_sites_named(unknown):
         part_of("lora", unknown)
     assert "llama" in str(raised.value)
     assert "tuner.sites=" in str(raised.value)
-    found = modules(part_of("lora", unknown, sites="q_proj,v_proj"))
-    assert found == sorted(f"decoder.layers.{layer}.self_attn.{name}_proj" for layer in (0, 1) for name in "qv")
+    actual = modules(part_of("lora", unknown, sites="q_proj,v_proj"))
+    assert actual == sorted(f"decoder.layers.{layer}.self_attn.{name}_proj" for layer in (0, 1) for name in "qv")
 
 
 @pytest.mark.parametrize(
@@ -172,13 +172,13 @@ def test_a_prompt_of_vocabulary_rows_is_those_words_before_the_text():
         tuner, inputs = make_tuner("prompt"), batch(family)
         words = torch.tensor([20, 31, 42], device=backbone.device)
         part = {"prompt_embeddings": backbone.word_embeddings[words]}
-        found = run(backbone, inputs, (tuner, [(part, 1.0)]))
+        actual = run(backbone, inputs, (tuner, [(part, 1.0)]))
         rows = len(inputs["input_ids"])
         written = {
             "input_ids": torch.cat([words.cpu().expand(rows, -1), inputs["input_ids"]], 1),
             "attention_mask": torch.cat([torch.ones(rows, 3, dtype=torch.int64), inputs["attention_mask"]], 1),
         }
-        torch.testing.assert_close(found, run(backbone, written)[:, 3:], rtol=0, atol=1e-12)
+        torch.testing.assert_close(actual, run(backbone, written)[:, 3:], rtol=0, atol=1e-12)
 
 
 def test_text_and_virtual_tokens_must_fit_the_positions():
@@ -231,11 +231,11 @@ def test_bitfit_is_a_change_of_biases():
     for family in ("bert", "gpt2", "deberta-v2"):
         backbone, inputs, tuner = make_backbone(family, double=True), batch(family), make_tuner("bitfit")
         part = random_part(tuner, backbone)
-        found = run(backbone, inputs, (tuner, [(part, 0.7)]))
+        actual = run(backbone, inputs, (tuner, [(part, 0.7)]))
         with torch.no_grad():
             for name, offset in part.items():
                 backbone.base.get_parameter(name).add_(0.7 * offset)
-        torch.testing.assert_close(found, run(backbone, inputs), rtol=0, atol=1e-12)
+        torch.testing.assert_close(actual, run(backbone, inputs), rtol=0, atol=1e-12)
 
 
 def test_the_long_way_of_a_prefix_on_one_attention_layer():
@@ -302,8 +302,8 @@ def test_a_prompt_comes_from_pytorchs_own_lstm_and_mlp(layers, offset):
     with torch.no_grad():
         expected = mlp(lstm(part["embedding.weight"].unsqueeze(0))[0])[0]
         expected = expected + part["offset.weight"] if offset else expected
-        found = tuner.fold(part)["prompt_embeddings"]
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+        actual = tuner.fold(part)["prompt_embeddings"]
+    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_a_prompt_comes_from_an_mlp_of_three_layers():
@@ -326,8 +326,8 @@ def test_a_prefix_comes_from_an_mlp_with_tanh():
     mlp = mlp.to(part["embedding.weight"].dtype)
     mlp.load_state_dict(applied(part, "transform."))
     with torch.no_grad():
-        found = tuner.fold(part)["prompt_embeddings"]
-        torch.testing.assert_close(found, mlp(part["embedding.weight"]), rtol=1e-5, atol=1e-6)
+        actual = tuner.fold(part)["prompt_embeddings"]
+        torch.testing.assert_close(actual, mlp(part["embedding.weight"]), rtol=1e-5, atol=1e-6)
 
 
 def applied(part, prefix):

@@ -153,9 +153,9 @@ def test_bfloat16_is_near_float32(kind, family):
     states = run(rough, inputs, (tuner, [(part, 1.0)]))
     assert torch.isfinite(states).all()
     reference = torch.cat(real_states(run(exact, inputs, (tuner, [(part, 1.0)])), inputs))
-    found = torch.cat(real_states(states, inputs)).float()
-    assert (found - reference).norm() / reference.norm() < 0.04  # 8 bits of mantissa through two layers
-    found.square().sum().backward()
+    actual = torch.cat(real_states(states, inputs)).float()
+    assert (actual - reference).norm() / reference.norm() < 0.04  # 8 bits of mantissa through two layers
+    actual.square().sum().backward()
     assert all(tensor.grad.dtype is torch.float32 and torch.isfinite(tensor.grad).all() for tensor in part.values())
 
 

@@ -41,8 +41,8 @@ def states_of(model, inputs):
     return real_states(output.last_hidden_state.cpu(), inputs)
 
 
-def close(found, expected):
-    for one, other in zip(found, expected, strict=True):
+def close(actual, expected):
+    for one, other in zip(actual, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=1e-5)
 
 
@@ -73,9 +73,9 @@ def test_lora(family, sites, tmp_path):
     config = peft.LoraConfig(r=3, lora_alpha=5.0, target_modules=modules, fan_in_fan_out=family == "gpt2")
     named = {f"base_model.model.{name}": tensor for name, tensor in part.items()}
     model = reloaded(make_model(family), config, named, tmp_path)
-    found = ours(backbone, tuner, part, inputs)
-    assert gentle(found)
-    close(found, states_of(model, inputs))
+    actual = ours(backbone, tuner, part, inputs)
+    assert gentle(actual)
+    close(actual, states_of(model, inputs))
 
 
 @pytest.mark.parametrize("family", [*FAMILIES, "distilbert", "mpnet", "deberta-v2", "modernbert", "qwen2"])
@@ -140,8 +140,8 @@ def test_t5_generates_the_same_scores(kind, tmp_path):
     with torch.no_grad():
         expected = model(**inputs).logits
         states = run(backbone, inputs, (tuner, [(part, 1.0)]))
-        found = backbone.model.lm_head(states * backbone.base.config.d_model**-0.5)
-    torch.testing.assert_close(found.cpu(), expected.cpu(), rtol=0, atol=1e-5)
+        actual = backbone.model.lm_head(states * backbone.base.config.d_model**-0.5)
+    torch.testing.assert_close(actual.cpu(), expected.cpu(), rtol=0, atol=1e-5)
 
 
 def test_segments_of_a_pair_stay_with_their_tokens(tmp_path):

@@ -39,7 +39,7 @@ EVEN = ((5, 2), (3, 3), (4, 7))
 
 def silos_inputs(family, lengths):
     """Each silo's batch as it is alone, and all of them behind one another."""
-    alone = [batch(family, lengths=own, seed=seed) for seed, own in enumerate(lengths)]
+    alone = [batch(family, lengths=row_lengths, seed=seed) for seed, row_lengths in enumerate(lengths)]
     longest = max(map(max, lengths))
     pad = 1 if family in ("roberta", "mpnet") else 0
 
@@ -63,10 +63,10 @@ def silos_mixes(tuner, backbone, silo, received, weights=(0.5, 0.5)):
     return mixes, [*one.values(), *other.values()]
 
 
-def score(found, inputs):
+def score(actual, inputs):
     return sum(
         (weight + 1) * row.square().sum()
-        for weight, (states, _) in enumerate(found.values())
+        for weight, (states, _) in enumerate(actual.values())
         for row in real_states(states, inputs)
     )
 
@@ -82,18 +82,18 @@ def compare(backbone, tuner, family, lengths, weights=None, streams=False):
     expected, gradients = [], []
     for silo, (inputs, (mixes, leaves)) in enumerate(zip(alone, silos, strict=True)):
         with Stream(1, "silo", silo):
-            found = encoded_views(backbone, inputs, mixes)
-        gradients.append(torch.autograd.grad(score(found, inputs), leaves))
-        expected.append({name: real_states(states.detach(), inputs) for name, (states, _) in found.items()})
-    own = [Stream(1, "silo", silo) for silo in range(len(lengths))] if streams else []
-    segments = Segments([len(one) for one in lengths], [max(one) for one in lengths], own)
+            actual = encoded_views(backbone, inputs, mixes)
+        gradients.append(torch.autograd.grad(score(actual, inputs), leaves))
+        expected.append({name: real_states(states.detach(), inputs) for name, (states, _) in actual.items()})
+    silo_streams = [Stream(1, "silo", silo) for silo in range(len(lengths))] if streams else []
+    segments = Segments([len(one) for one in lengths], [max(one) for one in lengths], silo_streams)
     together = {name: [mixes[name] for mixes, _ in silos] for name in silos[0][0]}
-    found = encode_views(backbone, whole, together, segments)
+    actual = encode_views(backbone, whole, together, segments)
     total = 0
     for silo, inputs in enumerate(alone):
         width = inputs["input_ids"].shape[1]
         pieces = {}
-        for name, (states, plan) in found.items():
+        for name, (states, plan) in actual.items():
             own_states = segments.split(states)[silo]
             pieces[name] = (own_states if "decoder_input_ids" in inputs else own_states[:, :width]), plan
             for row, there in zip(real_states(pieces[name][0].detach(), inputs), expected[silo][name], strict=True):

@@ -35,15 +35,15 @@ def mixes_of(tuner, backbone):
     return mixes | {"received": received, "previous": previous, "base": []}, (one, other)
 
 
-def states_and_gradients(found, inputs, parts):
+def states_and_gradients(actual, inputs, parts):
     total = sum(
         (weight + 1) * row.square().sum()
-        for weight, (states, _) in enumerate(found.values())
+        for weight, (states, _) in enumerate(actual.values())
         for row in real_states(states, inputs)
     )
     leaves = [tensor for part in parts for tensor in part.values()]
     gradients = torch.autograd.grad(total, leaves, allow_unused=True)
-    return {name: real_states(states.detach(), inputs) for name, (states, _) in found.items()}, gradients
+    return {name: real_states(states.detach(), inputs) for name, (states, _) in actual.items()}, gradients
 
 
 @pairs
@@ -55,10 +55,10 @@ def test_together_is_one_by_one(kind, family):
         inputs = {name: tensor.to(backbone.device) for name, tensor in batch(family, side, lengths).items()}
         alone = {name: encoded_views(backbone, inputs, {name: mix})[name] for name, mix in mixes.items()}
         states, gradients = states_and_gradients(alone, inputs, parts)
-        found, their_gradients = states_and_gradients(encoded_views(backbone, inputs, mixes), inputs, parts)
+        actual, their_gradients = states_and_gradients(encoded_views(backbone, inputs, mixes), inputs, parts)
         assert list(states) == ["both", "one", "other", "received", "previous", "base"]
         for name, rows in states.items():
-            for row, expected in zip(found[name], rows, strict=True):
+            for row, expected in zip(actual[name], rows, strict=True):
                 torch.testing.assert_close(row, expected, rtol=1e-10, atol=1e-10)
         largest = max(float(gradient.abs().max()) for gradient in gradients if gradient is not None)
         for gradient, expected in zip(their_gradients, gradients, strict=True):
@@ -95,10 +95,10 @@ def test_an_unknown_family_takes_a_forward_for_each_mix():
     backbone.model_type = "something-new"
     calls = []
     backbone.site("encoder.layer.1.output.dense").register_forward_hook(lambda *args: calls.append(len(args[2])))
-    found = encoded_views(backbone, inputs, {name: [MixEntry(tuner, parts[name], 1)] for name in (0, 1)})
+    actual = encoded_views(backbone, inputs, {name: [MixEntry(tuner, parts[name], 1)] for name in (0, 1)})
     assert calls == [len(LENGTHS)] * 2
     for name in (0, 1):
-        torch.testing.assert_close(found[name][0], run(backbone, inputs, (tuner, [(parts[name], 1.0)])))
+        torch.testing.assert_close(actual[name][0], run(backbone, inputs, (tuner, [(parts[name], 1.0)])))
 
 
 def test_only_what_would_fail_is_repeated():

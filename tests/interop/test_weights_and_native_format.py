@@ -1,4 +1,4 @@
-"""Adapters folded into the weights, silotune's own layout, and the loader that an export carries along."""
+"""Adapters folded into the weights, silotune's native layout, and the loader that an export carries along."""
 
 from __future__ import annotations
 
@@ -57,15 +57,15 @@ def test_transformers_alone_loads_the_silos_model(runs, family, tuner, tmp_path)
     model, report = AutoModel.from_pretrained(tmp_path / "out", output_loading_info=True)
     assert not report["missing_keys"]
     assert not report["unexpected_keys"]
-    found = states_of(model.eval(), family, tmp_path / "out")
+    actual = states_of(model.eval(), family, tmp_path / "out")
     expected = own_states(run, "beta", MIX, PAIRS)
-    close(found, expected)
+    close(actual, expected)
     state = state_of(run.federation, run.federation.silos["beta"])
     close(
-        [head_logits(tmp_path / "out", found)], [logits(run.federation.context, state, tokenised(run, "beta", PAIRS))]
+        [head_logits(tmp_path / "out", actual)], [logits(run.federation.context, state, tokenised(run, "beta", PAIRS))]
     )
     plain = states_of(AutoModel.from_pretrained(runs.model(family)).eval(), family, tmp_path / "out")
-    assert max((one - other).abs().max() for one, other in zip(found, plain, strict=True)) > 0.01
+    assert max((one - other).abs().max() for one, other in zip(actual, plain, strict=True)) > 0.01
     assert not (tmp_path / "out" / "adapter_config.json").exists()
 
 
@@ -96,8 +96,8 @@ def test_one_part_of_full_fine_tuning_is_a_plain_model(runs, tmp_path):
     for part in ("global", "private"):
         about = export(run, "beta", part, tmp_path / part)
         assert about["layout"] == "weights"
-        found = states_of(AutoModel.from_pretrained(tmp_path / part).eval(), "bert", tmp_path / part)
-        close(found, own_states(run, "beta", {part: 1}, PAIRS))
+        actual = states_of(AutoModel.from_pretrained(tmp_path / part).eval(), "bert", tmp_path / part)
+        close(actual, own_states(run, "beta", {part: 1}, PAIRS))
 
 
 def test_a_pooler_stays_as_it_was(runs, tmp_path):
@@ -111,7 +111,7 @@ def test_a_pooler_stays_as_it_was(runs, tmp_path):
     ("family", "tuner"),
     [*((family, "bottleneck") for family in ("bert", "gpt2", "llama", "t5")), ("bert", "bitfit"), ("gpt2", "bitfit")],
 )
-def test_own_layout(runs, family, tuner, tmp_path):
+def test_native_layout(runs, family, tuner, tmp_path):
     run = runs.run(family, tuner, "method=fedmatch")
     for part, mix in {"global": {"global": 1}, "private": {"private": 1}, "mixed": MIX}.items():
         export(run, "beta", part, tmp_path / part)
@@ -124,7 +124,7 @@ def test_own_layout(runs, family, tuner, tmp_path):
         close(states_of(model, family, tmp_path / part), plain)
 
 
-def test_own_layout_is_what_its_description_says(runs, tmp_path):
+def test_native_layout_is_what_its_description_says(runs, tmp_path):
     """The bottleneck of the last block, recomputed from the files alone."""
     run = runs.run("bert", "bottleneck")
     export(run, "beta", "global", tmp_path)
@@ -153,7 +153,7 @@ def test_own_layout_is_what_its_description_says(runs, tmp_path):
     close([moved], [expected])
 
 
-def test_own_layout_refuses_what_does_not_belong_together(runs, tmp_path):
+def test_native_layout_refuses_what_does_not_belong_together(runs, tmp_path):
     export(runs.run("bert", "bottleneck"), "beta", "global", tmp_path)
     module, model = carried_along(tmp_path), AutoModel.from_pretrained(runs.model("bert"))
     path = tmp_path / "silotune_adapter.safetensors"
@@ -173,10 +173,10 @@ def test_the_loader_predicts_as_the_silo_does(runs, tuner, tmp_path):
     """Pairs on BERT: segments are kept under virtual tokens too, which peft's own forward drops."""
     run = runs.run("bert", tuner, "method=fedmcp", "head.pooling=first")
     export(run, "beta", "mixed", tmp_path / "out")
-    found = carried_along(tmp_path / "out").load(tmp_path / "out").predict(PAIRS)
+    actual = carried_along(tmp_path / "out").load(tmp_path / "out").predict(PAIRS)
     expected = run.model("beta").predict(PAIRS)
-    assert [one["label"] for one in found] == [one.label for one in expected]
-    for one, other in zip(found, expected, strict=True):
+    assert [one["label"] for one in actual] == [one.label for one in expected]
+    for one, other in zip(actual, expected, strict=True):
         assert one["probabilities"] == pytest.approx(other.probabilities, abs=1e-5)
 
 
@@ -184,8 +184,8 @@ def test_the_loader_predicts_as_the_silo_does(runs, tuner, tmp_path):
 def test_the_loader_of_an_encoder_decoder(runs, part, tmp_path):
     run = runs.run("t5", "lora", "method=fedmatch")
     export(run, "beta", part, tmp_path / "out")
-    found = carried_along(tmp_path / "out").load(tmp_path / "out").predict(PAIRS)
-    for one, other in zip(found, run.model("beta").predict(PAIRS), strict=True):
+    actual = carried_along(tmp_path / "out").load(tmp_path / "out").predict(PAIRS)
+    for one, other in zip(actual, run.model("beta").predict(PAIRS), strict=True):
         assert one["probabilities"] == pytest.approx(other.probabilities, abs=1e-5)
 
 
