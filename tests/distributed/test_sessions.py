@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from functools import cache
 
 import numpy as np
 import pytest
@@ -32,23 +33,45 @@ def same(summary):
 
 
 @pytest.fixture(scope="module")
-def whole(tiny_config, tmp_path_factory):
-    """`whole(method, …)` → the configuration and the summary of a run in one process."""
-    made = {}
+def in_one_process(tiny_config, tmp_path_factory):
+    """`in_one_process(method, …)` → a finished run in one process. Each is made once."""
+
+    @cache
+    def finished(method, *words):
+        config = tiny_config(method, "rounds=3", "train.steps=2", *words)
+        return run(config, out=tmp_path_factory.mktemp("whole") / "run")
+
+    return finished
+
+
+@pytest.fixture(scope="module")
+def whole(tiny_config, in_one_process):
+    """`whole(method, …)` → the configuration and the summary of a run in one process, which needs no `federation.…`."""
 
     def summary(method, *words):
-        if (method, words) not in made:
-            config = tiny_config(method, "rounds=3", "train.steps=2", *words)
-            made[method, words] = config, run(config, out=tmp_path_factory.mktemp("whole") / "run").summary
-        return made[method, words]
+        config = tiny_config(method, "rounds=3", "train.steps=2", *words)
+        return config, in_one_process(method, *(word for word in words if not word.startswith("federation."))).summary
 
     return summary
 
 
+@pytest.fixture(scope="module")
+def federated(tiny_config, tmp_path_factory):
+    """`federated(method)` → run folder, summary and link of a federation. Each is made once."""
+
+    @cache
+    def finished(method):
+        out = tmp_path_factory.mktemp("federated") / "run"
+        summary, link = federate(tiny_config(method, "rounds=3", "train.steps=2"), out, order=(2, 0, 1))
+        return out, summary, link
+
+    return finished
+
+
 @pytest.mark.parametrize("method", ["fedmcp", "fedfame", "fedlora"])
-def test_same_bits_as_in_one_process(whole, method, tmp_path):
-    config, expected = whole(method)
-    summary, _ = federate(config, tmp_path / "run", order=(2, 0, 1))
+def test_same_bits_as_in_one_process(whole, federated, method):
+    _, expected = whole(method)
+    _, summary, _ = federated(method)
     assert same(summary) == same(expected)
     assert summary["engine"] == "flower-local"
     assert summary.keys() == expected.keys()
@@ -65,9 +88,9 @@ def test_same_bits_for_every_method(whole, method, words, tmp_path):
     assert same(summary) == same(expected)
 
 
-def test_every_round_is_judged_once_and_logged_with_the_same_scores(whole, tmp_path):
+def test_every_round_is_judged_once_and_logged_with_the_same_scores(whole, in_one_process, tmp_path):
     config, _ = whole("fedmcp", "sampling.count=2")
-    reference = run(config, out=tmp_path / "whole").folder
+    reference = in_one_process("fedmcp", "sampling.count=2").folder
     federate(config, tmp_path / "run")
     timeless = [
         [{key: value for key, value in event.items() if key != "seconds"} for event in logged(folder, "round")]
@@ -77,24 +100,21 @@ def test_every_round_is_judged_once_and_logged_with_the_same_scores(whole, tmp_p
     assert [event["round"] for event in timeless[1]] == [1, 2, 3]
 
 
-def test_a_finished_run_opens_as_any_other(whole, tmp_path):
-    config, _ = whole("fedmcp")
+def test_a_finished_run_opens_as_any_other(in_one_process, federated):
     texts = ["the garden was bright", "the soup became awful at last"]
-    reference = run(config, out=tmp_path / "whole").model("alpha").predict(texts)
-    federate(config, tmp_path / "run")
-    assert load_run(tmp_path / "run").model("alpha").predict(texts) == reference
+    reference = in_one_process("fedmcp").model("alpha").predict(texts)
+    assert load_run(federated("fedmcp")[0]).model("alpha").predict(texts) == reference
 
 
-def test_private_parts_and_texts_are_in_no_message(whole, tmp_path):
+def test_private_parts_and_texts_are_in_no_message(federated):
     """All bytes that passed, against every private tensor in the silos' folders and every text of their rows."""
-    config, _ = whole("fedmcp")
-    _, link = federate(config, tmp_path / "run")
+    out, _, link = federated("fedmcp")
     up = b"".join(data for _, data in link.came)
-    private = list((tmp_path / "run" / "checkpoints" / "silos").rglob("*.safetensors"))
+    private = list((out / "checkpoints" / "silos").rglob("*.safetensors"))
     tensors = [array for path in private for array in load_numpy(path.read_bytes()).values() if array.size > 4]
     assert len(tensors) > 20
     assert not [array.shape for array in tensors if np.ascontiguousarray(array).tobytes() in up and np.any(array)]
-    rows = [path.read_text(encoding="utf-8") for path in (tmp_path / "run" / "silos").rglob("*.jsonl")]
+    rows = [path.read_text(encoding="utf-8") for path in (out / "silos").rglob("*.jsonl")]
     texts = {text for lines in rows for line in lines.splitlines() for text in json.loads(line)[0]}
     assert len(texts) > 100
     everything = up + b"".join(data for _, data in link.sent)
