@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from silotune.models.heads import Head, register_head
     from silotune.models.tuners import Tuner, TunerOptions, register_tuner
     from silotune.runs.build.resolve import read_config
-    from silotune.runs.load import load_run
+    from silotune.runs.load import load_model, load_run
     from silotune.runs.personal_model import PersonalModel, Prediction
     from silotune.runs.run import Run, run
 
@@ -53,6 +53,7 @@ __all__ = [
     "__version__",
     "compare",
     "frozen",
+    "load_model",
     "load_run",
     "previous",
     "private",
@@ -77,6 +78,7 @@ _MODULES = {
     **dict.fromkeys(("Run", "run"), "silotune.runs.run"),
     "Config": "silotune.config",
     "compare": "silotune.experiments.compare",
+    "load_model": "silotune.runs.load",
     "load_run": "silotune.runs.load",
     "read_config": "silotune.runs.build.resolve",
     "register_aggregation": "silotune.communication.aggregation",

@@ -1,1 +1,1 @@
-"""What leaves a silo and how it is combined: messages, uplink, privacy, aggregation."""
+"""Communication between silos and coordinator: messages, uplink, privacy, aggregation."""

@@ -1,4 +1,4 @@
-"""What travels: safetensors bytes with shared tensors and a few fields, checked on arrival. Nothing is unpickled."""
+"""Messages: safetensors bytes of shared tensors and a few fields, checked on arrival. Nothing is unpickled."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ BROADCAST_FIELDS: Mapping[str, type] = {"round": int}
 UPDATE_FIELDS: Mapping[str, type] = {"round": int, "silo": str, "rows": int}
 
 CHANGE_FIELDS: Mapping[str, type] = {**UPDATE_FIELDS, "uplink": str}
-"""Of an update that holds a change instead of the parts; `uplink` names what the change has passed."""
+"""Fields of an update that holds a change instead of the parts; `uplink` names the steps of the uplink."""
 
 
 class MessageRefused(InputError):
@@ -36,58 +36,58 @@ class MessageRefused(InputError):
 
 @dataclass(frozen=True)
 class Expected:
-    """The shapes and dtypes a message must have, by "part/tensor" name. Float32 where no dtype is said."""
+    """The shapes and dtypes of a message's tensors, by "part/tensor" name; float32 without an entry in `dtypes`."""
 
     shapes: dict[str, tuple[int, ...]]
     dtypes: Mapping[str, torch.dtype] = field(default_factory=dict)
 
     @classmethod
     def like(cls, tensors: Tensors) -> Expected:
-        """The shapes of these tensors."""
+        """Return the shapes of these tensors."""
         return cls({name: tuple(tensor.shape) for name, tensor in tensors.items()})
 
     def dtype(self, name: str) -> torch.dtype:
-        """A tensor's dtype."""
+        """Return a tensor's dtype."""
         return self.dtypes.get(name, torch.float32)
 
 
 def shared_tensors(state: State, parts: Mapping[str, Part]) -> Tensors:
-    """The only way from a silo's state into a message: the tensors of the shared parts, by "part/tensor" name."""
+    """Return the shared parts' tensors, by "part/tensor" name: the only way from a silo's state into a message."""
     return flatten({name: state[name] for name, part in parts.items() if part.scope is Scope.SHARED})
 
 
 def broadcast_message(shared: State, number: int) -> bytes:
-    """What opens a round: the shared parts and the round's number."""
+    """Return the message that opens a round: the shared parts and the round's number."""
     return pack(flatten(shared), {"round": number})
 
 
 def read_broadcast(message: bytes, expected: Expected) -> tuple[State, int]:
-    """The shared parts and the round's number.
+    """Return the shared parts and the round's number.
 
     Raises:
-        MessageRefused: for anything that is not exactly as expected.
+        MessageRefused: for any difference from the expected message.
     """
     tensors, fields = unpack(message, expected, BROADCAST_FIELDS)
     return unflatten(tensors), int(fields["round"])
 
 
 def update_message(state: State, parts: Mapping[str, Part], number: int, silo: str, rows: int) -> bytes:
-    """What leaves a silo: exactly the shared parts, the round, its name and its row count."""
+    """Return a silo's update: exactly the shared parts, the round, the silo's name and its row count."""
     return pack(shared_tensors(state, parts), {"round": number, "silo": silo, "rows": rows})
 
 
 def change_message(written: Tensors, uplink: str, number: int, silo: str, rows: int) -> bytes:
-    """What leaves a silo that has an uplink: what this made of the shared parts' change, and the same fields."""
+    """Return the update of a silo with an uplink: the processed change of the shared parts, and the same fields."""
     return pack(written, {"round": number, "silo": silo, "rows": rows, "uplink": uplink})
 
 
 def with_rows(message: bytes, rows: int) -> bytes:
-    """An update of one's own, saying another row count."""
+    """Return the update with another row count."""
     return pack(read_tensors(message), read_metadata(message, _METADATA) | {"rows": rows})
 
 
 def pack(tensors: Tensors, fields: Fields) -> bytes:
-    """Serialise tensors and fields."""
+    """Serialize tensors and fields."""
     return tensor_bytes(tensors, {_METADATA: json.dumps(fields, sort_keys=True)})
 
 
@@ -100,22 +100,22 @@ def unpack(message: bytes, expected: Expected, fields: Mapping[str, type]) -> tu
         fields: the fields that must be there, with their types.
 
     Raises:
-        MessageRefused: with the reason, for anything that is not exactly as expected.
+        MessageRefused: with the reason, for any difference from the expected message.
     """
     try:
-        tensors, found = read_tensors(message), read_metadata(message, _METADATA)
+        tensors, values = read_tensors(message), read_metadata(message, _METADATA)
     except (SafetensorError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise MessageRefused(f"not a silotune message ({str(error)[:80]})") from error
-    _check_fields(found, fields)
+    _check_fields(values, fields)
     check_tensors(tensors, expected)
-    return tensors, found
+    return tensors, values
 
 
-def _check_fields(found: object, fields: Mapping[str, type]) -> None:
-    if not isinstance(found, dict) or found.keys() != fields.keys():
+def _check_fields(values: object, fields: Mapping[str, type]) -> None:
+    if not isinstance(values, dict) or values.keys() != fields.keys():
         raise MessageRefused(f"fields must be {sorted(fields)}")
     for name, kind in fields.items():
-        if type(found[name]) is not kind:
+        if type(values[name]) is not kind:
             raise MessageRefused(f"field {name!r} must be {kind.__name__}")
 
 
@@ -141,9 +141,10 @@ def check_tensors(tensors: Tensors, expected: Expected) -> None:
 
 
 def _all_finite(tensors: Iterable[Tensor]) -> bool:
-    """Small tensors are put together: a call for each would cost more than all their numbers.
+    """Return whether all numbers are finite.
 
-    The least and the largest of them are finite only where all are: one pass, no mask.
+    Small tensors are concatenated, since a call for each would dominate. A tensor is finite if its minimum and maximum
+    are: one pass, no mask.
     """
     small: dict[torch.dtype, list[Tensor]] = {}
     large = []
@@ -153,7 +154,7 @@ def _all_finite(tensors: Iterable[Tensor]) -> bool:
         else:
             large.append(tensor)
     together = [*map(torch.cat, small.values()), *large]
-    return all(bool(torch.isfinite(torch.stack(torch.aminmax(one))).all()) for one in together if one.numel())
+    return all(bool(torch.isfinite(torch.stack(torch.aminmax(tensor))).all()) for tensor in together if tensor.numel())
 
 
 def size(tensors: Mapping[str, Tensor]) -> int:

@@ -50,11 +50,11 @@ class HeadConfig(ExtensibleSection):
         """One word may stand alone; whole numbers are labels too."""
         if not isinstance(words, dict):
             return words
-        found = {}
+        lists = {}
         for label, chosen in words.items():
-            several = chosen if isinstance(chosen, list) else [chosen]
-            quoted((label, *several), "the word")
-            if not several or not all(isinstance(word, str) and word.strip() for word in several):
+            candidates = chosen if isinstance(chosen, list) else [chosen]
+            quoted((label, *candidates), "the word")
+            if not candidates or not all(isinstance(word, str) and word.strip() for word in candidates):
                 raise ValueError(f"needs a word, or a list of words, for label {label!r} (got {chosen!r})")
-            found[str(label)] = several
-        return found
+            lists[str(label)] = candidates
+        return lists

@@ -14,7 +14,13 @@ _SHOULD = re.compile(r"^\w+ should")
 
 
 def input_error(error: ValidationError, model: type[BaseModel], prefix: str = "") -> InputError:
-    """The first complaint of pydantic as one line: key, what is allowed, what was given."""
+    """Return pydantic's first error as one line: the key, the allowed values, the given value.
+
+    Args:
+        error: pydantic's error.
+        model: the model that was validated.
+        prefix: the key of the model itself.
+    """
     first = error.errors()[0]
     location = [str(word) for word in first["loc"] if not str(word).endswith("]")]
     words = [*([prefix] if prefix else []), *location]
@@ -33,9 +39,9 @@ def input_error(error: ValidationError, model: type[BaseModel], prefix: str = ""
     return InputError(f"{key}: {message}" if key else message)
 
 
-def shown(given: object) -> str:
-    """A value as error lines show it, cut where it is long."""
-    text = repr(given)
+def shown(value: object) -> str:
+    """Return a value for an error line, shortened if long."""
+    text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 

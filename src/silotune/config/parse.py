@@ -1,8 +1,8 @@
-"""From presets, YAML files and `key=value` words to one checked `Config`.
+"""Parsing of presets, YAML files and `key=value` words into one checked `Config`.
 
-Layers, each over the one before: the schema's defaults, the preset, what the method brings along, the preset's
-`per_method` entry, the user's file, its own `per_method` entry, the command line, its own `per_method` entry, and what
-one row of a comparison changes.
+Layers, each over the one before: the schema's defaults, the preset, the method's defaults, the preset's `per_method`
+entry, the user's file, its `per_method` entry, the command line, its `per_method` entry, and the changes of one row of
+a comparison.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MethodDefaults = Mapping[str, Mapping[str, object]]
 
 
 def preset_names() -> list[str]:
-    """The presets, in alphabetic order."""
+    """Return the names of the presets in alphabetic order."""
     return sorted(_preset_files())
 
 
@@ -56,20 +56,20 @@ def load_config(
     method_defaults: MethodDefaults = {},
     changes: Sequence[str] = (),
 ) -> Config:
-    """The configuration of a run.
+    """Return the checked configuration of a run.
 
     Args:
         source: a preset's name or the path of a YAML file (which may name a preset as its base: `preset: NAME`).
         overrides: `key=value` words, dotted keys.
-        method_defaults: method id → what the method brings along, by dotted key.
-        changes: words over all others.
+        method_defaults: method id → the method's defaults, by dotted key.
+        changes: words that override all others.
 
     Raises:
         InputError: one line that names the key and what is allowed.
     """
     try:
         preset, file = _source(source)
-        words, last = (absolute(nested(map(parse_word, given)), Path()) for given in (overrides, changes))
+        words, last = (absolute(nested(map(parse_word, texts)), Path()) for texts in (overrides, changes))
         return validated(_layered(preset, file, words, last, method_defaults))
     except RecursionError:
         raise InputError(f"config {source}: nested too deeply") from None
@@ -83,20 +83,22 @@ def _layered(preset: Tree, file: Tree, words: Tree, last: Tree, method_defaults:
         preset = preset | {"data": {k: v for k, v in preset.get("data", {}).items() if k not in DATA_SOURCES}}
     layers = [_defaults(), preset, file, words, last]
     method = _keep_one_method(layers)
-    own = [nested(found.get(str(method), {}).items()) for found in entries]
-    brought = nested(method_defaults.get(str(method), {}).items())
+    from_entries = [nested(entry.get(str(method), {}).items()) for entry in entries]
+    defaults = nested(method_defaults.get(str(method), {}).items())
     choice = {"method": {"name": method}}
-    return merged([layers[0], preset, choice, brought, own[0], file, own[1], words, own[2], last])
+    return merged(
+        [layers[0], preset, choice, defaults, from_entries[0], file, from_entries[1], words, from_entries[2], last]
+    )
 
 
 def _defaults() -> Tree:
-    """The names that the schema gives to `method` and `tuner`: their options alone are then enough."""
+    """Return the schema's names of `method` and `tuner`, so that a layer may set their options alone."""
     config = {name: Config.model_fields[name].default for name in NAMED}
     return {name: {"name": section.name} for name, section in config.items()}
 
 
 def _keep_one_method(layers: Sequence[Tree]) -> Any:
-    """The method in effect after all layers. Options meant for another one, by a layer below, are dropped.
+    """Return the method in effect after all layers; drop options that lower layers set for another method.
 
     Aliases of methods become their ids.
     """
@@ -139,7 +141,7 @@ def validated(tree: Tree) -> Config:
 
 
 def _silo_name(error: ValidationError, tree: Tree) -> str:
-    """Which silo `silos.3` is."""
+    """Return the name of the silo that an error's `silos.3` stands for."""
     match error.errors()[0]["loc"]:
         case ("silos", int(position), *_):
             silo = tree["silos"][position]
@@ -149,7 +151,7 @@ def _silo_name(error: ValidationError, tree: Tree) -> str:
 
 
 def dump(config: Config) -> str:
-    """The resolved configuration of one run as YAML; reading it back gives the same run."""
+    """Return a resolved configuration as YAML; reading it back gives the same run."""
     tree = config.model_dump(mode="json", exclude={"per_method", "compare"})
     return yaml.safe_dump(tree, sort_keys=False, allow_unicode=True)
 

@@ -11,23 +11,24 @@ from silotune.config.validators import listed
 
 
 class Choice(BaseModel):
-    """A named thing with options of its own (`method`, `tuner`); the thing itself checks them."""
+    """A name with options (`method`, `tuner`), which the named class checks."""
 
     model_config = ConfigDict(extra="allow")
     name: str
 
     @property
     def options(self) -> dict[str, Any]:
-        """The options, without the name."""
+        """The options without the name."""
         return dict(self.model_extra or {})
 
 
 class Section(BaseModel):
-    """A group of keys. Unknown keys are errors, and so are NaN, infinity, and yes/no where a number is asked for.
+    """A group of keys. Refused are unknown keys, NaN, infinity, a yes/no for a number, and keys without effect.
 
-    So is a key that is set where it means nothing: `owners` is key → the choices under which it means anything; a key
-    that is not there means something under all. `chooser` is the key that chooses (one, or a list). `common`: the keys
-    that stay when another is chosen, if they mean anything then.
+    Attributes:
+        owners: key → the choices under which it has an effect; a key without an entry always has.
+        chooser: the key that holds the choice (a name or a list of names).
+        common: the keys that stay when another name is chosen, if they have an effect there.
     """
 
     owners: ClassVar[Mapping[str, Collection[str]]] = {}
@@ -47,7 +48,7 @@ class Section(BaseModel):
 
     @model_validator(mode="after")
     def _nothing_set_in_vain(self) -> Self:
-        """Ahead of a section's own validators, which may fill in what was not set."""
+        """Refuse keys without effect; this runs before a section's own validators, which may fill in values."""
         cls, section = type(self), type(self).__name__.removesuffix("Config").lower()
         if not self.owners:
             return self
@@ -62,6 +63,6 @@ class Section(BaseModel):
 
 
 def means_anything(section: type[Section], key: str, chosen: Any) -> bool:
-    """Whether a key means anything where this is chosen: a name, or several, as a list or with commas between."""
+    """Return whether a key has an effect under a choice: a name, or several as a list or separated by commas."""
     owners, names = section.owners.get(key), listed(chosen)
     return owners is None or (isinstance(names, list) and any(name in owners for name in names))

@@ -1,4 +1,4 @@
-"""What can be a name: of silos, tasks and labels."""
+"""Validators of names, lists and labels."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ NAME_RULE = "letters, digits, spaces, '.', '_' and '-', beginning with a letter 
 
 
 def is_name(name: str) -> bool:
-    """Whether this can be the name of a silo or task."""
+    """Return whether this can be the name of a silo or task."""
     return re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9 ._-]*", name) is not None
 
 
@@ -27,10 +27,10 @@ Name = Annotated[str, AfterValidator(_plain_name)]
 
 
 def distinct(names: list[str]) -> list[str]:
-    """The names, if none is there twice.
+    """Return the names if each appears once.
 
     Raises:
-        ValueError: naming the one that is.
+        ValueError: naming the first that appears twice.
     """
     for position, name in enumerate(names):
         if name in names[:position]:
@@ -38,23 +38,23 @@ def distinct(names: list[str]) -> list[str]:
     return names
 
 
-def listed(given: object) -> object:
-    """Words with commas between as a list; anything else as it is."""
-    return [word.strip() for word in given.split(",")] if isinstance(given, str) else given
+def listed(value: object) -> object:
+    """Split a string at commas; return any other value unchanged."""
+    return [word.strip() for word in value.split(",")] if isinstance(value, str) else value
 
 
 def quoted(values: Iterable[object], what: str) -> None:
-    """Refuse YAML's bare yes and no, which are not text.
+    """Refuse truth values, which YAML reads from a bare yes or no.
 
     Raises:
-        ValueError: saying what to put in quotes.
+        ValueError: naming `what` to put in quotes.
     """
     if any(isinstance(value, bool) for value in values):
         raise ValueError(f"YAML reads a bare yes, no, true, false, on or off as a truth value; put {what} in quotes")
 
 
 def label_names(labels: object) -> object:
-    """Whole numbers are names too."""
+    """Turn whole numbers among the labels into names."""
     if not isinstance(labels, list):
         return labels
     quoted(labels, "the label")

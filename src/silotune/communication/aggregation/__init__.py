@@ -1,4 +1,4 @@
-"""How the coordinator combines updates: means, robust statistics, and clipping before either."""
+"""Aggregation of updates at the coordinator: means and robust statistics, with clipping before either."""
 
 from __future__ import annotations
 
@@ -59,14 +59,14 @@ def register_aggregation(name: str, aggregation: Any = None) -> Any:
 
 
 def make_aggregation(config: AggregationConfig, silos: int) -> Aggregation:
-    """The configured aggregation.
+    """Return the configured aggregation.
 
     Args:
         config: the section `aggregation`.
-        silos: how many silos send an update in a round.
+        silos: the number of silos in a round.
 
     Raises:
-        InputError: if its options do not fit that many.
+        InputError: the options do not fit this number of silos.
     """
     if config.name in AGGREGATIONS:
         return AGGREGATIONS[config.name]
@@ -101,7 +101,7 @@ def _trimmed_mean(trim: float, silos: int) -> Aggregation:
 
 
 def _byzantine(config: AggregationConfig, silos: int) -> int:
-    """Krum's f: the one given, or the most that this many silos allow."""
+    """Return Krum's f: the configured one, or the largest that this number of silos allows."""
     if silos < 3:
         raise InputError(f"aggregation={config.name}: needs at least 3 silos in a round, but only {silos} take part")
     most = most_byzantine(silos)

@@ -1,4 +1,4 @@
-"""Means of updates, one after the other: none is kept. Sums run in float64 and in the order given, by silo name."""
+"""Streaming means of updates: no update is kept. Sums run in float64, in silo-name order."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from silotune.core.tensors import Tensors
 
 
 def weighted_mean(updates: Iterable[Update], weight: Callable[[Update], float]) -> Tensors:
-    """`Σ w_k·θ_k / Σ w_k`, in the updates' dtype; of one update at least."""
+    """Return `Σ w_k·θ_k / Σ w_k` over at least one update, in the updates' dtype."""
     total = 0.0
     sums: Tensors = {}
     dtypes: dict[str, torch.dtype] = {}
@@ -26,10 +26,10 @@ def weighted_mean(updates: Iterable[Update], weight: Callable[[Update], float]) 
 
 
 def uniform(updates: Iterable[Update]) -> Tensors:
-    """`Σ θ_k / m` (FedMCP, Algorithm 1)."""
+    """Return `Σ θ_k / m` (FedMCP, Algorithm 1)."""
     return weighted_mean(updates, lambda _: 1.0)
 
 
 def by_samples(updates: Iterable[Update]) -> Tensors:
-    """`Σ n_k·θ_k / Σ n_k` (FedAvg; FedPrompt eq. 3)."""
+    """Return `Σ n_k·θ_k / Σ n_k` (FedAvg; FedPrompt eq. 3)."""
     return weighted_mean(updates, lambda update: float(update.rows))

@@ -1,7 +1,7 @@
-"""Aggregations that a few malicious silos cannot carry away. None of them weighs silos by their rows.
+"""Aggregations that tolerate a few malicious silos. They weigh all silos equally.
 
-Every one gives the same bits for any order of the updates: they are put into silo-name order first, which also decides
-ties. Where updates were refused and fewer are left than the options need, the most that those allow is assumed.
+Updates are sorted by silo name first, so the bits do not depend on their order; the order of names also breaks ties. If
+refused updates leave fewer than the options need, the largest number that remains possible is used.
 """
 
 from __future__ import annotations
@@ -19,71 +19,70 @@ from silotune.core.tensors import Tensors
 
 
 def median(updates: Iterable[Update]) -> Tensors:
-    """The coordinate-wise median (Yin et al. 2018, Definition 1); of an even number, the mean of the middle two."""
+    """Return the median by coordinate (Yin et al. 2018, Definition 1); of an even count the mean of the middle two."""
     ordered = _by_name(updates)
     return _between(ordered, (len(ordered) - 1) // 2)
 
 
 def trimmed_mean(updates: Iterable[Update], trim: float) -> Tensors:
-    """The coordinate-wise mean without the smallest and the largest values (Yin et al. 2018, Definition 2).
+    """Return the coordinate-wise trimmed mean (Yin et al. 2018, Definition 2).
 
     Args:
         updates: one per silo.
-        trim: the share of the updates that is cut at each end, rounded up.
+        trim: the fraction of the updates that is cut at each end, rounded up.
     """
     ordered = _by_name(updates)
     return _between(ordered, min(ceil_fraction(trim, len(ordered)), (len(ordered) - 1) // 2))
 
 
 def krum(updates: Iterable[Update], byzantine: int) -> Tensors:
-    """The one update that is nearest to its `n − f − 2` nearest others (Blanchard et al. 2017, section 3)."""
+    """Return the update of the best Krum score, with f = `byzantine` (Blanchard et al. 2017, section 3)."""
     return uniform(_nearest(updates, byzantine, 1))
 
 
 def multi_krum(updates: Iterable[Update], byzantine: int, keep: int | None = None) -> Tensors:
-    """The uniform mean of the updates that Krum scores best (Blanchard et al. 2017, section 4).
+    """Return the uniform mean of the updates of the best Krum scores (Blanchard et al. 2017, section 4).
 
     Args:
         updates: one per silo.
-        byzantine: f, how many of them may be malicious.
-        keep: m, how many are averaged, never more than n − f; None: so many.
+        byzantine: f, the number of updates that may be malicious.
+        keep: m, the number of updates to average, n − f at most; None: n − f.
     """
     return uniform(_nearest(updates, byzantine, keep))
 
 
 def most_byzantine(count: int) -> int:
-    """The most malicious silos that Krum allows for among `count`: it needs `n ≥ 2f + 3`."""
+    """Return the largest f that Krum tolerates among n = `count` updates: it needs `n ≥ 2f + 3`."""
     return max((count - 3) // 2, 0)
 
 
 def krum_scores(updates: Sequence[Update], byzantine: int) -> list[float]:
-    """Per update the sum of the squared distances to its `n − f − 2` nearest others (at least one), in float64."""
+    """Return per update the sum of squared distances to its `n − f − 2` nearest others (at least one), in float64."""
     count = len(updates)
     near = max(count - byzantine - 2, 1)
     distances = [[0.0] * count for _ in updates]
-    for one in range(count):
-        for other in range(one):
-            found = _squared_distance(updates[one].tensors, updates[other].tensors)
-            distances[one][other] = distances[other][one] = found
-    others = (sorted(row[:one] + row[one + 1 :]) for one, row in enumerate(distances))
-    return [math.fsum(row[:near]) for row in others]
+    for i in range(count):
+        for j in range(i):
+            distances[i][j] = distances[j][i] = _squared_distance(updates[i].tensors, updates[j].tensors)
+    to_others = (sorted(row[:i] + row[i + 1 :]) for i, row in enumerate(distances))
+    return [math.fsum(row[:near]) for row in to_others]
 
 
 def _nearest(updates: Iterable[Update], byzantine: int, keep: int | None) -> list[Update]:
-    """The updates with the best scores, in silo-name order; among equal scores the first names."""
+    """Return the updates of the lowest scores, in silo-name order; among equal scores the first names."""
     ordered = _by_name(updates)
     scores = krum_scores(ordered, min(byzantine, most_byzantine(len(ordered))))
     honest = max(len(ordered) - byzantine, 1)  # the malicious may be among those that arrived, all of them
-    best = sorted(range(len(ordered)), key=lambda place: (scores[place], place))
-    return [ordered[place] for place in sorted(best[: honest if keep is None else min(keep, honest)])]
+    best = sorted(range(len(ordered)), key=lambda index: (scores[index], index))
+    return [ordered[index] for index in sorted(best[: honest if keep is None else min(keep, honest)])]
 
 
-def _squared_distance(one: Tensors, other: Tensors) -> float:
-    return math.fsum(float((one[name].double() - other[name].double()).square().sum()) for name in sorted(one))
+def _squared_distance(x: Tensors, y: Tensors) -> float:
+    return math.fsum(float((x[name].double() - y[name].double()).square().sum()) for name in sorted(x))
 
 
 def _between(ordered: Sequence[Update], cut: int) -> Tensors:
-    """Per coordinate the mean of the values left when `cut` are dropped at each end."""
+    """Return per coordinate the mean of the values without the `cut` smallest and largest."""
     result: Tensors = {}
     for name, first in ordered[0].tensors.items():
         kept = _sorted([update.tensors[name] for update in ordered])[cut : len(ordered) - cut]
@@ -92,7 +91,7 @@ def _between(ordered: Sequence[Update], cut: int) -> Tensors:
 
 
 def _sorted(values: Sequence[Tensor]) -> Tensor:
-    """Shape (updates, …), the values of every coordinate from the smallest to the largest."""
+    """Sort the values of every coordinate; returns shape (updates, …)."""
     return torch.stack(list(values)).sort(dim=0, stable=True).values
 
 

@@ -1,7 +1,7 @@
-"""Server optimizers: the coordinator takes a step along the aggregated change instead of adopting the mean.
+"""Server optimizers: the coordinator steps along the aggregated change instead of adopting the mean.
 
 FedAvgM (Hsu et al. 2019); FedAdagrad, FedAdam, FedYogi (Reddi et al. 2021, Algorithm 2, without bias correction).
-An orthogonal choice for any method.
+They combine with any method.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class ServerOptimizer:
     state: Tensors = field(default_factory=dict)
 
     def step(self, current: Tensors, mean: Tensors) -> Tensors:
-        """The new shared tensors, by "part/tensor" name."""
+        """Return the new shared tensors, by "part/tensor" name."""
         if self.name == "none" and self.lr == 1:
             return mean
         return {name: self._step(name, current[name], mean[name]) for name in current}

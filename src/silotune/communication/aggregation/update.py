@@ -1,4 +1,4 @@
-"""What one silo sent, and how far it moved the shared parts."""
+"""Updates of silos, their order, and the norm of their change."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from silotune.core.tensors import Tensors
 
 @dataclass(frozen=True)
 class Update:
-    """What one silo sent in one round: its shared tensors and the number of rows it trained on."""
+    """A silo's shared tensors after a round, by "part/tensor" name, and the number of its training rows."""
 
     silo: str
     tensors: Tensors
@@ -19,13 +19,18 @@ class Update:
 
 
 Aggregation = Callable[[Iterable[Update]], Tensors]
-"""From updates in silo-name order, one at least."""
+"""Updates in silo-name order, at least one → the aggregated tensors."""
 
 
 def in_name_order(updates: Iterable[Update], silos: Sequence[str]) -> Iterator[Update]:
-    """Updates as they arrive, given on in silo-name order: each as soon as no other of these silos can come before it.
+    """Yield arriving updates in silo-name order, each as early as possible.
 
-    What comes in order is not kept. A silo that sends nothing holds back those behind it until all have arrived.
+    Updates that arrive in order are not kept. A silo that sends nothing delays the silos after it until the last
+    arrival.
+
+    Args:
+        updates: in order of arrival.
+        silos: the silos of the round.
     """
     turns = iter(sorted(silos))
     turn = next(turns, None)
@@ -40,15 +45,15 @@ def in_name_order(updates: Iterable[Update], silos: Sequence[str]) -> Iterator[U
 
 
 def change_norm(tensors: Tensors, before: Tensors) -> float:
-    """`‖θ_k − θ‖₂` over all tensors: of the change, not of the weights."""
+    """Return `‖θ_k − θ‖₂` over all tensors: the norm of the change."""
     return total_norm((change for _, change in iter_delta(before, tensors)), "l2")
 
 
 def clipped(update: Update, before: Tensors, limit: float) -> Update:
-    """The update with its change scaled down to a norm of `limit` at most: `θ + Δ·min(1, limit / ‖Δ‖)`.
+    """Return the update with its change clipped to an L2 norm of `limit`: `θ + Δ·min(1, limit / ‖Δ‖)`.
 
     Norm clipping at the coordinator (Sun et al. 2019, "Can You Really Backdoor Federated Learning?", section 4). An
-    update within the limit is kept to the bit.
+    update within the limit stays bit for bit.
     """
     factor = clipping_factor(change_norm(update.tensors, before), limit)
     if factor == 1:

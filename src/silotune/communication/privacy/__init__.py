@@ -1,3 +1,3 @@
-"""What noise promises: accountants, budgets, and noise on the coordinator's mean."""
+"""Differential privacy: clipping, noise, accountants and budgets."""
 
 from __future__ import annotations

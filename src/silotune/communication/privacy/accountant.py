@@ -1,8 +1,8 @@
-"""ε and δ of one round and of many, from the accountants of the library dp-accounting.
+"""ε and δ of one and many rounds, computed by the accountants of the library dp-accounting.
 
-Neighbouring federations differ in all rows of one silo. What a silo sends was clipped to a norm of C, so replacing its
-rows moves it by 2C at most: in L1 for Laplace noise, in L2 for Gaussian noise. Silos hold disjoint rows; so the total
-of a federation is the largest of its silos', not their sum.
+Neighboring federations differ in all rows of one silo. A silo's change is clipped to a norm of C, so replacing its rows
+moves it by 2C at most: in L1 for Laplace noise, in L2 for Gaussian noise. Silos hold disjoint rows, so the total of a
+federation is the largest total of its silos.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from silotune.errors import InputError
 
 
 def library() -> Any:
-    """The module dp_accounting.
+    """Return the module dp_accounting.
 
     Raises:
         InputError: it is not installed.
@@ -34,21 +34,21 @@ def library() -> Any:
 
 @lru_cache
 def gaussian_multiplier(epsilon: float, delta: float) -> float:
-    """The smallest standard deviation, in units of the sensitivity, for (ε, δ) (Balle and Wang 2018, Theorem 8)."""
+    """Return the least deviation for (ε, δ), in units of the sensitivity (Balle and Wang 2018, Theorem 8)."""
     return float(library().get_sigma_gaussian(epsilon, delta))
 
 
 @lru_cache
 def gaussian_epsilon(multiplier: float, delta: float) -> float:
-    """The ε at δ of Gaussian noise with this standard deviation, in units of the sensitivity."""
+    """Return ε at δ of Gaussian noise with this standard deviation, in units of the sensitivity."""
     return float(library().get_epsilon_gaussian(multiplier, delta))
 
 
 class Account(ABC):
-    """What one mechanism costs, used again and again on the same rows.
+    """The cost of one mechanism, used repeatedly on the same rows.
 
     Args:
-        delta: of the total.
+        delta: δ of the total.
     """
 
     mechanism: str
@@ -58,15 +58,15 @@ class Account(ABC):
 
     @abstractmethod
     def total(self, times: int) -> float:
-        """ε at `delta` after so many uses; it never falls."""
+        """Return ε at `delta` after `times` uses; it never decreases."""
 
 
 class LaplaceAccount(Account):
-    """Laplace noise of scale 2C/ε: ε a round.
+    """Laplace noise of scale 2C/ε: ε per round.
 
-    k rounds cost kε at δ = 0. At a δ above 0 the library's privacy loss distribution says less; it is that of one
-    number moved by 2C, and no other change of L1 norm 2C over many numbers is easier to tell
-    (`tests/privacy/test_accounting.py`).
+    k rounds cost kε at δ = 0. At a δ above 0 the library's privacy loss distribution gives less. It is computed for one
+    number moved by 2C, the worst case among changes of L1 norm 2C
+    (`tests/communication/privacy/test_accounting.py`).
     """
 
     mechanism = "laplace"
@@ -84,9 +84,9 @@ class LaplaceAccount(Account):
 
 @lru_cache
 def _laplace_epsilon(epsilon: float, times: int, delta: float) -> float:
-    found = library()
-    accountant = found.pld.PLDAccountant(value_discretization_interval=max(1e-4, 1e-3 * epsilon))
-    accountant.compose(found.LaplaceDpEvent(1 / epsilon), times)
+    dp = library()
+    accountant = dp.pld.PLDAccountant(value_discretization_interval=max(1e-4, 1e-3 * epsilon))
+    accountant.compose(dp.LaplaceDpEvent(1 / epsilon), times)
     return float(accountant.get_epsilon(delta))
 
 
@@ -108,7 +108,7 @@ class GaussianAccount(Account):
 
 
 class CentralAccount(GaussianAccount):
-    """Gaussian noise on the coordinator's mean: a silo pays for the rounds in which it takes part."""
+    """Gaussian noise on the coordinator's mean: a silo spends ε in the rounds in which it takes part."""
 
     mechanism = "central-gaussian"
 
@@ -117,8 +117,8 @@ class SampledCentralAccount(CentralAccount):
     """Gaussian noise on the mean over `sampled` of `silos` silos, drawn anew each round without replacement.
 
     The smaller of `CentralAccount` over all rounds and of the library's bound for sampling (Wang, Balle and
-    Kasiviswanathan 2019, Theorem 27). The latter supposes that nobody learns who took part: silos must be drawn from
-    a secret, not from the run's seed.
+    Kasiviswanathan 2019, Theorem 27). The latter requires that the sampled silos stay secret: they must be drawn from
+    a secret instead of the run's seed.
     """
 
     def __init__(self, multiplier: float, delta: float, silos: int, sampled: int) -> None:
@@ -127,7 +127,7 @@ class SampledCentralAccount(CentralAccount):
         self.sampled = sampled
 
     def total(self, times: int) -> float:
-        """See `Account.total`; `times` are rounds, whoever took part."""
+        """See `Account.total`; `times` counts all rounds."""
         plain = super().total(times)
         if times == 0 or self.sampled >= self.silos:
             return plain
@@ -136,15 +136,15 @@ class SampledCentralAccount(CentralAccount):
 
 @lru_cache
 def _sampled_epsilon(multiplier: float, silos: int, sampled: int, times: int, delta: float) -> float:
-    found = library()
-    accountant = found.rdp.RdpAccountant(neighboring_relation=found.NeighboringRelation.REPLACE_ONE)
-    event = found.SampledWithoutReplacementDpEvent(silos, sampled, found.GaussianDpEvent(multiplier))
+    dp = library()
+    accountant = dp.rdp.RdpAccountant(neighboring_relation=dp.NeighboringRelation.REPLACE_ONE)
+    event = dp.SampledWithoutReplacementDpEvent(silos, sampled, dp.GaussianDpEvent(multiplier))
     accountant.compose(event, times)
     return float(accountant.get_epsilon(delta))
 
 
 def affordable(account: Account, budget: float, most: int) -> int:
-    """How many uses fit into a budget, `most` at most."""
+    """Return the number of uses that fit into a budget, `most` at most."""
     low, high = 0, most
     while low < high:
         middle = (low + high + 1) // 2

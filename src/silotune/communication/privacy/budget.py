@@ -1,4 +1,4 @@
-"""A run's promise before it starts: ε and δ in each round and in total, and how far the budget lasts."""
+"""A run's privacy guarantee, known before it starts: ε and δ per round and in total, and the rounds a budget allows."""
 
 from __future__ import annotations
 
@@ -23,31 +23,31 @@ if TYPE_CHECKING:
 
 
 Choose = Callable[[int], Sequence[str]]
-"""Round → the silos that take part in it. Drawn without looking at any row, so it may be known."""
+"""Round → the silos that take part in it. The draw does not depend on rows, so it may be public."""
 
 DELTA = 1e-5
-"""Of central noise, where `privacy.delta` is not set."""
+"""δ of central noise without `privacy.delta`."""
 
 SEEDED = "whoever knows the run's seed, which noise is drawn from without a secret (privacy.secret; a silo's own)"
 
 
 class BudgetSpent(InputError):
-    """A silo's answer would cost more than is left of its budget."""
+    """A silo's reply would cost more than the rest of its budget."""
 
 
 @dataclass(frozen=True)
 class Privacy:
-    """What a run promises.
+    """The privacy guarantee of a run.
 
     Args:
-        account: what one use of the noise costs, and many.
-        epsilon_round: of one round, at the total's δ.
-        noise: what is added to what, in words.
-        wanted: the rounds that the configuration asks for.
-        rounds: those that the budget lasts for.
-        uses: in so many rounds, of the silo that takes part most often; all of them, where a secret draws who does.
+        account: the cost of the noise by number of uses.
+        epsilon_round: ε of one round, at the total's δ.
+        noise: description of the noise for printing.
+        wanted: the configured number of rounds.
+        rounds: the number of rounds that the budget allows.
+        uses: participations of the most frequent silo in `rounds` rounds; all rounds if silos are drawn by a secret.
         budget: `privacy.epsilon`.
-        uncovered: what it does not hold for, in words.
+        uncovered: limits of the guarantee, for printing.
     """
 
     account: Account
@@ -60,30 +60,30 @@ class Privacy:
     uncovered: tuple[str, ...] = ()
 
     def require_a_round(self) -> None:
-        """Refuse a run whose budget lasts for no round at all.
+        """Refuse a run whose budget is less than the cost of one round.
 
         Raises:
-            InputError: with what one round costs.
+            InputError: with the cost of one round.
         """
         if self.rounds == 0:
-            one = f"{self.account.total(1):.4g}"
+            cost = f"{self.account.total(1):.4g}"
             raise InputError(
-                f"privacy.epsilon: a budget of {self.budget:g} is less than the ε = {one} of one round; "
-                f"allowed: {one} or more, or more noise"
+                f"privacy.epsilon: a budget of {self.budget:g} is less than the ε = {cost} of one round; "
+                f"allowed: {cost} or more, or more noise"
             )
 
     def check(self, uses: int, before: float = 0.0) -> None:
-        """Refuse a silo's next answer where it would be one too many.
+        """Refuse a silo's next reply if it exceeds the budget.
 
         Args:
-            uses: of the noise in this run, with the one to come.
-            before: ε that was spent on the same rows in other runs.
+            uses: uses of the noise in this run, the next one included.
+            before: ε spent on the same rows in other runs.
 
         Raises:
-            BudgetSpent: it does not fit into the budget.
+            BudgetSpent: the budget does not allow it.
         """
         if self.budget is not None and affordable(self.account, self.budget - before, uses) < uses:
-            others = ", and other runs over the same rows" if before else ""  # how much is not the coordinator's affair
+            others = ", and other runs over the same rows" if before else ""  # the coordinator does not learn how much
             raise BudgetSpent(
                 f"privacy.epsilon: the budget of {self.budget:g} is spent after {uses - 1} rounds "
                 f"(ε = {self.account.total(uses - 1):.4g}{others})"
@@ -91,7 +91,7 @@ class Privacy:
 
     @property
     def stops(self) -> str:
-        """One line where the budget ends the run early; else empty."""
+        """A line for a run that the budget ends early; else empty."""
         if self.rounds == self.wanted:
             return ""
         return (
@@ -100,7 +100,7 @@ class Privacy:
         )
 
     def lines(self) -> list[str]:
-        """What is printed before the run starts."""
+        """Return the lines that are printed before the run starts."""
         often = f"a silo takes part in up to {self.uses} of {self.rounds} rounds"
         if isinstance(self.account, SampledCentralAccount):
             often = f"over {self.rounds} rounds; a secret draws who takes part"
@@ -112,7 +112,7 @@ class Privacy:
         return [line for line in (total, limits, self.stops) if line]
 
     def summary(self) -> dict[str, Any]:
-        """`summary.json`'s entry."""
+        """Return the entry `privacy` of `summary.json`."""
         return {
             "mechanism": self.account.mechanism,
             "epsilon_round": self.epsilon_round,
@@ -126,12 +126,12 @@ class Privacy:
 
 
 def make_privacy(config: Config, sampled: Sequence[tuple[int, int]], choose: Choose) -> Privacy | None:
-    """What the configured noise promises; None without noise.
+    """Return the guarantee of the configured noise; None without noise.
 
     Args:
-        config: the run's.
-        sampled: per group of silos, how many there are and how many of them take part in a round.
-        choose: which.
+        config: the run's configuration.
+        sampled: per group of silos its size, and the number of its silos in a round.
+        choose: the silos of each round.
     """
     if config.aggregation.noise_multiplier is not None:
         return _central(config, sampled, choose)
@@ -148,7 +148,7 @@ def _local(config: Config, choose: Choose) -> Privacy:
 
 
 def _by_participation(config: Config, account: Account, noise: str, choose: Choose) -> Privacy:
-    """Where it is known who takes part, a silo pays for the rounds in which it does."""
+    """Return the guarantee if participation is public: a silo spends ε in the rounds in which it takes part."""
     counts, budget = _participations(config.rounds, choose), config.privacy.epsilon
     rounds = config.rounds
     if budget is not None:
@@ -160,7 +160,7 @@ def _by_participation(config: Config, account: Account, noise: str, choose: Choo
 
 
 def local_account(config: Config) -> Account:
-    """Of the noise in a silo."""
+    """Return the account of the noise that silos add."""
     assert config.uplink.noise is not None, "there is noise"
     return ACCOUNTS[config.uplink.noise](config)
 
@@ -179,11 +179,11 @@ def _gaussian(config: Config) -> Account:
 
 
 ACCOUNTS: dict[str, Callable[[Config], Account]] = {"laplace": _laplace, "gaussian": _gaussian}
-"""What each noise of `uplink.NOISES` costs."""
+"""Account of each noise of `uplink.NOISES`."""
 
 
 def _participations(rounds: int, choose: Choose) -> list[int]:
-    """After each round: in how many the silo took part that did so most often."""
+    """Return after each round the number of participations of the most frequent silo."""
     taken: Counter[str] = Counter()
     counts = []
     for number in range(1, rounds + 1):
@@ -205,7 +205,7 @@ def _central(config: Config, sampled: Sequence[tuple[int, int]], choose: Choose)
     )
     if config.privacy.secret is None or chosen == everyone:
         return _by_participation(config, CentralAccount(multiplier, delta), noise, choose)
-    # where groups are sampled by themselves, it is least hidden in the one of which most take part
+    # groups are sampled separately; participation is least hidden in the group with the largest sampled fraction
     silos, a_round = max(sampled, key=lambda group: group[1] / group[0])
     account = SampledCentralAccount(multiplier, delta, silos, a_round)
     rounds = config.rounds if budget is None else affordable(account, budget, config.rounds)
