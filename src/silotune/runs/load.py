@@ -5,9 +5,8 @@ from __future__ import annotations
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from silotune.communication.aggregation import AGGREGATIONS
 from silotune.config import Config
 from silotune.core.tensors import State, unflatten
 from silotune.data.tasks import Task
@@ -20,15 +19,14 @@ from silotune.models.tuners.initial_adapter import FILE
 from silotune.runs.build.model import build_model
 from silotune.runs.build.resolve import make_method, read_config, use_this_machine
 from silotune.runs.build.silos import silos_without_rows
-from silotune.runs.engines.in_process import InProcessEngine
 from silotune.runs.personal_model import PersonalModel
-from silotune.runs.run import Run
 from silotune.runs.storage.readers import read_summary, read_versions
 from silotune.runs.storage.run_folder import Checkpoint, RunFolder, validated_state
 from silotune.runs.storage.silo_state import load_silo
 from silotune.training.context import TrainingContext
-from silotune.training.coordinator import Coordinator
-from silotune.training.federation import Federation
+
+if TYPE_CHECKING:
+    from silotune.runs.run import Run
 
 
 def load_run(folder: str | Path, backbone: Backbone | None = None, precision: str | None = None) -> Run:
@@ -43,6 +41,13 @@ def load_run(folder: str | Path, backbone: Backbone | None = None, precision: st
         InputError: no finished run there, a damaged folder, a backbone whose weights have changed, or a federation's
             coordinator whose silos keep their private parts.
     """
+    # Only here: one silo's model needs neither an engine nor a coordinator.
+    from silotune.communication.aggregation import AGGREGATIONS
+    from silotune.runs.engines.in_process import InProcessEngine
+    from silotune.runs.run import Run
+    from silotune.training.coordinator import Coordinator
+    from silotune.training.federation import Federation
+
     finished = _FinishedRun.read(Path(folder), precision)
     config, tasks = finished.config, finished.tasks
     context = finished.build_model(backbone)
