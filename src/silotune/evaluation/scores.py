@@ -87,7 +87,7 @@ def results(federation: Federation, test: Mapping[str, float | None] | None = No
     tested: dict[str, Measured] = {}
     if test is None:
         tested = measured(federation, "test")
-        test = {name: one.score for name, one in tested.items()}
+        test = {name: silo.score for name, silo in tested.items()}
     for silo in federation.silos.values():
         for name, evaluation in silo.evaluations.items():
             task = evaluation.test.task

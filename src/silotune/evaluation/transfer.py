@@ -49,11 +49,11 @@ class TransferModel:
     """A finished run that has one model for one task.
 
     Args:
-        name: what messages call it.
-        federation: whose method, backbone and head predict.
-        state: its parts at its best round.
+        name: its name in messages.
+        federation: the run's; its method, backbone and head predict.
+        state: the parts at the best round.
         tests: its sets of test rows; a score is the mean over them.
-        reported: the test score in its summary.
+        reported: the test score in the run's summary.
     """
 
     name: str
@@ -75,13 +75,13 @@ class TransferModel:
         return self.federation.context.method.prediction().head
 
     def judge(self, state: State) -> float:
-        """The score of a state on its test rows, in percent."""
-        found = mean_ignoring_none(score(self.federation.context, state, rows) for rows in self.tests)
-        assert found is not None, "a run without test rows has no score to be compared with"
-        return found
+        """Return the score of a state on the model's test rows, in percent."""
+        average = mean_ignoring_none(score(self.federation.context, state, rows) for rows in self.tests)
+        assert average is not None, "a run without test rows has no score to be compared with"
+        return average
 
     def majority(self) -> float | None:
-        """What always answering the most frequent label of its test rows scores; None for generation."""
+        """Return the score of always predicting its test rows' most frequent label; None for generation."""
         if self.task.kind != "classification":
             return None
         return mean_ignoring_none(majority_score(self.task.metric, rows.labels) for rows in self.tests)
@@ -106,7 +106,7 @@ def exchange(models: Sequence[TransferModel], head: WhoseHead = "target") -> Ite
         models: one per task and seed, of one method and tuner.
         head: whose head reads the labels. With the source's, pairs of different label counts have no cell.
     """
-    own: dict[str, float] = {}
+    references: dict[str, float] = {}
     for target in models:
         sources = [source for source in models if source.seed == target.seed]
         for source in sorted(sources, key=lambda model: model is not target):  # its own comes first
@@ -114,8 +114,8 @@ def exchange(models: Sequence[TransferModel], head: WhoseHead = "target") -> Ite
                 continue
             absolute = target.judge(transferred(source, target, head))
             if source is target:
-                own[target.name] = absolute
-            reference = own[target.name]
+                references[target.name] = absolute
+            reference = references[target.name]
             relative = 100 * absolute / reference if reference else None
             yield TransferScore(source.task.name, target.task.name, target.seed, target.task.metric, absolute, relative)
 
@@ -140,7 +140,7 @@ def transferred(source: TransferModel, target: TransferModel, head: WhoseHead = 
     return state | {target.head: renamed}
 
 
-def check_alike(one: TransferModel, other: TransferModel) -> None:
+def check_alike(first: TransferModel, second: TransferModel) -> None:
     """Refuse two runs whose tuned parts cannot take each other's place.
 
     Raises:
@@ -152,13 +152,14 @@ def check_alike(one: TransferModel, other: TransferModel) -> None:
             for part in model.tuned
             for name, tensor in model.state.get(part, {}).items()
         }
-        for model in (one, other)
+        for model in (first, second)
     ]
     differing = sorted(name for name in {*shapes[0], *shapes[1]} if shapes[0].get(name) != shapes[1].get(name))
     if differing:
-        first, second = (found.get(differing[0], "absent") for found in shapes)
+        expected, actual = (by_name.get(differing[0], "absent") for by_name in shapes)
         raise InputError(
-            f"{other.name}: its tuned parts are not those of {one.name} ({differing[0]}: {second} instead of {first}); "
+            f"{second.name}: its tuned parts are not those of {first.name} "
+            f"({differing[0]}: {actual} instead of {expected}); "
             "transfer takes runs with the same tuner and options"
         )
 
@@ -168,11 +169,11 @@ class Matrix:
     """The cells of one method, as means over seeds.
 
     Args:
-        label: what it is of.
+        label: the method's label.
         tasks: rows (sources) and columns (targets), grouped by type.
         types: each task's type.
         absolute, relative: (source, target) → percent; pairs that could not be judged are absent.
-        seeds: how many.
+        seeds: number of seeds.
     """
 
     label: str
@@ -185,7 +186,7 @@ class Matrix:
     def mean(self, alike: bool | None = None) -> float | None:
         """The mean relative score between two tasks: of the same type, of different types, or (None) of any.
 
-        Of tasks whose type is unknown (`OTHER`) nobody can say which: their pairs are among any alone.
+        Pairs with a task of unknown type (`OTHER`) count only among any.
         """
         types = dict(zip(self.tasks, self.types, strict=True))
 
@@ -197,8 +198,8 @@ class Matrix:
 
     def asymmetry(self) -> float | None:
         """The mean of |A on B − B on A| over pairs of tasks, in points of relative score."""
-        found = self.relative
-        gaps = [abs(value - found[t, s]) for (s, t), value in found.items() if s < t and (t, s) in found]
+        scores = self.relative
+        gaps = [abs(value - scores[t, s]) for (s, t), value in scores.items() if s < t and (t, s) in scores]
         return mean_ignoring_none(gaps)
 
 
