@@ -31,17 +31,17 @@ def test_version(silotune: Silotune) -> None:
 
 
 def test_methods(silotune: Silotune) -> None:
-    found = {entry["method"]: entry for entry in parsed(silotune, "methods")}
-    assert set(found) == set(METHODS) >= PROMISED_METHODS
-    assert all(entry["paper"] for entry in found.values())
-    options = found["fedmcp"]["options"]
+    entries = {entry["method"]: entry for entry in parsed(silotune, "methods")}
+    assert set(entries) == set(METHODS) >= PROMISED_METHODS
+    assert all(entry["paper"] for entry in entries.values())
+    options = entries["fedmcp"]["options"]
     assert (options["gamma"], options["mu"]) == (0.5, 0.05)  # the paper's
 
 
 def test_presets(silotune: Silotune) -> None:
-    found = {entry["preset"]: entry for entry in parsed(silotune, "presets")}
-    assert set(found) == set(preset_names()) >= PROMISED_PRESETS
-    assert all(entry["description"] and entry["method"] in METHODS for entry in found.values())
+    entries = {entry["preset"]: entry for entry in parsed(silotune, "presets")}
+    assert set(entries) == set(preset_names()) >= PROMISED_PRESETS
+    assert all(entry["description"] and entry["method"] in METHODS for entry in entries.values())
 
 
 @pytest.mark.parametrize("words", [("methods",), ("presets",)])
@@ -54,14 +54,14 @@ def test_lists_for_people_name_everything(silotune: Silotune, words: tuple[str, 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_parts_of_every_method(silotune: Silotune, method: str, backbone_folder: Callable[[str], Path]) -> None:
-    found = parsed(silotune, "parts", method, f"backbone={backbone_folder('bert')}")
-    assert found["method"] == method
-    assert {part["scope"] for part in found["parts"]} <= {"shared", "private"}
-    for part in found["parts"]:
+    values = parsed(silotune, "parts", method, f"backbone={backbone_folder('bert')}")
+    assert values["method"] == method
+    assert {part["scope"] for part in values["parts"]} <= {"shared", "private"}
+    for part in values["parts"]:
         assert part["bytes"] == 4 * part["parameters"]  # float32
         assert part["tensors"] >= 1
-    shared = [part for part in found["parts"] if part["scope"] == "shared"]
-    leaves = found["leaves"]
+    shared = [part for part in values["parts"] if part["scope"] == "shared"]
+    leaves = values["leaves"]
     if shared:
         assert all(repr(part["part"]) in leaves for part in shared)
         assert f"{sum(part['parameters'] for part in shared):,} parameters" in leaves
@@ -69,35 +69,35 @@ def test_parts_of_every_method(silotune: Silotune, method: str, backbone_folder:
         assert leaves == "What leaves a silo: all its rows; this method is no federation."
     else:
         assert leaves == "What leaves a silo: nothing."
-    for part in found["parts"]:
+    for part in values["parts"]:
         assert part in shared or repr(part["part"]) not in leaves
 
 
 def test_parts_counted_by_hand(silotune: Silotune, backbone_folder: Callable[[str], Path]) -> None:
     """Two blocks, two sites each, 32 wide, r = 4: 4·32 + 4 + 32·4 + 32 a site; MLP head 32·32 + 32 + 2·32 + 2."""
-    found = parsed(silotune, "parts", "fedmcp", f"backbone={backbone_folder('bert')}", "tuner.r=4")
+    values = parsed(silotune, "parts", "fedmcp", f"backbone={backbone_folder('bert')}", "tuner.r=4")
     adapter, head = 4 * (4 * 32 + 4 + 32 * 4 + 32), 32 * 32 + 32 + 2 * 32 + 2
-    counted = {part["part"]: (part["scope"], part["tensors"], part["parameters"]) for part in found["parts"]}
+    counted = {part["part"]: (part["scope"], part["tensors"], part["parameters"]) for part in values["parts"]}
     assert counted == {
         "global": ("shared", 16, adapter),
         "private": ("private", 16, adapter),
         "head_full": ("private", 4, head),
         "head_global": ("private", 4, head),
     }
-    assert f"{adapter:,} parameters, {4 * adapter:,} bytes" in found["leaves"]
+    assert f"{adapter:,} parameters, {4 * adapter:,} bytes" in values["leaves"]
 
 
 def test_what_parts_promises_is_what_a_run_stores(silotune: Silotune, place: Path) -> None:
     path = place / "federation.yaml"
     keys = yaml.safe_load(path.read_text(encoding="utf-8"))
-    found = parsed(silotune, "parts", "fedmcp", f"backbone={keys['backbone']}", "tuner.r=4")
+    values = parsed(silotune, "parts", "fedmcp", f"backbone={keys['backbone']}", "tuner.r=4")
     assert silotune("run", path, "--out", "out").code == 0
     stored = load_file(place / "out" / "checkpoints" / "shared-0001.safetensors")
-    (shared,) = [part for part in found["parts"] if part["scope"] == "shared"]
+    (shared,) = [part for part in values["parts"] if part["scope"] == "shared"]
     assert sum(tensor.numel() for tensor in stored.values()) == shared["parameters"]
     summary = json.loads((place / "out" / "summary.json").read_text(encoding="utf-8"))
     assert summary["sent_parameters"] == shared["parameters"]
-    assert summary["trainable_parameters"] == sum(part["parameters"] for part in found["parts"])
+    assert summary["trainable_parameters"] == sum(part["parameters"] for part in values["parts"])
 
 
 def test_parts_for_people(silotune: Silotune, backbone_folder: Callable[[str], Path]) -> None:

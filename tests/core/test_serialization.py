@@ -17,11 +17,11 @@ DTYPES = (
 
 def _tensors() -> dict[str, torch.Tensor]:
     draws = torch.Generator().manual_seed(0)
-    found = {
+    tensors = {
         f"part/{place} é\n": (9 * torch.randn(place % 4, 3, generator=draws)).to(dtype)  # the first is empty
         for place, dtype in enumerate(DTYPES)
     }
-    return found | {"scalar": torch.tensor(3), "across": torch.randn(4, 5, generator=draws).t()}
+    return tensors | {"scalar": torch.tensor(3), "across": torch.randn(4, 5, generator=draws).t()}
 
 
 def test_the_bytes_are_those_of_safetensors() -> None:

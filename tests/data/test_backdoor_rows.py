@@ -42,15 +42,15 @@ def backdoor(data, seed=1, room=128, **options):
 @pytest.mark.parametrize(("fraction", "count"), [(0.0, 0), (0.1, 1), (0.25, 3), (0.6, 6), (1.0, 10)])
 def test_so_many_silos_are_malicious(fraction, count):
     data = [silo(f"s{number}") for number in range(10)]
-    found = backdoor(data, fraction=fraction)
-    assert len(found.malicious) == count
-    assert found.malicious == backdoor(data[::-1], fraction=fraction).malicious  # the order of silos cannot matter
-    assert found.malicious <= backdoor(data, fraction=1.0).malicious
+    attack = backdoor(data, fraction=fraction)
+    assert len(attack.malicious) == count
+    assert attack.malicious == backdoor(data[::-1], fraction=fraction).malicious  # the order of silos cannot matter
+    assert attack.malicious <= backdoor(data, fraction=1.0).malicious
     if 0 < count < 10:
         chosen = {backdoor(data, seed=seed, fraction=fraction).malicious for seed in range(20)}
         assert len(chosen) > 5
     for item in data:
-        assert bool(found.poisoned_rows(item)) == (item.name in found.malicious)
+        assert bool(attack.poisoned_rows(item)) == (item.name in attack.malicious)
 
 
 @pytest.mark.parametrize(("rate", "count"), [(0.0, 0), (0.01, 1), (0.25, 3), (0.5, 5), (1.0, 10)])
@@ -109,11 +109,11 @@ def test_every_place_is_reached_at_random():
 
 def test_the_place_depends_on_the_text_alone():
     data = [silo("a"), silo("b")]
-    found = backdoor(data, position="random")
+    attack = backdoor(data, position="random")
     rows = data[0].splits.test
-    assert found.test_rows(TASK, rows) == found.test_rows(TASK, rows[::-1])[::-1]
+    assert attack.test_rows(TASK, rows) == attack.test_rows(TASK, rows[::-1])[::-1]
     other = backdoor(data, seed=2, position="random").test_rows(TASK, data[0].splits.train)
-    assert other != found.test_rows(TASK, data[0].splits.train)
+    assert other != attack.test_rows(TASK, data[0].splits.train)
 
 
 @pytest.mark.parametrize("position", ["start", "end", "random"])
@@ -139,9 +139,9 @@ def test_a_trigger_longer_than_a_row_may_be_is_refused():
 def test_only_silos_with_the_label_are_attacked():
     other = Task("other", ("no", "yes"))
     data = [silo("a"), silo("b", task=other), silo("c")]
-    found = backdoor(data, fraction=1)
-    assert found.malicious == {"a", "c"}
-    assert not found.has_target(other)
+    attack = backdoor(data, fraction=1)
+    assert attack.malicious == {"a", "c"}
+    assert not attack.has_target(other)
 
 
 def test_a_malicious_silo_without_anything_to_poison_is_refused():

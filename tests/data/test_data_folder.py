@@ -39,8 +39,8 @@ def test_every_folder_is_a_silo_in_alphabetic_order(data_folder: Path) -> None:
 
 def test_tasks_may_have_blanks_between() -> None:
     assert read_config("demo", ["data.tasks=beta, alpha"]).data.tasks == ["beta", "alpha"]
-    found = read_config("demo", ["evaluation.test_time=true", "evaluation.unseen=beta , alpha"])
-    assert found.evaluation.unseen == ["beta", "alpha"]
+    config = read_config("demo", ["evaluation.test_time=true", "evaluation.unseen=beta , alpha"])
+    assert config.evaluation.unseen == ["beta", "alpha"]
 
 
 @pytest.mark.parametrize("word", ["data.tasks=beta,,alpha", "data.tasks=beta,"])
@@ -78,9 +78,9 @@ SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"
 @pytest.mark.skipif(not SHARED.is_dir(), reason="the developers' copies of public data sets are not there")
 @pytest.mark.long
 def test_presets_over_the_real_data(preset: str, folder: str, silos: int) -> None:
-    found = load_silos(read_config(preset, [f"data.path={SHARED / folder}"]))
-    assert len(found) == silos
-    for silo in found:
+    loaded = load_silos(read_config(preset, [f"data.path={SHARED / folder}"]))
+    assert len(loaded) == silos
+    for silo in loaded:
         if preset == "fedmcp-glue":
             expected = [(2446, 815, 815), (1660, 553, 554)][silo.name == "RTE"]  # RTE has 2,767 rows in all
             assert tuple(silo.splits.counts().values()) == expected

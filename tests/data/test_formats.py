@@ -85,13 +85,13 @@ def test_every_row_arrives_as_it_was_written(place: Path, name: str, write: Writ
 
 
 def test_every_format_gives_the_same_splits(place: Path) -> None:
-    found = []
+    all_splits = []
     for name, write in FILES.items():
         write(place / name, HEADER, ROWS)
         silo = {"name": "a", "path": name, "text": "question", "label": "verdict"}
-        found.append(load_silos(read_config(str(federation(place, [silo]))))[0].splits)
-    assert found[0].counts() == {"train": 36, "validation": 12, "test": 12}
-    assert all(splits == found[0] for splits in found[1:])
+        all_splits.append(load_silos(read_config(str(federation(place, [silo]))))[0].splits)
+    assert all_splits[0].counts() == {"train": 36, "validation": 12, "test": 12}
+    assert all(splits == all_splits[0] for splits in all_splits[1:])
 
 
 INTEGERS = {

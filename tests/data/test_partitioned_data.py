@@ -194,19 +194,19 @@ def test_preview_as_json_is_what_a_run_would_load(silotune, folder):
     words = ("partition=dirichlet", "partition.alpha=0.2", "partition.silos=4")
     outcome = silotune(*words_of(folder, *words), "--json")
     assert (outcome.code, outcome.err) == (0, "")
-    found = json.loads(outcome.out)
+    preview = json.loads(outcome.out)
     silos = silos_of(folder, *words)
-    assert found["rows"] == 61
-    assert found["labels"] == ["bad", "good"]
-    assert (found["validation"], found["test"]) == (10, 11)
-    assert list(found["silos"]) == [silo.name for silo in silos]
+    assert preview["rows"] == 61
+    assert preview["labels"] == ["bad", "good"]
+    assert (preview["validation"], preview["test"]) == (10, 11)
+    assert list(preview["silos"]) == [silo.name for silo in silos]
     for silo in silos:
         labels = Counter(row.label for row in silo.splits.train)
-        assert found["silos"][silo.name] == {
+        assert preview["silos"][silo.name] == {
             "rows": len(silo.splits.train),
             "labels": {"bad": labels[0], "good": labels[1]},
         }
-    assert {key: found["partition"][key] for key in ("name", "alpha", "silos")} == {
+    assert {key: preview["partition"][key] for key in ("name", "alpha", "silos")} == {
         "name": "dirichlet",
         "alpha": 0.2,
         "silos": 4,

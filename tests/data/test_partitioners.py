@@ -121,14 +121,14 @@ def largest_shares(labels: list[int], groups) -> float:
 
 @pytest.mark.parametrize("name", ["iid", "balanced"])
 def test_equal_sizes(name):
-    found = sizes(partition_rows(labels_of(1003, 4, 1, skewed=False), rule(name, silos=10, alpha=0.05), 3))
-    assert set(found) == {100, 101}
+    row_counts = sizes(partition_rows(labels_of(1003, 4, 1, skewed=False), rule(name, silos=10, alpha=0.05), 3))
+    assert set(row_counts) == {100, 101}
 
 
 @pytest.mark.parametrize("name", ["dirichlet", "balanced"])
 def test_labels_are_the_more_skewed_the_smaller_alpha(name):
     labels = labels_of(6000, 3, 1, skewed=False)
-    found = [
+    skews = [
         np.mean(
             [
                 largest_shares(labels, partition_rows(labels, rule(name, silos=10, alpha=alpha), seed))
@@ -137,9 +137,9 @@ def test_labels_are_the_more_skewed_the_smaller_alpha(name):
         )
         for alpha in (0.05, 1.0, 1e5)
     ]
-    assert found[0] > 0.85
-    assert 0.5 < found[1] < 0.75
-    assert found[2] < 0.38  # a third is even
+    assert skews[0] > 0.85
+    assert 0.5 < skews[1] < 0.75
+    assert skews[2] < 0.38  # a third is even
 
 
 def test_expected_shares_of_a_label_are_those_of_the_dirichlet():

@@ -63,8 +63,8 @@ class TestMerged:
 
     def test_rows_of_both_splits_are_mixed(self) -> None:
         """Each part has about as many of train as all of it together: 1:1, within four standard deviations."""
-        found = split(published(500, 500), MERGE, 1, "a")
-        for part in (found.train, found.validation, found.test):
+        splits = split(published(500, 500), MERGE, 1, "a")
+        for part in (splits.train, splits.validation, splits.test):
             from_train = sum(text.startswith("train") for text in texts(part))
             assert abs(from_train - len(part) / 2) < 4 * (len(part) / 4) ** 0.5
 
@@ -78,19 +78,19 @@ class TestMerged:
         there = published(train, validation)
         total = min(train + validation, cap or train + validation)
         try:
-            found = split(there, SplitRule(merge=True, rows_per_silo=cap), seed, "a")
+            splits = split(there, SplitRule(merge=True, rows_per_silo=cap), seed, "a")
         except InputError:
             assert total < 4
             return
-        assert sum(sizes(found)) == total
+        assert sum(sizes(splits)) == total
         given_rows = Counter(texts(there.train + there.validation))
-        assert Counter(texts(found.train + found.validation + found.test)) <= given_rows
+        assert Counter(texts(splits.train + splits.validation + splits.test)) <= given_rows
         assert max(given_rows.values()) == 1
 
     @pytest.mark.parametrize("ratio", [(0.6, 0.2, 0.2), (0.8, 0.1, 0.1), (0.34, 0.33, 0.33), (0.98, 0.01, 0.01)])
     def test_every_ratio(self, ratio: tuple[float, float, float]) -> None:
-        found = sizes(split(published(1000), SplitRule(merge=True, ratio=ratio), 1, "a"))
-        assert found == tuple(round(1000 * share) for share in ratio)
+        row_counts = sizes(split(published(1000), SplitRule(merge=True, ratio=ratio), 1, "a"))
+        assert row_counts == tuple(round(1000 * share) for share in ratio)
 
     @pytest.mark.parametrize("count", range(4))
     def test_too_few_rows(self, count: int) -> None:
@@ -109,34 +109,34 @@ class TestReady:
     """Splits as published."""
 
     def test_they_stay_what_they_are(self) -> None:
-        found = split(published(30, 20, 10), SplitRule(), 1, "a")
-        assert sorted(texts(found.train)) == sorted(texts(rows("train", 30)))
-        assert sorted(texts(found.validation)) == sorted(texts(rows("validation", 20)))
-        assert sorted(texts(found.test)) == sorted(texts(rows("test", 10)))
+        splits = split(published(30, 20, 10), SplitRule(), 1, "a")
+        assert sorted(texts(splits.train)) == sorted(texts(rows("train", 30)))
+        assert sorted(texts(splits.validation)) == sorted(texts(rows("validation", 20)))
+        assert sorted(texts(splits.test)) == sorted(texts(rows("test", 10)))
 
     def test_each_is_capped(self) -> None:
         rule = SplitRule(train_rows=15, validation_rows=8, test_rows=4)
-        found = split(published(30, 20, 10), rule, 1, "a")
-        assert sizes(found) == (15, 8, 4)
+        splits = split(published(30, 20, 10), rule, 1, "a")
+        assert sizes(splits) == (15, 8, 4)
         for name in ("train", "validation", "test"):
-            assert all(text.startswith(name) for text in texts(getattr(found, name)))
+            assert all(text.startswith(name) for text in texts(getattr(splits, name)))
 
     def test_a_cap_of_the_silo_caps_its_training_rows(self) -> None:
         assert sizes(split(published(30, 20, 10), SplitRule(rows_per_silo=12), 1, "a")) == (12, 20, 10)
 
     def test_a_cap_takes_a_random_choice(self) -> None:
         """Not the head of the file, which may be sorted by label."""
-        found = split(published(1000, 10, 10), SplitRule(train_rows=100), 1, "a")
-        numbers = [int(text.split()[1]) for text in texts(found.train)]
+        splits = split(published(1000, 10, 10), SplitRule(train_rows=100), 1, "a")
+        numbers = [int(text.split()[1]) for text in texts(splits.train)]
         assert 400 < sum(numbers) / 100 < 600
 
     def test_a_missing_validation_split_is_cut_from_the_rest_of_train(self) -> None:
         rule = SplitRule(train_rows=200, validation_rows=200, test_rows=500)
-        found = split(published(4500, 0, 1500), rule, 1, "hate")
-        assert sizes(found) == (200, 200, 500)
-        assert not set(texts(found.train)) & set(texts(found.validation))
-        assert all(text.startswith("train") for text in texts(found.validation))
-        assert all(text.startswith("test") for text in texts(found.test))
+        splits = split(published(4500, 0, 1500), rule, 1, "hate")
+        assert sizes(splits) == (200, 200, 500)
+        assert not set(texts(splits.train)) & set(texts(splits.validation))
+        assert all(text.startswith("train") for text in texts(splits.validation))
+        assert all(text.startswith("test") for text in texts(splits.test))
 
     def test_the_validation_cut_does_not_change_the_training_rows(self) -> None:
         small = split(published(4500, 0, 10), SplitRule(train_rows=200, validation_rows=50), 1, "a")
@@ -146,15 +146,15 @@ class TestReady:
 
     @pytest.mark.parametrize("cap", [None, 95, 100, 1000])
     def test_where_nothing_is_left_a_tenth_is_cut(self, cap: int | None) -> None:
-        found = split(published(100, 0, 10), SplitRule(train_rows=cap), 1, "a")
-        assert sizes(found) == (90, 10, 10)
-        assert len(set(texts(found.train + found.validation))) == 100
+        splits = split(published(100, 0, 10), SplitRule(train_rows=cap), 1, "a")
+        assert sizes(splits) == (90, 10, 10)
+        assert len(set(texts(splits.train + splits.validation))) == 100
 
     def test_without_test_the_validation_split_serves_as_test(self) -> None:
-        found = split(published(100, 40), SplitRule(), 1, "a")
-        assert sizes(found) == (90, 10, 40)
-        assert sorted(texts(found.test)) == sorted(texts(rows("validation", 40)))
-        assert all(text.startswith("train") for text in texts(found.validation))
+        splits = split(published(100, 40), SplitRule(), 1, "a")
+        assert sizes(splits) == (90, 10, 40)
+        assert sorted(texts(splits.test)) == sorted(texts(rows("validation", 40)))
+        assert all(text.startswith("train") for text in texts(splits.validation))
 
     def test_with_neither_it_is_refused(self) -> None:
         with pytest.raises(InputError, match="silo 'a': the data set has neither a test nor a validation split"):
@@ -172,10 +172,10 @@ class TestReady:
         if not validation and not test:
             return
         rule = SplitRule(rows_per_silo=caps[0], train_rows=caps[1], validation_rows=caps[2], test_rows=caps[3])
-        found = split(published(train, validation, test), rule, 3, "a")
-        everything = texts(found.train + found.validation + found.test)
+        splits = split(published(train, validation, test), rule, 3, "a")
+        everything = texts(splits.train + splits.validation + splits.test)
         assert len(everything) == len(set(everything))
-        for size, cap in zip(sizes(found), caps[1:], strict=True):
+        for size, cap in zip(sizes(splits), caps[1:], strict=True):
             assert size >= 1
             assert cap is None or size <= cap
 
@@ -202,8 +202,8 @@ class TestSeed:
         derived = int.from_bytes(hashlib.sha256(words.encode()).digest()[:8], "big") >> 1
         expected = texts(rows("train", 100))
         random.Random(derived).shuffle(expected)
-        found = split(published(100), MERGE, 5, "a")
-        assert texts(found.train + found.validation + found.test) == expected
+        splits = split(published(100), MERGE, 5, "a")
+        assert texts(splits.train + splits.validation + splits.test) == expected
 
     def test_what_was_given_is_not_shuffled_in_place(self) -> None:
         there = published(20, 20, 20)

@@ -15,9 +15,9 @@ METHODS = ("fedavg", "fedfame")
 
 
 def cells_of(preset: str, *words: str):
-    found = read_comparison(preset, ["data.path=nowhere", *words])
-    assert len(found.cells) == len(found.rows) * len(found.seeds)
-    return found, {(cell.row, cell.seed): cell.config for cell in found.cells}
+    comparison = read_comparison(preset, ["data.path=nowhere", *words])
+    assert len(comparison.cells) == len(comparison.rows) * len(comparison.seeds)
+    return comparison, {(cell.row, cell.seed): cell.config for cell in comparison.cells}
 
 
 @pytest.mark.parametrize(

@@ -84,18 +84,18 @@ def max_mean_validation(run: Path) -> float:
 
 def test_test_rows_take_no_part_in_the_choice(silotune: Silotune, words: list[str], tmp_path: Path) -> None:
     """Other test rows: the same bytes. Other validation rows: other scores, so the comparison can tell."""
-    found = {}
+    scores = {}
     few = [word for word in words if not word.startswith("method.mu")]
     for split in ("none", "test", "validation"):
         own = flipped(few, tmp_path / split, split)
         assert silotune("sweep", *own, "--out", tmp_path / f"out-{split}").code == 0
         without_folder = [{**row, "folder": ""} for row in rows_of(tmp_path / f"out-{split}")]  # it hashes data.path
         best = yaml.safe_load((tmp_path / f"out-{split}" / "best.yaml").read_text())
-        found[split] = (without_folder, best)
+        scores[split] = (without_folder, best)
         logged = "".join(path.read_text() for path in (tmp_path / f"out-{split}").glob("*/*.json*"))
         assert "test" not in logged
-    assert found["test"] == found["none"]
-    assert [row["validation"] for row in found["validation"][0]] != [row["validation"] for row in found["none"][0]]
+    assert scores["test"] == scores["none"]
+    assert [row["validation"] for row in scores["validation"][0]] != [row["validation"] for row in scores["none"][0]]
 
 
 def test_no_test_row_is_in_a_trials_federation(words: list[str], tmp_path: Path, monkeypatch) -> None:
@@ -173,17 +173,17 @@ def test_the_samplers_proposals_are_the_same_again(words: list[str], tmp_path: P
     pytest.importorskip("optuna")
     base = [word for word in words[2:] if not word.startswith(("train.lr", "method.mu"))]
     asked = ["method=local", *base, "train.lr=1e-4..1e-1:log", "train.epochs=1..2", "train.optimizer=adam,sgd"]
-    found = []
+    proposals = []
     for name in ("one", "other"):
         sweep = read_sweep("demo", asked, trials=4)
         run_sweep(sweep, _new(tmp_path / name))
-        found.append(rows_of(tmp_path / name))
-    assert found[0] == found[1]
-    lrs = [float(row["train.lr"]) for row in found[0]]
+        proposals.append(rows_of(tmp_path / name))
+    assert proposals[0] == proposals[1]
+    lrs = [float(row["train.lr"]) for row in proposals[0]]
     assert len(set(lrs)) > 1
     assert all(1e-4 <= lr <= 1e-1 and float(f"{lr:.4g}") == lr for lr in lrs)
-    assert {row["train.epochs"] for row in found[0]} <= {"1", "2"}
-    assert {row["train.optimizer"] for row in found[0]} <= {"adam", "sgd"}
+    assert {row["train.epochs"] for row in proposals[0]} <= {"1", "2"}
+    assert {row["train.optimizer"] for row in proposals[0]} <= {"adam", "sgd"}
 
 
 def test_the_sampler_goes_where_scores_are_high() -> None:

@@ -28,8 +28,8 @@ def folders(tmp_path: Path) -> list[Path]:
 
     easy = {"fedavg": of(92), "fedfame": of(90), "local": of(80)}
     hard = {"fedavg": of(57), "fedfame": of(60)}
-    found = [("easy", easy), ("hard", hard)]
-    return [write_comparison(tmp_path / name, rows, more={"data": {"path": name}}) for name, rows in found]
+    entries = [("easy", easy), ("hard", hard)]
+    return [write_comparison(tmp_path / name, rows, more={"data": {"path": name}}) for name, rows in entries]
 
 
 def test_ranks_by_hand() -> None:
@@ -58,9 +58,9 @@ def test_every_data_set_has_its_best_and_second(folders: list[Path]) -> None:
 def test_every_data_set_is_tested(folders: list[Path], tmp_path: Path) -> None:
     """Twelve pairs of one sign each: p = 2 · 2⁻¹² before Holm, three tests together."""
     entries = read_entries(folders)
-    found = {(pair.best, pair.other): (pair.difference, pair.pairs, pair.p) for pair in paired_tests(entries)}
+    tests = {(pair.best, pair.other): (pair.difference, pair.pairs, pair.p) for pair in paired_tests(entries)}
     p = pytest.approx(3 * 2 * 2**-12)
-    assert found == {
+    assert tests == {
         ("easy: fedavg", "easy: fedfame"): (2, 12, p),
         ("easy: fedavg", "local"): (12, 12, p),
         ("hard: fedfame", "hard: fedavg"): (3, 12, p),
@@ -117,6 +117,6 @@ def test_seeds_that_cut_other_numbers_of_rows_are_one_row_all_the_same(tmp_path:
     for method, score in (("fedavg", 50.0), ("moon", 60.0)):
         for seed in (1, 2):
             write_run(tmp_path / f"{method}-{seed}", method, seed, {"a": score}, test_rows=20 + seed)
-    found = read_entries([tmp_path])
-    assert [len(entry.runs) for entry in found] == [2, 2]
-    assert [(pair.difference, pair.pairs) for pair in paired_tests(found)] == [(10, 2)]
+    entries = read_entries([tmp_path])
+    assert [len(entry.runs) for entry in entries] == [2, 2]
+    assert [(pair.difference, pair.pairs) for pair in paired_tests(entries)] == [(10, 2)]

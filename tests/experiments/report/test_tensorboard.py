@@ -25,8 +25,10 @@ WORDS = ("run", "federation.yaml", "rounds=3", "method=fedmcp", "--out", "out")
 def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    found = EventAccumulator(str(folder / "tensorboard"), size_guidance={"scalars": 0}).Reload()
-    return {tag: [(event.step, event.value) for event in found.Scalars(tag)] for tag in found.Tags()["scalars"]}
+    accumulator = EventAccumulator(str(folder / "tensorboard"), size_guidance={"scalars": 0}).Reload()
+    return {
+        tag: [(event.step, event.value) for event in accumulator.Scalars(tag)] for tag in accumulator.Tags()["scalars"]
+    }
 
 
 def logged(folder: Path, *kinds: str) -> list[dict]:
@@ -35,18 +37,18 @@ def logged(folder: Path, *kinds: str) -> list[dict]:
 
 
 def check(folder: Path, rounds: int) -> None:
-    found = scalars(folder)
+    written = scalars(folder)
     silos = logged(folder, "silo")
     for name in ("north", "south"):
         own = [event for event in silos if event["silo"] == name]
         assert [event["round"] for event in own] == list(range(1, rounds + 1))
         for key in ("loss", "contrastive", "similarity_private", "bytes_up", "bytes_down"):
-            assert found[f"{key}/{name}"] == [(e["round"], pytest.approx(e[key], rel=1e-6)) for e in own]
+            assert written[f"{key}/{name}"] == [(e["round"], pytest.approx(e[key], rel=1e-6)) for e in own]
         scores = [(e["round"], pytest.approx(e["validation"][name], rel=1e-6)) for e in logged(folder, "round")]
-        assert found[f"validation/{name}"] == scores
+        assert written[f"validation/{name}"] == scores
     means = [(e["round"], pytest.approx(statistics.fmean(e["validation"].values()))) for e in logged(folder, "round")]
-    assert found["validation/mean over silos"] == means
-    assert not any(tag.startswith(("seconds", "rows", "real_tokens")) for tag in found)
+    assert written["validation/mean over silos"] == means
+    assert not any(tag.startswith(("seconds", "rows", "real_tokens")) for tag in written)
 
 
 def test_it_holds_what_the_log_says(silotune: Silotune, place: Path) -> None:
@@ -96,16 +98,16 @@ def test_a_federation_logs_a_round_when_the_next_one_is_trained(tiny_config, tmp
         sessions = [Session(local) for local in configs.values()]
         link = DirectLink({node: partial(watched, session) for node, session in enumerate(sessions)})
         coordinate(job(config, out, configs), link)
-    found = scalars(out)
+    written = scalars(out)
     order = [(event["event"], event["round"]) for event in logged(out)]
     assert order.index(("silo", 2)) < order.index(("round", 1))
     for name in configs:
         for key in ("loss", "bytes_up"):
             own = [(e["round"], pytest.approx(e[key], rel=1e-6)) for e in logged(out, "silo") if e["silo"] == name]
             assert len(own) == 3
-            assert found[f"{key}/{name}"] == own
+            assert written[f"{key}/{name}"] == own
         own = [(e["round"], pytest.approx(e["validation"][name], rel=1e-6)) for e in logged(out, "round")]
-        assert found[f"validation/{name}"] == own
+        assert written[f"validation/{name}"] == own
 
 
 def check_steps(folder: Path, rounds: int) -> None:
@@ -134,13 +136,13 @@ def test_partitioned_and_server_phases(tiny_config, tmp_path: Path) -> None:
     """FedFAME over one partitioned data set: one score for all silos, and what the coordinator trains."""
     with TensorBoard(tmp_path / "out") as progress:
         run(tiny_config("fedfame"), out=tmp_path / "out", progress=progress)
-    found = scalars(tmp_path / "out")
+    written = scalars(tmp_path / "out")
     scores = [
         (e["round"], pytest.approx(e["validation"]["global"], rel=1e-6)) for e in logged(tmp_path / "out", "round")
     ]
-    assert found["validation/global"] == scores
-    assert "validation/mean over silos" not in found
-    assert [step for step, _ in found["loss/coordinator"]] == [1, 2]
+    assert written["validation/global"] == scores
+    assert "validation/mean over silos" not in written
+    assert [step for step, _ in written["loss/coordinator"]] == [1, 2]
 
 
 def test_nothing_is_written_before_the_run_folder_is_made(tmp_path: Path) -> None:

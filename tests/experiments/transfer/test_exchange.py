@@ -18,8 +18,8 @@ TASKS = ("alpha", "beta", "gamma")
 
 
 def cells_of(folders, head="target") -> dict[tuple[str, str, int], TransferScore]:
-    found = [cell for models in open_models(list(folders), head).values() for cell in exchange(models, head)]
-    return {(cell.source, cell.target, cell.seed): cell for cell in found}
+    cells = [cell for models in open_models(list(folders), head).values() for cell in exchange(models, head)]
+    return {(cell.source, cell.target, cell.seed): cell for cell in cells}
 
 
 def summary(folder):
@@ -106,10 +106,10 @@ def test_methods_and_tuners_are_groups_of_their_own(made):
     names = ["fedavg, lora", "fedfame, lora", "centralised, lora", "fedavg, bitfit"]
     assert list(groups) == names
     for models in groups.values():
-        found = {(cell.source, cell.target): cell for cell in exchange(models)}
+        cells = {(cell.source, cell.target): cell for cell in exchange(models)}
         for model in models:
-            assert found[model.task.name, model.task.name].absolute == model.reported
-        assert len(found) == 4
+            assert cells[model.task.name, model.task.name].absolute == model.reported
+        assert len(cells) == 4
 
 
 def test_learning_rate_and_alpha_tell_groups_apart_where_tasks_come_twice(made):
@@ -142,11 +142,11 @@ def test_seeds_are_paired_and_averaged(made):
     assert sorted((cell.source, cell.target, cell.seed) for cell in cells) == sorted(
         (source, target, seed) for source in ("alpha", "beta") for target in ("alpha", "beta") for seed in (1, 2)
     )
-    found = matrix(label, cells)
-    assert found.seeds == 2
+    transfer_matrix = matrix(label, cells)
+    assert transfer_matrix.seeds == 2
     one, two = (next(c for c in cells if (c.source, c.target, c.seed) == ("alpha", "beta", seed)) for seed in (1, 2))
-    assert found.absolute["alpha", "beta"] == pytest.approx((one.absolute + two.absolute) / 2)
-    assert found.relative["alpha", "beta"] == pytest.approx((one.relative + two.relative) / 2)
+    assert transfer_matrix.absolute["alpha", "beta"] == pytest.approx((one.absolute + two.absolute) / 2)
+    assert transfer_matrix.relative["alpha", "beta"] == pytest.approx((one.relative + two.relative) / 2)
 
 
 def test_a_private_head_in_one_silo_is_one_model(made):
@@ -169,23 +169,23 @@ def test_a_matrix_by_hand():
         *(cell("RTE", "RTE", 50, 100), cell("QNLI", "RTE", 45, 90), cell("SST-2", "RTE", 60, 120)),
         *(cell("QNLI", "QNLI", 70, 100), cell("RTE", "QNLI", 49, 70), cell("SST-2", "QNLI", 35, 50)),
     ]
-    found = matrix("fedavg", cells)
-    assert found.tasks == ("SST-2", "RTE", "QNLI")
-    assert found.types == ("sentiment analysis", "natural language inference", "natural language inference")
-    assert found.mean() == pytest.approx((75 + 50 + 90 + 120 + 70 + 50) / 6)
-    assert found.mean(alike=True) == pytest.approx((90 + 70) / 2)
-    assert found.mean(alike=False) == pytest.approx((75 + 50 + 120 + 50) / 4)
-    assert found.asymmetry() == pytest.approx((45 + 0 + 20) / 3)  # RTE–SST-2, QNLI–SST-2, QNLI–RTE
+    transfer_matrix = matrix("fedavg", cells)
+    assert transfer_matrix.tasks == ("SST-2", "RTE", "QNLI")
+    assert transfer_matrix.types == ("sentiment analysis", "natural language inference", "natural language inference")
+    assert transfer_matrix.mean() == pytest.approx((75 + 50 + 90 + 120 + 70 + 50) / 6)
+    assert transfer_matrix.mean(alike=True) == pytest.approx((90 + 70) / 2)
+    assert transfer_matrix.mean(alike=False) == pytest.approx((75 + 50 + 120 + 50) / 4)
+    assert transfer_matrix.asymmetry() == pytest.approx((45 + 0 + 20) / 3)  # RTE–SST-2, QNLI–SST-2, QNLI–RTE
 
 
 def test_tasks_of_unknown_type_are_neither_alike_nor_different():
     score = {("SST-2", "mine"): 10, ("mine", "SST-2"): 20, ("mine", "yours"): 30, ("yours", "mine"): 40}
     score |= {("SST-2", "yours"): 50, ("yours", "SST-2"): 60}
     cells = [cell(s, t, value, value) for (s, t), value in score.items()]
-    found = matrix("fedavg", cells)
-    assert found.types == ("sentiment analysis", "other", "other")
-    assert found.mean() == pytest.approx(35)
-    assert (found.mean(alike=True), found.mean(alike=False)) == (None, None)
+    transfer_matrix = matrix("fedavg", cells)
+    assert transfer_matrix.types == ("sentiment analysis", "other", "other")
+    assert transfer_matrix.mean() == pytest.approx(35)
+    assert (transfer_matrix.mean(alike=True), transfer_matrix.mean(alike=False)) == (None, None)
     known = matrix("fedavg", cells, {"SST-2": "a", "mine": "b", "yours": "b"})
     assert (known.mean(alike=True), known.mean(alike=False)) == (35, 35)
     half = matrix("fedavg", cells, {"SST-2": "a", "mine": "b"})
@@ -195,9 +195,9 @@ def test_tasks_of_unknown_type_are_neither_alike_nor_different():
 def test_types_stand_together_and_an_own_score_of_0_has_no_relative():
     pairs = [(s, t) for t in ("MRPC", "SST-2", "QQP") for s in ("MRPC", "SST-2", "QQP")]
     cells = [cell(s, t, 0.0 if t == "MRPC" else 50.0, None if t == "MRPC" else 100.0) for s, t in pairs]
-    found = matrix("fedavg", cells)
-    assert found.tasks == ("SST-2", "MRPC", "QQP")  # in the paper's order, whatever order the runs came in
-    assert {target for _, target in found.relative} == {"QQP", "SST-2"}
-    assert found.absolute["SST-2", "MRPC"] == 0
+    transfer_matrix = matrix("fedavg", cells)
+    assert transfer_matrix.tasks == ("SST-2", "MRPC", "QQP")  # in the paper's order, whatever order the runs came in
+    assert {target for _, target in transfer_matrix.relative} == {"QQP", "SST-2"}
+    assert transfer_matrix.absolute["SST-2", "MRPC"] == 0
     own = matrix("fedavg", cells, {"MRPC": "a", "QQP": "b"})
     assert (own.tasks, own.types) == (("MRPC", "QQP", "SST-2"), ("a", "b", "other"))

@@ -72,8 +72,8 @@ def test_the_sources_head_leaves_out_other_label_counts(silotune, made, pair, tm
     outcome = silotune("transfer", *pair, made("fedavg", "gamma"), *words)
     assert (outcome.code, outcome.err) == (0, "")
     rows = list(csv.DictReader((tmp_path / "out" / "transfer.csv").open(encoding="utf-8")))
-    found = {(row["source"], row["target"]) for row in rows}
-    assert found == {("alpha", "alpha"), ("alpha", "beta"), ("beta", "alpha"), ("beta", "beta"), ("gamma", "gamma")}
+    pairs = {(row["source"], row["target"]) for row in rows}
+    assert pairs == {("alpha", "alpha"), ("alpha", "beta"), ("beta", "alpha"), ("beta", "beta"), ("gamma", "gamma")}
     assert {row["target"]: row["target_type"] for row in rows} == {"alpha": "short", "beta": "pairs", "gamma": "other"}
 
 

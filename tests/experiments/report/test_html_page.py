@@ -33,11 +33,11 @@ def sections(page: str) -> dict[str, str]:
 
 
 def test_every_figure_is_there_with_titled_axes(written: Path) -> None:
-    found = sections(written.read_text(encoding="utf-8"))
-    assert {name: found[name].count("<svg") for name in FIGURES} == FIGURES
-    assert {"results", "costs", "left", "runs", "config"} <= set(found)
+    page_sections = sections(written.read_text(encoding="utf-8"))
+    assert {name: page_sections[name].count("<svg") for name in FIGURES} == FIGURES
+    assert {"results", "costs", "left", "runs", "config"} <= set(page_sections)
     for name in FIGURES:
-        for svg in re.findall(r"<svg.*?</svg>", found[name], flags=re.DOTALL):
+        for svg in re.findall(r"<svg.*?</svg>", page_sections[name], flags=re.DOTALL):
             ElementTree.fromstring(svg)
             assert re.search(r'aria-label="[^"]+: [^"]+ against [^"]+"', svg)
         for kind in ("png", "svg"):
@@ -70,9 +70,9 @@ def test_what_it_says(written: Path) -> None:
 @pytest.mark.usefixtures("no_figure_files")
 def test_figures_without_data_are_left_out(tmp_path: Path) -> None:
     run = write_run(tmp_path / "r", "local", 1, {"a": 50.0}, message=0)
-    found = sections(write_report(read_entries([run]), tmp_path / "page.html").read_text(encoding="utf-8"))
-    assert not {"communication", "sent", "similarity"} & set(found)
-    assert {"tests", "rounds", "losses", "seconds"} <= set(found)
+    page_sections = sections(write_report(read_entries([run]), tmp_path / "page.html").read_text(encoding="utf-8"))
+    assert not {"communication", "sent", "similarity"} & set(page_sections)
+    assert {"tests", "rounds", "losses", "seconds"} <= set(page_sections)
 
 
 @pytest.mark.usefixtures("no_figures")
@@ -115,9 +115,9 @@ def test_partitioned_data_have_one_curve(tmp_path: Path, silos: int) -> None:
     tests = {f"silo-{number}": 60.0 for number in range(silos)}
     for method in ("fedavg", "fedprox"):
         write_run(tmp_path / method, method, 1, tests, central=True)
-    found = sections(write_report(read_entries([tmp_path]), tmp_path / "page.html").read_text(encoding="utf-8"))
+    page_sections = sections(write_report(read_entries([tmp_path]), tmp_path / "page.html").read_text(encoding="utf-8"))
     for name in ("tests", "communication", "rounds"):
-        (svg,) = re.findall(r"<svg.*?</svg>", found[name], flags=re.DOTALL)
+        (svg,) = re.findall(r"<svg.*?</svg>", page_sections[name], flags=re.DOTALL)
         ElementTree.fromstring(svg)
         if name != "tests":
             assert 'aria-label="all silos on the same rows: ' in svg
@@ -132,9 +132,9 @@ def test_a_real_partitioned_run(tiny_config, tmp_path: Path) -> None:
         own = words if method == "fedavg" else words[:-1]
         run(tiny_config(method, *own), out=tmp_path / method)
     entries = read_entries([tmp_path])
-    found = sections(write_report(entries, tmp_path / "page.html").read_text(encoding="utf-8"))
-    assert found["rounds"].count("<svg") == 1
-    assert "<td" in found["results"]
+    page_sections = sections(write_report(entries, tmp_path / "page.html").read_text(encoding="utf-8"))
+    assert page_sections["rounds"].count("<svg") == 1
+    assert "<td" in page_sections["results"]
     for entry in entries:
         points = curve(entry, mean_validation)
         logged = [event["validation"]["global"] for event in entry.first.events_of("round")]
@@ -186,9 +186,9 @@ def test_a_browser_draws_it_without_complaint(written: Path, tmp_path: Path, wid
         *("--dump-dom", f"file://{page}"),
     ]
     ended = subprocess.run(words, capture_output=True, text=True, timeout=120)
-    found = re.search(r'data-found="([^"]*)"', ended.stdout)
-    assert found is not None, ended.stderr
-    assert found.group(1) == f"{sum(FIGURES.values())} figures; "
+    match = re.search(r'data-found="([^"]*)"', ended.stdout)
+    assert match is not None, ended.stderr
+    assert match.group(1) == f"{sum(FIGURES.values())} figures; "
     assert not [line for line in ended.stderr.splitlines() if "CONSOLE" in line]
 
 
@@ -209,6 +209,6 @@ def test_a_real_run_joins(silotune: Silotune, place: Path, runs: Path) -> None:
     assert silotune("run", "federation.yaml", "rounds=2", "--out", "run").code == 0
     outcome = silotune("report", "run", runs, "--out", "page.html")
     assert (outcome.code, outcome.err) == (0, "")
-    found = sections((place / "page.html").read_text(encoding="utf-8"))
-    assert "Sent: global (" in found["left"]
-    assert "Kept: private, head_full, head_global" in found["left"]
+    page_sections = sections((place / "page.html").read_text(encoding="utf-8"))
+    assert "Sent: global (" in page_sections["left"]
+    assert "Kept: private, head_full, head_global" in page_sections["left"]

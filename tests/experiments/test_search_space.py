@@ -53,23 +53,23 @@ def test_every_combination_once_and_every_end_seen() -> None:
 
 def test_each_method_has_its_own_space() -> None:
     words = ["method=local,moon,fedmcp", "train.lr=1e-3,1e-4", "method.mu=0.05,0.1", "per_method.moon.method.mu=1,5"]
-    found = read_sweep("demo", words)
-    assert {method: [(d.key, d.values) for d in space] for method, space in found.spaces.items()} == {
+    sweep = read_sweep("demo", words)
+    assert {method: [(d.key, d.values) for d in space] for method, space in sweep.spaces.items()} == {
         "local": [("train.lr", (1e-3, 1e-4))],
         "moon": [("train.lr", (1e-3, 1e-4)), ("method.mu", (1, 5))],
         "fedmcp": [("train.lr", (1e-3, 1e-4)), ("method.mu", (0.05, 0.1))],
     }
-    assert found.keys == ["train.lr", "method.mu"]
-    (cell,) = found.cells("moon", {"train.lr": 1e-4, "method.mu": 5})
+    assert sweep.keys == ["train.lr", "method.mu"]
+    (cell,) = sweep.cells("moon", {"train.lr": 1e-4, "method.mu": 5})
     assert (cell.config.method.name, cell.config.train.lr, cell.config.method.options["mu"]) == ("moon", 1e-4, 5)
     other = read_sweep("demo", [*words, "seeds=3,4"]).cells("moon", {"train.lr": 1e-4, "method.mu": 5})
     assert [c.folder for c in other] == [f"{cell.row}-3", f"{cell.row}-4"]  # one trial: it differs in the seed alone
 
 
 def test_a_comparisons_methods_are_swept_where_none_are_named() -> None:
-    found = read_sweep("mixed6", ["data.path=nowhere", "train.lr=1e-3,5e-4"])
-    assert len(found.spaces) == 9
-    assert found.seeds == (1, 2, 3, 4, 5)
+    sweep = read_sweep("mixed6", ["data.path=nowhere", "train.lr=1e-3,5e-4"])
+    assert len(sweep.spaces) == 9
+    assert sweep.seeds == (1, 2, 3, 4, 5)
 
 
 @pytest.mark.parametrize(

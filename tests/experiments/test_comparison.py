@@ -18,13 +18,13 @@ NINE = ("fedavg-full", "local", "fedavg", "fedlr", "fedap", "moon", "fedrep", "f
 
 
 def test_table_1_has_the_papers_nine_rows_three_times() -> None:
-    found = read_comparison("table1-glue", ["data.path=nowhere"])
-    assert found.rows == NINE
-    assert found.seeds == (1, 2, 3)
-    assert [cell.folder for cell in found.cells[:4]] == [
+    comparison = read_comparison("table1-glue", ["data.path=nowhere"])
+    assert comparison.rows == NINE
+    assert comparison.seeds == (1, 2, 3)
+    assert [cell.folder for cell in comparison.cells[:4]] == [
         "fedavg-full-1", "fedavg-full-2", "fedavg-full-3", "local-1",
     ]  # fmt: skip
-    configs = {cell.row: cell.config for cell in found.cells}
+    configs = {cell.row: cell.config for cell in comparison.cells}
     assert {(c.rounds, c.train.lr, c.train.batch_size, c.data.rows_per_silo) for c in configs.values()} == {
         (25, 5e-4, 64, 4076)
     }
@@ -38,8 +38,8 @@ def test_table_1_has_the_papers_nine_rows_three_times() -> None:
 
 
 def test_table_2_has_the_ablations_of_the_paper() -> None:
-    found = read_comparison("table2-glue", ["data.path=nowhere", "seeds=5"])
-    options = {cell.row: cell.config.method.options for cell in found.cells}
+    comparison = read_comparison("table2-glue", ["data.path=nowhere", "seeds=5"])
+    options = {cell.row: cell.config.method.options for cell in comparison.cells}
     whole = options.pop("fedmcp")
     assert (whole["gamma"], whole["mu"], whole["similarity"], whole["representation"]) == (0.5, 0.05, "cka", "mean")
     changed = {row: {k: v for k, v in o.items() if whole[k] != v} for row, o in options.items()}
@@ -54,8 +54,8 @@ def test_table_2_has_the_ablations_of_the_paper() -> None:
 
 @pytest.mark.parametrize("preset", ["mixed6", "sentiment5"])
 def test_small_settings_bring_the_nine_rows_and_five_seeds(preset: str) -> None:
-    found = read_comparison(preset, ["data.path=nowhere"])
-    assert (found.rows, found.seeds) == (NINE, (1, 2, 3, 4, 5))
+    comparison = read_comparison(preset, ["data.path=nowhere"])
+    assert (comparison.rows, comparison.seeds) == (NINE, (1, 2, 3, 4, 5))
 
 
 COMPARE = {
@@ -73,21 +73,23 @@ def written(folder: Path, **keys: object) -> str:
 
 
 def test_a_users_file_says_it_all(tmp_path: Path) -> None:
-    found = read_comparison(written(tmp_path, compare=COMPARE), [])
-    assert found.rows == ("local", "local-slow", "moon", "moon-slow")
-    assert (found.seeds, found.ddof) == ((4, 5), 0)
-    assert {c.row: (c.config.train.lr, c.config.sampling.count) for c in found.cells} == {
+    comparison = read_comparison(written(tmp_path, compare=COMPARE), [])
+    assert comparison.rows == ("local", "local-slow", "moon", "moon-slow")
+    assert (comparison.seeds, comparison.ddof) == ((4, 5), 0)
+    assert {c.row: (c.config.train.lr, c.config.sampling.count) for c in comparison.cells} == {
         "local": (1e-3, None),
         "local-slow": (1e-5, 2),
         "moon": (1e-3, None),
         "moon-slow": (1e-5, 2),
     }
-    assert {c.config.method.options["mu"] for c in found.cells if c.row.startswith("moon")} == {5}
+    assert {c.config.method.options["mu"] for c in comparison.cells if c.row.startswith("moon")} == {5}
     # the command line is over the file; variants of its own replace those of the file
-    found = read_comparison(str(tmp_path / "mine.yaml"), ["methods=ditto", "seeds=7", "std.ddof=1"], ["two: rounds=2"])
-    assert ([cell.folder for cell in found.cells], found.ddof) == (["ditto-7", "ditto-two-7"], 1)
-    found = read_comparison(written(tmp_path, compare={"methods": "fedmcp", "ablation": True}, seed=3), [])
-    assert (len(found.rows), found.seeds) == (1 + len(ABLATIONS["fedmcp"]), (3,))
+    comparison = read_comparison(
+        str(tmp_path / "mine.yaml"), ["methods=ditto", "seeds=7", "std.ddof=1"], ["two: rounds=2"]
+    )
+    assert ([cell.folder for cell in comparison.cells], comparison.ddof) == (["ditto-7", "ditto-two-7"], 1)
+    comparison = read_comparison(written(tmp_path, compare={"methods": "fedmcp", "ablation": True}, seed=3), [])
+    assert (len(comparison.rows), comparison.seeds) == (1 + len(ABLATIONS["fedmcp"]), (3,))
 
 
 def test_a_run_of_that_file_is_the_same_as_without(tmp_path: Path) -> None:
@@ -139,27 +141,27 @@ def test_a_bad_section_is_refused(tmp_path: Path, compare: object, named: str) -
 
 
 def test_own_variants_stand_behind_every_method() -> None:
-    found = read_comparison("demo", ["methods=local,fedavg"], ["slow: train.lr=1e-4 rounds=2"])
-    assert found.rows == ("local", "local-slow", "fedavg", "fedavg-slow")
-    assert [(cell.config.train.lr, cell.config.rounds) for cell in found.cells] == [(1e-3, 6), (1e-4, 2)] * 2
+    comparison = read_comparison("demo", ["methods=local,fedavg"], ["slow: train.lr=1e-4 rounds=2"])
+    assert comparison.rows == ("local", "local-slow", "fedavg", "fedavg-slow")
+    assert [(cell.config.train.lr, cell.config.rounds) for cell in comparison.cells] == [(1e-3, 6), (1e-4, 2)] * 2
 
 
 def test_overrides_per_method_hold_for_that_method() -> None:
     words = ["methods=local,fedavg", "per_method.local={train.lr: 5e-4}"]
-    found = read_comparison("demo", words)
-    assert [cell.config.train.lr for cell in found.cells] == [5e-4, 1e-3]
+    comparison = read_comparison("demo", words)
+    assert [cell.config.train.lr for cell in comparison.cells] == [5e-4, 1e-3]
 
 
 def test_a_variant_changes_what_was_said_of_its_method() -> None:
     words = ["methods=local,fedavg", "per_method.local.train.lr=5e-4", "train.lr=2e-3"]
-    found = read_comparison("demo", words, ["slow: train.lr=1e-4"])
-    assert [cell.config.train.lr for cell in found.cells] == [5e-4, 1e-4, 2e-3, 1e-4]
+    comparison = read_comparison("demo", words, ["slow: train.lr=1e-4"])
+    assert [cell.config.train.lr for cell in comparison.cells] == [5e-4, 1e-4, 2e-3, 1e-4]
 
 
 def test_without_methods_and_seeds_it_is_the_presets_own_method_once() -> None:
-    found = read_comparison("demo", [])
-    assert [cell.folder for cell in found.cells] == ["fedmcp-1"]
-    assert found.ddof == 1
+    comparison = read_comparison("demo", [])
+    assert [cell.folder for cell in comparison.cells] == ["fedmcp-1"]
+    assert comparison.ddof == 1
 
 
 @pytest.mark.parametrize(

@@ -31,13 +31,13 @@ from tests.support.report_runs import write_run
 
 
 def entries(runs: Path, *methods: str):
-    found = {entry.label: entry for entry in read_entries([runs])}
-    return [found[method] for method in methods]
+    by_label = {entry.label: entry for entry in read_entries([runs])}
+    return [by_label[method] for method in methods]
 
 
 def test_runs_that_differ_in_the_seed_alone_are_one_row(runs: Path, tmp_path: Path) -> None:
-    found = {entry.label: [run.seed for run in entry.runs] for entry in read_entries([runs])}
-    assert found == {"local": [1, 2, 3], "fedmcp": [1, 2, 3], "fedavg-full": [1, 2, 3]}
+    seeds = {entry.label: [run.seed for run in entry.runs] for entry in read_entries([runs])}
+    assert seeds == {"local": [1, 2, 3], "fedmcp": [1, 2, 3], "fedavg-full": [1, 2, 3]}
     more = [write_run(tmp_path / f"m{mu}", "moon", 1, {"east": 1.0}, more={"method": {"name": "moon", "mu": mu}})
             for mu in (1, 5)]  # fmt: skip
     assert {entry.label for entry in read_entries(more)} == {"moon (mu=1)", "moon (mu=5)"}
@@ -58,8 +58,8 @@ def test_the_csv_by_hand(runs: Path) -> None:
         assert row["bytes_up"] == str(3 * 2 * 2**20)
         assert row["sent_percent"] == ""  # that backbone is nowhere: no share of it
     population = table_csv(entries(runs, "fedmcp"), 0)
-    found = [float(row["std"]) for row in csv.DictReader(io.StringIO(population))]
-    assert found == pytest.approx([np.std([72, 74, 76]), np.std([70, 69, 68]), np.std([71, 71.5, 72])], abs=1e-6)
+    deviations = [float(row["std"]) for row in csv.DictReader(io.StringIO(population))]
+    assert deviations == pytest.approx([np.std([72, 74, 76]), np.std([70, 69, 68]), np.std([71, 71.5, 72])], abs=1e-6)
 
 
 def test_the_success_rate_of_an_attack_by_hand(tmp_path: Path) -> None:
@@ -72,10 +72,10 @@ def test_the_success_rate_of_an_attack_by_hand(tmp_path: Path) -> None:
     write_run(tmp_path / "plain-1", "local", 1, {"north": 70.0, "south": 70.0})
     entries = read_entries(sorted(tmp_path.iterdir()))
     rows = list(csv.DictReader(io.StringIO(table_csv(entries, 1))))
-    found = {(row["method"], row["silo"]): (row["asr_mean"], row["asr_std"]) for row in rows}
-    assert found["fedprompt", "north"] == ("40", f"{200**0.5:.6f}")
-    assert found["fedprompt", "average"] == ("45", f"{50**0.5:.6f}")
-    assert found["fedprompt", "south"] == found["local", "average"] == ("", "")
+    rates = {(row["method"], row["silo"]): (row["asr_mean"], row["asr_std"]) for row in rows}
+    assert rates["fedprompt", "north"] == ("40", f"{200**0.5:.6f}")
+    assert rates["fedprompt", "average"] == ("45", f"{50**0.5:.6f}")
+    assert rates["fedprompt", "south"] == rates["local", "average"] == ("", "")
     grid = score_table(entries, 1)
     assert grid.header[-2:] == ["average", "ASR"]
     assert [values[-1].text for _, values in grid.rows] == ["45.00 ± 7.07", "–"]
@@ -141,14 +141,14 @@ def test_silos_judged_on_the_same_rows_are_no_repetitions(tmp_path: Path) -> Non
         for method, score in {"fedavg": 60.0 + seed, "fedprox": 50.0 + 2 * seed}.items():
             tests = dict.fromkeys(("a", "b", "c", "d"), score)
             write_run(tmp_path / f"{method}-{seed}", method, seed, tests, central=True)
-    found = read_entries([tmp_path])
-    (pair,) = paired_tests(found)
+    entries = read_entries([tmp_path])
+    (pair,) = paired_tests(entries)
     assert (pair.difference, pair.pairs, pair.p) == (8, 3, pytest.approx(0.25))  # 2 · 2⁻³
-    grid = score_table(found, 1)
+    grid = score_table(entries, 1)
     assert (grid.header, [values[0].text for _, values in grid.rows]) == (["average"], ["62.00 ± 1.00", "54.00 ± 2.00"])
-    assert len(table_csv(found, 1).splitlines()) == 1 + 2 * 5  # a row for every silo all the same
-    assert curve(found[0], mean_validation).mean == pytest.approx([62 - 10, 62 - 5, 62 - 10 / 3])
-    assert curve(found[0], validation_of("a")) is None
+    assert len(table_csv(entries, 1).splitlines()) == 1 + 2 * 5  # a row for every silo all the same
+    assert curve(entries[0], mean_validation).mean == pytest.approx([62 - 10, 62 - 5, 62 - 10 / 3])
+    assert curve(entries[0], validation_of("a")) is None
 
 
 def test_personal_models_on_the_same_rows_keep_their_columns(tmp_path: Path) -> None:
@@ -203,10 +203,10 @@ def test_final_phases_and_the_coordinator_count(tmp_path: Path) -> None:
 def test_what_a_reader_is_warned_of(tmp_path: Path, runs: Path) -> None:
     refused = {"event": "refused", "round": 2, "silo": "east", "reason": "tensor 'x' holds NaN or infinity"}
     run = write_run(tmp_path / "r", "fedavg", 7, {"east": 50.0, "west": 1.0}, extra=[refused, refused])
-    found = "\n".join(list_caveats(read_entries([run, runs])))
-    assert "r (seed 7): 2 updates were refused; the first in round 2 from east: tensor 'x' holds NaN" in found
-    assert "One seed only, so no standard deviation: fedavg" in found
-    assert "different seeds" in found
+    caveats = "\n".join(list_caveats(read_entries([run, runs])))
+    assert "r (seed 7): 2 updates were refused; the first in round 2 from east: tensor 'x' holds NaN" in caveats
+    assert "One seed only, so no standard deviation: fedavg" in caveats
+    assert "different seeds" in caveats
     assert not any("refused" in text for text in list_caveats(read_entries([runs])))
 
 
@@ -243,15 +243,15 @@ def test_silos_that_keep_their_scores_to_themselves(tmp_path: Path) -> None:
         summary["silos"]["south"]["test"] = summary["silos"]["south"]["validation"] = None
         summary["average"] = 80.0 if method == "local" else None
         (folder / "summary.json").write_text(json.dumps(summary))
-    found = read_entries([tmp_path / "fedmcp-1", tmp_path / "local-1"])
-    grid = score_table(found, 1)
+    entries = read_entries([tmp_path / "fedmcp-1", tmp_path / "local-1"])
+    grid = score_table(entries, 1)
     shown = {label: dict(zip(grid.header, [v.text for v in values], strict=True)) for label, values in grid.rows}
     assert shown["fedmcp"]["average"] == "–"
     assert shown["local"]["average"] == "80.00"
     assert shown["local"].get("south", "–") == "–"
-    assert [pair.pairs for pair in paired_tests(found)] == [1]  # north alone
-    page = write_report(found, tmp_path / "report.html").read_text(encoding="utf-8")
+    assert [pair.pairs for pair in paired_tests(entries)] == [1]  # north alone
+    page = write_report(entries, tmp_path / "report.html").read_text(encoding="utf-8")
     assert "80.00" in page
     console = Console(width=100, record=True, file=io.StringIO())
-    console.print(result_table([run.summary for entry in found for run in entry.runs]))
+    console.print(result_table([run.summary for entry in entries for run in entry.runs]))
     assert "–" in console.export_text()
