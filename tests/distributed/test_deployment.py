@@ -61,7 +61,7 @@ def test_a_superlink_beyond_loopback_is_refused(tmp_path, host):
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"key": None}, "give ca, certificate and key"),
         ({"insecure": True}, "insecure: excludes ca"),
@@ -69,14 +69,14 @@ def test_a_superlink_beyond_loopback_is_refused(tmp_path, host):
         ({"ports": 1}, "did you mean 'port'"),
     ],
 )
-def test_a_coordinators_file_is_checked(tmp_path, change, said):
-    with pytest.raises(InputError, match=said):
+def test_a_coordinators_file_is_checked(tmp_path, change, message):
+    with pytest.raises(InputError, match=message):
         read_coordinator_settings(written(tmp_path, LINK | change))
 
 
 @pytest.mark.parametrize("tree", [NODE, SILO], ids=["node", "silo"])
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"superlink": "coordinator.example.org"}, "is not HOST:PORT"),
         ({"superlink": "https://coordinator.example.org/"}, "is not HOST:PORT"),
@@ -87,8 +87,8 @@ def test_a_coordinators_file_is_checked(tmp_path, change, said):
         ({"insecure": True, "superlink": "127.0.0.1:8000"}, "insecure: excludes"),
     ],
 )
-def test_a_file_to_join_with_is_checked(tmp_path, tree, change, said):
-    with pytest.raises(InputError, match=said):
+def test_a_file_to_join_with_is_checked(tmp_path, tree, change, message):
+    with pytest.raises(InputError, match=message):
         read_silo_or_node_settings(written(tmp_path, tree | change))
 
 
@@ -112,18 +112,18 @@ def flwr(monkeypatch):
     """What `flwr` was asked, and what it is to answer."""
 
     class Flwr:
-        asked: list[list[str]] = []
+        calls: list[list[str]] = []
         answer = {"success": True, "node-id": 17}
 
         def run(self, words, **options):
-            self.asked.append(words)
+            self.calls.append(words)
             assert options["env"]["FLWR_HOME"].endswith("flwr")
             return subprocess.CompletedProcess(words, 0, json.dumps(self.answer), "")
 
-    found = Flwr()
-    found.asked = []
-    monkeypatch.setattr(flwr_commands.subprocess, "run", found.run)
-    return found
+    recorder = Flwr()
+    recorder.calls = []
+    monkeypatch.setattr(flwr_commands.subprocess, "run", recorder.run)
+    return recorder
 
 
 @pytest.fixture
@@ -135,16 +135,16 @@ def key(tmp_path):
 
 def test_a_silo_has_one_key_until_it_is_expelled(link, flwr, key):
     assert node_keys.register_node(link, "north", key) == "17"
-    assert flwr.asked == [
+    assert flwr.calls == [
         ["flwr", "supernode", "register", str(key), "silotune", "--name", "silo-north", "--format", "json"]
     ]
     with pytest.raises(InputError, match="silo 'north': is node 17 already"):
         node_keys.register_node(link, "north", key)
-    assert len(flwr.asked) == 1
+    assert len(flwr.calls) == 1
     with pytest.raises(InputError, match="'south': not admitted; admitted: north"):
         node_keys.unregister_node(link, "south")
     assert node_keys.unregister_node(link, "north") == "17"
-    assert flwr.asked[-1] == ["flwr", "supernode", "unregister", "17", "silotune", "--format", "json"]
+    assert flwr.calls[-1] == ["flwr", "supernode", "unregister", "17", "silotune", "--format", "json"]
     assert node_keys.registered_nodes(link) == {}
 
 
@@ -169,15 +169,15 @@ def test_a_superlink_that_does_not_answer_is_named(link, key, tmp_path, monkeypa
 def test_what_cannot_be_a_silos_key_is_not_sent(link, flwr, key, tmp_path):
     private = tmp_path / "north"
     private.write_text("-----BEGIN OPENSSH PRIVATE KEY-----\n")
-    for silo, path, said in [
+    for silo, path, message in [
         ("north", private, "is a private key"),
         ("north", tmp_path / "none.pub", "no such file"),
         ("../north", key, "cannot be a name"),
         ("silo-north", key, "must not begin with 'silo-'"),  # the node of `north` is registered as silo-north
     ]:
-        with pytest.raises(InputError, match=said):
+        with pytest.raises(InputError, match=message):
             node_keys.register_node(link, silo, path)
-    assert flwr.asked == []
+    assert flwr.calls == []
 
 
 def test_nodes_are_called_by_their_silos(link, flwr, key):
@@ -284,5 +284,5 @@ def test_compose_keeps_rows_from_the_network_and_the_superlink_from_everybody():
 @pytest.mark.parametrize("unit", sorted(DEPLOY.glob("systemd/*.service")), ids=lambda path: path.stem)
 def test_units_are_what_systemd_reads(unit):
     done = subprocess.run(["systemd-analyze", "verify", str(unit)], capture_output=True, text=True, timeout=300)
-    said = [line for line in done.stderr.splitlines() if "is not executable" not in line and unit.name in line]
-    assert said == []
+    message = [line for line in done.stderr.splitlines() if "is not executable" not in line and unit.name in line]
+    assert message == []

@@ -55,7 +55,7 @@ class Nodes:
         self.answers[f"m{number}"] = frame.encode()
 
     def when(self, kind):
-        return [(moment, node) for moment, node, what in self.sent if what == kind]
+        return [(moment, node) for moment, node, event in self.sent if event == kind]
 
 
 def hello(silo):
@@ -63,28 +63,35 @@ def hello(silo):
 
 
 def dispatcher_of(nodes, *silos, admit=lambda frame: None):
-    said = []
-    calls = SiloDispatcher(
-        nodes, silos, HELLO, admit, lambda who, what: said.append((who, what)), PATIENCE, nodes.clock, nodes.sleep
+    reports = []
+    dispatcher = SiloDispatcher(
+        nodes,
+        silos,
+        HELLO,
+        admit,
+        lambda sender, event: reports.append((sender, event)),
+        PATIENCE,
+        nodes.clock,
+        nodes.sleep,
     )
-    return calls, said
+    return dispatcher, reports
 
 
 def test_a_greeting_that_went_under_is_repeated_until_the_silo_is_in():
     """Its process died, or it was restarted before anybody saw it away; nobody is greeted once it is in."""
     nodes = Nodes({1: "", 2: ""})
     nodes.script = {1.0: lambda: nodes.answer(1, hello("north")), 21.0: lambda: nodes.answer(4, hello("south"))}
-    calls, said = dispatcher_of(nodes, "north", "south")
-    assert calls.wait_for_all(100) == []
+    dispatcher, reports = dispatcher_of(nodes, "north", "south")
+    assert dispatcher.wait_for_all(100) == []
     assert nodes.when("hello") == [(0.0, 1), (0.0, 2), (10.0, 2), (20.0, 2)]
-    assert said == []
+    assert reports == []
 
 
 def test_a_silo_that_is_only_slow_answers_the_first_greeting_and_once_more():
     nodes = Nodes({1: ""})
     nodes.script = {15.0: lambda: (nodes.answer(1, hello("north")), nodes.answer(2, hello("north")))}
-    calls, _ = dispatcher_of(nodes, "north")
-    assert calls.wait_for_all(100) == []
+    dispatcher, _ = dispatcher_of(nodes, "north")
+    assert dispatcher.wait_for_all(100) == []
     assert nodes.now < 16
 
 
@@ -96,8 +103,8 @@ def test_a_silo_that_is_absent_at_first_is_greeted_when_it_comes_and_again_when_
         30.0: lambda: nodes.online.update({1: ""}),  # a registered key keeps its node's id
         31.0: lambda: nodes.answer(2, hello("north")),
     }
-    calls, _ = dispatcher_of(nodes, "north")
-    assert calls.wait_for_all(100) == []
+    dispatcher, _ = dispatcher_of(nodes, "north")
+    assert dispatcher.wait_for_all(100) == []
     assert nodes.when("hello") == [(5.0, 1), (30.0, 1)]
 
 
@@ -107,9 +114,9 @@ def test_a_node_whose_worker_is_not_there_is_greeted_again_soon():
         1.0: lambda: nodes.answer(1, Frame("unavailable", {"reason": "no worker"})),
         2.0: lambda: nodes.answer(2, hello("north")),
     }
-    calls, said = dispatcher_of(nodes, "north")
-    assert calls.wait_for_all(5) == []
-    assert said == [("node 1", "no worker")]
+    dispatcher, reports = dispatcher_of(nodes, "north")
+    assert dispatcher.wait_for_all(5) == []
+    assert reports == [("node 1", "no worker")]
 
 
 def test_a_silo_that_was_refused_while_the_run_goes_on_is_asked_again_and_let_in_when_it_is_right():
@@ -121,8 +128,8 @@ def test_a_silo_that_was_refused_while_the_run_goes_on_is_asked_again_and_let_in
             raise HandshakeRefused("another backbone")
 
     nodes.script = {0.5: lambda: nodes.answer(1, hello("north"))}
-    calls, said = dispatcher_of(nodes, "north", "south", admit=admit)
-    assert calls.wait_for_all(2) == ["south"]
+    dispatcher, reports = dispatcher_of(nodes, "north", "south", admit=admit)
+    assert dispatcher.wait_for_all(2) == ["south"]
     nodes.script = {
         number: lambda number=number: nodes.answer(number_of(nodes, "hello"), hello("south"))
         for number in (3.0, 13.0, 23.0)
@@ -133,11 +140,11 @@ def test_a_silo_that_was_refused_while_the_run_goes_on_is_asked_again_and_let_in
         for number, (_, node, kind) in enumerate(nodes.sent)
         if kind == "round"
     ]
-    assert {frame.fields["silo"] for frame in calls.request({"north": ROUND, "south": ROUND}, 100)} == {
+    assert {frame.fields["silo"] for frame in dispatcher.request({"north": ROUND, "south": ROUND}, 100)} == {
         "north",
         "south",
     }
-    assert said.count(("south", "another backbone")) == 1
+    assert reports.count(("south", "another backbone")) == 1
     assert [node for _, node in nodes.when("hello")].count(1) == 1
 
     strict, _ = dispatcher_of(Nodes({1: ""}), "south", admit=admit)
@@ -149,19 +156,19 @@ def test_a_silo_that_was_refused_while_the_run_goes_on_is_asked_again_and_let_in
 
 def number_of(nodes, kind):
     """The number of the last message of a kind."""
-    return max(number + 1 for number, (_, _, what) in enumerate(nodes.sent) if what == kind)
+    return max(number + 1 for number, (_, _, event) in enumerate(nodes.sent) if event == kind)
 
 
 def test_only_who_owes_an_answer_is_asked_again_and_ever_less_often():
     nodes = Nodes({1: "", 2: ""})
     nodes.script = {0.5: lambda: [nodes.answer(1, hello("north")), nodes.answer(2, hello("south"))]}
-    calls, said = dispatcher_of(nodes, "north", "south")
-    assert calls.wait_for_all(5) == []
+    dispatcher, reports = dispatcher_of(nodes, "north", "south")
+    assert dispatcher.wait_for_all(5) == []
     began = nodes.now
     nodes.script = {began + 1: lambda: nodes.answer(3, Frame("answer", {"silo": "north"}))}
-    assert [frame.fields["silo"] for frame in calls.request({"north": ROUND, "south": ROUND}, 160)] == ["north"]
+    assert [frame.fields["silo"] for frame in dispatcher.request({"north": ROUND, "south": ROUND}, 160)] == ["north"]
     assert nodes.when("round") == [(began, 1), *((began + after, 2) for after in (0, 10, 30, 70, 150))]
-    assert [what for who, what in said if who == "south"][-1] == "no answer within 160 s"
+    assert [event for sender, event in reports if sender == "south"][-1] == "no answer within 160 s"
 
 
 @pytest.mark.parametrize("fault", ["lost", "restarted"])

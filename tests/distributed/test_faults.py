@@ -34,13 +34,13 @@ def bits(summary):
 @pytest.fixture(scope="module")
 def whole(tiny_config, tmp_path_factory):
     """`whole(…)` → the configuration and the summary of an undisturbed run in one process."""
-    made = {}
+    references = {}
 
     def summary(*words):
-        if words not in made:
+        if words not in references:
             config = tiny_config("fedmcp", "train.steps=2", *words)
-            made[words] = config, run(config, out=tmp_path_factory.mktemp("whole") / "run").summary
-        return made[words]
+            references[words] = config, run(config, out=tmp_path_factory.mktemp("whole") / "run").summary
+        return references[words]
 
     return summary
 
@@ -124,7 +124,7 @@ def test_a_run_whose_flower_is_gone_says_so_and_goes_on(whole, when, tmp_path):
     config, expected = whole("rounds=3")
     out = tmp_path / "run"
     configs = local_configs(config, out)
-    there = answering(configs)
+    nodes = answering(configs)
 
     class Broken(DirectLink):
         def push(self, node, data):
@@ -133,9 +133,9 @@ def test_a_run_whose_flower_is_gone_says_so_and_goes_on(whole, when, tmp_path):
             return super().push(node, data)
 
     with pytest.raises(ConnectionLost):
-        coordinate(job(config, out, configs), Broken(there))
+        coordinate(job(config, out, configs), Broken(nodes))
     assert json.loads((out / "federation" / "outcome.json").read_text())["state"] == "lost"
-    coordinate(job(config, out, configs), DirectLink(there))
+    coordinate(job(config, out, configs), DirectLink(nodes))
     assert bits(read_summary(out)) == bits(expected)
 
 
@@ -144,7 +144,7 @@ def test_a_round_that_was_judged_before_a_kill_is_logged_once_by_the_engine_that
     config, expected = whole("rounds=3")
     out = tmp_path / "run"
     configs = local_configs(config, out)
-    there = answering(configs)
+    nodes = answering(configs)
 
     class Killed(BaseException):
         pass
@@ -158,10 +158,10 @@ def test_a_round_that_was_judged_before_a_kill_is_logged_once_by_the_engine_that
 
     monkeypatch.setattr(FlowerEngine, "_checkpoint", kill)
     with pytest.raises(Killed):
-        coordinate(job(config, out, configs), DirectLink(there))
+        coordinate(job(config, out, configs), DirectLink(nodes))
     assert rounds_of(out) == [1]
-    found = run(config, out=out, resume=True).summary
-    assert bits(found) == bits(expected)
+    summary = run(config, out=out, resume=True).summary
+    assert bits(summary) == bits(expected)
     assert rounds_of(out) == [1, 2, 3]
 
 
@@ -197,15 +197,15 @@ def test_kill_9_at_random_moments_changes_nothing(start, whole, tmp_path, kind):
     while len(killed) < MOMENTS:
         until = time.monotonic() + draw.uniform(0, 3)
         wait_until(lambda until=until: time.monotonic() >= until, process)
-        found = []
-        while not found:
+        targets = []
+        while not targets:
             assert process.poll() is None, (killed, process.communicate()[0])
-            found = [one for one in victims(kind, out, draw) if one not in killed]
+            targets = [pid for pid in victims(kind, out, draw) if pid not in killed]
             time.sleep(0.02)
-        os.kill(found[0], signal.SIGKILL)
-        killed.append(found[0])
-    said = finish(process)
-    assert process.returncode == 0, said
+        os.kill(targets[0], signal.SIGKILL)
+        killed.append(targets[0])
+    output = finish(process)
+    assert process.returncode == 0, output
     assert bits(read_summary(out)) == bits(expected)
     rounds = [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()]
     assert [event["round"] for event in rounds if event["event"] == "round"] == list(range(1, 31))
@@ -220,15 +220,15 @@ def test_a_long_run_survives_any_number_of_rare_crashes(start, whole, tmp_path):
     killed = []
     for number in range(1, 17, 2):
         wait_until((lambda done: lambda: reached(out) >= done)(number), process)
-        found = []
-        while not found:
+        targets = []
+        while not targets:
             assert process.poll() is None, (killed, process.communicate()[0])
-            found = [one for one in processes(out, "worker-beta") if one not in killed]
+            targets = [pid for pid in processes(out, "worker-beta") if pid not in killed]
             time.sleep(0.02)
-        os.kill(found[0], signal.SIGKILL)
-        killed.append(found[0])
-    said = finish(process)
-    assert process.returncode == 0, said
+        os.kill(targets[0], signal.SIGKILL)
+        killed.append(targets[0])
+    output = finish(process)
+    assert process.returncode == 0, output
     assert len(set(killed)) == 8 > STARTS
     assert bits(read_summary(out)) == bits(expected)
 

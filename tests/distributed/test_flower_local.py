@@ -28,8 +28,8 @@ from tests.support.session_rig import federate
 def assert_same(start, config, tmp_path) -> None:
     expected = run(config, out=tmp_path / "whole").summary
     process, out = start(config)
-    said = finish(process)
-    assert process.returncode == 0, said
+    message = finish(process)
+    assert process.returncode == 0, message
     summary = json.loads((out / "summary.json").read_text(encoding="utf-8"))
     assert {key: summary[key] for key in SAME} == {key: expected[key] for key in SAME}
     assert summary["engine"] == "flower-local"
@@ -49,13 +49,13 @@ def test_what_cannot_be_resumed_stays_as_it_is(tiny_config, tmp_path):
     (other / "thesis.txt").write_text("mine")
     run(config, out=whole)
     changed = config.model_copy(update={"seed": 9})
-    for out, wanted, said in (
+    for out, wanted, message in (
         (other, config, "not a run folder"),
         (whole, changed, "another configuration"),
         (whole, config, "not made by this engine; resume it with --engine inprocess"),
     ):
         before = snapshot(out)
-        with pytest.raises(InputError, match=said):
+        with pytest.raises(InputError, match=message):
             run_local(wanted, out, resume=True)
         assert snapshot(out) == before
     with folder_lock(tmp_path / "busy"), pytest.raises(InputError, match="another process is at work there"):
@@ -85,8 +85,8 @@ def test_only_what_ends_again_and_again_without_progress_is_given_up():
 @pytest.mark.parametrize("name", ["b c", "a.b-c", "x_1", "1", "true", "a  b", "0x1F", "a" * 80])
 def test_a_node_gets_its_silos_name(name):
     words = supernode_command("127.0.0.1:1", 2, name, Path("/tmp/a b/w.sock"))
-    found = parse_config_args([words[words.index("--node-config") + 1]])
-    assert found == {"silo": name, "worker": "/tmp/a b/w.sock"}
+    settings = parse_config_args([words[words.index("--node-config") + 1]])
+    assert settings == {"silo": name, "worker": "/tmp/a b/w.sock"}
 
 
 @pytest.mark.long
@@ -108,8 +108,8 @@ def test_nothing_outlives_a_run_that_is_ended_and_it_resumes(start, tiny_config,
     assert process.returncode in (130, -number)
     assert_nothing_is_left(out)
     process, out = start(config, "--resume")
-    said = finish(process)
-    assert process.returncode == 0, said
+    message = finish(process)
+    assert process.returncode == 0, message
     summary = json.loads((out / "summary.json").read_text(encoding="utf-8"))
     assert {key: summary[key] for key in SAME} == {key: expected[key] for key in SAME}
     assert_nothing_is_left(out)

@@ -73,9 +73,9 @@ def test_a_nursery_that_is_killed_is_replaced_and_its_children_stay(tmp_path):
         until = time.monotonic() + 30
         while processes(tmp_path, "first") != [first.process.pid] and time.monotonic() < until:
             time.sleep(0.05)
-        found = first.process.pid
-        assert processes(tmp_path, "first") == [found]
-        parent = int((Path("/proc") / str(found) / "stat").read_text().rpartition(")")[2].split()[1])
+        pid = first.process.pid
+        assert processes(tmp_path, "first") == [pid]
+        parent = int((Path("/proc") / str(pid) / "stat").read_text().rpartition(")")[2].split()[1])
         os.kill(parent, signal.SIGKILL)
         while is_alive(parent) and time.monotonic() < until:
             time.sleep(0.05)

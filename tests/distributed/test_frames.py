@@ -77,8 +77,8 @@ def test_a_worker_that_does_not_answer_is_given_up(short):
         ask_worker(short / "none.sock", b"")
 
 
-@pytest.mark.parametrize("said", [b"", struct.pack(">Q", 100) + b"half", struct.pack(">Q", 2**60)])
-def test_a_worker_that_breaks_off(short, said):
+@pytest.mark.parametrize("message", [b"", struct.pack(">Q", 100) + b"half", struct.pack(">Q", 2**60)])
+def test_a_worker_that_breaks_off(short, message):
     path = short / "w.sock"
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(path))
@@ -88,7 +88,7 @@ def test_a_worker_that_breaks_off(short, said):
             connection, _ = listener.accept()
             with connection:
                 connection.recv(1000)
-                connection.sendall(said)
+                connection.sendall(message)
 
         thread = threading.Thread(target=serve)
         thread.start()
@@ -120,7 +120,7 @@ def worker(short, tiny_config, data_folder, backbone_folder):
         process = subprocess.Popen(words, stderr=subprocess.DEVNULL, start_new_session=True)
         started.append(process)
         until = time.monotonic() + 120
-        while (said := ping(short / "w.sock")) is None or said["busy"]:
+        while (message := ping(short / "w.sock")) is None or message["busy"]:
             assert process.poll() is None
             assert time.monotonic() < until
             time.sleep(0.05)
@@ -186,7 +186,7 @@ def test_rows_come_back_as_they_were(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "message"),
     [
         *((f'[["a"], {label}, ""]', f"line 2: label {shown}")
           for label, shown in [("0.5", "0.5"), ("true", "True"), ("null", "None"), ('"1"', "'1'"), ("2", "2")]),
@@ -198,11 +198,11 @@ def test_rows_come_back_as_they_were(tmp_path):
         ("7", "missing or damaged"),
     ],
 )  # fmt: skip
-def test_rows_of_other_types_are_refused(tmp_path, line, said):
+def test_rows_of_other_types_are_refused(tmp_path, line, message):
     rows = [Row(("a",), 0), Row(("b",), 1)]
     write_rows(tmp_path, SiloData("north", Task("t", ("x", "y")), Splits(rows, rows, rows)))
     (tmp_path / "train.jsonl").write_text(f'[["a"], 0, ""]\n{line}\n')
-    with pytest.raises(InputError, match=rf"rows of silo 'north'.*{re.escape(said)}"):
+    with pytest.raises(InputError, match=rf"rows of silo 'north'.*{re.escape(message)}"):
         read_rows(tmp_path, "north")
 
 

@@ -22,7 +22,7 @@ OURS = Identity("1", "c" * 64, "b" * 64, "t" * 64, "fp32", "fedmcp", {"global/a"
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"version": "2"}, "another silotune: 2, the coordinator's: 1"),
         ({"config": "d" * 64}, "another configuration (sha256): dddddddddddd…, the coordinator's: cccccccccccc…"),
@@ -35,11 +35,11 @@ OURS = Identity("1", "c" * 64, "b" * 64, "t" * 64, "fp32", "fedmcp", {"global/a"
         ({"shapes": {"global/a": (2, 3), "z": (1,)}}, "'z' is (1,), the coordinator's: missing"),
     ],
 )
-def test_each_difference_by_name(change, said):
+def test_each_difference_by_name(change, message):
     with pytest.raises(HandshakeRefused) as refused:
         check_identity("north", OURS, replace(OURS, **change))
     assert str(refused.value).startswith("silo 'north': ")
-    assert said in str(refused.value)
+    assert message in str(refused.value)
 
 
 def test_the_version_comes_first():
@@ -66,8 +66,8 @@ SAID = {"silo": "north", "identity": OURS.fields(), "task": TASK, "texts": 1}
 
 
 def test_a_hello_is_read():
-    found = Hello.read(Frame("hello", SAID))
-    assert (found.silo, found.identity, found.task.labels, found.texts) == ("north", OURS, ("a", "b"), 1)
+    hello = Hello.read(Frame("hello", SAID))
+    assert (hello.silo, hello.identity, hello.task.labels, hello.texts) == ("north", OURS, ("a", "b"), 1)
 
 
 @pytest.mark.parametrize("field", ["identity", "task", "texts"])
@@ -89,10 +89,10 @@ def test_a_hello_without_a_field(field):
 def test_a_field_of_a_hello_that_is_something_else(field, value):
     with pytest.raises(HandshakeRefused) as refused:
         Hello.read(Frame("hello", SAID | {field: value}))
-    said = str(refused.value)
-    assert said.startswith(f"silo 'north': {field}: ")
-    assert len(said) < 250
-    assert "\n" not in said
+    message = str(refused.value)
+    assert message.startswith(f"silo 'north': {field}: ")
+    assert len(message) < 250
+    assert "\n" not in message
 
 
 @pytest.mark.parametrize("kind", ["failed", "answer", ""])
@@ -111,7 +111,7 @@ def test_a_damaged_hello_ends_the_run_before_anything_began(tiny_config, tmp_pat
 
     def damaged(data):
         frame = decode(sessions[1].answer(data))
-        fields = {name: said for name, said in frame.fields.items() if name != field}
+        fields = {name: content for name, content in frame.fields.items() if name != field}
         return Frame(frame.kind, fields if value is None else fields | {field: value}).encode()
 
     link = DirectLink({0: sessions[0].answer, 1: damaged, 2: sessions[2].answer})
@@ -149,8 +149,8 @@ def test_another_backbone(started, backbone_folder, tmp_path):
     name = next(name for name in sorted(weights) if name.endswith("word_embeddings.weight"))
     weights[name] = weights[name] + torch.zeros_like(weights[name]).index_fill(0, torch.tensor([0]), 1e-3)
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    said = started(lambda local: local.model_copy(update={"backbone": str(folder)}))
-    assert said.startswith("silo 'beta': another backbone")
+    message = started(lambda local: local.model_copy(update={"backbone": str(folder)}))
+    assert message.startswith("silo 'beta': another backbone")
 
 
 def test_another_tokenizer(started, backbone_folder, tmp_path):
@@ -158,19 +158,19 @@ def test_another_tokenizer(started, backbone_folder, tmp_path):
     folder.mkdir()
     for path in backbone_folder("bert").iterdir():
         (folder / path.name).write_bytes(path.read_bytes())
-    made = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
-    made["normalizer"]["lowercase"] = False
-    (folder / "tokenizer.json").write_text(json.dumps(made), encoding="utf-8")
-    said = started(lambda local: local.model_copy(update={"backbone": str(folder)}))
-    assert said.startswith("silo 'beta': another tokenizer")
+    content = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
+    content["normalizer"]["lowercase"] = False
+    (folder / "tokenizer.json").write_text(json.dumps(content), encoding="utf-8")
+    message = started(lambda local: local.model_copy(update={"backbone": str(folder)}))
+    assert message.startswith("silo 'beta': another tokenizer")
 
 
 def test_another_configuration_than_the_one_agreed_on(started, tiny_config, tmp_path):
     agreed = tmp_path / "agreed.yaml"
     agreed.write_text(dump(tiny_config("fedmcp", "rounds=1", "train.steps=1", "train.lr=0.5")), encoding="utf-8")
-    said = started(lambda local: local.model_copy(update={"config": str(agreed)}))
-    assert said.startswith("silo 'beta': another configuration: train is")
-    assert "agreed on was" in said
+    message = started(lambda local: local.model_copy(update={"config": str(agreed)}))
+    assert message.startswith("silo 'beta': another configuration: train is")
+    assert "agreed on was" in message
 
 
 def test_another_version(tiny_config, tmp_path, monkeypatch):
@@ -216,8 +216,8 @@ def test_a_silo_refuses_a_coordinator_with_another_protocol(tiny_config, tmp_pat
         fields = {"run": "0" * 16, "config": "", "identity": identity}
         reply = decode(session.answer(Frame(kind, fields).encode()))
         assert (reply.kind, reply.fields["silo"]) == ("refused", "beta")
-        said = f"silo 'beta': identity: protocol {PROTOCOL}, the coordinator's: {number or 'none'}; install the same"
-        assert reply.fields["reason"].startswith(said)
+        message = f"silo 'beta': identity: protocol {PROTOCOL}, the coordinator's: {number or 'none'}; install the same"
+        assert reply.fields["reason"].startswith(message)
 
 
 @pytest.mark.parametrize("number", [PROTOCOL + 1, None])

@@ -95,11 +95,11 @@ class _Stopping(FlowerEngine):
 @pytest.fixture(scope="module")
 def rounds(tiny_config, tmp_path_factory):
     """`rounds(way)` → a `Round`, made once."""
-    made: dict[str, Round] = {}
+    cache: dict[str, Round] = {}
 
     def make(way: str) -> Round:
-        if way in made:
-            return made[way]
+        if way in cache:
+            return cache[way]
         words = ["rounds=3", "train.steps=1", "aggregation.max_norm=1000", "federation.quorum=0.6"]
         words += ["federation.retries=0", "federation.deadline=60"]
         config = tiny_config("fedmcp", *words, *WAYS[way])
@@ -126,8 +126,8 @@ def rounds(tiny_config, tmp_path_factory):
         engine._dispatcher.clock, engine._dispatcher.sleep = clock.now, clock.sleep
         engine._options = engine._options.model_copy(update={"deadline": 3.0})
         (first,) = [f for f in earlier if f.kind == "answer" and f.fields["silo"] == VICTIM]
-        made[way] = Round(engine, link, broadcast, honest, first, {update.silo: update for update in updates})
-        return made[way]
+        cache[way] = Round(engine, link, broadcast, honest, first, {update.silo: update for update in updates})
+        return cache[way]
 
     return make
 
@@ -137,8 +137,8 @@ def rounds(tiny_config, tmp_path_factory):
 
 def repacked(message: bytes, tensors, **fields) -> bytes:
     length = int.from_bytes(message[:8], "little")
-    found = json.loads(json.loads(message[8 : 8 + length])["__metadata__"]["silotune"])
-    return save(tensors, metadata={"silotune": json.dumps(found | fields)})
+    old_fields = json.loads(json.loads(message[8 : 8 + length])["__metadata__"]["silotune"])
+    return save(tensors, metadata={"silotune": json.dumps(old_fields | fields)})
 
 
 def harm_tensor(draw, good: Frame) -> tuple[bytes, str]:
@@ -160,7 +160,7 @@ def harm_tensor(draw, good: Frame) -> tuple[bytes, str]:
         tensors[draw(st.sampled_from([name + " ", name.upper(), f"private/{name}", name[:-1]]))] = tensors.pop(name)
         return repacked(message, tensors), "missing"
     if harm == "shape":
-        shape = draw(st.lists(st.integers(0, 9), max_size=3).filter(lambda found: found != list(tensor.shape)))
+        shape = draw(st.lists(st.integers(0, 9), max_size=3).filter(lambda sizes: sizes != list(tensor.shape)))
         return repacked(message, tensors | {name: torch.zeros(shape, dtype=tensor.dtype)}), "has shape"
     if harm == "dtype":
         others = [torch.float64, torch.float16, torch.bfloat16, torch.int16, torch.uint8, torch.bool]
@@ -168,11 +168,11 @@ def harm_tensor(draw, good: Frame) -> tuple[bytes, str]:
         return repacked(message, tensors | {name: torch.zeros(tensor.shape, dtype=other)}), "has dtype"
     floats = draw(st.sampled_from(sorted(key for key, value in tensors.items() if value.is_floating_point())))
     changed = tensors[floats].clone()
-    place = draw(st.integers(0, changed.numel() - 1))
+    index = draw(st.integers(0, changed.numel() - 1))
     if harm == "huge":
         changed.view(-1)[:] = draw(st.sampled_from([1e6, 1e18, 1e30]))
         return repacked(message, tensors | {floats: changed}), r"above aggregation.max_norm|becomes NaN"
-    changed.view(-1)[place] = draw(st.sampled_from([math.nan, math.inf, -math.inf]))
+    changed.view(-1)[index] = draw(st.sampled_from([math.nan, math.inf, -math.inf]))
     return repacked(message, tensors | {floats: changed}), "NaN or infinity"
 
 
@@ -203,15 +203,15 @@ def harm_bytes(draw, good: Frame) -> tuple[bytes, str]:
     return draw(st.sampled_from([message[:cut], message + junk, junk, b""])), "not a silotune message"
 
 
-def whole_answers(draw, found: Round) -> tuple[Frame, str]:
+def whole_answers(draw, exchange: Round) -> tuple[Frame, str]:
     """Answers that are well formed, but not this silo's to this request."""
-    good = found.honest[VICTIM]
-    other = found.honest[draw(st.sampled_from(HONEST))]
+    good = exchange.honest[VICTIM]
+    other = exchange.honest[draw(st.sampled_from(HONEST))]
     return draw(
         st.sampled_from(
             [
-                (found.earlier, "for round 1, asked was round 2"),  # replayed as a whole
-                (replace(found.earlier, fields=good.fields), "update of round 1, expected 2"),  # its message alone
+                (exchange.earlier, "for round 1, asked was round 2"),  # replayed as a whole
+                (replace(exchange.earlier, fields=good.fields), "update of round 1, expected 2"),  # its message alone
                 (other, "in another name"),
                 (replace(good, blobs=other.blobs), "in the name of"),
                 (replace(good, kind="scores"), "answered with 'scores'"),
@@ -263,27 +263,27 @@ class Case:
 
     kind: str
     data: bytes = field(repr=False)
-    said: str
+    refusal: str
 
 
 @st.composite
-def malformed(draw: st.DrawFn, found: Round) -> Case:
+def malformed(draw: st.DrawFn, exchange: Round) -> Case:
     """One answer with one thing wrong."""
-    good = found.honest[VICTIM]
+    good = exchange.honest[VICTIM]
     kind = draw(st.sampled_from(["tensor", "tensor", "tensor", "fields", "bytes", "whole", "answer", "frame"]))
     if kind == "frame":
         return Case(kind, *harm_frame(draw, good))
     if kind in ("whole", "answer"):
-        frame, reason = whole_answers(draw, found) if kind == "whole" else harm_answer(draw, good)
+        frame, reason = whole_answers(draw, exchange) if kind == "whole" else harm_answer(draw, good)
         return Case(kind, frame.encode(), reason)
     message, reason = {"tensor": harm_tensor, "fields": harm_fields, "bytes": harm_bytes}[kind](draw, good)
     return Case(kind, replace(good, blobs={"message": message}).encode(), reason)
 
 
-def assert_unharmed(found: Round, updates: dict[str, Update]) -> None:
+def assert_unharmed(exchange: Round, updates: dict[str, Update]) -> None:
     assert sorted(updates) == HONEST
     for name in HONEST:
-        expected = found.updates[name].tensors
+        expected = exchange.updates[name].tensors
         assert updates[name].tensors.keys() == expected.keys()
         assert all(torch.equal(updates[name].tensors[key], tensor) for key, tensor in expected.items())
 
@@ -291,24 +291,24 @@ def assert_unharmed(found: Round, updates: dict[str, Update]) -> None:
 def test_the_honest_answer_is_taken(rounds):
     """So that what follows is refused for its one fault."""
     for way in WAYS:
-        found = rounds(way)
-        updates, reasons = found.answered(found.honest[VICTIM].encode())
+        exchange = rounds(way)
+        updates, reasons = exchange.answered(exchange.honest[VICTIM].encode())
         assert (sorted(updates), reasons) == (NODES, [])
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_malformed_answers_are_refused_and_the_round_goes_on(rounds, way):
-    found = rounds(way)
+    exchange = rounds(way)
     seen: dict[str, int] = {}
 
-    @given(malformed(found))
+    @given(malformed(exchange))
     @settings(max_examples=EXAMPLES, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
     def check(case):
-        updates, reasons = found.answered(case.data)
-        assert_unharmed(found, updates)
+        updates, reasons = exchange.answered(case.data)
+        assert_unharmed(exchange, updates)
         assert reasons
         assert all(len(reason.splitlines()) == 1 and len(reason) < 1000 for reason in reasons)
-        assert any(_says(reason, case.said) for reason in reasons), (case, reasons)
+        assert any(_says(reason, case.refusal) for reason in reasons), (case, reasons)
         seen[case.kind] = seen.get(case.kind, 0) + 1
 
     check()
@@ -317,23 +317,23 @@ def test_malformed_answers_are_refused_and_the_round_goes_on(rounds, way):
     assert seen.keys() == {"tensor", "fields", "bytes", "whole", "answer", "frame"}
 
 
-def _says(reason: str, said: str) -> bool:
-    return any(part in reason for part in said.split("|"))
+def _says(reason: str, refusal: str) -> bool:
+    return any(part in reason for part in refusal.split("|"))
 
 
 def test_what_is_aggregated_is_the_mean_of_the_others(rounds):
     """In float64 by NumPy, from the honest silos' messages."""
-    found = rounds("plain")
-    broken = replace(found.honest[VICTIM], blobs={"message": found.earlier.blobs["message"]}).encode()
-    updates, _ = found.answered(broken)
-    coordinator = found.engine.federation.coordinator
+    exchange = rounds("plain")
+    broken = replace(exchange.honest[VICTIM], blobs={"message": exchange.earlier.blobs["message"]}).encode()
+    updates, _ = exchange.answered(broken)
+    coordinator = exchange.engine.federation.coordinator
     before = coordinator.shared
     try:
         coordinator.aggregate(list(updates.values()), ROUND)
         result = flatten(coordinator.shared)
     finally:
         coordinator.shared = before
-    sent = [load(found.honest[name].blobs["message"]) for name in HONEST]
+    sent = [load(exchange.honest[name].blobs["message"]) for name in HONEST]
     for name, tensor in result.items():
         expected = np.mean([tensors[name].double().numpy() for tensors in sent], axis=0)
         np.testing.assert_array_max_ulp(tensor.numpy(), expected.astype(np.float32), maxulp=1)

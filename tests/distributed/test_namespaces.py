@@ -40,8 +40,8 @@ def may_have_namespaces() -> bool:
     if IP is None or os.geteuid() != 0:
         return False
     probe = f"st{os.getpid()}-probe"
-    made = subprocess.run([IP, "netns", "add", probe], capture_output=True, check=False).returncode == 0
-    return made and subprocess.run([IP, "netns", "del", probe], check=False).returncode == 0
+    created = subprocess.run([IP, "netns", "add", probe], capture_output=True, check=False).returncode == 0
+    return created and subprocess.run([IP, "netns", "del", probe], check=False).returncode == 0
 
 
 pytestmark = [
@@ -70,11 +70,11 @@ class Apart(Deployed):
         ip("-n", coordinator, "link", "set", "bridge", "up")
         for number, silo in enumerate(self.silos):
             self.make(silo)
-            there = f"to{number}"
-            ip("-n", self.space(silo), "link", "add", "net", "type", "veth", "peer", there, "netns", coordinator)
+            interface = f"to{number}"
+            ip("-n", self.space(silo), "link", "add", "net", "type", "veth", "peer", interface, "netns", coordinator)
             ip("-n", self.space(silo), "addr", "add", f"{NET}.{11 + number}/24", "dev", "net")
             ip("-n", self.space(silo), "link", "set", "net", "up")
-            ip("-n", coordinator, "link", "set", there, "master", "bridge", "up")
+            ip("-n", coordinator, "link", "set", interface, "master", "bridge", "up")
 
     def make(self, party: str) -> None:
         """A namespace with a loopback, in which the coordinator has its name."""
@@ -104,13 +104,13 @@ class Apart(Deployed):
         done = subprocess.run([*self.inside(party), "cat", "/proc/net/tcp", "/proc/net/tcp6"], capture_output=True,
                               text=True, check=True, timeout=60)  # fmt: skip
         rows = [line.split() for line in done.stdout.splitlines() if ":" in line.split()[1]]
-        found = set()
+        sockets = set()
         for row in rows:
             if row[3] == "0A":  # listens
                 address, port = row[1].split(":")
                 shown = ".".join(str(byte) for byte in reversed(bytes.fromhex(address))) if len(address) == 8 else "v6"
-                found.add(f"{shown}:{int(port, 16)}")
-        return found
+                sockets.add(f"{shown}:{int(port, 16)}")
+        return sockets
 
     def sent(self, silo: str) -> int:
         """Bytes that have left a silo's interface, headers and all."""
@@ -148,12 +148,12 @@ def settings() -> Config:
 def apart() -> Iterator[Apart]:
     names = tuple(silo.name for silo in load_silos(settings()))
     with tempfile.TemporaryDirectory(prefix="st") as folder:
-        found = Apart(Path(folder), silos=names)
+        deployment = Apart(Path(folder), silos=names)
         try:
-            found.up()
-            yield found
+            deployment.up()
+            yield deployment
         finally:
-            found.end()
+            deployment.end()
 
 
 def test_three_silos_with_minilm(apart, tmp_path, capsys):
@@ -174,8 +174,8 @@ def test_three_silos_with_minilm(apart, tmp_path, capsys):
     for name in apart.silos:
         apart.begin(name, "federation", "join", files[name])
     until = time.monotonic() + LONGEST
-    while (said := apart.command("federation", "status", apart.link).stdout).count(": online") < 3:
-        assert time.monotonic() < until, said
+    while (output := apart.command("federation", "status", apart.link).stdout).count(": online") < 3:
+        assert time.monotonic() < until, output
         time.sleep(1)
     # nothing listens but what docs/deployment.md says; what is on loopback is out of reach for silos
     assert apart.listening("coordinator") == {f"{NET}.1:{apart.proxy}", f"127.0.0.1:{apart.port}"}
@@ -196,7 +196,7 @@ def test_three_silos_with_minilm(apart, tmp_path, capsys):
     for name in apart.silos:
         kept = [path for path in (apart.folder / name).rglob("*.safetensors") if b'"private/' in path.read_bytes()]
         assert kept, name
-    elsewhere = [path for place in ("c", "out") for path in (apart.folder / place).rglob("*.safetensors")]
+    elsewhere = [path for party in ("c", "out") for path in (apart.folder / party).rglob("*.safetensors")]
     assert elsewhere
     assert not [path for path in elsewhere if b'"private/' in path.read_bytes()]
     # the capture: the updates went through it, and no text is readable

@@ -25,8 +25,8 @@ def test_a_silo_judges_once_however_often_it_is_asked(tiny_config, tmp_path, mon
     judged = []
     monkeypatch.setattr(session_module, "results", lambda *a: judged.append("test") or results(*a))
     monkeypatch.setattr(session_module, "scores", lambda *a: judged.append("validation") or scores(*a))
-    asked = [data for node, data in link.sent if node == 0 and decode(data).kind == "score"]
-    (last,) = [data for data in asked if decode(data).fields["splits"] == ["validation", "test"]]
+    requests = [data for node, data in link.sent if node == 0 and decode(data).kind == "score"]
+    (last,) = [data for data in requests if decode(data).fields["splits"] == ["validation", "test"]]
     local = local_configs(config, tmp_path / "run")["alpha"]
     answered = {Session(local).answer(last) for _ in range(2)} | {data for node, data in link.came if node == 0}
     assert judged == []
@@ -60,8 +60,8 @@ def test_a_second_coordinator_in_the_folder_is_refused_and_the_first_goes_on(tin
         return sessions[0].answer(data)
 
     coordinate(task, DirectLink({0: second, 1: sessions[1].answer, 2: sessions[2].answer}))
-    place = out / "federation" if local else out
-    assert refused[0] == f"{place}: another process is at work there; wait for it, or end it"
+    folder = out / "federation" if local else out
+    assert refused[0] == f"{folder}: another process is at work there; wait for it, or end it"
     assert len(refused) == 2
     assert read_summary(out)["shared_sha256"] == expected["shared_sha256"]
     assert not list(out.rglob(".lock"))

@@ -70,8 +70,8 @@ def test_a_rewound_state_does_not_rewind_the_count(tiny_config, tmp_path):
     sessions = [Session(local) for local in configs.values()]
     link = DirectLink({n: session.answer for n, session in enumerate(sessions)})
     coordinate(job(config, tmp_path / "one", configs), link)
-    asked = [decode(data) for node, data in link.sent if node == 0]
-    last = next(frame for frame in asked if frame.kind == "round" and frame.fields["round"] == 2)
+    requests = [decode(data) for node, data in link.sent if node == 0]
+    last = next(frame for frame in requests if frame.kind == "round" and frame.fields["round"] == 2)
     assert last.fields["base"] == "0001"
     answered = decode(sessions[0].answer(last.encode()))  # the same question: the stored answer
     refused = decode(sessions[0].answer(Frame("round", {**last.fields, "base": ""}, last.blobs).encode()))
@@ -90,15 +90,15 @@ def test_noise_that_the_coordinator_knows_is_refused(tiny_config, tmp_path):
     assert answers(link) == []
 
 
-@pytest.mark.parametrize("own", [{"secret": "key"}, {"epsilon": 3.0}])
-def test_a_silo_that_wants_noise_answers_no_run_without(own, tiny_config, tmp_path):
+@pytest.mark.parametrize("overrides", [{"secret": "key"}, {"epsilon": 3.0}])
+def test_a_silo_that_wants_noise_answers_no_run_without(overrides, tiny_config, tmp_path):
     """Whatever the coordinator's configuration says: it could ask for the parts as they are."""
     (tmp_path / "key").write_bytes(b"s" * 32)
-    own = {key: str(tmp_path / value) if key == "secret" else value for key, value in own.items()}
+    overrides = {key: str(tmp_path / value) if key == "secret" else value for key, value in overrides.items()}
     config = tiny_config("fedavg", "rounds=1")
-    configs = local_configs(config, tmp_path / "run", **own)
+    configs = local_configs(config, tmp_path / "run", **overrides)
     link = DirectLink(answering(configs))
-    with pytest.raises(SilotuneError, match=f"answers with noise alone.*{next(iter(own))}"):
+    with pytest.raises(SilotuneError, match=f"answers with noise alone.*{next(iter(overrides))}"):
         coordinate(job(config, tmp_path / "run", configs), link)
     assert answers(link) == []
 
@@ -120,18 +120,18 @@ def test_a_coordinator_that_changes_the_noise_within_a_run_does_not_stretch_the_
     local = local_configs(config, tmp_path / "run", epsilon=4.0)["alpha"]
     session, left = Session(local), []
     for number in range(1, 6):
-        asked = tiny_config("fedavg", *NOISE, f"uplink.epsilon={4 / number}", "rounds=9")
-        answer = session.answer(round_request(asked, number).encode())
+        wanted = tiny_config("fedavg", *NOISE, f"uplink.epsilon={4 / number}", "rounds=9")
+        answer = session.answer(round_request(wanted, number).encode())
         left.append(decode(answer))
     assert [frame.kind for frame in left] == ["answer", *["failed"] * 4]
     assert all("budget of 4 is spent" in frame.fields["reason"] for frame in left[1:])
 
 
-@pytest.mark.parametrize(("own", "kind"), [({}, "failed"), ({"delta": 0.9}, "answer")])
-def test_a_coordinator_does_not_choose_the_delta_of_an_operators_budget(own, kind, tiny_config, tmp_path):
+@pytest.mark.parametrize(("overrides", "kind"), [({}, "failed"), ({"delta": 0.9}, "answer")])
+def test_a_coordinator_does_not_choose_the_delta_of_an_operators_budget(overrides, kind, tiny_config, tmp_path):
     """Noise for ε = 0.1 at δ = 0.9 is next to none: at 1e-5 it costs far more than 4."""
     config = tiny_config("fedavg", "uplink=clip,gaussian", "uplink.epsilon=0.1", "uplink.delta=0.9", "rounds=1")
-    local = local_configs(config, tmp_path / "run", epsilon=4.0, **own)["alpha"]
+    local = local_configs(config, tmp_path / "run", epsilon=4.0, **overrides)["alpha"]
     assert decode(Session(local).answer(round_request(config, 1).encode())).kind == kind
 
 
@@ -147,20 +147,20 @@ def round_request(config, number: int) -> Frame:
 def test_what_the_noise_promises_is_said_before_the_first_round(tiny_config, tmp_path, capsys):
     config = tiny_config("fedavg", *NOISE)
     configs = local_configs(config, tmp_path / "run")
-    link, said = DirectLink(answering(configs)), []
-    watched = CoordinatorMonitor(tmp_path / "run" / "federation", lambda *_: None, said.append)
+    link, announced = DirectLink(answering(configs)), []
+    monitor = CoordinatorMonitor(tmp_path / "run" / "federation", lambda *_: None, announced.append)
     told_at = []
 
     def first(data):
-        watched.poll()
-        told_at.append((decode(data).kind, len(said)))
+        monitor.poll()
+        told_at.append((decode(data).kind, len(announced)))
         return answering(configs)[0](data)
 
     link.joined[0] = first
     coordinate(job(config, tmp_path / "run", configs), link)
     assert {count for kind, count in told_at if kind == "hello"} == {0}
     assert {count for kind, count in told_at if kind == "round"} == {2}
-    assert "ε = 2 a round, ε = 4 in total at δ = 0" in said[0]
+    assert "ε = 2 a round, ε = 4 in total at δ = 0" in announced[0]
     assert "silotune coordinator: privacy: laplace noise" in capsys.readouterr().out
 
 
@@ -169,9 +169,9 @@ def test_central_noise_on_machines_of_their_own_needs_a_secret_of_the_coordinato
     words = ("rounds=2", "aggregation=uniform", "aggregation.clip=1", "aggregation.noise_multiplier=1")
     config = tiny_config("fedavg", *words, "sampling.count=1")
     configs = local_configs(config, tmp_path / "elsewhere", seeded_noise=False)
-    asked = replace(job(config, tmp_path / "run", configs), local=False)
+    task = replace(job(config, tmp_path / "run", configs), local=False)
     with pytest.raises(InputError, match=r"noise_multiplier.*privacy\.secret"):
-        coordinate(asked, DirectLink(answering(configs)))
+        coordinate(task, DirectLink(answering(configs)))
     (tmp_path / "key").write_bytes(b"s" * 32)
     config = tiny_config("fedavg", *words, "sampling.count=1", f"privacy.secret={tmp_path / 'key'}")
     link = DirectLink(answering(configs))

@@ -60,12 +60,12 @@ def run_recorded(config, out, monkeypatch, share=("validation", "test", "rows", 
 
     def through_flower(silo):
         def answer(data: bytes) -> bytes:
-            asked = Message(wrap(data), dst_node_id=1, message_type=MessageType.QUERY)
+            request = Message(wrap(data), dst_node_id=1, message_type=MessageType.QUERY)
             context = SimpleNamespace(node_config={"worker": silo, "silo": silo})
-            reply = client_app.query(asked, context)
-            found = unwrap(reply)
-            recorded.append(Recorded(silo, recorddict_to_proto(reply.content).SerializeToString(), decode(found)))
-            return found
+            reply = client_app.query(request, context)
+            data = unwrap(reply)
+            recorded.append(Recorded(silo, recorddict_to_proto(reply.content).SerializeToString(), decode(data)))
+            return data
 
         return answer
 
@@ -94,25 +94,25 @@ def strings(value) -> set[str]:
 
 
 def assert_nothing_private(config, out, recorded) -> None:
-    everything = b"".join(one.wire for one in recorded)
+    everything = b"".join(record.wire for record in recorded)
     # texts: no twelve bytes in a row of any of them, whole or lower-cased as the tokenizer reads them
     texts = texts_of(config)
     assert len(texts) > 100
     assert all(PRINTABLE.search(text) for text in texts)  # so the scan, which looks at ASCII, can find each of them
     private = set().union(*(windows(text) | windows(text.lower()) for text in texts))
-    found = {part for run in PRINTABLE.findall(everything) for part in windows(run)}
-    assert found, "the scan sees what is there"
-    assert not found & private, "found & private"
+    sent = {part for run in PRINTABLE.findall(everything) for part in windows(run)}
+    assert sent, "the scan sees what is there"
+    assert not sent & private, "found & private"
     # labels: nowhere but in the description of the task that a hello holds
     silos = load_silos(config)
     names = {name for silo in silos for name in silo.task.labels} - {silo.name for silo in silos}
     assert len(names) > 5
     kinds = set()
-    for one in recorded:
-        kinds.add(one.frame.kind)
-        said = {key: value for key, value in one.frame.fields.items() if key != "task"}
-        assert not strings(said) & names
-        for blob in one.frame.blobs.values():
+    for record in recorded:
+        kinds.add(record.frame.kind)
+        fields = {key: value for key, value in record.frame.fields.items() if key != "task"}
+        assert not strings(fields) & names
+        for blob in record.frame.blobs.values():
             header = json.loads(blob[8 : 8 + int.from_bytes(blob[:8], "little")])
             assert not strings(header) & names
             assert {name.split("/")[0] for name in header if name != "__metadata__"} == {"global"}
@@ -146,12 +146,12 @@ def assert_nothing_private(config, out, recorded) -> None:
 def assert_sizes(recorded, least: int) -> None:
     """Messages of a MiB or more: Flower's bytes against the shared tensors' own."""
     ratios = []
-    for one in recorded:
-        if one.frame.kind == "answer":
-            tensors = load_numpy(one.frame.blobs["message"])
+    for record in recorded:
+        if record.frame.kind == "answer":
+            tensors = load_numpy(record.frame.blobs["message"])
             size = sum(array.nbytes for array in tensors.values())
             assert size >= 2**20
-            ratios.append(len(one.wire) / size)
+            ratios.append(len(record.wire) / size)
     assert len(ratios) >= least
     assert max(ratios) <= 1.05
     assert min(ratios) >= 1.0

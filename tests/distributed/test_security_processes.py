@@ -42,12 +42,12 @@ pytestmark = [
 def deployed():
     """A federation's coordinator and proxy, running."""
     with tempfile.TemporaryDirectory(prefix="st-") as folder:
-        found = Deployed(Path(folder))
+        deployment = Deployed(Path(folder))
         try:
-            found.up()
-            yield found
+            deployment.up()
+            yield deployment
         finally:
-            found.end()
+            deployment.end()
 
 
 def client(deployed, port=None) -> httpx.Client:
@@ -143,10 +143,10 @@ def test_up_admit_join_start_status_down(deployed, tiny_config, tmp_path):
     for name in reversed(SILOS):
         deployed.begin(name, "federation", "join", files[name])
     until = time.monotonic() + 600
-    while (said := deployed.command("federation", "status", deployed.link).stdout).count(": online") < 3:
-        assert time.monotonic() < until, said
+    while (output := deployed.command("federation", "status", deployed.link).stdout).count(": online") < 3:
+        assert time.monotonic() < until, output
         time.sleep(1)
-    assert said.splitlines() == ["coordinator: running", *(f"{name}: online" for name in SILOS)]
+    assert output.splitlines() == ["coordinator: running", *(f"{name}: online" for name in SILOS)]
     settings = deployed.folder / "run.yaml"
     settings.write_text(dump(config), encoding="utf-8")
     out = deployed.folder / "out"

@@ -230,17 +230,17 @@ def without_beta_in_round_2(config, out):
     and state."""
     configs = local_configs(config, out)
     sessions = [Session(local) for local in configs.values()]
-    asked = []
+    requested = []
 
     def silent(data):
         frame = decode(data)
         if frame.kind == "round":
-            asked.append((frame.fields["round"], frame.fields["base"]))
+            requested.append((frame.fields["round"], frame.fields["base"]))
             if frame.fields["round"] == 2:
                 raise LostError
         return sessions[1].answer(data)
 
-    return configs, DirectLink({0: sessions[0].answer, 1: silent, 2: sessions[2].answer}), asked
+    return configs, DirectLink({0: sessions[0].answer, 1: silent, 2: sessions[2].answer}), requested
 
 
 def test_below_its_quorum_a_round_is_asked_again_then_the_run_stops_with_its_state_kept(whole, tmp_path):
@@ -262,12 +262,12 @@ def test_with_a_quorum_the_round_goes_on_without_an_absent_silo_which_returns(wh
         "fedmcp", "federation.patience=0.05", "federation.deadline=0.3", "federation.quorum=0.6", "federation.retries=0"
     )
     out = tmp_path / "run"
-    configs, link, asked = without_beta_in_round_2(config, out)
+    configs, link, requested = without_beta_in_round_2(config, out)
     coordinate(job(config, out, configs), link)
     updates = {(event["round"], event["silo"]) for event in logged(out, "silo")}
     assert (2, "beta") not in updates
     assert {(1, "beta"), (3, "beta"), (2, "alpha"), (2, "gamma")} <= updates
-    assert (3, "0001") in asked  # what it has of round 2, if anything, is not built upon
+    assert (3, "0001") in requested  # what it has of round 2, if anything, is not built upon
     (first, _, _) = logged(out, "round")
     assert "beta" not in first["validation"]  # round 1 is judged with round 2's answers
     summary = read_summary(out)

@@ -111,22 +111,22 @@ def test_what_is_no_longer_shared_does_not_leave_with_an_answer_that_was_kept(ti
     config = tiny_config("fedmcp", *SHORT, "uplink=clip,laplace,int8")
     configs = local_configs(config, tmp_path / "run")
     _, link = federate(config, tmp_path / "run")
-    (asked,) = [
+    (request,) = [
         data for node, data in link.sent if (f := decode(data)).kind == "round" and (node, f.fields["round"]) == (1, 2)
     ]
-    full = decode(Session(configs["beta"]).answer(asked))
+    full = decode(Session(configs["beta"]).answer(request))
     assert full.encode() in [data for _, data in link.came]
     assert full.fields["metrics"].keys() >= {"loss", "rows", "steps", "seconds"}
     assert full.fields["scores"]["validation"] is not None
-    quiet = decode(Session(configs["beta"].model_copy(update={"share": ["seconds"]})).answer(asked))
+    quiet = decode(Session(configs["beta"].model_copy(update={"share": ["seconds"]})).answer(request))
     assert (quiet.fields["metrics"].keys(), quiet.fields["scores"]) == ({"seconds"}, {})
     sent, kept = (load_numpy(frame.blobs["message"]) for frame in (quiet, full))
     assert sent.keys() == kept.keys()  # noised once, with the noise of then
     assert all(sent[name].tobytes() == kept[name].tobytes() for name in kept)
-    said, before = (said_in(frame.blobs["message"]) for frame in (quiet, full))
+    fields, before = (said_in(frame.blobs["message"]) for frame in (quiet, full))
     assert before["rows"] > 1
-    assert said == before | {"rows": 1}
-    assert decode(Session(configs["beta"]).answer(asked)) == full
+    assert fields == before | {"rows": 1}
+    assert decode(Session(configs["beta"]).answer(request)) == full
 
 
 @pytest.mark.parametrize("scores", [{"validation": 50, "test": 50, "asr": 1}, {"metric": "f1"}, {"rows": 5}])
@@ -140,10 +140,10 @@ def test_scores_that_are_none_are_refused_by_the_silos_name_and_the_run_ends(tin
         return Frame("scores", frame.fields | {"scores": scores}).encode() if frame.kind == "scores" else frame.encode()
 
     coordinate(job(config, tmp_path / "run", configs), DirectLink({0: sessions[0], 1: lying, 2: sessions[2]}))
-    found = read_summary(tmp_path / "run")["silos"]
+    silos = read_summary(tmp_path / "run")["silos"]
     nothing = {"metric": "accuracy", "validation": None, "test": None, "rows": None}
-    assert found["beta"].items() >= nothing.items()
-    assert found["beta"].keys() == found["alpha"].keys()
+    assert silos["beta"].items() >= nothing.items()
+    assert silos["beta"].keys() == silos["alpha"].keys()
     (refused, *_) = logged(tmp_path / "run", "silo-failed")
     assert (refused["silo"], refused["reason"]) == ("beta", "answered with something else than scores")
 

@@ -15,7 +15,7 @@ from silotune.errors import InputError, SilotuneError
 
 
 @pytest.fixture
-def place(tmp_path):
+def folder(tmp_path):
     """A run folder's part that is about the machines."""
     (tmp_path / "federation").mkdir()
     return tmp_path / "federation"
@@ -36,28 +36,28 @@ def clock(monkeypatch):
 
 
 def heard():
-    said = []
-    return said, lambda *words: said.append(words)
+    message = []
+    return message, lambda *words: message.append(words)
 
 
-def test_a_coordinator_that_never_begins_is_not_waited_for_for_ever(place, clock):
+def test_a_coordinator_that_never_begins_is_not_waited_for_for_ever(folder, clock):
     """Its ServerApp cannot be imported, say, or was refused before it said a word."""
     with pytest.raises(SilotuneError, match=r"^the coordinator has not begun within 600 s .*start again with --resume"):
-        follow(place.parent, lambda *_: None)
+        follow(folder.parent, lambda *_: None)
     assert 600 <= clock[0] < 610
 
 
-def test_one_that_is_gone_without_a_word_is_not_waited_for(place, clock):
+def test_one_that_is_gone_without_a_word_is_not_waited_for(folder, clock):
     ended = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True)
-    (place / "coordinator.json").write_text(json.dumps({"pid": int(ended.stdout)}))
+    (folder / "coordinator.json").write_text(json.dumps({"pid": int(ended.stdout)}))
     with pytest.raises(SilotuneError, match="process is gone; what is finished is kept"):
-        follow(place.parent, lambda *_: None)
+        follow(folder.parent, lambda *_: None)
     assert clock[0] < 10
 
 
-def test_one_that_works_is_waited_for_and_what_it_does_is_told_once(place, clock, monkeypatch):
-    status_files.write_started(place)
-    said, progress = heard()
+def test_one_that_works_is_waited_for_and_what_it_does_is_told_once(folder, clock, monkeypatch):
+    status_files.write_started(folder)
+    message, progress = heard()
     pause = time.sleep
     steps = iter([(1, "alpha", 0, 2)] * 700 + [(1, "beta", 1, 2)] * 700)
 
@@ -65,18 +65,18 @@ def test_one_that_works_is_waited_for_and_what_it_does_is_told_once(place, clock
         pause(seconds)
         step = next(steps, None)
         if step is None:
-            status_files.write_outcome(place)
+            status_files.write_outcome(folder)
         else:
-            status_files.write_progress(place, *step)
+            status_files.write_progress(folder, *step)
 
     monkeypatch.setattr(time, "sleep", working)
-    follow(place.parent, progress)
-    assert said == [(1, "alpha", 0, 2), (1, "beta", 1, 2)]
+    follow(folder.parent, progress)
+    assert message == [(1, "alpha", 0, 2), (1, "beta", 1, 2)]
     assert clock[0] > status_files.STARTUP_TIMEOUT
 
 
 @pytest.mark.parametrize(
-    ("error", "lost", "raised", "said"),
+    ("error", "lost", "raised", "message"),
     [
         (InputError("rounds: too many"), False, InputError, "rounds: too many"),
         (SilotuneError("below its quorum"), False, SilotuneError, "below its quorum"),
@@ -84,21 +84,21 @@ def test_one_that_works_is_waited_for_and_what_it_does_is_told_once(place, clock
         (KeyError("accuracy"), False, SilotuneError, "KeyError: 'accuracy'"),
     ],
 )
-def test_how_it_ended_is_raised(place, clock, error, lost, raised, said):
-    status_files.write_started(place)
-    status_files.write_outcome(place, error, lost)
-    with pytest.raises(SilotuneError) as found:
-        follow(place.parent, lambda *_: None)
-    assert (type(found.value), str(found.value)) == (raised, said)
-    assert json.loads((place / "outcome.json").read_text())["state"] == ("lost" if lost else "failed")
+def test_how_it_ended_is_raised(folder, clock, error, lost, raised, message):
+    status_files.write_started(folder)
+    status_files.write_outcome(folder, error, lost)
+    with pytest.raises(SilotuneError) as caught:
+        follow(folder.parent, lambda *_: None)
+    assert (type(caught.value), str(caught.value)) == (raised, message)
+    assert json.loads((folder / "outcome.json").read_text())["state"] == ("lost" if lost else "failed")
 
 
-def test_what_the_one_before_said_is_forgotten(place):
-    status_files.write_started(place)
-    status_files.write_progress(place, 1, "", 0, 1)
-    status_files.write_outcome(place)
-    status_files.clear(place)
-    assert list(place.iterdir()) == []
-    watched = status_files.CoordinatorMonitor(place, lambda *_: None)
-    watched.poll()
-    assert (watched.outcome(), watched.failure_reason()) == (None, "")
+def test_what_the_one_before_said_is_forgotten(folder):
+    status_files.write_started(folder)
+    status_files.write_progress(folder, 1, "", 0, 1)
+    status_files.write_outcome(folder)
+    status_files.clear(folder)
+    assert list(folder.iterdir()) == []
+    monitor = status_files.CoordinatorMonitor(folder, lambda *_: None)
+    monitor.poll()
+    assert (monitor.outcome(), monitor.failure_reason()) == (None, "")

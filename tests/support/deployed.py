@@ -131,10 +131,10 @@ class Deployed:
         """Whether the proxy takes connections."""
         return listens(self.proxy)
 
-    def until(self, there, name: str) -> None:
+    def until(self, condition, name: str) -> None:
         """Wait for a condition; fails if a process ends meanwhile."""
         end = time.monotonic() + LONGEST
-        while not there():
+        while not condition():
             assert self.begun[name].poll() is None, self.said(name)
             assert time.monotonic() < end, self.said(name)
             time.sleep(0.2)

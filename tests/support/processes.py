@@ -32,9 +32,9 @@ def processes(out: Path, name: str = "") -> list[int]:
     return living
 
 
-def begin(config: Config, place: Path, *more: str) -> tuple[subprocess.Popen[str], Path]:
+def begin(config: Config, folder: Path, *more: str) -> tuple[subprocess.Popen[str], Path]:
     """Start `silotune run --engine flower-local` below `place`; returns the process and its run folder."""
-    file, out = place / "run.yaml", place / "run"
+    file, out = folder / "run.yaml", folder / "run"
     file.write_text(dump(config), encoding="utf-8")
     words = [sys.executable, "-m", "silotune", "run", str(file), "--out", str(out), "--engine", "flower-local", *more]
     environment = os.environ | {"TEST_RUN": str(out), "OMP_NUM_THREADS": "1"}
@@ -53,8 +53,8 @@ def begin(config: Config, place: Path, *more: str) -> tuple[subprocess.Popen[str
 
 def finish(process: subprocess.Popen[str]) -> str:
     """Wait for the command and return its output."""
-    said, _ = process.communicate(timeout=LONGEST)
-    return said
+    output, _ = process.communicate(timeout=LONGEST)
+    return output
 
 
 def wait_until(condition, process: subprocess.Popen[str], longest: float = LONGEST) -> None:

@@ -80,20 +80,20 @@ def answering(configs: Mapping[str, SiloSettings]) -> dict[int, Callable[[bytes]
 
 def job(config: Config, out: Path, silos: Collection[str], local: bool = True) -> Job:
     """Return the coordinator's job; FedFAME's labeled rows are drawn as in one process."""
-    place = out / "federation"
-    place.mkdir(parents=True, exist_ok=True)
-    (place / "config.yaml").write_text(dump(config), encoding="utf-8")
+    folder = out / "federation"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.yaml").write_text(dump(config), encoding="utf-8")
     labelled = None
     if config.server.labels_per_class:
-        labelled = str(place / "labelled")
-        write_rows(place / "labelled", draw_labeled_rows(load_silos(config), config.server, config.data_seed))
-    return Job(str(place / "config.yaml"), str(out), tuple(sorted(silos)), labelled, local)
+        labelled = str(folder / "labelled")
+        write_rows(folder / "labelled", draw_labeled_rows(load_silos(config), config.server, config.data_seed))
+    return Job(str(folder / "config.yaml"), str(out), tuple(sorted(silos)), labelled, local)
 
 
 def federate(config: Config, out: Path, order: Sequence[int] = (0, 1, 2)) -> tuple[dict, DirectLink]:
     """Run a federation over sessions; returns its summary, and the link with all messages."""
     configs = local_configs(config, out)
-    there = answering(configs)
-    link = DirectLink({node: there[node] for node in order})
+    answers = answering(configs)
+    link = DirectLink({node: answers[node] for node in order})
     coordinate(job(config, out, configs), link)
     return read_summary(out), link
