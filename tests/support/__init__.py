@@ -26,4 +26,7 @@ Parts of a run:
 Computations by hand:
     by_hand: losses, similarities, heads and BERT's forward in NumPy and plain torch, without silotune.
     rounds_by_hand: whole local rounds by the functions of `by_hand`.
+
+Documentation:
+    module_index: the index of modules in docs/architecture.md, made of their docstrings.
 """

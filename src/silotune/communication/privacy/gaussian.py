@@ -1,4 +1,4 @@
-"""Gaussian noise on a silo's change or on the coordinator's mean; `privacy/accountant.py` computes its deviation."""
+"""Gaussian noise on a silo's change or on the coordinator's mean, by the inverse distribution function."""
 
 from __future__ import annotations
 
