@@ -24,7 +24,7 @@ from silotune.core.tensors import State
 from silotune.data.tasks import Row, SiloData, Splits, Task
 from silotune.data.tokenized import TokenizedRows
 from silotune.evaluation import predict
-from silotune.evaluation.scores import state_of
+from silotune.evaluation.federation_scores import current_model_state
 from silotune.models.backbone.backbone import Backbone
 from silotune.runs.build.builder import build
 from silotune.runs.build.resolve import read_config
@@ -104,7 +104,7 @@ def _judged(dynamic: Federation, fixed: Federation, rows: int) -> list[Judged]:
     for silo in dynamic.silos.values():
         silo.state = SiloState(_moved(dynamic.context.state_of(silo).private))
         test = next(iter(silo.evaluations.values())).test
-        cases.append((dynamic.context, fixed.context, state_of(dynamic, silo), _chosen(test, range(rows))))
+        cases.append((dynamic.context, fixed.context, current_model_state(dynamic, silo), _chosen(test, range(rows))))
     return cases
 
 

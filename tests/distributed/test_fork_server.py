@@ -36,7 +36,7 @@ def test_a_forked_command_has_its_own_log_name_and_exit_code(tmp_path):
 def test_a_command_that_it_does_not_know_is_named(tmp_path):
     with (
         Supervisor(tmp_path / "logs", {}, fork_server=True) as supervisor,
-        pytest.raises(SilotuneError, match=r"ls: cannot be started .*nursery\.log"),
+        pytest.raises(SilotuneError, match=r"ls: cannot be started .*fork-server\.log"),
     ):
         supervisor.start("ls", ["ls"])
 
@@ -67,7 +67,7 @@ def test_a_process_that_has_no_group_of_its_own_yet_is_ended_too(deaf):
 
 
 @pytest.mark.long
-def test_a_nursery_that_is_killed_is_replaced_and_its_children_stay(tmp_path):
+def test_a_fork_server_that_is_killed_is_replaced_and_its_children_stay(tmp_path):
     with Supervisor(tmp_path / "logs", {"TEST_RUN": str(tmp_path)}, fork_server=True) as supervisor:
         first = supervisor.start("first", LOST)
         until = time.monotonic() + 30

@@ -25,7 +25,7 @@ from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
 
 from silotune.config import dump
 from silotune.distributed.deploy import commands
-from silotune.distributed.processes.supervisor import free_ports
+from silotune.distributed.processes.ports import free_ports
 from silotune.errors import InputError
 from silotune.runs.run import run
 from silotune.runs.storage.readers import read_summary

@@ -10,7 +10,7 @@ import pytest
 
 from silotune import load_run
 from silotune.config import preset_names
-from silotune.evaluation import scores as judging
+from silotune.evaluation import federation_scores
 from silotune.experiments.report.result_table import result_table
 from silotune.runs.build.resolve import read_config
 from silotune.runs.run import run
@@ -35,14 +35,14 @@ def runs(tiny_config, tmp_path_factory):
     def make(method: str, *words: str):
         if (method, *words) not in made:
             calls: Counter = Counter()
-            measure = judging.measure
+            measure = federation_scores.measure
 
             def counted(training, state, rows):
                 calls[id(rows)] += 1
                 return measure(training, state, rows)
 
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(judging, "measure", counted)
+                patch.setattr(federation_scores, "measure", counted)
                 config = tiny_config(method, *WORDS, "server.labels_per_class=5", *words)
                 made[method, *words] = run(config, out=tmp_path_factory.mktemp("run") / "out"), calls
         return made[method, *words]

@@ -17,8 +17,8 @@ from transformers import (
 )
 
 from silotune.errors import InputError
+from silotune.evaluation.federation_scores import current_model_state
 from silotune.evaluation.predict import logits
-from silotune.evaluation.scores import state_of
 from silotune.interop.export import export
 from silotune.interop.peft_format import peft_layout
 from silotune.models.backbone.backbone import Backbone
@@ -38,7 +38,9 @@ PAIRS_OF = [
 
 def own_logits(run, silo, texts):
     return logits(
-        run.federation.context, state_of(run.federation, run.federation.silos[silo]), tokenised(run, silo, texts)
+        run.federation.context,
+        current_model_state(run.federation, run.federation.silos[silo]),
+        tokenised(run, silo, texts),
     )
 
 

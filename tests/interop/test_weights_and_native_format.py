@@ -15,8 +15,8 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModel, AutoModelForCausalLM
 
 from silotune.errors import InputError
+from silotune.evaluation.federation_scores import current_model_state
 from silotune.evaluation.predict import logits
-from silotune.evaluation.scores import state_of
 from silotune.interop.export import export
 from silotune.interop.fold_weights import load_plain
 from tests.support.small_runs import PAIRS, SINGLE, close, encoded, head_logits, own_states, rows_of, tokenised
@@ -60,7 +60,7 @@ def test_transformers_alone_loads_the_silos_model(runs, family, tuner, tmp_path)
     actual = states_of(model.eval(), family, tmp_path / "out")
     expected = own_states(run, "beta", MIX, PAIRS)
     close(actual, expected)
-    state = state_of(run.federation, run.federation.silos["beta"])
+    state = current_model_state(run.federation, run.federation.silos["beta"])
     close(
         [head_logits(tmp_path / "out", actual)], [logits(run.federation.context, state, tokenised(run, "beta", PAIRS))]
     )

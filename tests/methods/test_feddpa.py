@@ -15,10 +15,10 @@ from silotune.data.batching import make_batch
 from silotune.data.cohort_batches import own_micro_batches
 from silotune.data.tasks import Row
 from silotune.errors import InputError
+from silotune.evaluation.federation_scores import current_model_state
 from silotune.evaluation.instance_vectors import embed, weigh, with_instances
 from silotune.evaluation.personalization import test_time as judged_on_all_tasks
 from silotune.evaluation.predict import answers
-from silotune.evaluation.scores import state_of
 from silotune.methods.base import Step
 from silotune.runs.build.builder import build
 from silotune.runs.build.resolve import read_config
@@ -118,7 +118,7 @@ def test_the_local_phase_sees_base_and_both_updates(config, alpha):
     federation, silo = fold_entries(config, "feddpa-t", f"method.alpha={alpha}")
     training, rows = federation.context, silo.train["echo"]
     phase = next(phase for phase in training.phases if phase.name == "local")
-    state = state_of(federation, silo)
+    state = current_model_state(federation, silo)
     batch = make_batch(rows, range(7), 0)
     mixes = {name: training.resolve(mix, state, {}, {}) for name, mix in phase.views.items()}
     (views,) = training.views([batch], own_micro_batches(batch), [mixes])
@@ -168,7 +168,7 @@ def test_alpha_is_the_mean_similarity_by_hand(config, method, scale, words):
     """Embeddings from transformers' own forward over merged weights, one text at a time; sums by NumPy."""
     federation, silo = fold_entries(config, method, *words)
     options = federation.method.options
-    state = state_of(federation, silo)
+    state = current_model_state(federation, silo)
     under = {"global": {"global": 1.0}, "local": {"private": 1.0}, "base": {}}[options.embed]
     model = merged(state, under)
 
@@ -195,7 +195,7 @@ def test_alpha_is_the_mean_similarity_by_hand(config, method, scale, words):
 def test_rows_of_one_batch_have_their_own_weights(config):
     """Scores of the first word, all rows in one batch of different α, against each row's own merged model."""
     federation, silo = fold_entries(config, "feddpa-f", "method.clip=false")
-    training, state = federation.context, state_of(federation, silo)
+    training, state = federation.context, current_model_state(federation, silo)
     asked = federation.silos["noun"].evaluations["noun"].test
     alpha = weigh(training, state, asked).alpha
     batch = make_batch(asked, range(len(asked)), 0, 10**6)  # one micro-batch
@@ -211,7 +211,7 @@ def test_rows_of_one_batch_have_their_own_weights(config):
 
 def test_a_texts_weight_does_not_depend_on_its_batch(config):
     federation, silo = fold_entries(config, "feddpa-t")
-    training, state = federation.context, state_of(federation, silo)
+    training, state = federation.context, current_model_state(federation, silo)
     tokenize = training.method.setting.head.row_tokenizer(training.backbone, 64)
     rows = [Row((f"say {word} {'very ' * n}often", ""), 0) for n, word in enumerate(GOOD)]
     together = weigh(training, state, tokenize(silo.train["echo"].task, rows))
@@ -226,7 +226,7 @@ def test_answers_are_those_of_every_texts_own_merged_model(config):
     """Batched, with a cache, under different weights: what transformers' own search writes, row by row."""
     for beams in (1, 3):
         federation, silo = fold_entries(config, "feddpa-f", f"head.beams={beams}", "head.max_new_tokens=6")
-        training, state = federation.context, state_of(federation, silo)
+        training, state = federation.context, current_model_state(federation, silo)
         asked = federation.silos["noun"].evaluations["noun"].test
         alpha = weigh(training, state, asked).alpha.tolist()
         written = answers(training, state, asked)
@@ -243,7 +243,7 @@ def test_answers_are_those_of_every_texts_own_merged_model(config):
 
 def test_a_prompt_is_embedded_without_its_answer(config):
     federation, silo = fold_entries(config, "feddpa-f")
-    training, state = federation.context, state_of(federation, silo)
+    training, state = federation.context, current_model_state(federation, silo)
     tokenize = training.method.setting.head.row_tokenizer(training.backbone, 64)
     task = silo.train["echo"].task
     one, other = (tokenize(task, [Row(("say warm", ""), 0, answer)]) for answer in ("warm", "a long and cold winter"))
@@ -334,7 +334,7 @@ def test_every_silo_is_judged_on_every_task(finished):
     federation, silos = finished.federation, finished.silos
     assert silos.keys() == SILOS.keys()
     for name, entry in silos.items():
-        state = state_of(federation, federation.silos[name])
+        state = current_model_state(federation, federation.silos[name])
         expected = {
             task: score(federation.context, state, federation.silos[task].evaluations[task].test) for task in SILOS
         }
@@ -387,7 +387,7 @@ def test_unseen_tasks_and_new_silos(config, tmp_path):
     means = {
         name: float(
             weigh(
-                federation.context, state_of(federation, silo), federation.absent["noun"].train["noun"]
+                federation.context, current_model_state(federation, silo), federation.absent["noun"].train["noun"]
             ).similarities.mean()
         )
         for name, silo in federation.silos.items()

@@ -11,8 +11,8 @@ import torch
 
 from silotune.data import batching
 from silotune.evaluation import predict
+from silotune.evaluation.federation_scores import current_model_state
 from silotune.evaluation.instance_vectors import weigh, with_instances
-from silotune.evaluation.scores import state_of
 from tests.support.method_cases import CASES, every_case
 
 
@@ -21,7 +21,7 @@ def test_one_batch_gives_what_many_batches_give(reference, case, monkeypatch):
     run, _ = reference(case)
     federation = run.federation
     for silo in federation.silos.values():
-        state = state_of(federation, silo)
+        state = current_model_state(federation, silo)
         for name, evaluation in silo.evaluations.items():
             monkeypatch.setattr(batching, "EVALUATION_BATCH_SIZE", 10_000)
             whole = predict.logits(federation.context, state, evaluation.test)

@@ -16,7 +16,7 @@ import yaml
 
 from silotune.config import Config
 from silotune.distributed.flower.commands import ENVIRONMENT
-from silotune.distributed.processes.supervisor import free_ports
+from silotune.distributed.processes.ports import free_ports
 from silotune.distributed.processes.watchdog import TOKEN
 from tests.support.session_rig import local_configs
 

@@ -24,7 +24,7 @@ from transformers import (
 import silotune
 from silotune.data.batching import make_batch
 from silotune.data.tasks import Row
-from silotune.evaluation.scores import state_of
+from silotune.evaluation.federation_scores import current_model_state
 from silotune.models.forward.mixing import make_plan
 from silotune.runs.load import load_run
 from tests.support.tiny import FAMILIES, tiny_overrides, unsettle, write_data
@@ -143,7 +143,7 @@ def tokenised(run: silotune.Run, silo: str, texts):
 def own_states(run: silotune.Run, silo: str, mix, texts) -> list[torch.Tensor]:
     """Return silotune's states of each text under a mix of the run's parts, in the order of the texts."""
     training = run.federation.context
-    state = state_of(run.federation, run.federation.silos[silo])
+    state = current_model_state(run.federation, run.federation.silos[silo])
     rows = tokenised(run, silo, texts)
     states: list[torch.Tensor] = [torch.zeros(0)] * len(texts)
     for row in range(len(texts)):

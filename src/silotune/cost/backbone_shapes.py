@@ -16,7 +16,7 @@ from typing import Any, cast
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from silotune.cost.stub_heads import LANGUAGE_MODEL_HEADS
+from silotune.cost.vocabulary_stub import LANGUAGE_MODEL_HEADS
 from silotune.errors import InputError, unknown
 from silotune.models.backbone.backbone import Backbone
 from silotune.models.backbone.loading import default_backbone, silence_transformers

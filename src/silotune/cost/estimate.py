@@ -14,7 +14,7 @@ from silotune.core.tensors import State, count_parameters
 from silotune.cost.backbone_shapes import Shape, load_shape
 from silotune.cost.flops import DECODER_TOKENS, WorkCount, count_work, shape_batch
 from silotune.cost.message_size import message_sizes
-from silotune.cost.stub_heads import LANGUAGE_MODEL_HEADS, FrozenVocabulary
+from silotune.cost.vocabulary_stub import LANGUAGE_MODEL_HEADS, VocabularyHeadStub
 from silotune.data.tasks import Task
 from silotune.errors import InputError
 from silotune.methods import METHODS, Method
@@ -151,7 +151,7 @@ def _method(config: Config, shape: Shape) -> Method:
         return made
     if not shape.language_model:
         raise InputError(f"head: {config.backbone} has no language model; allowed: mlp, linear")
-    setting = dataclasses.replace(made.setting, head=FrozenVocabulary(shape.backbone, name))
+    setting = dataclasses.replace(made.setting, head=VocabularyHeadStub(shape.backbone, name))
     return METHODS[made.name](setting, made.options)
 
 
@@ -168,7 +168,7 @@ def _cost(config: Config, shape: Shape, method: Method, state: State, work: Work
     heads = [name for name, part in parts.items() if isinstance(part.module, Head)]
     first_head = sizes[heads[0]] if heads else 0
     head = method.setting.head
-    head_name = head.stands_for if isinstance(head, FrozenVocabulary) else head.name
+    head_name = head.replaced if isinstance(head, VocabularyHeadStub) else head.name
     bare = shape.bare(head_name, first_head)
     backbone_names = {name for name, _ in shape.backbone.base.named_parameters()}
     # A part that replaces or shifts the backbone's own tensors (full, BitFit) adds none to the model.

@@ -26,7 +26,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from silotune.config import TrainConfig
 from silotune.core.tensors import State, copy
-from silotune.cost.stub_heads import STATES, states
+from silotune.cost.vocabulary_stub import STATES, all_states
 from silotune.data.batching import Batch
 from silotune.data.tasks import Task
 from silotune.data.tokenized import Inputs
@@ -37,7 +37,7 @@ from silotune.models.forward.pooling import POOLINGS
 from silotune.models.forward.views import ViewRequest, run_views
 from silotune.training.context import TrainingContext
 
-_READINGS = POOLINGS | {STATES: states}
+_READINGS = POOLINGS | {STATES: all_states}
 
 DECODER_TOKENS = 2
 """Tokens of a decoder's input for a classified row: its start token and the mask (FedPrompt)."""

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from silotune.core.tensors import State
 from silotune.data.metrics import accuracy
+from silotune.evaluation.federation_scores import evaluate_silos, mean_score
 from silotune.evaluation.predict import logits
-from silotune.evaluation.scores import judged, mean
 from silotune.training.context import TrainingContext
 from silotune.training.federation import Federation
 from silotune.training.silo import Evaluation
@@ -35,7 +35,7 @@ def with_attack(federation: Federation, silos: Mapping[str, dict[str, Any]]) -> 
     """Add `accuracy` and `asr` to the silos' results, if a backdoor is looked for."""
     if not any(rows.attack for silo in federation.silos.values() for rows in silo.evaluations.values()):
         return dict(silos)
-    attacked = judged(federation, lambda state, rows: _attacked(federation.context, state, rows))
+    attacked = evaluate_silos(federation, lambda state, rows: _attacked(federation.context, state, rows))
     return {
         # the test score is the accuracy where that is the metric, and is not computed again
         name: silo
@@ -73,4 +73,4 @@ def _attacked(context: TrainingContext, state: State, evaluation: Evaluation) ->
 
 
 def _means(silos: Mapping[str, Mapping[str, Any]]) -> dict[str, float | None]:
-    return {key: mean({name: silo[key] for name, silo in silos.items()}) for key in ("accuracy", "asr")}
+    return {key: mean_score({name: silo[key] for name, silo in silos.items()}) for key in ("accuracy", "asr")}

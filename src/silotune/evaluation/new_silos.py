@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from silotune.evaluation.federation_scores import current_model_state
 from silotune.evaluation.instance_vectors import personalized_state, weigh
 from silotune.evaluation.predict import score
-from silotune.evaluation.scores import state_of
 from silotune.training.federation import Federation
 from silotune.training.silo import Silo, SiloState
 
@@ -22,7 +22,7 @@ def similarity(federation: Federation, new: Silo) -> dict[str, float]:
     for silo in federation.silos.values():
         if silo.state is None:
             continue
-        state = state_of(federation, silo)
+        state = current_model_state(federation, silo)
         weights = [weigh(federation.context, state, rows) for rows in new.train.values()]
         values = [float(weight.similarities.double().mean()) for weight in weights if weight is not None]
         similarities[silo.name] = sum(values) / len(values)
@@ -53,7 +53,7 @@ def join(federation: Federation, new: Silo) -> dict[str, Any]:
         "metric": test.task.metric,
         "most_similar": nearest,
         "similarities": similarities,
-        "found": score(context, state_of(federation, existing), test),
+        "found": score(context, current_model_state(federation, existing), test),
         "test": after_training(existing.state),
         "alone": after_training(None),
     }

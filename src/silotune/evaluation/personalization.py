@@ -1,7 +1,7 @@
-"""Test-time personalization (FedDPA, section 3.1): every silo's model on every task; and tasks that no silo trained on.
+"""Scores every silo's model on all tasks (FedDPA's test-time personalization) and on tasks that no silo trained on.
 
 *Personalization* is a model's score on its silo's own task, *test-time personalization* its mean score over all tasks,
-its own among them.
+its own among them (FedDPA, section 3.1). A silo may be reported under several names; see `federation_scores`.
 """
 
 from __future__ import annotations
@@ -12,16 +12,21 @@ from typing import Any
 
 from silotune.core.numeric import mean_ignoring_none
 from silotune.data.tokenized import TokenizedRows
+from silotune.evaluation.federation_scores import all_share_one_model, current_model_state
 from silotune.evaluation.predict import Measured, measure
-from silotune.evaluation.scores import one_model, state_of
 from silotune.training.federation import Federation
 
 
 @dataclass(frozen=True)
 class TestTime:
-    """Reported silo → task → the scores of its model, and reported silo → its own task."""
+    """Scores of every silo's model on every task.
 
-    __test__ = False  # to pytest
+    Args:
+        measured: reported silo → task → the scores of its model.
+        own: reported silo → its own task.
+    """
+
+    __test__ = False  # the name begins like a test's; pytest must not collect it
 
     measured: Mapping[str, Mapping[str, Measured]]
     own: Mapping[str, str]
@@ -59,43 +64,49 @@ class TestTime:
 def test_time(federation: Federation) -> TestTime:
     """Score every silo's model on every task's test rows, at the federation's present state.
 
-    Silos that are judged on the same rows (parts of one task) count as one. One model for all silos is judged once.
+    Silos with the same test rows (parts of one task) add one task. A model that all silos share is scored once.
     """
     sets, label_of = _test_sets(federation)
-    rows = _on(federation, sets)
-    return TestTime({name: rows[silo] for silo, names in _reported(federation).items() for name in names}, label_of)
+    measured = _measure_on_sets(federation, sets)
+    return TestTime({name: measured[silo] for silo, names in _reported(federation).items() for name in names}, label_of)
 
 
 def unseen(federation: Federation) -> dict[str, Any]:
-    """Score the tasks left out of training: average and maximum over silos, and each silo's score (Table 14).
+    """Score every silo's model on the tasks left out of training (FedDPA, Table 14).
 
-    If answers are options, the same for accuracy beside another metric.
+    Returns:
+        Task → its metric, the average and maximum over silos, and each silo's score; `accuracy` has the same of the
+        accuracies, beside another metric, if answers are options.
     """
     sets = {name: federation.absent[name].evaluations[name].test for name in federation.config.evaluation.unseen}
-    rows = _on(federation, sets)
+    measured = _measure_on_sets(federation, sets)
     entries: dict[str, Any] = {}
     for name, test in sets.items():
-        entries[name] = {"metric": test.task.metric, **_over({silo: row[name].score for silo, row in rows.items()})}
-        accuracies = {silo: row[name].accuracy for silo, row in rows.items()}
+        entries[name] = {
+            "metric": test.task.metric,
+            **_aggregate({silo: row[name].score for silo, row in measured.items()}),
+        }
+        accuracies = {silo: row[name].accuracy for silo, row in measured.items()}
         if any(value is not None for value in accuracies.values()):
-            entries[name]["accuracy"] = _over(accuracies)
+            entries[name]["accuracy"] = _aggregate(accuracies)
     return entries
 
 
-def _over(silos: Mapping[str, float | None]) -> dict[str, Any]:
+def _aggregate(silos: Mapping[str, float | None]) -> dict[str, Any]:
+    """Return average, maximum and the silos' scores themselves."""
     values = [value for value in silos.values() if value is not None]
     return {"average": mean_ignoring_none(values), "maximum": max(values, default=None), "silos": dict(silos)}
 
 
-def _on(federation: Federation, sets: Mapping[str, TokenizedRows]) -> dict[str, dict[str, Measured]]:
+def _measure_on_sets(federation: Federation, sets: Mapping[str, TokenizedRows]) -> dict[str, dict[str, Measured]]:
     """Return training silo → set of rows → the scores of the silo's model."""
     measured: dict[str, dict[str, Measured]] = {}
-    alike = one_model(federation.context)
+    same_model = all_share_one_model(federation.context)
     for silo in federation.silos.values():
-        if alike and measured:
+        if same_model and measured:
             measured[silo.name] = next(iter(measured.values()))
             continue
-        state = state_of(federation, silo)
+        state = current_model_state(federation, silo)
         measured[silo.name] = {name: measure(federation.context, state, rows) for name, rows in sets.items()}
     return measured
 
@@ -108,8 +119,8 @@ def _reported(federation: Federation) -> dict[str, list[str]]:
 def _test_sets(federation: Federation) -> tuple[dict[str, TokenizedRows], dict[str, str]]:
     """Return label → test rows, and reported silo → the label of its rows.
 
-    A label is the task's name; if several sets of rows are of one task, it is the name of the first silo judged on
-    them. All labels are silos' names if one of those is also a task's name.
+    A label is the task's name; if one task has several sets of rows, the label is the first silo evaluated on the set.
+    All labels are silos' names if one of those is also a task's name.
     """
     by_rows: dict[int, list[str]] = {}
     rows: dict[int, TokenizedRows] = {}

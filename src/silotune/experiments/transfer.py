@@ -10,7 +10,7 @@ from silotune.config import Config
 from silotune.data.loading import load_silos
 from silotune.data.tokenized import TokenizedRows
 from silotune.errors import InputError
-from silotune.evaluation.scores import state_of
+from silotune.evaluation.federation_scores import current_model_state
 from silotune.evaluation.transfer import TransferModel, WhoseHead, check_alike
 from silotune.methods.parts import Scope
 from silotune.models.backbone.backbone import Backbone
@@ -96,7 +96,7 @@ def _model(run: Run) -> TransferModel:
         )
     if run.summary["average"] is None:
         raise InputError(f"{name}: its summary has no test score to compare with (silos kept theirs to themselves)")
-    state = state_of(federation, next(iter(federation.silos.values())))
+    state = current_model_state(federation, next(iter(federation.silos.values())))
     task = next(iter(federation.tasks.values()))
     seed, reported = int(run.summary["seed"]), float(run.summary["average"])
     return TransferModel(name, federation, task, seed, state, _test_rows(run), reported)

@@ -10,7 +10,7 @@ import torch
 from silotune.core.tensors import State, Tensors, copy
 from silotune.data.tasks import Task
 from silotune.errors import InputError, unknown
-from silotune.evaluation.scores import state_of
+from silotune.evaluation.federation_scores import current_model_state
 from silotune.interop.fold_weights import can_fold
 from silotune.methods.base import HEAD
 from silotune.methods.parts import Scope
@@ -87,7 +87,7 @@ def select(run: Run, silo: str, word: str) -> ExportSelection:
     if word not in WORDS:
         raise unknown("part", word, WORDS)
     task = owner.evaluations[silo].test.task
-    state, parts = state_of(federation, owner), federation.context.parts
+    state, parts = current_model_state(federation, owner), federation.context.parts
     prediction = resolve_weights(federation.method.prediction().mix, state)
     mix, tuner = _mix(run, word, prediction), federation.method.setting.tuner
     head_part = _head_of(run, word, mix)

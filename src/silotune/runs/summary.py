@@ -12,9 +12,9 @@ from silotune.core.numeric import mean_ignoring_none
 from silotune.core.tensors import count_parameters, digest
 from silotune.data.metrics import majority_score
 from silotune.evaluation.backdoor import overall
+from silotune.evaluation.federation_scores import all_share_one_model, mean_score
 from silotune.evaluation.new_silos import join
 from silotune.evaluation.personalization import unseen
-from silotune.evaluation.scores import mean, one_model
 from silotune.methods.parts import Scope
 from silotune.models.tuners import Tuner
 from silotune.runs.engines.base import Engine
@@ -61,7 +61,7 @@ def summarise(engine: Engine) -> dict[str, Any]:
         "global": central,
         **left_out(federation),
         "average": central["test"] if central else mean_test(silos),
-        **average_sampled(silos, central is not None and one_model(federation.context)),
+        **average_sampled(silos, central is not None and all_share_one_model(federation.context)),
         **({"attack": attack} if attack else {}),
         **({"privacy": federation.privacy.summary()} if federation.privacy else {}),
     }
@@ -105,8 +105,8 @@ def central_result(federation: Federation, silos: Mapping[str, Mapping[str, Any]
     has_majority = task.kind == "classification" and len(test)
     return {
         "metric": task.metric,
-        "validation": mean({name: silo["validation"] for name, silo in silos.items()}),
-        "test": mean({name: silo["test"] for name, silo in silos.items()}),
+        "validation": mean_score({name: silo["validation"] for name, silo in silos.items()}),
+        "test": mean_score({name: silo["test"] for name, silo in silos.items()}),
         "majority": majority_score(task.metric, test.labels) if has_majority else None,
     }
 

@@ -13,7 +13,7 @@ from silotune.config.evaluation import EvaluationConfig
 from silotune.data.metrics import exact_match, rouge1
 from silotune.data.tasks import Row
 from silotune.errors import InputError
-from silotune.evaluation.scores import state_of
+from silotune.evaluation.federation_scores import current_model_state
 from silotune.experiments.trial import TRIAL
 from silotune.models.forward.generation import GenerationOptions, generate_ids
 from silotune.models.heads.lm import prompt_rows
@@ -269,7 +269,7 @@ def test_an_answer_needs_places_behind_the_longest_prompt(words, allowed, folder
         federation.tasks["echo"], [Row(("say it again " * 100, ""), 0)]
     )
     silo = federation.silos["echo"]
-    mix = training.resolve(training.method.prediction().mix, state_of(federation, silo), {}, {})
+    mix = training.resolve(training.method.prediction().mix, current_model_state(federation, silo), {}, {})
     (prompt,) = prompt_rows(rows).ids
     assert len(prompt) == head.prompt_room(training.train.max_length)
     assert len(generate_ids(backbone, [prompt], mix, head.generation)[0]) == allowed

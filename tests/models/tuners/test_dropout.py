@@ -131,8 +131,8 @@ def test_a_phases_draws_do_not_depend_on_the_phases_before_it(tiny_federation):
 
 
 def test_predictions_know_no_dropout(tiny_federation):
+    from silotune.evaluation.federation_scores import current_model_state
     from silotune.evaluation.predict import logits
-    from silotune.evaluation.scores import state_of
 
     actual = []
     for rate in (0.0, RATE):
@@ -144,7 +144,7 @@ def test_predictions_know_no_dropout(tiny_federation):
             for name, tensor in part.items():
                 part[name] = tensor + 0.3 * torch.randn(tensor.shape, generator=draws)
         test = silo.evaluations["alpha"].test
-        actual += [logits(federation.context, state_of(federation, silo), test) for _ in range(2)]
+        actual += [logits(federation.context, current_model_state(federation, silo), test) for _ in range(2)]
     assert all(torch.equal(actual[0], other) for other in actual[1:])
 
 

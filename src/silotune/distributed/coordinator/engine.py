@@ -15,7 +15,7 @@ from silotune.distributed.coordinator.dispatcher import SiloDispatcher
 from silotune.distributed.protocol.disclosure import validate_metrics, validate_scores
 from silotune.distributed.protocol.frames import Frame, state_name
 from silotune.errors import InputError, SilotuneError
-from silotune.evaluation.scores import mean
+from silotune.evaluation.federation_scores import mean_score
 from silotune.runs.engines.base import Engine, Progress
 from silotune.runs.engines.history import Scores
 from silotune.runs.storage.run_folder import Checkpoint, RunFolder
@@ -92,7 +92,7 @@ class FlowerEngine(Engine):
         scores = {name: entries[name].get("validation") for name in names if name in entries}
         if self.federation.central is None:
             return scores
-        return {"global": mean(scores)} if sorted(scores) == names else {}
+        return {"global": mean_score(scores)} if sorted(scores) == names else {}
 
     def results(self) -> dict[str, dict[str, Any]]:
         """See `Engine.results`. Values that a silo does not share or did not send are None."""

@@ -35,7 +35,8 @@ from silotune.distributed.flower.commands import (
     supernode_command,
     write_app,
 )
-from silotune.distributed.processes.supervisor import ManagedProcess, Supervisor, wait_for_port
+from silotune.distributed.processes.ports import wait_for_port
+from silotune.distributed.processes.supervisor import ManagedProcess, Supervisor
 from silotune.distributed.processes.watchdog import end_process_group, process_group
 from silotune.distributed.silo.silo_config import SiloSettings
 from silotune.distributed.silo.worker import ping

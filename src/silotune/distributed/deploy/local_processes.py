@@ -25,8 +25,9 @@ from silotune.distributed.flower.commands import (
     write_app,
     write_home,
 )
+from silotune.distributed.processes.ports import free_ports, wait_for_port
 from silotune.distributed.processes.restart_policy import RestartPolicy
-from silotune.distributed.processes.supervisor import Supervisor, free_ports, wait_for_port
+from silotune.distributed.processes.supervisor import Supervisor
 from silotune.errors import SilotuneError
 from silotune.runs.engines.base import Progress
 

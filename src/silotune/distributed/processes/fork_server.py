@@ -33,7 +33,7 @@ PAUSE = 0.1
 _REAP_INTERVAL = 0.1
 """Seconds between checks for ended processes."""
 
-_COMMANDS = {
+COMMANDS = {
     "flower-superlink": "flwr.superlink.cli:flower_superlink",
     "flower-supernode": "flwr.supernode.cli:flower_supernode",
     "flower-superexec": "flwr.supercore.cli:flower_superexec",
@@ -42,6 +42,7 @@ _COMMANDS = {
     "flwr": "flwr.cli.app:app",
     "silotune.distributed.silo.worker": "silotune.distributed.silo.worker:main",
 }
+"""First word of a command line → module and function that run the command."""
 
 
 def main() -> None:
@@ -60,28 +61,29 @@ def main() -> None:
         while b"\n" in buffer:
             line, buffer = buffer.split(b"\n", 1)
             forked.add(_start(json.loads(line)))
-        for process in list(forked):
-            ended, status = os.waitpid(process, os.WNOHANG)
+        for pid in list(forked):
+            ended, status = os.waitpid(pid, os.WNOHANG)
             if ended:
-                forked.discard(process)
-                _report(ended=process, code=os.waitstatus_to_exitcode(status))
+                forked.discard(pid)
+                _report(ended=pid, code=os.waitstatus_to_exitcode(status))
 
 
 def _start(order: dict[str, Any]) -> int:
+    """Fork the process that an order describes; returns its id."""
     for module in order["imports"]:
         importlib.import_module(module)
-    words = _without_interpreter(order["words"])
-    importlib.import_module(_COMMANDS[words[0]].partition(":")[0])
+    command = _without_interpreter(order["command"])
+    importlib.import_module(COMMANDS[command[0]].partition(":")[0])
     gc.collect()
     gc.freeze()  # keeps pages shared: the children's collectors do not touch these objects
-    process = fork(words, lambda: _configure(order))
-    _report(started=process)
-    return process
+    pid = fork(command, lambda: _configure(order))
+    _report(started=pid)
+    return pid
 
 
-def _without_interpreter(words: list[str]) -> list[str]:
+def _without_interpreter(command: list[str]) -> list[str]:
     """Drop `python -m` from a command line."""
-    return words[2:] if words[1:2] == ["-m"] else words
+    return command[2:] if command[1:2] == ["-m"] else command
 
 
 def _report(**fields: Any) -> None:
@@ -100,11 +102,11 @@ def _configure(order: dict[str, Any]) -> None:
     Path("/proc/self/comm").write_text(str(order["name"])[:15], encoding="utf-8")
 
 
-def fork(words: Sequence[str], configure: Callable[[], None] = lambda: None) -> int:
+def fork(command: Sequence[str], configure: Callable[[], None] = lambda: None) -> int:
     """Fork a process that runs one of the commands.
 
     Args:
-        words: command line; the first word is a key of `_COMMANDS`.
+        command: the command line; its first word is a key of `COMMANDS`.
         configure: called in the new process before the command.
 
     Returns:
@@ -112,23 +114,23 @@ def fork(words: Sequence[str], configure: Callable[[], None] = lambda: None) -> 
     """
     sys.stdout.flush()
     sys.stderr.flush()
-    process = os.fork()
-    if process == 0:
-        _run(words, configure)
-    return process
+    pid = os.fork()
+    if pid == 0:
+        _run(command, configure)
+    return pid
 
 
-def _run(words: Sequence[str], configure: Callable[[], None]) -> NoReturn:
+def _run(command: Sequence[str], configure: Callable[[], None]) -> NoReturn:
     code: Any = 1
     try:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         for number in (signal.SIGTERM, signal.SIGCHLD):
             signal.signal(number, signal.SIG_DFL)
         configure()
-        sys.argv = list(words)
-        if words[0] in _PATCHES:
-            _PATCHES[words[0]]()
-        name, _, function = _COMMANDS[words[0]].partition(":")
+        sys.argv = list(command)
+        if command[0] in _PATCHES:
+            _PATCHES[command[0]]()
+        name, _, function = COMMANDS[command[0]].partition(":")
         getattr(importlib.import_module(name), function)()
         code = 0
     except SystemExit as exit:
@@ -158,7 +160,7 @@ def _patch_supernode_polling() -> None:
 def _patch_superexec_fork() -> None:
     executor: Any = importlib.import_module("flwr.supercore.superexec.executor.subprocess_executor")
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # exit codes of messages' processes are not collected
-    executor.subprocess = SimpleNamespace(Popen=lambda words, **_: fork(words), DEVNULL=None)
+    executor.subprocess = SimpleNamespace(Popen=lambda command, **_: fork(command), DEVNULL=None)
 
 
 _PATCHES = {"flower-supernode": _patch_supernode_polling, "flower-superexec": _patch_superexec_fork}

@@ -1,4 +1,7 @@
-"""Supervisor: starts processes with a log each, restarts them on request, and always ends them together."""
+"""Starts processes with a log each, restarts them when the caller asks, and always ends them together.
+
+`silotune federation` and `--engine flower-local` run Flower's processes and the workers under it.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,6 @@ import contextlib
 import os
 import secrets
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -17,7 +19,7 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
-from silotune.distributed.processes.fork_client import ForkedProcess, ForkServer
+from silotune.distributed.processes.fork_client import ForkedProcess, ForkServerHandle
 from silotune.distributed.processes.watchdog import TOKEN, end_process_group
 from silotune.errors import SilotuneError
 
@@ -27,10 +29,10 @@ class ManagedProcess:
     """A supervised process and how it was started.
 
     Args:
-        name: of the process and of its log.
-        command: its command line.
-        log: file for its output.
-        process: the running one.
+        name: the name of the process and of its log.
+        command: the command line.
+        log: the file for its output.
+        process: the running process.
         starts: how often it was started.
         environment: variables besides the supervisor's.
         imports: modules that the fork server imports for it.
@@ -61,33 +63,33 @@ class Supervisor:
     """A context in which processes run; they end with it: on success, on failure, on Ctrl-C, and on `kill -9`.
 
     Args:
-        logs: folder of their logs.
+        logs: the folder of their logs.
         environment: variables besides this process's own environment.
         fork_server: fork them from a process that has imported their libraries (Linux only). Their commands must then
-            be keys of `fork_server._COMMANDS`.
+            be keys of `fork_server.COMMANDS`.
     """
 
     def __init__(self, logs: Path, environment: Mapping[str, str], fork_server: bool = False) -> None:
         logs.mkdir(parents=True, exist_ok=True)
         self._logs = logs
-        self.token = secrets.token_hex(16)
-        beside = str(Path(sys.executable).parent)  # Flower finds its own commands through PATH
-        path = os.pathsep.join([beside, os.environ.get("PATH", "")])
+        self.token = secrets.token_hex(16)  # marks the environment of all processes, for the watchdog
+        interpreter_folder = str(Path(sys.executable).parent)  # Flower finds its own commands through PATH
+        path = os.pathsep.join([interpreter_folder, os.environ.get("PATH", "")])
         self.environment = {**os.environ, "PATH": path, **environment, TOKEN: self.token}
         self.children: dict[str, ManagedProcess] = {}
         self._watchdog: subprocess.Popen[bytes] | None = None
         self._use_fork_server = fork_server and sys.platform == "linux"
-        self._fork_server: ForkServer | None = None
-        self._before: Any = None
+        self._fork_server: ForkServerHandle | None = None
+        self._previous_sigterm_handler: Any = None
 
     def __enter__(self) -> Supervisor:
-        words = [sys.executable, "-m", "silotune.distributed.processes.watchdog"]
-        self._watchdog = subprocess.Popen(words, stdin=subprocess.PIPE, start_new_session=True)
+        command = [sys.executable, "-m", "silotune.distributed.processes.watchdog"]
+        self._watchdog = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
         assert self._watchdog.stdin is not None, "it is a pipe"
         self._watchdog.stdin.write(f"{self.token}\n".encode())
         self._watchdog.stdin.flush()
-        self._before = _set_signal_handler(signal.SIGTERM, _interrupt)
-        if self._use_fork_server:  # imports while the caller prepares
+        self._previous_sigterm_handler = _set_signal_handler(signal.SIGTERM, _interrupt)
+        if self._use_fork_server:  # it imports libraries while the caller prepares the run
             self._fork_server = self._start_fork_server()
         return self
 
@@ -95,12 +97,12 @@ class Supervisor:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         _set_signal_handler(signal.SIGTERM, signal.SIG_IGN)
-        before = _set_signal_handler(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C must not interrupt the shutdown
+        previous = _set_signal_handler(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C must not interrupt the shutdown
         try:
             self.end()
         finally:
-            _set_signal_handler(signal.SIGINT, before)
-            _set_signal_handler(signal.SIGTERM, self._before)
+            _set_signal_handler(signal.SIGINT, previous)
+            _set_signal_handler(signal.SIGTERM, self._previous_sigterm_handler)
             if self._watchdog is not None and self._watchdog.stdin is not None:
                 self._watchdog.stdin.close()
                 self._watchdog.wait(timeout=60)
@@ -125,28 +127,29 @@ class Supervisor:
         """Start a process in a session of its own.
 
         Args:
-            name: of the process and of its log.
-            command: its command line.
+            name: the name of the process and of its log.
+            command: the command line.
             environment: variables besides the supervisor's.
             imports: modules that the fork server imports once for all its processes.
         """
         log = self._logs / f"{name}.log"
         starts = self.children[name].starts + 1 if name in self.children else 1
-        process = (self._fork if self._use_fork_server else self._spawn)(
-            name, list(command), log, dict(environment or {}), list(imports)
-        )
+        process: subprocess.Popen[bytes] | ForkedProcess
+        if self._use_fork_server:
+            process = self._fork(name, list(command), log, dict(environment or {}), list(imports))
+        else:
+            process = self._spawn(list(command), log, dict(environment or {}))
         self.children[name] = ManagedProcess(name, command, log, process, starts, environment or {}, imports)
         return self.children[name]
 
     def restart(self, name: str) -> ManagedProcess:
-        """Start a process again that ended."""
+        """Start a process that has ended once more, with the same command."""
         child = self.children[name]
         _end_process_groups([child.process])
         return self.start(name, child.command, child.environment, child.imports)
 
-    def _spawn(
-        self, _name: str, command: list[str], log: Path, environment: dict[str, str], _imports: list[str]
-    ) -> subprocess.Popen[bytes]:
+    def _spawn(self, command: list[str], log: Path, environment: dict[str, str]) -> subprocess.Popen[bytes]:
+        """Start a new process."""
         with log.open("ab") as output:
             return subprocess.Popen(
                 command,
@@ -160,19 +163,18 @@ class Supervisor:
     def _fork(
         self, name: str, command: list[str], log: Path, environment: dict[str, str], imports: list[str]
     ) -> ForkedProcess:
+        """Fork a process from the fork server."""
         for _ in range(2):  # a fork server that was killed is replaced
             if self._fork_server is None:
                 self._fork_server = self._start_fork_server()
-            forked = self._fork_server.start(
-                name=name, words=command, log=str(log), environment=environment, imports=imports
-            )
+            forked = self._fork_server.start(name, command, log, environment, imports)
             if forked is not None:
                 return forked
             self._fork_server = None
-        raise SilotuneError(f"{name}: cannot be started (see {self._logs / 'nursery.log'})")
+        raise SilotuneError(f"{name}: cannot be started (see {self._logs / 'fork-server.log'})")
 
-    def _start_fork_server(self) -> ForkServer:
-        return ForkServer(self._logs / "nursery.log", self.environment)
+    def _start_fork_server(self) -> ForkServerHandle:
+        return ForkServerHandle(self._logs / "fork-server.log", self.environment)
 
 
 def _interrupt(_number: int, _frame: FrameType | None) -> None:
@@ -190,7 +192,7 @@ def _set_signal_handler(number: signal.Signals, handler: Any) -> Any:
 def _end_process_groups(processes: Sequence[subprocess.Popen[bytes] | ForkedProcess], grace: float = 5.0) -> None:
     """End processes and their groups: SIGTERM, and SIGKILL after `grace` seconds.
 
-    A process that was just forked has no group of its own yet, so it is signalled itself, too.
+    A process that was just forked has no group of its own yet, so the process itself is signalled, too.
     """
     for number in (signal.SIGTERM, signal.SIGKILL):
         for process in processes:
@@ -216,28 +218,3 @@ def _group_alive(process: subprocess.Popen[bytes] | ForkedProcess) -> bool:
     except (ProcessLookupError, PermissionError):
         return process.poll() is None
     return True
-
-
-def free_ports(count: int) -> list[int]:
-    """Return ports on 127.0.0.1 that are free now."""
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for listener in sockets:
-            listener.bind(("127.0.0.1", 0))
-        return [listener.getsockname()[1] for listener in sockets]
-
-
-def wait_for_port(child: ManagedProcess, port: int, seconds: float) -> None:
-    """Wait until a process listens on a port.
-
-    Raises:
-        SilotuneError: it ended, or does not listen after `seconds`.
-    """
-    until = time.monotonic() + seconds
-    while time.monotonic() < until:
-        if not child.alive:
-            raise SilotuneError(f"{child.name} ended with code {child.process.returncode}: {child.tail()}")
-        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
-            return
-        time.sleep(0.05)
-    raise SilotuneError(f"{child.name} does not listen after {seconds:g} s: {child.tail()}")

@@ -30,8 +30,8 @@ from silotune.distributed.silo.setup import UNDISCLOSED_ROWS, SiloSetup
 from silotune.distributed.silo.silo_config import SiloSettings
 from silotune.distributed.silo.state_store import StateStore, scores_name
 from silotune.errors import InputError, SilotuneError
+from silotune.evaluation.federation_scores import score_silos, summary_entries
 from silotune.evaluation.instance_vectors import keep_instances
-from silotune.evaluation.scores import results, scores
 from silotune.runs.build.resolve import read_config
 from silotune.training.client import PrivacySpent
 from silotune.training.federation import Federation
@@ -203,9 +203,9 @@ class Session:
         """Score shared parts with the silo's present private ones; returns what may leave."""
         federation.coordinator.adopt(shared)
         if splits == ["validation"]:
-            entry: dict[str, Any] = {"validation": scores(federation, "validation")[self.settings.name]}
+            entry: dict[str, Any] = {"validation": score_silos(federation, "validation")[self.settings.name]}
         else:
-            entry = results(federation)[self.settings.name]
+            entry = summary_entries(federation)[self.settings.name]
             keep_instances(store.path, [silo])
         return filter_scores(entry, self.settings.share)
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from silotune.evaluation.backdoor import with_attack
+from silotune.evaluation.federation_scores import mean_score, score_silos, summary_entries
 from silotune.evaluation.personalization import test_time
-from silotune.evaluation.scores import mean, results, scores
 from silotune.runs.engines.base import Engine, Progress
 from silotune.runs.engines.history import Scores
 from silotune.runs.storage.run_folder import Checkpoint, RunFolder
@@ -75,18 +75,18 @@ class InProcessEngine(Engine):
             measures = {"personalization": judged.personalization, "test_time": judged.test_time}
             self.folder.event("evaluation", round=number, **measures)
         scores = self._validation(number)
-        return scores if self.federation.central is None else {"global": mean(scores)}
+        return scores if self.federation.central is None else {"global": mean_score(scores)}
 
     def _validation(self, number: int) -> Scores:
         """Return per reported silo the validation score at the end of that round."""
-        return scores(self.federation, "validation")
+        return score_silos(self.federation, "validation")
 
     def results(self) -> dict[str, dict[str, Any]]:
         """See `Engine.results`."""
         if not self.federation.config.evaluation.test_time:
-            return with_attack(self.federation, results(self.federation))
+            return with_attack(self.federation, summary_entries(self.federation))
         judged = test_time(self.federation)
-        entries = with_attack(self.federation, results(self.federation, judged.personalization))
+        entries = with_attack(self.federation, summary_entries(self.federation, judged.personalization))
         return {name: entry | judged.entry(name) for name, entry in entries.items()}
 
     def save_states(self, number: int, silos: Sequence[str], better: bool) -> Mapping[str, str]:

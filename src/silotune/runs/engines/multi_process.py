@@ -18,7 +18,7 @@ from silotune.config import Config, dump
 from silotune.core.process_pool import worker_pool
 from silotune.core.serialization import read_tensors, tensor_bytes
 from silotune.errors import InputError
-from silotune.evaluation.scores import one_model, scores
+from silotune.evaluation.federation_scores import all_share_one_model, score_silos
 from silotune.runs.build.builder import build
 from silotune.runs.engines.base import Progress
 from silotune.runs.engines.history import Scores
@@ -88,7 +88,7 @@ class MultiProcessEngine(InProcessEngine):
     def _validation(self, number: int) -> Scores:
         """See `InProcessEngine._validation`; one model on the same rows is judged once, in this process."""
         federation = self.federation
-        if federation.central is not None and one_model(federation.context):
+        if federation.central is not None and all_share_one_model(federation.context):
             return super()._validation(number)
         scores: Scores = {}
         singles = [[name] for name in federation.silos]
@@ -155,7 +155,7 @@ def do(work: SiloTask) -> Trained | Scores:
         if work.kind == "validation":
             shared, _ = read_broadcast(work.broadcast, federation.coordinator.expected)
             federation.coordinator.adopt(shared)
-            return scores(replace(federation, silos={silo.name: silo for silo in silos}), "validation")
+            return score_silos(replace(federation, silos={silo.name: silo for silo in silos}), "validation")
         client = federation.client()
         train = client.rounds if work.kind == "round" else client.finals
         answers = train(silos, work.broadcast)

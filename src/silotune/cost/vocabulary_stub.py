@@ -1,4 +1,4 @@
-"""A stub that replaces heads over the vocabulary in cost estimates, where there is no tokenizer."""
+"""`VocabularyHeadStub` stands in for the heads `verbalizer` and `lm` in cost estimates, which have no tokenizer."""
 
 from __future__ import annotations
 
@@ -25,30 +25,31 @@ STATES = "states"
 """Name of the view entry with all states, shape (rows, tokens, hidden)."""
 
 
-def states(last_layer: Tensor, _: object) -> Tensor:
+def all_states(last_layer: Tensor, _: object) -> Tensor:
     """Pooling function of `STATES`: returns the last layer's states as they are."""
     return last_layer
 
 
-class FrozenVocabulary(Head):
-    """Has no tensors. As `verbalizer` it scores one word per label at one position, as `lm` all words at all positions.
+class VocabularyHeadStub(Head):
+    """A head without tensors that costs as much as the configured head.
 
-    The count holds the projection to words, not the layers that some families have before it.
+    In place of `verbalizer` it scores one word per label at one position, in place of `lm` all words at all positions.
+    Its cost is that of the projection to words; the layers that some families have before the projection are left out.
 
     Args:
-        backbone: over fake tensors.
-        stands_for: name of the replaced head.
+        backbone: a backbone of fake tensors.
+        replaced: the name of the head that it replaces, one of `LANGUAGE_MODEL_HEADS`.
     """
 
-    name = "vocabulary"
+    name = "vocabulary-stub"
 
-    def __init__(self, backbone: Backbone, stands_for: str) -> None:
-        self.stands_for = stands_for
+    def __init__(self, backbone: Backbone, replaced: str) -> None:
+        self.replaced = replaced
         self._words = backbone.word_embeddings
 
     @classmethod
     def make(cls, config: HeadConfig) -> Self:
-        """Refuse, since `FrozenVocabulary` replaces a configured head and is none itself."""
+        """Refuse: no configuration can name this head."""
         raise NotImplementedError
 
     def init(self, backbone: Backbone, tasks: Iterable[Task], generator: torch.Generator) -> Tensors:
@@ -56,7 +57,7 @@ class FrozenVocabulary(Head):
         return {}
 
     def logits(self, tensors: Tensors, view: View, task: Task) -> Tensor:
-        """See `Head.logits`; `lm` gives the mean over positions, which costs a training step the same."""
-        if self.stands_for == "verbalizer":
+        """See `Head.logits`; for `lm` the mean over positions, as costly as a loss at each position."""
+        if self.replaced == "verbalizer":
             return nn.functional.linear(view["first"], self._words[: len(task.labels)])
         return nn.functional.linear(view[STATES], self._words).mean(1)

@@ -1,0 +1,119 @@
+"""Scores every silo's current model on its validation or test rows, and makes the silos' entries of `summary.json`.
+
+The engines and the worker of a silo call it. A *reported silo* is a name under which the summary has scores: a training
+silo, or, where one training silo holds the rows of several (`centralised`), each of these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, TypeVar
+
+from silotune.core.numeric import mean_ignoring_none
+from silotune.core.tensors import State
+from silotune.evaluation.instance_vectors import personalized_state
+from silotune.evaluation.predict import Measured, measure
+from silotune.methods.parts import Scope, names_with
+from silotune.training.context import TrainingContext
+from silotune.training.federation import Federation
+from silotune.training.silo import Evaluation, Silo
+
+Result = TypeVar("Result")
+
+
+def current_model_state(federation: Federation, silo: Silo) -> State:
+    """Return all parts of a silo's model, with the coordinator's current shared parts; see `personalized_state`."""
+    return personalized_state(federation.context, silo, federation.coordinator.shared)
+
+
+def score_silos(federation: Federation, split: Literal["validation", "test"]) -> dict[str, float | None]:
+    """Return reported silo → its model's score by the task's metric (percent; None if it has no rows)."""
+    return {name: silo.score for name, silo in measure_silos(federation, split).items()}
+
+
+def measure_silos(federation: Federation, split: Literal["validation", "test"]) -> dict[str, Measured]:
+    """Return reported silo → its model's score and, beside another metric, its accuracy."""
+    return evaluate_silos(federation, lambda state, rows: measure(federation.context, state, getattr(rows, split)))
+
+
+def evaluate_silos(federation: Federation, evaluate: Callable[[State, Evaluation], Result]) -> dict[str, Result]:
+    """Call `evaluate` with the model and the evaluation rows of every reported silo.
+
+    If one data set is partitioned, all silos are evaluated on the same central rows. If they also have the same model,
+    because only shared parts predict, it is evaluated once.
+
+    Args:
+        federation: the federation, whose current state is evaluated.
+        evaluate: (all parts of a model, rows to evaluate it on) → result.
+
+    Returns:
+        Reported silo → result.
+    """
+    same_model = all_share_one_model(federation.context)
+    computed: dict[tuple[str, int], Result] = {}
+    results = {}
+    for silo in federation.silos.values():
+        for name, evaluation in silo.evaluations.items():
+            key = ("" if same_model else silo.name, id(evaluation))
+            if key not in computed:
+                computed[key] = evaluate(current_model_state(federation, silo), evaluation)
+            results[name] = computed[key]
+    return results
+
+
+def all_share_one_model(context: TrainingContext) -> bool:
+    """Return whether all silos predict with the same model: every part and weight of a prediction is shared."""
+    prediction = context.method.prediction()
+    shared = names_with(context.parts, Scope.SHARED)
+    # a callable weight is computed from the silo's own state
+    has_private_weight = any(callable(weight) for weight in prediction.mix.values())
+    head = context.parts[prediction.head].module
+    heads = {prediction.head} if getattr(head, "has_tensors", True) else set()
+    return not has_private_weight and {*prediction.mix, *heads} <= {*shared}
+
+
+def mean_score(scores: Mapping[str, float | None]) -> float | None:
+    """Return the mean of the silos' scores, whatever their order; None if no silo has a score.
+
+    If all scores are equal, as with one model on the same rows, the mean is exactly that score, without rounding.
+    """
+    values = [value for value in scores.values() if value is not None]
+    return values[0] if len(set(values)) == 1 else mean_ignoring_none(values)
+
+
+def summary_entries(
+    federation: Federation, test: Mapping[str, float | None] | None = None
+) -> dict[str, dict[str, Any]]:
+    """Make the entries of `summary.json` with metric, validation and test score, and row counts.
+
+    `accuracy` is added beside another metric if a task's answers are options.
+
+    Args:
+        federation: the federation, whose current state is scored.
+        test: the test scores, if they are known already; no accuracies are added then.
+
+    Returns:
+        Reported silo → its entry.
+    """
+    entries: dict[str, dict[str, Any]] = {}
+    validation = score_silos(federation, "validation")
+    test_scores: dict[str, Measured] = {}
+    if test is None:
+        test_scores = measure_silos(federation, "test")
+        test = {name: silo.score for name, silo in test_scores.items()}
+    for silo in federation.silos.values():
+        for name, evaluation in silo.evaluations.items():
+            task = evaluation.test.task
+            entries[name] = {
+                "metric": task.metric,
+                "validation": validation[name],
+                "test": test[name],
+                "rows": {
+                    "train": silo.train[task.name].clean_count,  # without the copies that a backdoor attack adds
+                    "validation": len(evaluation.validation),
+                    "test": len(evaluation.test),
+                },
+            }
+            if name in test_scores and test_scores[name].accuracy is not None:
+                entries[name]["accuracy"] = test_scores[name].accuracy
+    return entries
