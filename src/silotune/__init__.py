@@ -1,4 +1,4 @@
-"""silotune: federated parameter-efficient fine-tuning of language models across data silos.
+"""The public names of silotune: federated parameter-efficient fine-tuning of language models across data silos.
 
 Everything in `__all__` is public. Other names may move in a minor release.
 """

@@ -1,4 +1,4 @@
-"""`python -m silotune`."""
+"""Runs the command line: `python -m silotune`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Errors that a user can cause. Each carries one line, which the command line prints without a traceback."""
+"""The errors that users can cause, each printed as one line, and the line for an unknown name with a suggestion."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Diverged(SilotuneError):
     """The training loss became infinite or NaN, most often because the learning rate is too high."""
 
 
-def unknown(what: str, name: object, allowed: Iterable[str], or_else: str = "") -> InputError:
+def unknown_name_error(what: str, name: object, allowed: Iterable[str], or_else: str = "") -> InputError:
     """Build the error for a name that is not allowed, with the closest allowed name as a suggestion.
 
     Args:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from silotune.distributed.protocol.disclosure import validate_metrics, validate_scores
-from silotune.methods.base import LOGGED, Step
+from silotune.methods.base import EVENT_KEYS, Step
 
 GOOD = {"loss": 0.5, "rows": 40, "steps": 4, "seconds": 1.5, "similarity_private": -0.25}
 
@@ -59,7 +59,7 @@ def test_what_is_no_score_is_not(bad):
     assert not validate_scores(SCORES | bad if isinstance(bad, dict) else bad)
 
 
-@pytest.mark.parametrize("name", sorted(LOGGED))
+@pytest.mark.parametrize("name", sorted(EVENT_KEYS))
 def test_a_methods_term_may_not_wear_the_logs_names(name):
     step = Step(None, {}, {}, {}, {}, {})
     with pytest.raises(ValueError, match=name):

@@ -1,4 +1,4 @@
-"""The command line.
+"""The command line: the entry point `main`, and one module per group of commands.
 
 `main` is the entry point and `app` the typer application. `console` prints, `text_input` reads texts, `init_template`
 holds the example of `silotune init`. Every other file defines the commands it is named after (`catalog`: methods,

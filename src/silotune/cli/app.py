@@ -1,4 +1,4 @@
-"""The typer application, to which all commands are added."""
+"""The typer application, to which the modules of commands add theirs; answers unknown commands."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import click
 import typer
 from typer.core import TyperGroup
 
-from silotune.errors import unknown
+from silotune.errors import unknown_name_error
 
 
 class _Commands(TyperGroup):
@@ -18,7 +18,7 @@ class _Commands(TyperGroup):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args and self.get_command(ctx, args[0]) is None:
-            raise unknown("command", args[0], self.list_commands(ctx))
+            raise unknown_name_error("command", args[0], self.list_commands(ctx))
         return super().resolve_command(ctx, args)
 
 

@@ -1,4 +1,4 @@
-"""`silotune methods`, `presets`, `parts` and `init`: available methods and settings, and what a silo sends."""
+"""The commands `silotune methods`, `presets`, `parts` and `init`."""
 
 from __future__ import annotations
 

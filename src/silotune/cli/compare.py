@@ -1,4 +1,4 @@
-"""`silotune compare` and `silotune sweep`."""
+"""The commands `silotune compare` and `silotune sweep`: run cells with progress bars and print their tables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Output of the commands (lines, tables, progress bars), and options that several commands share."""
+"""The console, printed lines and progress bars of the commands, and the arguments that several share."""
 
 from __future__ import annotations
 

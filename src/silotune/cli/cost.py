@@ -1,4 +1,4 @@
-"""`silotune cost`: parameters, message sizes, FLOPs and memory of a method, computed from shapes."""
+"""The command `silotune cost`: parameters, message sizes, FLOPs and memory of a method, computed from shapes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`silotune export`, `import` and `predict`: exports of finished runs, imports of LoRA adapters, predictions."""
+"""The commands `silotune export`, `import` and `predict`, about models of finished runs and LoRAs of peft."""
 
 from __future__ import annotations
 

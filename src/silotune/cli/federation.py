@@ -1,4 +1,4 @@
-"""`silotune worker` and `silotune federation …`: federations over several machines."""
+"""The commands `silotune worker` and `silotune federation …`: federations over several machines."""
 
 from __future__ import annotations
 

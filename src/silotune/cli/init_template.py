@@ -1,4 +1,4 @@
-"""The example of `silotune init`: a configuration and two silos with CSV files, taken from the demo's data."""
+"""Writes the example of `silotune init`: a configuration and two silos with CSV files from the demo's data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Entry point of the command line: bad input ends with one line and exit code 2, `Ctrl-C` with exit code 130."""
+"""Entry point of the command line: imports the commands, and turns errors into one line and an exit code."""
 
 from __future__ import annotations
 
@@ -14,8 +14,19 @@ from silotune.errors import SilotuneError
 
 _INTERRUPTED = 130
 
-_COMMANDS = ("catalog", "compare", "cost", "federation", "export_predict", "partition", "report", "run", "transfer")
-"""Modules of `silotune.cli` that register commands with `app` when they are imported, in the order of the help."""
+_COMMAND_MODULES = (
+    "catalog",
+    "compare",
+    "cost",
+    "federation",
+    "export_predict",
+    "partition",
+    "report",
+    "run",
+    "transfer",
+)
+"""Modules of `silotune.cli` that register commands with `app` when they are imported, in the order of the help. All
+are imported at every start, so each imports torch and other slow libraries inside its commands only."""
 
 _GC_THRESHOLD = 100_000
 """New objects between two runs of the garbage collector. Importing torch and transformers and reading rows makes
@@ -28,7 +39,7 @@ def main() -> None:
     """Entry point of `silotune`."""
     gc.set_threshold(_GC_THRESHOLD, 50, 100)
     try:
-        for name in _COMMANDS:
+        for name in _COMMAND_MODULES:
             import_module(f"silotune.cli.{name}")
         code = app(standalone_mode=False, prog_name="silotune")
     except SilotuneError as error:

@@ -1,4 +1,4 @@
-"""`silotune partition`: rows per silo and label of a setting, before any training."""
+"""The command `silotune partition`: rows per silo and label of a setting, before any training."""
 
 from __future__ import annotations
 

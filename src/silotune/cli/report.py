@@ -1,4 +1,4 @@
-"""`silotune report`, `silotune watch` and `silotune personalization`."""
+"""The commands `silotune report`, `watch` and `personalization`, about finished and running runs."""
 
 from __future__ import annotations
 

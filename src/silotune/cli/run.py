@@ -1,4 +1,4 @@
-"""`silotune run` and `silotune demo`."""
+"""The commands `silotune run` and `silotune demo`: train, and print the result table."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import typer
 
 from silotune.cli.app import app
 from silotune.cli.console import Overrides, console, default_folder, progress_bars, say
-from silotune.errors import OR_RESUME, InputError, require_unused, unknown
+from silotune.errors import OR_RESUME, InputError, require_unused, unknown_name_error
 
 if TYPE_CHECKING:
     from silotune.config import Config
@@ -38,7 +38,7 @@ def run_command(
 ) -> None:
     """Run one method over one setting."""
     if engine not in ENGINES:
-        raise unknown("engine", engine, ENGINES)
+        raise unknown_name_error("engine", engine, ENGINES)
     if engine != "inprocess" and workers > 1:
         raise InputError(f"--workers: of the engine inprocess; {engine} has a process for each silo")
     from silotune.experiments.report.result_table import result_table

@@ -1,4 +1,4 @@
-"""Texts for `silotune predict`, one per line: plain, a pair separated by a tab, or JSON."""
+"""Parses the texts of `silotune predict`, one per line: plain, a pair separated by a tab, or JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`silotune transfer`: scores of every run's tuned parts on every other run's task."""
+"""The command `silotune transfer`: scores of every run's tuned parts on every other run's task."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rich.table import Table
 from silotune.cli.app import app
 from silotune.cli.console import console, say
 from silotune.core.files import make_folder
-from silotune.errors import InputError, require_unused, unknown
+from silotune.errors import InputError, require_unused, unknown_name_error
 
 if TYPE_CHECKING:
     from silotune.evaluation.transfer import Matrix, TransferModel, WhoseHead
@@ -101,7 +101,7 @@ def _parse_words(words: Sequence[str]) -> tuple[WhoseHead, dict[str, str], list[
             continue
         key, value = parse_word(word)
         if key not in _KEYS:
-            raise unknown("key", key, _KEYS)
+            raise unknown_name_error("key", key, _KEYS)
         options[key] = value
     head, types = options["transfer.head"], options["transfer.types"]
     if head not in get_args(WhoseHead):

@@ -1,4 +1,4 @@
-"""Messages: safetensors bytes of shared tensors and a few fields, checked on arrival. Nothing is unpickled."""
+"""Messages of shared tensors and a few fields, as safetensors bytes: packed, read and checked on arrival."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Configuration: schema, presets and parsing."""
+"""Configuration: every key with its type and default, presets, and parsing into one checked `Config`."""
 
 from __future__ import annotations
 

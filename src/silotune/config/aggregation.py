@@ -1,4 +1,4 @@
-"""The section `aggregation`."""
+"""The section `aggregation`: how the coordinator combines updates, clips them and adds noise to their mean."""
 
 from __future__ import annotations
 

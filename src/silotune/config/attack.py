@@ -1,4 +1,4 @@
-"""The section `attack`: who in the federation is malicious, and what they do."""
+"""The section `attack`: a backdoor attack by a fraction of the silos (trigger, target label, scale)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `silotune compare` runs over a setting; `run` passes over it."""
+"""The section `compare`: methods, seeds and variants of `silotune compare`; `silotune run` ignores it."""
 
 from __future__ import annotations
 

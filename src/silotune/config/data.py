@@ -1,4 +1,4 @@
-"""The section `data`."""
+"""The section `data`: the data set, folder or tasks that rows come from, and how they are split and capped."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The section `evaluation`: on what models are judged besides their silos' own rows."""
+"""The section `evaluation`: test-time personalization, and tasks and silos that are left out of training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sections whose choice may be registered from outside (`config/registries.py`), with options of its own."""
+"""Base of sections whose choice may be a plug-in with options of its own: aggregation, head and uplink."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pydantic_core import PydanticCustomError
 from silotune.config.input_errors import input_error
 from silotune.config.section import Section
 from silotune.core.registry import Registry
-from silotune.errors import InputError, unknown
+from silotune.errors import InputError, unknown_name_error
 
 
 class ExtensibleSection(Section):
@@ -47,7 +47,7 @@ class ExtensibleSection(Section):
             raise InputError(f"{self.registry.kind} {self.chosen!r}: option {hidden[0]!r} is a key of {self.section}")
         for key in given:
             if key not in declared:
-                raise unknown(
+                raise unknown_name_error(
                     "key", f"{self.section}.{key}", [f"{self.section}.{name}" for name in [*fields, *declared]]
                 )
         if model is not None:

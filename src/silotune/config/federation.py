@@ -1,4 +1,4 @@
-"""The section `federation`: what a run over real machines needs beside the method. Other engines pass it over."""
+"""The section `federation`: silos, deadlines and quorum of a run over machines; other engines ignore it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The section `head`."""
+"""The section `head`: the kind of head, its scope, and the options that only some kinds have."""
 
 from __future__ import annotations
 

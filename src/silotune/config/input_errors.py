@@ -1,4 +1,4 @@
-"""One line for the first error that pydantic finds in a group of keys."""
+"""Turns pydantic's first error into one line: the key, the allowed values and the rejected value."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from silotune.errors import InputError, unknown
+from silotune.errors import InputError, unknown_name_error
 
 _SHOULD = re.compile(r"^\w+ should")
 
@@ -27,7 +27,7 @@ def input_error(error: ValidationError, model: type[BaseModel], prefix: str = ""
     key = ".".join(words)
     if first["type"] == "extra_forbidden":
         allowed = _fields_at(model, location[:-1])
-        return unknown("key", key, [".".join([*words[:-1], name]) for name in allowed])
+        return unknown_name_error("key", key, [".".join([*words[:-1], name]) for name in allowed])
     message = first["msg"].removeprefix("Value error, ")
     if first["type"] == "missing":
         message = "is missing"

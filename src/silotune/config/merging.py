@@ -1,4 +1,4 @@
-"""Configuration before it is checked: nested dictionaries ("trees") from YAML, dotted keys and layers."""
+"""Reads YAML and `key=value` words as nested dictionaries ("trees") and merges layers of them, before any check."""
 
 from __future__ import annotations
 

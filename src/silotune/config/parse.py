@@ -1,4 +1,4 @@
-"""Parsing of presets, YAML files and `key=value` words into one checked `Config`.
+"""Parses presets, YAML files and `key=value` words into one checked `Config`, and writes it as YAML.
 
 Layers, each over the one before: the schema's defaults, the preset, the method's defaults, the preset's `per_method`
 entry, the user's file, its `per_method` entry, the command line, its `per_method` entry, and the changes of one row of
@@ -21,7 +21,7 @@ from silotune.config.input_errors import input_error, shown
 from silotune.config.merging import NAMED, Tree, absolute, merged, nested, parse_tree, parse_word, read_tree
 from silotune.config.registries import METHODS
 from silotune.config.schema import Config
-from silotune.errors import InputError, unknown
+from silotune.errors import InputError, unknown_name_error
 
 MethodDefaults = Mapping[str, Mapping[str, object]]
 
@@ -39,7 +39,7 @@ def preset_text(name: str) -> str:
     """
     files = _preset_files()
     if name not in files:
-        raise unknown("preset", name, sorted(files), or_else="or the path of a YAML file")
+        raise unknown_name_error("preset", name, sorted(files), or_else="or the path of a YAML file")
     return files[name].read_text(encoding="utf-8")
 
 
@@ -120,7 +120,9 @@ def _per_method(tree: Tree, method_defaults: MethodDefaults) -> dict[str, dict[s
         raise InputError(f"per_method: must map methods to groups of keys (got {shown(entries)})")
     for name, entry in entries.items():
         if name not in method_defaults and method_defaults:
-            raise unknown("key", f"per_method.{name}", [f"per_method.{method}" for method in method_defaults])
+            raise unknown_name_error(
+                "key", f"per_method.{name}", [f"per_method.{method}" for method in method_defaults]
+            )
         if not isinstance(entry, dict):
             raise InputError(f"per_method.{name}: must be a group of keys (got {shown(entry)})")
         if "name" in nested(entry.items()).get("method", {}):

@@ -1,4 +1,4 @@
-"""The section `partition`."""
+"""The section `partition`: how one labeled data set is divided among silos."""
 
 from __future__ import annotations
 

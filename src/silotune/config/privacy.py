@@ -1,4 +1,4 @@
-"""The section `privacy`: the budget of a run, and where its noise comes from."""
+"""The section `privacy`: a run's budget of ε at δ, and the secret file that its noise is derived from."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Registries of the named things that a configuration chooses. The rooms that define the built-in ones fill them."""
+"""The registries of methods, tuners, heads, aggregations and codecs; the rooms that define these fill them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The section `sampling`."""
+"""The section `sampling`: the number of silos that take part in a round."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The configuration: every key of a run, its values and defaults. Read `docs/architecture.md` for the layers."""
+"""The schema of a run, `Config`: all sections and keys with their types, defaults and joint checks."""
 
 from __future__ import annotations
 

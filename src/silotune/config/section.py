@@ -1,4 +1,4 @@
-"""The base of every group of keys."""
+"""Base class of the configuration's sections, and `Choice`: a name with options that the named class checks."""
 
 from __future__ import annotations
 

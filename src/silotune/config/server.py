@@ -1,4 +1,4 @@
-"""The section `server`: what the coordinator does with the aggregated parts, and its own rows."""
+"""The section `server`: the coordinator's optimizer, and the labeled rows that it has of its own (FedFAME)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The entries of `silos`: one's own files."""
+"""The entries of `silos`, for the user's own files: name, path, columns, task and labels of a silo."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The section `train`."""
+"""The sections `train` and `cache` and the key `cohort`: how silos train, and how many of them together."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The section `uplink`: what a silo's change passes before it leaves."""
+"""The section `uplink`: clipping, noise and codec for a silo's change before it is sent."""
 
 from __future__ import annotations
 

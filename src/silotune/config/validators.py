@@ -1,4 +1,4 @@
-"""Validators of names, lists and labels."""
+"""Validators that several sections share: names, lists of distinct words, labels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Background writer for tensor files: a silo's checkpoint is written while the next silo trains."""
+"""Writes and removes tensor files in a background thread: a checkpoint is written while the next silo trains."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Folders, and atomic replacement of files: a reader sees the old content or the new, even after a crash."""
+"""Makes folders and replaces files atomically: a reader sees the old content or the new, even after a crash."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lock files: only one process at a time works in a folder, e.g. one coordinator per run folder."""
+"""Locks a folder for one process at a time by a lock file, e.g. a run folder for one coordinator."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Norms of updates over all their tensors together, and clipping to a bound."""
+"""The change of tensors by training, its L1 or L2 norm over all tensors together, and clipping to a bound."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Means over incomplete scores, and rounding of fractions."""
+"""Means that ignore missing scores, and fractions of a number rounded up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Random streams derived from a seed and a purpose, independent of the order of calls.
+"""Random generators derived from a seed and a purpose, independent of the order of calls.
 
 Every draw names its purpose: `generator(seed, "batches", silo, round)`. The same seed then gives the same bits for any
 order of silos, in any engine and after any interruption.

@@ -1,4 +1,4 @@
-"""Named objects that other packages can add to: by a call in the process, or by an entry point of an installed package.
+"""Registries of named objects (methods, tuners, …), to which other packages add by a call or an entry point.
 
 The entry-point group of methods is `silotune.methods`, and so for every kind. A group is read once per process, when a
 name is asked for that is not registered, or when all names are listed; so every process of a run finds the same names.
@@ -13,7 +13,7 @@ from importlib.metadata import EntryPoint, entry_points
 from types import ModuleType
 from typing import TypeVar
 
-from silotune.errors import InputError, unknown
+from silotune.errors import InputError, unknown_name_error
 
 T = TypeVar("T")
 
@@ -83,7 +83,7 @@ class Registry(Mapping[str, T]):
             InputError: there is none; the line lists the allowed names.
         """
         if name not in self:
-            raise unknown(self.kind, name, self.names)
+            raise unknown_name_error(self.kind, name, self.names)
         return self[name]
 
     def __getitem__(self, name: str) -> T:

@@ -1,4 +1,4 @@
-"""Tensors as safetensors bytes: the output of `safetensors.torch.save`, ten times faster for small tensors.
+"""Tensors to safetensors bytes and back; for small tensors ten times faster than the library's function.
 
 `safetensors.torch.save` passes every tensor through NumPy and compares all pairs of storages; a federation of a
 thousand silos writes hundreds of thousands of small tensors per round.

@@ -1,4 +1,4 @@
-"""States of federated models as nested dictionaries of tensors.
+"""Flattens, copies, compacts, counts and hashes the tensors of a state (part → name → tensor).
 
 A part's tensors are a flat `dict[str, Tensor]`; a state is `{part name: tensors}`. Engines, checkpoints, messages and
 exports all use this form.

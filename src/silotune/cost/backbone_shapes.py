@@ -17,7 +17,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from silotune.cost.vocabulary_stub import LANGUAGE_MODEL_HEADS
-from silotune.errors import InputError, unknown
+from silotune.errors import InputError, unknown_name_error
 from silotune.models.backbone.backbone import Backbone
 from silotune.models.backbone.loading import default_backbone, silence_transformers
 
@@ -100,7 +100,7 @@ def _config(name: str) -> Any:
     path = Path(default_backbone() if name == "default" else name)
     if name.startswith(PREFIX):
         if name not in shape_names():
-            raise unknown("backbone", name, shape_names())
+            raise unknown_name_error("backbone", name, shape_names())
         text = (resources.files("silotune") / "shapes" / f"{name.removeprefix(PREFIX)}.json").read_text("utf-8")
     elif path.is_dir() or path.suffix == ".json":
         path = path / "config.json" if path.is_dir() else path

@@ -1,4 +1,4 @@
-"""From files to tokenized rows and batches.
+"""Data: reads files into silos' rows, divides them into splits and silos, tokenizes them and cuts batches.
 
 In order of use: `readers` (CSV, TSV, JSON lines, Parquet), `folders` and `hub` (labeled data sets), `instructions`
 (generation data), `splits` and `partition` (silos), `loading` (from the configuration to all silos), `backdoor` and

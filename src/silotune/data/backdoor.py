@@ -1,4 +1,4 @@
-"""Backdoor attack on the training rows of malicious silos (FedPrompt, section 2.3), and test rows that measure it.
+"""Backdoor attack (FedPrompt, section 2.3): poisons malicious silos' rows, and makes test rows to measure it.
 
 Eqs. 4 and 5: poisoned copies of a share of a silo's training rows are added, with the trigger in the text and the
 target as label; the original rows stay. Validation and test rows are never modified.
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from silotune.core.numeric import ceil_fraction
 from silotune.core.randomness import sampler
 from silotune.data.tasks import Row, SiloData, Task
-from silotune.errors import InputError, unknown
+from silotune.errors import InputError, unknown_name_error
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -134,7 +134,7 @@ def check_attack(config: AttackConfig, tasks: Mapping[str, Task]) -> None:
             raise InputError(f"attack={config.name}: needs texts with labels, but silo {silo!r} writes answers")
     labels = dict.fromkeys(label for task in tasks.values() for label in task.labels)
     if config.target not in labels:
-        raise unknown("label in attack.target", str(config.target), labels)
+        raise unknown_name_error("label in attack.target", str(config.target), labels)
 
 
 def check_trigger(triggers: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> None:

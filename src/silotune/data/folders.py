@@ -1,4 +1,4 @@
-"""Labeled data sets in folders: `<set>/<task>/{train,validation,test}.jsonl` and `meta.json`."""
+"""Reads labeled data sets from folders: `<set>/<task>/{train,validation,test}.jsonl` and `meta.json`."""
 
 from __future__ import annotations
 

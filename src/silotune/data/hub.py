@@ -1,4 +1,4 @@
-"""Data sets of the Hugging Face hub, under the same task names as the folders of `data.path`."""
+"""Loads data sets of the Hugging Face hub, under the same task names as the folders of `data.path`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Instruction data: an instruction, an optional input, and the output to generate."""
+"""Makes rows of instruction data: an instruction, an optional input, and the output to generate."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From the configuration's data keys to every silo's rows."""
+"""Loads every silo's rows as the configuration says: own files, folders, the hub, or one partitioned data set."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from silotune.data.readers import (
 )
 from silotune.data.splits import SplitRule, split
 from silotune.data.tasks import SiloData, Splits, Task, check_silo, generation_task, make_task
-from silotune.errors import InputError, unknown
+from silotune.errors import InputError, unknown_name_error
 
 
 def load_silos(config: Config) -> list[SiloData]:
@@ -60,7 +60,7 @@ def _load(config: Config) -> tuple[list[SiloData], list[SiloData]]:
     sets = _own_sets(config.silos, partition.column) if config.silos else _named_sets(data, partition.column)
     for name in absent:
         if name not in sets:
-            raise unknown("name in evaluation.unseen or evaluation.new_silos", name, sets)
+            raise unknown_name_error("name in evaluation.unseen or evaluation.new_silos", name, sets)
     if len(absent) == len(sets):
         raise InputError("evaluation.unseen, evaluation.new_silos: no silo is left to train")
     seed = config.data_seed
@@ -172,7 +172,7 @@ def _published(data: DataConfig, column: str | None) -> dict[str, HubSet]:
             raise InputError(f"data.tasks: name the tasks to load; allowed: {', '.join(published)}")
         for name in data.tasks:
             if name not in published:
-                raise unknown("GLUE task in data.tasks", name, published)
+                raise unknown_name_error("GLUE task in data.tasks", name, published)
     elif not data.tasks or not {*data.tasks} <= {*published}:
         what = f"data set {data.set!r}" if not data.tasks else f"{', '.join(data.tasks)} of data set {data.set!r}"
         raise InputError(f"data.path: {what} needs a folder (data.path=FOLDER)")

@@ -1,4 +1,4 @@
-"""Strict readers for CSV, TSV, JSON lines and Parquet; errors name the file, the row and the column."""
+"""From files to records to labeled rows: strict readers of CSV, TSV, JSON lines and Parquet, and label indices."""
 
 from __future__ import annotations
 

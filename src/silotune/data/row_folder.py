@@ -1,4 +1,4 @@
-"""A silo's rows stored in a folder: `task.json`, `train.jsonl`, `validation.jsonl` and `test.jsonl`.
+"""Writes and reads a silo's rows as a folder: `task.json`, `train.jsonl`, `validation.jsonl` and `test.jsonl`.
 
 `silotune run --engine flower-local` writes one folder per silo, so that each silo's process reads only its own rows.
 """

@@ -1,4 +1,4 @@
-"""Semi-supervised federations: a few labeled rows at the coordinator, silos without labels."""
+"""Draws the coordinator's labeled rows and removes labels from silos' rows (semi-supervised federations)."""
 
 from __future__ import annotations
 

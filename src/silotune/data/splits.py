@@ -1,4 +1,4 @@
-"""Train, validation and test split of one silo: shuffled, cut and capped, all derived from a seed."""
+"""Splits one silo's rows into train, validation and test: shuffled by the seed, cut and capped."""
 
 from __future__ import annotations
 

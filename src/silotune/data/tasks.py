@@ -1,4 +1,4 @@
-"""Tasks, rows and silos' data before tokenization."""
+"""The types `Task`, `Row`, `Splits` and `SiloData`: a silo's data before tokenization, and checks of it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from silotune.data.metrics import METRICS, TEXT_METRICS
-from silotune.errors import InputError, unknown
+from silotune.errors import InputError, unknown_name_error
 
 TaskKind = Literal["classification", "generation"]
 
@@ -42,7 +42,7 @@ def make_task(name: str, labels: Sequence[str], metric: str, culprit: str) -> Ta
         InputError: the metric is unknown, or F1 is asked for other than two classes.
     """
     if metric not in METRICS:
-        raise unknown(f"metric of {culprit}", metric, METRICS)
+        raise unknown_name_error(f"metric of {culprit}", metric, METRICS)
     if metric == "f1" and len(labels) != 2:
         raise InputError(f"{culprit}: metric f1 needs 2 labels, found {', '.join(labels)}; allowed: accuracy")
     return Task(name, tuple(labels), metric)
@@ -60,7 +60,7 @@ def generation_task(name: str, metric: str, culprit: str) -> Task:
         InputError: the metric is unknown.
     """
     if metric not in TEXT_METRICS:
-        raise unknown(f"metric of {culprit}", metric, TEXT_METRICS)
+        raise unknown_name_error(f"metric of {culprit}", metric, TEXT_METRICS)
     return Task(name, (), metric, "generation")
 
 

@@ -1,4 +1,4 @@
-"""Templates: how a row's texts become the text that a language model reads.
+"""Templates of prompts: fill in a row's texts, and encode the result within the maximum length.
 
 A cloze template ("{text} is {mask}.") has a place for the label word; an instruction template ends where the answer
 begins. Rows that are too long have their texts shortened from the end, the longest first; the template's own words, the

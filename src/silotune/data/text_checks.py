@@ -1,4 +1,4 @@
-"""Checks of a text before it is tokenized."""
+"""Finds why a text cannot be tokenized, for the readers of files and of `silotune predict`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tokenized rows, and the names of a forward pass's inputs."""
+"""Tokenized rows, their tokenizer for classification heads, and the names of a forward pass's inputs."""
 
 from __future__ import annotations
 

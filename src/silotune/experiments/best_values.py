@@ -1,4 +1,4 @@
-"""The best values of a sweep: written to `best.yaml`, read as `key=value` words for runs."""
+"""Writes the best values of a sweep to `best.yaml`, and reads them as `key=value` words for runs."""
 
 from __future__ import annotations
 

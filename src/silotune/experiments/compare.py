@@ -1,4 +1,4 @@
-"""A comparison from configuration to tables, as `silotune compare` makes them."""
+"""Runs a whole comparison from Python: plan, runs, tables and report, as `silotune compare` makes them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plan of a comparison: rows (methods and their variants) × seeds, with one configuration per cell."""
+"""Plans a comparison: rows (methods and their variants) × seeds, with one configuration per cell."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from silotune.config import Config, load_config
 from silotune.config.validators import NAME_RULE, is_name
 from silotune.core.files import write_text
-from silotune.errors import InputError, unknown
+from silotune.errors import InputError, unknown_name_error
 from silotune.experiments.best_values import read_best, to_words
 from silotune.experiments.report.entries import COMPARISON_FILE
 from silotune.methods import METHODS
@@ -146,7 +146,7 @@ def compared_methods(config: Config) -> tuple[str, ...]:
     names = config.compare.methods or [config.method.name]
     for name in names:
         if name not in METHODS:
-            raise unknown("method", name, METHODS)
+            raise unknown_name_error("method", name, METHODS)
     return tuple(names)
 
 
@@ -177,7 +177,9 @@ def _rows(methods: Iterable[str], variants: Variants, ablation: bool) -> Iterabl
     for method in methods:
         yield method, method, ()
         if ablation and method not in ABLATIONS and not variants:
-            raise unknown("ablation of", method, ABLATIONS, or_else="or your own: --variant 'name: key=value'")
+            raise unknown_name_error(
+                "ablation of", method, ABLATIONS, or_else="or your own: --variant 'name: key=value'"
+            )
         method_variants = dict(ABLATIONS.get(method, {}) if ablation else {}) | dict(variants)
         for name, words in method_variants.items():
             yield f"{method}-{name}", method, words

@@ -1,4 +1,4 @@
-"""Search space of a sweep: keys with several values or a range, for all methods or for one."""
+"""Search space of a sweep: parses keys with several values or a range, and lists their combinations."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pydantic import BaseModel
 
 from silotune.config.merging import NAMED, SECTIONS, parse_word
 from silotune.config.schema import Config
-from silotune.errors import InputError, unknown
+from silotune.errors import InputError, unknown_name_error
 from silotune.methods import METHODS
 from silotune.models.tuners import TUNERS
 
@@ -94,7 +94,7 @@ def _dimension(key: str, text: str) -> Dimension | None:
         _, method, plain_key = ([*key.split(".", 2), ""])[:3]
         method = METHODS.canonical(method)
         if method not in METHODS:
-            raise unknown("key", f"per_method.{method}", [f"per_method.{name}" for name in METHODS])
+            raise unknown_name_error("key", f"per_method.{method}", [f"per_method.{name}" for name in METHODS])
     if _takes_list(plain_key):
         return None
     if _RANGE_START.match(text):

@@ -1,4 +1,4 @@
-"""Hyperparameter search: per method, the values of some keys with the best validation score.
+"""Hyperparameter sweep over all combinations or by optuna: each method's values with the best validation score.
 
 It tries all combinations, or a number of trials proposed by optuna's TPE sampler (Bergstra et al. 2011). A trial's
 folder is named after its configuration, so an interrupted or extended sweep repeats no trial. The sampler's state is
@@ -19,7 +19,7 @@ from typing import Any
 
 from silotune.config import dump, load_config
 from silotune.core.files import write_text
-from silotune.errors import InputError, SilotuneError, unknown
+from silotune.errors import InputError, SilotuneError, unknown_name_error
 from silotune.experiments.best_values import to_words, write_best
 from silotune.experiments.comparison import Cell, compared_methods, split_words
 from silotune.experiments.runner import Bars, Done, Summary, run_cells
@@ -115,7 +115,7 @@ def read_sweep(source: str, words: Sequence[str], trials: int | None = None) -> 
             raise InputError(f"per_method.{dimension.method}: is not swept; methods are {', '.join(methods)}")
         if (dimension.key, dimension.method) not in searched and dimension.key.startswith("method."):
             options = {f"method.{name}" for method in methods for name in METHODS[method].Options.model_fields}
-            raise unknown("key", dimension.key, options)
+            raise unknown_name_error("key", dimension.key, options)
     sweep = Sweep(source, tuple(run_words), tuple(base.compare.seeds or [base.seed]), spaces, trials)
     for method, space in spaces.items():
         for chosen in boundary_combinations(space) if trials else all_combinations(space):

@@ -1,4 +1,4 @@
-"""Finished runs opened for a transfer: one model and task each, in groups that can be compared."""
+"""Opens finished runs for a transfer matrix: one model and task each, in groups that can be compared."""
 
 from __future__ import annotations
 

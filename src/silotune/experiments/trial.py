@@ -1,4 +1,4 @@
-"""One trial of a sweep: a run without test rows, scored on validation rows only."""
+"""Runs one trial of a sweep: without test rows, scored on validation rows only."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ import torch
 
 from silotune.core.tensors import State, Tensors, copy
 from silotune.data.tasks import Task
-from silotune.errors import InputError, unknown
+from silotune.errors import InputError, unknown_name_error
 from silotune.evaluation.federation_scores import current_model_state
 from silotune.interop.fold_weights import can_fold
 from silotune.methods.base import HEAD
@@ -83,9 +83,9 @@ def select(run: Run, silo: str, word: str) -> ExportSelection:
     federation = run.federation
     owner = next((candidate for candidate in federation.silos.values() if silo in candidate.evaluations), None)
     if owner is None:
-        raise unknown("silo", silo, run.silos)
+        raise unknown_name_error("silo", silo, run.silos)
     if word not in WORDS:
-        raise unknown("part", word, WORDS)
+        raise unknown_name_error("part", word, WORDS)
     task = owner.evaluations[silo].test.task
     state, parts = current_model_state(federation, owner), federation.context.parts
     prediction = resolve_weights(federation.method.prediction().mix, state)

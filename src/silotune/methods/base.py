@@ -53,7 +53,7 @@ def proximal(tensors: Tensors, anchor: Tensors) -> Tensor:
 
 _WORK = ("loss", "steps", "rows", "real_tokens", "padded_tokens", "seconds")
 
-LOGGED = frozenset(("event", "round", "silo", "note", "bytes_up", "bytes_down", *_WORK))
+EVENT_KEYS = frozenset(("event", "round", "silo", "note", "bytes_up", "bytes_down", *_WORK))
 """Keys of the events of a silo's round; a term of a loss cannot have such a name."""
 
 
@@ -113,7 +113,7 @@ class Step:
         Raises:
             ValueError: the log itself uses a term's name.
         """
-        taken = sorted(terms.keys() & LOGGED)
+        taken = sorted(terms.keys() & EVENT_KEYS)
         if taken:
             raise ValueError(f"a loss term may not be called {taken[0]!r}: the event log uses that name itself")
         self.terms.update({name: term.detach() for name, term in terms.items()})

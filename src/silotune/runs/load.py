@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from silotune.config import Config
 from silotune.core.tensors import State, unflatten
 from silotune.data.tasks import Task
-from silotune.errors import InputError, unknown
+from silotune.errors import InputError, unknown_name_error
 from silotune.evaluation.instance_vectors import read_instances
 from silotune.methods import Method
 from silotune.methods.parts import Scope, names_with
@@ -76,7 +76,7 @@ def load_model(
     """
     finished = _FinishedRun.read(Path(folder), precision)
     if silo not in finished.tasks:
-        raise unknown("silo", silo, finished.tasks)
+        raise unknown_name_error("silo", silo, finished.tasks)
     context = finished.build_model(backbone)
     task = finished.tasks[silo]
     # a centralized method has one training silo for all

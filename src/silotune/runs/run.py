@@ -11,7 +11,7 @@ from typing import Any
 from silotune.config import Config, dump
 from silotune.core.files import write_text
 from silotune.core.tensors import digest, flatten
-from silotune.errors import OR_RESUME, require_unused, unknown
+from silotune.errors import OR_RESUME, require_unused, unknown_name_error
 from silotune.evaluation.instance_vectors import keep_instances
 from silotune.models.backbone.backbone import Backbone
 from silotune.runs.build.builder import build
@@ -50,7 +50,7 @@ class Run:
                 federation = self.federation
                 task, texts = federation.tasks[silo], federation.texts[silo]
                 return PersonalModel(federation.context, owner, federation.coordinator.shared, task, texts)
-        raise unknown("silo", silo, self.silos)
+        raise unknown_name_error("silo", silo, self.silos)
 
 
 def run(

@@ -13,7 +13,10 @@ from rich.console import Console
 
 from silotune.errors import InputError
 from silotune.experiments.report.caveats import list_caveats
-from silotune.experiments.report.curves import (
+from silotune.experiments.report.entries import read_entries
+from silotune.experiments.report.html_page import write_report
+from silotune.experiments.report.result_table import result_table
+from silotune.experiments.report.series import (
     curve,
     mean_validation,
     sent_by_silo,
@@ -21,11 +24,8 @@ from silotune.experiments.report.curves import (
     traffic,
     validation_of,
 )
-from silotune.experiments.report.entries import read_entries
-from silotune.experiments.report.html_page import write_report
-from silotune.experiments.report.result_table import result_table
-from silotune.experiments.report.scores import COLUMNS, table_csv
 from silotune.experiments.report.significance import holm, paired_tests
+from silotune.experiments.report.table_files import COLUMNS, table_csv
 from silotune.experiments.report.tables_by_method import as_latex, as_markdown, score_table
 from tests.support.report_runs import write_run
 

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from silotune.experiments.report.curves import curve, mean_validation
 from silotune.experiments.report.entries import read_entries
 from silotune.experiments.report.html_page import write_report
+from silotune.experiments.report.series import curve, mean_validation
 from tests.support.command_line import Silotune
 from tests.support.report_runs import write_run
 
@@ -85,7 +85,7 @@ def test_privacy_is_told_where_there_is_noise(tmp_path: Path) -> None:
     page = write_report(read_entries([noised, plain]), tmp_path / "page.html").read_text(encoding="utf-8")
     cells = re.findall(r"<td[^>]*>(.*?)</td>", sections(page)["privacy"])
     assert cells == ["fedavg", "gaussian", "1.25", "3.5", "1e-05", "7"], "the noised run alone"
-    assert "Not for those who know &lt;it&gt;." in sections(page)["privacy"]
+    assert "The guarantee does not hold against those who know &lt;it&gt;." in sections(page)["privacy"]
     page = write_report(read_entries([plain]), tmp_path / "plain.html").read_text(encoding="utf-8")
     assert "privacy" not in sections(page)
 

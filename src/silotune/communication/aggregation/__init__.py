@@ -1,4 +1,4 @@
-"""Aggregation of updates at the coordinator: means and robust statistics, with clipping before either."""
+"""Makes the configured aggregation of updates (mean, median, trimmed mean, Krum) and registers plug-ins."""
 
 from __future__ import annotations
 

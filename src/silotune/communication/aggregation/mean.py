@@ -1,4 +1,8 @@
-"""Streaming means of updates: no update is kept. Sums run in float64, in silo-name order."""
+"""Means of silos' updates, uniform or by number of rows; each update is added to a float64 sum and released.
+
+Float sums depend on the order, so the updates must come in silo-name order: `runs/engines/base.py` passes them through
+`in_name_order` (`communication/aggregation/update.py`), which holds back those that arrive early.
+"""
 
 from __future__ import annotations
 
@@ -11,17 +15,25 @@ from silotune.core.tensors import Tensors
 
 
 def weighted_mean(updates: Iterable[Update], weight: Callable[[Update], float]) -> Tensors:
-    """Return `Σ w_k·θ_k / Σ w_k` over at least one update, in the updates' dtype."""
+    """Return `Σ w_k·θ_k / Σ w_k`.
+
+    Args:
+        updates: at least one, in silo-name order; an iterator is consumed one by one.
+        weight: returns w_k, which need not be normalized.
+
+    Returns:
+        The mean by "part/tensor" name, in the updates' dtype.
+    """
     total = 0.0
     sums: Tensors = {}
     dtypes: dict[str, torch.dtype] = {}
     for update in updates:
-        share = weight(update)
-        total += share
+        update_weight = weight(update)
+        total += update_weight
         for name, tensor in update.tensors.items():
             if name not in sums:
                 sums[name], dtypes[name] = torch.zeros_like(tensor, dtype=torch.float64), tensor.dtype
-            sums[name].add_(tensor, alpha=share)  # in float64, as the sum is
+            sums[name].add_(tensor, alpha=update_weight)
     return {name: (tensor / total).to(dtypes[name]) for name, tensor in sums.items()}
 
 

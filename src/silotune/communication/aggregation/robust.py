@@ -1,4 +1,4 @@
-"""Aggregations that tolerate a few malicious silos. They weigh all silos equally.
+"""Aggregations that tolerate a few malicious silos: median, trimmed mean, Krum and multi-Krum, all unweighted.
 
 Updates are sorted by silo name first, so the bits do not depend on their order; the order of names also breaks ties. If
 refused updates leave fewer than the options need, the largest number that remains possible is used.

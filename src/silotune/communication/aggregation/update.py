@@ -1,4 +1,4 @@
-"""Updates of silos, their order, and the norm of their change."""
+"""The type `Update` of a silo's shared tensors; puts updates in silo-name order and clips their change."""
 
 from __future__ import annotations
 

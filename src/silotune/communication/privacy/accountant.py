@@ -1,4 +1,4 @@
-"""ε and δ of one and many rounds, computed by the accountants of the library dp-accounting.
+"""Privacy accountants: ε at δ of one and many rounds, per mechanism, by the library dp-accounting.
 
 Neighboring federations differ in all rows of one silo. A silo's change is clipped to a norm of C, so replacing its rows
 moves it by 2C at most: in L1 for Laplace noise, in L2 for Gaussian noise. Silos hold disjoint rows, so the total of a

@@ -1,4 +1,4 @@
-"""A run's privacy guarantee, known before it starts: ε and δ per round and in total, and the rounds a budget allows."""
+"""A run's privacy guarantee, known before it starts: ε and δ in total, and the rounds that a budget allows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Noise on the coordinator's mean: central differential privacy (McMahan et al. 2018, Algorithm 1)."""
+"""Adds noise to the coordinator's mean: central differential privacy (McMahan et al. 2018, Algorithm 1)."""
 
 from __future__ import annotations
 

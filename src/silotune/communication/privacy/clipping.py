@@ -1,4 +1,4 @@
-"""Clipping of a silo's change, which bounds its sensitivity for the noise after it."""
+"""Clips a silo's change to a norm, which bounds its sensitivity for the noise after it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gaussian noise on a silo's change or on the coordinator's mean, by the inverse distribution function."""
+"""Adds Gaussian noise to a silo's change or to the coordinator's mean."""
 
 from __future__ import annotations
 

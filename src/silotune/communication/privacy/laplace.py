@@ -1,4 +1,4 @@
-"""Laplace noise on a silo's change (FedPrompt, section 3.4; Dwork et al. 2006, Proposition 1)."""
+"""Adds Laplace noise to a silo's change (FedPrompt, section 3.4; Dwork et al. 2006, Proposition 1)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The random numbers of the uplink: a stream of bytes from a key, the same on every machine.
+"""Random numbers for noise and stochastic rounding, from a seed or secret, the same on every machine.
 
 Noise derived from the seed is reproducible, but anyone who knows the seed can subtract it. A silo that needs protection
 therefore has a secret. Its noise is then derived from the secret, the change and the steps: sending the same change

@@ -1,4 +1,4 @@
-"""The uplink: clipping, noise and codecs on a silo's change before it is sent."""
+"""Makes the configured uplink (clipping, noise, codec of a silo's change) and registers codecs of plug-ins."""
 
 from __future__ import annotations
 

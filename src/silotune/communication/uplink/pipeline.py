@@ -1,4 +1,4 @@
-"""The uplink: the steps that a silo applies to the change of its shared parts before serialization.
+"""The uplink: applies clipping, noise and a codec to a silo's change, and reads it at the coordinator.
 
 The steps are ordered: clip, then noise, then one codec. Without steps, messages hold the shared parts themselves.
 Otherwise they hold the change relative to the received parts, and the coordinator adds it to the parts it broadcast.

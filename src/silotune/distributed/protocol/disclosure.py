@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from silotune.methods.base import LOGGED
+from silotune.methods.base import EVENT_KEYS
 
 COUNTS = ("rows", "steps", "real_tokens", "padded_tokens")
 """Training metrics that follow from a silo's row count; shared only where `rows` is."""
@@ -47,7 +47,7 @@ def validate_metrics(metrics: object) -> bool:
         return False
     for name, value in metrics.items():
         is_count = name in COUNTS or name == "seconds"
-        if not _NAME.fullmatch(str(name)) or (name in LOGGED and not is_count and name != "loss"):
+        if not _NAME.fullmatch(str(name)) or (name in EVENT_KEYS and not is_count and name != "loss"):
             return False
         if type(value) not in (int, float) or not abs(value) <= _LARGEST or (is_count and value < 0):
             return False

@@ -4,10 +4,11 @@ From low to high, each may import those before it:
 
 - `stylesheet`: CSS of the page.
 - `ranking`: best and second-best scores.
-- `entries`: finished run folders, grouped into the rows of a table.
-- `scores`: means and standard deviations over seeds, shares of full fine-tuning, `table.csv`.
+- `entries`: finished run folders, grouped into the entries (rows of the tables) of a report.
+- `scores`: test scores, means and standard deviations over seeds.
+- `cost_shares`: what a run trained and sent, in percent of full fine-tuning.
 - `significance`: paired tests between rows.
-- `curves`: series over rounds from the event logs.
+- `series`: series over rounds from the event logs.
 - `svg`: drawing of small diagrams.
 - `figures`: the report's figures.
 - `tables_by_method`: tables with one row per method, as terminal output, Markdown, LaTeX and HTML.

@@ -1,4 +1,4 @@
-"""Warnings about the numbers of a report, and descriptions of the parts that left the silos."""
+"""Collects warnings about the numbers of a report, and describes the parts that left the silos."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from silotune.errors import InputError
+from silotune.experiments.report.cost_shares import message_bytes
 from silotune.experiments.report.entries import FinishedRun, ReportEntry, silo_names
-from silotune.experiments.report.scores import message_bytes
 from silotune.experiments.report.tables_by_method import MOST_SILOS
 from silotune.methods.parts import Scope, names_with
 from silotune.runs.build.resolve import make_method, read_config

@@ -1,4 +1,4 @@
-"""Finished run folders as the rows of a report: runs that differ only in their seed form one row."""
+"""Reads finished run folders as entries of a report; runs that differ only in their seed form one entry."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class FinishedRun:
         return int(self.summary["seed"])
 
     @property
-    def central(self) -> bool:
+    def shares_test_rows(self) -> bool:
         """Whether one data set was partitioned, so that all silos are tested on the same rows."""
         return self.summary.get("global") is not None
 
@@ -59,24 +59,24 @@ class FinishedRun:
 
     @cached_property
     def evaluated_on(self) -> str:
-        """Key of the test rows and metrics per silo; runs with the same key and seed have comparable scores.
+        """Text that identifies the test data and metrics; runs with equal texts and seeds have comparable scores.
 
         The configuration of a deployed federation does not name its data, so tasks, metrics and row counts are part of
-        the key.
+        the text.
         """
         data = {key: value for key, value in (self.config.get("data") or {}).items() if key not in _TRAINING_KEYS}
-        return json.dumps([data, self.config.get("silos"), self._tested()], sort_keys=True, default=str)
+        return json.dumps([data, self.config.get("silos"), self._test_sets()], sort_keys=True, default=str)
 
-    def _tested(self) -> object:
-        """Map silos to task, metric and number of test rows; only the values if all silos share their test rows."""
+    def _test_sets(self) -> object:
+        """Return task, metric and number of test rows per silo, without names if silos share their test rows."""
         tasks = self.summary.get("tasks") or {}
-        tested = {
+        test_sets = {
             name: (tasks.get(name, {}).get("name"), silo.get("metric"), (silo.get("rows") or {}).get("test"))
             for name, silo in self.summary["silos"].items()
         }
-        if not self.central:
-            return tested
-        return sorted({(str(task), str(metric), rows) for task, metric, rows in tested.values() if rows is not None})
+        if not self.shares_test_rows:
+            return test_sets
+        return sorted({(str(task), str(metric), rows) for task, metric, rows in test_sets.values() if rows is not None})
 
     def events_of(self, kind: str) -> list[dict[str, Any]]:
         """Return the events of one kind."""
@@ -85,7 +85,7 @@ class FinishedRun:
 
 @dataclass(frozen=True)
 class ReportEntry:
-    """A row of the report: a method (or a variant of one) over several seeds."""
+    """An entry of the report, a row of its tables: a method (or a variant of one) over several seeds."""
 
     label: str
     runs: tuple[FinishedRun, ...]
@@ -192,7 +192,9 @@ def group_runs(runs: Sequence[FinishedRun]) -> list[ReportEntry]:
     labels: list[str] = []
     for key, group in groups.items():
         method = str(group[0].summary["method"])
-        same_method = [flat[other] for other, runs_ in groups.items() if str(runs_[0].summary["method"]) == method]
+        same_method = [
+            flat[other] for other, other_runs in groups.items() if str(other_runs[0].summary["method"]) == method
+        ]
         names = sorted({name for config in same_method for name in config})
         differing = [name for name in names if len({str(config.get(name)) for config in same_method}) > 1]
         differing.sort(key=lambda name: not name.startswith("method."))  # a method's own options say most
@@ -237,7 +239,7 @@ def group_by_data(entries: Sequence[ReportEntry]) -> list[list[ReportEntry]]:
 
 def centrally_evaluated(entries: Sequence[ReportEntry]) -> bool:
     """Whether every run tests all silos on the same rows."""
-    return all(run.central for entry in entries for run in entry.runs)
+    return all(run.shares_test_rows for entry in entries for run in entry.runs)
 
 
 def distinguishable_silos(entries: Sequence[ReportEntry]) -> list[str]:

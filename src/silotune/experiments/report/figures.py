@@ -1,11 +1,13 @@
-"""The figures of a report; a figure without data is omitted."""
+"""Draws the figures of a report: scores, traffic, loss terms, similarities, bytes and seconds."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from silotune.experiments.report.curves import (
+from silotune.experiments.report.entries import ReportEntry, centrally_evaluated, distinguishable_silos, silo_names
+from silotune.experiments.report.scores import AVERAGE, Score, mean_score
+from silotune.experiments.report.series import (
     Curve,
     curve,
     loss_term,
@@ -17,8 +19,6 @@ from silotune.experiments.report.curves import (
     validation_of,
     values_by_silo,
 )
-from silotune.experiments.report.entries import ReportEntry, centrally_evaluated, distinguishable_silos, silo_names
-from silotune.experiments.report.scores import AVERAGE, Score, mean_score
 from silotune.experiments.report.svg import GRID, INK, FigureSpec, Panel, horizontal_bars, line_style, wrap_label
 
 if TYPE_CHECKING:

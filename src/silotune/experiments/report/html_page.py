@@ -1,9 +1,9 @@
-"""The report as one self-contained HTML file (no scripts, no links), for all screen widths, light and dark themes."""
+"""Writes the report as one self-contained HTML file, for all screen widths, light and dark themes."""
 
 from __future__ import annotations
 
 import html
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from silotune.core.files import write_text
@@ -28,10 +28,10 @@ def write_report(entries: Sequence[ReportEntry], path: Path, *, ddof: int = 1, t
     """Write the page, and beside it a folder `figures` with every figure as PNG and SVG.
 
     Args:
-        entries: rows of the report, see `read_entries`.
+        entries: the entries of the report, see `read_entries`.
         path: the HTML file, replaced atomically.
-        ddof: of the standard deviation over seeds.
-        title: of the page; empty for one made from the rows.
+        ddof: the standard deviation over n seeds has the divisor n − ddof.
+        title: the title of the page; if empty, it is made from the labels of the entries.
 
     Returns:
         `path`.
@@ -63,7 +63,7 @@ def render_page(entries: Sequence[ReportEntry], specs: Sequence[FigureSpec], ddo
         _section("results", "Results", as_html(score_table(entries, ddof)) + _significance(entries)),
         _section("costs", "Parameters and communication", as_html(cost_table(entries)) + _paragraph(COST_NOTE)),
         f'<div class="figures">{"".join(_figure(spec) for spec in specs)}</div>' if specs else "",
-        _section("left", "What left the silos", _left(entries)),
+        _section("left", "What left the silos", _sent_parts(entries)),
         _section("privacy", "Privacy", _privacy(entries)),
         _section("runs", "Runs", as_html(_runs(entries))),
         _section("config", "Configuration", _configs(entries)),
@@ -89,7 +89,7 @@ def _overview(entries: Sequence[ReportEntry]) -> str:
     first, silos = entries[0].first, silo_names(entries)
     runs = [run for entry in entries for run in entry.runs]
     facts = {
-        "setting": first.config.get("description") or "own silos",
+        "setting": first.config.get("description") or "the user's own files",
         "silos": f"{len(silos)}: {', '.join(silos[:12])}{' …' if len(silos) > 12 else ''}",
         "backbone": _values(runs, lambda run: run.summary["backbone"]),
         "rounds": _values(runs, lambda run: run.summary.get("rounds", "?")),
@@ -101,15 +101,15 @@ def _overview(entries: Sequence[ReportEntry]) -> str:
     return f"<dl>{items}</dl>"
 
 
-def _values(runs: Sequence[FinishedRun], read: object) -> str:
-    assert callable(read)
+def _values(runs: Sequence[FinishedRun], read: Callable[[FinishedRun], object]) -> str:
+    """Read a fact from every run, and list its distinct values."""
     values = sorted({read(run) for run in runs}, key=lambda value: (str(type(value)), value))
     return ", ".join(map(str, values))
 
 
 def _section(name: str, title: str, body: str, kind: str = "") -> str:
-    extent = f' class="{kind}"' if kind else ""
-    return f'<section id="{name}"{extent}><h2>{html.escape(title)}</h2>{body}</section>' if body else ""
+    css_class = f' class="{kind}"' if kind else ""
+    return f'<section id="{name}"{css_class}><h2>{html.escape(title)}</h2>{body}</section>' if body else ""
 
 
 def _paragraph(text: str) -> str:
@@ -118,7 +118,7 @@ def _paragraph(text: str) -> str:
 
 def _warnings(entries: Sequence[ReportEntry]) -> str:
     items = "".join(f"<li>{html.escape(text)}</li>" for text in list_caveats(entries))
-    return f'<section id="warnings" class="warnings"><h2>Mind</h2><ul>{items}</ul></section>' if items else ""
+    return f'<section id="warnings" class="warnings"><h2>Warnings</h2><ul>{items}</ul></section>' if items else ""
 
 
 def _significance(entries: Sequence[ReportEntry]) -> str:
@@ -152,12 +152,12 @@ def _figure(spec: FigureSpec) -> str:
     return _section(spec.name, spec.title, body, "" if kind == "single" else "wide")
 
 
-def _left(entries: Sequence[ReportEntry]) -> str:
+def _sent_parts(entries: Sequence[ReportEntry]) -> str:
     items = "".join(
         f"<dt>{html.escape(entry.label)}</dt><dd>{html.escape(describe_sent_parts(entry))}</dd>" for entry in entries
     )
     return f"<dl>{items}</dl>" + _paragraph(
-        "Beside parts: the round, the silo's name and, where it shares it, its number of training rows."
+        "Beside parts: the round, the silo's name and, if the silo discloses it, its number of training rows."
     )
 
 
@@ -167,7 +167,11 @@ def _privacy(entries: Sequence[ReportEntry]) -> str:
     for entry in entries:
         for run in entry.runs:
             if guarantee := run.summary.get("privacy"):
-                limits |= dict.fromkeys([f"Not for {guarantee['uncovered']}."] if guarantee.get("uncovered") else [])
+                limits |= dict.fromkeys(
+                    [f"The guarantee does not hold against {guarantee['uncovered']}."]
+                    if guarantee.get("uncovered")
+                    else []
+                )
                 texts = [
                     run.folder.name,
                     str(guarantee["mechanism"]),

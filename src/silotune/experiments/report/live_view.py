@@ -1,4 +1,4 @@
-"""Live view of a running run in the terminal, from its event log."""
+"""Shows a running run live in the terminal, from its event log (`silotune watch`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Training rows per silo and label: counted, and drawn as a heatmap."""
+"""Counts training rows per silo and label, and draws them as a heatmap (`silotune partition`)."""
 
 from __future__ import annotations
 

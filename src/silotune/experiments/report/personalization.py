@@ -1,4 +1,8 @@
-"""FedDPA's tables and figures: personalization and test-time personalization of runs evaluated on all tasks."""
+"""Tables and figures of FedDPA's two measures: every silo's model on its own task, and on all tasks.
+
+The paper calls the score of a silo's model on its own task's test rows personalization, and the mean of its scores on
+the test rows of every task of the federation test-time personalization (FedDPA, section 3.1).
+"""
 
 from __future__ import annotations
 
@@ -15,12 +19,13 @@ from silotune.experiments.report.scores import AVERAGE, standard_deviation
 from silotune.experiments.report.tables_by_method import MOST_SILOS, ResultTable, TableCell
 
 MEASURES = {"personalization": "personalization", "test_time": "test-time personalization"}
+"""Both measures: key in a silo's summary and in evaluation events → title."""
 
 ACCURACIES = {
     "accuracy": "personalization, accuracy of tasks with options",
     "test_time_accuracy": "test-time personalization, accuracy of tasks with options",
 }
-"""Further measures, shown if the runs have them (keys of a silo's summary)."""
+"""Further measures, as `MEASURES`; their tables are made if the runs have them."""
 
 
 def measure_tables(entries: Sequence[ReportEntry], ddof: int = 1) -> list[ResultTable]:
@@ -37,7 +42,8 @@ def measure_tables(entries: Sequence[ReportEntry], ddof: int = 1) -> list[Result
             if any("test_time" not in silo for silo in run.summary["silos"].values()):
                 raise InputError(f"{run.folder}: was not judged on all tasks; run it with evaluation.test_time=true")
     silos = silo_names(entries)
-    columns = silos if len(silos) <= MOST_SILOS else _tasks(entries)
+    one_column_per_silo = len(silos) <= MOST_SILOS
+    columns = silos if one_column_per_silo else _tasks(entries)
     keys = {key for entry in entries for run in entry.runs for silo in run.summary["silos"].values() for key in silo}
     measures = MEASURES | {key: title for key, title in ACCURACIES.items() if "test_time_accuracy" in keys}
     tables = []
@@ -45,7 +51,7 @@ def measure_tables(entries: Sequence[ReportEntry], ddof: int = 1) -> list[Result
 
         def read(run: FinishedRun, column: str, key: str = key) -> float | None:
             silos_of_run = run.summary["silos"]
-            if columns is silos and column != AVERAGE:
+            if one_column_per_silo and column != AVERAGE:
                 return silos_of_run[column].get(key) if column in silos_of_run else None
             return mean_ignoring_none(
                 silo.get(key)
@@ -115,7 +121,7 @@ def silo_task_heatmap(entries: Sequence[ReportEntry], path: Path) -> Path:
     """
     from matplotlib.figure import Figure
 
-    matrices = [_on_tasks(entry) for entry in entries]
+    matrices = [_scores_by_silo_and_task(entry) for entry in entries]
     shared_labels = len({(*silos, "", *tasks) for silos, tasks, _ in matrices}) == 1  # label only the outer panels
     columns = min(3, len(entries))
     rows = -(-len(entries) // columns)
@@ -147,7 +153,7 @@ def silo_task_heatmap(entries: Sequence[ReportEntry], path: Path) -> Path:
     return path
 
 
-def _on_tasks(entry: ReportEntry) -> tuple[list[str], list[str], list[list[float | None]]]:
+def _scores_by_silo_and_task(entry: ReportEntry) -> tuple[list[str], list[str], list[list[float | None]]]:
     """Return silos, tasks, and the score of each pair (mean over seeds)."""
     silos = silo_names([entry])
     tasks = list(entry.first.summary["silos"][silos[0]]["on_tasks"])

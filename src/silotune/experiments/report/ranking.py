@@ -1,4 +1,4 @@
-"""Ranks of scores that can be compared with one another."""
+"""Ranks a column of scores: best and second best among those on the same data."""
 
 from __future__ import annotations
 

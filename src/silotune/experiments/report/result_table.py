@@ -1,4 +1,4 @@
-"""A run's result table in the terminal: one row per silo, one column per method; best in bold, second underlined."""
+"""The result table that `silotune run` and `demo` print: one row per silo, one column per method."""
 
 from __future__ import annotations
 

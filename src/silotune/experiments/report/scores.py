@@ -1,25 +1,14 @@
-"""Test scores over seeds, shares of full fine-tuning, and `table.csv`."""
+"""Test scores and attack success rates of a report's entry: mean and standard deviation over seeds."""
 
 from __future__ import annotations
 
-import csv
-import io
-import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
-from typing import Any
 
-from silotune.experiments.report.entries import FinishedRun, ReportEntry, silo_names
-
-COLUMNS = ("method", "silo", "metric", "mean", "std", "n", "trainable_percent", "sent_percent", "bytes_up")
-
-ATTACK_COLUMNS = ("asr_mean", "asr_std")
+from silotune.experiments.report.entries import ReportEntry
 
 AVERAGE = "average"
-
-_BYTES = 4  # per float32 parameter
 
 
 @dataclass(frozen=True)
@@ -71,8 +60,8 @@ def any_attacked(entries: Sequence[ReportEntry]) -> bool:
 
 def success_rate(entry: ReportEntry, silo: str = AVERAGE, ddof: int = 1) -> Score | None:
     """Return the attack's success rate (percent) over seeds, for a silo or the average; None if not measured."""
-    owners = [(run.summary.get("attack") if silo == AVERAGE else run.summary["silos"].get(silo)) for run in entry.runs]
-    values = [float(owner["asr"]) for owner in owners if owner and owner.get("asr") is not None]
+    results = [run.summary.get("attack") if silo == AVERAGE else run.summary["silos"].get(silo) for run in entry.runs]
+    values = [float(result["asr"]) for result in results if result and result.get("asr") is not None]
     return Score(statistics.fmean(values), standard_deviation(values, ddof), len(values)) if values else None
 
 
@@ -84,97 +73,3 @@ def metric_name(entry: ReportEntry, silo: str) -> str:
     central = entry.first.summary.get("global") or {}
     names = {str(silo_summary["metric"]) for silo_summary in silos.values()} or {str(central.get("metric", ""))}
     return names.pop() if len(names) == 1 else "mixed"
-
-
-@dataclass(frozen=True)
-class CostShares:
-    """What a method trains and sends, in percent of full fine-tuning; None if the backbone's size is unknown.
-
-    Args:
-        trained: trained parameters, with heads.
-        adapters: trained parameters without heads.
-        sent: sent parameters.
-        message: measured bytes of one silo's update, relative to all weights in float32.
-    """
-
-    trained: float | None
-    adapters: float | None
-    sent: float | None
-    message: float | None
-
-
-def cost_shares(entry: ReportEntry) -> CostShares:
-    """Return the shares of a row, from its first run."""
-    run = entry.first
-    full = full_parameters(run)
-
-    def percent(number: float) -> float | None:
-        return None if not full else 100 * number / full
-
-    summary = run.summary
-    return CostShares(
-        percent(summary["trainable_parameters"]),
-        percent(summary["adapter_parameters"]),
-        percent(summary["sent_parameters"]),
-        percent(message_bytes(run) / _BYTES),
-    )
-
-
-def message_bytes(run: FinishedRun) -> float:
-    """Return the mean size of the updates that left silos; 0 if none did."""
-    sizes = [event["bytes_up"] for event in run.events_of("silo") if event.get("bytes_up")]
-    return statistics.fmean(sizes) if sizes else 0.0
-
-
-def full_parameters(run: FinishedRun) -> int | None:
-    """Count the parameters of full fine-tuning: the bare model and its largest head; None if unknown."""
-    tasks: dict[str, Any] = run.summary.get("tasks") or {}
-    labels = max((len(task.get("labels") or ()) for task in tasks.values()), default=2)
-    head = run.config.get("head") or {}
-    return _full(str(run.summary["backbone"]), str(head.get("name", "mlp")), max(labels, 2))
-
-
-@cache
-def _full(backbone: str, head: str, labels: int) -> int | None:
-    from silotune.cost.estimate import estimate
-    from silotune.errors import InputError
-
-    try:
-        words = [f"backbone={backbone}", f"head={head}", "tuner=lora", f"labels={labels}"]
-        return estimate("local", words, work=False).bare_parameters
-    except InputError:  # the backbone is not on this machine
-        return None
-
-
-def table_csv(entries: Sequence[ReportEntry], ddof: int) -> str:
-    """Return `table.csv`: a row for every method and silo, and one for the average; scores in percent.
-
-    `bytes_up` is the measured total over all silos and rounds (mean over seeds). With a backdoor attack, two more
-    columns have its success rate.
-    """
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    backdoor = any_attacked(entries)
-    writer.writerow([*COLUMNS, *(ATTACK_COLUMNS if backdoor else ())])
-    for entry in entries:
-        shares, sent = cost_shares(entry), _plain(entry.mean_of("bytes_up"))
-        for silo in [*silo_names([entry]), AVERAGE]:
-            silo_score = mean_score(entry, silo, ddof)
-            if silo_score is not None:
-                percents = ("" if value is None else _plain(value) for value in (shares.trained, shares.sent))
-                metric = metric_name(entry, silo)
-                rate = _mean_and_std(success_rate(entry, silo, ddof)) if backdoor else []
-                writer.writerow(
-                    [entry.label, silo, metric, *_mean_and_std(silo_score), silo_score.n, *percents, sent, *rate]
-                )
-    return text.getvalue()
-
-
-def _mean_and_std(score: Score | None) -> list[str]:
-    """Format mean and standard deviation as two cells; empty if missing."""
-    return ["", ""] if score is None else [_plain(score.mean), "" if score.std is None else _plain(score.std)]
-
-
-def _plain(value: float) -> str:
-    """Format a number with all significant digits; whole numbers without a decimal point."""
-    return str(int(value)) if math.isfinite(value) and value == int(value) else f"{value:.6f}".rstrip("0")

@@ -1,4 +1,4 @@
-"""Significance of differences between methods, paired over seeds and silos."""
+"""Wilcoxon tests between the best entry of a report and the others, paired over seeds and silos."""
 
 from __future__ import annotations
 
@@ -76,12 +76,12 @@ def _by_pair(entry: ReportEntry) -> dict[tuple[int, str], float]:
     central = {
         (run.seed, _CENTRAL): float(run.summary["average"])
         for run in entry.runs
-        if run.central and run.summary["average"] is not None
+        if run.shares_test_rows and run.summary["average"] is not None
     }
     return central | {
         (run.seed, name): float(silo["test"])
         for run in entry.runs
-        if not run.central
+        if not run.shares_test_rows
         for name, silo in run.summary["silos"].items()
         if silo.get("test") is not None
     }

@@ -1,4 +1,4 @@
-"""Style sheet of the report's page."""
+"""The CSS of the HTML report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small diagrams drawn by matplotlib: each as inline SVG for the page, or several in one file."""
+"""Draws small diagrams by matplotlib: each as inline SVG for the page, or several in one file."""
 
 from __future__ import annotations
 

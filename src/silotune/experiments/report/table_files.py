@@ -1,13 +1,17 @@
-"""The comparison's table as files: CSV, Markdown and LaTeX."""
+"""Writes a comparison's table as files: `table.csv`, `table.md` and `table.tex`."""
 
 from __future__ import annotations
 
+import csv
+import io
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
 from silotune.core.files import write_text
-from silotune.experiments.report.entries import ReportEntry
-from silotune.experiments.report.scores import table_csv
+from silotune.experiments.report.cost_shares import cost_shares
+from silotune.experiments.report.entries import ReportEntry, silo_names
+from silotune.experiments.report.scores import AVERAGE, Score, any_attacked, mean_score, metric_name, success_rate
 from silotune.experiments.report.significance import NOTE, paired_tests
 from silotune.experiments.report.tables_by_method import (
     COST_NOTE,
@@ -19,6 +23,10 @@ from silotune.experiments.report.tables_by_method import (
     score_table,
 )
 
+COLUMNS = ("method", "silo", "metric", "mean", "std", "n", "trainable_percent", "sent_percent", "bytes_up")
+
+ATTACK_COLUMNS = ("asr_mean", "asr_std")
+
 
 def write_tables(entries: Sequence[ReportEntry], out: Path, ddof: int = 1) -> list[Path]:
     """Write `table.csv`, `table.md` and `table.tex` into a folder, each atomically.
@@ -26,7 +34,7 @@ def write_tables(entries: Sequence[ReportEntry], out: Path, ddof: int = 1) -> li
     Args:
         entries: rows of the table.
         out: the folder.
-        ddof: of the standard deviation over seeds.
+        ddof: the standard deviation over n seeds has the divisor n − ddof.
 
     Returns:
         Paths of the three files.
@@ -40,6 +48,40 @@ def write_tables(entries: Sequence[ReportEntry], out: Path, ddof: int = 1) -> li
     for name, text in texts.items():
         write_text(out / name, text)
     return [out / name for name in texts]
+
+
+def table_csv(entries: Sequence[ReportEntry], ddof: int) -> str:
+    """Return `table.csv`: a row for every method and silo, and one for the average; scores in percent.
+
+    `bytes_up` is the measured total over all silos and rounds (mean over seeds). With a backdoor attack, two more
+    columns have its success rate.
+    """
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    backdoor = any_attacked(entries)
+    writer.writerow([*COLUMNS, *(ATTACK_COLUMNS if backdoor else ())])
+    for entry in entries:
+        shares, sent = cost_shares(entry), _plain(entry.mean_of("bytes_up"))
+        for silo in [*silo_names([entry]), AVERAGE]:
+            silo_score = mean_score(entry, silo, ddof)
+            if silo_score is not None:
+                percents = ("" if value is None else _plain(value) for value in (shares.trained, shares.sent))
+                metric = metric_name(entry, silo)
+                rate = _mean_and_std(success_rate(entry, silo, ddof)) if backdoor else []
+                writer.writerow(
+                    [entry.label, silo, metric, *_mean_and_std(silo_score), silo_score.n, *percents, sent, *rate]
+                )
+    return text.getvalue()
+
+
+def _mean_and_std(score: Score | None) -> list[str]:
+    """Format mean and standard deviation as two cells; empty if missing."""
+    return ["", ""] if score is None else [_plain(score.mean), "" if score.std is None else _plain(score.std)]
+
+
+def _plain(value: float) -> str:
+    """Format a number with up to six decimals, without trailing zeros; whole numbers without a decimal point."""
+    return str(int(value)) if math.isfinite(value) and value == int(value) else f"{value:.6f}".rstrip("0")
 
 
 def _markdown_page(entries: Sequence[ReportEntry], scores: ResultTable, costs: ResultTable) -> str:

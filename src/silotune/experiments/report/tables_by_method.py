@@ -1,4 +1,4 @@
-"""Tables with one row per method, rendered for the terminal and as Markdown, LaTeX and HTML."""
+"""Tables of scores and costs with one row per method, for the terminal and as Markdown, LaTeX and HTML."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from silotune.experiments.report.cost_shares import cost_shares
 from silotune.experiments.report.entries import ReportEntry, distinguishable_silos, group_by_data
 from silotune.experiments.report.ranking import ranks
-from silotune.experiments.report.scores import AVERAGE, any_attacked, cost_shares, mean_score, success_rate
+from silotune.experiments.report.scores import AVERAGE, any_attacked, mean_score, success_rate
 
 MOST_SILOS = 12
 """Number of silos up to which each has a column; beyond it the table has the average only (`table.csv` has all
@@ -42,7 +43,7 @@ def score_table(entries: Sequence[ReportEntry], ddof: int) -> ResultTable:
 
     Args:
         entries: rows of the table.
-        ddof: of the standard deviation over seeds.
+        ddof: the standard deviation over n seeds has the divisor n − ddof.
     """
     silos = distinguishable_silos(entries)
     columns = [*(silos if len(silos) <= MOST_SILOS else []), AVERAGE]

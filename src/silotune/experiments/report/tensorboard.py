@@ -1,4 +1,4 @@
-"""A run's numbers for TensorBoard, written from its event log round by round."""
+"""Writes a run's numbers for TensorBoard from its event log, round by round (`run --tensorboard`)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from silotune.errors import InputError
-from silotune.experiments.report.curves import logged_values
+from silotune.experiments.report.series import logged_values
 from silotune.runs.engines.base import Progress
 from silotune.runs.storage.readers import events
 

@@ -1,4 +1,4 @@
-"""Transfer matrices as CSV and as heatmaps."""
+"""Writes transfer matrices as CSV and draws them as heatmaps (`silotune transfer`)."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from silotune.core.tensors import Tensors
 from silotune.data.tasks import Row, Task
 from silotune.data.templates import PAIR, SINGLE, ClozeTemplate, encode_fitting
 from silotune.data.tokenized import READ_POSITIONS, READ_ROWS, Inputs, TokenizedRows
-from silotune.errors import InputError, unknown
+from silotune.errors import InputError, unknown_name_error
 from silotune.models.backbone.backbone import Backbone
 from silotune.models.backbone.forward_plan import ForwardPlan
 from silotune.models.forward.pooling import HeadReading
@@ -115,10 +115,10 @@ class VerbalizerHead(Head):
         labels = {label for task in tasks for label in task.labels}
         for label in self._words:
             if label not in labels:
-                raise unknown("label in head.words", label, labels)
+                raise unknown_name_error("label in head.words", label, labels)
         for name in self._by_task:
             if name not in {task.name for task in tasks}:
-                raise unknown("task in head.template", name, [task.name for task in tasks])
+                raise unknown_name_error("task in head.template", name, [task.name for task in tasks])
 
     def template(self, task: Task, texts: int) -> ClozeTemplate:
         """Return the template of a task whose rows have one or two texts.

@@ -1,4 +1,4 @@
-"""Series over rounds from the event logs: scores, bytes, loss terms, seconds; mean and deviation over a row's runs."""
+"""Series over rounds from event logs (scores, bytes, loss terms), each with its mean over an entry's seeds."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from silotune.core.numeric import mean_ignoring_none
 from silotune.experiments.report.entries import FinishedRun, ReportEntry
 from silotune.experiments.report.scores import standard_deviation
-from silotune.methods.base import LOGGED
+from silotune.methods.base import EVENT_KEYS
 
 _SIMILARITY = "similarity_"
 
@@ -27,17 +27,24 @@ class Curve:
 
 
 Series = dict[float, float]
+"""From x, most often the round, to a number."""
+
+SeriesReader = Callable[[FinishedRun], Series]
+"""Reads one series from a run's event log."""
 
 
-def curve(entry: ReportEntry, series: Callable[[FinishedRun], Series], ddof: int = 1) -> Curve | None:
-    """Combine the series of a row's runs at the x values that all have; None without data.
+def curve(entry: ReportEntry, read: SeriesReader, ddof: int = 1) -> Curve | None:
+    """Average the series of an entry's runs at the x values that all runs have.
 
     Args:
-        entry: the row.
-        series: reads one series from a run.
-        ddof: of the standard deviation over seeds.
+        entry: the runs, one per seed.
+        read: reads one series from a run.
+        ddof: the standard deviation over n seeds has the divisor n − ddof.
+
+    Returns:
+        The curve, or None if a run has no such series or the runs have no x in common.
     """
-    series_of_runs = [points for run in entry.runs if (points := series(run))]
+    series_of_runs = [points for run in entry.runs if (points := read(run))]
     if not series_of_runs:
         return None
     common = sorted(set.intersection(*(set(points) for points in series_of_runs)))
@@ -47,18 +54,18 @@ def curve(entry: ReportEntry, series: Callable[[FinishedRun], Series], ddof: int
     return Curve(common, [statistics.fmean(v) for v in values], [standard_deviation(v, ddof) for v in values])
 
 
-def validation_of(silo: str) -> Callable[[FinishedRun], Series]:
-    """Return a reader of round to validation score (percent) of a silo."""
+def validation_of(silo: str) -> SeriesReader:
+    """Return a reader of one silo's validation score (percent) by round."""
 
-    def series(run: FinishedRun) -> Series:
+    def read(run: FinishedRun) -> Series:
         scores = {event["round"]: event.get("validation", {}).get(silo) for event in run.events_of("round")}
         return {number: float(value) for number, value in scores.items() if value is not None}
 
-    return series
+    return read
 
 
 def mean_validation(run: FinishedRun) -> Series:
-    """Return round to mean validation score over silos (percent)."""
+    """Read the mean validation score (percent) over silos, by round."""
     means: Series = {}
     for event in run.events_of("round"):
         mean = mean_ignoring_none(event.get("validation", {}).values())
@@ -68,7 +75,7 @@ def mean_validation(run: FinishedRun) -> Series:
 
 
 def traffic(run: FinishedRun) -> Series:
-    """Return round to the MiB sent and received by all silos so far; final phases count in the last round."""
+    """Read the MiB sent and received by all silos up to each round; final phases count in the last round."""
     by_round: Series = {}
     for event in (*run.events_of("silo"), *run.events_of("final")):
         size = (event.get("bytes_up", 0) + event.get("bytes_down", 0)) / MIB
@@ -81,11 +88,11 @@ def traffic(run: FinishedRun) -> Series:
 
 
 def logged_values(event: Mapping[str, Any]) -> dict[str, float]:
-    """Return the numbers that a method logged in one event: the loss, its terms, similarities."""
+    """Return the loss, its terms and similarities in one event: all numbers but those under the engine's own keys."""
     return {
         key: float(value)
         for key, value in event.items()
-        if key not in LOGGED - {"loss"} and isinstance(value, (int, float))
+        if key not in EVENT_KEYS - {"loss"} and isinstance(value, (int, float))
     }
 
 
@@ -98,21 +105,21 @@ def loss_terms(entries: Sequence[ReportEntry]) -> list[str]:
     return sorted(names, key=lambda name: (name != "loss", name))
 
 
-def loss_term(name: str) -> Callable[[FinishedRun], Series]:
-    """Return a reader of round to a loss term, averaged over that round's silos."""
+def loss_term(name: str) -> SeriesReader:
+    """Return a reader of a loss term by round, averaged over the round's silos."""
 
-    def series(run: FinishedRun) -> Series:
+    def read(run: FinishedRun) -> Series:
         by_round: dict[float, list[float]] = {}
         for event in run.events_of("silo"):
             if isinstance(event.get(name), (int, float)):
                 by_round.setdefault(event["round"], []).append(float(event[name]))
         return {number: statistics.fmean(values) for number, values in by_round.items()}
 
-    return series
+    return read
 
 
 def values_by_silo(entry: ReportEntry, name: str) -> dict[str, Series]:
-    """Return silo to round to a logged number (mean over seeds)."""
+    """Return the series of one logged number per silo, by round (mean over seeds)."""
     values: dict[str, dict[float, list[float]]] = {}
     for run in entry.runs:
         for event in run.events_of("silo"):
@@ -122,17 +129,17 @@ def values_by_silo(entry: ReportEntry, name: str) -> dict[str, Series]:
 
 
 def sent_by_silo(entry: ReportEntry) -> dict[str, float]:
-    """Return silo to the MiB that it sent in a run (mean over seeds)."""
+    """Return per silo the MiB that it sent in a whole run (mean over seeds)."""
     totals: dict[str, float] = {}
     for run in entry.runs:
         for event in run.events_of("silo"):
-            share = event.get("bytes_up", 0) / MIB / len(entry.runs)
-            totals[event["silo"]] = totals.get(event["silo"], 0.0) + share
+            mib = event.get("bytes_up", 0) / MIB / len(entry.runs)
+            totals[event["silo"]] = totals.get(event["silo"], 0.0) + mib
     return totals
 
 
 def split_seconds(entry: ReportEntry) -> tuple[float, float]:
-    """Return seconds of training (in silos or at the coordinator) and of everything else; means over seeds."""
+    """Return the seconds of training (in silos or at the coordinator) and the remaining seconds; means over seeds."""
     total = entry.mean_of("seconds")
     training = sum(
         event.get("seconds", 0.0)
