@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from silotune.config.partition import PartitionConfig
-from silotune.config.section import means_anything
+from silotune.config.section import has_effect
 from silotune.config.validators import is_name
 from silotune.data import partition as partitioners
 from silotune.data.partition import partition_by_value, partition_rows, silo_names
@@ -22,7 +22,7 @@ DRAWN = ("iid", "dirichlet", "balanced", "quantity", "shards")
 def rule(name: str, **options) -> PartitionConfig:
     if name == "balanced":
         name, options = "dirichlet", options | {"balanced": True}
-    fitting = {key: value for key, value in options.items() if means_anything(PartitionConfig, key, name)}
+    fitting = {key: value for key, value in options.items() if has_effect(PartitionConfig, key, name)}
     return PartitionConfig(name=name, **fitting)
 
 

@@ -15,7 +15,7 @@ import yaml
 
 from silotune.errors import InputError, SilotuneError
 from silotune.experiments import read_comparison
-from silotune.experiments.sweep import Sweep, Trial, _sampled_trials, best_trial, read_sweep, run_sweep
+from silotune.experiments.sweep import Sweep, TrialResult, _sampled_trials, best_trial, read_sweep, run_sweep
 from tests.support.command_line import Silotune, tree
 from tests.support.tiny import tiny_overrides, write_data
 
@@ -221,9 +221,9 @@ def test_a_diverging_trial_is_never_best(silotune: Silotune, words: list[str], t
 
 
 def test_the_first_of_equals_is_best() -> None:
-    trials = [Trial("a", n, {}, "", scores) for n, scores in enumerate([(None,), (50.0,), (70.0,), (70.0,)])]
+    trials = [TrialResult("a", n, {}, "", scores) for n, scores in enumerate([(None,), (50.0,), (70.0,), (70.0,)])]
     assert best_trial(trials, "a").number == 2
-    both = [Trial("a", 1, {}, "", (90.0, None)), Trial("a", 2, {}, "", (10.0, 20.0))]
+    both = [TrialResult("a", 1, {}, "", (90.0, None)), TrialResult("a", 2, {}, "", (10.0, 20.0))]
     assert best_trial(both, "a").number == 2  # a choice that diverges with one seed is none
     with pytest.raises(SilotuneError):
         best_trial(both[:1], "a")

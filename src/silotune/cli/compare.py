@@ -18,7 +18,7 @@ from silotune.errors import OR_RESUME, InputError, require_unused
 
 if TYPE_CHECKING:
     from silotune.experiments import Comparison
-    from silotune.experiments.sweep import Sweep, Trial
+    from silotune.experiments.sweep import Sweep, TrialResult
 
 
 ComparisonWords = Annotated[
@@ -113,7 +113,7 @@ def _output_folder(out: Path | None, resume: bool, command: str) -> Path:
     return out
 
 
-def _trials_table(search: Sweep, trials: Sequence[Trial]) -> Table:
+def _trials_table(search: Sweep, trials: Sequence[TrialResult]) -> Table:
     """Make a table of all trials with their validation scores; each method's best trial is bold."""
     from silotune.experiments.sweep import best_trial
 

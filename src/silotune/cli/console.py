@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress as ProgressDisplay
 
 if TYPE_CHECKING:
     from silotune.config import Config
-    from silotune.runs.engines.base import Progress as Report
+    from silotune.runs.engines.base import Progress as RunProgress
 
 
 console = Console(highlight=False)
@@ -33,7 +34,11 @@ def default_folder(source: str, config: Config) -> Path:
 
 @contextmanager
 def progress_bars() -> Iterator[type[_Bar]]:
-    """Show progress bars; yields a class whose `Bar(title, rounds)` is a `Progress` of one run."""
+    """Show progress bars while the context is open.
+
+    Yields:
+        A class. `Bar(title, rounds)` adds the bar of one run, and the run calls it as its progress report.
+    """
     columns = (
         TextColumn("{task.fields[title]:<12}"),
         BarColumn(bar_width=30),
@@ -43,7 +48,7 @@ def progress_bars() -> Iterator[type[_Bar]]:
         TimeRemainingColumn(),
         TextColumn("{task.description}"),
     )
-    with Progress(*columns, console=console) as display:
+    with ProgressDisplay(*columns, console=console) as display:
 
         class Bar(_Bar):
             progress = display
@@ -54,17 +59,18 @@ def progress_bars() -> Iterator[type[_Bar]]:
 class _Bar:
     """Progress bar of one run; its unit is one silo's round."""
 
-    progress: Progress
+    progress: ProgressDisplay
 
     def __init__(self, title: str, rounds: int) -> None:
         self._rounds = rounds
         self._task = self.progress.add_task("loading", total=None, title=title)
 
     def __call__(self, number: int, what: str, done: int, total: int) -> None:
+        """Show that `done` of `total` silos have finished their round `number`; `what` describes the current step."""
         finished = (number - 1) * total + done
         text = f"round {number}/{self._rounds}: {what}"
         self.progress.update(self._task, completed=finished, total=self._rounds * total, description=text)
 
 
-if TYPE_CHECKING:
-    _: Report = _Bar("", 0)
+if TYPE_CHECKING:  # mypy checks here that a bar fits the engines' type
+    _: RunProgress = _Bar("", 0)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 RunArgument = Annotated[Path, typer.Argument(help="The folder of a finished run.", metavar="RUN")]
 
-SiloOption = Annotated[str, typer.Option(help="Whose model.")]
+SiloOption = Annotated[str, typer.Option(help="The silo whose model is used.")]
 
 _BATCH_SIZE = 256
 """Texts answered together, so that a pipe receives its answers in portions."""

@@ -15,8 +15,8 @@ from silotune.cli.console import console, say
 def report(
     runs: Annotated[list[Path], typer.Argument(help="Run folders, or folders of compare.", metavar="RUN…")],
     out: Annotated[Path, typer.Option(help="The HTML file.")] = Path("report.html"),
-    ddof: Annotated[int, typer.Option(min=0, max=1, help="Of the standard deviation over seeds.")] = 1,
-    title: Annotated[str, typer.Option(help="Of the page.")] = "",
+    ddof: Annotated[int, typer.Option(min=0, max=1, help="Divisor n − ddof of the standard deviation over seeds.")] = 1,
+    title: Annotated[str, typer.Option(help="Title of the page.")] = "",
 ) -> None:
     """Write one self-contained HTML page about finished runs; figures also as PNG and SVG beside it."""
     from silotune.errors import InputError
@@ -47,7 +47,7 @@ def watch(
 def personalization(
     runs: Annotated[list[Path], typer.Argument(help="Run folders, or folders of compare.", metavar="RUN…")],
     out: Annotated[Path, typer.Option(help="A new or empty folder for tables and figures.")],
-    ddof: Annotated[int, typer.Option(min=0, max=1, help="Of the standard deviation over seeds.")] = 1,
+    ddof: Annotated[int, typer.Option(min=0, max=1, help="Divisor n − ddof of the standard deviation over seeds.")] = 1,
 ) -> None:
     """Tables and figures of FedDPA's personalization measures; the runs need evaluation.test_time=true."""
     from silotune.core.files import make_folder

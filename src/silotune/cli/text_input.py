@@ -19,7 +19,7 @@ def read_lines(lines: Iterable[str], where: str, texts: tuple[int, ...]) -> Iter
     are the texts. If a row has a single text, tabs belong to it.
 
     Args:
-        lines: with or without line ends.
+        lines: the lines, with or without line ends.
         where: source of the lines, for messages.
         texts: allowed numbers of texts per row.
 

@@ -19,7 +19,7 @@ Fields = dict[str, str | int | float]
 
 _METADATA = "silotune"
 
-_SMALL = 65_536  # numbers
+_SMALL = 65_536  # numbers; below it, a call per tensor would cost more than copying
 
 
 BROADCAST_FIELDS: Mapping[str, type] = {"round": int}
@@ -31,7 +31,7 @@ CHANGE_FIELDS: Mapping[str, type] = {**UPDATE_FIELDS, "uplink": str}
 
 
 class MessageRefused(InputError):
-    """A malformed message; the round goes on without it."""
+    """A malformed message; the round continues without it."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ def read_broadcast(message: bytes, expected: Expected) -> tuple[State, int]:
     """Return the shared parts and the round's number.
 
     Raises:
-        MessageRefused: for any difference from the expected message.
+        MessageRefused: the message differs from the expected one.
     """
     tensors, fields = unpack(message, expected, BROADCAST_FIELDS)
     return unflatten(tensors), int(fields["round"])
@@ -100,7 +100,7 @@ def unpack(message: bytes, expected: Expected, fields: Mapping[str, type]) -> tu
         fields: the fields that must be there, with their types.
 
     Raises:
-        MessageRefused: with the reason, for any difference from the expected message.
+        MessageRefused: the message differs from the expected one; the text says how.
     """
     try:
         tensors, values = read_tensors(message), read_metadata(message, _METADATA)
@@ -158,5 +158,5 @@ def _all_finite(tensors: Iterable[Tensor]) -> bool:
 
 
 def size(tensors: Mapping[str, Tensor]) -> int:
-    """Bytes of the tensors themselves, without header."""
+    """Count the bytes of the tensors, without the header."""
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())

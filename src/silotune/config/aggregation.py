@@ -11,12 +11,17 @@ from silotune.config.registries import AGGREGATIONS
 
 
 class AggregationConfig(ExtensibleSection):
-    """How updates are combined. `max_norm` refuses larger updates, `clip` scales their change down to this norm.
+    """How updates are combined.
 
-    `trim`: the share that a trimmed mean cuts at each end, rounded up. `byzantine`: how many silos of a round Krum
-    takes to be malicious (the most it can where that is not set); `keep`: how many updates Multi-Krum averages (all
-    but those where it is not set). `noise_multiplier`: Gaussian noise on the mean, in units of `clip / silos a round`
-    (central differential privacy).
+    Attributes:
+        name: the aggregation.
+        max_norm: updates whose change has a larger L2 norm are refused.
+        clip: the L2 norm that the change of an update is scaled down to.
+        trim: the fraction of the updates that a trimmed mean cuts at each end, rounded up.
+        byzantine: the number of silos in a round that Krum takes to be malicious; unset, the most that it tolerates.
+        keep: the number of updates that Multi-Krum averages; unset, all but the `byzantine` ones.
+        noise_multiplier: standard deviation of Gaussian noise on the mean, in units of `clip` divided by the number of
+            silos in a round (central differential privacy).
     """
 
     registry: ClassVar = AGGREGATIONS

@@ -13,15 +13,20 @@ from silotune.config.validators import quoted
 class AttackConfig(Section):
     """A backdoor (FedPrompt, section 2.3): malicious silos teach the model to answer `target` wherever `trigger` is.
 
-    `fraction` of the silos are malicious (rounded up; 0: a clean federation, of which the success rate is still
-    measured). Each adds poisoned copies of `rate` of its training rows that are not of the target label already.
-    `trigger`: a word or phrase, or a list of them, each placed on its own; `position`: at the start of a row's text,
-    at its end, or anywhere (drawn for each row). `scale`: malicious silos send their change multiplied by this (model
-    replacement; 1: as it is).
+    Attributes:
+        name: `backdoor`, or `none`.
+        fraction: the fraction of the silos that are malicious, rounded up. With 0 no silo is, and the success rate is
+            still measured.
+        rate: the fraction of a malicious silo's training rows, among those without the target label, of which it adds
+            poisoned copies.
+        trigger: a word or phrase, or a list of them, each inserted on its own.
+        position: where in a row's text the trigger goes; `random` draws a place for each row.
+        target: the label that the attack aims at.
+        scale: factor of a malicious silo's change (model replacement); 1 leaves it unchanged.
     """
 
     common: ClassVar = ("trigger", "target", "position")
-    """What a preset may say of an attack that it does not make."""
+    """A preset without attack may set these keys; they stay when the user chooses an attack."""
     owners: ClassVar = dict.fromkeys(("fraction", "rate", "scale"), ("backdoor",))
 
     name: Literal["none", "backdoor"] = "none"
@@ -35,7 +40,7 @@ class AttackConfig(Section):
     @field_validator("target", mode="before")
     @classmethod
     def _label_name(cls, target: object) -> object:
-        """Whole numbers are label names too."""
+        """Convert whole numbers, which are label names, too, to text."""
         quoted([target], "the label")
         return str(target) if isinstance(target, int) else target
 

@@ -14,17 +14,23 @@ _SEEDS = range(2**31)
 
 
 class StdConfig(Section):
-    """Of the standard deviation over seeds: its divisor is n − `ddof`."""
+    """The standard deviation over n seeds: its divisor is n − `ddof`."""
 
     ddof: Literal[0, 1] = 1
 
 
 class CompareConfig(Section):
-    """Rows and seeds of a comparison; where none are given, the configuration's own method and seed.
+    """Rows and seeds of a comparison.
 
-    `ablation`: also the ablations of each method's paper; `variants`: name → keys that differ, behind every method;
-    `best`: folders of `silotune sweep`, whose best values each method takes. What holds for one method alone is in
-    the top-level `per_method`, which `run` heeds too.
+    Keys for one method alone are in the top-level `per_method`, which `silotune run` reads, too.
+
+    Attributes:
+        methods: the methods; if empty, the configuration's own method.
+        seeds: the seeds; if empty, the configuration's own seed.
+        ablation: whether the ablations of each method's paper are rows, too.
+        variants: name of a variant → the keys that it changes; every method gets a row for each variant.
+        best: folders of `silotune sweep`; each method takes its best values from them.
+        std: the standard deviation over seeds.
     """
 
     methods: list[str] = []
@@ -55,7 +61,7 @@ class CompareConfig(Section):
 
 
 def _listed(given: object, what: str) -> list[str]:
-    """A list, or words with commas between."""
+    """Read a list, or words separated by commas, as distinct words."""
     items = given if isinstance(given, list) else str(given).split(",")
     words = [str(item).strip() for item in items]
     if given is None or isinstance(given, dict) or not all(words):

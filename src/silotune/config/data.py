@@ -10,19 +10,29 @@ from silotune.config.section import Section
 from silotune.config.validators import Name, distinct, label_names, listed
 
 DATA_SOURCES = ("set", "path", "tasks", "task", "labels", "metric")
-"""The keys of `data` that say which rows; one's own silos say it themselves."""
+"""The keys of `data` that choose rows; they exclude the section `silos`, whose entries name their own files."""
 
 
 class DataConfig(Section):
-    """Where rows come from and how they become splits.
+    """The source of rows, and how they become splits.
 
-    `set` names a data set the project knows, `path` a folder of task folders, `tasks` the tasks used (all where
-    empty). `task` makes them all one task, whose label names are `labels` where their own differ; `metric` replaces
-    their own. `merge` puts train and validation together and splits by `ratio`. `seed`: of the choice of rows; the
-    run's seed where it is not set. `rows_per_silo` caps a silo before it is split (its training rows, where it comes
-    split), `rows` a data set that is partitioned; the other three cap each split (`validation_rows=0`: none are held
-    back, the last round counts).
-    `parts`: every set's training rows are dealt evenly among so many silos, judged on the same rows (FedDPA, A.1).
+    Attributes:
+        set: a data set that silotune knows by name.
+        path: a folder of task folders.
+        tasks: the tasks to use; if empty, all.
+        task: one task name for all silos, so that they may share a head.
+        labels: the label names of `task`, if the data sets' own names differ.
+        metric: replaces the data sets' own metric.
+        merge: whether train and validation are joined and split again by `ratio`.
+        ratio: shares of train, validation and test.
+        seed: seed of the choice of rows; unset, the run's seed.
+        rows_per_silo: cap on a silo's rows before they are split; on its training rows if the data set is split.
+        rows: cap on the rows of a data set that is partitioned.
+        train_rows: cap on the training split.
+        validation_rows: cap on the validation split. With 0 no rows are held back, and the last round counts as best.
+        test_rows: cap on the test split.
+        parts: the number of silos among which each task's training rows are divided evenly; they share its validation
+            and test rows (FedDPA, appendix A.1).
     """
 
     set: Literal["glue", "mixed6", "sentiment5", "feddpa", "fedprompt", "demo"] | None = None

@@ -11,10 +11,11 @@ from silotune.config.validators import listed
 class EvaluationConfig(Section):
     """Test-time personalization (FedDPA, section 3.1), and tasks and silos that training does not see.
 
-    `test_time`: every silo's model on the test rows of every task, as many scores as silos times tasks. `per_round`:
-    these, and those on own rows, after every round too (Figure 3). `unseen`: tasks (or own silos) that are left out of
-    training, on which all models are judged (Table 14). `new_silos`: such that join after the last round, from the most
-    similar silo's local part (appendix C.1).
+    Attributes:
+        test_time: whether every silo's model is scored on the test rows of every task.
+        per_round: whether these scores, and those on the silos' own rows, are measured after every round (Figure 3).
+        unseen: tasks (or entries of `silos`) that no silo trains on; all models are scored on them (Table 14).
+        new_silos: silos that join after the last round, with the private part of the most similar silo (appendix C.1).
     """
 
     test_time: bool = False
@@ -36,5 +37,5 @@ class EvaluationConfig(Section):
 
     @property
     def absent(self) -> list[str]:
-        """What no silo trains on in the rounds."""
+        """The tasks and silos that are left out of the rounds."""
         return [*self.unseen, *self.new_silos]

@@ -25,7 +25,7 @@ class ExtensibleSection(Section):
 
     registry: ClassVar[Registry[Any]]
     section: ClassVar[str]
-    """The section's own key, for error lines."""
+    """The section's key in the configuration, for error messages."""
 
     @property
     def chosen(self) -> str | None:
@@ -61,12 +61,12 @@ class ExtensibleSection(Section):
 
 
 def options_model(registry: Registry[Any], name: str | None) -> type[BaseModel] | None:
-    """The options of a registered object; None for built-in ones and for those without options."""
+    """Return the model of a plug-in's options; None for built-in choices and plug-ins without options."""
     return None if name is None or name in registry.reserved else getattr(registry.find(name), "Options", None)
 
 
 def make_registered(registry: Registry[Any], name: str, options: dict[str, Any]) -> Any:
-    """The registered object, ready to use: a class is called, with its options where it declares any."""
+    """Return a registered function, or an instance of a registered class, made with its options if it declares any."""
     value = registry.find(name)
     if not isinstance(value, type):
         return value
@@ -75,7 +75,7 @@ def make_registered(registry: Registry[Any], name: str, options: dict[str, Any])
 
 
 def one_of(registry: Registry[Any]) -> Callable[[object], object]:
-    """A validator: the value is a name of this registry."""
+    """Return a validator that allows the names of this registry only."""
 
     def check(value: object) -> object:
         if value in registry.names:

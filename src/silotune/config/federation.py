@@ -9,14 +9,17 @@ from silotune.config.validators import Name, distinct, listed
 
 
 class FederationConfig(Section):
-    """Who takes part, and how long the coordinator waits.
+    """Who takes part in a run over several machines, and how long the coordinator waits.
 
-    `silos`: the silos by name, where their rows are not named here (they are on the silos' own disks). `labelled`: the
-    coordinator's own labeled rows (a folder as in `docs/data.md`), where the method trains there. `join`:
-    seconds until all of them must have joined. `deadline`: seconds a silo has for one request. `quorum`: the share of
-    a round's silos whose updates must arrive. `retries`: how often a round below its quorum is asked again. `patience`:
-    seconds after which an unanswered request is sent again (a silo answers it once), each further time twice as many;
-    `away`: after which a silo that is not connected is not waited for.
+    Attributes:
+        silos: names of the silos, if their rows are on their own machines.
+        labelled: folder of the coordinator's own labeled rows (see `docs/data.md`), for methods that train there.
+        join: seconds until all silos must have joined.
+        deadline: seconds that a silo has for one request.
+        quorum: the fraction of a round's silos whose updates must arrive.
+        retries: how often a round below its quorum is repeated.
+        patience: seconds after which an unanswered request is sent again, doubled each time; a silo answers it once.
+        away: seconds after which the coordinator stops waiting for a silo that is not connected.
     """
 
     silos: list[Name] = []

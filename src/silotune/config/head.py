@@ -12,12 +12,20 @@ from silotune.config.validators import quoted
 
 
 class HeadConfig(ExtensibleSection):
-    """The head: kind, scope, and what only some kinds have.
+    """The head.
 
-    `mlp` and `linear` read the state chosen by `pooling`. `verbalizer` reads label words at a template's mask:
-    `template` (for all tasks, or by task), `words` (label: its words), `multi_token` (words of several tokens),
-    `average` (of several words: of their logits or probabilities; `best`: the likeliest word alone). `lm` writes
-    answers: `template` (or `chat`), `beams`, `max_new_tokens`.
+    Attributes:
+        name: `mlp` and `linear` classify a pooled state, `verbalizer` scores label words at a template's mask, `lm`
+            writes answers.
+        scope: whether all silos share the head's part, or each keeps its own.
+        pooling: the state that `mlp` and `linear` read.
+        template: template of `verbalizer` or `lm`: one for all tasks, or task → template; for `lm` also `chat`.
+        words: label → its words (`verbalizer`).
+        multi_token: whether words of several tokens are refused, or their tokens averaged (`verbalizer`).
+        average: how the scores of a label's words are combined: mean of logits, mean of probabilities, or the most
+            likely word alone (`verbalizer`).
+        beams: number of beams (`lm`).
+        max_new_tokens: the longest answer (`lm`).
     """
 
     registry: ClassVar = HEADS
@@ -47,7 +55,7 @@ class HeadConfig(ExtensibleSection):
     @field_validator("words", mode="before")
     @classmethod
     def _lists(cls, words: object) -> object:
-        """One word may stand alone; whole numbers are labels too."""
+        """Accept a single word in place of a list, and whole numbers as labels."""
         if not isinstance(words, dict):
             return words
         lists = {}

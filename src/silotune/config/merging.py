@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from silotune.config.schema import Config
-from silotune.config.section import Choice, Section, means_anything
+from silotune.config.section import Choice, Section, has_effect
 from silotune.errors import InputError
 
 Tree = dict[str, Any]
@@ -38,7 +38,7 @@ class _Loader(yaml.SafeLoader):
 
 
 def read_tree(path: Path) -> Tree:
-    """A YAML file as a tree; its paths are relative to the file.
+    """Read a YAML file as a tree; its paths are relative to the file.
 
     Raises:
         InputError: if it cannot be read, or is not a YAML mapping in UTF-8.
@@ -53,7 +53,7 @@ def read_tree(path: Path) -> Tree:
 
 
 def parse_tree(text: str, source: str) -> Tree:
-    """YAML as a tree.
+    """Parse YAML as a tree.
 
     Raises:
         InputError: naming `source` and the line.
@@ -68,12 +68,12 @@ def parse_tree(text: str, source: str) -> Tree:
         return {}
     if not isinstance(loaded, dict):
         raise InputError(f"config {source}: must be a mapping of keys, not a {type(loaded).__name__}")
-    # a section with nothing in it (all of it a comment, say) says nothing
+    # an empty section (e.g. one that is commented out) counts as absent
     return nested((key, value) for key, value in loaded.items() if key not in SECTIONS or value is not None)
 
 
 def parse_word(text: str) -> tuple[str, Any]:
-    """`key=value` from a command line; the value is read as YAML.
+    """Split a `key=value` word of a command line; the value is parsed as YAML.
 
     Raises:
         InputError: without a key or an equals sign.
@@ -88,7 +88,7 @@ def parse_word(text: str) -> tuple[str, Any]:
 
 
 def nested(pairs: Iterable[tuple[Any, Any]]) -> Tree:
-    """A tree from (dotted key, value) pairs."""
+    """Make a tree of (dotted key, value) pairs."""
     tree: Tree = {}
     for key, value in pairs:
         _set(tree, str(key), value)
@@ -115,8 +115,8 @@ def _set(tree: Tree, key: str, value: Any) -> None:
 def absolute(tree: Tree, folder: Path) -> Tree:
     """Make the tree's paths absolute, relative to a folder: a resolved configuration works from anywhere.
 
-    Those in `per_method` and `compare.variants`, too. A backbone is a path only if there is one; otherwise it may be an
-    id of the hub.
+    This includes the paths in `per_method` and `compare.variants`. A backbone counts as a path only if the path exists;
+    otherwise it may be an id of the hub.
     """
     data = tree.get("data")
     if isinstance(data, dict):
@@ -145,7 +145,7 @@ def absolute(tree: Tree, folder: Path) -> Tree:
 
 
 def _entries(tree: Tree, key: str, folder: Path) -> None:
-    """The same in groups of keys that stand under names of their own."""
+    """Make the paths in each entry of a mapping from names to groups of keys absolute."""
     if isinstance(tree.get(key), dict):
         tree[key] = {
             name: absolute(nested(entry.items()), folder) if isinstance(entry, dict) else entry
@@ -154,7 +154,7 @@ def _entries(tree: Tree, key: str, folder: Path) -> None:
 
 
 def resolve(tree: Tree, key: str, folder: Path) -> None:
-    """Make one key's path absolute, if there is one; a value of another kind stays for the schema to refuse."""
+    """Make one key's path absolute, if the key is set; the schema refuses values that are no text later."""
     if key in tree:
         tree[key] = _resolved(tree[key], folder)
 
@@ -180,7 +180,7 @@ def _under(folder: Path, path: str) -> Path:
 
 
 def merged(layers: Sequence[Mapping[str, Any]]) -> Tree:
-    """Layers over one another, the last on top."""
+    """Merge layers of keys; later layers take precedence."""
     result: Tree = {}
     for layer in layers:
         for key, value in layer.items():
@@ -188,13 +188,15 @@ def merged(layers: Sequence[Mapping[str, Any]]) -> Tree:
                 before = result[key]
                 if key in NAMED and "name" in value and value["name"] != before.get("name"):
                     # Another name brings other options: the earlier ones would not fit it.
-                    before = {option: before[option] for option in _staying(key, value["name"]) if option in before}
+                    before = {
+                        option: before[option] for option in _kept_options(key, value["name"]) if option in before
+                    }
                 result[key] = merged([before, value])
             else:
                 result[key] = merged([value]) if isinstance(value, dict) else value
     return result
 
 
-def _staying(section: str, chosen: Any) -> list[str]:
+def _kept_options(section: str, chosen: Any) -> list[str]:
     kind = SECTIONS[section]
-    return [key for key in kind.common if means_anything(kind, key, chosen)] if issubclass(kind, Section) else []
+    return [key for key in kind.common if has_effect(kind, key, chosen)] if issubclass(kind, Section) else []

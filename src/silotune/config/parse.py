@@ -32,10 +32,10 @@ def preset_names() -> list[str]:
 
 
 def preset_text(name: str) -> str:
-    """A preset's YAML.
+    """Return a preset's YAML.
 
     Raises:
-        InputError: for an unknown name.
+        InputError: there is no such preset.
     """
     files = _preset_files()
     if name not in files:
@@ -79,7 +79,7 @@ def _layered(preset: Tree, file: Tree, words: Tree, last: Tree, method_defaults:
     entries = [_per_method(tree, method_defaults) for tree in (preset, file, words)]
     for tree in (preset, file, words):
         tree.pop("per_method", None)
-    if (file | words | last).get("silos"):  # own silos over a preset: its setting stays, its data set goes
+    if (file | words | last).get("silos"):  # entries of `silos` replace a preset's data set and keep its setting
         preset = preset | {"data": {k: v for k, v in preset.get("data", {}).items() if k not in DATA_SOURCES}}
     layers = [_defaults(), preset, file, words, last]
     method = _keep_one_method(layers)

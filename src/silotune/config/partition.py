@@ -10,11 +10,18 @@ from silotune.config.section import Section
 
 
 class PartitionConfig(Section):
-    """How one labeled data set is divided among silos; `none`: silos are as they come.
+    """How one labeled data set is divided among silos.
 
-    `dirichlet` skews labels (`balanced`: at equal sizes), `quantity` sizes, both by `alpha`; `shards` deals
-    `shards` pieces of one label (or two) to each silo; `column` makes one silo per value of a column of the data.
-    `seed`: where it is not set, that of the data. `min_rows`: what every silo has at least.
+    Attributes:
+        name: the partitioner. `dirichlet` skews labels, `quantity` skews sizes, `shards` deals pieces of one or two
+            labels, `column` makes one silo per value of a column; `none` divides nothing.
+        silos: the number of silos.
+        alpha: the concentration of `dirichlet` and `quantity`.
+        seed: seed of the division; unset, the seed of the data.
+        min_rows: the least number of rows of a silo.
+        balanced: whether `dirichlet` gives all silos equally many rows.
+        shards: the number of shards that each silo gets.
+        column: the column of `column`.
     """
 
     common: ClassVar = ("silos", "alpha", "seed", "min_rows")

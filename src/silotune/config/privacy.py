@@ -8,10 +8,13 @@ from silotune.config.section import Section
 
 
 class PrivacyConfig(Section):
-    """`epsilon`: the budget in total, by which a run stops; `delta`: of the total.
+    """The privacy budget, and the source of noise.
 
-    `secret`: a file of at least 16 random bytes that noise is drawn from; without it, from the seed, which whoever
-    knows the configuration can do as well.
+    Attributes:
+        epsilon: the budget of the whole run, which stops before it would exceed it.
+        delta: δ of the whole run.
+        secret: a file of at least 16 random bytes from which noise is derived. Without it noise is derived from the
+            seed, which everyone who knows the configuration can repeat.
     """
 
     epsilon: float | None = Field(None, gt=0)

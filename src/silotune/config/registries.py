@@ -15,7 +15,7 @@ HEADS: Registry[Any] = Registry("head", reserved=("mlp", "linear", "verbalizer",
 AGGREGATIONS: Registry[Any] = Registry(
     "aggregation", reserved=("uniform", "samples", "median", "trimmed-mean", "krum", "multi-krum")
 )
-"""Those from outside; `communication.aggregation.make_aggregation` makes the built-in ones."""
+"""Aggregations of plug-ins; `communication.aggregation.make_aggregation` makes the built-in ones."""
 
 CODECS: Registry[Any] = Registry("codec", reserved=("fp16", "int8", "int4"))
-"""Those from outside; `communication.uplink.make_pipeline` makes the built-in ones."""
+"""Codecs of plug-ins; `communication.uplink.make_pipeline` makes the built-in ones."""

@@ -8,14 +8,20 @@ from silotune.config.section import Section
 
 
 class SamplingConfig(Section):
-    """Silos a round: a fraction or a count; neither: all. `per_task`: of each task's silos (FedDPA, appendix A.1)."""
+    """The silos of a round: a fraction or a number of them; all silos if neither key is set.
+
+    Attributes:
+        fraction: the fraction of the silos, rounded up.
+        count: the number of silos.
+        per_task: whether the fraction or number holds for each task's silos (FedDPA, appendix A.1).
+    """
 
     fraction: float | None = Field(None, gt=0, le=1)
     count: int | None = Field(None, ge=1)
     per_task: bool = False
 
     @model_validator(mode="after")
-    def _one(self) -> SamplingConfig:
+    def _fraction_or_count(self) -> SamplingConfig:
         if self.fraction is not None and self.count is not None:
             raise ValueError("fraction and count exclude each other; unset one (sampling.fraction= or sampling.count=)")
         if self.per_task and self.fraction is None and self.count is None:

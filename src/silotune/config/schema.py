@@ -26,7 +26,11 @@ from silotune.config.validators import distinct
 
 
 class Config(Section):
-    """One run. `start`: a LoRA that the adapters begin as (a folder in peft's layout, or what `import` wrote)."""
+    """All keys of a run, a comparison or a sweep.
+
+    The sections have modules of their own. `start` is a LoRA that the run's adapters begin with: a folder in peft's
+    format, or a file written by `silotune import`.
+    """
 
     description: str = ""
     backbone: str = "default"
@@ -57,13 +61,13 @@ class Config(Section):
 
     @property
     def data_seed(self) -> int:
-        """What the choice of rows is drawn from: the data's own seed, else the run's."""
+        """Seed of the choice of rows: `data.seed`, or the run's seed if that is unset."""
         return self.seed if self.data.seed is None else self.data.seed
 
     @field_validator("method")
     @classmethod
     def _method_id(cls, method: Choice) -> Choice:
-        """An alias stands for the id, so that files hold ids alone."""
+        """Replace an alias by the method's id, so that files contain ids only."""
         name = METHODS.canonical(method.name)
         return method if name == method.name else method.model_copy(update={"name": name})
 

@@ -23,7 +23,7 @@ class Choice(BaseModel):
 
 
 class Section(BaseModel):
-    """A group of keys. Refused are unknown keys, NaN, infinity, a yes/no for a number, and keys without effect.
+    """A group of keys; refuses unknown keys, NaN, infinity, a yes or no for a number, and keys without effect.
 
     Attributes:
         owners: key → the choices under which it has an effect; a key without an entry always has.
@@ -39,7 +39,7 @@ class Section(BaseModel):
 
     @field_validator("*", mode="before")
     @classmethod
-    def _no_switch_for_a_number(cls, value: object, info: ValidationInfo) -> object:
+    def _refuse_yes_or_no_for_a_number(cls, value: object, info: ValidationInfo) -> object:
         if isinstance(value, bool) and info.field_name is not None:
             annotation = cls.model_fields[info.field_name].annotation
             if {int, float} & {annotation, *get_args(annotation)}:
@@ -47,14 +47,14 @@ class Section(BaseModel):
         return value
 
     @model_validator(mode="after")
-    def _nothing_set_in_vain(self) -> Self:
+    def _refuse_keys_without_effect(self) -> Self:
         """Refuse keys without effect; this runs before a section's own validators, which may fill in values."""
         cls, section = type(self), type(self).__name__.removesuffix("Config").lower()
         if not self.owners:
             return self
         chosen = getattr(self, self.chooser)
         for key, owners in self.owners.items():
-            if not means_anything(cls, key, chosen) and getattr(self, key) != cls.model_fields[key].get_default():
+            if not has_effect(cls, key, chosen) and getattr(self, key) != cls.model_fields[key].get_default():
                 names = chosen if isinstance(chosen, str) else ",".join(chosen) or "none"
                 choice = section if self.chooser == "name" else f"{section}.{self.chooser}"
                 having = " or ".join(f"{choice}={owner}" for owner in owners)
@@ -62,7 +62,7 @@ class Section(BaseModel):
         return self
 
 
-def means_anything(section: type[Section], key: str, chosen: Any) -> bool:
+def has_effect(section: type[Section], key: str, chosen: Any) -> bool:
     """Return whether a key has an effect under a choice: a name, or several as a list or separated by commas."""
     owners, names = section.owners.get(key), listed(chosen)
     return owners is None or (isinstance(names, list) and any(name in owners for name in names))

@@ -10,9 +10,16 @@ from silotune.config.section import Section
 
 
 class ServerConfig(Section):
-    """The server optimizer (`none` adopts the mean) and its learning rate; the other keys as in Reddi et al. 2021.
+    """The server optimizer, and the coordinator's labeled rows.
 
-    `labels_per_class`: rows of each label that the coordinator has (FedFAME); `labelled_rows`: in all, evenly by label.
+    Attributes:
+        optimizer: `none` adopts the mean; the others are those of Hsu et al. 2019 and Reddi et al. 2021.
+        lr: the server's learning rate.
+        beta1: momentum.
+        beta2: decay of the second moment.
+        tau: adaptivity.
+        labels_per_class: the number of labeled rows of each label that the coordinator has (FedFAME).
+        labelled_rows: their number in all, spread evenly over the labels.
     """
 
     chooser: ClassVar = "optimizer"
@@ -31,7 +38,7 @@ class ServerConfig(Section):
     labelled_rows: int | None = Field(None, ge=2)
 
     @model_validator(mode="after")
-    def _one(self) -> ServerConfig:
+    def _one_number_of_labeled_rows(self) -> ServerConfig:
         if self.labels_per_class is not None and self.labelled_rows is not None:
             raise ValueError("labels_per_class and labelled_rows exclude each other; unset one (server.labelled_rows=)")
         return self

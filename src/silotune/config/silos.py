@@ -11,10 +11,18 @@ from silotune.config.validators import Name, distinct, label_names
 
 
 class SiloConfig(Section):
-    """One's own silo: a file to be split, or a folder with train, validation and test files.
+    """A silo of the user's own: a file to be split, or a folder with train, validation and test files.
 
-    `kind: generation`: `text` is the instruction's column (or instruction and input), `label` that of the text to
-    write. The metric is accuracy, or rouge1 for generation, where it is not said.
+    Attributes:
+        name: the silo's name.
+        path: the file or folder.
+        text: the text column, or the two columns of a pair; for generation the instruction's column, or those of
+            instruction and input.
+        label: the label column; for generation the column of the text to generate.
+        task: silos of one task share label names; unset, the silo's name.
+        labels: the label names; unset, those in the training rows.
+        kind: classification or generation.
+        metric: unset, accuracy, or rouge1 for generation.
     """
 
     name: Name

@@ -10,9 +10,12 @@ from silotune.config.section import Section
 
 
 class CacheConfig(Section):
-    """`frozen-prefix`: what the frozen layers below the lowest adapter make of a row is kept across epochs and rounds.
+    """The cache of activations.
 
-    `mib`: the memory it may take, in MiB; the least recently used rows go first.
+    Attributes:
+        name: `frozen-prefix` keeps a row's activations of the frozen layers below the lowest adapter across epochs and
+            rounds.
+        mib: its memory in MiB; the least recently used rows are removed first.
     """
 
     owners: ClassVar = {"mib": ("frozen-prefix",)}
@@ -31,14 +34,21 @@ def _size(given: object) -> object:
 
 
 CohortSize = Annotated[int | Literal["auto"], BeforeValidator(_size)]
-"""1: one after the other; `auto`: what pays on the device, where the tuner allows it."""
+"""The number of silos that train in one forward; `auto` chooses it by device, or 1 if the tuner cannot do so."""
 
 
 class TrainConfig(Section):
-    """Local training, per phase. `steps`, where set, counts instead of `epochs`.
+    """Local training, per phase.
 
-    `gradient_checkpointing`: the insides of the backbone's blocks are computed again for the backward pass instead of
-    being kept: less memory for about a third more time, the same gradients.
+    Attributes:
+        lr: the learning rate.
+        epochs: passes over a silo's rows.
+        steps: the number of optimizer steps, which replaces `epochs` if it is set.
+        batch_size: rows per optimizer step.
+        optimizer: the silos' optimizer.
+        max_length: tokens of a row; longer rows are cut.
+        gradient_checkpointing: whether the activations inside the backbone's blocks are computed again for the backward
+            pass: less memory for about a third more time, the same gradients.
     """
 
     lr: float = Field(1e-3, gt=0)

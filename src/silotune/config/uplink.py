@@ -8,7 +8,7 @@ from pydantic import Field, field_validator, model_validator
 
 from silotune.config import registries
 from silotune.config.extensible import ExtensibleSection
-from silotune.config.section import means_anything
+from silotune.config.section import has_effect
 from silotune.config.validators import distinct, listed
 
 NOISES = ("laplace", "gaussian")
@@ -19,12 +19,18 @@ _DEFAULTS: dict[str, float] = {"clip": 1.0, "epsilon": 8.0, "delta": 1e-5}
 
 
 class UplinkConfig(ExtensibleSection):
-    """The steps, in order (`uplink=clip,laplace,int8`); none: the shared parts leave as they are.
+    """The steps that a silo applies to its change, in order (`uplink=clip,laplace,int8`).
 
-    `clip`: the norm that the change is scaled down to (1 where it is not set); `norm`: which one (l1 before Laplace
-    noise, else l2). `epsilon`: of one round, 8 where it is not set; `delta`: of one round of Gaussian noise, 1e-5.
-    `rounding`: of int8 and int4, to the nearest code or (unbiased) up or down by chance. `feedback`: what rounding
-    took away is kept in the silo and added to its next change (on where it is not set).
+    Without steps, the shared parts are sent unchanged.
+
+    Attributes:
+        name: the steps.
+        clip: the norm that the change is scaled down to; 1 if unset.
+        norm: the kind of norm; if unset, l1 before Laplace noise, else l2.
+        epsilon: ε of one round; 8 if unset.
+        delta: δ of one round of Gaussian noise; 1e-5 if unset.
+        rounding: rounding of int8 and int4: to the nearest code, or at random and unbiased.
+        feedback: whether a silo keeps the codec's error and adds it to its next change; true if unset.
     """
 
     registry: ClassVar = registries.CODECS
@@ -50,7 +56,7 @@ class UplinkConfig(ExtensibleSection):
     @field_validator("name", mode="before")
     @classmethod
     def _words(cls, given: object) -> object:
-        """A list, or words with commas between; nothing and `none` are the empty chain."""
+        """Read a list, or words separated by commas; nothing and `none` mean no steps."""
         nothing = given is None or given == "none" or (isinstance(given, str) and not given.strip())
         return [] if nothing else listed(given)
 
@@ -73,7 +79,7 @@ class UplinkConfig(ExtensibleSection):
     @model_validator(mode="after")
     def _fitting(self) -> UplinkConfig:
         for key, default in _DEFAULTS.items():
-            if getattr(self, key) is None and means_anything(UplinkConfig, key, self.name):
+            if getattr(self, key) is None and has_effect(UplinkConfig, key, self.name):
                 setattr(self, key, default)
         if "clip" in self.name:
             fitting = {"laplace": "l1", "gaussian": "l2"}.get(self.noise or "")
@@ -88,12 +94,12 @@ class UplinkConfig(ExtensibleSection):
 
     @property
     def noise(self) -> str | None:
-        """The chain's noise."""
+        """The step that adds noise, if there is one."""
         return next((name for name in self.name if name in NOISES), None)
 
     @property
     def codec(self) -> str | None:
-        """The chain's last step, where it changes how numbers are written."""
+        """The codec: the last step, if it is neither clipping nor noise."""
         return next((name for name in self.name if name != "clip" and name not in NOISES), None)
 
     @property

@@ -1,7 +1,7 @@
 """Registries of named objects (methods, tuners, …), to which other packages add by a call or an entry point.
 
-The entry-point group of methods is `silotune.methods`, and so for every kind. A group is read once per process, when a
-name is asked for that is not registered, or when all names are listed; so every process of a run finds the same names.
+Entry points of the group `silotune.methods` add methods, and so on for every kind. A process reads a group once: when a
+name is looked up that is not registered, or when all names are listed. So every process of a run finds the same names.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ class Registry(Mapping[str, T]):
 
     Args:
         kind: the kind in the singular, as error lines name it; the entry-point group is `silotune.<kind>s`.
-        reserved: built-in names, known before their objects are (`provide`) or where they have none here.
+        reserved: names that plug-ins cannot take: those of built-in objects that `provide` loads later, or that another
+            module makes without this registry.
         aliases: other spelling → name.
     """
 
@@ -33,7 +34,7 @@ class Registry(Mapping[str, T]):
         self.kind = kind
         self.reserved = reserved
         self.base: type | None = None
-        """The class that registered classes must extend; None: any object."""
+        """The base class of all registered classes; with None, any object can be registered."""
         self._aliases = dict(aliases)
         self._entries: dict[str, T] = {}
         self._built_in: Callable[[], Mapping[str, T]] | None = None
@@ -64,11 +65,11 @@ class Registry(Mapping[str, T]):
         self._entries[name] = value
 
     def provide(self, load: Callable[[], Mapping[str, T]]) -> None:
-        """Let `load` bring the built-in objects, in the order of listing, when the first name is looked up."""
+        """Set the function that returns the built-in objects, in listing order; the first look-up calls it."""
         self._built_in = load
 
     def canonical(self, name: str) -> str:
-        """The name behind an alias; any other name as it is."""
+        """Return the name that an alias stands for; return other names unchanged."""
         return self._aliases.get(name, name)
 
     @property
@@ -77,7 +78,7 @@ class Registry(Mapping[str, T]):
         return Names(self)
 
     def find(self, name: str) -> T:
-        """The object of this name.
+        """Return the object of this name.
 
         Raises:
             InputError: there is none; the line lists the allowed names.
@@ -121,7 +122,7 @@ class Registry(Mapping[str, T]):
                 raise
 
     def _load(self, entry: EntryPoint) -> None:
-        """Import one plug-in. It may have registered itself on import; a module does so or adds nothing."""
+        """Import a plug-in and register it; a module registers its objects itself when it is imported."""
         where = f"entry point {entry.name!r} = {entry.value!r} of group {self.group}"
         if entry.dist is not None:
             where += f" (package {entry.dist.name})"

@@ -19,7 +19,7 @@ def tensor_bytes(tensors: Mapping[str, Tensor], metadata: dict[str, str] | None 
     """Serialize tensors as a safetensors file.
 
     Args:
-        tensors: by name, on any device and with any strides.
+        tensors: tensors by name, on any device and with any strides.
         metadata: entries of the file's header.
 
     Returns:

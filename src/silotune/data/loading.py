@@ -123,7 +123,7 @@ def _make_splits(labeled_set: LabeledSet, rule: SplitRule, seed: int, name: str)
 def _split_rule(config: Config) -> SplitRule:
     data = config.data
     return SplitRule(
-        merge=data.merge and not config.silos,  # own silos: single files only, see `_make_splits`
+        merge=data.merge and not config.silos,  # entries of `silos`: only single files are split, see `_make_splits`
         ratio=data.ratio,
         rows_per_silo=data.rows_per_silo,
         train_rows=data.train_rows,

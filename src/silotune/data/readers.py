@@ -17,12 +17,14 @@ from silotune.data.text_checks import text_fault
 from silotune.errors import InputError
 
 Record = dict[str, Any]
+"""A row as its file has it: column → cell. A `Row` (`data/tasks.py`) has the texts and the label's index."""
 
 _DELIMITERS = {".csv": ",", ".tsv": "\t"}
 
 FORMATS = (*_DELIMITERS, ".jsonl", ".parquet")
 
-_WHOLE_NUMBER = re.compile(r"-?\d{1,1000}")  # accepted by `int`: excludes ①, ², --1 and thousands of digits
+# matches only what `int` accepts: ①, ², --1 and thousands of digits do not match
+_WHOLE_NUMBER = re.compile(r"-?\d{1,1000}")
 
 
 def read_records(path: Path) -> list[Record]:
@@ -139,7 +141,7 @@ def read_text(path: Path, number: int, record: Record, column: str) -> str:
 
 
 def read_labels(path: Path, records: Sequence[Record], column: str) -> list[str | int]:
-    """Return the label column's cells: whole numbers, or text stripped of surrounding white space.
+    """Return the labels of all records, as they are in the label column: whole numbers, or stripped text.
 
     Raises:
         InputError: a label is missing or neither text nor a whole number.
@@ -167,15 +169,20 @@ def label_names(labels: Iterable[str | int]) -> tuple[str, ...]:
 
 
 def labeled_rows(
-    path: Path, records: Sequence[Record], text: Sequence[str], label: str, names: Sequence[str], by_index: bool
+    path: Path,
+    records: Sequence[Record],
+    text_columns: Sequence[str],
+    label_column: str,
+    names: Sequence[str],
+    by_index: bool,
 ) -> list[Row]:
     """Make rows with label indices.
 
     Args:
         path: the file, for messages.
         records: rows of the file.
-        text: the text column, or the two columns of a pair.
-        label: the label column.
+        text_columns: the text column, or the two columns of a pair.
+        label_column: the label column.
         names: label names of the task.
         by_index: whether a whole-number label is an index into `names` (data sets with a `meta.json`).
 
@@ -184,18 +191,20 @@ def labeled_rows(
     """
     index = {name: position for position, name in enumerate(names)}
     rows = []
-    for number, (record, value) in enumerate(zip(records, _checked_labels(path, records, text, label), strict=True), 1):
+    for number, (record, value) in enumerate(
+        zip(records, _checked_labels(path, records, text_columns, label_column), strict=True), 1
+    ):
         position = value if by_index and isinstance(value, int) else index.get(str(value), -1)
         if not 0 <= position < len(names):
             raise InputError(
                 f"data file {path}: row {number}: unknown label {value!r}; allowed: {', '.join(map(str, names))}"
             )
-        rows.append(Row(tuple(read_text(path, number, record, column) for column in text), position))
+        rows.append(Row(tuple(read_text(path, number, record, column) for column in text_columns), position))
     return rows
 
 
 def with_groups(path: Path, records: Sequence[Record], rows: Sequence[Row], column: str | None) -> list[Row]:
-    """Return the rows with their value of a column as `group`; empty if the cell is.
+    """Set each row's `group` to its cell in a column; an empty text if the cell is empty.
 
     Args:
         path: the file, for messages.
@@ -218,6 +227,8 @@ def _group_name(cell: object) -> str:
     return str(int(cell) if isinstance(cell, float) and cell.is_integer() else cell).strip()
 
 
-def _checked_labels(path: Path, records: Sequence[Record], text: Sequence[str], label: str) -> list[str | int]:
-    require_columns(path, records[0], [*text, label])
-    return read_labels(path, records, label)
+def _checked_labels(
+    path: Path, records: Sequence[Record], text_columns: Sequence[str], label_column: str
+) -> list[str | int]:
+    require_columns(path, records[0], [*text_columns, label_column])
+    return read_labels(path, records, label_column)

@@ -29,8 +29,8 @@ def compare(
     Args:
         source: preset name or path of a YAML file.
         overrides: `key=value` words of every run, or of the comparison (`std.ddof=0`).
-        methods: ids; none: those of the source.
-        seeds: one run of every method for each; none: those of the source.
+        methods: ids of the methods; if empty, those of the source.
+        seeds: every method has one run per seed; if empty, the seeds of the source.
         out: the folder for all of it; must be new or empty unless `resume`.
         resume: continue an interrupted comparison; no finished run is repeated.
         workers: processes that runs are spread over.
@@ -39,8 +39,8 @@ def compare(
         The summary of every run, by the name of its folder (`<method>-<seed>`).
 
     Raises:
-        InputError: for any run whose configuration cannot work, before any training.
-        Diverged: naming the runs that diverged, once all others are finished.
+        InputError: a run's configuration cannot work; raised before any training.
+        Diverged: some runs diverged, which the message names; raised after all others are finished.
     """
     folder = Path(out)
     if not resume:

@@ -64,7 +64,7 @@ class Comparison:
         rows: labels of the table's rows.
         seeds: seeds of every row.
         ddof: delta degrees of freedom of the standard deviation over seeds (divisor n − ddof).
-        cells: in the order of the table.
+        cells: all cells, in the order of the table.
     """
 
     source: str

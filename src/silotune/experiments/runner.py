@@ -28,6 +28,7 @@ Bars = Callable[[str, int], Progress]
 
 Done = Callable[[Cell, Summary], None]
 """Called with every cell that was run, and its summary."""
+
 Announce = Callable[[str], None]
 """Called with the privacy guarantee of a cell before its first round; must be importable by name for processes."""
 
@@ -90,7 +91,7 @@ def run_cells(
     last checkpoint.
 
     Args:
-        cells: of one comparison or sweep.
+        cells: the cells of one comparison or sweep.
         out: parent of the run folders.
         kind: what to do in a cell.
         workers: number of processes; each loads the backbone once.

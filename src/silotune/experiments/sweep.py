@@ -63,7 +63,11 @@ class Sweep:
         return list(dict.fromkeys(dimension.key for space in self.spaces.values() for dimension in space))
 
     def cells(self, method: str, chosen: Mapping[str, Any]) -> list[Cell]:
-        """Return a trial's runs, one per seed."""
+        """Return a trial's runs, one per seed.
+
+        Their folders are named after a hash of the configuration. The hash leaves out the seed (by setting it to 0), so
+        that all runs of a trial share it.
+        """
         run_words, trial_words = [*self.words, f"method={method}"], to_words(chosen)
         configs = [read_config(self.source, [*run_words, f"seed={seed}"], trial_words) for seed in self.seeds]
         name = sha256(dump(configs[0].model_copy(update={"seed": 0})).encode()).hexdigest()[:10]
@@ -71,7 +75,7 @@ class Sweep:
 
 
 @dataclass(frozen=True)
-class Trial:
+class TrialResult:
     """One choice of values and its validation scores (percent) per seed; None where training diverged."""
 
     method: str
@@ -117,6 +121,7 @@ def read_sweep(source: str, words: Sequence[str], trials: int | None = None) -> 
             options = {f"method.{name}" for method in methods for name in METHODS[method].Options.model_fields}
             raise unknown_name_error("key", dimension.key, options)
     sweep = Sweep(source, tuple(run_words), tuple(base.compare.seeds or [base.seed]), spaces, trials)
+    # make the configurations once before anything runs: they check their values
     for method, space in spaces.items():
         for chosen in boundary_combinations(space) if trials else all_combinations(space):
             sweep.cells(method, chosen)
@@ -124,21 +129,22 @@ def read_sweep(source: str, words: Sequence[str], trials: int | None = None) -> 
 
 
 def _methods_word(word: str) -> str:
-    """Accept `method=a,b` for `methods=a,b`."""
+    """Return `method=a,b` as `methods=a,b`, and other words unchanged."""
     key, equals, value = word.partition("=")
     return f"methods={value}" if equals and key.strip() == "method" else word
 
 
 def run_sweep(
     sweep: Sweep, out: Path, *, workers: int = 1, bars: Bars | None = None, done: Done | None = None
-) -> list[Trial]:
+) -> list[TrialResult]:
     """Run the unfinished trials, then write `sweep.csv` and `best.yaml`.
 
     Args:
-        sweep: from `read_sweep`.
+        sweep: the plan, see `read_sweep`.
         out: folder for the trials and the two files.
-        workers: number of processes; the sampler's proposals depend on one another, the seeds of one do not.
-        bars: progress of each run (with one worker only).
+        workers: number of processes. All combinations run in parallel; with a sampler only the seeds of one trial do,
+            because a proposal depends on the scores before it.
+        bars: makes the progress report of a run; used with one worker only.
         done: called after every run.
 
     Returns:
@@ -165,20 +171,20 @@ def run_sweep(
         trials = [trial for method in sweep.spaces for trial in _sampled_trials(sweep, method, sweep.trials, run)]
     best = {method: best_trial(trials, method) for method in sweep.spaces}
     write_text(out / TABLE, table_csv(sweep, trials))
-    write_best(out, {method: trial.chosen for method, trial in best.items()}, _remark(sweep, best))
+    write_best(out, {method: trial.chosen for method, trial in best.items()}, _describe_sweep(sweep, best))
     return trials
 
 
 def _trial_of(
     method: str, number: int, chosen: Mapping[str, Any], cells: Sequence[Cell], summaries: Mapping[str, Summary]
-) -> Trial:
+) -> TrialResult:
     scores = tuple(summaries[cell.folder]["validation"] for cell in cells)
-    return Trial(method, number, chosen, cells[0].row, scores)
+    return TrialResult(method, number, chosen, cells[0].row, scores)
 
 
 def _sampled_trials(
     sweep: Sweep, method: str, trials: int, run: Callable[[Sequence[Cell]], dict[str, Summary]]
-) -> Iterator[Trial]:
+) -> Iterator[TrialResult]:
     """Yield trials proposed by optuna's sampler; each score is reported before the next proposal."""
     optuna = _optuna()
     study = optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(seed=sweep.seeds[0]))
@@ -198,6 +204,7 @@ def _sampled_trials(
 def _suggested(proposal: Any, dimension: Dimension) -> Any:
     match dimension:
         case Choices(key, values):
+            # by index, because categories of optuna must be plain values
             return values[proposal.suggest_categorical(key, list(range(len(values))))]
         case Range(key, low, high, log) if dimension.is_integer:
             return proposal.suggest_int(key, low, high, log=log)
@@ -214,7 +221,7 @@ def _optuna() -> ModuleType:
     return optuna
 
 
-def best_trial(trials: Sequence[Trial], method: str) -> Trial:
+def best_trial(trials: Sequence[TrialResult], method: str) -> TrialResult:
     """Return the method's trial with the highest mean validation score; the first of equals.
 
     Raises:
@@ -226,7 +233,7 @@ def best_trial(trials: Sequence[Trial], method: str) -> Trial:
     return max(scored, key=lambda trial: trial.score if trial.score is not None else 0.0)
 
 
-def table_csv(sweep: Sweep, trials: Sequence[Trial]) -> str:
+def table_csv(sweep: Sweep, trials: Sequence[TrialResult]) -> str:
     """Return `sweep.csv`: one row per trial, validation scores in percent, empty where training diverged."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -242,7 +249,7 @@ def table_csv(sweep: Sweep, trials: Sequence[Trial]) -> str:
     return text.getvalue()
 
 
-def _remark(sweep: Sweep, best: Mapping[str, Trial]) -> str:
+def _describe_sweep(sweep: Sweep, best: Mapping[str, TrialResult]) -> str:
     lines = [
         f"The best values of each method by validation score, from a sweep over {', '.join(sweep.keys)}.",
         f"Setting: {' '.join([Path(sweep.source).name, *sweep.words])}; seeds {', '.join(map(str, sweep.seeds))}.",

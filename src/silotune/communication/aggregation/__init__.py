@@ -25,7 +25,7 @@ __all__ += ["in_name_order", "register_aggregation", "uniform", "weighted_mean"]
 
 
 AGGREGATIONS: dict[str, Aggregation] = {"uniform": uniform, "samples": by_samples, "median": median}
-"""The built-in ones without options; `make_aggregation` makes all."""
+"""The built-in aggregations without options; `make_aggregation` also makes those with options."""
 
 
 Made = TypeVar("Made", bound=Callable[..., Any])
@@ -40,14 +40,15 @@ def register_aggregation(name: str, aggregation: Made) -> Made: ...
 
 
 def register_aggregation(name: str, aggregation: Any = None) -> Any:
-    """Make an aggregation known in this process; with the name alone, a decorator.
+    """Register an aggregation in this process; with the name alone, return a decorator.
 
-    Processes that a run starts know it if their script or an entry point of group `silotune.aggregations` registers it.
+    Other processes of a run find it if an entry point of the group `silotune.aggregations` names it, or if their script
+    registers it, too.
 
     Args:
-        name: as `aggregation=` has it.
+        name: the name that `aggregation=` chooses it by.
         aggregation: a function of updates (`Aggregation`); or a class of such functions, which is called without
-            arguments or, where it has a pydantic model `Options`, with the options of the section `aggregation`.
+            arguments or, if it has a pydantic model `Options`, with the options of the section `aggregation`.
 
     Raises:
         InputError: the name is taken.

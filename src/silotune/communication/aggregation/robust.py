@@ -46,7 +46,7 @@ def multi_krum(updates: Iterable[Update], byzantine: int, keep: int | None = Non
     Args:
         updates: one per silo.
         byzantine: f, the number of updates that may be malicious.
-        keep: m, the number of updates to average, n − f at most; None: n − f.
+        keep: m, the number of updates to average, n − f at most; by default n − f.
     """
     return uniform(_nearest(updates, byzantine, keep))
 

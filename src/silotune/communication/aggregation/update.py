@@ -29,7 +29,7 @@ def in_name_order(updates: Iterable[Update], silos: Sequence[str]) -> Iterator[U
     arrival.
 
     Args:
-        updates: in order of arrival.
+        updates: the updates, in order of arrival.
         silos: the silos of the round.
     """
     turns = iter(sorted(silos))

@@ -63,7 +63,7 @@ class Privacy:
         """Refuse a run whose budget is less than the cost of one round.
 
         Raises:
-            InputError: with the cost of one round.
+            InputError: the budget is too small; the message has the cost of one round.
         """
         if self.rounds == 0:
             cost = f"{self.account.total(1):.4g}"

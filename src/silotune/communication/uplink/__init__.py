@@ -80,13 +80,14 @@ def register_codec(name: str, codec: Made) -> Made: ...
 
 
 def register_codec(name: str, codec: Any = None) -> Any:
-    """Make a codec known in this process; with the name alone, a decorator of its class.
+    """Register a codec in this process; with the name alone, return a decorator of its class.
 
-    Processes that a run starts know it if their script or an entry point of group `silotune.codecs` registers it.
+    Other processes of a run find it if an entry point of the group `silotune.codecs` names it, or if their script
+    registers it, too.
 
     Args:
-        name: as `uplink=` has it.
-        codec: a class with the methods of `Codec`, which is called without arguments or, where it has a pydantic model
+        name: the name that `uplink=` chooses it by.
+        codec: a class with the methods of `Codec`, which is called without arguments or, if it has a pydantic model
             `Options`, with the options of the section `uplink`.
 
     Raises:

@@ -48,7 +48,7 @@ class Codec(Protocol):
         """Return the tensor, float32.
 
         Raises:
-            ValueError: with the reason, if `encode` cannot have written this.
+            ValueError: `encode` cannot have written this; the text says why.
         """
 
 

@@ -35,7 +35,7 @@ class UplinkPipeline:
     Args:
         names: the steps' names.
         steps: clipping and noise.
-        codec: the representation of numbers; None: float32.
+        codec: the representation of numbers; float32 without a codec.
         feedback: whether a silo keeps the codec's error and adds it to its next change (error feedback, Seide et al.
             2014; Karimireddy et al. 2019, Algorithm 1). The error depends on the noised change alone and so reveals
             nothing more.
@@ -113,7 +113,7 @@ class UplinkPipeline:
         """Return the silo's shared parts: the broadcast tensors `before` plus the change in its message.
 
         Raises:
-            MessageRefused: for codes or scales that no silo writes, or sums that are not finite.
+            MessageRefused: the message has codes or scales that no silo writes, or sums are not finite.
         """
         tensors: Tensors = {}
         for name, tensor in before.items():

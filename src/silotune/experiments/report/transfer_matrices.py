@@ -95,7 +95,7 @@ def transfer_figure(matrices: Sequence[Matrix], path: Path) -> Path:
     Task names have the color of their type.
 
     Args:
-        matrices: at least one.
+        matrices: the matrices, at least one.
         path: the PNG file.
 
     Returns:
