@@ -48,7 +48,7 @@ def transfer(
 
     from silotune.evaluation.transfer import exchange, matrix
     from silotune.experiments.report.transfer_matrices import RunFacts, transfer_figure, write_transfer_csv
-    from silotune.experiments.transfer import alpha_of, mixed, open_models
+    from silotune.experiments.transfer import alpha_of, describe_differences, open_models
 
     with console.status("opening runs") as status:
         groups = open_models(folders, head, lambda name: status.update(f"opened {name}"))
@@ -65,7 +65,7 @@ def transfer(
                 f"transfer.head=source: {label} has no two tasks with equally many labels; allowed: target"
             )
         _say_differing(models, scores_by_group[label])
-        if note := mixed(label, models):
+        if note := describe_differences(label, models):
             say(note)
     matrices = [matrix(label, scores, types) for label, scores in scores_by_group.items()]
     make_folder(out, f"--out {out}")

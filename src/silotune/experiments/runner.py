@@ -23,10 +23,10 @@ Summary = dict[str, Any]
 
 _Outcome = Summary | Diverged
 
-Bars = Callable[[str, int], Progress]
+ProgressFactory = Callable[[str, int], Progress]
 """From (title, rounds) to the progress report of one run."""
 
-Done = Callable[[Cell, Summary], None]
+OnCellDone = Callable[[Cell, Summary], None]
 """Called with every cell that was run, and its summary."""
 
 Announce = Callable[[str], None]
@@ -39,7 +39,7 @@ cell."""
 
 @dataclass(frozen=True)
 class CellKind:
-    """What is done in a cell.
+    """The work of a cell: a whole run, or a trial of a sweep.
 
     Args:
         work: runs the cell, or continues it where it was interrupted.
@@ -81,8 +81,8 @@ def run_cells(
     *,
     kind: CellKind = RUN,
     workers: int = 1,
-    bars: Bars | None = None,
-    done: Done | None = None,
+    bars: ProgressFactory | None = None,
+    done: OnCellDone | None = None,
     announce: Announce | None = None,
 ) -> dict[str, Summary]:
     """Run the unfinished cells.
@@ -93,9 +93,9 @@ def run_cells(
     Args:
         cells: the cells of one comparison or sweep.
         out: parent of the run folders.
-        kind: what to do in a cell.
+        kind: the function that runs a cell, and the file that it writes last.
         workers: number of processes; each loads the backbone once.
-        bars: progress of each run (with one worker only).
+        bars: makes the progress report of a run; used with one worker only.
         done: called after every cell that was run now.
         announce: called with a cell's privacy guarantee before its first round.
 
@@ -141,7 +141,7 @@ def _finished(cell: Cell, out: Path, kind: CellKind) -> bool:
 
 
 def _run_here(
-    cells: Sequence[Cell], out: Path, kind: CellKind, bars: Bars | None, announce: Announce | None
+    cells: Sequence[Cell], out: Path, kind: CellKind, bars: ProgressFactory | None, announce: Announce | None
 ) -> Iterator[tuple[Cell, _Outcome]]:
     backbones = _Backbones()
     for cell in cells:

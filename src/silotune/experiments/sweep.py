@@ -22,7 +22,7 @@ from silotune.core.files import write_text
 from silotune.errors import InputError, SilotuneError, unknown_name_error
 from silotune.experiments.best_values import to_words, write_best
 from silotune.experiments.comparison import Cell, compared_methods, split_words
-from silotune.experiments.runner import Bars, Done, Summary, run_cells
+from silotune.experiments.runner import OnCellDone, ProgressFactory, Summary, run_cells
 from silotune.experiments.search_space import (
     Choices,
     Dimension,
@@ -135,7 +135,7 @@ def _methods_word(word: str) -> str:
 
 
 def run_sweep(
-    sweep: Sweep, out: Path, *, workers: int = 1, bars: Bars | None = None, done: Done | None = None
+    sweep: Sweep, out: Path, *, workers: int = 1, bars: ProgressFactory | None = None, done: OnCellDone | None = None
 ) -> list[TrialResult]:
     """Run the unfinished trials, then write `sweep.csv` and `best.yaml`.
 

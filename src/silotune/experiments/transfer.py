@@ -161,7 +161,7 @@ def alpha_of(config: Config) -> float | None:
     return config.partition.alpha if skewed else None
 
 
-def mixed(label: str, models: Sequence[TransferModel]) -> str | None:
+def describe_differences(label: str, models: Sequence[TransferModel]) -> str | None:
     """Describe in one line the settings in which models of a group differ; None if they agree.
 
     Args:

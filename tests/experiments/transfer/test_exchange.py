@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModel, AutoTokenizer
 
 from silotune.evaluation.transfer import TransferScore, exchange, matrix
-from silotune.experiments.transfer import alpha_of, mixed, open_models
+from silotune.experiments.transfer import alpha_of, describe_differences, open_models
 from silotune.runs.load import load_run
 from tests.support.tiny import LABELS
 
@@ -119,17 +119,17 @@ def test_learning_rate_and_alpha_tell_groups_apart_where_tasks_come_twice(made):
     apart = [made("fedavg", "alpha"), made("fedavg", "beta", "train.lr=0.01")]  # the best rate of each task
     ((label, models),) = open_models(apart).items()
     assert label == "fedavg, lora"
-    assert mixed(label, models) == "fedavg, lora: the runs differ in train.lr (alpha 0.03, beta 0.01)"
+    assert describe_differences(label, models) == "fedavg, lora: the runs differ in train.lr (alpha 0.03, beta 0.01)"
 
 
 def test_what_one_matrix_mixes_is_told(made):
     skewed = ("partition=dirichlet", "partition.alpha=2.0")
     alike = [made("fedavg", task) for task in ("alpha", "beta")]
     ((label, models),) = open_models(alike).items()
-    assert mixed(label, models) is None
+    assert describe_differences(label, models) is None
     apart = [made("fedavg", "alpha", *skewed), made("fedavg", "beta", "train.lr=0.01")]
     ((label, models),) = open_models(apart).items()
-    assert mixed(label, models) == (
+    assert describe_differences(label, models) == (
         "fedavg, lora: the runs differ in train.lr (alpha 0.03, beta 0.01) and partition.alpha (alpha 2, beta none)"
     )
     assert [alpha_of(model.federation.config) for model in models] == [2, None]
