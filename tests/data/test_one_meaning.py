@@ -35,5 +35,5 @@ def test_labelled_rows_of_another_task_are_refused(change, tiny_config):
     data = load_silos(config)
     own = draw_labeled_rows(data, config.server, 1)
     with pytest.raises(InputError, match=r"federation\.labelled: the task of its rows is"):
-        build(config, data=data, labelled=replace(own, task=replace(own.task, **change)))
-    assert build(config, data=data, labelled=own).server is not None
+        build(config, data=data, labeled=replace(own, task=replace(own.task, **change)))
+    assert build(config, data=data, labeled=own).server is not None

@@ -44,12 +44,12 @@ def variant(**changes: object) -> FedMatch:
         ({"trains": ("globl",)}, "unknown part 'globl'"),
         ({"views": {"full": {"recieved:global": 1}}}, "unknown anchor 'recieved'"),
         ({"views": {"full": {received("globl"): 1}}}, "unknown part 'globl'"),
-        ({"views": {"full": {received(PRIVATE): 1}}}, "it never travels"),
+        ({"views": {"full": {received(PRIVATE): 1}}}, "private parts are not sent"),
         ({"views": {"full": {previous(GLOBAL): 1}}}, "'remembers' does not name"),
         ({"start": {GLOBAL: PRIVATE}}, "copies the private part 'private' into the shared 'global'"),
         ({"start": {PRIVATE: "head_2"}}, "unknown part 'head_2'"),
-        ({"skips_first": True}, "skips a silo's first participation, which nothing tells"),
-        ({"views": {"full": {HEAD: 1}}}, "mixes 'head', which is no adapter"),
+        ({"skips_first": True}, "skips a silo's first participation, but 'remembers' names no part"),
+        ({"views": {"full": {HEAD: 1}}}, "mixes 'head', which is not an adapter"),
     ],
 )
 def test_a_slip_is_refused_by_name(changes: dict, complaint: str) -> None:
@@ -90,5 +90,5 @@ def test_a_part_that_begins_as_an_unknown_one_is_refused() -> None:
         def parts(self) -> dict[str, Part]:
             return super().parts() | {PRIVATE: replace(super().parts()[PRIVATE], start="globl")}
 
-    with pytest.raises(ValueError, match="'private' begins as an unknown part 'globl'"):
+    with pytest.raises(ValueError, match="'private' starts from an unknown part 'globl'"):
         check_method(Orphan(setting()))

@@ -185,7 +185,7 @@ def test_alpha_is_the_mean_similarity_by_hand(config, method, scale, words):
         values = [by_numpy(options.similarity, known_by(asked, row), known_by(own, other)) for other in drawn]
         expected.append(scale * np.mean(np.clip(values, 0, 1) if options.clip else values))
         draws.append(drawn)
-    assert found.drawn.tolist() == draws
+    assert found.sampled.tolist() == draws
     np.testing.assert_allclose(found.alpha.numpy(), expected, rtol=2e-5, atol=2e-6)
     assert len({tuple(sorted(drawn)) for drawn in draws}) > 1 or options.samples >= 9
     assert np.ptp(expected) > 1e-4

@@ -27,7 +27,7 @@ class Late(Supervised):
     defaults: ClassVar = {"tuner": "lora", "tuner.r": 3, "rounds": 1}
     tuners = ("lora", "bottleneck")
     scope = Scope.SHARED
-    stem = GLOBAL
+    adapter_name = GLOBAL
 
 
 class Empty(Tuner):

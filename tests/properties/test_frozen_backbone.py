@@ -71,7 +71,7 @@ def test_an_interruption_amid_a_forward_leaves_the_backbone_as_it_was(federate, 
         if len(forwards) == 4:
             raise KeyboardInterrupt
 
-    site = federate.backbone.site("encoder.layer.0.intermediate")
+    site = federate.backbone.module("encoder.layer.0.intermediate")
     handle = site.register_forward_pre_hook(interrupt)
     try:
         with pytest.raises(KeyboardInterrupt):

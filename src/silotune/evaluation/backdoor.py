@@ -1,4 +1,4 @@
-"""How well a backdoor works: accuracy on clean rows (ACC) and attack success rate (ASR), FedPrompt section 3.1."""
+"""Measures a backdoor attack: accuracy on clean rows (ACC) and attack success rate (ASR), FedPrompt section 3.1."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def success_rate(predicted: Tensor, labels: Tensor, target: int) -> float | None
 
 
 def with_attack(federation: Federation, silos: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Add `accuracy` and `asr` to the silos' results, if a backdoor is looked for."""
+    """Add `accuracy` and `asr` to the silos' entries, if the configuration has a backdoor attack."""
     if not any(rows.attack for silo in federation.silos.values() for rows in silo.evaluations.values()):
         return dict(silos)
     attacked = evaluate_silos(federation, lambda state, rows: _attacked(federation.context, state, rows))

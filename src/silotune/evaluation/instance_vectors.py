@@ -1,4 +1,4 @@
-"""Vectors of a silo's own rows, and the weights of texts by their similarity to them (FedDPA, section 4.3).
+"""Embeds a silo's rows, weighs texts by their similarity to them (FedDPA, section 4.3), and keeps the vectors in files.
 
 The vectors follow from the silo's rows and the parts that embed them, so they are not part of the state: they are
 computed when a model predicts, and kept with the silo until one of those parts changes. They are never sent. A finished
@@ -22,24 +22,24 @@ from silotune.core.tensors import State, Tensors, digest, flatten
 from silotune.data.batching import call_cost_for, evaluation_batches
 from silotune.data.tokenized import TokenizedRows
 from silotune.errors import InputError
-from silotune.methods.instance_weighting import INSTANCES, KEY, VECTORS, InstanceWeighting
+from silotune.methods.instance_weighting import INSTANCES, SEED, VECTORS, InstanceWeighting
 from silotune.models.forward.pooling import POOLINGS, Pooling
 from silotune.models.forward.views import ViewRequest, run_views
 from silotune.models.heads.lm import prompt_rows
 from silotune.training.context import TrainingContext
 from silotune.training.silo import Silo
 
-FOLDER = "instances"
+INSTANCES_FOLDER = "instances"
 """The folder of a finished run that holds the vectors of its silos."""
 
 
 @dataclass(frozen=True)
 class Weights:
-    """Weights of texts: `alpha`, shape (texts,); `similarities` and the `drawn` rows' numbers, shape (texts, S)."""
+    """Weights of texts: `alpha`, shape (texts,); `similarities` and indices of the `sampled` rows, shape (texts, S)."""
 
     alpha: Tensor
     similarities: Tensor
-    drawn: Tensor
+    sampled: Tensor
 
 
 @torch.no_grad()
@@ -47,8 +47,8 @@ def embed(context: TrainingContext, state: State, rows: TokenizedRows) -> Tensor
     """Embed each row's text, without the answer, under the method's view.
 
     Args:
-        context: its method weights texts.
-        state: parts by name.
+        context: the context of a run whose method weighs texts.
+        state: all parts of a model by name.
         rows: rows of any task.
 
     Returns:
@@ -70,8 +70,8 @@ def weigh(context: TrainingContext, state: State, rows: TokenizedRows) -> Weight
     """Weigh rows by their similarity to the silo's own rows.
 
     Args:
-        context: its method predicts.
-        state: parts by name, and `INSTANCES` (see `with_instances`).
+        context: the context of the run.
+        state: all parts of a model by name, and `INSTANCES` (see `with_instances`).
         rows: rows of any task.
 
     Returns:
@@ -85,9 +85,9 @@ def weigh(context: TrainingContext, state: State, rows: TokenizedRows) -> Weight
         empty = torch.zeros(len(rows), 0)
         return Weights(torch.zeros(len(rows)), empty, empty.long())
     texts = prompt_rows(rows).ids if rows.task.kind == "generation" else rows.ids
-    drawn = weighting.drawn(instances, texts)
-    similarities = weighting.similarities(instances, embed(context, state, rows), drawn)
-    return Weights(weighting.alpha(similarities), similarities, drawn)
+    sampled = weighting.sample_rows(instances, texts)
+    similarities = weighting.similarities(instances, embed(context, state, rows), sampled)
+    return Weights(weighting.alpha(similarities), similarities, sampled)
 
 
 def personalized_state(context: TrainingContext, silo: Silo, shared: State) -> State:
@@ -111,15 +111,15 @@ def _instances(context: TrainingContext, weighting: InstanceWeighting, silo: Sil
     if silo.instances is not None and silo.instances[0] in (made_with, READ):
         return silo.instances[1]
     rows = [silo.train[task] for task in sorted(silo.train)]
-    key = torch.tensor(derive(context.seed, INSTANCES, silo.name))
-    instances = {VECTORS: torch.cat([embed(context, state, task_rows) for task_rows in rows]), KEY: key}
+    seed = torch.tensor(derive(context.seed, INSTANCES, silo.name))
+    instances = {VECTORS: torch.cat([embed(context, state, task_rows) for task_rows in rows]), SEED: seed}
     silo.instances = (made_with, instances)
     return instances
 
 
 def _weighting(context: TrainingContext) -> InstanceWeighting:
     weighting = context.method.prediction().weighting
-    assert weighting is not None, f"method {context.method.name} does not look at texts"
+    assert weighting is not None, f"method {context.method.name} does not weigh texts"
     return weighting
 
 
@@ -155,11 +155,11 @@ def read_instances(run: Path, context: TrainingContext, silos: Iterable[Silo]) -
         except (OSError, SafetensorError) as error:
             raise InputError(f"{path}: missing or damaged ({error})") from error
         width = context.backbone.hidden_size
-        vectors, key = tensors.get(VECTORS), tensors.get(KEY)
-        if vectors is None or key is None or vectors.dim() != 2 or vectors.shape[1] != width or key.dim():
-            raise InputError(f"{path}: missing or damaged (not what a silo's rows are known by)")
-        silo.instances = (READ, {VECTORS: vectors, KEY: key})
+        vectors, seed = tensors.get(VECTORS), tensors.get(SEED)
+        if vectors is None or seed is None or vectors.dim() != 2 or vectors.shape[1] != width or seed.dim():
+            raise InputError(f"{path}: missing or damaged (it has not the vectors of a silo's rows)")
+        silo.instances = (READ, {VECTORS: vectors, SEED: seed})
 
 
 def _file(run: Path, silo: Silo) -> Path:
-    return run / FOLDER / f"{silo.name}.safetensors"
+    return run / INSTANCES_FOLDER / f"{silo.name}.safetensors"

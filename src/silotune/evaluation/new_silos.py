@@ -1,8 +1,8 @@
-"""New silos (FedDPA, appendix C.1): one that joins after the last round begins as the most similar existing silo.
+"""Scores silos that join after the last round and start from the most similar existing silo (FedDPA, appendix C.1).
 
-How similar a silo is: the mean over the new silo's rows of their similarity to rows of that silo, drawn as for a text's
-weight. This reads the vectors of the existing silo's rows and copies its local part. Both are private otherwise, so a
-federation with new silos has to agree to it.
+The similarity of two silos is the mean similarity of the new silo's rows to sampled rows of the existing silo, as for a
+text's weight. This reads the vectors of the existing silo's rows and copies its local part. Both are private otherwise,
+so a federation with new silos has to agree to it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from silotune.training.silo import Silo, SiloState
 
 
 def similarity(federation: Federation, new: Silo) -> dict[str, float]:
-    """Return silo that trained → mean similarity of the new silo's training rows to its rows."""
+    """Return silo → mean similarity of the new silo's training rows to its rows, for all silos that trained."""
     similarities = {}
     for silo in federation.silos.values():
         if silo.state is None:
@@ -32,8 +32,8 @@ def similarity(federation: Federation, new: Silo) -> dict[str, float]:
 def join(federation: Federation, new: Silo) -> dict[str, Any]:
     """Return a new silo's entry in `summary.json`: the most similar silo, and three test scores.
 
-    `found`: with the similar silo's model as it is; `test`: after local training from there; `alone`: after local
-    training from where every silo began.
+    `found` is the score of the similar silo's model, `test` the score after local training from that model, and `alone`
+    the score after local training from the initial parts.
     """
     context, shared = federation.context, federation.coordinator.shared
     similarities = similarity(federation, new)

@@ -1,4 +1,4 @@
-"""Predictions of a personalized model over rows."""
+"""Predicts rows with a silo's model (logits or written answers) and scores the predictions by the task's metric."""
 
 from __future__ import annotations
 
@@ -40,9 +40,10 @@ def answers(context: TrainingContext, state: State, rows: TokenizedRows) -> list
 
 @dataclass(frozen=True)
 class Measured:
-    """Scores in percent, None without rows: `score` by the metric, and `accuracy` beside it if answers are options.
+    """A model's scores on rows, in percent.
 
-    Accuracy is the share of answers that equal the expected option exactly.
+    `score` is by the task's metric, None without rows. If answers are options and the metric is another, `accuracy` is
+    the share of answers that equal the expected option exactly.
     """
 
     score: float | None

@@ -1,4 +1,4 @@
-"""Transfer between tasks: one run's tuned parts in another run's model (Malaviya et al. 2023, section 5.4.2).
+"""Scores one run's tuned parts in another run's model, for every pair of tasks (Malaviya et al. 2023, section 5.4.2).
 
 "The delta parameters of PLM trained on one dataset are transferred to all other datasets": every part that a source's
 prediction mixes takes the place of the target's; nothing is trained. The head is the target's own, so that tasks with
@@ -50,7 +50,9 @@ class TransferModel:
 
     Args:
         name: its name in messages.
-        federation: the run's; its method, backbone and head predict.
+        federation: the run's federation, whose method, backbone and head predict.
+        task: the task of the run.
+        seed: the seed of the run.
         state: the parts at the best round.
         tests: its sets of test rows; a score is the mean over them.
         reported: the test score in the run's summary.
@@ -66,12 +68,12 @@ class TransferModel:
 
     @property
     def tuned(self) -> tuple[str, ...]:
-        """The parts that its prediction mixes."""
+        """Names of the parts that its prediction mixes."""
         return tuple(self.federation.context.method.prediction().mix)
 
     @property
     def head(self) -> str:
-        """The part that its prediction reads labels with."""
+        """Name of the part that is the prediction's head."""
         return self.federation.context.method.prediction().head
 
     def judge(self, state: State) -> float:
@@ -89,7 +91,7 @@ class TransferModel:
 
 @dataclass(frozen=True)
 class TransferScore:
-    """One source on one target, of one seed, in percent. `relative` is None where the target's own score is 0."""
+    """The score of one source on one target, in percent. `relative` is None if the target's own score is 0."""
 
     source: str
     target: str
@@ -100,7 +102,7 @@ class TransferScore:
 
 
 def exchange(models: Sequence[TransferModel], head: WhoseHead = "target") -> Iterator[TransferScore]:
-    """Every model's tuned parts on every task, by seed, its own included; one cell at a time.
+    """Score every model's tuned parts on every task of the same seed, its own task first; yields one score at a time.
 
     Args:
         models: one per task and seed, of one method and tuner.
@@ -121,10 +123,10 @@ def exchange(models: Sequence[TransferModel], head: WhoseHead = "target") -> Ite
 
 
 def transferred(source: TransferModel, target: TransferModel, head: WhoseHead = "target") -> State:
-    """The target's parts, with the source's tuned parts in their place, and the source's head where that is wanted.
+    """Return the target's parts with the source's tuned parts in their place, and the source's head if `head` says so.
 
     Raises:
-        InputError: the parts do not fit, or the head has nothing to take along.
+        InputError: if the parts do not fit, or the source's head has no tensors.
     """
     check_alike(source, target)
     state = target.state | {name: source.state[name] for name in source.tuned}
@@ -172,8 +174,9 @@ class Matrix:
         label: the method's label.
         tasks: rows (sources) and columns (targets), grouped by type.
         types: each task's type.
-        absolute, relative: (source, target) → percent; pairs that could not be judged are absent.
-        seeds: number of seeds.
+        absolute: (source, target) → score in percent; pairs that have no score are absent.
+        relative: the same in percent of the target's own score.
+        seeds: the number of seeds.
     """
 
     label: str
@@ -204,7 +207,7 @@ class Matrix:
 
 
 def matrix(label: str, cells: Sequence[TransferScore], types: Mapping[str, str] = TASK_TYPES) -> Matrix:
-    """Cells of one method as a matrix; tasks and their types stand in the order of `types`, others behind them."""
+    """Make the matrix of one method's scores; tasks are in the order of `types`, unknown tasks last."""
     names = list(dict.fromkeys(cell.target for cell in cells))
     kinds = {name: types.get(name, OTHER) for name in names}
     order = list(dict.fromkeys([*types.values(), OTHER]))

@@ -121,7 +121,9 @@ def merge(tuner: Tuner, state: State, mix: Mapping[str, float]) -> MergedAdapter
         InputError: where the tuner has no single adapter for this mix.
     """
     parts = [
-        WeightedTensors(tuner.fold({key: tensor.detach().cpu().float() for key, tensor in state[name].items()}), weight)
+        WeightedTensors(
+            tuner.reparametrize({key: tensor.detach().cpu().float() for key, tensor in state[name].items()}), weight
+        )
         for name, weight in mix.items()
     ]
     if len(parts) == 1 and parts[0].weight == 1:

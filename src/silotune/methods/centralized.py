@@ -1,4 +1,4 @@
-"""Centralised training: all rows in one place, the bound that federation is measured against."""
+"""Centralized training: one model is trained on the rows of all silos; federated methods are compared with it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from silotune.methods.local import Local
 
 
 class Centralized(Local):
-    """One training silo holds every silo's rows; one adapter for all, heads per task; evaluated per silo."""
+    """One training silo holds all rows: one adapter, a head for each task, and scores for each silo."""
 
     name = "centralised"
     paper = "upper baseline: all data in one place"

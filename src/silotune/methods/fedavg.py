@@ -1,4 +1,7 @@
-"""FedAvg (McMahan et al. 2017): clients train on their data, the coordinator averages what they send."""
+"""FedAvg (McMahan et al. 2017): silos train the shared parts on their data, the coordinator averages their updates.
+
+Parts, phases and loss are those of `supervised.Supervised`; the coordinator averages every shared part.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +9,12 @@ from silotune.methods import GLOBAL, Scope, Supervised
 
 
 class FedAvg(Supervised):
-    """FedAvg of adapters, FedMCP's "FedAvg (PEFT)". Averaged uniformly or by rows: `aggregation`."""
+    """FedAvg of adapters, FedMCP's "FedAvg (PEFT)". `aggregation` says whether silos are weighed equally or by rows."""
 
     name = "fedavg"
     paper = "McMahan et al. 2017, Communication-Efficient Learning of Deep Networks from Decentralized Data"
     scope = Scope.SHARED
-    stem = GLOBAL
+    adapter_name = GLOBAL
 
 
 class FedAvgFull(FedAvg):

@@ -1,4 +1,7 @@
-"""FedDPA (Yang et al. 2024): a global and a local LoRA, mixed anew for every text by its likeness to the silo's own."""
+"""FedDPA (Yang et al. 2024): mixes a global and a local LoRA, weighed by each text's similarity to the silo's texts.
+
+The paper's local LoRA is the part `PRIVATE`. FedDPA-F trains it after the rounds, FedDPA-T in every round.
+"""
 
 from __future__ import annotations
 
@@ -31,11 +34,12 @@ _EMBED: dict[str, Mix] = {"global": {GLOBAL: 1}, "local": {PRIVATE: 1}, "base": 
 
 
 class FedDPAOptions(FedITOptions):
-    """How global and local part are weighted; defaults are the paper's.
+    """Options for the weights of the global and the local part; the defaults are the paper's.
 
-    `alpha`: the local part's weight, where it is fixed. `weighting`: dynamic (section 4.3), or fixed at `alpha`.
-    `scale`: λ; where it is not set, 1 for FedDPA-F and `alpha` for FedDPA-T. `similarity`, `representation`, `samples`
-    (S): of a text to the silo's rows. `embed`: under which part texts are embedded. `clip`: similarities to [0, 1].
+    `weighting`: `dynamic`, a weight α for each text (section 4.3), or `fixed`. `alpha`: the local part's weight under
+    `fixed`. `scale`: λ; by default 1 for FedDPA-F and `alpha` for FedDPA-T. `similarity`: the function that compares a
+    text with rows. `representation`: how a text's states are pooled. `samples`: S, the number of rows that a text is
+    compared with. `embed`: the part under which texts are embedded. `clip`: whether similarities are clipped to [0, 1].
     """
 
     alpha: float = Field(0.5, ge=0, le=1)
@@ -49,19 +53,19 @@ class FedDPAOptions(FedITOptions):
 
 
 class FedDPATOptions(FedDPAOptions):
-    """`sees`: the global part under which the local one is trained: just trained, or as it was received."""
+    """`sees`: the global part beside which the local one is trained: as this round trained it, or as received."""
 
     sees: Literal["trained", "received"] = "trained"
 
 
-def mixture(options: FedDPAOptions, scale: float) -> PredictionMix:
-    """`base + (1 − α)·Δθ_g + α·Δθ_l`: α of each text, or fixed (Table 3)."""
+def prediction_mix(options: FedDPAOptions, scale: float) -> PredictionMix:
+    """Return the mix `base + (1 − α)·Δθ_g + α·Δθ_l`, with α computed for each text or fixed (Table 3)."""
     fixed: Mix = {GLOBAL: 1 - options.alpha, PRIVATE: options.alpha}
     if options.weighting == "fixed":
         return PredictionMix(fixed)
     weighting = InstanceWeighting(
-        near=PRIVATE,
-        far=GLOBAL,
+        local_part=PRIVATE,
+        global_part=GLOBAL,
         view=_EMBED[options.embed],
         similarity=options.similarity,
         representation=options.representation,
@@ -73,19 +77,19 @@ def mixture(options: FedDPAOptions, scale: float) -> PredictionMix:
 
 
 class FedDPAF(FedLoRA):
-    """Algorithm 1: trained as FedLoRA; both parts predict. λ = 1."""
+    """Algorithm 1: both parts are trained as in FedLoRA, and both predict. λ = 1."""
 
     name = "feddpa-f"
     paper = _PAPER
     Options = FedDPAOptions
 
     def prediction(self) -> PredictionMix:
-        """See `mixture`."""
-        return mixture(cast(FedDPAOptions, self.options), 1.0)
+        """See `prediction_mix`."""
+        return prediction_mix(cast(FedDPAOptions, self.options), 1.0)
 
 
 class FedDPAT(FedIT):
-    """Algorithm 2: in every round the global part alone, then the local one beside the frozen global one. λ = α."""
+    """Algorithm 2: every round trains the global part alone, then the local part beside the frozen global. λ = α."""
 
     name = "feddpa-t"
     paper = _PAPER
@@ -93,14 +97,14 @@ class FedDPAT(FedIT):
     head_of_global = "head_global"
 
     def parts(self) -> dict[str, Part]:
-        """The local part has its own draw and goes on from its last state."""
+        """Return FedIT's parts, and a local part with initial values of its own that keeps its state."""
         return super().parts() | {PRIVATE: private(self.setting.tuner), HEAD: private(self.setting.head)}
 
     def phases(self) -> list[Phase]:
         """Global (eq. 2), then local under `(1 − α)·global + α·local` (eq. 3)."""
         options = cast(FedDPATOptions, self.options)
-        seen = GLOBAL if options.sees == "trained" else received(GLOBAL)
-        views: dict[str, Mix] = {"both": {seen: 1 - options.alpha, PRIVATE: options.alpha}}
+        global_part = GLOBAL if options.sees == "trained" else received(GLOBAL)
+        views: dict[str, Mix] = {"both": {global_part: 1 - options.alpha, PRIVATE: options.alpha}}
         return [*super().phases(), Phase("local", trains=(PRIVATE, HEAD), views=views, loss=self.local_loss)]
 
     def local_loss(self, step: Step) -> Tensor:
@@ -108,6 +112,6 @@ class FedDPAT(FedIT):
         return step.cross_entropy("both")
 
     def prediction(self) -> PredictionMix:
-        """See `mixture`."""
+        """See `prediction_mix`."""
         options = cast(FedDPATOptions, self.options)
-        return mixture(options, options.alpha)
+        return prediction_mix(options, options.alpha)

@@ -41,7 +41,7 @@ class FedMCPOptions(MethodOptions):
 
 
 class FedMCP(Method):
-    """Algorithm 1 and eqs. 3-9. Only the global adapter travels."""
+    """Algorithm 1 and eqs. 3-9. Only the global adapter is sent."""
 
     name = "fedmcp"
     paper = "Zhao et al. 2024, FedMCP: Parameter-Efficient Federated Learning with Model-Contrastive Personalization"
@@ -49,7 +49,7 @@ class FedMCP(Method):
     defaults = {"aggregation": "uniform"}  # Algorithm 1, line 6
 
     def parts(self) -> dict[str, Part]:
-        """Two adapters at the same sites; two heads, one over each of the two models (section IV-B)."""
+        """Two adapters at the same target modules; two heads, one over each of the two models (section IV-B)."""
         adapter, head = self.setting.tuner, self.setting.head
         return {
             GLOBAL: shared(adapter),

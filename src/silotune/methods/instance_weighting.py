@@ -1,7 +1,8 @@
-"""Instance-wise dynamic weighting (FedDPA, section 4.3): each text's weight from its similarity to the silo's rows.
+"""Computes the weight α of a text's local part from its similarity to the silo's rows (FedDPA, section 4.3).
 
-`α = λ · mean_i Sim(w_x, w_xi)` over S rows drawn from the silo's training rows; w is pooled from the last layer's
-states. The draw depends on the silo and the text's tokens alone, so a text's α does not depend on its batch.
+`α = λ · mean_i Sim(w_x, w_xi)` over S sampled training rows xi of the silo; `w_x` is the embedding of text x, pooled
+from the last layer's states. The sample depends on the silo and the text's tokens alone, so a text's α does not depend
+on its batch. `evaluation/instance_vectors` embeds the rows and computes the weights at prediction.
 """
 
 from __future__ import annotations
@@ -23,10 +24,14 @@ Representation = Literal["last", "mean"]
 
 
 INSTANCES = "instances"
-"""Name in a silo's state at prediction, beside its parts: `vectors` of its rows, shape (rows, hidden), and `key`, the
-seed of draws. Empty if the silo never trained; α is then 0."""
+"""Name in a silo's state at prediction, beside its parts, of two tensors, `VECTORS` and `SEED`. It is empty if the silo
+never trained; α is then 0."""
 
-VECTORS, KEY = "vectors", "key"
+VECTORS = "vectors"
+"""Name of the embeddings of the silo's rows, shape (rows, hidden)."""
+
+SEED = "key"
+"""Name of the seed with which rows are sampled for a text, shape ()."""
 
 
 def cosine(x: Tensor, y: Tensor) -> Tensor:
@@ -52,8 +57,8 @@ class InstanceWeighting:
     """How the weights of texts are computed.
 
     Args:
-        near: the part of weight α.
-        far: the part of weight 1 − α.
+        local_part: the part of weight α.
+        global_part: the part of weight 1 − α.
         view: the mix under which texts are embedded.
         similarity: a key of `TEXT_SIMILARITIES`.
         representation: the pooling of the last layer's states.
@@ -62,8 +67,8 @@ class InstanceWeighting:
         clip: whether similarities are clipped to [0, 1].
     """
 
-    near: str
-    far: str
+    local_part: str
+    global_part: str
     view: Mix
     similarity: Similarity = "cosine"
     representation: Representation = "last"
@@ -73,18 +78,18 @@ class InstanceWeighting:
 
     def mix(self, alpha: Tensor) -> dict[str, Tensor]:
         """Return the mix for α of shape (rows,)."""
-        return {self.far: 1 - alpha, self.near: alpha}
+        return {self.global_part: 1 - alpha, self.local_part: alpha}
 
-    def drawn(self, instances: Tensors, texts: Sequence[Sequence[int]]) -> Tensor:
+    def sample_rows(self, instances: Tensors, texts: Sequence[Sequence[int]]) -> Tensor:
         """Return the indices of the silo's rows that each text (token ids) is compared with, shape (texts, S)."""
-        total, key = len(instances[VECTORS]), int(instances[KEY])
+        total, seed = len(instances[VECTORS]), int(instances[SEED])
         size = min(self.samples, total)
-        rows = [sampler(key, "instances", *text).sample(range(total), size) for text in texts]
+        rows = [sampler(seed, "instances", *text).sample(range(total), size) for text in texts]
         return torch.tensor(rows, dtype=torch.int64).reshape(len(texts), size)
 
-    def similarities(self, instances: Tensors, vectors: Tensor, drawn: Tensor) -> Tensor:
-        """Return the similarities, shape (texts, S), of `vectors` (texts, hidden) to the rows `drawn` (texts, S)."""
-        similarities = TEXT_SIMILARITIES[self.similarity](vectors.unsqueeze(1), instances[VECTORS][drawn])
+    def similarities(self, instances: Tensors, vectors: Tensor, sampled: Tensor) -> Tensor:
+        """Return the similarities, shape (texts, S), of `vectors` (texts, hidden) to the `sampled` rows (texts, S)."""
+        similarities = TEXT_SIMILARITIES[self.similarity](vectors.unsqueeze(1), instances[VECTORS][sampled])
         return similarities.clamp(0, 1) if self.clip else similarities
 
     def alpha(self, similarities: Tensor) -> Tensor:

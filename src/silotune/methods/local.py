@@ -11,8 +11,8 @@ class Local(Supervised):
     name = "local"
     paper = "baseline without communication"
     scope = Scope.PRIVATE
-    stem = PRIVATE
+    adapter_name = PRIVATE
 
     def head(self) -> Part:
-        """The head is private, whatever the setting says: nothing is sent."""
+        """Return a private head, whatever `head.scope` says, because nothing is sent."""
         return Part(self.setting.head, Scope.PRIVATE)

@@ -1,4 +1,4 @@
-"""Base of methods with one or two adapters, one head, and cross-entropy on the labels."""
+"""`Supervised`, the base of FedAvg and its relatives: adapters of one scope and one head, trained on cross-entropy."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from silotune.models.forward.mixing import Mix
 
 
 class SupervisedOptions(MethodOptions):
-    """`adapters`: the number of adapters at each site, averaged (two for the baselines in FedMCP's Table I)."""
+    """`adapters`: the number of adapters at each target module; their average acts (two in FedMCP's Table I)."""
 
     adapters: Literal[1, 2] = 1
 
@@ -20,18 +20,19 @@ class SupervisedOptions(MethodOptions):
 class Supervised(Method):
     """Adapters of one scope, trained on cross-entropy.
 
-    Subclasses set `scope` and `stem`, the adapters' name, and may add to the loss.
+    Subclasses set `scope` and `adapter_name`, and may add terms to the loss.
     """
 
     Options = SupervisedOptions
     scope: ClassVar[Scope]
-    stem: ClassVar[str]
+    adapter_name: ClassVar[str]
+    """Name of the adapter part; a second adapter is called `<name>_2`."""
 
     @property
     def adapters(self) -> list[str]:
         """The names of the adapter parts."""
         number = cast(SupervisedOptions, self.options).adapters
-        return [self.stem] if number == 1 else [self.stem, f"{self.stem}_2"]
+        return [self.adapter_name] if number == 1 else [self.adapter_name, f"{self.adapter_name}_2"]
 
     @property
     def mix(self) -> Mix:

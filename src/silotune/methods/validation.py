@@ -1,4 +1,4 @@
-"""Checks of a method's declarations, before anything runs."""
+"""Checks that a method's parts, phases and prediction fit each other; `runs/build` calls it before a run."""
 
 from __future__ import annotations
 
@@ -16,18 +16,19 @@ def check_method(method: Method) -> None:
     """Check parts, phases and prediction against each other.
 
     Raises:
-        ValueError: a part that does not exist or cannot stand there, an unknown anchor, an anchor of a part that has
-            none, a private part copied into a shared one or used in a phase of the coordinator, or a phase that no
-            silo would ever run.
+        ValueError: if a name is no part or no anchor, a part cannot be used where it is named, a private part is copied
+            into a shared one or used by a phase of the coordinator, or no silo would ever run a phase.
     """
     parts = method.parts()
     for name in parts:
         if "/" in name or ":" in name:
             raise ValueError(f"method {method.name}: part name {name!r} holds a slash or colon")
         if name == INSTANCES:
-            raise ValueError(f"method {method.name}: no part can be called {name!r}; a silo's own texts are")
+            raise ValueError(
+                f"method {method.name}: the part name {name!r} is reserved for the vectors of a silo's rows"
+            )
         if parts[name].start is not None and parts[name].start not in parts:
-            raise ValueError(f"method {method.name}: part {name!r} begins as an unknown part {parts[name].start!r}")
+            raise ValueError(f"method {method.name}: part {name!r} starts from an unknown part {parts[name].start!r}")
     for phase in (*method.phases(), *method.server_phases()):
         _check_phase(method, parts, phase)
     for phase in method.server_phases():
@@ -53,7 +54,7 @@ def check_method(method: Method) -> None:
 def check_shared(method: Method, shared: State) -> None:
     """Check that every shared part has tensors.
 
-    A head without tensors may be shared beside other parts: it is the same in all silos.
+    A head without tensors may be shared beside parts with tensors, because it is the same in all silos.
 
     Args:
         method: the method.
@@ -77,18 +78,20 @@ def check_shared(method: Method, shared: State) -> None:
 
 def _check_weighting(method: Method, parts: dict[str, Part], weighting: InstanceWeighting) -> None:
     """Check that instance weighting uses parts of the prediction alone; anchors do not exist after training."""
-    for key in (weighting.near, weighting.far, *weighting.view):
+    for key in (weighting.local_part, weighting.global_part, *weighting.view):
         _check_key(method, parts, "the prediction", key)
         if key not in parts:
-            raise ValueError(f"method {method.name}: the prediction weights the anchor {key!r}; there is none by then")
+            raise ValueError(
+                f"method {method.name}: the prediction weighs the anchor {key!r}; anchors exist in training only"
+            )
 
 
 def _check_phase(method: Method, parts: dict[str, Part], phase: Phase) -> None:
     where = f"phase {phase.name!r}"
     if phase.skips_first and not method.remembers:
         raise ValueError(
-            f"method {method.name}: {where} skips a silo's first participation, which nothing tells from later ones: "
-            "'remembers' names no part"
+            f"method {method.name}: {where} skips a silo's first participation, but 'remembers' names no part, so "
+            "no silo can tell it from later ones"
         )
     for name in (*phase.trains, *phase.start, *phase.start.values(), *method.remembers):
         if name not in parts:
@@ -114,12 +117,12 @@ def _check_key(method: Method, parts: dict[str, Part], where: str, key: str) -> 
     if name not in parts:
         raise ValueError(f"method {method.name}: {where} mixes an unknown part {name!r}; there are: {', '.join(parts)}")
     if not isinstance(parts[name].module, Tuner):
-        raise ValueError(f"method {method.name}: {where} mixes {name!r}, which is no adapter")
+        raise ValueError(f"method {method.name}: {where} mixes {name!r}, which is not an adapter")
     if anchor == "received" and parts[name].scope is Scope.PRIVATE:
         raise ValueError(
-            f"method {method.name}: {where} asks for the private part {name!r} as received; it never travels"
+            f"method {method.name}: {where} asks for the private part {name!r} as received; private parts are not sent"
         )
     if anchor == "previous" and name not in method.remembers:
         raise ValueError(f"method {method.name}: {where} asks for previous {name!r}, which 'remembers' does not name")
     if anchor == "previous" and parts[name].scope is Scope.PRIVATE:
-        raise ValueError(f"method {method.name}: {where} asks for previous {name!r}; a private part is that already")
+        raise ValueError(f"method {method.name}: {where} asks for previous {name!r}; use the private part itself")

@@ -1,4 +1,4 @@
-"""Model replacement: a malicious silo scales its update before it sends it. `data/backdoor.py` poisons its rows."""
+"""Scales a malicious silo's update before it is sent (model replacement); `data/backdoor.py` poisons its rows."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ def scale_update(state: State, received: State, parts: Mapping[str, Part], scale
     """Scale the change of the shared parts: `received + scale·(trained − received)`.
 
     Model replacement (Bagdasaryan et al. 2020, eq. 3): if a silo has weight w in the mean, a scale of 1/w makes the
-    aggregate the attacker's model, as far as the others' changes cancel. That is n under a uniform mean of n silos, and
-    N/n_k under a mean by rows. Private parts stay unchanged; at a scale of 1 all parts do, to the bit.
+    aggregate the attacker's model, as far as the others' changes cancel. Under a uniform mean 1/w is the number of
+    silos in the round; under a mean by rows it is the number of all their rows over that of the attacker's. Private
+    parts are returned unchanged; at a scale of 1 all parts are, to the bit.
     """
     if scale == 1:
         return state

@@ -129,7 +129,7 @@ def test_frozen_modules_run_once_per_row(tiny_federation):
         def count(module, args, output, name=name):
             counts[name] += len(output)
 
-        federation.backbone.site(name).register_forward_hook(count)
+        federation.backbone.module(name).register_forward_hook(count)
     one_round(federation)
     rows = len(federation.silos["gamma"].train["gamma"])
     assert counts == {"encoder.layer.0.output.dense": rows, "encoder.layer.1.output.dense": 3 * rows}

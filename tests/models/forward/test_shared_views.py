@@ -92,7 +92,7 @@ class Calls:
     def __init__(self, backbone, **modules):
         self.rows = {name: [] for name in modules}
         self._handles = [
-            backbone.site(site).register_forward_hook(
+            backbone.module(site).register_forward_hook(
                 lambda module, args, output, name=name: self.rows[name].append(len(output))
             )
             for name, site in modules.items()

@@ -76,7 +76,7 @@ def test_the_later_passes_run_trained_views_alone(method, rounds, monkeypatch):
 
     def noted(backbone, request):
         rows = []
-        handle = backbone.site("encoder.layer.1.output.dense").register_forward_hook(
+        handle = backbone.module("encoder.layer.1.output.dense").register_forward_hook(
             lambda module, inputs, output: None if output.requires_grad else rows.append(len(output))
         )
         views = encode(backbone, request)

@@ -35,7 +35,7 @@ class Gain(Tuner):
 
     def init(self, backbone, tasks, generator):
         modules = find_target_modules(backbone, self.options.sites, self.name)
-        return {f"{module}.gain": torch.zeros(layer_widths(backbone.site(module))[1]) for module in modules}
+        return {f"{module}.gain": torch.zeros(layer_widths(backbone.module(module))[1]) for module in modules}
 
     def act(self, backbone, mix, plan):
         for module in self.target_modules(mix[0].tensors):

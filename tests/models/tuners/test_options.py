@@ -207,7 +207,7 @@ def test_prefixes_of_two_tuners_stand_side_by_side():
     for family in ("bert", "t5"):
         backbone, inputs = shared_backbone(family, double=True), batch(family)
         one, other = make_tuner("prefix"), make_tuner("prefix")
-        first, second = (one.fold(random_part(one, backbone, seed)) for seed in (1, 2))
+        first, second = (one.reparametrize(random_part(one, backbone, seed)) for seed in (1, 2))
         both = {"prompt_embeddings": torch.cat([first["prompt_embeddings"], second["prompt_embeddings"]])}
         apart = run(backbone, inputs, (one, [(first, 1.0)]), (other, [(second, 1.0)]))
         torch.testing.assert_close(apart, run(backbone, inputs, (one, [(both, 1.0)])), rtol=0, atol=1e-12)
@@ -243,7 +243,7 @@ def test_the_long_way_of_a_prefix_on_one_attention_layer():
     backbone, inputs = make_backbone("bert", double=True), batch("bert")
     tuner = make_tuner("prefix")
     part = random_part(tuner, backbone)
-    flat = tuner.fold(part)["prompt_embeddings"]  # (3, layers · 2 · heads · width)
+    flat = tuner.reparametrize(part)["prompt_embeddings"]  # (3, layers · 2 · heads · width)
     seen = {}
     layer = backbone.base.encoder.layer[0].attention
     layer.self.query.register_forward_hook(lambda m, args, output: seen.update(x=args[0]))
@@ -302,7 +302,7 @@ def test_a_prompt_comes_from_pytorchs_own_lstm_and_mlp(layers, offset):
     with torch.no_grad():
         expected = mlp(lstm(part["embedding.weight"].unsqueeze(0))[0])[0]
         expected = expected + part["offset.weight"] if offset else expected
-        actual = tuner.fold(part)["prompt_embeddings"]
+        actual = tuner.reparametrize(part)["prompt_embeddings"]
     torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-6)
 
 
@@ -315,7 +315,7 @@ def test_a_prompt_comes_from_an_mlp_of_three_layers():
     mlp.load_state_dict(applied(part, "mlp_head."))
     with torch.no_grad():
         expected = mlp(part["embedding.weight"]) + part["offset.weight"]
-        torch.testing.assert_close(tuner.fold(part)["prompt_embeddings"], expected, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(tuner.reparametrize(part)["prompt_embeddings"], expected, rtol=1e-5, atol=1e-6)
 
 
 def test_a_prefix_comes_from_an_mlp_with_tanh():
@@ -326,7 +326,7 @@ def test_a_prefix_comes_from_an_mlp_with_tanh():
     mlp = mlp.to(part["embedding.weight"].dtype)
     mlp.load_state_dict(applied(part, "transform."))
     with torch.no_grad():
-        actual = tuner.fold(part)["prompt_embeddings"]
+        actual = tuner.reparametrize(part)["prompt_embeddings"]
         torch.testing.assert_close(actual, mlp(part["embedding.weight"]), rtol=1e-5, atol=1e-6)
 
 

@@ -106,9 +106,9 @@ def test_folded_or_in_halves_or_padded_on_the_left_it_gives_the_same_states(kind
     part = random_part(tuner, backbone)
     whole = run(backbone, inputs, (tuner, [(part, 1.0)]))
 
-    folded = tuner.fold(part)
+    folded = tuner.reparametrize(part)
     assert torch.equal(run(backbone, inputs, (tuner, [(folded, 1.0)])), whole)
-    assert tuner.fold(folded) == folded
+    assert tuner.reparametrize(folded) == folded
 
     halves = run(backbone, inputs, (tuner, [(part, 0.5), (part, 0.5)]))
     torch.testing.assert_close(halves, whole, rtol=0, atol=1e-12)

@@ -99,7 +99,7 @@ def test_prompt_and_p_tuning(family, kind, tmp_path):
     kinds = {"prompt": peft.PromptTuningConfig, "p-tuning": peft.PromptEncoderConfig}
     options = {} if kind == "prompt" else {"encoder_hidden_size": 5}
     config = kinds[kind.removesuffix("-mlp")](num_virtual_tokens=3, task_type="FEATURE_EXTRACTION", **options)
-    model = reloaded(make_model(family), config, tuner.fold(part), tmp_path)
+    model = reloaded(make_model(family), config, tuner.reparametrize(part), tmp_path)
     with torch.no_grad():
         states = model(**inputs).last_hidden_state.cpu()
     # in peft a prompt's positions have states; the padding is on the right, so the text's come right behind them
@@ -113,7 +113,7 @@ def test_prefix(family, kind, tmp_path):
     backbone, inputs, tuner = make_backbone(family), without_segments(batch(family)), make_tuner(kind)
     part = random_part(tuner, backbone)
     config = peft.PrefixTuningConfig(num_virtual_tokens=3, task_type="FEATURE_EXTRACTION")
-    model = reloaded(make_model(family), config, tuner.fold(part), tmp_path)
+    model = reloaded(make_model(family), config, tuner.reparametrize(part), tmp_path)
     close(ours(backbone, tuner, part, inputs), states_of(model, inputs))
 
 
@@ -130,7 +130,7 @@ def test_t5_generates_the_same_scores(kind, tmp_path):
     }
     options = {"encoder_hidden_size": 5} if kind == "p-tuning" else {}
     config = configs[kind.removesuffix("-direct")](num_virtual_tokens=3, task_type="SEQ_2_SEQ_LM", **options)
-    tensors = dict(tuner.fold(part))
+    tensors = dict(tuner.reparametrize(part))
     if kind == "prefix-direct":  # peft cuts two copies of the layers into fours: layer i gets those of layer 2i mod n
         split = part["prompt_embeddings"].view(3, LAYERS, -1)
         part = {"prompt_embeddings": split[:, [2 * layer % LAYERS for layer in range(LAYERS)]].flatten(1)}

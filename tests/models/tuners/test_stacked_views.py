@@ -94,7 +94,7 @@ def test_an_unknown_family_takes_a_forward_for_each_mix():
     parts = [trainable(random_part(tuner, backbone, seed)) for seed in (1, 2)]
     backbone.model_type = "something-new"
     calls = []
-    backbone.site("encoder.layer.1.output.dense").register_forward_hook(lambda *args: calls.append(len(args[2])))
+    backbone.module("encoder.layer.1.output.dense").register_forward_hook(lambda *args: calls.append(len(args[2])))
     actual = encoded_views(backbone, inputs, {name: [MixEntry(tuner, parts[name], 1)] for name in (0, 1)})
     assert calls == [len(LENGTHS)] * 2
     for name in (0, 1):

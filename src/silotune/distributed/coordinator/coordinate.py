@@ -20,7 +20,7 @@ from silotune.data.tasks import SiloData
 from silotune.distributed.coordinator import status_files
 from silotune.distributed.coordinator.dispatcher import SiloDispatcher
 from silotune.distributed.coordinator.engine import FlowerEngine
-from silotune.distributed.coordinator.run_registry import FOLDER, RunRegistry, SiloInfo
+from silotune.distributed.coordinator.run_registry import FEDERATION_FOLDER, RunRegistry, SiloInfo
 from silotune.distributed.flower.link import ConnectionLost, Link
 from silotune.distributed.protocol.agreement import check_federated, wire_config
 from silotune.distributed.protocol.frames import Frame
@@ -56,8 +56,8 @@ class Job:
     Args:
         config: path of the run's configuration.
         out: the run folder.
-        silos: their names; empty: those of `federation.silos`.
-        labelled: folder of the coordinator's labeled rows.
+        silos: the silos' names; if empty, those of `federation.silos`.
+        labelled: the folder of the coordinator's labeled rows.
         local: whether all silos' folders are in the run folder.
     """
 
@@ -101,7 +101,7 @@ def prepare(config: Config, out: Path, resume: bool) -> Path:
         require_unused(out, "--out", OR_RESUME)
     RunFolder.check(out, dump(config), resume)
     RunRegistry.check(out)
-    status_folder = out / FOLDER
+    status_folder = out / FEDERATION_FOLDER
     with folder_lock(out), folder_lock(status_folder):
         status_files.clear(status_folder)
         write_text(status_folder / "config.yaml", dump(config))
@@ -115,7 +115,7 @@ def coordinate(job: Job, link: Link) -> None:
     Raises:
         SilotuneError: the error that ended the run, or another coordinator works in the folder; that one goes on.
     """
-    status_folder = Path(job.out) / FOLDER
+    status_folder = Path(job.out) / FEDERATION_FOLDER
     # `flower-local` holds the run folder's lock itself; a coordinator that this one replaces may be about to end
     with nullcontext() if job.local else folder_lock(Path(job.out)), folder_lock(status_folder, PREDECESSOR_TIMEOUT):
         _coordinate(job, link, status_folder)
@@ -176,10 +176,15 @@ def _run(job: Job, link: Link) -> None:
         run["identity"] = admission.identity.fields()
         if federation.privacy is not None:
             lines = federation.privacy.lines()
-            status_files.write_privacy_guarantee(out / FOLDER, lines)
+            status_files.write_privacy_guarantee(out / FEDERATION_FOLDER, lines)
             print("\n".join(f"silotune coordinator: {line}" for line in lines), flush=True)
         engine = FlowerEngine(
-            federation, folder, dispatcher, run, job.local, partial(status_files.write_progress, out / FOLDER)
+            federation,
+            folder,
+            dispatcher,
+            run,
+            job.local,
+            partial(status_files.write_progress, out / FEDERATION_FOLDER),
         )
         engine.run()
         _finish(engine, out, job.local)

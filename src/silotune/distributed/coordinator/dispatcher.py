@@ -177,7 +177,7 @@ class SiloDispatcher:
 
     def _handle(self, arrival: Arrival, waiting: dict[str, float]) -> Frame | None:
         """Return the reply to a silo's request; greetings, errors and late replies are handled here."""
-        request = self._pending.pop(arrival.message, None)
+        request = self._pending.pop(arrival.message_id, None)
         if request is None:
             return None
         sender = request.silo or f"node {request.node}"

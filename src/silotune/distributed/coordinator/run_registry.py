@@ -1,4 +1,4 @@
-"""Run registry: a run's id and its silos' tasks, kept in the run folder for a resume."""
+"""`RunRegistry` keeps a run's id and its silos' tasks in the run folder, so that a resume need not ask the silos."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from silotune.data.tasks import Task, read_task
 from silotune.distributed.protocol.handshake import HandshakeRefused, Hello
 from silotune.errors import InputError
 
-FOLDER = "federation"
+FEDERATION_FOLDER = "federation"
 """Subfolder of the run folder with the registry, status files and logs."""
 
 
@@ -45,7 +45,7 @@ class RunRegistry:
         Raises:
             InputError: the file is damaged, or another engine made the run.
         """
-        path = out / FOLDER / "run.json"
+        path = out / FEDERATION_FOLDER / "run.json"
         if path.exists():
             try:
                 fields = json.loads(path.read_text(encoding="utf-8"))
@@ -79,4 +79,4 @@ class RunRegistry:
     def write(self, out: Path) -> None:
         """Write it to a run folder."""
         silos = {name: asdict(info) for name, info in self.silos.items()}
-        write_text(out / FOLDER / "run.json", json.dumps({"run": self.run, "silos": silos}, indent=1))
+        write_text(out / FEDERATION_FOLDER / "run.json", json.dumps({"run": self.run, "silos": silos}, indent=1))

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from silotune.core.files import write_text
-from silotune.distributed.coordinator.run_registry import FOLDER
+from silotune.distributed.coordinator.run_registry import FEDERATION_FOLDER
 from silotune.distributed.coordinator.status_files import (
     STARTUP_TIMEOUT,
     CoordinatorMonitor,
@@ -92,7 +92,7 @@ def follow(
     Raises:
         SilotuneError: the run failed, its coordinator is gone, or it did not start within `STARTUP_TIMEOUT` seconds.
     """
-    monitor = CoordinatorMonitor(out / FOLDER, progress, announce)
+    monitor = CoordinatorMonitor(out / FEDERATION_FOLDER, progress, announce)
     while (outcome := monitor.outcome()) is None:
         monitor.poll()
         failure_reason = monitor.failure_reason()

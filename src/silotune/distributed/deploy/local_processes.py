@@ -14,7 +14,7 @@ import yaml
 
 from silotune.config import Config
 from silotune.core.files import write_text
-from silotune.distributed.coordinator.run_registry import FOLDER
+from silotune.distributed.coordinator.run_registry import FEDERATION_FOLDER
 from silotune.distributed.coordinator.status_files import STARTUP_TIMEOUT, CoordinatorMonitor, clear, require_finished
 from silotune.distributed.flower.commands import (
     parse_run_id,
@@ -90,7 +90,7 @@ class LocalProcesses:
         self._supervisor = supervisor
         self._progress = progress or (lambda *_: None)
         self._restarts = RestartPolicy(STARTS, self._finished_rounds)
-        self._coordinator = CoordinatorMonitor(out / FOLDER, self._progress)
+        self._coordinator = CoordinatorMonitor(out / FEDERATION_FOLDER, self._progress)
 
     def run(self) -> None:
         """Run until the coordinator's outcome.
@@ -126,7 +126,7 @@ class LocalProcesses:
             "threads": self._config.threads,
             "secret": self._config.privacy.secret if self._config.uplink.noise else None,
             "seeded_noise": self._config.privacy.secret is None,
-            "config": str((self._out / FOLDER / "silos.yaml").resolve()),
+            "config": str((self._out / FEDERATION_FOLDER / "silos.yaml").resolve()),
             "socket": str(self._socket(number)),
         }
         path = home / "silo.yaml"
@@ -153,14 +153,14 @@ class LocalProcesses:
     def _replace_flower(self) -> None:
         """Replace all of Flower's processes; the run resumes."""
         if not self._restarts.may_restart(_FLOWER):
-            logs = self._out / FOLDER / "logs"
+            logs = self._out / FEDERATION_FOLDER / "logs"
             raise SilotuneError(
                 f"Flower's processes ended {STARTS} times without a finished round between (see {logs})"
             )
         self._start_flower()
 
     def _start_once(self) -> None:
-        folder = self._out / FOLDER
+        folder = self._out / FEDERATION_FOLDER
         start, children = self._supervisor.start, self._supervisor.children
         flower = [name for name in children if not name.startswith("worker-")]
         if flower:

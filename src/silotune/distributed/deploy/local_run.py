@@ -1,4 +1,4 @@
-"""`--engine flower-local`: all parties as processes on this machine, over 127.0.0.1 only.
+"""Runs a configuration with `--engine flower-local`: all parties are processes on this machine, over 127.0.0.1 only.
 
 Each silo's rows are written to a folder of its own, and its worker reads nothing else; private parts stay in the silos'
 folders, which are in the run folder.
@@ -25,13 +25,13 @@ from silotune.data.row_folder import write_rows
 from silotune.data.server_rows import draw_labeled_rows
 from silotune.data.tasks import SiloData
 from silotune.distributed.coordinator.coordinate import PREDECESSOR_TIMEOUT, Job
-from silotune.distributed.coordinator.run_registry import FOLDER, RunRegistry
+from silotune.distributed.coordinator.run_registry import FEDERATION_FOLDER, RunRegistry
 from silotune.distributed.deploy.local_processes import LocalProcesses
 from silotune.distributed.flower.commands import ENVIRONMENT, require_flower
 from silotune.distributed.processes.supervisor import Supervisor
 from silotune.distributed.protocol.agreement import check_federated, wire_config
 from silotune.errors import OR_RESUME, InputError, require_unused
-from silotune.evaluation.instance_vectors import FOLDER as INSTANCES
+from silotune.evaluation.instance_vectors import INSTANCES_FOLDER
 from silotune.methods import Method
 from silotune.methods.parts import Scope, names_with
 from silotune.runs.build.coordinator import privacy_guarantee, sampling_groups
@@ -52,7 +52,7 @@ def run_local(
     """Run a configuration with `--engine flower-local`.
 
     Args:
-        config: the run's.
+        config: the run's configuration.
         out: the run folder; must be new or empty unless `resume`.
         resume: continue an interrupted run.
         progress: called with the coordinator's progress.
@@ -85,52 +85,63 @@ def run_local(
     RunFolder.check(out, dump(config), resume)
     RunRegistry.check(out)
     with folder_lock(out):
-        # the coordinator of a run that was killed may be about to end
-        with folder_lock(out / FOLDER, PREDECESSOR_TIMEOUT):
+        # waits until the coordinator of a killed earlier run, which ends by itself, has released the folder
+        with folder_lock(out / FEDERATION_FOLDER, PREDECESSOR_TIMEOUT):
             job = _prepare(config, out, method, data)
         if privacy is not None and announce is not None:
             for line in privacy.lines():
                 announce(line)
-        with tempfile.TemporaryDirectory(prefix="silotune-") as scratch:  # short: sockets' paths may not be long
+        with tempfile.TemporaryDirectory(prefix="silotune-") as scratch:  # sockets need short paths
             environment = {**ENVIRONMENT, "FLWR_HOME": str(Path(scratch) / "flwr")}
-            with Supervisor(out / FOLDER / "logs", environment, fork_server=True) as supervisor:
+            with Supervisor(out / FEDERATION_FOLDER / "logs", environment, fork_server=True) as supervisor:
                 LocalProcesses(config, out, names, job, Path(scratch), supervisor, progress).run()
         return _finished(out, config, data), privacy
 
 
 def _prepare(config: Config, out: Path, method: Method, data: list[SiloData]) -> Path:
     """Write every party's files; returns the path of the coordinator's job."""
-    folder, names = out / FOLDER, [silo.name for silo in data]
-    labelled = None
+    folder, names = out / FEDERATION_FOLDER, [silo.name for silo in data]
+    labeled = None
     if method.server_phases():
-        labelled = folder / "labelled"
-        write_rows(labelled, draw_labeled_rows(data, config.server, config.data_seed))
+        labeled = folder / "labelled"
+        write_rows(labeled, draw_labeled_rows(data, config.server, config.data_seed))
     write_text(folder / "config.yaml", dump(config))
     write_text(folder / "silos.yaml", wire_config(config, names))
     for silo in data:
         write_rows(out / "silos" / silo.name / "rows", silo)
-    job = Job(str(folder / "config.yaml"), str(out), tuple(names), None if labelled is None else str(labelled), True)
+    job = Job(
+        str(folder / "config.yaml"),
+        str(out),
+        tuple(names),
+        labelled=None if labeled is None else str(labeled),
+        local=True,
+    )
     job.write(folder / "job.json")
     return folder / "job.json"
 
 
 def _finished(out: Path, config: Config, data: list[SiloData]) -> dict[str, Any]:
-    """Return the summary with the majority score on central rows; copies the silos' vectors beside it (FedDPA)."""
+    """Complete a finished run folder and return its summary.
+
+    Adds the majority score on central test rows to the summary, and copies the vectors of the silos' rows (FedDPA) to
+    where `load_run` reads them.
+    """
     summary = read_summary(out)
     if config.partition.name != "none" and summary["global"]:
         test, task = data[0].splits.test, data[0].task
         if task.kind == "classification" and test:
             summary["global"]["majority"] = majority_score(task.metric, torch.tensor([row.label for row in test]))
             write_text(out / "summary.json", json.dumps(summary, indent=1) + "\n")
-    for path in _instances(out, [silo.name for silo in data]):
-        (out / INSTANCES).mkdir(exist_ok=True)
-        shutil.copyfile(path, out / INSTANCES / path.name)
+    for path in _instance_files(out, [silo.name for silo in data]):
+        (out / INSTANCES_FOLDER).mkdir(exist_ok=True)
+        shutil.copyfile(path, out / INSTANCES_FOLDER / path.name)
     return summary
 
 
-def _instances(out: Path, names: list[str]) -> Iterator[Path]:
-    run = RunRegistry.open(out).run
+def _instance_files(out: Path, names: list[str]) -> Iterator[Path]:
+    """Yield the existing files with vectors of the silos' rows."""
+    run_id = RunRegistry.open(out).run
     for name in names:
-        path = out / "checkpoints" / "silos" / name / run / INSTANCES / f"{name}.safetensors"
+        path = out / "checkpoints" / "silos" / name / run_id / INSTANCES_FOLDER / f"{name}.safetensors"
         if path.is_file():
             yield path

@@ -1,4 +1,7 @@
-"""A silo operator's settings, a small YAML file; a coordinator cannot change them."""
+"""`SiloSettings`, the YAML file in which a silo's operator sets what the worker reads and which numbers may leave.
+
+The coordinator cannot change it. `config.silos.SiloConfig`, a silo's entry in a run's configuration, is its key `data`.
+"""
 
 from __future__ import annotations
 
@@ -14,48 +17,49 @@ from silotune.config.silos import SiloConfig
 from silotune.config.validators import Name
 from silotune.errors import InputError
 
-Shared = Literal["validation", "test", "rows", "loss", "seconds"]
+DisclosedNumbers = Literal["validation", "test", "rows", "loss", "seconds"]
 
 LONGEST_SOCKET = 100
 """Bytes in a Unix socket's path; systems allow little more."""
 
 
 class SiloSettings(Section):
-    """The settings of one silo.
+    """The settings of one silo's worker and SuperNode; `silo_config.py` reads them from the operator's file.
 
     Args:
-        name: the silo's name at the coordinator.
-        folder: for the silo's states and replies; readable by its operator only.
-        data: its rows, with the keys of an entry of `silos` (path, text, label, task, labels, kind, metric).
-        rows: instead of `data`, a folder of prepared rows.
-        share: the numbers that may leave: scores on validation and test rows, row counts (with the counts of steps and
-            tokens, which follow from them), losses, seconds. Without `rows`, only aggregations that do not weigh silos
-            are accepted.
+        name: the name by which the coordinator knows the silo.
+        folder: the folder for the silo's states and replies; readable by its operator only.
+        data: the silo's rows, with the keys of an entry of `silos` (path, text, label, task, labels, kind, metric).
+        rows: a folder of prepared rows, instead of `data`.
+        share: the numbers that may leave: `validation` and `test` scores, `rows` (row counts, and the counts of steps
+            and tokens, which follow from them), `loss`, `seconds`. If the list lacks `rows`, only aggregations that do
+            not weigh silos are accepted. The list is about numbers; `send` is about shared parts.
         send: names of the parts that may leave (`silotune parts METHOD`); a run that shares others is refused.
-        backbone: name or folder on this machine.
-        start: initial adapter on this machine.
-        secret: file with random bytes for the silo's noise. Without it noise is refused, unless `seeded_noise` is set.
+        backbone: the backbone's name or folder on this machine.
+        start: the initial adapter's file or folder on this machine.
+        secret: a file with random bytes from which the silo's noise is drawn. Without it noise is refused, unless
+            `seeded_noise` is set.
         seeded_noise: draw the noise from the run's seed, which the coordinator knows.
-        epsilon: budget of all runs over these rows together, whatever budget a run has. With `secret` or `epsilon`, a
-            run without noise is refused.
-        delta: δ at which runs are counted (1e-5), or the run's δ if that is smaller.
-        threads: of torch on this machine.
-        config: the configuration agreed on; any other is refused.
-        socket: path of the worker's socket.
+        epsilon: the ε that all runs over these rows may spend together, whatever budget each run has. If `secret` or
+            `epsilon` is set, a run without noise is refused.
+        delta: the δ of that budget (default 1e-5); a run's own δ is used if it is smaller.
+        threads: the number of torch's threads on this machine.
+        config: the file of the configuration that the parties agreed on; any other is refused.
+        socket: the path of the worker's socket.
         socket_group: whether the socket's group may connect, so that the SuperNode can run as a user who cannot read
             the rows.
-        superlink: address of the coordinator's SuperLink, or of the proxy before it.
-        root_certificates: certificate authorities that prove the coordinator's identity.
-        private_key: proves the silo's identity.
-        insecure: no TLS and no keys; on one machine only.
-        port: of the SuperNode on this machine.
+        superlink: the address of the coordinator's SuperLink, or of the proxy before it.
+        root_certificates: a file of certificate authorities that prove the coordinator's identity.
+        private_key: the file of the key that proves the silo's identity.
+        insecure: whether to go without TLS and keys; on one machine only.
+        port: the SuperNode's port on this machine.
     """
 
     name: Name
     folder: str = Field(min_length=1)
     data: SiloConfig | None = None
     rows: str | None = Field(None, min_length=1)
-    share: list[Shared]
+    share: list[DisclosedNumbers]
     send: list[str] | None = None
     backbone: str = "default"
     start: str | None = Field(None, min_length=1)
@@ -75,13 +79,13 @@ class SiloSettings(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _named(cls, values: Any) -> Any:
+    def _name_in_data(cls, values: Any) -> Any:
         if isinstance(values, dict) and isinstance(values.get("data"), dict):
             return values | {"data": {"name": values.get("name")} | values["data"]}
         return values
 
     @model_validator(mode="after")
-    def _fitting(self) -> SiloSettings:
+    def _check_together(self) -> SiloSettings:
         if (self.data is None) == (self.rows is None):
             raise ValueError("give data (a file or folder and its columns) or rows (a folder of prepared rows)")
         if self.data is not None and self.data.name != self.name:

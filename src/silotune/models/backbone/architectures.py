@@ -1,4 +1,4 @@
-"""The backbone families: a declarative table of the modules at which tuners act.
+"""A table of the backbone families: the names of the modules at which tuners act.
 
 Module names are relative to the base transformer (`model.base_model`), or to one of its blocks. A new family is one
 entry; a family without an entry can still be tuned by naming its modules (`tuner.sites=`).
@@ -11,7 +11,7 @@ from typing import Literal
 
 from silotune.errors import InputError
 
-SITE_FIELDS = (
+TARGET_FIELDS = (
     "query",
     "key",
     "value",
@@ -20,16 +20,16 @@ SITE_FIELDS = (
     "feedforward_gate",
     "feedforward_output",
 )
-"""The fields of an `Architecture` that name linear layers of a block; any of them may be given as a site."""
+"""The fields of an `Architecture` that name linear layers of a block; `tuner.sites` may name any of them."""
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """One family's sites, and how it takes positions and prefixes.
+    """One family's target modules, and how it takes positions and prefixes.
 
-    The fields of `SITE_FIELDS` name linear layers inside a block. A field may name several, separated by commas (self-
-    and cross-attention; alternatives of which a model has one), and several fields may name the same layer (query, key
-    and value in one fused layer).
+    The fields of `TARGET_FIELDS` name linear layers inside a block. A field may name several, separated by commas
+    (self- and cross-attention; alternatives of which a model has one), and several fields may name the same layer
+    (query, key and value in one fused layer).
 
     Args:
         blocks: the module list of transformer blocks.
@@ -48,7 +48,8 @@ class Architecture:
             its attention modules), or None (it cannot).
         self_attention: the attention module inside a block, for `prefix="attention"`.
         more: further stacks, such as a decoder behind the encoder.
-        rows_apart: False if a site also acts on tensors without a row dimension, so that weights cannot differ by row.
+        allows_row_weights: whether weights may differ by row; False if a target module also acts on tensors without a
+            row dimension.
     """
 
     blocks: str
@@ -64,7 +65,7 @@ class Architecture:
     prefix: Literal["cache", "attention"] | None = None
     self_attention: str = ""
     more: tuple[Architecture, ...] = ()
-    rows_apart: bool = True
+    allows_row_weights: bool = True
 
     @property
     def stacks(self) -> tuple[Architecture, ...]:
@@ -72,7 +73,7 @@ class Architecture:
         return (self, *self.more)
 
     def modules(self, field: str, block: int) -> list[str]:
-        """The full names of a field's sites in one block, e.g. `modules("query", 3)`; empty if it has none."""
+        """Return the full names of a field's modules in one block, e.g. `modules("query", 3)`; empty if it has none."""
         names = str(getattr(self, field)).split(",")
         return [f"{self.blocks}.{block}.{name}" for name in names if name]
 
@@ -173,7 +174,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         feedforward_output="output.dense",
         embeddings="embeddings",
         positions="embeddings.position_embeddings",  # None in models with relative positions only
-        rows_apart=False,  # query and key projections also act on the table of relative positions
+        allows_row_weights=False,  # query and key projections also act on the table of relative positions
     ),
     "modernbert": Architecture(
         blocks="layers",

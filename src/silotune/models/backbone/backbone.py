@@ -1,4 +1,4 @@
-"""The frozen backbone: loaded once per process, changed by a plan for one forward at a time."""
+"""`Backbone` runs the frozen transformer under plans, each of which changes one forward; loaded once per process."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ class Backbone:
     """A frozen Hugging Face transformer and its tokenizer.
 
     Args:
-        model: any transformer; its parameters are frozen here. Families in `ARCHITECTURES` have named sites.
+        model: any transformer; its parameters are frozen here. Families in `ARCHITECTURES` have named target modules.
         tokenizer: its tokenizer.
         precision: `fp32`, `bf16` or `fp16` (autocast).
-        keep_master: keep the frozen linear weights in float32, for tuners that train the backbone's own tensors;
-            otherwise they are cast once, so that no forward has to.
+        keep_master: keep the frozen linear weights in float32 (master weights), for tuners that train the backbone's
+            own tensors; otherwise they are cast to the precision once, so that no forward has to.
         checkpointing: keep only the blocks' inputs for the backward pass and compute their insides again there: less
             memory for about a third more time. Gradients are the same.
         shape_only: the model has shapes but no data (`silotune.cost`): it stays on its device and has no fingerprint.
@@ -89,7 +89,7 @@ class Backbone:
         if checkpointing:
             for stack in self.architecture.stacks:
                 for block in range(len(self.base.get_submodule(stack.blocks))):
-                    self._hooks.checkpoint(f"{stack.blocks}.{block}")
+                    self._hooks.checkpoint_block(f"{stack.blocks}.{block}")
 
     @property
     def known_architecture(self) -> Architecture | None:
@@ -130,7 +130,7 @@ class Backbone:
         """The sha256 of the float32 weights as loaded: the backbone's identity on resume and in handshakes."""
         return self._fingerprint
 
-    def site(self, name: str) -> nn.Module:
+    def module(self, name: str) -> nn.Module:
         """Look up a module of the base transformer by name."""
         return cast(nn.Module, self.base.get_submodule(name))
 
@@ -156,7 +156,15 @@ class Backbone:
         return self.applied(plan, lambda: self._forward(inputs, plan))
 
     def applied(self, plan: ForwardPlan, run: Callable[[], Result]) -> Result:
-        """Call `run`, which calls the base transformer or modules of it, under a plan and in the precision."""
+        """Call a function under a plan and in the backbone's precision.
+
+        Args:
+            plan: the changes that hold during the call.
+            run: a function that calls the base transformer or modules of it.
+
+        Returns:
+            Its result.
+        """
         with self._hooks.applied(plan), self.autocast():
             if not plan.weights:
                 return run()
@@ -168,8 +176,8 @@ class Backbone:
 
         Args:
             inputs: name → tensor of shape (rows, tokens).
-            plan: its prompts and prefixes are read; where attention modules are given prefixes one by one, its `past`
-                is filled.
+            plan: its prompts and prefixes are put in. If the attention modules take prefixes one by one, the prefixes
+                are stored in `plan.past`, where the hooks find them.
         """
         encoder_decoder = bool(self.base.config.is_encoder_decoder)
         prefixes = [prefix for prefix in plan.prefixes if not (encoder_decoder and prefix.decoder)]
@@ -182,11 +190,12 @@ class Backbone:
         return batch
 
     def _forward(self, inputs: Inputs, plan: ForwardPlan) -> Tensor:
-        inputs, back = pad_on_the_right(inputs)
+        inputs, original_columns = pad_on_the_right(inputs)
         states = self._forward_right_padded(inputs, plan)
-        if back is None or "decoder_input_ids" in inputs:
+        if original_columns is None or "decoder_input_ids" in inputs:
             return states
-        return gather_columns(states, back.repeat(len(states) // len(back), 1))  # for each of the plan's replicas
+        replicas = len(states) // len(original_columns)
+        return gather_columns(states, original_columns.repeat(replicas, 1))
 
     def _forward_right_padded(self, inputs: Inputs, plan: ForwardPlan) -> Tensor:
         decoder = {name: tensor for name, tensor in inputs.items() if name.startswith("decoder_")}
@@ -206,11 +215,11 @@ class Backbone:
             yield
 
     def shared_activations(self, plans: Sequence[ForwardPlan]) -> SharedActivations:
-        """The activations that forwards under these plans over the same rows share, still to be recorded.
+        """Return a record for the activations that forwards under these plans over the same rows share.
 
-        They are the outputs of the embeddings, of the blocks below the first with a change, and of that block's modules
-        before the change. There are none for families without an entry and for encoder–decoders, whose embeddings run
-        twice.
+        The first of these forwards fills it. It holds the outputs of the embeddings, of the blocks below the first with
+        a change, and of that block's modules before the change. Nothing is shared in families without an entry and in
+        encoder–decoders, whose embeddings run twice.
         """
         inputs = frozenset(name for plan in plans for name in plan.inputs)
         outputs = frozenset(name for plan in plans for name in plan.outputs)
@@ -221,14 +230,14 @@ class Backbone:
         for block in range(self.blocks):
             name = f"{architecture.blocks}.{block}"
             names.append(name)
-            if any(site.startswith(f"{name}.") for site in inputs | outputs):
-                names += [f"{name}.{inner}" for inner, _ in self.site(name).named_modules() if inner]
+            if any(changed.startswith(f"{name}.") for changed in inputs | outputs):
+                names += [f"{name}.{inner}" for inner, _ in self.module(name).named_modules() if inner]
                 break
         return SharedActivations(frozenset(names), inputs, outputs)
 
 
 def _transformer(model: Any) -> Any:
-    """The model without its language-model head. T5 has no module for that: one is put together from its parts."""
+    """Return the model without its language-model head. T5 has no such module: one is assembled from its submodules."""
     if model.base_model is not model or model.get_output_embeddings() is None:
         return model.base_model
     from transformers import AutoModel

@@ -1,4 +1,9 @@
-"""How a plan is applied to the modules of a frozen model: hooks and wrapped forwards that do nothing without a plan."""
+"""`HookManager` applies a plan to the modules of a frozen model by hooks, which do nothing without a plan.
+
+The hooks change modules' inputs and outputs, give attention modules their prefixes, record and reuse shared
+activations, and run blocks under gradient checkpointing. `Backbone.applied` replaces weights, and `ReplicateMode` of
+`stacking` repeats rows.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +21,10 @@ from silotune.models.backbone.stacking import ReplicateMode
 
 
 class FunctionalWrapper(nn.Module):
-    """A module around another, so that `torch.func.functional_call` reaches code outside its own forward.
+    """Wraps a module, so that `torch.func.functional_call` can replace its weights while any function runs.
 
     Args:
-        base: the module; its parameters are named `base.…` here.
+        base: the wrapped module; its parameters are named `base.…` here.
     """
 
     def __init__(self, base: nn.Module) -> None:
@@ -35,21 +40,21 @@ class HookManager:
     """The hooks of one model, and the plan they apply.
 
     Args:
-        base: the model. Its modules' names and weights stay as they are.
+        base: the model; its modules keep their names and weights.
     """
 
     def __init__(self, base: nn.Module) -> None:
         self._base = base
         self._plan: ForwardPlan | None = None
         self._hooked: set[str] = set()
-        self._sharing: set[str] = set()
+        self._with_shared_output: set[str] = set()
 
     @contextlib.contextmanager
     def applied(self, plan: ForwardPlan) -> Iterator[None]:
         """Run forwards of the model under this plan while the context lasts."""
         self.register({*plan.outputs, *plan.inputs})
         if plan.shared is not None:
-            self._prepare_sharing(plan.shared)
+            self._prepare_shared_activations(plan.shared)
         self._plan = plan
         try:
             with _replicate_mode(plan):
@@ -68,8 +73,8 @@ class HookManager:
         for name in names:
             self._hook(name)
 
-    def checkpoint(self, name: str) -> None:
-        """Run this block under gradient checkpointing; it is computed again under the plan it first ran under."""
+    def checkpoint_block(self, name: str) -> None:
+        """Run this block under gradient checkpointing; the backward pass recomputes it under the forward's plan."""
         block = self._module(name)
         forward = block.forward
 
@@ -84,7 +89,7 @@ class HookManager:
             }
 
             def recompute(*args: Any, **kwargs: Any) -> Any:
-                outer, training, self._plan = self._plan, block.training, plan
+                current_plan, training, self._plan = self._plan, block.training, plan
                 try:
                     block.train(plan.dropout)
                     if not weights:
@@ -94,18 +99,19 @@ class HookManager:
                         FunctionalWrapper(block), weights, (lambda: forward(*args, **kwargs),)
                     )
                 finally:
-                    self._plan = outer
+                    self._plan = current_plan
                     block.train(training)
 
             return checkpoint(recompute, *args, use_reentrant=False, **kwargs)
 
         block.forward = run
 
-    def _prepare_sharing(self, shared: SharedActivations) -> None:
+    def _prepare_shared_activations(self, shared: SharedActivations) -> None:
+        """Hook the modules whose outputs this forward records or reuses."""
         self.register(shared.changed_inputs | shared.changed_outputs)
-        for name in shared.modules - self._sharing:
+        for name in shared.modules - self._with_shared_output:
             self._share_output(name)
-            self._sharing.add(name)
+            self._with_shared_output.add(name)
         shared.recording = not shared.complete
 
     def _share_output(self, name: str) -> None:

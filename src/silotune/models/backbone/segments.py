@@ -46,7 +46,7 @@ class Segments:
         """
         if len(tensor) != self.rows:
             raise InputError(
-                f"cohort: a site's tensor of shape {tuple(tensor.shape)} has not the {self.rows} rows of the "
+                f"cohort: a target module's tensor of shape {tuple(tensor.shape)} has not the {self.rows} rows of the "
                 f"{len(self.sizes)} silos; allowed: cohort=1"
             )
         return torch.split(tensor, self.sizes)

@@ -1,4 +1,4 @@
-"""Several views of the same rows in one forward: each view has its own replica of the rows.
+"""Runs several views of the same rows in one forward: each view changes its own replica of the rows.
 
 The forward begins with one replica, because below the first module that any view changes all views are the same. There
 the rows become one replica per view, concatenated; from then on every frozen matrix product is one product over all of
@@ -121,7 +121,8 @@ def split_replicas(tensor: Tensor, rows: int, replicas: int) -> Sequence[Tensor]
     if len(tensor) == rows * replicas:
         return torch.split(tensor, rows)
     raise InputError(
-        f"views: a site's tensor of shape {tuple(tensor.shape)} has neither {rows} rows nor {replicas} copies of them"
+        f"views: a target module's tensor of shape {tuple(tensor.shape)} has neither {rows} rows nor {replicas} copies "
+        "of them"
     )
 
 
@@ -163,18 +164,18 @@ def combine_plans(plans: Sequence[ForwardPlan], split: Split, wrap: Wrap | None 
         ]
 
     combined = ForwardPlan()
-    for site in _in_order(plan.inputs for plan in plans):
-        changes = wrapped([plan.inputs.get(site, []) for plan in plans])
-        combined.inputs[site].append(partial(_change_inputs, changes, split))
-    for site in _in_order(plan.outputs for plan in plans):
-        changes = wrapped([plan.outputs.get(site, []) for plan in plans])
-        combined.outputs[site].append(partial(_change_outputs, changes, split))
+    for module in _in_order(plan.inputs for plan in plans):
+        changes = wrapped([plan.inputs.get(module, []) for plan in plans])
+        combined.inputs[module].append(partial(_change_inputs, changes, split))
+    for module in _in_order(plan.outputs for plan in plans):
+        changes = wrapped([plan.outputs.get(module, []) for plan in plans])
+        combined.outputs[module].append(partial(_change_outputs, changes, split))
     return combined
 
 
-def _in_order(sites: Iterable[Iterable[str]]) -> list[str]:
-    """Every site once, in the order of first mention."""
-    return list(dict.fromkeys(site for plan_sites in sites for site in plan_sites))
+def _in_order(modules: Iterable[Iterable[str]]) -> list[str]:
+    """Return every module once, in the order of first mention."""
+    return list(dict.fromkeys(module for plan_modules in modules for module in plan_modules))
 
 
 def _change_inputs(changes: Sequence[Sequence[Change]], split: Split, x: Tensor) -> Tensor:

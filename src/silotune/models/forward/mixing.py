@@ -87,8 +87,8 @@ class MixEntry:
 
 
 def fold_entries(mix: Sequence[MixEntry]) -> list[MixEntry]:
-    """Fold the tensors of the parts that act (see `Tuner.fold`), once for all forwards under the mix."""
-    return [replace(part, tensors=part.tuner.fold(part.tensors)) for part in mix if part.present]
+    """Reparametrize the parts that act (see `Tuner.reparametrize`), once for all forwards under the mix."""
+    return [replace(part, tensors=part.tuner.reparametrize(part.tensors)) for part in mix if part.present]
 
 
 def select_rows(mix: Sequence[MixEntry], rows: slice | Tensor | Sequence[int]) -> list[MixEntry]:

@@ -148,7 +148,7 @@ class _DistinctView:
     """A view that is computed once, under however many names it was requested.
 
     Args:
-        mixes: each silo's folded mix.
+        mixes: each silo's mix, with reparametrized parts.
         cached_as: its name in the constant view caches; None: it is not cached.
         collected: each silo's results so far.
     """

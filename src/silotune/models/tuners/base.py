@@ -1,4 +1,4 @@
-"""The interface of a tuner: creates a part's tensors, applies weighted parts to a backbone, exports them."""
+"""`Tuner`, the interface of all kinds of PEFT: creates a part's tensors, applies parts to a backbone, exports them."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class MergedAdapter:
     """One adapter as exports hold it.
 
     Args:
-        tensors: the tuner's tensors, folded (`Tuner.fold`), float32, on the CPU.
+        tensors: the tuner's tensors after `Tuner.reparametrize`, float32, on the CPU.
         options: the tuner's options, with the rank or width that `tensors` have.
     """
 
@@ -56,8 +56,8 @@ class MergedAdapter:
 class Tuner(ABC):
     """A kind of PEFT. It knows the backbone's modules and nothing of methods.
 
-    `init` and `act` are required. The methods from `merge` on serve exports and imports; a tuner overrides those that
-    apply to it, and what it does not override is refused or left out of exports.
+    `init` and `act` are required. The methods from `merge` on serve exports and imports. A tuner overrides those that
+    it supports; the defaults refuse, or leave the tuner out of the export.
     """
 
     name: ClassVar[str]
@@ -102,26 +102,27 @@ class Tuner(ABC):
         """
         return False
 
-    def fold(self, tensors: Tensors) -> Tensors:
-        """Carry out a reparametrization; returns the tensors that an exported part has.
+    def reparametrize(self, tensors: Tensors) -> Tensors:
+        """Compute the tensors that act on the backbone from the trained ones, e.g. P-tuning's prompt from its network.
 
-        `act` takes folded and unfolded tensors alike; folding once saves work where a batch runs in micro-batches.
+        An exported part has these tensors. `act` accepts both forms; calling this once per batch saves work if the
+        batch runs in micro-batches.
         """
         return tensors
 
     @property
     def draws(self) -> bool:
-        """Whether every forward in training draws random numbers."""
+        """Whether a training forward draws random numbers, as dropout does."""
         return False
 
     @property
     def virtual_tokens(self) -> int:
-        """Number of positions that it takes before the text."""
+        """The number of positions that the tuner's virtual tokens take before the text."""
         return 0
 
     def mixes_rows(self, backbone: Backbone) -> bool:
-        """Whether rows of one forward may have different weights on this backbone (else: one forward per mix)."""
-        return backbone.known_architecture is None or backbone.known_architecture.rows_apart
+        """Whether rows of one forward may have different mixes on this backbone; if not, every mix has its forward."""
+        return backbone.known_architecture is None or backbone.known_architecture.allows_row_weights
 
     def merge(self, mix: Sequence[WeightedTensors]) -> MergedAdapter:
         """Express a mix of several parts as one adapter that computes the same.
@@ -215,14 +216,14 @@ def per_row(weight: Tensor, like: Tensor) -> Tensor:
     A weight of shape () is a learned number that applies to all rows.
 
     Raises:
-        InputError: where `like` has no such rows (a module that the backbone also uses on other inputs).
+        InputError: if `like` has other rows, because the backbone also calls the module with other inputs.
     """
     if weight.dim() == 0:
         return weight.to(like.device, like.dtype)
     if like.dim() < 3 or len(like) != len(weight):
         raise InputError(
-            f"mix: weights differ by row ({len(weight)} rows), but a site's output of shape {tuple(like.shape)} does "
-            "not; on this backbone every mix needs its own forward"
+            f"mix: weights differ by row ({len(weight)} rows), but a module's output of shape {tuple(like.shape)} "
+            "does not; on this backbone every mix needs its own forward"
         )
     return weight.to(like.device, like.dtype).reshape(-1, *([1] * (like.dim() - 1)))
 

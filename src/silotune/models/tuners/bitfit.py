@@ -72,7 +72,7 @@ class BitFit(Tuner):
             plan.outputs[name.removesuffix(".bias")].append(_add_offset(mix, name))
 
     def merge(self, mix: Sequence[WeightedTensors]) -> MergedAdapter:
-        """See `Tuner.merge`: offsets add up."""
+        """See `Tuner.merge`: the merged offset of a module is the weighted sum of the parts' offsets."""
         return MergedAdapter(weighted_sum(mix), self.options.model_dump(mode="json"))
 
     def weight_delta(self, adapter: MergedAdapter, module: str, layer: nn.Module) -> Tensors:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from silotune.core.tensors import Tensors
 from silotune.errors import InputError
-from silotune.models.backbone.architectures import SITE_FIELDS
+from silotune.models.backbone.architectures import TARGET_FIELDS
 from silotune.models.backbone.backbone import Backbone
 from silotune.models.backbone.forward_plan import ForwardPlan, OutputChange
 from silotune.models.tuners.base import MergedAdapter, Tuner, WeightedTensors, all_numbers, per_row, weighted_sum
@@ -45,7 +45,7 @@ class BottleneckOptions(TargetModuleOptions):
     @classmethod
     def _behind_sublayers(cls, sites: tuple[str, ...]) -> tuple[str, ...]:
         for site in sites:
-            if site in SITE_FIELDS and site not in _PLACEMENTS["houlsby"]:
+            if site in TARGET_FIELDS and site not in _PLACEMENTS["houlsby"]:
                 raise ValueError(
                     f"adapters sit behind sublayers, not at {site!r}; allowed: 'houlsby', 'pfeiffer', "
                     "attention_output, feedforward_output, or patterns of module names"
@@ -71,7 +71,7 @@ class Bottleneck(Tuner):
         options = cast(BottleneckOptions, self.options)
         words = [word for site in options.sites for word in _PLACEMENTS.get(site, (site,))]
         for module in find_target_modules(backbone, words, self.name):
-            width = layer_widths(backbone.site(module))[1]
+            width = layer_widths(backbone.module(module))[1]
             r = options.r if options.reduction is None else width // options.reduction
             if r < 1:
                 raise InputError(f"tuner.reduction: {options.reduction} leaves nothing of a width of {width}")

@@ -61,9 +61,9 @@ class IA3(Tuner):
         tensors: Tensors = {}
         for module in find_target_modules(backbone, options.sites, self.name):
             if module not in inputs:
-                tensors[f"{module}.ia3_l"] = torch.ones(layer_widths(backbone.site(module))[1], 1)
+                tensors[f"{module}.ia3_l"] = torch.ones(layer_widths(backbone.module(module))[1], 1)
         for module in inputs:
-            tensors[f"{module}.ia3_l"] = torch.ones(1, layer_widths(backbone.site(module))[0])
+            tensors[f"{module}.ia3_l"] = torch.ones(1, layer_widths(backbone.module(module))[0])
         return tensors
 
     def act(self, backbone: Backbone, mix: Sequence[WeightedTensors], plan: ForwardPlan) -> None:

@@ -59,7 +59,7 @@ class LoRA(Tuner):
         """See `Tuner.init`; A is uniform in ±1/√in, as in the authors' code and in peft."""
         tensors: Tensors = {}
         for module in find_target_modules(backbone, self._options.sites, self.name):
-            inputs, outputs = layer_widths(backbone.site(module))
+            inputs, outputs = layer_widths(backbone.module(module))
             tensors[f"{module}.lora_A.weight"] = uniform(generator, 1 / math.sqrt(inputs), self._options.r, inputs)
             tensors[f"{module}.lora_B.weight"] = torch.zeros(outputs, self._options.r)
         return tensors

@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 from silotune.core.serialization import read_tensors
 from silotune.core.tensors import Tensors
 from silotune.errors import InputError
-from silotune.models.backbone.architectures import SITE_FIELDS
+from silotune.models.backbone.architectures import TARGET_FIELDS
 from silotune.models.backbone.backbone import Backbone
 from silotune.models.tuners.initial_adapter import InitialAdapter
 from silotune.models.tuners.target_modules import is_linear, layer_widths
@@ -141,7 +141,7 @@ def site_words(backbone: Backbone, modules: list[str]) -> tuple[str, ...]:
     left, words = set(modules), []
     if backbone.known_architecture is not None:
         names = {name for name, _ in backbone.base.named_modules()}
-        for field in SITE_FIELDS:
+        for field in TARGET_FIELDS:
             members: set[str] = set()
             for stack in backbone.known_architecture.stacks:
                 for block in range(len(backbone.base.get_submodule(stack.blocks))):

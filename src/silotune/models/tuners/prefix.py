@@ -41,8 +41,8 @@ class PrefixTuning(VirtualTokenTuner):
 
     Tensors of a reparametrized part, named as in peft: `embedding.weight` (tokens, width), `transform.0.weight`
     (hidden, width), `transform.0.bias`, `transform.2.weight` (all keys and values, hidden), `transform.2.bias`, with
-    tanh between. A direct or folded part is one `prompt_embeddings` (tokens, all keys and values). Mixes interpolate
-    keys and values, not the MLPs.
+    tanh between. A direct or reparametrized part is one `prompt_embeddings` (tokens, all keys and values). Mixes
+    interpolate keys and values, not the MLPs.
     """
 
     name = "prefix"
@@ -61,8 +61,8 @@ class PrefixTuning(VirtualTokenTuner):
             tensors |= draw_linear(f"transform.{number}", after, before, generator)
         return tensors
 
-    def fold(self, tensors: Tensors) -> Tensors:
-        """See `Tuner.fold`; runs the MLP."""
+    def reparametrize(self, tensors: Tensors) -> Tensors:
+        """See `Tuner.reparametrize`; runs the MLP."""
         if is_folded(tensors):
             return tensors
         hidden = nn.functional.linear(
@@ -73,7 +73,7 @@ class PrefixTuning(VirtualTokenTuner):
 
     def act(self, backbone: Backbone, mix: Sequence[WeightedTensors], plan: ForwardPlan) -> None:
         """See `Tuner.act`."""
-        blended = blend([self.fold(part.tensors)[PROMPT] for part in mix], mix)
+        blended = blend([self.reparametrize(part.tensors)[PROMPT] for part in mix], mix)
         if blended is None:
             return
         flat, present = blended  # (rows or 1, tokens, columns)
@@ -138,7 +138,7 @@ class PrefixTuning(VirtualTokenTuner):
         heads = int(getattr(config, "num_key_value_heads", None) or config.num_attention_heads)
         width = getattr(config, "head_dim", None) or getattr(config, "d_kv", None)
         width = int(width or config.hidden_size // config.num_attention_heads)
-        return len(cast("Sequence[object]", backbone.site(stack.blocks))), heads, width
+        return len(cast("Sequence[object]", backbone.module(stack.blocks))), heads, width
 
     @property
     def _options(self) -> PrefixOptions:
@@ -147,4 +147,4 @@ class PrefixTuning(VirtualTokenTuner):
 
 def _decoder_layers(backbone: Backbone) -> int:
     """Number of layers of the decoder behind an encoder."""
-    return len(cast("Sequence[object]", backbone.site(backbone.architecture.more[0].blocks)))
+    return len(cast("Sequence[object]", backbone.module(backbone.architecture.more[0].blocks)))

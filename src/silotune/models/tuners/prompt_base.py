@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 PROMPT = "prompt_embeddings"
-"""The one tensor of a folded part, as peft saves it: shape (tokens, width)."""
+"""The one tensor of a part after `Tuner.reparametrize`, as peft saves it: shape (tokens, width)."""
 
 
 SEQ_TO_SEQ = "SEQ_2_SEQ_LM"
@@ -34,7 +34,7 @@ Init = Literal["vocabulary", "words", "random"]
 
 
 class VirtualTokenTuner(Tuner):
-    """A tuner whose folded part is one tensor `prompt_embeddings`."""
+    """A tuner whose part is one tensor `prompt_embeddings` after `Tuner.reparametrize`."""
 
     @property
     def virtual_tokens(self) -> int:
@@ -92,7 +92,7 @@ def blend(vectors: Sequence[Tensor], mix: Sequence[WeightedTensors]) -> tuple[Te
 
 def act_as_prompt(tuner: Tuner, mix: Sequence[WeightedTensors], plan: ForwardPlan) -> None:
     """Put the mix's vectors before the text."""
-    blended = blend([tuner.fold(part.tensors)[PROMPT] for part in mix], mix)
+    blended = blend([tuner.reparametrize(part.tensors)[PROMPT] for part in mix], mix)
     if blended is not None:
         plan.prompts.append(Prompt(*blended))
 
@@ -133,5 +133,5 @@ def _ids(tokenizer: PreTrainedTokenizerBase, words: str) -> list[int]:
 
 
 def is_folded(tensors: Tensors) -> bool:
-    """Whether a reparametrization is carried out already (`Tuner.fold`)."""
+    """Return whether `Tuner.reparametrize` was applied to these tensors already."""
     return PROMPT in tensors

@@ -52,7 +52,7 @@ class PTuning(VirtualTokenTuner):
 
     Tensors, named as in peft: `embedding.weight` (tokens, d) with d the width of the word embeddings, `lstm_head.*`,
     `mlp_head.*`, and `offset.weight` (tokens, d), which starts at zero. The MLP behind the LSTM is 2h → d → d, as in
-    the authors' code (peft's is 2h → 2h → d); without LSTM it is d → h → h → d. peft loads the folded part, one
+    the authors' code (peft's is 2h → 2h → d); without LSTM it is d → h → h → d. peft loads the computed prompt, one
     `prompt_embeddings` (tokens, d).
     """
 
@@ -79,8 +79,8 @@ class PTuning(VirtualTokenTuner):
             tensors |= draw_linear(f"mlp_head.{2 * number}", rows, columns, generator)
         return tensors
 
-    def fold(self, tensors: Tensors) -> Tensors:
-        """See `Tuner.fold`; runs the encoder."""
+    def reparametrize(self, tensors: Tensors) -> Tensors:
+        """See `Tuner.reparametrize`; runs the encoder."""
         if is_folded(tensors):
             return tensors
         x = tensors["embedding.weight"]

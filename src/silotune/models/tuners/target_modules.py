@@ -1,4 +1,4 @@
-"""Target modules: the backbone's linear layers behind `tuner.sites` (`query,value`, `*.c_attn`), and their names."""
+"""Finds a tuner's target modules: the linear layers that `tuner.sites` names (`query,value`, `*.c_attn`)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pydantic import field_validator
 from torch import Tensor, nn
 
 from silotune.errors import InputError
-from silotune.models.backbone.architectures import SITE_FIELDS
+from silotune.models.backbone.architectures import TARGET_FIELDS
 from silotune.models.backbone.backbone import Backbone
 from silotune.models.tuners.base import TunerOptions
 
@@ -27,14 +27,14 @@ def parse_words(value: object) -> object:
     """
     words = value.split(",") if isinstance(value, str) else value
     if not isinstance(words, list | tuple) or not words or not all(isinstance(word, str) and word for word in words):
-        raise ValueError(f"a list of {', '.join(SITE_FIELDS)}, or of patterns of module names, is needed")
+        raise ValueError(f"a list of {', '.join(TARGET_FIELDS)}, or of patterns of module names, is needed")
     words = tuple(word.strip() for word in words)
     for word in words:
-        similar = [] if word in SITE_FIELDS else difflib.get_close_matches(word, SITE_FIELDS, n=1, cutoff=0.85)
+        similar = [] if word in TARGET_FIELDS else difflib.get_close_matches(word, TARGET_FIELDS, n=1, cutoff=0.85)
         if similar:
             raise ValueError(
-                f"unknown site {word!r} (did you mean {similar[0]!r}?); allowed: {', '.join(SITE_FIELDS)}, or patterns "
-                "of module names"
+                f"unknown site {word!r} (did you mean {similar[0]!r}?); allowed: {', '.join(TARGET_FIELDS)}, or "
+                "patterns of module names"
             )
     return words
 
@@ -75,7 +75,7 @@ def linear_weight(module: nn.Module) -> Tensor:
 
 def peft_target_modules(backbone: Backbone, modules: list[str]) -> dict[str, Any]:
     """Fields of peft's `adapter_config.json` that name the target modules."""
-    transposed = {is_transposed(backbone.site(module)) for module in modules}
+    transposed = {is_transposed(backbone.module(module)) for module in modules}
     return {
         "target_modules": short_names(backbone, modules),
         "fan_in_fan_out": transposed == {True},
@@ -84,7 +84,7 @@ def peft_target_modules(backbone: Backbone, modules: list[str]) -> dict[str, Any
 
 
 def short_names(backbone: Backbone, modules: list[str]) -> list[str]:
-    """The modules' last words where these name no other module of the backbone, else their full names."""
+    """Return the modules' last words if these name no other module of the backbone, otherwise their full names."""
     all_names = [name for name, _ in backbone.model.named_modules()] + ["pooler.dense"]
     endings = list(dict.fromkeys(module.rpartition(".")[2] for module in modules))
     matches = [name for name in all_names if name.rpartition(".")[2] in endings]
@@ -118,7 +118,7 @@ def find_target_modules(backbone: Backbone, words: Sequence[str], tuner: str) ->
 def _search(backbone: Backbone, words: Sequence[str], tuner: str) -> list[str]:
     modules = dict(backbone.base.named_modules())
     linear = [name for name, module in modules.items() if is_linear(module)]
-    fields = [word for word in words if word in SITE_FIELDS]
+    fields = [word for word in words if word in TARGET_FIELDS]
     names: list[str] = []
     for stack in backbone.architecture.stacks if fields else ():
         count = len(cast(nn.ModuleList, modules[stack.blocks]))
@@ -130,7 +130,7 @@ def _search(backbone: Backbone, words: Sequence[str], tuner: str) -> list[str]:
             if name in modules
         ]
     for word in words:
-        if word in SITE_FIELDS:
+        if word in TARGET_FIELDS:
             matches = [name for stack in backbone.architecture.stacks for name in stack.modules(word, 0)]
             matches = [name for name in matches if name in modules]
         else:
@@ -140,6 +140,7 @@ def _search(backbone: Backbone, words: Sequence[str], tuner: str) -> list[str]:
             examples = ", ".join(linear[:3])
             raise InputError(
                 f"tuner.sites: {tuner} finds no linear layer for {word!r} in {backbone.model_type}; allowed: "
-                f"{', '.join(SITE_FIELDS)} where the family has them, or patterns of module names (such as {examples})"
+                f"{', '.join(TARGET_FIELDS)} where the family has them, or patterns of module names (such as "
+                f"{examples})"
             )
     return list(dict.fromkeys(names))

@@ -20,7 +20,7 @@ def build(
     config: Config,
     backbone: Backbone | None = None,
     data: list[SiloData] | None = None,
-    labelled: SiloData | None = None,
+    labeled: SiloData | None = None,
 ) -> Federation:
     """Build a federation whose silos' rows are all on this machine.
 
@@ -28,7 +28,7 @@ def build(
         config: the run's configuration.
         backbone: one already loaded; None: it is loaded.
         data: the silos' rows; None: they are loaded. A caller that gives them calls `Head.check_names` itself.
-        labelled: the coordinator's labeled rows; None: they are drawn from the silos' rows if the method needs them.
+        labeled: the coordinator's labeled rows; None: they are drawn from the silos' rows if the method needs them.
 
     Raises:
         InputError: for anything that cannot work, before any training.
@@ -41,12 +41,12 @@ def build(
         method.setting.head.check_names(silo.task for silo in [*data, *absent])
     tasks = {silo.name: silo.task for silo in data}
     absent_tasks = {silo.name: silo.task for silo in absent}
-    check_tasks(config, method, tasks, absent_tasks, None if labelled is None else labelled.task)
+    check_tasks(config, method, tasks, absent_tasks, None if labeled is None else labeled.task)
     context = build_model(config, method, [*tasks.values(), *absent_tasks.values()], backbone)
-    if labelled is None and method.server_phases():
-        labelled = draw_labeled_rows(data, config.server, config.data_seed)
+    if labeled is None and method.server_phases():
+        labeled = draw_labeled_rows(data, config.server, config.data_seed)
     silos, malicious = build_silos(config, context, data)
-    coordinator, privacy = build_coordinator(config, context, silos, tasks, labelled is not None)
+    coordinator, privacy = build_coordinator(config, context, silos, tasks, labeled is not None)
     return Federation(
         config,
         context,
@@ -54,7 +54,7 @@ def build(
         coordinator,
         tasks,
         texts={silo.name: len(silo.splits.train[0].texts) for silo in data if silo.splits.train},
-        server=None if labelled is None else server_silo(context, labelled),
+        server=None if labeled is None else server_silo(context, labeled),
         malicious=malicious,
         absent={silo.name: absent_silo(context, silo) for silo in absent},
         privacy=privacy,

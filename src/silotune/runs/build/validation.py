@@ -24,13 +24,13 @@ def check_tasks(
     absent: Mapping[str, Task] = MappingProxyType({}),
     labeled: Task | None = None,
 ) -> None:
-    """Refuse tasks that the method, the head, the sampling or the evaluation cannot do with.
+    """Refuse tasks that the method, the head, the sampling or the evaluation does not support.
 
     Args:
         config: the run's configuration.
         method: the configured method.
         tasks: silo name → task.
-        absent: the same of the silos that `evaluation` keeps out of training.
+        absent: silo name → task of the silos that `evaluation` keeps out of training.
         labeled: the task of the coordinator's own labeled rows.
 
     Raises:
@@ -56,13 +56,13 @@ def check_tasks(
 
 
 def _check_head(config: Config, method: Method, tasks: Mapping[str, Task]) -> None:
-    """Refuse a soft prompt's place without a soft prompt, and a shared head that the method or the tasks rule out."""
+    """Refuse `{soft}` in a template if the tuner has no soft prompt, and shared heads that method or tasks exclude."""
     head = method.setting.head
     if head.soft_slot and not method.setting.tuner.soft_prompt:
-        having = ", ".join(sorted(name for name, tuner in TUNERS.items() if tuner.soft_prompt))
+        allowed = ", ".join(sorted(name for name, tuner in TUNERS.items() if tuner.soft_prompt))
         raise InputError(
             f"head.template: {{soft}} is a place for a soft prompt; tuner={config.tuner.name} has none; "
-            f"allowed: {having}"
+            f"allowed: {allowed}"
         )
     parts = method.parts()
     names = sorted({task.name for task in tasks.values()})
@@ -80,7 +80,7 @@ def _check_head(config: Config, method: Method, tasks: Mapping[str, Task]) -> No
 
 
 def _check_meanings(tasks: Mapping[str, Task], labeled: Task | None) -> None:
-    """Refuse two meanings of one task's name: labels are numbers to a model."""
+    """Refuse two silos whose tasks have one name but other labels: a model knows labels by their indices alone."""
     first: dict[str, str] = {}
     for silo, task in tasks.items():
         known = first.setdefault(task.name, silo)
@@ -102,7 +102,7 @@ def _meaning(task: Task) -> str:
 
 
 def _check_evaluation(config: Config, method: Method, tasks: Mapping[str, Task], absent: Mapping[str, Task]) -> None:
-    """Refuse to ask a model about tasks that its head cannot answer."""
+    """Refuse an evaluation on tasks that a silo's head cannot answer."""
     evaluation, head = config.evaluation, method.setting.head
     names = {task.name for task in [*tasks.values(), *absent.values()]}
     if (evaluation.test_time or absent) and head.has_tensors and len(names) > 1:
@@ -121,7 +121,7 @@ def _check_evaluation(config: Config, method: Method, tasks: Mapping[str, Task],
 
 
 def check_backbone(config: Config, method: Method, backbone: Backbone) -> None:
-    """Refuse a backbone that was loaded with other settings than the configuration's, or that reads fewer tokens.
+    """Refuse a backbone that was loaded with other settings than the configuration's, or that reads too few tokens.
 
     Raises:
         InputError: naming the key and what is allowed.
@@ -134,7 +134,7 @@ def check_backbone(config: Config, method: Method, backbone: Backbone) -> None:
     length, tuner, head = config.train.max_length, method.setting.tuner, method.setting.head
     check_length("train.max_length", length, tuner, backbone)
     if backbone.max_tokens is not None and isinstance(head, LanguageModelHead):
-        _check_written(head, backbone, length, backbone.max_tokens - tuner.virtual_tokens)
+        _check_answer_length(head, backbone, length, backbone.max_tokens - tuner.virtual_tokens)
 
 
 def check_length(key: str, length: int, tuner: Tuner, backbone: Backbone) -> None:
@@ -151,11 +151,14 @@ def check_length(key: str, length: int, tuner: Tuner, backbone: Backbone) -> Non
         )
 
 
-def _check_written(head: LanguageModelHead, backbone: Backbone, length: int, places: int) -> None:
-    """Refuse answers that are longer than the positions left behind the longest prompt."""
-    if backbone.base.config.is_encoder_decoder:  # the prompt takes none of the decoder's places
+def _check_answer_length(head: LanguageModelHead, backbone: Backbone, length: int, positions: int) -> None:
+    """Refuse answers that do not fit into the backbone's positions behind the longest prompt."""
+    if backbone.base.config.is_encoder_decoder:  # the prompt takes none of the decoder's positions
         return
-    new, allowed = head.generation.max_new_tokens, places - head.prompt_room(length) + 1  # the last one is not read
+    new, allowed = (
+        head.generation.max_new_tokens,
+        positions - head.prompt_room(length) + 1,
+    )  # the model does not read the last token
     if new > allowed:
         raise InputError(
             f"head.max_new_tokens: {new} behind a prompt of up to {head.prompt_room(length)} tokens (train.max_length) "
