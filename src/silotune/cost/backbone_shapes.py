@@ -1,4 +1,4 @@
-"""Backbones as shapes: made from a configuration alone, without weights or tokenizer.
+"""Makes backbones that have shapes but no data, from a configuration alone, without weights or tokenizer.
 
 Their tensors are PyTorch's fake tensors, which have shapes and types but no storage (as on the meta device). All code
 of the package runs on them unchanged, for LLaMA-7B too.

@@ -1,4 +1,4 @@
-"""The parts of a method with their sizes, and a sentence on what leaves a silo (`silotune parts`)."""
+"""Describes a method's parts: their sizes, and a sentence on what leaves a silo (`silotune parts`)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def describe(method: str, overrides: list[str]) -> dict[str, Any]:
     """Describe a method on the demo's setting.
 
     Args:
-        method: its id.
+        method: the method's id.
         overrides: `key=value` words.
 
     Returns:

@@ -1,4 +1,4 @@
-"""The cost of one method with one tuner, head and backbone shape (`silotune cost`)."""
+"""Estimates the cost of one method with one tuner, head and backbone shape (`silotune cost`)."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def estimate(method: str, words: Sequence[str] = (), *, work: bool = True) -> Co
     """Estimate the cost of a method.
 
     Args:
-        method: its id.
+        method: the method's id.
         words: `key=value` as for `silotune run` on the demo's setting, and options of `OPTIONS`.
         work: whether to count operations and memory, which takes a second or more; 0 without.
 

@@ -1,4 +1,4 @@
-"""Floating-point operations and memory of a method's step, counted over its real views, losses and heads.
+"""Counts floating-point operations and memory of a method's step, over its real views, losses and heads.
 
 The method's own phases run on fake tensors, and PyTorch's counter sees every matrix product of a real step.
 
@@ -65,7 +65,7 @@ def shape_batch(backbone: Backbone, task: Task, rows: int, tokens: int, decode: 
 
     Args:
         backbone: that reads it.
-        task: of the rows.
+        task: the rows' task.
         rows: number of texts.
         tokens: number of tokens of each text.
         decode: number of decoder tokens in an encoder–decoder; 0: the decoder does not run.
@@ -83,11 +83,11 @@ def count_work(backbone: Backbone, method: Method, state: State, batch: Batch, t
     """Run every phase's step and a prediction on fake tensors (under their mode), and count.
 
     Args:
-        backbone: of a `Shape`.
-        method: with its setting.
+        backbone: the backbone of a `Shape`.
+        method: the method with its setting.
         state: all parts of one silo.
-        batch: from `shape_batch`.
-        train: for its optimizer.
+        batch: a batch of `shape_batch`.
+        train: the section `train`, for its optimizer.
     """
     context = TrainingContext(backbone, method, train, 0)
     constant = {tensor.untyped_storage()._cdata for tensor in backbone.base.state_dict(keep_vars=True).values()}

@@ -1,4 +1,4 @@
-"""The exact sizes of messages, from the shapes of the shared parts."""
+"""Computes the exact sizes of messages from the shapes of the shared parts."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def message_sizes(shapes: Shapes, parts: Mapping[str, Part], uplink: UplinkPipel
     header of the safetensors format.
 
     Args:
-        shapes: of all parts' tensors.
+        shapes: the shapes of all parts' tensors.
         parts: with their scopes.
         uplink: steps that the update goes through.
 

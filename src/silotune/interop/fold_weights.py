@@ -47,8 +47,8 @@ def fold_in(model: Any, tuner: Tuner, adapter: MergedAdapter) -> None:
 
     Args:
         model: the plain backbone, float32.
-        tuner: of the adapter; `can_fold` holds.
-        adapter: its tensors and options.
+        tuner: the adapter's tuner, for which `can_fold` holds.
+        adapter: the adapter's tensors and options.
     """
     base = model.base_model
     if tuner.trains_backbone:

@@ -1,4 +1,4 @@
-"""The model card of an export (`README.md`): content, training data, scores, and how to load it."""
+"""Writes the model card of an export (`README.md`): content, training data, scores, and how to load it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""silotune's own layout for tuners that peft does not have: `silotune_adapter.json` and `silotune_adapter.safetensors`.
+"""Writes adapters that peft does not have, as `silotune_adapter.json` and `silotune_adapter.safetensors`.
 
 docs/export.md describes it; `standalone.py` reads it without silotune.
 """
@@ -16,15 +16,15 @@ def native_layout(tuner: Tuner, adapter: MergedAdapter, base: str, base_class: s
     """Lay out one adapter in the layout of `silotune_adapter.json`, version 1.
 
     Args:
-        tuner: of the adapter.
-        adapter: its tensors, named `<module>.<name>`; modules are named inside the base transformer
+        tuner: the adapter's tuner.
+        adapter: the adapter's tensors, named `<module>.<name>`; modules are named inside the base transformer
             (`model.base_model`).
         base: the base model's name.
         base_class: the class of transformers that loads the base model.
         base_sha256: of the base model's weights.
 
     Returns:
-        None where the tuner has no such layout.
+        None if the tuner has no such layout.
     """
     own_fields = tuner.native_config(adapter)
     if own_fields is None:

@@ -1,4 +1,4 @@
-"""An adapter as peft saves it: `adapter_config.json` and `adapter_model.safetensors`, written without peft."""
+"""Writes an adapter as peft saves it (`adapter_config.json`, `adapter_model.safetensors`), without importing peft."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ def peft_layout(backbone: Backbone, tuner: Tuner, adapter: MergedAdapter, base: 
     """Lay out one adapter as peft saves it.
 
     Args:
-        backbone: on which it was trained.
-        tuner: of the adapter.
-        adapter: its tensors and options.
+        backbone: the backbone on which the adapter was trained.
+        tuner: the adapter's tuner.
+        adapter: the adapter's tensors and options.
         base: the base model's name.
         base_class: the class of transformers that loads the base model.
 
     Returns:
-        None where peft has no such tuner.
+        None if peft has no such tuner.
 
     Raises:
         InputError: where peft has the tuner but cannot express this adapter.

@@ -113,12 +113,12 @@ def merge(tuner: Tuner, state: State, mix: Mapping[str, float]) -> MergedAdapter
     """Make one adapter of a mix of parts.
 
     Args:
-        tuner: of all parts.
+        tuner: the tuner of all parts.
         state: the parts' tensors.
         mix: part name → weight.
 
     Raises:
-        InputError: where the tuner has no single adapter for this mix.
+        InputError: if the tuner has no single adapter for this mix.
     """
     parts = [
         WeightedTensors(
@@ -135,7 +135,7 @@ def _mix(run: Run, word: str, prediction: dict[str, Weight]) -> dict[str, float]
     """Weights of the exported adapters by part name.
 
     Raises:
-        InputError: where the run's method has no such part, or several.
+        InputError: if the run's method has no such part, or several.
     """
     federation = run.federation
     adapters = {name: part for name, part in federation.context.parts.items() if isinstance(part.module, Tuner)}

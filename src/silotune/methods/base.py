@@ -148,7 +148,7 @@ class Phase:
 
 @dataclass(frozen=True)
 class PredictionMix:
-    """How a silo's model predicts: a mix, and the head over it.
+    """The mix and the head with which a silo's model predicts.
 
     Args:
         mix: the weights of the parts.

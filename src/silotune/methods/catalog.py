@@ -1,4 +1,4 @@
-"""The built-in methods, in the order in which they are listed."""
+"""The list of built-in methods, in the order in which `silotune methods` prints them."""
 
 from __future__ import annotations
 

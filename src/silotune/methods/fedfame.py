@@ -64,7 +64,7 @@ class FedFAME(Method):
 
     @property
     def remembers(self) -> tuple[str, ...]:
-        """What `q` of the previous local model is computed with."""
+        """The parts with which `q` of the previous local model is computed."""
         return (GLOBAL, PROJECTION)
 
     def phases(self) -> list[Phase]:

@@ -45,5 +45,5 @@ class FedIT(Method):
         return cross_entropy + mu / 2 * distance
 
     def prediction(self) -> PredictionMix:
-        """The shared model: every silo's is the same, where the head is."""
+        """Return the shared part and its head; all silos predict with the same model if the head is shared."""
         return PredictionMix({GLOBAL: 1}, self.head_of_global)

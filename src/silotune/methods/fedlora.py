@@ -9,14 +9,14 @@ from silotune.methods.fedit import FedIT
 
 
 class FedLoRA(FedIT):
-    """FedIT; then, once and for all silos, `local := global` and training of `local` on the silo's rows."""
+    """FedIT; after the last round every silo copies the global part to its local part and trains it on its rows."""
 
     name = "fedlora"
     paper = "Yi et al. 2023, FedLoRA: Model-Heterogeneous Personalized Federated Learning with LoRA Tuning"
     head_of_global = "head_global"
 
     def parts(self) -> dict[str, Part]:
-        """The local part begins as the global one, then and before the first round."""
+        """Return FedIT's parts, and a local part and head; the local part starts as the global one."""
         return super().parts() | {
             PRIVATE: Part(self.setting.tuner, Scope.PRIVATE, start=GLOBAL),
             HEAD: private(self.setting.head),

@@ -54,7 +54,7 @@ TEXT_SIMILARITIES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"cosine": co
 
 @dataclass(frozen=True)
 class InstanceWeighting:
-    """How the weights of texts are computed.
+    """The computation of texts' weights, as a prediction declares it.
 
     Args:
         local_part: the part of weight α.

@@ -1,4 +1,4 @@
-"""Parts of a method: named sets of tensors with a scope and a tuner or head."""
+"""`Part` and `Scope`: a method declares named parts, each a tuner, head or scalar that is shared or private."""
 
 from __future__ import annotations
 

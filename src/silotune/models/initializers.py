@@ -1,4 +1,4 @@
-"""Draws of new tensors."""
+"""Draws the initial values of tuners' and heads' tensors."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ _LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 @dataclass(frozen=True)
 class Cohort:
-    """How many silos train together; `reason`: why `auto` chose no more."""
+    """The number of silos that train together; `reason` says why `auto` chose no more."""
 
     size: int = 1
     reason: str = ""

@@ -29,7 +29,7 @@ from silotune.training.silo import Silo, SiloState
 
 
 class TrainingContext:
-    """What all local rounds of a run share; holds no state of any silo.
+    """The objects that all local rounds of a run share; it holds no state of any silo.
 
     Args:
         backbone: the one backbone, which all silos use in turn or together.

@@ -51,14 +51,14 @@ class Coordinator:
     Args:
         shared: the shared parts before round 1.
         aggregation: how updates are combined.
-        seed: for choosing silos.
-        fraction: share of the silos a round, or
-        count: their number; neither: all.
-        groups: silo → its group: fraction and count are of each group's silos; None: of all.
-        max_norm: the largest norm of an update's change; None: any finite one.
-        clip: scales an update's change down to this norm; None: no clipping.
-        optimizer: the server optimizer; None: the aggregate is adopted.
-        uplink: the silos' uplink, to decode changes; an empty pipeline: updates hold the parts.
+        seed: the seed with which silos are sampled.
+        fraction: the share of the silos that a round samples; None if `count` is given, or if all take part.
+        count: the number of silos that a round samples; None if `fraction` is given, or if all take part.
+        groups: silo → its group. Fraction and count then apply to every group; if None, to all silos together.
+        max_norm: the largest norm of an update's change that is accepted; if None, any finite norm is.
+        clip: the norm to which an update's change is scaled down; if None, changes are not clipped.
+        optimizer: the server optimizer; if None, the aggregate replaces the shared parts.
+        uplink: the silos' uplink, which decodes their changes; under an empty pipeline updates hold the parts.
         noise: replaces `aggregation` and `clip` with a private mean.
     """
 
@@ -100,13 +100,13 @@ class Coordinator:
     def choose(self, number: int, silos: Sequence[str]) -> list[str]:
         """Sample the silos of a round, in name order: at least one, and at least one of each group."""
         if self._groups is None:
-            return self._drawn(sorted(silos), number)
+            return self._sample(sorted(silos), number)
         members: dict[str, list[str]] = {}
         for name in sorted(silos):
             members.setdefault(self._groups[name], []).append(name)
-        return sorted(name for group, names in members.items() for name in self._drawn(names, number, group))
+        return sorted(name for group, names in members.items() for name in self._sample(names, number, group))
 
-    def _drawn(self, names: list[str], *purpose: str | int) -> list[str]:
+    def _sample(self, names: list[str], *purpose: str | int) -> list[str]:
         count = silos_a_round(len(names), self._fraction, self._count)
         if count >= len(names):
             return names

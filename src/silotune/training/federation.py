@@ -1,4 +1,4 @@
-"""A federation: everything that a run consists of."""
+"""`Federation` holds everything that a run consists of: configuration, backbone, silos, coordinator, trainer."""
 
 from __future__ import annotations
 

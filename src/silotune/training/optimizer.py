@@ -1,4 +1,4 @@
-"""The optimizers of local training."""
+"""Makes the optimizer of a local phase from `train.optimizer`."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from silotune.config import TrainConfig
 
 
 def make_optimizer(train: TrainConfig, tensors: list[Tensor]) -> torch.optim.Optimizer:
-    """A fresh optimizer with constant learning rate.
+    """Make a new optimizer with constant learning rate.
 
-    Adafactor too (Shazeer and Stern 2018, algorithm 4 without relative steps and parameter scaling), as prompt tuning
-    on T5 has it (Lester et al. 2021): torch's own can be neither.
+    Adafactor (Shazeer and Stern 2018, algorithm 4) is transformers', without relative steps and parameter scaling, as
+    in prompt tuning of T5 (Lester et al. 2021): torch's Adafactor cannot switch these off.
     """
     if train.optimizer == "sgd":
         return torch.optim.SGD(tensors, lr=train.lr)

@@ -1,4 +1,4 @@
-"""A silo: its rows and its state."""
+"""`Silo` holds a client's tokenized rows and its state (private parts and memory)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Status files of a coordinator: started, progress, outcome; and a reader for them."""
+"""Writes a coordinator's status files (started, progress, outcome) and reads them in other processes."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ def write_outcome(folder: Path, error: Exception | None = None, lost: bool = Fal
     """Record how the coordinator ended.
 
     Args:
-        folder: as `clear`.
-        error: what ended it; None: it finished.
+        folder: the folder of the status files.
+        error: the exception that ended it; None if it finished.
         lost: whether Flower failed, so that another coordinator may resume the run.
     """
     fields: dict[str, Any] = {"state": "finished"}
@@ -73,7 +73,7 @@ class CoordinatorMonitor:
     """Follows a coordinator on this machine through its status files, from its start.
 
     Args:
-        folder: as `clear`.
+        folder: the folder of the status files.
         progress: called with the coordinator's progress when it changes.
         announce: called with each line of the privacy guarantee.
     """

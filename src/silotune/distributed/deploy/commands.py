@@ -107,7 +107,7 @@ def join(path: Path, config: SiloSettings | NodeSettings, say: Callable[[str], N
 
     Args:
         path: the file.
-        config: its content.
+        config: the content of the party's settings.
         say: called with messages for the operator.
 
     Raises:

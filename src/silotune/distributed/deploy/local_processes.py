@@ -60,12 +60,12 @@ _FLOWER = "Flower"
 
 
 class LocalProcesses:
-    """The processes of one run, and what is done when one of them dies.
+    """Starts the processes of one run and restarts those that die.
 
     Args:
         config: the run's.
         out: the run folder, with all parties' files.
-        silos: their names.
+        silos: the silos' names.
         job: the coordinator's.
         scratch: a folder whose path is short.
         supervisor: runs the processes.

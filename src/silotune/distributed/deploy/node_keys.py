@@ -1,4 +1,4 @@
-"""Silos' public keys at the SuperLink, registered through Flower's commands.
+"""Registers and unregisters silos' public keys at the SuperLink, through Flower's commands.
 
 The SuperLink does not list the names of its nodes, so `<folder>/nodes.json` keeps them: one key per silo.
 """
@@ -34,7 +34,7 @@ def register_node(config: CoordinatorSettings, silo: str, key: Path) -> str:
 
     Args:
         config: the coordinator's settings.
-        silo: its name.
+        silo: the silo's name.
         key: file of the public key.
 
     Returns:
@@ -68,7 +68,7 @@ def unregister_node(config: CoordinatorSettings, silo: str) -> str:
 
     Args:
         config: the coordinator's settings.
-        silo: its name.
+        silo: the silo's name.
 
     Returns:
         The node's id.

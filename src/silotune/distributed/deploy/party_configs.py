@@ -27,13 +27,13 @@ class CoordinatorSettings(Section):
     """The coordinator's settings.
 
     Args:
-        folder: for the SuperLink's state and logs.
+        folder: the folder for the SuperLink's state and logs.
         host: address of the SuperLink, on loopback only: access to more than `/v1/fleet/` and `/health` allows running
             code on the silos, so a proxy passes only these two on.
-        port: of the SuperLink.
+        port: the SuperLink's port.
         ca: certificate authority. With TLS, nodes must be registered by their keys.
-        certificate: of the coordinator.
-        key: of the certificate.
+        certificate: the file of the coordinator's certificate.
+        key: the file of the certificate's key.
         insecure: no TLS and no keys; on one machine only.
     """
 
@@ -77,7 +77,7 @@ class NodeSettings(Section):
 
     Args:
         name: the silo's.
-        folder: for logs.
+        folder: the folder for logs.
         socket: path of the worker's socket.
         superlink: as in `SiloSettings`; so are `root_certificates`, `private_key`, `insecure` and `port`.
     """

@@ -1,4 +1,4 @@
-"""Command lines of Flower 1.41, and the files that they read."""
+"""Makes the command lines of Flower 1.41's processes, and the files that they read."""
 
 from __future__ import annotations
 
@@ -85,11 +85,11 @@ def supernode_command(
     """Return the command line of a SuperNode.
 
     Args:
-        address: of the SuperLink.
-        port: of the SuperNode on this machine.
-        silo: its name.
+        address: the SuperLink's address.
+        port: the SuperNode's port on this machine.
+        silo: the silo's name.
         worker: path of the worker's socket.
-        options: for TLS and isolation.
+        options: Flower's options for TLS and isolation.
     """
     config = f'silo="{silo}" worker="{worker}"'
     return [
@@ -131,7 +131,7 @@ def run_flwr(command: Sequence[str], environment: Mapping[str, str], failure: st
 
     Args:
         command: the command line.
-        environment: its whole environment.
+        environment: the whole environment of the command.
         failure: beginning of the error message.
 
     Raises:

@@ -1,4 +1,4 @@
-"""A frame inside a Flower message: one array of bytes, which Flower sends in pieces of 5 MB."""
+"""Wraps a frame into a Flower message and unwraps it: one array of bytes, which Flower sends in pieces of 5 MB."""
 
 from __future__ import annotations
 

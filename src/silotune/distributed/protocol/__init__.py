@@ -1,4 +1,4 @@
-"""What coordinator and silos send each other.
+"""The messages between coordinator and silos, and the checks on both sides.
 
 - `frames`: a JSON header and blobs of bytes, on sockets and in Flower's messages; the protocol's number
 - `handshake`: each side's identity, compared before round 1 and with every request

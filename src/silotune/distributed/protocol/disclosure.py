@@ -27,7 +27,7 @@ def filter_metrics(metrics: Mapping[str, Any], share: Collection[str]) -> dict[s
 
     Args:
         metrics: a local round's metrics.
-        share: as `SiloSettings.share`.
+        share: the kinds of numbers that may leave; see `SiloSettings.share`.
 
     Returns:
         The metrics whose kind is shared; unknown names count as losses.

@@ -146,7 +146,7 @@ def ask_worker(path: str | Path, request: bytes, patience: float = PATIENCE) -> 
     """Send a request to the worker behind a Unix socket and wait for its reply.
 
     Args:
-        path: of the socket.
+        path: the socket's path.
         request: a frame's bytes.
         patience: seconds until the reply must be complete.
 

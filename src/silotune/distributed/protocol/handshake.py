@@ -34,14 +34,14 @@ class HandshakeRefused(InputError):
 
 @dataclass(frozen=True)
 class Identity:
-    """What one side runs.
+    """Everything that both sides must run alike.
 
     Args:
-        version: of silotune.
+        version: silotune's version.
         config: sha256 of the configuration as it is sent.
         backbone: sha256 of the weights.
         tokenizer: sha256, as `tokenizer_digest`.
-        precision: of the backbone.
+        precision: the backbone's precision.
         method: id.
         shapes: shapes of the shared tensors; None until the silos' tasks are known.
         protocol: number of the message format.
@@ -140,7 +140,7 @@ class Hello:
 
 
 def protocol_of(identity: object) -> int | None:
-    """Return the protocol number in an identity's plain values; None if there is none."""
+    """Return the protocol number in an identity's plain values; None if it is missing."""
     number = identity.get("protocol") if isinstance(identity, dict) else None
     return number if type(number) is int and 0 <= number <= _LARGEST_PROTOCOL else None
 

@@ -48,7 +48,7 @@ class SiloSetup:
     """Builds and caches backbone, rows and parts for the coordinator's configuration.
 
     Args:
-        settings: the silo operator's.
+        settings: the operator's settings.
     """
 
     def __init__(self, settings: SiloSettings) -> None:

@@ -71,7 +71,7 @@ class StateStore:
         write_bytes(self.path / f"{name}.answer", wrapped.encode())
 
     def find_reply(self, name: str, request: dict[str, str]) -> Frame | None:
-        """Return the reply kept for the same request; None if there is none or its state is missing."""
+        """Return the reply kept for the same request; None if it or its state is missing."""
         try:
             stored = decode((self.path / f"{name}.answer").read_bytes())
             if stored.fields["asked"] != request:

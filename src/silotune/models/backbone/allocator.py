@@ -1,4 +1,4 @@
-"""Let the C library keep freed memory for the next batch.
+"""Lets the C library keep freed memory for the next batch.
 
 glibc returns large blocks to the system when they are freed, and the top of its heap with them; the system then hands
 the pages out again one by one, zeroed. A training step frees and allocates the same hundreds of MiB every time: without

@@ -41,14 +41,14 @@ class Backbone:
 
     Args:
         model: any transformer; its parameters are frozen here. Families in `ARCHITECTURES` have named target modules.
-        tokenizer: its tokenizer.
+        tokenizer: the model's tokenizer.
         precision: `fp32`, `bf16` or `fp16` (autocast).
         keep_master: keep the frozen linear weights in float32 (master weights), for tuners that train the backbone's
             own tensors; otherwise they are cast to the precision once, so that no forward has to.
         checkpointing: keep only the blocks' inputs for the backward pass and compute their insides again there: less
             memory for about a third more time. Gradients are the same.
         shape_only: the model has shapes but no data (`silotune.cost`): it stays on its device and has no fingerprint.
-        name: as configured: `default`, a hub id or a folder.
+        name: the name in the configuration: `default`, a hub id or a folder.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""A plan: what one forward adds to or replaces in the backbone. Tuners write it, `Backbone.encode` runs it."""
+"""`ForwardPlan` lists the changes of one forward of the backbone. Tuners write it, `Backbone.encode` applies it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ InputChange = Callable[[Tensor], Tensor]
 
 @dataclass
 class ForwardPlan:
-    """What one forward changes in the backbone.
+    """The changes of one forward of the backbone.
 
     Args:
         outputs: module's name → changes of its output, applied in order.

@@ -1,4 +1,4 @@
-"""Prefixes of prefix tuning in the form in which transformers hands past keys and values to its attention."""
+"""Caches that hand prefix tuning's keys and values to the attention of transformers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The backbone's own language-model head: from states to scores of some words or of the whole vocabulary.
+"""The backbone's own language-model head: computes scores of some words or of the whole vocabulary from states.
 
 The model's own code runs over given states, including its layers between transformer and vocabulary (a dense layer and
 a norm in BERT, a scale in T5, none in LLaMA). Only the last projection is replaced, by one that multiplies with the
@@ -23,7 +23,7 @@ class LMHead:
 
     Args:
         model: a model with `get_output_embeddings()`.
-        base: its base transformer; in an encoder–decoder its `decoder` gives the states.
+        base: the model's base transformer; in an encoder–decoder its `decoder` gives the states.
     """
 
     def __init__(self, model: PreTrainedModel, base: nn.Module) -> None:

@@ -1,4 +1,4 @@
-"""Loading a backbone: from the hub, a local folder, or the offline default."""
+"""Loads a backbone from the hub, a local folder, or the offline default."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def default_backbone() -> str:
 
 
 def resolve_precision(precision: str) -> str:
-    """Resolve `auto` to bf16 if the hardware has it, else to fp32; other values are returned as they are."""
+    """Resolve `auto` to bf16 if the hardware has it, otherwise to fp32; return other values unchanged."""
     if precision != "auto":
         return precision
     if torch.cuda.is_available():

@@ -1,4 +1,4 @@
-"""Rows of several silos in one forward, concatenated: each silo's parts act on its own segment of the rows."""
+"""Runs rows of several silos in one forward, concatenated: each silo's parts act on its own segment of the rows."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from silotune.models.backbone.stacking import Change, Wrap, combine_plans
 
 @dataclass(frozen=True)
 class Segments:
-    """How a forward's rows are divided among silos.
+    """The division of a forward's rows among silos.
 
     Args:
         sizes: rows of each segment, in their order.

@@ -49,7 +49,7 @@ _ONE_MICRO_BATCH = 2**40
 
 @dataclass
 class _GroupedSet:
-    """How a set's rows are divided into groups.
+    """The division of a set's rows into groups.
 
     Args:
         source: the set; held, so that its id is not used again.

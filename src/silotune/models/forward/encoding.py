@@ -28,7 +28,7 @@ Key = TypeVar("Key", bound=Hashable)
 
 
 Encoded = tuple[Tensor, ForwardPlan | None]
-"""The last layer's states, shape (rows, tokens, hidden), and their plan; None where rows ran under several plans."""
+"""The last layer's states, shape (rows, tokens, hidden), and their plan; None if rows ran under several plans."""
 
 
 def encode_views(

@@ -1,4 +1,4 @@
-"""Generate answers token by token under a mix of parts: in batches, with cached keys and values, greedy or by beams."""
+"""Generates answers token by token under a mix: in batches, with cached keys and values, greedy or by beams."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ROWS_AT_ONCE = 32
 
 @dataclass(frozen=True)
 class GenerationOptions:
-    """How answers are searched.
+    """Options of the search for answers.
 
     Args:
         beams: answers kept at a time; 1 is greedy search.
@@ -182,7 +182,7 @@ def _best(hypotheses: _Hypotheses, log_probabilities: Tensor, number: int) -> li
 
     Args:
         hypotheses: the row's beams.
-        log_probabilities: of the next token, shape (beams, words).
+        log_probabilities: log-probabilities of the next token, shape (beams, words).
         number: how many to choose.
 
     Returns:

@@ -149,7 +149,7 @@ class _DistinctView:
 
     Args:
         mixes: each silo's mix, with reparametrized parts.
-        cached_as: its name in the constant view caches; None: it is not cached.
+        cached_as: the view's name in the constant view caches; None if it is not cached.
         collected: each silo's results so far.
     """
 
@@ -208,7 +208,7 @@ def _encode(
         backbone: shared by all silos.
         request: the batches, streams and the activation cache.
         micro_batch: rows of one or several silos.
-        text: its inputs on the backbone's device, each of shape (rows, tokens).
+        text: the batch's inputs on the backbone's device, each of shape (rows, tokens).
         views: key → view.
         stacks: stacked tensors of parts, shared by the micro-batches of a request.
     """
@@ -251,7 +251,7 @@ def _collect(
         backbone: runs heads later, on its device.
         request: poolings, heads and caches.
         micro_batch: rows of one or several silos.
-        text: its inputs on the backbone's device, each of shape (rows, tokens).
+        text: the batch's inputs on the backbone's device, each of shape (rows, tokens).
         view: collects.
         encoded: states of shape (rows, tokens, hidden), and their plan.
     """

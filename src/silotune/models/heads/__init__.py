@@ -1,4 +1,4 @@
-"""The heads. A new one is a file here and a line in `HEADS`."""
+"""The registry of heads (`HEADS`) and their public names. A new head is a file here and a line in `HEADS`."""
 
 from __future__ import annotations
 

@@ -40,10 +40,10 @@ class Head(ABC):
     model_class: ClassVar[ModelClass] = "AutoModel"
     """The class of transformers with which the backbone is loaded."""
     has_tensors: ClassVar[bool] = True
-    """Whether it has tensors to train; a head without tensors serves several tasks even where it is shared."""
+    """Whether the head has tensors to train. A head without tensors serves several tasks even if it is shared."""
 
     soft_slot: bool = False
-    """Whether it sets the position of the soft prompt in a row's text."""
+    """Whether the head sets the position of the soft prompt in a row's text."""
     pooling: Pooling = "first"
     """How a classifier pools the last layer's states: the first token's, or the mean."""
 
@@ -85,7 +85,7 @@ class Head(ABC):
         """Make the function that computes this head's entry of a view (`view[head.name]`) from the last layer's states.
 
         Returns:
-            None where the head reads pooled states (`view["first"]`, `view["mean"]`).
+            None if the head reads pooled states (`view["first"]`, `view["mean"]`).
         """
         return None
 
@@ -102,7 +102,7 @@ class Head(ABC):
         """Fields of an export's `head.json` that describe how this head answers (docs/export.md).
 
         Args:
-            config: of the head.
-            task: of the exported silo.
+            config: the head's configuration.
+            task: the exported silo's task.
         """
         return {"options": config.model_dump(mode="json", exclude={"name", "scope"}, exclude_defaults=True)}

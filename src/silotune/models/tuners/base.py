@@ -92,10 +92,10 @@ class Tuner(ABC):
         """Batched variant of `act` for a cohort: rows of several silos concatenated, one segment per silo.
 
         Args:
-            backbone: of all silos.
+            backbone: the backbone of all silos.
             mix: parts whose tensors have shape (segments, …), with numbers as weights.
             segments: which rows belong to which silo.
-            plan: is written to.
+            plan: the plan that receives the changes.
 
         Returns:
             False if the tuner does not support it; nothing was written then, and `act` runs once per segment.
@@ -131,7 +131,7 @@ class Tuner(ABC):
             mix: parts as `MergedAdapter.tensors`, with numbers as weights.
 
         Raises:
-            InputError: where no single adapter computes this mix.
+            InputError: if no single adapter computes this mix.
         """
         raise InputError(f"export: several adapters of tuner={self.name} cannot be merged into one")
 
@@ -147,7 +147,7 @@ class Tuner(ABC):
             Changes in float64 by parameter name: `weight` of shape (out, in) on every backbone, `bias` of shape (out,).
 
         Raises:
-            InputError: where the tuner's effect is no change of weights.
+            InputError: if the tuner's effect is no change of weights.
         """
         raise InputError(f"export: tuner={self.name} cannot be folded into weights")
 
@@ -155,15 +155,15 @@ class Tuner(ABC):
         """Fields of peft's `adapter_config.json`, with `peft_type` and without those that all tuners have.
 
         Args:
-            backbone: on which it was trained.
+            backbone: the backbone on which the adapter was trained.
             adapter: the tensors and options of one adapter.
             task_type: peft's word for the base model's kind, e.g. `SEQ_2_SEQ_LM`.
 
         Returns:
-            None where peft has no such tuner.
+            The fields; None if peft has no such tuner.
 
         Raises:
-            InputError: where peft has the tuner but cannot express this adapter.
+            InputError: if peft has the tuner but cannot express this adapter.
         """
         return None
 
@@ -177,7 +177,7 @@ class Tuner(ABC):
         """Fields of `silotune_adapter.json`, the layout for tuners that peft does not have (docs/export.md).
 
         Returns:
-            `computes`, the formula of a target module's output y, and numbers such as a width; None where the tuner
+            `computes`, the formula of a target module's output y, and numbers such as a width; None if the tuner
             has no such layout. The tensors are those of `module_tensors`.
         """
         return None
@@ -187,10 +187,10 @@ class Tuner(ABC):
 
         Args:
             source: a folder or file.
-            backbone: of the run.
+            backbone: the run's backbone.
 
         Raises:
-            InputError: where it does not fit this tuner's options or the backbone.
+            InputError: if it does not fit this tuner's options or the backbone.
         """
         raise InputError(f"start: {source} cannot be read for tuner={self.name}")
 

@@ -32,8 +32,8 @@ class InitialAdapter:
 
     Args:
         tensors: `<module>.lora_A.weight` of shape (r, in) and `<module>.lora_B.weight` of shape (out, r).
-        r: its rank.
-        alpha: its scale is alpha / r.
+        r: the rank.
+        alpha: the numerator of the scale alpha / r.
         sites: the words of `tuner.sites` that name its modules.
     """
 
@@ -57,7 +57,7 @@ class InitialAdapter:
         """Return the tensors in the order of `expected`, after comparing them with a run's.
 
         Args:
-            source: where this LoRA was read, for messages.
+            source: the path from which this LoRA was read, for messages.
             r: the run's rank.
             alpha: the run's alpha.
             expected: tensors of an adapter of the run, for their names and shapes.

@@ -137,7 +137,7 @@ def _base_name(name: str, linear: dict[str, Any], path: Path, backbone: Backbone
 
 
 def site_words(backbone: Backbone, modules: list[str]) -> tuple[str, ...]:
-    """Find short words of `tuner.sites` for modules: fields of the family's table where they fit, else full names."""
+    """Find short words of `tuner.sites` for modules: fields of the family's table if they fit, otherwise full names."""
     left, words = set(modules), []
     if backbone.known_architecture is not None:
         names = {name for name, _ in backbone.base.named_modules()}

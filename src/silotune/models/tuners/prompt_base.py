@@ -101,12 +101,12 @@ def initial_vectors(backbone: Backbone, tokens: int, init: Init, words: str, gen
     """Make a prompt's initial vectors.
 
     Args:
-        backbone: its word embeddings are used.
+        backbone: the backbone whose word embeddings are used.
         tokens: number of virtual tokens.
         init: `vocabulary`: rows of the word embeddings, drawn at random. `words`: the rows of a text's tokens, repeated
             in order. `random`: normal, with the standard deviation of the word embeddings.
         words: the text for `words`.
-        generator: for the draws.
+        generator: the generator of random initial values.
 
     Returns:
         Shape (tokens, width of the word embeddings), float32, on the CPU.

@@ -23,7 +23,7 @@ def parse_words(value: object) -> object:
     """Turn `"a, b"` or a list of words into a tuple of words.
 
     Raises:
-        ValueError: where it is neither, or a word looks like a mistyped field.
+        ValueError: if the value is neither, or a word looks like a mistyped field.
     """
     words = value.split(",") if isinstance(value, str) else value
     if not isinstance(words, list | tuple) or not words or not all(isinstance(word, str) and word for word in words):
@@ -51,7 +51,7 @@ class TargetModuleOptions(TunerOptions):
 
 
 def is_linear(module: nn.Module) -> bool:
-    """Whether it is a linear layer, or GPT-2's transposed form of one."""
+    """Return whether a module is a linear layer, or GPT-2's transposed form of one."""
     return isinstance(module, nn.Linear) or is_transposed(module)
 
 
@@ -63,7 +63,7 @@ def layer_widths(module: nn.Module) -> tuple[int, int]:
 
 
 def is_transposed(module: nn.Module) -> bool:
-    """Whether it is GPT-2's linear layer, whose weight has shape (in, out)."""
+    """Return whether a module is GPT-2's linear layer, whose weight has shape (in, out)."""
     return type(module).__name__ == "Conv1D" and not isinstance(module, nn.Conv1d)  # by name: no import of transformers
 
 
@@ -97,10 +97,10 @@ def find_target_modules(backbone: Backbone, words: Sequence[str], tuner: str) ->
     The result is cached per backbone, since every silo's part asks for it.
 
     Args:
-        backbone: its base transformer is searched.
+        backbone: the backbone whose base transformer is searched.
         words: each a field of the family's table, a full module name, the end of one (`c_attn`, `attn.c_attn`), or a
             pattern with `*`.
-        tuner: its name, for messages.
+        tuner: the tuner's name, for messages.
 
     Returns:
         Full names, each once: those of fields block by block, then those of patterns.

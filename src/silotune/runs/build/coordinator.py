@@ -77,7 +77,7 @@ def privacy_guarantee(
 
     Args:
         config: the run's configuration.
-        silos: their names.
+        silos: the silos' names.
         groups: silo name → sampling group; None: one group.
         labeled: whether the coordinator trains on labeled rows.
     """

@@ -41,9 +41,9 @@ def is_better(scores: Scores, mean: float, best: Scores, best_mean: float) -> bo
 
     Args:
         scores: the round's scores.
-        mean: their mean; the round's number without scores.
+        mean: the mean of these scores; without scores the round's number.
         best: the best round's scores; empty before the first judgment.
-        best_mean: their mean.
+        best_mean: the mean of these scores.
     """
     judged = {name for name, value in scores.items() if value is not None}
     judged_then = {name for name, value in best.items() if value is not None}

@@ -1,4 +1,4 @@
-"""The versions that a run is made with."""
+"""Lists the versions of Python and libraries that a run uses, for `versions.json`."""
 
 from __future__ import annotations
 

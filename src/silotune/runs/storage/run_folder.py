@@ -63,7 +63,7 @@ class RunFolder:
 
     @classmethod
     def begin(cls, path: Path, config: str, backbone: str, resume: bool = False) -> RunFolder:
-        """`open` where there is a run, else `create`."""
+        """Open the folder if it holds a run, otherwise create it."""
         if (path / "config.yaml").exists():
             return cls.open(path, config, backbone)
         return cls.create(path, config, backbone, resume)
@@ -238,10 +238,10 @@ class RunFolder:
 
 @contextmanager
 def working_in(path: Path, config: str, backbone: str, resume: bool = False) -> Iterator[RunFolder]:
-    """A run's folder while the run works there: opened where there is one, else made; nobody else's meanwhile.
+    """Open or create a run's folder, and keep other processes out while the context lasts.
 
     Raises:
-        InputError: as `RunFolder.begin` and `claimed`.
+        InputError: if the folder cannot be used (`RunFolder.begin`) or another process works in it.
     """
     RunFolder.check(path, config, resume)
     with folder_lock(path):
