@@ -22,7 +22,8 @@ import torch
 from benchmarks.alternating import alternate, ratio
 from benchmarks.silos import tiny_backbone
 from silotune.data.tasks import Row, SiloData, Splits, Task
-from silotune.models.backbone.loading import load_backbone, resolve_precision
+from silotune.models.backbone.device import resolve_precision
+from silotune.models.backbone.loading import load_backbone
 from silotune.runs.build.builder import build
 from silotune.runs.build.resolve import read_config
 from silotune.training.federation import Federation

@@ -149,7 +149,7 @@ def _llama(precision: str) -> Backbone:
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-    from silotune.models.backbone.loading import resolve_precision
+    from silotune.models.backbone.device import resolve_precision
 
     torch.manual_seed(0)
     config = LlamaConfig(

@@ -40,7 +40,7 @@ from benchmarks.small_llama import (
     rows_of,
     weighted_loss,
 )
-from silotune.models.backbone.loading import resolve_precision
+from silotune.models.backbone.device import resolve_precision
 
 RATE, WARM_UP, BETAS, DECAY, CLIP = 2e-3, 100, (0.9, 0.95), 0.05, 1.0
 

@@ -153,8 +153,13 @@ def _silo_name(error: ValidationError, tree: Tree) -> str:
 
 
 def dump(config: Config) -> str:
-    """Return a resolved configuration as YAML; reading it back gives the same run."""
+    """Return a resolved configuration as YAML; reading it back gives the same run.
+
+    `device` is included only if it was chosen: `auto` is resolved on each machine, and older run folders lack the key.
+    """
     tree = config.model_dump(mode="json", exclude={"per_method", "compare"})
+    if config.device == "auto":
+        del tree["device"]
     return yaml.safe_dump(tree, sort_keys=False, allow_unicode=True)
 
 

@@ -22,7 +22,7 @@ from silotune.config.server import ServerConfig
 from silotune.config.silos import SiloConfig
 from silotune.config.train import CacheConfig, CohortSize, TrainConfig
 from silotune.config.uplink import UplinkConfig
-from silotune.config.validators import distinct
+from silotune.config.validators import Device, distinct
 
 
 class Config(Section):
@@ -41,6 +41,7 @@ class Config(Section):
     rounds: int = Field(10, ge=1)
     seed: int = Field(1, ge=0, lt=2**31)
     threads: int | None = Field(None, ge=1, le=1024)
+    device: Device = "auto"
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
     cache: CacheConfig = CacheConfig()
     cohort: CohortSize = 1

@@ -26,6 +26,16 @@ Name = Annotated[str, AfterValidator(_plain_name)]
 """The name of a silo or task: it becomes part of paths in the run folder."""
 
 
+def _device_name(name: str) -> str:
+    if re.fullmatch(r"auto|cpu|cuda(:(0|[1-9]\d{0,2}))?|mps", name) is None:
+        raise ValueError(f"{name!r} is no device; allowed: auto, cpu, cuda, cuda:N (N from 0), mps")
+    return name
+
+
+Device = Annotated[str, AfterValidator(_device_name)]
+"""A value of the key `device`; whether this machine has it is known when the backbone is loaded."""
+
+
 def distinct(names: list[str]) -> list[str]:
     """Return the names if each appears once.
 

@@ -39,6 +39,11 @@ def copy(tensors: Mapping[str, Tensor]) -> Tensors:
     return {name: tensor.detach().clone() for name, tensor in tensors.items()}
 
 
+def on_device(tensors: Mapping[str, Tensor], device: torch.device) -> Tensors:
+    """Return tensors on a device, detached, in name order: sums over them have the same bits after a resume."""
+    return {name: tensor.detach().to(device) for name, tensor in sorted(tensors.items())}
+
+
 def compact(tensors: Mapping[str, Tensor]) -> Tensors:
     """Copy tensors to the CPU into one block of memory per dtype, each tensor aligned to 64 bytes.
 

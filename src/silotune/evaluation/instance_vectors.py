@@ -56,7 +56,7 @@ def embed(context: TrainingContext, state: State, rows: TokenizedRows) -> Tensor
     """
     weighting = _weighting(context)
     texts = prompt_rows(rows) if rows.task.kind == "generation" else replace(rows, reads=None, targets=None)
-    mix = context.resolve(weighting.view, state, {}, {})
+    mix = context.resolve(weighting.view, context.place(state), {}, {})
     read: dict[str, Pooling] = {weighting.representation: POOLINGS[weighting.representation]}
     vectors = torch.zeros(len(texts), context.backbone.hidden_size)
     pad = context.backbone.pad_id

@@ -21,10 +21,11 @@ def logits(context: TrainingContext, state: State, rows: TokenizedRows) -> Tenso
     """Return the logits of all rows, shape (rows, classes), in the rows' order."""
     pad = context.backbone.pad_id
     weights = weigh(context, state, rows)
+    placed = context.place(state)
     result = torch.zeros(len(rows), len(rows.task.labels))
     for batch in evaluation_batches(rows, pad, call_cost_for(context.backbone.device)):
         alpha = None if weights is None else weights.alpha[batch.rows]
-        result[batch.rows] = context.logits(state, batch, alpha).float().cpu()
+        result[batch.rows] = context.logits(placed, batch, alpha).float().cpu()
     return result
 
 
@@ -34,8 +35,8 @@ def answers(context: TrainingContext, state: State, rows: TokenizedRows) -> list
     head = context.method.setting.head
     assert isinstance(head, LanguageModelHead), "a generation task has a language-model head"
     weights = weigh(context, state, rows)
-    mix = context.method.prediction().mixed(None if weights is None else weights.alpha)
-    return generate(context.backbone, prompt_rows(rows), context.resolve(mix, state, {}, {}), head.generation)
+    mix = context.prediction_mix(context.place(state), None if weights is None else weights.alpha)
+    return generate(context.backbone, prompt_rows(rows), mix, head.generation)
 
 
 @dataclass(frozen=True)

@@ -131,6 +131,7 @@ class _FinishedRun:
         config = read_config(str(path / "config.yaml"))
         method = make_method(config)
         _check_private_parts(path, summary, method)
+        config = config.model_copy(update={"device": "auto"})  # this machine may not have the run's
         if precision is not None:
             config = config.model_copy(update={"precision": precision})
         return cls(RunFolder(path), summary, config, method, *_tasks(path, summary))

@@ -60,6 +60,8 @@ def memory_of(device: torch.device) -> int:
         machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         limit = _LIMIT.read_text().strip() if _LIMIT.is_file() else "max"
         return min(machine, int(limit)) if limit.isdecimal() else machine
+    if device.type == "mps":
+        return torch.mps.recommended_max_memory()
     return int(torch.cuda.get_device_properties(device).total_memory)
 
 

@@ -99,6 +99,12 @@ class TrainingContext:
         draws = generator(self.seed, "init", name, silo)
         return part.module.init(self.backbone, tasks, draws)
 
+    # -- on the device -----------------------------------------------------------------------------------------------
+
+    def place(self, state: State) -> State:
+        """Return the parts of a model on the backbone's device, for one call that uses them (`Backbone.place`)."""
+        return {name: self.backbone.place(tensors) for name, tensors in state.items() if name in self.parts}
+
     # -- batches -----------------------------------------------------------------------------------------------------
 
     def batches(self, silo: Silo, phase: Phase, number: int, own_micro_batches: bool = True) -> Iterator[Batch]:
@@ -234,20 +240,29 @@ class TrainingContext:
             entries.append(MixEntry(module, tensors, weight))
         return entries
 
+    def prediction_mix(self, state: State, alpha: Tensor | None = None) -> list[MixEntry]:
+        """Look up the mix of the method's prediction.
+
+        Args:
+            state: all parts of the model, placed.
+            alpha: the weight of each text, shape (rows,), on any device, if the method weights texts.
+        """
+        alpha = None if alpha is None else alpha.to(self.backbone.device)
+        return self.resolve(self.method.prediction().mixed(alpha), state, {}, {})
+
     @torch.no_grad()
     def logits(self, state: State, batch: Batch, alpha: Tensor | None = None) -> Tensor:
         """Predict a batch with a personalized model.
 
         Args:
-            state: all parts of the model.
+            state: all parts of the model, placed.
             batch: rows of one task.
             alpha: the weight of each text, shape (rows,), if the method weights texts.
 
         Returns:
             Logits, shape (rows, classes), in the batch's order.
         """
-        prediction = self.method.prediction()
-        mix = self.resolve(prediction.mixed(alpha), state, {}, {})
+        mix = self.prediction_mix(state, alpha)
         (views,) = self.views([batch], own_micro_batches(batch), [{"prediction": mix}])
         step = Step(batch, views, state, {}, {}, self.parts)
-        return step.logits("prediction", prediction.head)
+        return step.logits("prediction", self.method.prediction().head)

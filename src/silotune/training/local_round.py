@@ -107,8 +107,9 @@ class _SiloRound:
             for name in remembers
             for key, tensor in part_tools.copy(self.state[name]).items()
         }
-        state = {name: on(tensors, torch.device("cpu")) for name, tensors in self.state.items()}
-        return LocalResult(state, on(self.memory | remembered, torch.device("cpu")), metrics, self.note)
+        cpu = torch.device("cpu")
+        state = {name: part_tools.on_device(tensors, cpu) for name, tensors in self.state.items()}
+        return LocalResult(state, part_tools.on_device(self.memory | remembered, cpu), metrics, self.note)
 
 
 def train(
@@ -134,16 +135,15 @@ def train(
         Diverged: a silo's loss is not finite.
     """
     started = time.perf_counter()
-    device = context.backbone.device
-    received = {name: on(shared[name], device) for name in shared}
+    received = context.place(shared)
     runs = []
     for silo in silos:
         kept = context.state_of(silo)
-        state: State = {
-            name: on((shared if part.scope is Scope.SHARED else kept.private).get(name, {}), device)
-            for name, part in context.parts.items()  # a part without tensors leaves no trace in messages and files
+        state: State = {  # a part without tensors leaves no trace in messages and files
+            name: (shared if part.scope is Scope.SHARED else kept.private).get(name, {})
+            for name, part in context.parts.items()
         }
-        runs.append(_SiloRound(silo, state, received, on(kept.memory, device)))
+        runs.append(_SiloRound(silo, context.place(state), received, context.backbone.place(kept.memory)))
     for phase in phases:
         members = [run for run in runs if run.enters(phase)]
         leaves = [run.begin(phase) for run in members]
@@ -229,8 +229,3 @@ def _numbers(terms: Sequence[Mapping[str, Tensor]]) -> list[dict[str, float]]:
     flat = torch.stack([term.double().reshape(()) for logged in terms for term in logged.values()])
     values = iter(flat.tolist())
     return [{name: next(values) for name in logged} for logged in terms]
-
-
-def on(tensors: Mapping[str, Tensor], device: torch.device) -> Tensors:
-    """Return tensors on the device, in name order, so that sums over them give the same bits after a resume."""
-    return {name: tensor.detach().to(device) for name, tensor in sorted(tensors.items())}

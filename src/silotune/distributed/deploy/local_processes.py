@@ -124,6 +124,7 @@ class LocalProcesses:
             "backbone": self._config.backbone,
             "start": self._config.start,
             "threads": self._config.threads,
+            "device": self._config.device,
             "secret": self._config.privacy.secret if self._config.uplink.noise else None,
             "seeded_noise": self._config.privacy.secret is None,
             "config": str((self._out / FEDERATION_FOLDER / "silos.yaml").resolve()),

@@ -53,6 +53,7 @@ def wire_config(config: Config, silos: Iterable[str]) -> str:
         "backbone": Path(config.backbone).name,
         "start": None if config.start is None else Path(config.start).name,
         "threads": None,
+        "device": "auto",
         "privacy": config.privacy.model_copy(update={"secret": config.privacy.secret and "own"}),
         "silos": [],
         "data": DataConfig(**splits),

@@ -178,6 +178,7 @@ class SiloSetup:
             "backbone": self.settings.backbone,
             "start": None if config.start is None else self.settings.start,
             "threads": self.settings.threads,
+            "device": self.settings.device,
             "sampling": SamplingConfig(),
             "aggregation": AggregationConfig(name="uniform"),
             "partition": PartitionConfig(),

@@ -14,7 +14,7 @@ from silotune.config.input_errors import input_error
 from silotune.config.merging import parse_tree, resolve, resolve_backbone
 from silotune.config.section import Section
 from silotune.config.silos import SiloConfig
-from silotune.config.validators import Name
+from silotune.config.validators import Device, Name
 from silotune.errors import InputError
 
 DisclosedNumbers = Literal["validation", "test", "rows", "loss", "seconds"]
@@ -44,6 +44,7 @@ class SiloSettings(Section):
             `epsilon` is set, a run without noise is refused.
         delta: the δ of that budget (default 1e-5); a run's own δ is used if it is smaller.
         threads: the number of torch's threads on this machine.
+        device: where this machine's backbone runs: `auto`, `cpu`, `cuda`, `cuda:N` or `mps`.
         config: the file of the configuration that the parties agreed on; any other is refused.
         socket: the path of the worker's socket.
         socket_group: whether the socket's group may connect, so that the SuperNode can run as a user who cannot read
@@ -68,6 +69,7 @@ class SiloSettings(Section):
     epsilon: float | None = Field(None, gt=0)
     delta: float | None = Field(None, gt=0, lt=1)
     threads: int | None = Field(None, ge=1, le=1024)
+    device: Device = "auto"
     config: str | None = Field(None, min_length=1)
     socket: str | None = Field(None, min_length=1)
     socket_group: bool = False

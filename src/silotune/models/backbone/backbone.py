@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import torch
 from torch import Tensor, nn
 
+from silotune.core.tensors import Tensors, on_device
 from silotune.data.tokenized import Inputs
 from silotune.models.backbone.architectures import ARCHITECTURES, Architecture, architecture_of
 from silotune.models.backbone.base_forward import encoder_decoder_forward, plain_forward
+from silotune.models.backbone.device import resolve_device
 from silotune.models.backbone.forward_plan import ForwardPlan
 from silotune.models.backbone.hooks import FunctionalWrapper, HookManager
 from silotune.models.backbone.lm_head import LMHead
@@ -43,6 +45,7 @@ class Backbone:
         model: any transformer; its parameters are frozen here. Families in `ARCHITECTURES` have named target modules.
         tokenizer: the model's tokenizer.
         precision: `fp32`, `bf16` or `fp16` (autocast).
+        device: where the model runs; None: as the key `device=auto` chooses.
         keep_master: keep the frozen linear weights in float32 (master weights), for tuners that train the backbone's
             own tensors; otherwise they are cast to the precision once, so that no forward has to.
         checkpointing: keep only the blocks' inputs for the backward pass and compute their insides again there: less
@@ -57,6 +60,7 @@ class Backbone:
         tokenizer: PreTrainedTokenizerBase,
         *,
         precision: str = "fp32",
+        device: torch.device | None = None,
         keep_master: bool = False,
         checkpointing: bool = False,
         shape_only: bool = False,
@@ -78,7 +82,7 @@ class Backbone:
         head_parameters = self.lm_head.parameters if self.lm_head else {}
         self.shape_only = shape_only
         self._fingerprint = "" if shape_only else _fingerprint(self.base, head_parameters)
-        self.device = torch.device("cuda" if torch.cuda.is_available() and not shape_only else "cpu")
+        self.device = torch.device("cpu") if shape_only else device or resolve_device("auto")
         if not shape_only:
             self.model.to(self.device)
         if not self.keep_master:
@@ -138,6 +142,13 @@ class Backbone:
     def max_tokens(self) -> int | None:
         """The most tokens a text may have; None if the model has no table of learned positions."""
         return max_positions(self.base, self.known_architecture)
+
+    def place(self, tensors: Mapping[str, Tensor]) -> Tensors:
+        """Return tensors on the backbone's device, to be used with it; states at rest stay on the CPU.
+
+        This is the one way from the CPU to the device for parts of a model.
+        """
+        return on_device(tensors, self.device)
 
     def encode(self, inputs: Inputs, plan: ForwardPlan) -> Tensor:
         """Run one padded batch under a plan.

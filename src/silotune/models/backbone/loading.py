@@ -12,6 +12,7 @@ import torch
 from silotune.errors import InputError
 from silotune.models.backbone.allocator import keep_freed_memory
 from silotune.models.backbone.backbone import Backbone
+from silotune.models.backbone.device import resolve_device, resolve_precision
 
 ModelClass = Literal["AutoModel", "AutoModelForMaskedLM", "AutoModelForCausalLM"]
 """The transformers class a head needs: the transformer alone, or with its language-model head."""
@@ -33,6 +34,7 @@ def load_backbone(
     name: str,
     *,
     precision: str = "auto",
+    device: str = "auto",
     keep_master: bool = False,
     checkpointing: bool = False,
     model_class: ModelClass = "AutoModel",
@@ -42,13 +44,16 @@ def load_backbone(
     Args:
         name: `default`, a hub id or a folder.
         precision: `auto`, `fp32`, `bf16` or `fp16`.
+        device: a value of the key `device`; see `resolve_device`.
         keep_master: see `Backbone`.
         checkpointing: see `Backbone`.
         model_class: the class the head needs; an encoder–decoder serves as either kind of language model.
 
     Raises:
-        InputError: if the backbone cannot be loaded, or has no language-model head and the head needs one.
+        InputError: if this machine does not have the device, or the backbone cannot be loaded, or has no language-model
+            head and the head needs one.
     """
+    target = resolve_device(device)
     keep_freed_memory()
     import transformers
 
@@ -67,7 +72,7 @@ def load_backbone(
             source,
             dtype=torch.float32,
             use_safetensors=True,  # nothing is unpickled
-            attn_implementation=_attention(),
+            attn_implementation=_attention(target),
             output_loading_info=True,
         )
     except InputError:
@@ -86,7 +91,8 @@ def load_backbone(
     return Backbone(
         model,
         tokenizer,
-        precision=resolve_precision(precision),
+        precision=resolve_precision(precision, target),
+        device=target,
         keep_master=keep_master,
         checkpointing=checkpointing,
         name=name,
@@ -121,20 +127,9 @@ def default_backbone() -> str:
     return str(folder)
 
 
-def resolve_precision(precision: str) -> str:
-    """Resolve `auto` to bf16 if the hardware has it, otherwise to fp32; return other values unchanged."""
-    if precision != "auto":
-        return precision
-    if torch.cuda.is_available():
-        return "bf16" if torch.cuda.is_bf16_supported() else "fp32"
-    has_bf16 = getattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)
-    has_amx = getattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
-    return "bf16" if has_bf16() or has_amx() else "fp32"
-
-
-def _attention() -> str | None:
+def _attention(device: torch.device) -> str | None:
     """Choose the attention implementation; None is transformers' default.
 
     On a CPU plain matrix products: the backward pass of PyTorch's fused attention takes a quarter of a training step.
     """
-    return None if torch.cuda.is_available() else "eager"
+    return "eager" if device.type == "cpu" else None

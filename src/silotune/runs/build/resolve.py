@@ -14,7 +14,8 @@ from silotune.errors import InputError
 from silotune.methods import METHODS, Method, Setting
 from silotune.methods.parts import Scope
 from silotune.models.backbone.backbone import Backbone
-from silotune.models.backbone.loading import ModelClass, load_backbone, resolve_precision
+from silotune.models.backbone.device import resolve_device, resolve_precision
+from silotune.models.backbone.loading import ModelClass, load_backbone
 from silotune.models.heads import HEADS
 from silotune.models.tuners import TUNERS
 
@@ -55,9 +56,14 @@ def read_config(source: str, overrides: list[str] | None = None, changes: Sequen
 
 
 def on_this_machine(config: Config) -> Config:
-    """Return the configuration with precision and threads resolved for this machine."""
+    """Return the configuration with precision and threads resolved for this machine.
+
+    Raises:
+        InputError: this machine does not have the configured device.
+    """
     threads = config.threads or torch.get_num_threads()
-    return config.model_copy(update={"precision": resolve_precision(config.precision), "threads": threads})
+    precision = resolve_precision(config.precision, resolve_device(config.device))
+    return config.model_copy(update={"precision": precision, "threads": threads})
 
 
 def use_this_machine(config: Config) -> Config:
@@ -73,6 +79,7 @@ class BackboneRequirements:
 
     name: str
     precision: str
+    device: str
     keep_master: bool
     model_class: ModelClass
     checkpointing: bool
@@ -82,7 +89,9 @@ class BackboneRequirements:
         """Return the requirements of a configuration and its method."""
         tuner, head = method.setting.tuner, method.setting.head
         checkpointing = config.train.gradient_checkpointing
-        return cls(config.backbone, config.precision, tuner.trains_backbone, head.model_class, checkpointing)
+        return cls(
+            config.backbone, config.precision, config.device, tuner.trains_backbone, head.model_class, checkpointing
+        )
 
     def load(self) -> Backbone:
         """Load the backbone.
@@ -93,6 +102,7 @@ class BackboneRequirements:
         return load_backbone(
             self.name,
             precision=self.precision,
+            device=self.device,
             keep_master=self.keep_master,
             checkpointing=self.checkpointing,
             model_class=self.model_class,
