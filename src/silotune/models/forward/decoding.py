@@ -67,10 +67,11 @@ class Decoding(ABC):
         """Append one token per row, shape (rows,), and score the next: logits of shape (rows, words)."""
         return self._scores(lambda: self._next(tokens))
 
-    def select(self, index: Tensor) -> None:
-        """Continue with these rows, shape (new rows,), in this order; a row may be named more than once."""
-        if torch.equal(index, torch.arange(self.rows, device=index.device)):
+    def select(self, rows: Sequence[int]) -> None:
+        """Continue with these rows, in this order; a row may be named more than once."""
+        if list(rows) == list(range(self.rows)):
             return
+        index = torch.tensor(rows, device=self.device)
         self._reorder(index)
         self._mix = select_rows(self._mix, index)
         if any(part.by_row for part in self._mix):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -95,15 +95,16 @@ def greedy(decoding: Decoding, end: int, options: GenerationOptions) -> list[lis
     open_rows = list(range(decoding.rows))
     tokens = decoding.first().argmax(-1)
     for length in range(1, options.max_new_tokens + 1):
-        unfinished = [position for position, token in enumerate(tokens.tolist()) if token != end]
+        ids = tokens.tolist()  # the one transfer from the device per token
+        unfinished = [position for position, token in enumerate(ids) if token != end]
         for position in unfinished:
-            answers[open_rows[position]].append(int(tokens[position]))
+            answers[open_rows[position]].append(ids[position])
         if not unfinished or length == options.max_new_tokens:
             break
         if len(unfinished) < len(open_rows):
-            index = torch.tensor(unfinished, device=tokens.device)
-            decoding.select(index)
-            open_rows, tokens = [open_rows[position] for position in unfinished], tokens[index]
+            decoding.select(unfinished)
+            open_rows = [open_rows[position] for position in unfinished]
+            tokens = torch.tensor([ids[position] for position in unfinished], device=tokens.device)
         tokens = decoding.next(tokens).argmax(-1)
     return answers
 
@@ -147,14 +148,14 @@ def beam_search(decoding: Decoding, end: int, options: GenerationOptions) -> lis
     log_probabilities = torch.log_softmax(decoding.first().float(), -1)  # (open beams of all rows, words)
     rows = [_Hypotheses([(0.0, [])]) for _ in range(decoding.rows)]
     open_rows = list(range(decoding.rows))
-    beams_of = [[position] for position in range(decoding.rows)]  # of each open row: its beams' positions in the batch
     for length in range(1, options.max_new_tokens + 1):
         parents: list[int] = []
         tokens: list[int] = []
         still_open: list[int] = []
-        for row, positions in zip(open_rows, beams_of, strict=True):
+        first = 0  # position of the row's first beam in the batch
+        best_of_rows = _best([rows[row] for row in open_rows], log_probabilities, 2 * beams)
+        for row, candidates in zip(open_rows, best_of_rows, strict=True):
             hypotheses = rows[row]
-            candidates = _best(hypotheses, log_probabilities[positions], 2 * beams)
             continued: list[tuple[float, int, int]] = []
             for rank, (score, beam, token) in enumerate(candidates):
                 ids = hypotheses.beams[beam][1]
@@ -166,40 +167,36 @@ def beam_search(decoding: Decoding, end: int, options: GenerationOptions) -> lis
             hypotheses.beams = [(score, [*before[beam][1], token]) for score, beam, token in continued[:beams]]
             if hypotheses.beams and hypotheses.can_improve(length, beams):
                 still_open.append(row)
-                parents += [positions[beam] for _, beam, _ in continued[:beams]]
+                parents += [first + beam for _, beam, _ in continued[:beams]]
                 tokens += [token for _, _, token in continued[:beams]]
+            first += len(before)
         if not still_open:
             break
-        decoding.select(torch.tensor(parents, device=device))
+        decoding.select(parents)
         log_probabilities = torch.log_softmax(decoding.next(torch.tensor(tokens, device=device)).float(), -1)
-        open_rows, beams_of = still_open, list(_spans([len(rows[row].beams) for row in still_open]))
+        open_rows = still_open
     best = [row.finished[0][1] for row in rows]
     return [ids[:-1] if ids[-1] == end else ids for ids in best]
 
 
-def _best(hypotheses: _Hypotheses, log_probabilities: Tensor, number: int) -> list[tuple[float, int, int]]:
-    """Choose the best continuations of a row's beams.
+def _best(rows: Sequence[_Hypotheses], log_probabilities: Tensor, number: int) -> list[list[tuple[float, int, int]]]:
+    """Choose the best continuations of each row's beams, with one transfer from the device.
 
     Args:
-        hypotheses: the row's beams.
-        log_probabilities: log-probabilities of the next token, shape (beams, words).
-        number: how many to choose.
+        rows: the open rows.
+        log_probabilities: log-probabilities of the next token, shape (beams of all rows, words), row by row.
+        number: how many to choose per row.
 
     Returns:
-        (sum of log-probabilities, beam, token), best first.
+        Per row (sum of log-probabilities, beam, token), best first.
     """
-    before = torch.tensor([score for score, _ in hypotheses.beams], device=log_probabilities.device)
-    total = (log_probabilities + before.unsqueeze(1)).reshape(-1)
-    values, indices = total.topk(min(number, len(total)))
+    lengths = [len(row.beams) for row in rows]
+    if len({*lengths}) > 1:  # only where the vocabulary has fewer words than a row has candidates
+        pieces = torch.split(log_probabilities, lengths)
+        return [_best([row], piece, number)[0] for row, piece in zip(rows, pieces, strict=True)]
     words = log_probabilities.shape[1]
-    return [
-        (value, index // words, index % words) for value, index in zip(values.tolist(), indices.tolist(), strict=True)
-    ]
-
-
-def _spans(lengths: Sequence[int]) -> Iterator[list[int]]:
-    """Consecutive positions, so many at a time."""
-    begin = 0
-    for length in lengths:
-        yield list(range(begin, begin + length))
-        begin += length
+    before = torch.tensor([[score for score, _ in row.beams] for row in rows], device=log_probabilities.device)
+    total = (log_probabilities + before.reshape(-1, 1)).reshape(len(rows), -1)
+    values, indices = total.topk(min(number, total.shape[1]))
+    numbers = torch.stack([values.double(), indices.double()], 2).tolist()  # both exact
+    return [[(value, int(index) // words, int(index) % words) for value, index in row] for row in numbers]

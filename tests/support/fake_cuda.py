@@ -1,0 +1,209 @@
+"""A CUDA device without a GPU: tensors that say they are on `cuda:0`, are checked as such, and compute on the CPU.
+
+Every operation is caught below autograd. If its tensors are on two devices, it is refused as CUDA refuses it; otherwise
+the CPU computes it, so that results are real numbers. Transfers from the device to the host are counted, because each
+of them makes the host wait. The backward pass alone does not run: leaves get constant gradients.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import subprocess
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_map
+
+from silotune.models.backbone.backbone import Backbone
+
+CUDA = torch.device("cuda:0")
+GRADIENT = 0.01
+"""Every element of every gradient."""
+
+_aten = torch.ops.aten
+_MAY_CROSS = {_aten._to_copy.default, _aten.copy_.default}
+_INDEXED = {_aten.index.Tensor, _aten.index_put.default, _aten.index_put_.default, _aten._index_put_impl_.default}
+_ALWAYS_WAIT = {
+    _aten._local_scalar_dense.default: "item",
+    _aten.equal.default: "equal",
+    _aten.nonzero.default: "nonzero",
+    _aten.masked_select.default: "masked_select",
+    _aten.bincount.default: "bincount",
+    _aten._unique2.default: "unique",
+    _aten.unique_dim.default: "unique",
+    _aten.repeat_interleave.Tensor: "repeat_interleave",
+}
+_syncs: Counter[str] = Counter()
+
+
+class DeviceMismatch(RuntimeError):
+    """Tensors of one operation are on two devices."""
+
+
+class OnDevice(Tensor):
+    """A tensor on the fake device.
+
+    Args:
+        inner: its values, on the CPU.
+    """
+
+    inner: Tensor
+
+    @staticmethod
+    def __new__(cls, inner: Tensor) -> OnDevice:
+        options = {"strides": inner.stride(), "storage_offset": inner.storage_offset(), "dtype": inner.dtype}
+        return torch.Tensor._make_wrapper_subclass(cls, inner.shape, device=CUDA, **options)  # type: ignore[attr-defined]
+
+    def __init__(self, inner: Tensor) -> None:
+        self.inner = inner
+
+    def __repr__(self) -> str:
+        return f"OnDevice({self.inner!r})"
+
+    def tolist(self) -> Any:
+        """Copy to the host, which PyTorch refuses for subclasses."""
+        _syncs["tolist"] += 1
+        return self.inner.tolist()
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return _dispatch(func, args, kwargs or {})
+
+
+class FakeCuda(TorchDispatchMode):
+    """Catches operations that no tensor on the fake device takes part in, such as copies to it."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return _dispatch(func, args, kwargs or {})
+
+
+def _dispatch(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    leaves, _ = tree_flatten((args, kwargs))
+    tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+    on_device = any(isinstance(tensor, OnDevice) for tensor in tensors)
+    target = kwargs.get("device")
+    to_device = on_device if target is None else torch.device(target).type == "cuda"
+    if not on_device and not to_device:
+        return func(*args, **kwargs)
+    if on_device:
+        _check(func, args, tensors)
+        _count(func, args, to_device)
+    kwargs = kwargs | ({"device": torch.device("cpu")} if to_device and target is not None else {})
+    inner_args, inner_kwargs = tree_map(lambda leaf: leaf.inner if isinstance(leaf, OnDevice) else leaf, (args, kwargs))
+    result = func(*inner_args, **inner_kwargs)
+    if func._schema.is_mutable:
+        for outer, inner in zip(args, inner_args, strict=True):
+            if isinstance(outer, Tensor) and result is inner:
+                return outer
+    if not to_device:
+        return result.clone() if func is _aten._to_copy.default else result
+    return tree_map(lambda leaf: OnDevice(leaf) if isinstance(leaf, Tensor) else leaf, result)
+
+
+def _check(func: Any, args: Sequence[Any], tensors: Sequence[Tensor]) -> None:
+    """Refuse tensors on two devices. As on CUDA, one number on the CPU may join, and indices may come from there."""
+    if func in _MAY_CROSS:
+        return
+    if func in _INDEXED:
+        tensors = [args[0], *(args[2:3] if len(args) > 2 else [])]
+        tensors += [index for index in args[1] if index is not None and not isinstance(args[0], OnDevice)]
+    if any(not isinstance(tensor, OnDevice) and tensor.dim() for tensor in tensors):
+        raise DeviceMismatch(f"Expected all tensors to be on the same device, cuda:0 and cpu: {func}")
+
+
+def _count(func: Any, args: Sequence[Any], to_device: bool) -> None:
+    if func in _ALWAYS_WAIT:
+        _syncs[_ALWAYS_WAIT[func]] += 1
+    elif func in _MAY_CROSS and not (to_device and isinstance(args[0], OnDevice)):
+        _syncs["to cpu"] += func is _aten.copy_.default or not to_device
+    elif func in _INDEXED and any(index is not None and index.dtype is torch.bool for index in args[1]):
+        _syncs["mask"] += 1
+
+
+@contextmanager
+def counted_syncs() -> Iterator[Counter[str]]:
+    """Count what makes the host wait for the device while the block runs: kind → number."""
+    before = _syncs.copy()
+    counts: Counter[str] = Counter()
+    yield counts
+    counts.update(_syncs - before)
+
+
+def build_guard(folder: Path) -> Path:
+    """Compile the device guard, without which PyTorch knows no CUDA device. Skips the test without a compiler."""
+    compiler = shutil.which("g++")
+    if compiler is None:
+        pytest.skip("the fake CUDA device needs g++")
+    root, library = Path(torch.__file__).parent, folder / "libguard.so"
+    words = ["-shared", "-fPIC", "-O1", "-std=c++20", f"-I{root}/include", str(Path(__file__).with_name("guard.cpp"))]
+    done = subprocess.run([compiler, *words, f"-L{root}/lib", "-lc10", "-o", str(library)], capture_output=True)
+    if done.returncode:
+        pytest.skip("g++ cannot compile against PyTorch's headers")
+    return library
+
+
+def load_guard(library: Path) -> None:
+    """Register the device guard in this process."""
+    ctypes.CDLL(str(Path(torch.__file__).parent / "lib/libc10.so"), mode=ctypes.RTLD_GLOBAL)
+    ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
+
+
+@contextmanager
+def fake_cuda() -> Iterator[None]:
+    """Run the fake device's operations while the block runs. Load backbones before."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.cuda, "_lazy_init", lambda: None)
+        patch.setattr(torch.autograd, "backward", _backward)
+        patch.setattr(torch, "tensor", _tensor)
+        with FakeCuda():
+            yield
+
+
+def to_fake_cuda(backbone: Backbone) -> Backbone:
+    """Move a backbone to the fake device, inside `fake_cuda`; its parameters keep their identity, as on a real one."""
+    swap = torch.__future__.get_swap_module_params_on_conversion()
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    try:
+        backbone.model.to(CUDA)
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(swap)
+    backbone.device = CUDA
+    return backbone
+
+
+_plain_tensor = torch.tensor
+
+
+def _tensor(values: Any, *, device: Any = None, **options: Any) -> Tensor:
+    """Make a tensor from values; PyTorch copies them to a device below the level where operations are caught."""
+    made = _plain_tensor(values, **options)
+    return made if device is None else made.to(device)
+
+
+def _backward(losses: Sequence[Tensor]) -> None:
+    """Give each leaf of the losses' graph a constant gradient: autograd's threads need a real device."""
+    pending, seen = [loss.grad_fn for loss in losses], set()
+    assert all(pending), "a loss without graph trains nothing"
+    while pending:
+        node = pending.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        leaf = getattr(node, "variable", None)
+        if leaf is not None:
+            with torch.no_grad():
+                leaf.grad = torch.full_like(leaf, GRADIENT)
+        pending += [parent for parent, _ in node.next_functions]
+
+
+def is_on_device(backbone: Backbone) -> bool:
+    """Return whether all of a backbone's parameters are on the fake device."""
+    return all(parameter.device == CUDA for parameter in backbone.model.parameters())
