@@ -15,8 +15,8 @@ from torch import Tensor
 
 from silotune.core.tensors import flatten
 from silotune.errors import InputError
+from silotune.evaluation.federation_scores import score_silos
 from silotune.evaluation.personalization import test_time as every_model_on_every_task
-from silotune.evaluation.scores import scores
 from silotune.methods import METHODS
 from silotune.models.backbone.backbone import Backbone
 from silotune.models.forward.mixing import can_share_forward
@@ -29,6 +29,7 @@ from tests.support.fake_cuda import (
     DeviceMismatch,
     OnDevice,
     build_guard,
+    counted_syncs,
     fake_cuda,
     is_on_device,
     load_guard,
@@ -146,7 +147,7 @@ def server_step(federation: Federation) -> None:
 
 def validation(federation: Federation) -> None:
     """Validation scores of every silo."""
-    assert all(value is not None for value in scores(federation, "validation").values())
+    assert all(value is not None for value in score_silos(federation, "validation").values())
 
 
 def test_time_scores(federation: Federation) -> None:
@@ -247,3 +248,28 @@ def test_answers_are_those_of_the_cpu(make, method, beams, family):
     federation = make(method, "lm", *words, family=family)
     with fake_cuda():
         assert prediction(federation) == on_cpu
+
+
+# -- how often the host waits ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+def test_the_host_waits_once_for_a_generated_token(make, beams):
+    tokens = 6
+    words = (f"head.beams={beams}", f"head.max_new_tokens={tokens}", "tuner=lora", "method.adapters=1")
+    federation = make("fedavg", "lm", *words)
+    with fake_cuda(), counted_syncs() as waits:
+        prediction(federation)
+    assert waits.total() <= tokens + 1  # and once to see on which side the prompts are padded
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedmcp"])
+def test_losses_are_fetched_once_a_step_and_states_once_a_round(make, method):
+    counts = []
+    for steps in (1, 3):
+        federation = make(method, "mlp", "tuner=lora", f"train.steps={steps}", "train.batch_size=2")
+        with fake_cuda(), counted_syncs() as waits:
+            federation.client().rounds([federation.silos["alpha"]], federation.coordinator.broadcast(1))
+        counts.append(waits)
+    assert [waits["tolist"] for waits in counts] == [1, 3]
+    assert counts[0]["to cpu"] == counts[1]["to cpu"] > 0
