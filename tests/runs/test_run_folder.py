@@ -163,8 +163,8 @@ def test_a_file_that_another_tidies_up_meanwhile_is_no_error(federate, monkeypat
 HOLD = """
 import sys, time
 from pathlib import Path
-from silotune.core.locking import claimed
-with claimed(Path(sys.argv[1])):
+from silotune.core.locking import folder_lock
+with folder_lock(Path(sys.argv[1])):
     print("claimed", flush=True)
     time.sleep(600)
 """

@@ -13,7 +13,10 @@ from silotune.models.backbone.shared_activations import SharedActivations
 from silotune.models.backbone.virtual_tokens import Prefix, Prompt
 
 OutputChange = Callable[[Tensor, Tensor], Tensor]
-"""(a module's input, its output so far) → its new output; each of shape (rows, tokens, width)."""
+"""(a module's input, its output so far) → its new output; each of shape (rows, tokens, width).
+
+The output so far holds the module's bias and the changes that come earlier in the plan, also those of other parts.
+"""
 
 InputChange = Callable[[Tensor], Tensor]
 """A module's input, shape (rows, tokens, width) → its new input, same shape."""

@@ -30,6 +30,8 @@ def read_start(source: str, backbone: Backbone, tuner: Tuner) -> Tensors:
     """
     if not tuner.implements("read_initial"):
         allowed = ", ".join(f"tuner={name}" for name, kind in TUNERS.items() if kind.implements("read_initial"))
+        if not Path(source).exists():
+            raise InputError(f"start: {source} does not exist; and tuner={tuner.name} reads none, allowed: {allowed}")
         raise InputError(f"start: {source} is a LoRA, the run's tuner is {tuner.name}; allowed: {allowed}")
     return tuner.read_initial(source, backbone)
 
