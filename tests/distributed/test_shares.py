@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 from safetensors.numpy import load as load_numpy
 
+from silotune.config import dump
 from silotune.config.federation import FederationConfig
 from silotune.data.loading import load_silos
 from silotune.data.row_folder import write_rows
@@ -63,6 +64,15 @@ def test_silos_are_named_with_commas_as_other_names_are():
 def test_each_machine_has_its_own_number_of_threads(tiny_config):
     config = tiny_config("fedmcp", "threads=3")
     assert parse_wire_config(wire_config(config, ["alpha"])).threads is None
+
+
+def test_each_machine_has_its_own_device(tiny_config):
+    config = tiny_config("fedmcp", "device=cpu")
+    text = wire_config(config, ["alpha"])
+    assert "device" not in text
+    assert text == wire_config(tiny_config("fedmcp"), ["alpha"])
+    assert "device: cpu\n" in dump(config)
+    assert "device" not in dump(tiny_config("fedmcp"))  # as in run folders of older versions
 
 
 def test_silos_of_a_deployed_federation_have_no_test_set_in_common(tiny_config, tmp_path):

@@ -217,7 +217,7 @@ def test_a_texts_weight_does_not_depend_on_its_batch(config):
     together = weigh(training, state, tokenize(silo.train["echo"].task, rows))
     for number, row in reversed(list(enumerate(rows))):
         alone = weigh(training, state, tokenize(silo.train["echo"].task, [row]))
-        assert alone.drawn.tolist() == together.drawn[number : number + 1].tolist()
+        assert alone.sampled.tolist() == together.sampled[number : number + 1].tolist()
         torch.testing.assert_close(alone.alpha[0], together.alpha[number], atol=1e-6, rtol=0)
 
 
@@ -249,7 +249,7 @@ def test_a_prompt_is_embedded_without_its_answer(config):
     one, other = (tokenize(task, [Row(("say warm", ""), 0, answer)]) for answer in ("warm", "a long and cold winter"))
     assert one.ids != other.ids
     torch.testing.assert_close(embed(training, state, one), embed(training, state, other))
-    assert weigh(training, state, one).drawn.tolist() == weigh(training, state, other).drawn.tolist()
+    assert weigh(training, state, one).sampled.tolist() == weigh(training, state, other).sampled.tolist()
 
 
 def test_a_silo_that_never_trained_answers_with_the_global_part_alone(config):
