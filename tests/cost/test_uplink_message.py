@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
-from silotune.communication.messages import change_message
+from silotune.communication.messages import Expected, change_message, pack
+from silotune.communication.uplink import CODECS
 from silotune.core.tensors import flatten
 from silotune.cost import estimate
-from silotune.cost.message_size import ROWS, SILO
+from silotune.cost.message_size import _DTYPES, ROWS, SILO, _size
 from tests.support.uplink_changes import pipeline
 
 
-@pytest.mark.parametrize("uplink", ["fp16", "int8", "int4", "clip", "clip,laplace,int4"])
+@pytest.mark.parametrize("uplink", [*CODECS, "clip", "clip,laplace,int4"])
 def test_the_counted_message_is_as_long_as_a_real_one(uplink, tiny_federation, backbone_folder, monkeypatch):
     federation = tiny_federation("fedmcp")
     shared = flatten(federation.coordinator.shared)
@@ -23,3 +25,11 @@ def test_the_counted_message_is_as_long_as_a_real_one(uplink, tiny_federation, b
     assert cost.bytes_down == cost.silos * len(federation.coordinator.broadcast(1))
     monkeypatch.setattr("silotune.cost.message_size._LARGEST", 0)  # as for messages that would fill the memory
     assert estimate("fedmcp", words, work=False) == cost
+
+
+def test_the_counted_length_holds_for_every_dtype_that_a_codec_may_write():
+    shapes = {f"part/{'tensor' * (number % 3)}{number}": (number % 4, 3) for number in range(2 * len(_DTYPES))}
+    dtypes = {name: list(_DTYPES)[number % len(_DTYPES)] for number, name in enumerate(shapes)}
+    tensors = {name: torch.zeros(shape, dtype=dtypes[name]) for name, shape in shapes.items()}
+    fields = {"round": 1, "silo": SILO, "rows": ROWS}
+    assert _size(Expected(shapes, dtypes), fields) == len(pack(tensors, fields))

@@ -22,7 +22,8 @@ DOCUMENT = Path(__file__).parents[2] / "docs" / "adding-a-method.md"
 @pytest.fixture
 def apfl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """The document's file, imported; the method is forgotten after the test."""
-    monkeypatch.setattr(METHODS, "_entries", dict(METHODS))
+    others = {name: method for name, method in METHODS.items() if name != "apfl"}  # it may be built in
+    monkeypatch.setattr(METHODS, "_entries", others)
     block = re.findall(r"```python\n(.*?)```", DOCUMENT.read_text(encoding="utf-8"), re.DOTALL)[0]
     assert block.count("\n") <= 80
     file = tmp_path / "apfl.py"
@@ -43,6 +44,20 @@ def test_it_runs_and_only_the_global_adapter_travels(apfl, tiny_config, tmp_path
     learned = [float(silo.state.private["alpha"]["value"]) for silo in finished.federation.silos.values()]
     assert all(value != 0.5 for value in learned)
     assert finished.model("alpha").predict(["the morning was fine"])
+
+
+@pytest.mark.parametrize(("start", "inside"), [(0.0, 0.3), (1.0, 0.7)])
+def test_alpha_learns_from_the_edge_and_is_projected(apfl, tiny_config, tmp_path: Path, start, inside) -> None:
+    """At and beyond an edge the weight is the edge, and its gradient is the one of an α inside."""
+    for value, weight in [(start, start), (3 * start - 1, start), (inside, inside)]:
+        tensor = torch.tensor(value, requires_grad=True)
+        mixed = apfl.alpha({"alpha": {"value": tensor}})
+        mixed.backward()
+        assert mixed.item() == pytest.approx(weight)
+        assert tensor.grad.item() == 1
+    finished = run(tiny_config("apfl", "rounds=2", f"method.start={start}"), out=tmp_path / "run")
+    learned = [float(silo.state.private["alpha"]["value"]) for silo in finished.federation.silos.values()]
+    assert all(value != start for value in learned)
 
 
 def test_each_gets_the_gradient_the_paper_gives_it(apfl, tiny_federation) -> None:

@@ -9,13 +9,16 @@ import pytest
 import yaml
 
 import silotune
-from silotune.config import dump
+from silotune.communication.uplink import CODECS
+from silotune.config import dump, registries
 from silotune.errors import InputError
 from tests.plugin.conftest import install
 from tests.support.processes import SAME, assert_nothing_is_left, begin, finish
 
 SETTING = ("train.steps=2", "rounds=1", "data.test_rows=4", "data.validation_rows=4")
 OUTSIDE = ("method=half-fedavg", "head=scaled-linear", "uplink=clip,sign")
+FIRST = registries.CODECS.reserved
+ALL_CODECS = (*FIRST, *sorted({*CODECS, "rounded", "sign"} - set(FIRST)))
 
 
 @pytest.fixture
@@ -111,13 +114,18 @@ def test_commands_list_them(installed, silotune) -> None:
         ("tuner=prompt", "tuner=prompt: method half-fedavg is not defined for it; allowed: lora, offset"),
         ("tuner.scale=x", "tuner.scale: must be a valid number"),
         ("tuner.skale=1", "unknown key 'tuner.skale' (did you mean 'tuner.scale'?)"),
-        ("aggregation.factor=2", "unknown key 'aggregation.factor'; allowed: aggregation.byzantine"),
+        (
+            "aggregation.factor=2",
+            "factor belongs to aggregation=shrunk-mean, not to aggregation=midrange; leave aggregation.factor out",
+        ),
         ("aggregation={name: shrunk-mean, factor: 2}", "aggregation.factor: must be less than or equal to 1"),
         ("aggregation={name: shrunk-mean, trim: 0.2}", "trim belongs to aggregation=trimmed-mean, not to"),
         ("uplink={name: rounded, step: -1}", "uplink.step: must be greater than 0"),
-        ("uplink={name: sign, step: 1}", "unknown key 'uplink.step'"),
+        ("uplink={name: sign, step: 1}", "step belongs to uplink=rounded, not to uplink=sign; leave uplink.step out"),
+        ("uplink={name: int8, step: 1}", "step belongs to uplink=rounded, not to uplink=int8; leave uplink.step out"),
+        ("uplink={name: sign, stop: 1}", "unknown key 'uplink.stop'"),
         ("uplink={name: sign, rounding: nearest}", "rounding belongs to uplink=int8 or uplink=int4"),
-        ("uplink=sign,int8", "then one of fp16, int8, int4, rounded, sign (got sign,int8)"),
+        ("uplink=sign,int8", f"then one of {', '.join(ALL_CODECS)} (got sign,int8)"),
         ("aggregation=midrang", "'krum', 'multi-krum', 'midrange' or 'shrunk-mean' (got 'midrang')"),
         ("head=scaled", "must be 'mlp', 'linear', 'verbalizer', 'lm' or 'scaled-linear' (got 'scaled')"),
         ("method=halffedavg", "unknown method 'halffedavg' (did you mean 'half-fedavg'?)"),

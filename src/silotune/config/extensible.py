@@ -47,6 +47,7 @@ class ExtensibleSection(Section):
             raise InputError(f"{self.registry.kind} {self.chosen!r}: option {hidden[0]!r} is a key of {self.section}")
         for key in given:
             if key not in declared:
+                self._refuse_option_of_another(key)
                 raise unknown_name_error(
                     "key", f"{self.section}.{key}", [f"{self.section}.{name}" for name in [*fields, *declared]]
                 )
@@ -58,6 +59,16 @@ class ExtensibleSection(Section):
             assert self.__pydantic_extra__ is not None, "extra keys are allowed"
             self.__pydantic_extra__.update(options.model_dump(mode="json"))
         return self
+
+    def _refuse_option_of_another(self, key: str) -> None:
+        """Raise an error that names the choices with this option, if there are any."""
+        models = {name: options_model(self.registry, name) for name in self.registry}
+        owners = [f"{self.section}={name}" for name, model in models.items() if model and key in model.model_fields]
+        if owners:
+            raise ValueError(
+                f"{key} belongs to {' or '.join(owners)}, not to {self.section}={self.chosen or 'none'}; "
+                f"leave {self.section}.{key} out"
+            )
 
 
 def options_model(registry: Registry[Any], name: str | None) -> type[BaseModel] | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping
+from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from types import ModuleType
 from typing import TypeVar
@@ -26,16 +27,20 @@ class Registry(Mapping[str, T]):
     Args:
         kind: the kind in the singular, as error lines name it; the entry-point group is `silotune.<kind>s`.
         reserved: names that plug-ins cannot take: those of built-in objects that `provide` loads later, or that another
-            module makes without this registry.
+            module makes without this registry. They are listed first and known without an import.
         aliases: other spelling → name.
+        home: the module that provides the built-in objects; a look-up of a name that is not reserved imports it.
     """
 
-    def __init__(self, kind: str, reserved: tuple[str, ...] = (), aliases: Mapping[str, str] = {}) -> None:
+    def __init__(
+        self, kind: str, reserved: tuple[str, ...] = (), aliases: Mapping[str, str] = {}, home: str | None = None
+    ) -> None:
         self.kind = kind
         self.reserved = reserved
         self.base: type | None = None
         """The base class of all registered classes; with None, any object can be registered."""
         self._aliases = dict(aliases)
+        self._home = home
         self._entries: dict[str, T] = {}
         self._built_in: Callable[[], Mapping[str, T]] | None = None
         self._loaded = False
@@ -104,6 +109,9 @@ class Registry(Mapping[str, T]):
 
     def _load_built_in(self) -> None:
         with self._lock:
+            if self._home is not None:
+                home, self._home = self._home, None  # before the import: the module may itself look names up
+                import_module(home)
             if self._built_in is not None:
                 load, self._built_in = self._built_in, None
                 self._entries = {**load(), **self._entries}

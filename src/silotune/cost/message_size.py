@@ -20,7 +20,19 @@ Shapes = Mapping[str, Mapping[str, tuple[int, ...]]]
 SILO, ROWS = "silo", 1000
 """Silo name and row count in the counted message; a longer name makes the header longer."""
 
-_DTYPES = {torch.float32: "F32", torch.float16: "F16", torch.int8: "I8", torch.uint8: "U8"}
+_DTYPES = {
+    torch.int64: "I64",
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.int32: "I32",
+    torch.bfloat16: "BF16",
+    torch.float16: "F16",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+"""The safetensors format's names of dtypes, in the order in which it writes tensors; within a dtype, by name."""
 
 _LARGEST = 2**28
 """Messages above this number of bytes are computed from their header instead of being built."""
@@ -74,8 +86,8 @@ def computed_size(shapes: Shapes, fields: Mapping[str, str | int]) -> int:
 def _size(expected: Expected, fields: Mapping[str, str | int]) -> int:
     header: dict[str, object] = {"__metadata__": {"silotune": json.dumps(dict(fields), sort_keys=True)}}
     end = 0
-    largest_first = sorted(expected.shapes, key=lambda name: (-expected.dtype(name).itemsize, name))
-    for name in largest_first:
+    order = list(_DTYPES)
+    for name in sorted(expected.shapes, key=lambda name: (order.index(expected.dtype(name)), name)):
         start, end = end, end + expected.dtype(name).itemsize * prod(expected.shapes[name])
         dtype = _DTYPES[expected.dtype(name)]
         header[name] = {"dtype": dtype, "shape": list(expected.shapes[name]), "data_offsets": [start, end]}

@@ -10,6 +10,7 @@ import torch
 from silotune.communication.privacy.accountant import GaussianAccount, SampledCentralAccount, gaussian_multiplier
 from silotune.communication.privacy.budget import ACCOUNTS, BudgetSpent, Privacy, make_privacy
 from silotune.communication.uplink import CODECS, NOISES
+from silotune.config import registries
 from silotune.config import uplink as words_of_the_uplink
 from silotune.errors import InputError
 from silotune.runs.build.builder import build
@@ -214,4 +215,4 @@ def test_the_command_prints_the_promise_before_it_starts(silotune, place):
 def test_every_noise_has_a_step_and_an_account():
     """A word that the configuration knows and one of them does not would be another noise, or free of cost."""
     assert set(NOISES) == set(ACCOUNTS) == set(words_of_the_uplink.NOISES)
-    assert set(CODECS) == set(words_of_the_uplink.CODECS)
+    assert set(registries.CODECS.reserved) <= set(CODECS) <= set(words_of_the_uplink.CODECS)

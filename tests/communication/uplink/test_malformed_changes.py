@@ -14,11 +14,11 @@ from safetensors.torch import load
 
 from silotune.communication.aggregation import by_samples
 from silotune.communication.messages import MessageRefused, change_message
+from silotune.communication.uplink import CODECS
 from silotune.training.coordinator import Coordinator
 from tests.support.small_messages import GOOD, ROUND, ROWS, SHARED, SILO, good_fields, good_tensors, packed
 from tests.support.uplink_changes import pipeline
 
-CODECS = ("fp16", "int8", "int4")
 CHAINS = (("clip",), ("clip", "laplace"), *((name,) for name in CODECS), ("clip", "laplace", "int8"))
 Tensors = dict[str, torch.Tensor]
 
@@ -164,11 +164,12 @@ def malformed(draw: st.DrawFn, names: tuple[str, ...]) -> bytes:
         other = draw(st.lists(st.integers(0, 5), max_size=3).filter(lambda s: tuple(s) != tuple(tensor.shape)))
         tensors[name] = torch.zeros(other, dtype=tensor.dtype)
 
+    floats = sorted(key for key, value in tensors.items() if value.is_floating_point())
+
     def dtype() -> None:
         tensors[name] = torch.zeros(tensor.shape, dtype=draw(st.sampled_from([d for d in DTYPES if d != tensor.dtype])))
 
     def not_finite() -> None:
-        floats = sorted(key for key, value in tensors.items() if value.is_floating_point())
         found = tensors[draw(st.sampled_from(floats))].view(-1)
         found[draw(st.integers(0, len(found) - 1))] = draw(st.sampled_from([math.nan, math.inf, -math.inf]))
 
@@ -182,7 +183,7 @@ def malformed(draw: st.DrawFn, names: tuple[str, ...]) -> bytes:
         fields[key] = draw(st.sampled_from([None, -1, 0, 1.5, "int8,clip", "none", [], True]))
 
     harms: list[Callable[[], object]] = [
-        shape, dtype, not_finite, renamed, field,
+        shape, dtype, renamed, field, *([not_finite] if floats else []),
         lambda: tensors.pop(name),
         lambda: tensors.update({"global/stowaway": torch.ones(2)}),
         lambda: fields.pop("uplink"),

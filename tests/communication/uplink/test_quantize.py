@@ -1,4 +1,4 @@
-"""Fewer bits: error bounds, unbiasedness and feedback against NumPy, and sizes of real messages."""
+"""Codecs: error bounds, unbiasedness and feedback against NumPy, and sizes of real messages."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from silotune.communication.messages import Expected, change_message, check_tensors, pack
+from silotune.communication.uplink import CODECS
 from silotune.communication.uplink.codecs import Float16, UniformQuantizer, channels, pack4, unpack4
 from tests.support.uplink_changes import SHAPES, change, flat, pipeline, zeros
 
@@ -117,11 +118,11 @@ def test_rounding_by_chance_is_right_on_average(name):
     assert np.abs(once - flat(values)).max() > 4.5 * step.max() / 2 / math.sqrt(rounds)  # rounding to nearest is not
 
 
-@pytest.mark.parametrize("name", ["fp16", "int8", "int4"])
+@pytest.mark.parametrize("name", CODECS)
 @pytest.mark.parametrize("rounding", [None, "stochastic"])
 def test_feedback_makes_up_for_what_was_rounded_away(name, rounding):
     """Σ sent = Σ changes − what is still kept; without feedback errors add up."""
-    if name == "fp16" and rounding:
+    if name not in MOST and rounding:
         return
     options = {} if rounding is None else {"rounding": rounding}
     made, without = pipeline(name, **options), pipeline(name, feedback=False, **options)
@@ -137,9 +138,21 @@ def test_feedback_makes_up_for_what_was_rounded_away(name, rounding):
         plain += flat(without.read(without.send(step, {}, "alpha", number)[0], zeros()))
         left = flat({key.removeprefix("uplink/"): tensor for key, tensor in kept.items()})
         np.testing.assert_allclose(sent, wanted - left, rtol=0, atol=1e-8)
-    if rounding is None and name != "fp16":
+    if rounding is None and name in MOST:
         assert np.abs(sent - wanted).max() < np.abs(plain - wanted).max() / 5
     assert without.send(change(), {}, "a", 1)[1] == {}
+
+
+@pytest.mark.parametrize("name", CODECS)
+@given(shapes, seeds)
+@settings(**calm)
+def test_a_codec_writes_its_layout_and_reads_float32(name, shape, seed):
+    codec = pipeline(name).codec
+    values = torch.tensor(np.random.default_rng(seed).normal(size=shape))
+    written = codec.encode(values, torch.full(shape, 0.5, dtype=torch.float64) if codec.draws else None)
+    assert {key: (tuple(t.shape), t.dtype) for key, t in written.items()} == codec.layout(shape)
+    decoded = codec.decode(written, shape)
+    assert (tuple(decoded.shape), decoded.dtype) == (shape, torch.float32)
 
 
 def test_feedback_comes_after_the_noise():
@@ -153,7 +166,7 @@ def test_feedback_comes_after_the_noise():
 
 
 def test_a_change_of_nothing_is_nothing():
-    for name in ("fp16", "int8", "int4"):
+    for name in CODECS:
         made = pipeline(name)
         written, kept = made.send(change(0, 0.0), {}, "alpha", 1)
         assert all(not tensor.any() for tensor in made.read(written, zeros()).values())

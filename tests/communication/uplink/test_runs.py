@@ -15,6 +15,7 @@ import pytest
 import torch
 from scipy import stats
 
+from silotune.communication.uplink import CODECS
 from silotune.core.tensors import digest, flatten
 from silotune.methods import METHODS
 from silotune.methods.parts import Scope
@@ -39,6 +40,13 @@ PAIRS = [
     for uplink in UPLINKS
 ]
 every_pair = pytest.mark.parametrize(("method", "uplink"), PAIRS)
+OTHER_CODECS = [
+    pytest.param("fedmcp", name, marks=pytest.mark.long, id=f"fedmcp-{name}") for name in CODECS if name not in UPLINKS
+]
+
+
+def words(uplink: str) -> tuple[str, ...]:
+    return UPLINKS.get(uplink, (f"uplink={uplink}",))
 
 
 @pytest.fixture(scope="session")
@@ -48,7 +56,7 @@ def sent(federate: Federate, tmp_path_factory: pytest.TempPathFactory):
     @functools.cache
     def found(method: str, uplink: str) -> tuple[Run, Wire]:
         with tapped() as wire:
-            return federate.run(method, tmp_path_factory.mktemp("sent") / "run", *UPLINKS[uplink]), wire
+            return federate.run(method, tmp_path_factory.mktemp("sent") / "run", *words(uplink)), wire
 
     return found
 
@@ -141,7 +149,7 @@ def test_the_coordinator_adds_the_mean_of_the_changes_and_no_noise(sent, method,
         np.testing.assert_allclose(opened[2][name].double().numpy(), expected, rtol=1e-6, atol=1e-7)
 
 
-@every_pair
+@pytest.mark.parametrize(("method", "uplink"), [*PAIRS, *OTHER_CODECS])
 def test_other_order_and_a_resume_give_the_same_bits(federate, sent, method, uplink, tmp_path, monkeypatch):
     """Silos run backwards, interrupted in round 2 after the first silo, and resumed."""
     run, _ = sent(method, uplink)
@@ -153,8 +161,8 @@ def test_other_order_and_a_resume_give_the_same_bits(federate, sent, method, upl
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        federate.run(method, tmp_path / "run", *UPLINKS[uplink], progress=interrupt)
-    again = federate.run(method, tmp_path / "run", *UPLINKS[uplink], resume=True)
+        federate.run(method, tmp_path / "run", *words(uplink), progress=interrupt)
+    again = federate.run(method, tmp_path / "run", *words(uplink), resume=True)
     assert same(again.summary) == same(run.summary)
     assert again.summary.get("privacy") == run.summary.get("privacy")
 

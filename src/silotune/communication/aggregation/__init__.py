@@ -24,8 +24,13 @@ __all__ = ["AGGREGATIONS", "Aggregation", "Update", "by_samples", "change_norm",
 __all__ += ["in_name_order", "register_aggregation", "uniform", "weighted_mean"]
 
 
-AGGREGATIONS: dict[str, Aggregation] = {"uniform": uniform, "samples": by_samples, "median": median}
-"""The built-in aggregations without options; `make_aggregation` also makes those with options."""
+AGGREGATIONS: dict[str, Callable[..., Any]] = {"uniform": uniform, "samples": by_samples, "median": median}
+"""The built-in aggregations: functions, or classes as `register_aggregation` takes them.
+
+`make_aggregation` also makes those whose options are keys of the section `aggregation`.
+"""
+
+registries.AGGREGATIONS.provide(lambda: AGGREGATIONS)
 
 
 Made = TypeVar("Made", bound=Callable[..., Any])
@@ -69,9 +74,7 @@ def make_aggregation(config: AggregationConfig, silos: int) -> Aggregation:
     Raises:
         InputError: the options do not fit this number of silos.
     """
-    if config.name in AGGREGATIONS:
-        return AGGREGATIONS[config.name]
-    if config.name not in registries.AGGREGATIONS.reserved:
+    if config.name in AGGREGATIONS or config.name not in registries.AGGREGATIONS.reserved:
         made: Aggregation = make_registered(registries.AGGREGATIONS, config.name, config.options)
         return made
     if config.name == "trimmed-mean":

@@ -10,7 +10,8 @@ from silotune.communication.privacy.accountant import gaussian_multiplier
 from silotune.communication.privacy.clipping import Clip
 from silotune.communication.privacy.gaussian import Gaussian
 from silotune.communication.privacy.laplace import Laplace, laplace_scale
-from silotune.communication.uplink.codecs import CODECS, Codec
+from silotune.communication.uplink.catalog import CODECS
+from silotune.communication.uplink.codecs import Codec
 from silotune.communication.uplink.pipeline import NO_UPLINK, UplinkPipeline, UplinkStep
 from silotune.config import registries
 from silotune.config.extensible import make_registered
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 __all__ = ["CODECS", "NOISES", "NO_UPLINK", "UplinkPipeline", "make_pipeline", "register_codec"]
 
+registries.CODECS.provide(lambda: CODECS)
+
 
 def make_pipeline(config: UplinkConfig, seed: int = 0, secret: bytes | None = None) -> UplinkPipeline:
     """Return the configured pipeline.
@@ -28,8 +31,8 @@ def make_pipeline(config: UplinkConfig, seed: int = 0, secret: bytes | None = No
     Raises:
         InputError: Gaussian noise needs the accountant's library, and it is not installed.
     """
-    registered = config.codec is not None and config.codec not in CODECS
-    codec_key = f"{config.codec} {config.options}" if registered else None
+    own_key = config.codec is None or config.codec in registries.CODECS.reserved
+    codec_key = None if own_key else f"{config.codec} {config.options}"
     return UplinkPipeline(
         tuple(config.name), _steps(config), _codec(config), bool(config.feedback), seed, secret, codec_key
     )
@@ -62,8 +65,11 @@ def _steps(config: UplinkConfig) -> tuple[UplinkStep, ...]:
 
 
 def _codec(config: UplinkConfig) -> Codec | None:
-    if config.codec is None or config.codec in CODECS:
-        return None if config.codec is None else CODECS[config.codec](config)
+    if config.codec is None:
+        return None
+    make = CODECS.get(config.codec)
+    if make is not None and not isinstance(make, type):
+        return make(config)
     made: Codec = make_registered(registries.CODECS, config.codec, config.options)
     return made
 

@@ -1,4 +1,4 @@
-"""Codecs of fewer bits per number: half precision, and signed integers of 8 or 4 bits with a scale per channel.
+"""Codecs, a shorter representation of a change: half precision, or integers of 8 or 4 bits with a scale per channel.
 
 A channel is a slice along the shorter of a tensor's first and last axis (a rank of a LoRA, a unit of a bottleneck, a
 token of a prompt): few scales, each over many numbers. Tensors of one axis or none have one scale. A channel's largest
@@ -7,16 +7,13 @@ number is in range, zero stays zero, and rounding to the nearest code moves no n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
-
-if TYPE_CHECKING:
-    from silotune.config.uplink import UplinkConfig
 
 Shape = tuple[int, ...]
 
@@ -32,23 +29,45 @@ _FP16_MOST = 65504.0
 
 
 class Codec(Protocol):
-    """How numbers are written in a message."""
+    """A shorter representation of a change, tensor by tensor; the error is the silo's (`uplink.feedback`).
+
+    A codec is a class. It is called without arguments or, if it has a pydantic model `Options`, with an instance of it
+    that holds the keys of the section `uplink` (`uplink.fraction=0.1`). It keeps no state between calls, so that silo
+    and coordinator need nothing but the options to agree.
+    """
 
     @property
     def draws(self) -> bool:
         """Whether `encode` needs uniform numbers."""
 
     def layout(self, shape: Shape) -> Layout:
-        """Return the layout of `encode` for a tensor of this shape."""
+        """Return the tensors that `encode` writes for a tensor of this shape; the values cannot change them.
+
+        The keys are appended to the tensor's name in a message: "" (`VALUES`) for the tensor that stands for its
+        numbers, and suffixes like ":scale" for the others.
+        """
 
     def encode(self, tensor: Tensor, uniform: Tensor | None = None) -> dict[str, Tensor]:
-        """Return a float tensor's representation; `uniform` in (0, 1), of its shape, is for stochastic rounding."""
+        """Return a tensor's representation, with the names, shapes and dtypes of `layout`.
+
+        NaN and infinity must come out as NaN or infinity of a float tensor, so that the coordinator refuses a change
+        that diverged. A number out of the format's range may become its largest number.
+
+        Args:
+            tensor: the change after clipping and noise, plus the error kept from earlier rounds; float64.
+            uniform: numbers in (0, 1), float64, of the tensor's shape, for stochastic rounding; None unless `draws`.
+                They depend on seed, silo, round and the tensor's name.
+        """
 
     def decode(self, written: Mapping[str, Tensor], shape: Shape) -> Tensor:
         """Return the tensor, float32.
 
+        The coordinator calls this after it has checked that names, shapes and dtypes are those of `layout` and that
+        all floats are finite. Codes and positions out of range are left for this function to refuse.
+
         Raises:
-            ValueError: `encode` cannot have written this; the text says why.
+            ValueError: `encode` cannot have written this. The text completes the line "tensor 'x' …", for example
+                "has a negative scale".
         """
 
 
@@ -130,14 +149,6 @@ class UniformQuantizer:
             raise ValueError(f"holds a code below {-self.most}")
         values = _by_channel(codes, shape).float() * scale.unsqueeze(1)
         return _from_channels(values, shape)
-
-
-CODECS: dict[str, Callable[[UplinkConfig], Codec]] = {
-    "fp16": lambda config: Float16(),
-    "int8": lambda config: UniformQuantizer(127, config.rounding == "stochastic"),
-    "int4": lambda config: UniformQuantizer(7, config.rounding == "stochastic"),
-}
-"""The built-in codecs, as `uplink=` names them. `silotune.config.registries` reserves these names."""
 
 
 def channels(shape: Shape) -> int:

@@ -1,0 +1,18 @@
+"""The built-in codecs, as `uplink=` names them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from silotune.communication.uplink.codecs import Codec, Float16, UniformQuantizer
+
+if TYPE_CHECKING:
+    from silotune.config.uplink import UplinkConfig
+
+CODECS: dict[str, type[Codec] | Callable[[UplinkConfig], Codec]] = {
+    "fp16": Float16,
+    "int8": lambda config: UniformQuantizer(127, config.rounding == "stochastic"),
+    "int4": lambda config: UniformQuantizer(7, config.rounding == "stochastic"),
+}
+"""Classes, made with their `Options`; or functions of the section, where an option is one of its own keys."""
