@@ -50,13 +50,13 @@ class Codec(Protocol):
     def encode(self, tensor: Tensor, uniform: Tensor | None = None) -> dict[str, Tensor]:
         """Return a tensor's representation, with the names, shapes and dtypes of `layout`.
 
-        NaN and infinity must come out as NaN or infinity of a float tensor, so that the coordinator refuses a change
-        that diverged. A number out of the format's range may become its largest number.
+        NaN must come out as NaN or infinity in a float tensor, so that the coordinator refuses a change that diverged.
+        A number out of the format's range may become its largest number.
 
         Args:
             tensor: the change after clipping and noise, plus the error kept from earlier rounds; float64.
             uniform: numbers in (0, 1), float64, of the tensor's shape, for stochastic rounding; None unless `draws`.
-                They depend on seed, silo, round and the tensor's name.
+                They are derived from the run's seed or the silo's secret; the same round draws the same numbers.
         """
 
     def decode(self, written: Mapping[str, Tensor], shape: Shape) -> Tensor:
