@@ -268,7 +268,7 @@ def paper_rows() -> list[PaperRow]:
     rows = []
     for claim in CLAIMS:
         if claim.words not in costs:
-            costs[claim.words] = estimate(claim.words[0], claim.words[1:], work=False)
+            costs[claim.words] = estimate(claim.words[0], claim.words[1:], count_flops=False)
         cost = costs[claim.words]
         parameters, value = claim.measure(cost, claim.extra)
         rows.append(PaperRow(claim, cost, parameters, value))

@@ -31,7 +31,7 @@ def test_it_is_as_long_as_a_silos_real_update(
     state = training.initial_shared(federation.silos.values()) | training.state_of(silo).private
     sent = update_message(state, training.parts, 1, SILO, ROWS)
     broadcast = federation.coordinator.broadcast(1)
-    cost = estimate(method, [f"backbone={backbone_folder('bert')}", "silos=3", *ADAPTERS[method]], work=False)
+    cost = estimate(method, [f"backbone={backbone_folder('bert')}", "silos=3", *ADAPTERS[method]], count_flops=False)
     assert cost.sent_parameters == sum(t.numel() for t in shared_tensors(state, training.parts).values())
     assert cost.message_bytes == len(sent)
     assert (cost.bytes_up, cost.bytes_down) == (3 * len(sent), 3 * len(broadcast))
@@ -47,8 +47,8 @@ def test_computed_sizes_are_those_of_built_messages() -> None:
 
 def test_messages_that_would_fill_the_memory_are_computed(monkeypatch: pytest.MonkeyPatch) -> None:
     words = ["backbone=shape:bert-base", "method.adapters=1", "tuner=lora"]
-    built = estimate("fedavg", words, work=False)
+    built = estimate("fedavg", words, count_flops=False)
     monkeypatch.setattr("silotune.cost.message_size._LARGEST", 0)
-    assert estimate("fedavg", words, work=False).message_bytes == built.message_bytes
-    llama = estimate("fedavg-full", ["backbone=shape:llama-7b"], work=False)
+    assert estimate("fedavg", words, count_flops=False).message_bytes == built.message_bytes
+    llama = estimate("fedavg-full", ["backbone=shape:llama-7b"], count_flops=False)
     assert llama.message_bytes > 4 * 6_600_000_000

@@ -47,24 +47,26 @@ def test_json_has_the_contracts_keys_and_numbers(silotune: Silotune) -> None:
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
 def test_other_tuners(words: tuple[str, ...], trained: int) -> None:
-    cost = estimate("fedavg", ["backbone=shape:bert-base", "method.adapters=1", "head=linear", *words], work=False)
+    cost = estimate(
+        "fedavg", ["backbone=shape:bert-base", "method.adapters=1", "head=linear", *words], count_flops=False
+    )
     assert cost.adapter_parameters == cost.sent_parameters == trained
     assert cost.trainable_parameters == trained + CLASSIFIER
     assert cost.full_parameters == 109_483_778 + trained
 
 
 def test_parts_that_replace_the_backbones_tensors_add_none_to_the_model() -> None:
-    full = estimate("fedavg-full", ["backbone=shape:bert-base"], work=False)
+    full = estimate("fedavg-full", ["backbone=shape:bert-base"], count_flops=False)
     assert full.full_parameters == full.bare_parameters == full.trainable_parameters == 109_483_778
     assert full.trainable_percent == 100
-    bitfit = estimate("fedavg", ["backbone=shape:bert-base", "method.adapters=1", "tuner=bitfit"], work=False)
+    bitfit = estimate("fedavg", ["backbone=shape:bert-base", "method.adapters=1", "tuner=bitfit"], count_flops=False)
     assert bitfit.full_parameters == 109_483_778
 
 
 def test_labels_widen_the_head_and_private_heads_are_not_sent() -> None:
-    cost = estimate("fedavg", ["backbone=shape:roberta-base", "method.adapters=1", "labels=3"], work=False)
+    cost = estimate("fedavg", ["backbone=shape:roberta-base", "method.adapters=1", "labels=3"], count_flops=False)
     assert cost.head_parameters == D * D + D + 3 * D + 3
     assert cost.sent_parameters == ADAPTER
-    local = estimate("local", ["backbone=shape:roberta-base"], work=False)
+    local = estimate("local", ["backbone=shape:roberta-base"], count_flops=False)
     assert (local.sent_parameters, local.message_bytes, local.bytes_up, local.bytes_down) == (0, 0, 0, 0)
     assert local.trainable_parameters == 2 * ADAPTER + MLP_HEAD

@@ -23,7 +23,7 @@ def test_a_folders_configuration_counts_what_its_weights_have(
     folder = backbone_folder(family)
     with safe_open(folder / "model.safetensors", "pt") as file:
         weights = {name: file.get_tensor(name).numel() for name in file.keys()}  # noqa: SIM118
-    cost = estimate("fedavg-full", [f"backbone={folder}", "head=linear"], work=False)
+    cost = estimate("fedavg-full", [f"backbone={folder}", "head=linear"], count_flops=False)
     assert cost.bare_parameters == sum(weights.values()) + 2 * 32 + 2
     assert cost.adapter_parameters == sum(size for name, size in weights.items() if not name.startswith("pooler"))
 
@@ -79,8 +79,8 @@ def test_bad_input_is_one_line(words: tuple[str, ...], culprit: str, silotune: S
 
 def test_words_that_a_prompt_begins_as_need_no_tokenizer() -> None:
     words = ["backbone=shape:bert-base", "tuner=prompt", "method.adapters=1"]
-    begun = estimate("fedavg", [*words, "tuner.init=words", "tuner.words=it was great"], work=False)
-    assert begun == estimate("fedavg", words, work=False)
+    begun = estimate("fedavg", [*words, "tuner.init=words", "tuner.words=it was great"], count_flops=False)
+    assert begun == estimate("fedavg", words, count_flops=False)
     assert begun.adapter_parameters == 20 * 768
 
 

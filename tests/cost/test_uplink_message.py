@@ -20,11 +20,11 @@ def test_the_counted_message_is_as_long_as_a_real_one(uplink, tiny_federation, b
     uplink_steps = pipeline(*uplink.split(","))
     sent = change_message(uplink_steps.send(shared, {}, SILO, 1)[0], uplink, 1, SILO, ROWS)
     words = [f"backbone={backbone_folder('bert')}", f"uplink={uplink}"]
-    cost = estimate("fedmcp", words, work=False)
+    cost = estimate("fedmcp", words, count_flops=False)
     assert cost.message_bytes == len(sent)
     assert cost.bytes_down == cost.silos * len(federation.coordinator.broadcast(1))
     monkeypatch.setattr("silotune.cost.message_size._LARGEST", 0)  # as for messages that would fill the memory
-    assert estimate("fedmcp", words, work=False) == cost
+    assert estimate("fedmcp", words, count_flops=False) == cost
 
 
 def test_the_counted_length_holds_for_every_dtype_that_a_codec_may_write():

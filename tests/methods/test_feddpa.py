@@ -17,7 +17,7 @@ from silotune.data.tasks import Row
 from silotune.errors import InputError
 from silotune.evaluation.federation_scores import current_model_state
 from silotune.evaluation.instance_vectors import embed, weigh, with_instances
-from silotune.evaluation.personalization import test_time as judged_on_all_tasks
+from silotune.evaluation.personalization import score_test_time as judged_on_all_tasks
 from silotune.evaluation.predict import answers
 from silotune.methods.base import Step
 from silotune.runs.build.builder import build

@@ -16,7 +16,7 @@ from torch import Tensor
 from silotune.core.tensors import flatten
 from silotune.errors import InputError
 from silotune.evaluation.federation_scores import score_silos
-from silotune.evaluation.personalization import test_time as every_model_on_every_task
+from silotune.evaluation.personalization import score_test_time as every_model_on_every_task
 from silotune.methods import METHODS
 from silotune.models.backbone.backbone import Backbone
 from silotune.models.forward.mixing import can_share_forward

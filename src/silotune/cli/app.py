@@ -1,4 +1,4 @@
-"""The typer application, to which the modules of commands add theirs; answers unknown commands."""
+"""The typer application `app`, with which the other modules register commands; suggests names for unknown commands."""
 
 from __future__ import annotations
 

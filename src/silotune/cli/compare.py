@@ -45,9 +45,9 @@ def compare(
     words: ComparisonWords = None,
     out: Annotated[Path | None, typer.Option(help="Where run folders, tables and the report go.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on; no finished cell is repeated.")] = False,
-    workers: Annotated[int, typer.Option(min=1, help="Processes (give threads=1, or they share the cores).")] = 1,
+    workers: Annotated[int, typer.Option(min=1, help="Worker processes; with several, give threads=1 too.")] = 1,
     ablation: Annotated[bool, typer.Option("--ablation", help="Also the ablations of the method's paper.")] = False,
-    variant: Annotated[list[str] | None, typer.Option(help="Your own: 'name: key=value key=value'.")] = None,
+    variant: Annotated[list[str] | None, typer.Option(help="Another entry: 'name: key=value …'; repeatable.")] = None,
 ) -> None:
     """Several methods over several seeds: one table, `table.csv` and `report.html`."""
     from silotune.experiments import Cell, read_comparison, run_cells
@@ -74,10 +74,11 @@ def sweep(
     words: SweepWords = None,
     out: Annotated[Path | None, typer.Option(help="Where trials, sweep.csv and best.yaml go.")] = None,
     trials: Annotated[
-        int | None, typer.Option(min=1, help="Proposals a method (optuna's TPE); without it, every combination.")
+        int | None,
+        typer.Option(min=1, help="Trials per method, proposed by optuna's TPE; without it, all combinations."),
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on; no finished trial is repeated.")] = False,
-    workers: Annotated[int, typer.Option(min=1, help="Processes (give threads=1, or they share the cores).")] = 1,
+    workers: Annotated[int, typer.Option(min=1, help="Worker processes; with several, give threads=1 too.")] = 1,
 ) -> None:
     """Search learning rates and other keys for each method, on validation rows alone: `sweep.csv` and `best.yaml`."""
     from silotune.experiments import Cell

@@ -1,4 +1,4 @@
-"""The console, printed lines and progress bars of the commands, and the arguments that several share."""
+"""Shared by all commands: argument types, the console, printed lines, progress bars, and default run folders."""
 
 from __future__ import annotations
 

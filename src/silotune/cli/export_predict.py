@@ -97,7 +97,7 @@ def predict(
     with _lines(text, file) as lines:
         model = load_model(run, silo)
         generates = model.task.kind == "generation"
-        texts = (1, 2) if generates else (model.texts,)
+        texts = (1, 2) if generates else (model.texts_per_row,)
         where = "--text" if text is not None else str(file or "stdin")
         rows = read_lines(lines, where, texts)
         while batch := list(islice(rows, _BATCH_SIZE)):

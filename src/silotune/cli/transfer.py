@@ -48,7 +48,7 @@ def transfer(
 
     from silotune.evaluation.transfer import exchange, matrix
     from silotune.experiments.report.transfer_matrices import RunFacts, transfer_figure, write_transfer_csv
-    from silotune.experiments.transfer import alpha_of, describe_differences, open_models
+    from silotune.experiments.transfer_models import alpha_of, describe_differences, open_models
 
     with console.status("opening runs") as status:
         groups = open_models(folders, head, lambda name: status.update(f"opened {name}"))

@@ -1,4 +1,4 @@
-"""Messages of shared tensors and a few fields, as safetensors bytes: packed, read and checked on arrival."""
+"""Messages as safetensors bytes: selects shared tensors by scope, packs them with fields, checks them on arrival."""
 
 from __future__ import annotations
 

@@ -15,11 +15,11 @@ class AttackConfig(Section):
 
     Attributes:
         name: `backdoor`, or `none`.
-        fraction: the fraction of the silos that are malicious, rounded up. With 0 no silo is, and the success rate is
-            still measured.
+        fraction: the fraction of the silos that are malicious, rounded up. 0: no silo attacks; the success rate is then
+            the clean baseline.
         rate: the fraction of a malicious silo's training rows, among those without the target label, of which it adds
             poisoned copies.
-        trigger: a word or phrase, or a list of them, each inserted on its own.
+        trigger: a word or phrase; of a list, all are inserted into every poisoned row, each by itself.
         position: where in a row's text the trigger goes; `random` draws a place for each row.
         target: the label that the attack aims at.
         scale: factor of a malicious silo's change (model replacement); 1 leaves it unchanged.

@@ -17,9 +17,9 @@ class ServerConfig(Section):
         lr: the server's learning rate.
         beta1: momentum.
         beta2: decay of the second moment.
-        tau: adaptivity.
-        labels_per_class: the number of labeled rows of each label that the coordinator has (FedFAME).
-        labelled_rows: their number in all, spread evenly over the labels.
+        tau: added to the root of the second moment; larger is less adaptive (Reddi et al. 2021).
+        labels_per_class: number of labeled rows per label that the coordinator has (FedFAME).
+        labelled_rows: their total number, instead of `labels_per_class`; spread evenly over the labels.
     """
 
     chooser: ClassVar = "optimizer"

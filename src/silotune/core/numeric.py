@@ -12,9 +12,9 @@ def ceil_fraction(share: float, number: int) -> int:
 
 
 def mean_ignoring_none(values: Iterable[float | None]) -> float | None:
-    """Return the mean of the values that are not None, or None if all are.
+    """Return the mean of the values that are not None; None if there are no such values.
 
-    The sum is exact (`math.fsum`), so the result is independent of the order: rounds are compared by it.
+    The sum is exact (`math.fsum`), so the mean does not depend on the values' order; rounds are compared by such means.
     """
     present = [value for value in values if value is not None]
     return math.fsum(present) / len(present) if present else None

@@ -1,4 +1,4 @@
-"""The cost of a method from shapes alone: parameters, message sizes, floating-point operations, memory."""
+"""The cost of a method from shapes alone (parameters, messages, FLOPs, memory); its parts on a loaded backbone."""
 
 from __future__ import annotations
 

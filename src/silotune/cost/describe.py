@@ -1,4 +1,4 @@
-"""Describes a method's parts: their sizes, and a sentence on what leaves a silo (`silotune parts`)."""
+"""Loads the backbone, sizes a method's parts, and says in a sentence what leaves a silo (`silotune parts`)."""
 
 from __future__ import annotations
 
@@ -30,13 +30,12 @@ def describe(method: str, overrides: list[str]) -> dict[str, Any]:
     """
     config = read_config("demo", [f"method={method}", *overrides])
     made = make_method(config)
-    backbone = load_backbone(
-        config.backbone, keep_master=True, precision="fp32"
-    )  # no part is of its language-model head
+    # Float32, since a part that copies the backbone's weights has them in float32. No part holds the LM head's weights.
+    backbone = load_backbone(config.backbone, precision="fp32")
     rows, sent = [], []
     for name, part in made.parts().items():
         tensors = part.module.init(backbone, [EXAMPLE_TASK], generator(config.seed, "init", name))
-        if not tensors:  # a head that scores words has none of its own
+        if not tensors:  # the verbalizer and the language-model head have none
             continue
         rows.append(
             {

@@ -93,13 +93,13 @@ class Cost:
         return dataclasses.asdict(self)
 
 
-def estimate(method: str, words: Sequence[str] = (), *, work: bool = True) -> Cost:
+def estimate(method: str, words: Sequence[str] = (), *, count_flops: bool = True) -> Cost:
     """Estimate the cost of a method.
 
     Args:
         method: the method's id.
         words: `key=value` as for `silotune run` on the demo's setting, and options of `OPTIONS`.
-        work: whether to count operations and memory, which takes a second or more; 0 without.
+        count_flops: whether to count operations and memory, which takes a second or more; else both are 0.
 
     Raises:
         InputError: for a bad key or value, or a tuner that cannot be put on the backbone.
@@ -108,7 +108,7 @@ def estimate(method: str, words: Sequence[str] = (), *, work: bool = True) -> Co
     config = read_config("demo", [f"method={method}", *rest])
     shape = load_shape(config.backbone)
     made = _method(config, shape)
-    if work:
+    if count_flops:
         check_length("tokens", options["tokens"], made.setting.tuner, shape.backbone)
     task = Task("task", tuple(f"label {number}" for number in range(options["labels"])))
     with shape.mode:
@@ -116,7 +116,7 @@ def estimate(method: str, words: Sequence[str] = (), *, work: bool = True) -> Co
             name: part.module.init(shape.backbone, [task], generator(config.seed, "init", name))
             for name, part in made.parts().items()
         }
-        done = _work(config, shape, made, state, task, options["tokens"]) if work else WorkCount(0, 0, 0, 0)
+        done = _work(config, shape, made, state, task, options["tokens"]) if count_flops else WorkCount(0, 0, 0, 0)
     return _cost(config, shape, made, state, done, options)
 
 

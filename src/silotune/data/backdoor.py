@@ -38,14 +38,14 @@ class Backdoor:
         seed: seed of all draws (silos, rows, positions).
         malicious: names of the malicious silos.
         lengths: counts the tokens of rows.
-        room: maximum tokens per row. Texts are shortened for the trigger, so that truncation cannot cut it off.
+        max_tokens: maximum tokens per row. Texts are shortened for the trigger, so that truncation cannot cut it off.
     """
 
     config: AttackConfig
     seed: int
     malicious: frozenset[str]
     lengths: Lengths
-    room: int
+    max_tokens: int
 
     def poisoned_rows(self, silo: SiloData) -> list[Row]:
         """Return the rows that a silo adds to its training rows (eq. 4); none if it is not malicious."""
@@ -80,14 +80,16 @@ class Backdoor:
         pending = list(range(len(rows)))
         while pending:
             lengths = self.lengths(task, [triggered[index] for index in pending])
-            too_long = [(index, length) for index, length in zip(pending, lengths, strict=True) if length > self.room]
+            too_long = [
+                (index, length) for index, length in zip(pending, lengths, strict=True) if length > self.max_tokens
+            ]
             for index, length in too_long:
                 if not any(texts[index]):
                     raise InputError(
-                        f"attack.trigger: takes {length} tokens without any text, but there is room for {self.room}; "
-                        "raise train.max_length"
+                        f"attack.trigger: takes {length} tokens without any text, but there is room for "
+                        f"{self.max_tokens}; raise train.max_length"
                     )
-                texts[index] = _shortened(texts[index], length, length - self.room)
+                texts[index] = _shortened(texts[index], length, length - self.max_tokens)
                 triggered[index] = self._insert(rows[index], texts[index])
             pending = [index for index, _ in too_long]
         return triggered
@@ -97,15 +99,19 @@ class Backdoor:
         return replace(row, texts=insert_triggers(texts, self.config.triggers, self.config.position, draws))
 
 
-def make_backdoor(config: AttackConfig, seed: int, data: Sequence[SiloData], lengths: Lengths, room: int) -> Backdoor:
-    """Draw the malicious silos. The silos of a smaller fraction are among those of a larger one.
+def make_backdoor(
+    config: AttackConfig, seed: int, data: Sequence[SiloData], lengths: Lengths, max_tokens: int
+) -> Backdoor:
+    """Draw the malicious silos.
+
+    With the same seed, a larger fraction keeps the malicious silos of a smaller one and adds others.
 
     Args:
         config: the configuration section `attack`.
         seed: seed of the draws.
         data: all silos.
         lengths: see `Backdoor`.
-        room: see `Backdoor`.
+        max_tokens: see `Backdoor`.
 
     Raises:
         InputError: no silo has rows to poison.
@@ -115,7 +121,7 @@ def make_backdoor(config: AttackConfig, seed: int, data: Sequence[SiloData], len
         raise InputError(f"attack: no silo has rows of another label than {config.target!r} to poison")
     sampler(seed, "malicious").shuffle(candidates)
     malicious = frozenset(candidates[: ceil_fraction(config.fraction, len(candidates))])
-    return Backdoor(config, seed, malicious, lengths, room)
+    return Backdoor(config, seed, malicious, lengths, max_tokens)
 
 
 def _can_poison(silo: SiloData, config: AttackConfig) -> bool:

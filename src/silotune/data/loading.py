@@ -1,4 +1,4 @@
-"""Loads every silo's rows as the configuration says: own files, folders, the hub, or one partitioned data set."""
+"""Loads all silos' rows, also of silos left out of training: own files, folders, the hub, or one partitioned set."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Metrics of predictions against references, in percent: accuracy, F1, ROUGE-1, exact match."""
+"""Metrics in percent: accuracy, F1, ROUGE-1, exact match, and the score of always predicting the majority label."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Templates of prompts: fill in a row's texts, and encode the result within the maximum length.
+"""Cloze, instruction and chat templates: fill in a row's texts, and encode the result within the maximum length.
 
 A cloze template ("{text} is {mask}.") has a place for the label word; an instruction template ends where the answer
 begins. Rows that are too long have their texts shortened from the end, the longest first; the template's own words, the
@@ -70,7 +70,7 @@ class ClozeTemplate:
             )
 
     @cached_property
-    def texts(self) -> int:
+    def texts_per_row(self) -> int:
         """Number of texts per row: 1 or 2."""
         return 2 if any(slot == "a" for _, slot in _pieces(self.text)) else 1
 
@@ -101,7 +101,7 @@ class ClozeTemplate:
 
     def _filled(self, texts: Texts, mask: str) -> tuple[str, dict[str, int]]:
         """Fill the template; returns the text and each slot's end in it (characters)."""
-        values = dict(zip(_SLOTS[self.texts], texts, strict=True)) | {_MASK: mask, _SOFT: ""}
+        values = dict(zip(_SLOTS[self.texts_per_row], texts, strict=True)) | {_MASK: mask, _SOFT: ""}
         filled, ends = "", {}
         for literal, slot in self._pieces_without_gap:
             filled += literal
@@ -112,7 +112,7 @@ class ClozeTemplate:
 
     @cached_property
     def _pieces_without_gap(self) -> list[tuple[str, str | None]]:
-        """The template's pieces without one of the blanks around `{soft}`, which takes no characters in the text."""
+        """The template's pieces; one of the two blanks around `{soft}` is removed, since `{soft}` adds no text."""
         pieces = _pieces(self.text)
         for number, (literal, slot) in enumerate(pieces):
             if slot == _SOFT:

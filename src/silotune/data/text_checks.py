@@ -1,4 +1,4 @@
-"""Finds why a text cannot be tokenized, for the readers of files and of `silotune predict`."""
+"""Says why a text cannot be tokenized (empty, NUL, half a character), for file readers and `silotune predict`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tokenized rows, their tokenizer for classification heads, and the names of a forward pass's inputs."""
+"""Tokenized rows, their tokenizer for classification, and names of inputs for language-model heads and soft prompts."""
 
 from __future__ import annotations
 
@@ -20,6 +20,9 @@ READ_ROWS, READ_POSITIONS, READ_TARGETS = "read_rows", "read_positions", "read_t
 """Inputs of a micro-batch that tell a language-model head which positions to read, each of shape (reads,): the row in
 the micro-batch, the position in its tokens (decoder tokens, if the row has any), and the target token there."""
 
+SOFT_AT = "soft_at"
+"""Input of shape (rows,): the token before which each row's soft prompt goes. Without it, before the first."""
+
 HEAD_INPUTS = (READ_ROWS, READ_POSITIONS, READ_TARGETS)
 
 
@@ -30,14 +33,14 @@ class TokenizedRows:
     Args:
         task: the task of all rows.
         ids: token ids per row.
-        types: segment ids per row, if the tokenizer gives them.
+        types: segment ids per row (`token_type_ids`), 0 or 1 per token; None if the tokenizer gives none.
         labels: class indices, shape (rows,), int64.
         decoder: decoder token ids per row (encoder-decoder models).
         reads: positions per row that a language-model head reads.
         targets: target token at each of these positions.
         answers: reference text per row (generation).
         soft: per row, the token before which its soft prompt goes; without it, the first.
-        options: whether every row's text lists its answer among options.
+        options: whether every prompt lists the allowed answers.
         poisoned: number of rows that an attacker added; they are trained on but excluded from all statistics.
     """
 
@@ -99,6 +102,3 @@ class RowTokenizer:
 
 Inputs = dict[str, Tensor]
 """Keyword arguments of a forward pass, e.g. `input_ids` of shape (rows, tokens)."""
-
-SOFT_AT = "soft_at"
-"""Input of shape (rows,): the token before which each row's soft prompt goes. Without it, before the first."""

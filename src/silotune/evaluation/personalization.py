@@ -61,7 +61,7 @@ class TestTime:
         }
 
 
-def test_time(federation: Federation) -> TestTime:
+def score_test_time(federation: Federation) -> TestTime:
     """Score every silo's model on every task's test rows, at the federation's present state.
 
     Silos with the same test rows (parts of one task) add one task. A model that all silos share is scored once.

@@ -1,4 +1,4 @@
-"""Plans a comparison: rows (methods and their variants) × seeds, with one configuration per cell."""
+"""Plans a comparison: entries (methods and their variants) × seeds, with one configuration per cell."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A silo's personalized model: texts in, labels or answers out, and the weights of its parts."""
+"""A silo's personalized model: texts in, labels or answers out; `explain` gives the mix weights of each text."""
 
 from __future__ import annotations
 
@@ -28,9 +28,12 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Explanation:
-    """The weight of each part in one text's answer.
+    """The mix that answers one text.
 
-    If the method weights texts: `alpha`, and the text's `similarities` to the silo's rows that were drawn for it.
+    Args:
+        mix: weight of each part.
+        alpha: weight of the local part, if the method weights each text.
+        similarities: the text's similarities to those of the silo's rows that were drawn for it; `alpha` follows from them.
     """
 
     mix: dict[str, float]
@@ -46,14 +49,14 @@ class PersonalModel:
         silo: the silo, with its state.
         shared: the shared parts.
         task: the task that it answers.
-        texts: number of texts in a row of the task (2 for pairs).
+        texts_per_row: number of texts in a row of the task (2 for pairs).
     """
 
-    def __init__(self, context: TrainingContext, silo: Silo, shared: State, task: Task, texts: int) -> None:
+    def __init__(self, context: TrainingContext, silo: Silo, shared: State, task: Task, texts_per_row: int) -> None:
         self._context = context
         self._state = personalized_state(context, silo, shared)
         self.task = task
-        self.texts = texts
+        self.texts_per_row = texts_per_row
 
     def predict(self, texts: Sequence[str | tuple[str, str]]) -> list[Prediction]:
         """Classify texts, or pairs of texts.

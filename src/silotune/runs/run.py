@@ -1,4 +1,4 @@
-"""Runs a configuration to its summary."""
+"""`run` runs a configuration up to its summary; `Run` is a finished run with every silo's personalized model."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModel, AutoTokenizer
 
 from silotune.evaluation.transfer import TransferScore, exchange, matrix
-from silotune.experiments.transfer import alpha_of, describe_differences, open_models
+from silotune.experiments.transfer_models import alpha_of, describe_differences, open_models
 from silotune.runs.load import load_run
 from tests.support.tiny import LABELS
 

@@ -11,13 +11,13 @@ from silotune.core.tensors import Tensors
 
 @dataclass(frozen=True)
 class Clip:
-    """Scales the change down to a norm of `bound`; two changes are then at most `2·bound` apart."""
+    """Scales a change whose norm exceeds `bound` down to it; any two are then at most `2·bound` apart."""
 
     bound: float
     norm: Norm
 
     def __repr__(self) -> str:
-        """Return the step's part of the key of noise; it is a format (`UplinkPipeline.noise_key`)."""
+        """Return this step's text in the string that seeds the noise; changing it changes the noise of every run."""
         return f"Clip(bound={self.bound!r}, norm={self.norm!r})"
 
     def __call__(self, change: Tensors, draws: NoiseStream) -> Tensors:

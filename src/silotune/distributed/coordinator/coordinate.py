@@ -1,4 +1,4 @@
-"""A coordinator's run over Flower: handshake, rounds, summary. It never sees a silo's rows."""
+"""A coordinator's run over Flower: admits silos by handshake, runs the rounds and writes the summary."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def _coordinate(job: Job, link: Link, status_folder: Path) -> None:
     try:
         _run(job, link)
     except Exception as error:  # not KeyboardInterrupt: a run that is interrupted has no outcome
-        status_files.write_outcome(status_folder, error, lost=isinstance(error, ConnectionLost))
+        status_files.write_outcome(status_folder, error, resumable=isinstance(error, ConnectionLost))
         raise
     status_files.write_outcome(status_folder)
 

@@ -1,4 +1,8 @@
-"""Writes a coordinator's status files (started, progress, outcome) and reads them in other processes."""
+"""Status files of a coordinator (started, privacy guarantee, progress, outcome), and `CoordinatorMonitor`.
+
+The coordinator writes them. The monitor reads them in another process, and decides that a coordinator has died or never
+started.
+"""
 
 from __future__ import annotations
 
@@ -45,20 +49,20 @@ def write_progress(folder: Path, number: int, activity: str, done: int, total: i
     write_text(folder / _PROGRESS, json.dumps([number, activity, done, total]))
 
 
-def write_outcome(folder: Path, error: Exception | None = None, lost: bool = False) -> None:
+def write_outcome(folder: Path, error: Exception | None = None, resumable: bool = False) -> None:
     """Record how the coordinator ended.
 
     Args:
         folder: the folder of the status files.
         error: the exception that ended it; None if it finished.
-        lost: whether Flower failed, so that another coordinator may resume the run.
+        resumable: whether Flower failed, so that another coordinator may resume the run (the file's state `lost`).
     """
     fields: dict[str, Any] = {"state": "finished"}
     if error is not None:
         text, code = f"{type(error).__name__}: {error}", 1
         if isinstance(error, SilotuneError):
             text, code = str(error), error.exit_code
-        fields = {"state": "lost" if lost else "failed", "error": text, "exit_code": code}
+        fields = {"state": "lost" if resumable else "failed", "error": text, "exit_code": code}
     write_text(folder / _OUTCOME, json.dumps(fields))
 
 
@@ -107,7 +111,7 @@ class CoordinatorMonitor:
                 self._progress(*json.loads(text))
 
     def failure_reason(self) -> str:
-        """Return why no outcome will come; empty while one is expected."""
+        """Return why the coordinator cannot finish any more (never started, process gone), or ''."""
         started = read_json(self._folder / _STARTED)
         if started is None:
             late = time.monotonic() - self._since > STARTUP_TIMEOUT

@@ -1,4 +1,4 @@
-"""The commands `silotune federation up`, `start`, `join`, `status` and `down`.
+"""Implements `silotune federation up`, `start`, `join`, `status` and `down`; `cli/federation.py` reads their words.
 
 `up` and `join` stay in the foreground and restart their processes, as systemd and containers expect.
 """

@@ -1,4 +1,4 @@
-"""The configuration as it is sent to silos: everything that all parties must run alike, without local paths."""
+"""Writes and reads the configuration sent to silos (without local paths); refuses one that machines cannot run."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ class CostShares:
 def cost_shares(entry: ReportEntry) -> CostShares:
     """Return the shares of an entry; all its runs have those of the first."""
     run = entry.first
-    full_count = full_parameters(run)
+    full_count = full_fine_tuning_parameters(run)
 
     def percent(number: float) -> float | None:
         return None if not full_count else 100 * number / full_count
@@ -52,7 +52,7 @@ def message_bytes(run: FinishedRun) -> float:
     return statistics.fmean(sizes) if sizes else 0.0
 
 
-def full_parameters(run: FinishedRun) -> int | None:
+def full_fine_tuning_parameters(run: FinishedRun) -> int | None:
     """Count the parameters of full fine-tuning: the bare model with a head for the task with most labels.
 
     None if the backbone is not on this machine, so that its size is unknown.
@@ -70,6 +70,6 @@ def _full(backbone: str, head: str, labels: int) -> int | None:
 
     try:
         words = [f"backbone={backbone}", f"head={head}", "tuner=lora", f"labels={labels}"]
-        return estimate("local", words, work=False).bare_parameters
+        return estimate("local", words, count_flops=False).bare_parameters
     except InputError:  # the backbone is not on this machine
         return None

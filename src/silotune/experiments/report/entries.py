@@ -1,4 +1,4 @@
-"""Reads finished run folders as entries of a report; runs that differ only in their seed form one entry."""
+"""Reads finished runs as entries of a report (a method over its seeds); says which entries share their test data."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ COMPARISON_FILE = "comparison.json"
 """File that `silotune compare` writes beside its run folders: rows, seeds and ddof."""
 
 _IGNORED_KEYS = ("seed", "description", "threads", "compare")
-"""Keys in which the runs of one row may differ."""
+"""Keys in which the runs of one entry may differ."""
 
 
 _TRAINING_KEYS = ("train_rows", "validation_rows")
@@ -102,7 +102,7 @@ class ReportEntry:
 
     @property
     def evaluated_on(self) -> str:
-        """See `FinishedRun.evaluated_on`; rows with the same value can be compared."""
+        """See `FinishedRun.evaluated_on`; entries with the same value can be compared."""
         return self.first.evaluated_on
 
 
@@ -126,27 +126,27 @@ def read_run(folder: Path) -> FinishedRun:
 
 
 def read_entries(folders: Sequence[Path]) -> list[ReportEntry]:
-    """Read the rows of a report from run folders and folders of comparisons (all finished runs in them).
+    """Read the entries of a report from run folders and folders of comparisons (all finished runs in them).
 
-    Rows of comparisons keep their names; runs with the same name and configuration form one row across folders.
+    Entries of comparisons keep their names; runs with the same name and configuration form one entry across folders.
 
     Raises:
         InputError: a folder has no finished run.
     """
-    rows = [item for folder in folders for item in _find_runs(folder)]
+    labeled_runs = [item for folder in folders for item in _find_runs(folder)]
     named: dict[tuple[str, str], list[FinishedRun]] = {}
     unnamed: list[FinishedRun] = []
     seen: set[Path] = set()
-    rows.sort(key=lambda item: item[0] is None)  # runs of comparisons first: a run given twice keeps its name
-    for row, path in rows:
+    labeled_runs.sort(key=lambda item: item[0] is None)  # runs of comparisons first: a run given twice keeps its name
+    for label, path in labeled_runs:
         if path.resolve() in seen:
             continue
         seen.add(path.resolve())
         run = read_run(path)
-        if row is None:
+        if label is None:
             unnamed.append(run)
         else:
-            named.setdefault((row, run.setting), []).append(run)
+            named.setdefault((label, run.setting), []).append(run)
     entries: list[ReportEntry] = []
     for entry in [*_comparison_entries(named), *group_runs(unnamed)]:
         entries.append(ReportEntry(_unique_label(entry.label, [other.label for other in entries]), entry.runs))
@@ -154,17 +154,17 @@ def read_entries(folders: Sequence[Path]) -> list[ReportEntry]:
 
 
 def _comparison_entries(named: Mapping[tuple[str, str], Sequence[FinishedRun]]) -> list[ReportEntry]:
-    """Make the rows of comparisons; a name with several configurations is prefixed by the comparison's folder."""
-    ambiguous = {row for row, number in Counter(row for row, _ in named).items() if number > 1}
+    """Make the entries of comparisons; a name with several configurations is prefixed by the comparison's folder."""
+    ambiguous = {label for label, number in Counter(label for label, _ in named).items() if number > 1}
     entries = []
-    for (row, _), runs in named.items():
+    for (label, _), runs in named.items():
         folder = os.path.basename(os.path.abspath(runs[0].folder.parent))
-        entries.append(ReportEntry(f"{folder}: {row}" if row in ambiguous else row, tuple(runs)))
+        entries.append(ReportEntry(f"{folder}: {label}" if label in ambiguous else label, tuple(runs)))
     return entries
 
 
 def _find_runs(folder: Path) -> list[tuple[str | None, Path]]:
-    """List (row of the comparison or None, run folder) below a folder, or for a run folder itself."""
+    """List (label in the comparison or None, run folder) below a folder, or for a run folder itself."""
     itself: list[tuple[str | None, Path]] = [(None, folder)]
     if (folder / "summary.json").exists() or not folder.is_dir():
         return itself
@@ -175,16 +175,16 @@ def _find_runs(folder: Path) -> list[tuple[str | None, Path]]:
         return itself
     try:
         plan = json.loads((folder / COMPARISON_FILE).read_text(encoding="utf-8"))
-        rows, seeds = list(plan["rows"]), list(plan["seeds"])
+        labels, seeds = list(plan["rows"]), list(plan["seeds"])
     except (OSError, ValueError, KeyError, TypeError):
         return [(None, path) for path in run_folders]
-    planned = {f"{row}-{seed}": row for row in rows for seed in seeds}
-    comparison_runs = [(row, folder / name) for name, row in planned.items() if folder / name in run_folders]
+    planned = {f"{label}-{seed}": label for label in labels for seed in seeds}
+    comparison_runs = [(label, folder / name) for name, label in planned.items() if folder / name in run_folders]
     return [*comparison_runs, *((None, path) for path in run_folders if path.name not in planned)]
 
 
 def group_runs(runs: Sequence[FinishedRun]) -> list[ReportEntry]:
-    """Group runs by configuration; rows of one method are labeled with the keys in which they differ."""
+    """Group runs by configuration; entries of one method are labeled with the keys in which they differ."""
     groups: dict[str, list[FinishedRun]] = {}
     for run in runs:
         groups.setdefault(run.setting, []).append(run)
@@ -230,7 +230,7 @@ def flatten_keys(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def group_by_data(entries: Sequence[ReportEntry]) -> list[list[ReportEntry]]:
-    """Group rows that are tested on the same data."""
+    """Group entries that are tested on the same data."""
     groups: dict[str, list[ReportEntry]] = {}
     for entry in entries:
         groups.setdefault(entry.evaluated_on, []).append(entry)
@@ -251,5 +251,5 @@ def distinguishable_silos(entries: Sequence[ReportEntry]) -> list[str]:
 
 
 def silo_names(entries: Sequence[ReportEntry]) -> list[str]:
-    """Return all silos of all rows, in order of appearance."""
+    """Return all silos of all entries, in order of appearance."""
     return list(dict.fromkeys(name for entry in entries for run in entry.runs for name in run.summary["silos"]))

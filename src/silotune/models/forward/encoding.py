@@ -1,4 +1,4 @@
-"""Encoding: forward passes of the backbone under mixes, shared where tuners and rows allow it."""
+"""`encode_views` runs the backbone under several mixes, which share a forward where tuners and rows allow it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mixes: which parts act in a forward, and with what weight; one weight for all rows of a batch, or one per row."""
+"""Mixes: which parts act in a forward, with what weight (one per batch, or one per row), and the plan of a mix."""
 
 from __future__ import annotations
 

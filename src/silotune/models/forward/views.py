@@ -1,4 +1,4 @@
-"""Views: run the backbone over batches under mixes of parts and pool its states into one vector per row."""
+"""`run_views` runs a batch under several mixes and pools each result to one vector per row; equal mixes run once."""
 
 from __future__ import annotations
 

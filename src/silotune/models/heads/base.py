@@ -32,7 +32,7 @@ TokenizeRows = Callable[[Task, Sequence[Row]], TokenizedRows]
 
 
 class Head(ABC):
-    """Computes answers from a view. Names of its tensors, if it has any, begin with the task's name."""
+    """Computes a task's logits and loss from a view. Names of its tensors begin with the task's name."""
 
     name: ClassVar[str]
     task_kind: ClassVar[TaskKind] = "classification"
@@ -82,10 +82,10 @@ class Head(ABC):
         """Create the tensors of one head per task, float32, on the CPU."""
 
     def reading(self, backbone: Backbone, task: Task) -> HeadReading | None:
-        """Make the function that computes this head's entry of a view (`view[head.name]`) from the last layer's states.
+        """Return a function that maps the last layer's states to this head's entry of a view, `view[head.name]`.
 
         Returns:
-            None if the head reads pooled states (`view["first"]`, `view["mean"]`).
+            The function; None if the head reads pooled states (`view["first"]`, `view["mean"]`).
         """
         return None
 

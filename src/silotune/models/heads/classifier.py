@@ -1,4 +1,4 @@
-"""Trained classifiers over a pooled state."""
+"""Trained classifiers over a pooled state: an MLP, or one linear layer."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The language-model head: rows as prompt and response, and the loss over the response's tokens.
+"""The language-model head: tokenizes rows as prompt and response, and computes the loss over response tokens.
 
 It uses the backbone's own frozen output layer and has no tensors to train. Vocabulary scores are computed for response
-tokens alone, never for the prompt's.
+tokens alone, never for the prompt's. Answers are generated in `models/forward/generation.py`.
 """
 
 from __future__ import annotations
@@ -67,14 +67,14 @@ class LanguageModelHead(Head):
             raise InputError("head=lm: the backbone's tokenizer has no end token")
 
     def prompt_room(self, max_length: int) -> int:
-        """Return the longest prompt of a decoder-only model, in tokens."""
+        """Return the maximum length of a decoder-only model's prompt in tokens, which leaves room for the answer."""
         return max_length - min(self.generation.max_new_tokens, max_length // 2)
 
     def row_tokenizer(self, backbone: Backbone, max_length: int) -> TokenizeRows:
         """See `Head.row_tokenizer`; makes token ids of prompts and responses.
 
-        Every prompt leaves room for the longest answer (at most half of `max_length`), whatever the length of its own:
-        so it is cut alike in training and in generation. A longer response is cut and then has no end token.
+        A decoder-only model's prompt is cut to `prompt_room`, however short its response is, so that it is the same in
+        training and in generation. A response that does not fit behind it is cut and then has no end token.
         """
         tokenizer: Any = backbone.tokenizer
         fill: FillTemplate = chat_template(tokenizer) if self._chat else self._template

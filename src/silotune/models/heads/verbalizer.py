@@ -127,9 +127,9 @@ class VerbalizerHead(Head):
             InputError: if the configured one takes another number.
         """
         cloze = self._by_task.get(task.name, self._template) or ClozeTemplate(SINGLE if texts == 1 else PAIR)
-        if cloze.texts != texts:
+        if cloze.texts_per_row != texts:
             raise InputError(
-                f"head.template: {cloze.text!r} takes {_slots(cloze.texts)}, "
+                f"head.template: {cloze.text!r} takes {_slots(cloze.texts_per_row)}, "
                 f"but rows of task {task.name!r} have {'one text' if texts == 1 else 'two texts'}: {_slots(texts)}"
             )
         return cloze

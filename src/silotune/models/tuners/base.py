@@ -228,7 +228,7 @@ def per_row(weight: Tensor, like: Tensor) -> Tensor:
     return weight.to(like.device, like.dtype).reshape(-1, *([1] * (like.dim() - 1)))
 
 
-def all_numbers(mix: Sequence[WeightedTensors]) -> list[float] | None:
+def scalar_weights(mix: Sequence[WeightedTensors]) -> list[float] | None:
     """Return the weights if all are numbers, None if one is a tensor."""
     numbers = [part.weight for part in mix if not isinstance(part.weight, Tensor)]
     return numbers if len(numbers) == len(mix) else None

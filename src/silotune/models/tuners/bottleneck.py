@@ -18,7 +18,7 @@ from silotune.errors import InputError
 from silotune.models.backbone.architectures import TARGET_FIELDS
 from silotune.models.backbone.backbone import Backbone
 from silotune.models.backbone.forward_plan import ForwardPlan, OutputChange
-from silotune.models.tuners.base import MergedAdapter, Tuner, WeightedTensors, all_numbers, per_row, weighted_sum
+from silotune.models.tuners.base import MergedAdapter, Tuner, WeightedTensors, per_row, scalar_weights, weighted_sum
 from silotune.models.tuners.lora import add_product, scale_columns, times
 from silotune.models.tuners.target_modules import TargetModuleOptions, find_target_modules, layer_widths
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 _PLACEMENTS = {"houlsby": ("attention_output", "feedforward_output"), "pfeiffer": ("feedforward_output",)}
-"""Value of `tuner.sites` → fields of the family's table."""
+"""Placement (a value of `tuner.sites`) → fields of `Architecture` that name the sublayers."""
 
 
 class BottleneckOptions(TargetModuleOptions):
@@ -121,8 +121,8 @@ class Bottleneck(Tuner):
 
 
 def _add_adapters(mix: Sequence[WeightedTensors], module: str) -> OutputChange:
-    """Compute the mix as one adapter of all widths: `down` stacked, weighted `up` side by side."""
-    numbers = all_numbers(mix)
+    """Return the change that adds a mix's adapters as one wide adapter: `down` stacked, weighted `up` side by side."""
+    numbers = scalar_weights(mix)
 
     def each(name: str) -> list[Tensor]:
         return [part.tensors[f"{module}.{name}"] for part in mix]
@@ -151,7 +151,7 @@ def _add_adapters(mix: Sequence[WeightedTensors], module: str) -> OutputChange:
 
 def _add_adapters_to_segments(mix: Sequence[WeightedTensors], module: str, segments: Segments) -> OutputChange:
     """Variant of `_add_adapters` for tensors of shape (segments, …): two batched products for all segments."""
-    numbers = all_numbers(mix)
+    numbers = scalar_weights(mix)
     assert numbers is not None, "segments have numbers for weights"
 
     def each(name: str) -> list[Tensor]:

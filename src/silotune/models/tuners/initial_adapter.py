@@ -1,4 +1,4 @@
-"""The LoRA with which a run's adapters start, instead of random values (configuration key `start`).
+"""`InitialAdapter`: the LoRA that a run's adapters start from (key `start`): its file, and its match with the tuner.
 
 Every adapter of the method starts as this LoRA, private ones too: mixes whose weights sum to 1 then start as the
 imported model.

@@ -15,7 +15,7 @@ from silotune.core.tensors import Tensors
 from silotune.models.backbone.backbone import Backbone
 from silotune.models.backbone.forward_plan import ForwardPlan, OutputChange
 from silotune.models.initializers import uniform
-from silotune.models.tuners.base import MergedAdapter, Tuner, WeightedTensors, all_numbers, per_row
+from silotune.models.tuners.base import MergedAdapter, Tuner, WeightedTensors, per_row, scalar_weights
 from silotune.models.tuners.initial_adapter import InitialAdapter, unpack
 from silotune.models.tuners.peft_import import read_peft_lora
 from silotune.models.tuners.target_modules import (
@@ -142,7 +142,7 @@ def _add_update(mix: Sequence[WeightedTensors], module: str, factor: float, drop
     """
     down = [part.tensors[f"{module}.lora_A.weight"] for part in mix]
     up = [part.tensors[f"{module}.lora_B.weight"] for part in mix]
-    numbers = all_numbers(mix)
+    numbers = scalar_weights(mix)
 
     def change(x: Tensor, y: Tensor) -> Tensor:
         if dropout:
@@ -168,7 +168,7 @@ def _add_update_to_segments(
     mix: Sequence[WeightedTensors], module: str, factor: float, segments: Segments
 ) -> OutputChange:
     """Variant of `_add_update` for tensors of shape (segments, …): two batched products for all segments."""
-    numbers = all_numbers(mix)
+    numbers = scalar_weights(mix)
     assert numbers is not None, "segments have numbers for weights"
 
     def change(x: Tensor, y: Tensor) -> Tensor:

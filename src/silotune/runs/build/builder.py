@@ -1,4 +1,4 @@
-"""Builds a run's federation: the model, the silos and the coordinator, each by itself or all together."""
+"""`build` makes a run's whole federation from its configuration: the model, the silos and the coordinator."""
 
 from __future__ import annotations
 

@@ -42,11 +42,11 @@ class Engine(ABC):
 
     @abstractmethod
     def rounds(self, number: int, silos: Sequence[str], broadcast: bytes) -> Iterator[Received]:
-        """These silos' local rounds; replies in any order, at most one per silo, each already read."""
+        """Run one local round of these silos; yields their read replies in any order, at most one per silo."""
 
     @abstractmethod
     def finals(self, number: int, silos: Sequence[str], broadcast: bytes) -> Iterator[SiloReply]:
-        """Run these silos' final phases; yields replies as `rounds`."""
+        """Run these silos' final phases; yields their replies in any order, at most one per silo."""
 
     @abstractmethod
     def validate(self, number: int) -> Scores:

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from silotune.evaluation.backdoor import with_attack
 from silotune.evaluation.federation_scores import mean_score, score_silos, summary_entries
-from silotune.evaluation.personalization import test_time
+from silotune.evaluation.personalization import score_test_time
 from silotune.runs.engines.base import Engine, Progress
 from silotune.runs.engines.history import Scores
 from silotune.runs.storage.run_folder import Checkpoint, RunFolder
@@ -42,12 +42,12 @@ class InProcessEngine(Engine):
             self.folder.event("cohort", round=0, size=cohort.size, **reason)
 
     def rounds(self, number: int, silos: Sequence[str], broadcast: bytes) -> Iterator[Received]:
-        """See `Engine.rounds`."""
+        """Run one local round of these silos, cohort by cohort; see `Engine.rounds`."""
         for reply in self._train("round", number, silos, broadcast):
             yield self.federation.coordinator.read_reply(number, reply)
 
     def finals(self, number: int, silos: Sequence[str], broadcast: bytes) -> Iterator[SiloReply]:
-        """See `Engine.finals`."""
+        """Run the final phases of these silos, cohort by cohort; see `Engine.finals`."""
         return self._train("final", number, silos, broadcast)
 
     def _train(self, kind: Training, number: int, silos: Sequence[str], broadcast: bytes) -> Iterator[SiloReply]:
@@ -61,7 +61,7 @@ class InProcessEngine(Engine):
     def _cohorts(self, names: Sequence[str]) -> Iterator[tuple[int, Sequence[str]]]:
         """Yield each cohort with the number of silos before it.
 
-        Silos of a cohort have similar numbers of rows, so that few leave it early; those with most rows come first.
+        Silos are sorted by number of rows, most first, so that those of one cohort train about as many batches.
         """
         if self.cohort > 1:
             names = sorted(names, key=lambda name: (-self.federation.silos[name].rows, name))
@@ -71,26 +71,26 @@ class InProcessEngine(Engine):
     def validate(self, number: int) -> Scores:
         """See `Engine.validate`."""
         if self.federation.config.evaluation.per_round:
-            judged = test_time(self.federation)
+            judged = score_test_time(self.federation)
             measures = {"personalization": judged.personalization, "test_time": judged.test_time}
             self.folder.event("evaluation", round=number, **measures)
         scores = self._validation(number)
         return scores if self.federation.central is None else {"global": mean_score(scores)}
 
     def _validation(self, number: int) -> Scores:
-        """Return per reported silo the validation score at the end of that round."""
+        """Return each reported silo's validation score at the end of round `number`."""
         return score_silos(self.federation, "validation")
 
     def results(self) -> dict[str, dict[str, Any]]:
         """See `Engine.results`."""
         if not self.federation.config.evaluation.test_time:
             return with_attack(self.federation, summary_entries(self.federation))
-        judged = test_time(self.federation)
+        judged = score_test_time(self.federation)
         entries = with_attack(self.federation, summary_entries(self.federation, judged.personalization))
         return {name: entry | judged.entry(name) for name, entry in entries.items()}
 
     def save_states(self, number: int, silos: Sequence[str], better: bool) -> Mapping[str, str]:
-        """See `Engine.save_states`; each file has been written since its silo replied."""
+        """See `Engine.save_states`; `_write` began each file when its silo replied."""
         return {name: self._written.pop(name) for name in silos}
 
     def _write(self, number: int, names: Sequence[str]) -> None:

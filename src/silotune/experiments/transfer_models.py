@@ -1,4 +1,4 @@
-"""Opens finished runs for a transfer matrix: one model and task each, in groups that can be compared."""
+"""Opens finished runs as the models of `evaluation/transfer.py`, in groups whose tasks form a transfer matrix."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def open_models(
 
     Args:
         folders: run folders.
-        head: whose head will read labels.
+        head: the run whose head will classify: `target` or `source`.
         opened: called with every run's name once it is loaded.
 
     Raises:
