@@ -33,7 +33,7 @@ class Explanation:
     Args:
         mix: weight of each part.
         alpha: weight of the local part, if the method weights each text.
-        similarities: the text's similarities to those of the silo's rows that were drawn for it; `alpha` follows from them.
+        similarities: the text's similarities to the silo's rows that were drawn for it; `alpha` follows from them.
     """
 
     mix: dict[str, float]
