@@ -122,12 +122,12 @@ def test_divergence_and_another_backbone_are_named(federate, monkeypatch, tmp_pa
         federate.run("fedavg", tmp_path / "other", workers=2)
 
 
-def dies(work: workers.SiloTask) -> None:
+def dies(work: workers.SiloJob) -> None:
     os._exit(1)
 
 
 def test_a_process_that_dies_is_reported_in_one_line(federate, pool, monkeypatch, tmp_path):
     monkeypatch.setattr(process_pool, "ProcessPoolExecutor", lambda *_: pool)  # one that has started
-    monkeypatch.setattr(workers, "do", dies)
+    monkeypatch.setattr(workers, "run_job", dies)
     with pytest.raises(SilotuneError, match="a worker process ended abruptly"):
         federate.run("fedavg", tmp_path / "run", workers=2)

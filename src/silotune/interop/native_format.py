@@ -1,4 +1,4 @@
-"""Writes adapters that peft does not have, as `silotune_adapter.json` and `silotune_adapter.safetensors`.
+"""Lays out adapters that peft does not have (`silotune_adapter`): config and tensors; `export` writes the files.
 
 docs/export.md describes it; `standalone.py` reads it without silotune.
 """

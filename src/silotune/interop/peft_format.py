@@ -1,4 +1,4 @@
-"""Writes an adapter as peft saves it (`adapter_config.json`, `adapter_model.safetensors`), without importing peft."""
+"""Lays out an adapter as peft saves it, without importing peft; defines `Layout`, whose files `export` writes."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""FedAvg (McMahan et al. 2017): silos train the shared parts on their data, the coordinator averages their updates.
+"""FedAvg (McMahan et al. 2017) of adapters, or of all weights (`fedavg-full`); loss and options are `Supervised`'s.
 
-Parts, phases and loss are those of `supervised.Supervised`; the coordinator averages every shared part.
+Silos train the shared parts on their data, and the coordinator averages their updates.
 """
 
 from __future__ import annotations

@@ -139,7 +139,7 @@ class Coordinator:
         return Update(silo, tensors, rows)
 
     def read_reply(self, number: int, reply: SiloReply) -> Received:
-        """Read a reply to a round: the only place where its message is unpacked, checked and dequantized."""
+        """Read a reply to a round, once: its update by `receive`, or the reason why it is refused."""
         if not self.communicates:
             return Received(reply)
         try:

@@ -1,4 +1,4 @@
-"""Fork server: one process imports the libraries once and forks all others, because imports dominate their start-up.
+"""Fork server: imports the libraries once, forks Flower's processes and workers, and patches Flower to poll faster.
 
 A run on one machine starts a dozen processes, and Flower one more per message; each would spend seconds importing
 Flower and torch. `python -m silotune.distributed.processes.fork_server` reads orders from its standard input, one

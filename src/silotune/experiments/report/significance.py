@@ -22,11 +22,11 @@ _CENTRAL = ":all"  # no silo can have this name
 
 @dataclass(frozen=True)
 class PairedTest:
-    """Test of the best row against another one.
+    """Test of the best entry against another one.
 
     Args:
-        best: label of the row with the best average.
-        other: label of the other row.
+        best: label of the entry with the best average.
+        other: label of the other entry.
         difference: mean difference in percentage points.
         pairs: number of pairs.
         p: p-value, adjusted by Holm's method.
@@ -40,7 +40,7 @@ class PairedTest:
 
 
 def paired_tests(entries: Sequence[ReportEntry]) -> list[PairedTest]:
-    """Test, on every data set, the row with the best average against each other row that shares pairs with it."""
+    """Test, on every data set, the entry with the best average against each other entry that shares pairs with it."""
     tests = [pair for group in group_by_data(entries) for pair in _against_the_best(group)]
     adjusted = holm([pair.p for pair in tests])
     return [replace(pair, p=p) for pair, p in zip(tests, adjusted, strict=True)]
@@ -52,7 +52,7 @@ def heading(entries: Sequence[ReportEntry]) -> str:
 
 
 def _against_the_best(entries: Sequence[ReportEntry]) -> list[PairedTest]:
-    """Test the rows of one data set; p-values are not adjusted yet."""
+    """Test the entries of one data set; p-values are not adjusted yet."""
     scored = [entry for entry in entries if not math.isnan(entry.mean_of("average"))]
     if not scored:
         return []

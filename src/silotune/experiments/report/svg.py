@@ -1,4 +1,4 @@
-"""Draws small diagrams by matplotlib: each as inline SVG for the page, or several in one file."""
+"""Describes figures (`Panel`, `FigureSpec`) and renders them by matplotlib, as inline SVG or as PNG and SVG files."""
 
 from __future__ import annotations
 

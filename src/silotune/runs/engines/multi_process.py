@@ -36,7 +36,7 @@ _AHEAD = 2
 
 
 @dataclass(frozen=True)
-class SiloTask:
+class SiloJob:
     """A job for a worker process.
 
     Args:
@@ -108,8 +108,8 @@ class MultiProcessEngine(InProcessEngine):
             while left and len(waiting) < _AHEAD * self.workers:
                 names = left.popleft()
                 states = tuple((name, _written(federation.silos[name].state)) for name in names)
-                work = SiloTask(kind, federation.config, federation.backbone.fingerprint, broadcast, states)
-                waiting[self._pool.submit(do, work)] = names
+                job = SiloJob(kind, federation.config, federation.backbone.fingerprint, broadcast, states)
+                waiting[self._pool.submit(run_job, job)] = names
             for future in wait(waiting, return_when=FIRST_COMPLETED).done:
                 yield waiting.pop(future), future.result()
 
@@ -135,31 +135,31 @@ _federations: dict[str, Federation] = {}
 """The configuration's text → the federation built from it, for the last configuration."""
 
 
-def do(work: SiloTask) -> Trained | Scores:
+def run_job(job: SiloJob) -> Trained | Scores:
     """Do a job in a worker process, over its own backbone.
 
     Raises:
         InputError: the backbone is another one than the main process has.
     """
-    text = dump(work.config)
+    text = dump(job.config)
     if text not in _federations:
         _federations.clear()
-        _federations[text] = build(work.config)
+        _federations[text] = build(job.config)
     federation = _federations[text]
-    if federation.backbone.fingerprint != work.fingerprint:
-        raise InputError(f"--workers: {work.config.backbone!r} is not the backbone that the run has; allowed: 1")
-    silos = [federation.silos[name] for name, _ in work.silos]
-    for silo, (_, state) in zip(silos, work.silos, strict=True):
+    if federation.backbone.fingerprint != job.fingerprint:
+        raise InputError(f"--workers: {job.config.backbone!r} is not the backbone that the run has; allowed: 1")
+    silos = [federation.silos[name] for name, _ in job.silos]
+    for silo, (_, state) in zip(silos, job.silos, strict=True):
         silo.state = _read(state) if state else None
     try:
-        if work.kind == "validation":
-            shared, _ = read_broadcast(work.broadcast, federation.coordinator.expected)
+        if job.kind == "validation":
+            shared, _ = read_broadcast(job.broadcast, federation.coordinator.expected)
             federation.coordinator.adopt(shared)
             return score_silos(replace(federation, silos={silo.name: silo for silo in silos}), "validation")
         client = federation.client()
-        train = client.rounds if work.kind == "round" else client.finals
-        answers = train(silos, work.broadcast)
-        return [(answer, _written(silo.state)) for answer, silo in zip(answers, silos, strict=True)]
+        train = client.rounds if job.kind == "round" else client.finals
+        replies = train(silos, job.broadcast)
+        return [(reply, _written(silo.state)) for reply, silo in zip(replies, silos, strict=True)]
     finally:
         for silo in silos:
             silo.state = None  # the main process keeps it
