@@ -69,7 +69,7 @@ def _one(model: str, size: int, fraction: float, rounds: int, hidden: int, layer
         gc.collect()
         empty = _resident()
         engine = _engine(backbone, source, size, fraction, rounds, folder / "run")
-        training = _timed(engine.federation.context)
+        training = _timed(engine._client.trainer)
         federation, history = engine.federation, engine.history
         gc.collect()
         before = _resident()
@@ -121,9 +121,9 @@ def _engine(backbone: Any, source: str, size: int, fraction: float, rounds: int,
     return InProcessEngine(federation, RunFolder.create(folder, dump(config), backbone.fingerprint))
 
 
-def _timed(training: Any) -> list[float]:
+def _timed(trainer: Any) -> list[float]:
     """The processor time of all local rounds from now on, in seconds, as the one item of a list."""
-    spent, local_rounds = [0.0], training.rounds
+    spent, local_rounds = [0.0], trainer.rounds
 
     def timed(*arguments: Any) -> Any:
         started = time.process_time()
@@ -132,7 +132,7 @@ def _timed(training: Any) -> list[float]:
         finally:
             spent[0] += time.process_time() - started
 
-    training.rounds = timed
+    trainer.rounds = timed
     return spent
 
 
