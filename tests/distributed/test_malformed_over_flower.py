@@ -1,6 +1,6 @@
 """Answers of one silo that are not what a silo answers, by 500 draws: refused with the reason, the round unharmed.
 
-The engine, its roll call and the silos' sessions are the real ones; Flower's transport is left out (`rig.DirectLink`).
+The engine, its dispatcher and the silos' sessions are the real ones; `session_rig.DirectLink` replaces Flower.
 Messages alone are in `tests/communication/`; here whole
 answers arrive among those of honest silos.
 """

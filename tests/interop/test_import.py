@@ -161,6 +161,10 @@ def test_a_run_is_not_resumed_from_another_start(runs, made, tmp_path):
         ),
         (["tuner=bottleneck"], "is a LoRA, the run's tuner is bottleneck; allowed: tuner=lora"),
         (["start=nowhere"], "nowhere cannot be read (No such file or directory); allowed: a folder in peft's layout"),
+        (
+            ["tuner=bottleneck", "start=nowhere"],
+            "nowhere cannot be read (No such file or directory); allowed: a folder",
+        ),
     ],
 )
 @pytest.mark.parametrize("form", ["folder", "file"])

@@ -23,7 +23,7 @@ FILE = "start.safetensors"
 
 _METADATA = "silotune-start"
 
-_ALLOWED = "allowed: a folder in peft's layout, or a file that `silotune import` wrote"
+START_ALLOWED = "allowed: a folder in peft's layout, or a file that `silotune import` wrote"
 
 
 @dataclass(frozen=True)
@@ -97,9 +97,9 @@ def unpack(path: Path) -> InitialAdapter:
         tensors, fields = read_tensors(content), read_metadata(content, _METADATA)
         initial = InitialAdapter(tensors, int(fields["r"]), float(fields["alpha"]), tuple(map(str, fields["sites"])))
     except OSError as error:
-        raise InputError(f"start: {path} cannot be read ({error.strerror}); {_ALLOWED}") from error
+        raise InputError(f"start: {path} cannot be read ({error.strerror}); {START_ALLOWED}") from error
     except (SafetensorError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise InputError(f"start: {path} is not what `silotune import` writes; {_ALLOWED}") from error
+        raise InputError(f"start: {path} is not what `silotune import` writes; {START_ALLOWED}") from error
     for name, tensor in tensors.items():
         if tensor.dtype is not torch.float32 or not torch.isfinite(tensor).all():
             raise InputError(f"start: {path}: tensor {name!r} is not made of finite float32 numbers")

@@ -10,7 +10,7 @@ from silotune.core.tensors import Tensors, digest
 from silotune.errors import InputError
 from silotune.models.backbone.backbone import Backbone
 from silotune.models.tuners import TUNERS
-from silotune.models.tuners.initial_adapter import FILE, unpack
+from silotune.models.tuners.initial_adapter import FILE, START_ALLOWED, unpack
 
 if TYPE_CHECKING:
     from silotune.models.tuners import Tuner
@@ -28,10 +28,10 @@ def read_start(source: str, backbone: Backbone, tuner: Tuner) -> Tensors:
     Raises:
         InputError: where the two do not fit, with the words to change.
     """
+    if not Path(source).exists():
+        raise InputError(f"start: {source} cannot be read (No such file or directory); {START_ALLOWED}")
     if not tuner.implements("read_initial"):
         allowed = ", ".join(f"tuner={name}" for name, kind in TUNERS.items() if kind.implements("read_initial"))
-        if not Path(source).exists():
-            raise InputError(f"start: {source} does not exist; and tuner={tuner.name} reads none, allowed: {allowed}")
         raise InputError(f"start: {source} is a LoRA, the run's tuner is {tuner.name}; allowed: {allowed}")
     return tuner.read_initial(source, backbone)
 
