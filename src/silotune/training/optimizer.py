@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from transformers.optimization import Adafactor
 
 from silotune.config import TrainConfig
 
@@ -18,6 +17,8 @@ def make_optimizer(train: TrainConfig, tensors: list[Tensor]) -> torch.optim.Opt
     if train.optimizer == "sgd":
         return torch.optim.SGD(tensors, lr=train.lr)
     if train.optimizer == "adafactor":
+        from transformers.optimization import Adafactor  # imports peft, which doubles the time to start
+
         return Adafactor(tensors, lr=train.lr, relative_step=False, scale_parameter=False)  # type: ignore[no-untyped-call]
     kind = torch.optim.Adam if train.optimizer == "adam" else torch.optim.AdamW
     fused = all(tensor.dtype is torch.float32 for tensor in tensors)

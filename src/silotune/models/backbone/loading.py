@@ -21,6 +21,10 @@ ModelClass = Literal["AutoModel", "AutoModelForMaskedLM", "AutoModelForCausalLM"
 DEFAULT_BACKBONE_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 
 
+for _name in ("bitsandbytes", "torchao", "torch.utils._pytree"):  # they warn of GPU kernels when they are imported
+    logging.getLogger(_name).setLevel(logging.ERROR)
+
+
 def silence_transformers() -> None:
     """Turn off transformers' log messages and progress bars; silotune reports errors itself."""
     from transformers.utils import logging as transformers_logging
