@@ -33,6 +33,12 @@ TinyConfig = Callable[..., Config]
 TinyFederation = Callable[..., Federation]
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Digests of weights are kept here, not in the user's cache; processes that tests start inherit it."""
+    os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))
+
+
 @pytest.fixture(autouse=True)
 def _one_thread() -> None:
     """A test that changed the number of threads must not change the bits of the next one."""

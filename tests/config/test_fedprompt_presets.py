@@ -78,7 +78,7 @@ def test_the_papers_setting(name, tmp_path):
     assert (config.method.name, config.tuner.name, config.tuner.options["tokens"]) == ("fedprompt", "prompt", 20)
     assert (config.rounds, config.train.steps, config.train.lr, config.train.optimizer) == (50, 1000, 0.3, "adam")
     assert (config.aggregation.name, config.head.name) == ("samples", "verbalizer")
-    assert config.backbone == "google-bert/bert-base-uncased"
+    assert config.backbone.name == "google-bert/bert-base-uncased"
     silos = load_silos(config)
     assert len(silos) == 10
     assert [len(silo.splits.train) for silo in silos] == [6] * 10

@@ -163,10 +163,10 @@ class TestPaths:
 
     def test_a_backbone_is_a_path_only_where_there_is_one(self, tmp_path: Path) -> None:
         (tmp_path / "org" / "model").mkdir(parents=True)
-        assert read_config("demo", ["backbone=org/model"]).backbone == str(tmp_path / "org" / "model")
-        assert read_config("demo", ["backbone=org/other"]).backbone == "org/other"
+        assert read_config("demo", ["backbone=org/model"]).backbone.name == str(tmp_path / "org" / "model")
+        assert read_config("demo", ["backbone=org/other"]).backbone.name == "org/other"
         (tmp_path / "default").mkdir()
-        assert read_config("demo", ["backbone=default"]).backbone == "default"
+        assert read_config("demo", ["backbone=default"]).backbone.name == "default"
 
     @pytest.mark.parametrize(
         "keys", [{"start": "./lora", "privacy.secret": "s"}, {"start": "lora", "privacy": {"secret": "./s"}}]
@@ -180,7 +180,7 @@ class TestPaths:
         for found in (read["per_method"]["fedavg"], read["compare"]["variants"]["other"]):
             assert found["start"] == str(tmp_path / "sub" / "lora")
             assert found["privacy"] == {"secret": str(tmp_path / "sub" / "s")}
-            assert found["backbone"] == str(tmp_path / "sub" / "own")
+            assert found["backbone"] == {"name": str(tmp_path / "sub" / "own")}
             assert found["data"] == {"path": str(tmp_path / "rows")}
 
     def test_a_comparison_takes_them_from_there(self, tmp_path: Path) -> None:

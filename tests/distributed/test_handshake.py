@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from silotune.config import dump
+from silotune.config import BackboneConfig, dump
 from silotune.distributed.coordinator.coordinate import coordinate
 from silotune.distributed.protocol.frames import PROTOCOL, Frame, decode, peek_kind
 from silotune.distributed.protocol.handshake import HandshakeRefused, Hello, Identity, check_identity
@@ -149,7 +149,7 @@ def test_another_backbone(started, backbone_folder, tmp_path):
     name = next(name for name in sorted(weights) if name.endswith("word_embeddings.weight"))
     weights[name] = weights[name] + torch.zeros_like(weights[name]).index_fill(0, torch.tensor([0]), 1e-3)
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    message = started(lambda local: local.model_copy(update={"backbone": str(folder)}))
+    message = started(lambda local: local.model_copy(update={"backbone": BackboneConfig(name=str(folder))}))
     assert message.startswith("silo 'beta': another backbone")
 
 
@@ -161,7 +161,7 @@ def test_another_tokenizer(started, backbone_folder, tmp_path):
     content = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
     content["normalizer"]["lowercase"] = False
     (folder / "tokenizer.json").write_text(json.dumps(content), encoding="utf-8")
-    message = started(lambda local: local.model_copy(update={"backbone": str(folder)}))
+    message = started(lambda local: local.model_copy(update={"backbone": BackboneConfig(name=str(folder))}))
     assert message.startswith("silo 'beta': another tokenizer")
 
 

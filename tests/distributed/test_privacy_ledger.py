@@ -192,6 +192,6 @@ def test_paths_of_the_silo_stay_there(tiny_config, tmp_path):
 def test_an_agreed_configuration_as_a_person_writes_it_is_warmed_up(tiny_config, tmp_path):
     config = tiny_config("fedavg", "rounds=1")
     written = tmp_path / "agreed.yaml"
-    written.write_text(f"preset: demo\nbackbone: {config.backbone}\nrounds: 1\n", encoding="utf-8")
+    written.write_text(f"preset: demo\nbackbone: {config.backbone.name}\nrounds: 1\n", encoding="utf-8")
     local = next(iter(local_configs(config, tmp_path / "run").values()))
     Session(local.model_copy(update={"config": str(written)})).warm()

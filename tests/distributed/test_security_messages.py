@@ -18,6 +18,7 @@ from flwr.common.serde import recorddict_to_proto
 from flwr.supercore.task_identity import TaskIdentity
 from safetensors.numpy import load as load_numpy
 
+from silotune.config import BackboneConfig
 from silotune.data.loading import load_silos
 from silotune.distributed.coordinator.coordinate import coordinate
 from silotune.distributed.flower import client_app
@@ -120,7 +121,7 @@ def assert_nothing_private(config, out, recorded) -> None:
     # token ids of rows, as integers of any width
     from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(config.backbone)
+    tokenizer = AutoTokenizer.from_pretrained(config.backbone.name)
     for text in texts[:100]:
         ids = tokenizer(text.decode())["input_ids"][:6]
         assert not [kind for kind in ("<i2", "<i4", "<i8") if np.array(ids, kind).tobytes() in everything]
@@ -190,7 +191,7 @@ def test_what_a_silo_hands_to_flower_with_minilm(tmp_path, monkeypatch):
     recorded = run_recorded(config, tmp_path / "run", monkeypatch)
     tokenizer = load_backbone("default", precision="fp32").tokenizer
     tokenizer.save_pretrained(tmp_path / "tokenizer")
-    named = config.model_copy(update={"backbone": str(tmp_path / "tokenizer")})
+    named = config.model_copy(update={"backbone": BackboneConfig(name=str(tmp_path / "tokenizer"))})
     assert_nothing_private(named, tmp_path / "run", recorded)
     assert_sizes(recorded, 3)
 

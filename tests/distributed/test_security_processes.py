@@ -229,7 +229,7 @@ def test_strangers_are_refused_and_learn_nothing(deployed, tiny_config):
         thread.start()
         false = deployed.write(
             "gamma/silo.yaml",
-            {"name": "gamma", "folder": "state", "rows": "rows", "share": [], "backbone": config.backbone,
+            {"name": "gamma", "folder": "state", "rows": "rows", "share": [], "backbone": config.backbone.name,
              "superlink": f"localhost:{listener.getsockname()[1]}", "root_certificates": "ca.pem",
              "private_key": "key"},
         )  # fmt: skip

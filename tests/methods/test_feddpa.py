@@ -412,7 +412,13 @@ def test_a_silo_may_be_called_as_the_task_of_another(data, config, tmp_path):
     lines = [f"- {{name: {n}, path: {data / d}, task: {t}, kind: generation, " for n, (d, t) in silos.items()]
     rest = "text: [instruction, input], label: output}\n"
     (tmp_path / "own.yaml").write_text("silos:\n" + "".join(line + rest for line in lines))
-    words = [f"backbone={config('fedit').backbone}", "method=fedit", "tuner=lora", "head=lm", "head.max_new_tokens=2"]
+    words = [
+        f"backbone={config('fedit').backbone.name}",
+        "method=fedit",
+        "tuner=lora",
+        "head=lm",
+        "head.max_new_tokens=2",
+    ]
     federation = build(read_config(str(tmp_path / "own.yaml"), [*words, "precision=fp32", "threads=1"]))
     found = judged_on_all_tasks(federation)
     assert found.own == {name: name for name in silos}
@@ -443,7 +449,7 @@ def test_what_cannot_be_is_said(config, words, said):
 @pytest.mark.parametrize("key", ["test_time", "unseen", "new_silos"])
 def test_other_engines_refuse_to_judge_on_other_silos_rows(silotune, data, config, tmp_path, key):
     """One line, exit code 2, before anything is started or written."""
-    words = [f"data.path={data}", f"backbone={config('feddpa-t').backbone}", f"data.tasks={','.join(SILOS)}"]
+    words = [f"data.path={data}", f"backbone={config('feddpa-t').backbone.name}", f"data.tasks={','.join(SILOS)}"]
     words += ["evaluation.test_time=true"] if key == "test_time" else ["evaluation.test_time=false"]
     words += [] if key == "test_time" else [f"evaluation.{key}=noun"]
     outcome = silotune("run", "feddpa-dataset1", *words, "--engine", "flower-local", "--out", tmp_path / "run")

@@ -42,7 +42,7 @@ def test_all_keys_of_the_contract(reference, case):
     config = run.federation.config
     assert [summary[key] for key in ("method", "backbone", "seed", "rounds", "engine", "precision", "threads")] == [
         CASES[case].method,
-        config.backbone,
+        config.backbone.name,
         1,
         ROUNDS,
         "inprocess",

@@ -199,7 +199,7 @@ def silo_files(deployed: Deployed, config: Config) -> dict[str, Path]:
                 "folder": "state",
                 "rows": "rows",
                 "share": ["validation", "test", "rows", "loss", "seconds"],
-                "backbone": config.backbone,
+                "backbone": config.backbone.name,
                 "superlink": deployed.address,
                 "root_certificates": "ca.pem",
                 "private_key": "key",

@@ -64,7 +64,7 @@ def local_configs(config: Config, out: Path, **more: object) -> dict[str, SiloSe
                 "folder": str(out / "checkpoints" / "silos" / data.name),
                 "rows": str(home / "rows"),
                 "share": ALL,
-                "backbone": config.backbone,
+                "backbone": config.backbone.name,
                 "socket": "/tmp/unused.sock",
                 "seeded_noise": True,
                 **more,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from silotune.config.backbone import BackboneConfig
 from silotune.config.data import DataConfig
 from silotune.config.input_errors import input_error
 from silotune.config.parse import dump, load_config, preset_names, preset_text, validated
@@ -11,6 +12,7 @@ from silotune.config.silos import SiloConfig
 from silotune.config.train import TrainConfig
 
 __all__ = [
+    "BackboneConfig",
     "Choice",
     "Config",
     "DataConfig",

@@ -162,8 +162,11 @@ def resolve(tree: Tree, key: str, folder: Path) -> None:
 def resolve_backbone(tree: Tree, folder: Path) -> None:
     """Make a backbone's path absolute if there is such a path; it may be an id of the hub."""
     backbone = tree.get("backbone")
-    if isinstance(backbone, str) and backbone not in ("", "default") and _under(folder, backbone).exists():
-        resolve(tree, "backbone", folder)
+    if not isinstance(backbone, dict):
+        return
+    name = backbone.get("name")
+    if isinstance(name, str) and name not in ("", "default") and _under(folder, name).exists():
+        resolve(backbone, "name", folder)
 
 
 def _resolved(value: Any, folder: Path) -> Any:

@@ -8,6 +8,7 @@ from pydantic import Field, field_validator, model_validator
 
 from silotune.config.aggregation import AggregationConfig
 from silotune.config.attack import AttackConfig
+from silotune.config.backbone import BackboneConfig
 from silotune.config.comparison import CompareConfig
 from silotune.config.data import DATA_SOURCES, DataConfig
 from silotune.config.evaluation import EvaluationConfig
@@ -33,7 +34,7 @@ class Config(Section):
     """
 
     description: str = ""
-    backbone: str = "default"
+    backbone: BackboneConfig = BackboneConfig()
     start: str | None = Field(None, min_length=1)
     method: Choice = Choice(name="fedmcp")
     tuner: Choice = Choice(name="bottleneck")

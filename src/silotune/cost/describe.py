@@ -50,7 +50,7 @@ def describe(method: str, overrides: list[str]) -> dict[str, Any]:
         if part.scope is Scope.SHARED:
             sent.append(rows[-1])
     leaves = _sentence(sent, config.uplink.name, made.centralized)
-    return {"method": method, "backbone": config.backbone, "parts": rows, "leaves": leaves}
+    return {"method": method, "backbone": config.backbone.name, "parts": rows, "leaves": leaves}
 
 
 def _sentence(sent: list[dict[str, Any]], uplink: list[str], centralized: bool) -> str:

@@ -106,7 +106,7 @@ def estimate(method: str, words: Sequence[str] = (), *, count_flops: bool = True
     """
     options, rest = _split(words)
     config = read_config("demo", [f"method={method}", *rest])
-    shape = load_shape(config.backbone)
+    shape = load_shape(config.backbone.name)
     made = _method(config, shape)
     if count_flops:
         check_length("tokens", options["tokens"], made.setting.tuner, shape.backbone)
@@ -150,7 +150,7 @@ def _method(config: Config, shape: Shape) -> Method:
     if name not in LANGUAGE_MODEL_HEADS:
         return made
     if not shape.language_model:
-        raise InputError(f"head: {config.backbone} has no language model; allowed: mlp, linear")
+        raise InputError(f"head: {config.backbone.name} has no language model; allowed: mlp, linear")
     setting = dataclasses.replace(made.setting, head=VocabularyHeadStub(shape.backbone, name))
     return METHODS[made.name](setting, made.options)
 
@@ -185,7 +185,7 @@ def _cost(config: Config, shape: Shape, method: Method, state: State, work: Work
         method=method.name,
         tuner=method.setting.tuner.name,
         head=head_name,
-        backbone=config.backbone,
+        backbone=config.backbone.name,
         silos=options["silos"],
         tokens=options["tokens"],
         full_parameters=full,

@@ -18,7 +18,7 @@ from silotune.models.heads import Head
 from silotune.runs.build.resolve import BackboneRequirements, make_method, read_config
 from silotune.runs.load import load_run
 from silotune.runs.run import Run
-from silotune.runs.storage.readers import read_summary, read_versions
+from silotune.runs.storage.readers import read_summary
 from silotune.training.federation import Federation
 
 Groups = dict[str, list[TransferModel]]
@@ -44,14 +44,16 @@ def open_models(
     _check_distinct(folders)
     for folder in folders:
         read_summary(folder)
-    _check_backbones(folders)
     backbones: dict[BackboneRequirements, Backbone] = {}
+    first: Federation | None = None
     models = []
     for folder in folders:
         config = read_config(str(folder / "config.yaml"))
         requirements = BackboneRequirements.of(config, make_method(config))
         run = load_run(folder, backbones.get(requirements))
         backbones[requirements] = run.federation.backbone
+        first = first or run.federation
+        _check_backbone(folders[0], first, folder, run.federation)
         models.append(_model(run))
         opened(str(folder))
     groups = _group(models)
@@ -67,15 +69,12 @@ def _check_distinct(folders: Sequence[Path]) -> None:
             raise InputError(f"transfer: {folder} is given twice (also as {first})")
 
 
-def _check_backbones(folders: Sequence[Path]) -> None:
-    names = {folder: read_config(str(folder / "config.yaml")).backbone for folder in folders}
-    first = folders[0]
-    for folder in folders[1:]:
-        if read_versions(folder)["backbone"] != read_versions(first)["backbone"]:
-            raise InputError(
-                f"{folder}: was made with another backbone ({names[folder]}) than {first} ({names[first]}); transfer "
-                "takes runs over one backbone"
-            )
+def _check_backbone(first_folder: Path, first: Federation, folder: Path, federation: Federation) -> None:
+    if federation.backbone.fingerprint != first.backbone.fingerprint:
+        raise InputError(
+            f"{folder}: was made with another backbone ({federation.backbone.name}) than {first_folder} "
+            f"({first.backbone.name}); transfer takes runs over one backbone"
+        )
 
 
 def _model(run: Run) -> TransferModel:

@@ -43,7 +43,7 @@ def _trial(
     if not any(silo.splits.validation for silo in data):
         raise InputError("sweep: no silo has validation rows, so there is nothing to choose by")
     federation = build(config, backbone, data)
-    with working_in(path, dump(federation.config), federation.backbone.fingerprint, resume=True) as folder:
+    with working_in(path, dump(federation.config), federation.backbone, resume=True) as folder:
         keep_start(path, federation.context)
         engine = InProcessEngine(federation, folder, progress)
         summary: Summary = {"validation": None, "best_round": None}

@@ -47,7 +47,8 @@ def export(run: Run, silo: str, part: str, to: str | Path, base: str | None = No
     selection = select(run, silo, part)
     backbone = run.federation.backbone
     base_class = _base_class(selection)
-    name = base or (DEFAULT_BASE if run.federation.config.backbone == "default" else run.federation.config.backbone)
+    configured = run.federation.config.backbone
+    name = base or (DEFAULT_BASE if configured.name == "default" else configured.name)
     layout = None if part == "merged" else _layout(selection, name, base_class)
     about = _about(selection, name, base_class, "weights" if layout is None else layout.name)
     head = _head(selection)
@@ -55,7 +56,7 @@ def export(run: Run, silo: str, part: str, to: str | Path, base: str | None = No
     try:
         temporary.mkdir(parents=True)
         if layout is None:
-            model = load_plain(run.federation.config.backbone, base_class)
+            model = load_plain(configured, base_class)
             fold_in(model, selection.tuner, selection.adapter)
             model.save_pretrained(temporary)
         else:

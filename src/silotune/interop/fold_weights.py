@@ -6,14 +6,15 @@ from typing import Any
 
 import torch
 
+from silotune.config import BackboneConfig
 from silotune.errors import InputError
-from silotune.models.backbone.loading import default_backbone
+from silotune.models.backbone.loading import default_backbone, hub_options
 from silotune.models.tuners import Tuner
 from silotune.models.tuners.base import MergedAdapter
 from silotune.models.tuners.target_modules import is_transposed
 
 
-def load_plain(source: str, base_class: str) -> Any:
+def load_plain(backbone: BackboneConfig, base_class: str) -> Any:
     """Load the whole backbone (poolers too) with transformers, in float32.
 
     Raises:
@@ -21,16 +22,17 @@ def load_plain(source: str, base_class: str) -> Any:
     """
     import transformers
 
-    name = default_backbone() if source == "default" else source
+    source = default_backbone() if backbone.name == "default" else backbone.name
     try:
         model, report = getattr(transformers, base_class).from_pretrained(
-            name,
+            source,
             dtype=torch.float32,
             use_safetensors=True,  # nothing is unpickled
             output_loading_info=True,
+            **hub_options(backbone),
         )
     except (OSError, ValueError) as error:
-        raise InputError(f"backbone: cannot load {source!r} ({str(error).strip().splitlines()[0]})") from error
+        raise InputError(f"backbone: cannot load {backbone.name!r} ({str(error).strip().splitlines()[0]})") from error
     if any(key.startswith("pooler.") for key in report["missing_keys"]):
         model.base_model.pooler = None  # the checkpoint has none, transformers would draw a random one
     return model.eval()

@@ -146,9 +146,9 @@ class _FinishedRun:
         if config.start is not None:  # the run's own copy: the configured file may be gone
             config = config.model_copy(update={"start": str(path / FILE)})
         context = build_model(config, self.method, self.tasks.values(), backbone)
-        if context.backbone.fingerprint != read_versions(path)["backbone"]:
+        if not context.backbone.has_fingerprint(read_versions(path)["backbone"]):
             raise InputError(
-                f"{path}: was made with another backbone than {config.backbone!r} is now (its weights differ)"
+                f"{path}: was made with another backbone than {config.backbone.name!r} is now (its weights differ)"
             )
         return context
 

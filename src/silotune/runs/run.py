@@ -86,7 +86,7 @@ def run(
     if federation.privacy is not None:
         federation.privacy.require_a_round()
     config = federation.config
-    with working_in(path, dump(config), federation.backbone.fingerprint, resume) as folder:
+    with working_in(path, dump(config), federation.backbone, resume) as folder:
         keep_start(path, federation.context)
         engine: Engine = InProcessEngine(federation, folder, progress)
         if workers != 1:

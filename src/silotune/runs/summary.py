@@ -40,7 +40,7 @@ def summarise(engine: Engine) -> dict[str, Any]:
     attack = overall(silos, federation.malicious)
     return {
         "method": config.method.name,
-        "backbone": config.backbone,
+        "backbone": config.backbone.name,
         "seed": config.seed,
         "rounds": federation.rounds,
         "engine": engine.name,

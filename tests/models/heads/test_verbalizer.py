@@ -15,6 +15,7 @@ from silotune.data.batching import make_batch
 from silotune.data.tasks import Row, Task
 from silotune.data.templates import PAIR, SINGLE
 from silotune.errors import InputError
+from silotune.models.backbone.backbone import Backbone
 from silotune.models.backbone.loading import load_backbone
 from silotune.models.heads import VerbalizerHead
 from silotune.models.heads.verbalizer import label_words
@@ -271,4 +272,8 @@ def test_loading_with_or_without_the_head_gives_the_same_transformer(family, tmp
     mine, other = (dict(one.base.named_parameters()) for one in (alone, with_head))
     assert mine.keys() == other.keys() | ({"pooler.dense.weight"} & mine.keys())
     assert all(torch.equal(mine[name], other[name]) for name in other)
-    assert (alone.fingerprint == with_head.fingerprint) is (family == "t5")  # its head is the word embeddings
+    assert alone.fingerprint == with_head.fingerprint  # of the files
+    in_memory = [Backbone(one.model, one.tokenizer).fingerprint for one in (alone, with_head)]
+    assert (in_memory[0] == in_memory[1]) is (family == "t5")  # its head is the word embeddings
+    assert all(one.has_fingerprint(before) for one, before in zip((alone, with_head), in_memory, strict=True))
+    assert with_head.has_fingerprint(in_memory[0]) is (family == "t5")

@@ -245,7 +245,7 @@ def _labeled(job: Job, config: Config, wanted: bool) -> SiloData | None:
 
 
 def _run_folder(out: Path, federation: Federation) -> RunFolder:
-    folder = RunFolder.begin(out, dump(federation.config), federation.backbone.fingerprint, resume=True)
+    folder = RunFolder.begin(out, dump(federation.config), federation.backbone, resume=True)
     keep_start(out, federation.context)
     return folder
 

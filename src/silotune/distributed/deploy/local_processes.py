@@ -121,7 +121,7 @@ class LocalProcesses:
             "folder": str((self._out / "checkpoints" / "silos" / name).resolve()),
             "rows": str((home / "rows").resolve()),
             "share": ["validation", "test", "rows", "loss", "seconds"],
-            "backbone": self._config.backbone,
+            "backbone": self._config.backbone.model_dump(mode="json"),
             "start": self._config.start,
             "threads": self._config.threads,
             "device": self._config.device,

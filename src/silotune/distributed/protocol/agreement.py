@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from silotune.config import Config, dump
+from silotune.config import BackboneConfig, Config, dump
 from silotune.config.data import DataConfig
 from silotune.config.merging import parse_tree
 from silotune.config.parse import validated
@@ -50,7 +50,7 @@ def wire_config(config: Config, silos: Iterable[str]) -> str:
     """
     splits = {key: getattr(config.data, key) for key in _SPLIT_KEYS}
     update: dict[str, Any] = {
-        "backbone": Path(config.backbone).name,
+        "backbone": BackboneConfig(name=Path(config.backbone.name).name),
         "start": None if config.start is None else Path(config.start).name,
         "threads": None,
         "device": "auto",

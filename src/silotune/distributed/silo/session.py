@@ -85,7 +85,14 @@ class Session:
     def _without_paths(self, reason: str) -> str:
         """Remove local paths from error messages before they leave the silo."""
         settings = self.settings
-        paths = [settings.folder, settings.rows, settings.backbone, settings.start, settings.secret, settings.config]
+        paths = [
+            settings.folder,
+            settings.rows,
+            settings.backbone.name,
+            settings.start,
+            settings.secret,
+            settings.config,
+        ]
         paths.append(None if settings.data is None else settings.data.path)
         for path in sorted({path for path in paths if path and "/" in path}, key=len, reverse=True):
             reason = reason.replace(path, f"…/{Path(path).name}")

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError, model_validator
 
+from silotune.config.backbone import BackboneConfig
 from silotune.config.input_errors import input_error
 from silotune.config.merging import parse_tree, resolve, resolve_backbone
 from silotune.config.section import Section
@@ -35,7 +36,7 @@ class SiloSettings(Section):
             and tokens, which follow from them), `loss`, `seconds`. If the list lacks `rows`, only aggregations that do
             not weigh silos are accepted. The list is about numbers; `send` is about shared parts.
         send: names of the parts that may leave (`silotune parts METHOD`); a run that shares others is refused.
-        backbone: the backbone's name or folder on this machine.
+        backbone: the backbone's name or folder on this machine, or a section with the keys of how it is loaded.
         start: the initial adapter's file or folder on this machine.
         secret: a file with random bytes from which the silo's noise is drawn. Without it noise is refused, unless
             `seeded_noise` is set.
@@ -62,7 +63,7 @@ class SiloSettings(Section):
     rows: str | None = Field(None, min_length=1)
     share: list[DisclosedNumbers]
     send: list[str] | None = None
-    backbone: str = "default"
+    backbone: BackboneConfig = BackboneConfig()
     start: str | None = Field(None, min_length=1)
     secret: str | None = Field(None, min_length=1)
     seeded_noise: bool = False

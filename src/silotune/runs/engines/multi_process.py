@@ -147,7 +147,7 @@ def run_job(job: SiloJob) -> Trained | Scores:
         _federations[text] = build(job.config)
     federation = _federations[text]
     if federation.backbone.fingerprint != job.fingerprint:
-        raise InputError(f"--workers: {job.config.backbone!r} is not the backbone that the run has; allowed: 1")
+        raise InputError(f"--workers: {job.config.backbone.name!r} is not the backbone that the run has; allowed: 1")
     silos = [federation.silos[name] for name, _ in job.silos]
     for silo, (_, state) in zip(silos, job.silos, strict=True):
         silo.state = _read(state) if state else None

@@ -26,6 +26,7 @@ from silotune.core.locking import LOCK_FILE, folder_lock
 from silotune.core.serialization import read_tensors
 from silotune.core.tensors import State, Tensors, flatten
 from silotune.errors import InputError
+from silotune.models.backbone.backbone import Backbone
 from silotune.runs.storage.environment import versions
 from silotune.runs.storage.readers import events, read_versions
 
@@ -62,11 +63,11 @@ class RunFolder:
         """Libraries whose versions are others than when the run began, for the events of a run that goes on."""
 
     @classmethod
-    def begin(cls, path: Path, config: str, backbone: str, resume: bool = False) -> RunFolder:
+    def begin(cls, path: Path, config: str, backbone: Backbone, resume: bool = False) -> RunFolder:
         """Open the folder if it holds a run, otherwise create it."""
         if (path / "config.yaml").exists():
             return cls.open(path, config, backbone)
-        return cls.create(path, config, backbone, resume)
+        return cls.create(path, config, backbone.fingerprint, resume)
 
     @classmethod
     def check(cls, path: Path, config: str, resume: bool = False) -> None:
@@ -88,6 +89,12 @@ class RunFolder:
     def create(cls, path: Path, config: str, backbone: str, resume: bool = False) -> RunFolder:
         """Start a run in an empty or new folder; to resume, also where `create` itself was killed.
 
+        Args:
+            path: the folder.
+            config: the configuration's text.
+            backbone: the backbone's fingerprint.
+            resume: whether a folder that was begun is taken.
+
         Raises:
             InputError: if the folder holds anything else.
         """
@@ -99,7 +106,7 @@ class RunFolder:
         return folder
 
     @classmethod
-    def open(cls, path: Path, config: str, backbone: str) -> RunFolder:
+    def open(cls, path: Path, config: str, backbone: Backbone) -> RunFolder:
         """Open a run to resume it.
 
         Raises:
@@ -107,7 +114,7 @@ class RunFolder:
             are only named, in `changed`.
         """
         made = cls._made(path, config)
-        if made["backbone"] != backbone:
+        if not backbone.has_fingerprint(made["backbone"]):
             raise InputError(f"--resume: {path} was made with another backbone (its weights differ)")
         folder = cls(path)
         folder.checkpoints.mkdir(exist_ok=True)
@@ -237,7 +244,7 @@ class RunFolder:
 
 
 @contextmanager
-def working_in(path: Path, config: str, backbone: str, resume: bool = False) -> Iterator[RunFolder]:
+def working_in(path: Path, config: str, backbone: Backbone, resume: bool = False) -> Iterator[RunFolder]:
     """Open or create a run's folder, and keep other processes out while the context lasts.
 
     Raises:

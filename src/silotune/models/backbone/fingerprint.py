@@ -1,0 +1,103 @@
+"""The identity of weights: a digest of their bytes as stored, kept beside them between starts."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+from silotune.core.files import write_text
+
+CACHE_FILE = ".silotune-fingerprint.json"
+"""Name of the file beside the weights that holds their digest."""
+
+_FORM = 1
+"""Number of the digest's definition; a kept digest of another form is not used."""
+
+_CHUNK = 2**24
+"""Bytes read at once."""
+
+_SETTLED_NS = 2 * 10**9
+"""Age at which a file's time tells it from a later change of the same size; file systems' clocks are coarse."""
+
+
+def stored_fingerprint(files: Sequence[Path]) -> str:
+    """Return the sha256 over names, types, shapes and bytes of all tensors in safetensors files.
+
+    It does not depend on how the tensors are divided among files. It is computed once and kept, with sizes and times of
+    the files, in their folder or, where that belongs to others, in a cache folder of the user.
+
+    Args:
+        files: the weight files of one model, in one folder.
+    """
+    stamps = {path.name: [path.stat().st_size, path.stat().st_mtime_ns] for path in files}
+    places = _places(files[0].parent)
+    for place in places:
+        kept = _read(place)
+        if kept.get("form") == _FORM and kept.get("files") == stamps and isinstance(kept.get("sha256"), str):
+            return str(kept["sha256"])
+    digest = _digest(files)
+    if max(changed for _, changed in stamps.values()) < time.time_ns() - _SETTLED_NS:
+        text = json.dumps({"form": _FORM, "files": stamps, "sha256": digest}, indent=1) + "\n"
+        with contextlib.suppress(OSError):  # a full disk costs the next start some seconds
+            places[0].parent.mkdir(parents=True, exist_ok=True)
+            write_text(places[0], text)
+    return digest
+
+
+def _digest(files: Sequence[Path]) -> str:
+    entries = []
+    for path in files:
+        with path.open("rb") as file:
+            entries += _tensor_digests(file)
+    total = hashlib.sha256()
+    for entry in sorted(entries):
+        total.update(f"{entry}\n".encode())
+    return total.hexdigest()
+
+
+def _tensor_digests(file: BinaryIO) -> list[str]:
+    """Return one line per tensor of a safetensors file: name, type, shape, and the sha256 of its bytes."""
+    header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+    start = file.tell()
+    lines = []
+    for name, tensor in header.items():
+        if name == "__metadata__":
+            continue
+        first, end = tensor["data_offsets"]
+        file.seek(start + first)
+        sha, left = hashlib.sha256(), end - first
+        while left:
+            chunk = file.read(min(left, _CHUNK))
+            if not chunk:
+                raise EOFError(f"{name}: the file ends before the tensor does")
+            sha.update(chunk)
+            left -= len(chunk)
+        lines.append(json.dumps([name, tensor["dtype"], tensor["shape"], sha.hexdigest()]))
+    return lines
+
+
+def _places(folder: Path) -> list[Path]:
+    """Return where a folder's digest may be kept; a new one is written to the first.
+
+    A folder that cannot be written, or that an installer of packages manages, is left as it is.
+    """
+    folder = folder.resolve()
+    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    by_path = root / "silotune" / "fingerprints" / f"{hashlib.sha256(str(folder).encode()).hexdigest()[:32]}.json"
+    beside = folder / CACHE_FILE
+    ours = os.access(folder, os.W_OK) and "site-packages" not in folder.parts
+    return [beside, by_path] if ours else [by_path, beside]
+
+
+def _read(place: Path) -> dict[str, object]:
+    try:
+        kept = json.loads(place.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return kept if isinstance(kept, dict) else {}

@@ -1,0 +1,56 @@
+"""A backbone is loaded in the type that it computes in, with the options that the configuration names."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from silotune.config import BackboneConfig
+from silotune.errors import InputError
+from silotune.models.backbone.forward_plan import ForwardPlan
+from silotune.models.backbone.loading import load_backbone
+from tests.support.language_models import folder_of
+
+
+@pytest.mark.parametrize("family", ["bert", "t5", "llama"])
+def test_all_weights_have_the_precisions_type_and_tables_of_angles_keep_theirs(family, tmp_path):
+    folder = str(folder_of(family, tmp_path))
+    model_class = "AutoModelForCausalLM" if family == "llama" else "AutoModelForMaskedLM"
+    backbone = load_backbone(folder, precision="bf16", model_class=model_class)
+    assert {tensor.dtype for tensor in backbone.model.parameters()} == {torch.bfloat16}
+    assert torch.bfloat16 not in {tensor.dtype for tensor in backbone.model.buffers()}
+    assert backbone.lm_head is not None
+    master = load_backbone(folder, precision="bf16", keep_master=True, model_class=model_class)
+    assert {tensor.dtype for tensor in master.model.parameters()} == {torch.float32}
+
+
+@pytest.mark.parametrize("family", ["bert", "llama"])
+def test_bf16_weights_compute_what_float32_weights_compute(family, tmp_path):
+    folder = str(folder_of(family, tmp_path))
+    exact, rounded = (load_backbone(folder, precision=precision) for precision in ("fp32", "bf16"))
+    ids = torch.tensor([[5, 6, 7, 8, 9], [9, 3, 5, 7, 6]])
+    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    with torch.no_grad():
+        expected, found = (backbone.encode(dict(inputs), ForwardPlan()) for backbone in (exact, rounded))
+    assert found.dtype is torch.bfloat16
+    cosine = torch.nn.functional.cosine_similarity(found.float(), expected, dim=-1)
+    assert cosine.min() > 0.99
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_the_attention_is_the_one_that_was_asked_for(attention, backbone_folder):
+    backbone = load_backbone(BackboneConfig(name=str(backbone_folder("bert")), attention=attention), precision="fp32")
+    assert backbone.base.config._attn_implementation == attention
+
+
+def test_flash_attention_without_a_gpu_is_refused(backbone_folder):
+    settings = BackboneConfig(name=str(backbone_folder("bert")), attention="flash")
+    with pytest.raises(InputError, match=r"backbone\.attention=flash: needs a GPU .* auto, eager, sdpa"):
+        load_backbone(settings, device="cpu")
+
+
+@pytest.mark.parametrize("name", ["default", "folder"])
+def test_a_revision_belongs_to_an_id_of_the_hub(name, backbone_folder):
+    settings = BackboneConfig(name=name if name == "default" else str(backbone_folder("bert")), revision="main")
+    with pytest.raises(InputError, match=r"backbone\.revision: belongs to an id of the hub"):
+        load_backbone(settings)
