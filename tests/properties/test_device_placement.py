@@ -273,3 +273,17 @@ def test_losses_are_fetched_once_a_step_and_states_once_a_round(make, method):
         counts.append(waits)
     assert [waits["tolist"] for waits in counts] == [1, 3]
     assert counts[0]["to cpu"] == counts[1]["to cpu"] > 0
+
+
+def test_loss_scaling_waits_once_a_phase(make, monkeypatch):
+    """A fused optimizer leaves out a step without asking the host; the number of such steps is fetched at the end."""
+    monkeypatch.setattr("torch.cuda.amp.common.amp_definitely_not_available", lambda: False)
+    waits = {}
+    for precision in ("fp32", "fp16"):
+        words = ("tuner=lora", "train.steps=3", "train.batch_size=2", f"precision={precision}")
+        federation = make("fedavg", "mlp", *words)
+        with fake_cuda(), counted_syncs() as waits[precision]:
+            client, silo = federation.client(), federation.silos["alpha"]
+            (reply,) = client.rounds([silo], federation.coordinator.broadcast(1))
+    assert reply.metrics["skipped_steps"] == 0
+    assert waits["fp16"] - waits["fp32"] == {"tolist": 1}

@@ -51,7 +51,7 @@ def proximal(tensors: Tensors, anchor: Tensors) -> Tensor:
     return torch.stack([(tensor - anchor[name]).square().sum() for name, tensor in tensors.items()]).sum()
 
 
-_WORK = ("loss", "steps", "rows", "real_tokens", "padded_tokens", "seconds")
+_WORK = ("loss", "steps", "skipped_steps", "rows", "real_tokens", "padded_tokens", "seconds")
 
 EVENT_KEYS = frozenset(("event", "round", "silo", "note", "bytes_up", "bytes_down", *_WORK))
 """Keys of the events of a silo's round; a term of a loss cannot have such a name."""

@@ -13,6 +13,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from itertools import zip_longest
 
 import torch
 from torch import Tensor
@@ -27,7 +28,7 @@ from silotune.methods.base import PREVIOUS, Phase, Step
 from silotune.methods.parts import Scope
 from silotune.models.forward.view_cache import ConstantViewCache
 from silotune.training.context import TrainingContext
-from silotune.training.optimizer import make_optimizer
+from silotune.training.loss_scaling import PhaseOptimizer
 from silotune.training.silo import Silo
 
 
@@ -56,6 +57,7 @@ class _SiloRound:
     view_cache: ConstantViewCache = field(default_factory=ConstantViewCache)
     note: str = ""
     steps: int = 0
+    skipped: int | None = None
     rows: int = 0
     real: int = 0
     padded: int = 0
@@ -76,8 +78,10 @@ class _SiloRound:
             self.state[name] = {key: tensor.clone().requires_grad_() for key, tensor in self.state[name].items()}
         return [tensor for name in phase.trains for tensor in self.state[name].values()]
 
-    def end(self) -> None:
-        """Detach all parts after a phase."""
+    def end(self, skipped: int | None) -> None:
+        """Detach all parts after a phase; add its skipped steps, None where no loss is scaled."""
+        if skipped is not None:
+            self.skipped = (self.skipped or 0) + skipped
         self.state = {name: part_tools.copy(tensors) for name, tensors in self.state.items()}
 
     def count(
@@ -101,6 +105,7 @@ class _SiloRound:
         """Return the round's result, on the CPU."""
         metrics = {term: value / self.counts[term] for term, value in self.sums.items()}
         metrics |= {"steps": self.steps, "rows": self.rows}
+        metrics |= {} if self.skipped is None else {"skipped_steps": self.skipped}
         metrics |= {"real_tokens": self.real, "padded_tokens": self.padded, "seconds": seconds}
         remembered = {
             f"{PREVIOUS}/{name}/{key}": tensor
@@ -150,18 +155,18 @@ def train(
         # A head without tensors has nothing to train.
         members = [run for run, tensors in zip(members, leaves, strict=True) if tensors]
         if members:
-            # Optimizers update tensor by tensor, so one for all silos equals one for each.
-            optimizer = make_optimizer(context.train, [tensor for tensors in leaves for tensor in tensors])
+            backbone, trained = context.backbone, [tensors for tensors in leaves if tensors]
+            optimizer = PhaseOptimizer(context.train, trained, backbone.device, scaled=backbone.precision == "fp16")
             _train_phase(context, members, phase, number, optimizer)
-            for run in members:
-                run.end()
+            for run, skipped in zip_longest(members, optimizer.skipped()):
+                run.end(skipped)
     seconds, rows = time.perf_counter() - started, sum(run.rows for run in runs)
     shares = [run.rows / rows if rows else 1 / len(runs) for run in runs]
     return [run.result(context.method.remembers, seconds * share) for run, share in zip(runs, shares, strict=True)]
 
 
 def _train_phase(
-    context: TrainingContext, members: Sequence[_SiloRound], phase: Phase, number: int, optimizer: torch.optim.Optimizer
+    context: TrainingContext, members: Sequence[_SiloRound], phase: Phase, number: int, optimizer: PhaseOptimizer
 ) -> None:
     own_micro_batches = len(members) == 1
     batches = [context.batches(run.silo, phase, number, own_micro_batches) for run in members]
@@ -177,9 +182,9 @@ def _train_phase(
                     f"silo {run.silo.name!r}, round {number}, phase {phase.name!r}: training diverged, the loss is "
                     f"{logged['loss']} (train.lr is {context.train.lr:g})"
                 )
-        optimizer.zero_grad(set_to_none=True)  # without a gradient, a silo that has left stays as it is
-        torch.autograd.backward(losses)
-        optimizer.step()
+        silos = [index for index, _ in drawn]
+        optimizer.backward(dict(zip(silos, losses, strict=True)))
+        optimizer.step(silos)
         for member, ((run, batch), logged) in enumerate(zip(active, terms, strict=True)):
             run.count(batch, logged, micro_batches, member)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from silotune.methods.base import EVENT_KEYS
 
-COUNTS = ("rows", "steps", "real_tokens", "padded_tokens")
+COUNTS = ("rows", "steps", "skipped_steps", "real_tokens", "padded_tokens")
 """Training metrics that follow from a silo's row count; shared only where `rows` is."""
 
 _SCORES = ("validation", "test")
