@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from threading import Event, Thread
 from typing import Protocol
 
 from flwr.app import Message, MessageType
@@ -16,6 +17,12 @@ from flwr.serverapp import Grid
 from silotune.distributed.flower.frame_message import unwrap, wrap
 from silotune.distributed.protocol.frames import ProtocolError
 from silotune.errors import SilotuneError
+
+PULL_INTERVAL = 0.1
+"""Least seconds between polls for the reply to a message."""
+
+PULLS_PER_SECOND = 100.0
+"""Most polls a second, over all messages."""
 
 
 @contextmanager
@@ -69,6 +76,7 @@ class FlowerLink:
     def __init__(self, grid: Grid, ttl: float) -> None:
         self._grid = grid
         self._ttl = ttl
+        self._pulls: dict[str, _Pull] = {}
 
     def nodes(self) -> Mapping[int, str]:
         """See `Link`."""
@@ -83,21 +91,68 @@ class FlowerLink:
         return sent[0] or None if sent else None
 
     def pull(self, message_ids: Collection[str]) -> Sequence[Arrival]:
-        """See `Link`. Replies are matched by message id, because Flower's own errors name no node."""
-        if not message_ids:
-            return []
-        arrivals = []
-        with _connection_errors():
-            replies = list(self._grid.pull_messages(list(message_ids)))
-        for reply in replies:
-            message_id = reply.metadata.reply_to_message_id
-            if reply.has_error():
-                arrivals.append(
-                    Arrival(message_id, error=f"Flower's error {reply.error.code}: {str(reply.error.reason)[:120]}")
-                )
-                continue
-            try:
-                arrivals.append(Arrival(message_id, unwrap(reply)))
-            except ProtocolError as error:
-                arrivals.append(Arrival(message_id, error=str(error)))
-        return arrivals
+        """See `Link`. Every reply is pulled on its own, so that one that is never uploaded delays no other."""
+        for message_id in set(self._pulls) - set(message_ids):
+            self._pulls.pop(message_id).abandon()
+        for message_id in message_ids:
+            if message_id not in self._pulls:
+                self._pulls[message_id] = _Pull(self._grid, message_id)
+        interval = max(PULL_INTERVAL, len(self._pulls) / PULLS_PER_SECOND)
+        for pull in self._pulls.values():
+            pull.interval = interval
+        finished = [message_id for message_id, pull in self._pulls.items() if not pull.is_alive()]
+        return [self._arrival(message_id, self._pulls.pop(message_id)) for message_id in finished]
+
+    def _arrival(self, message_id: str, pull: _Pull) -> Arrival:
+        """Return the result of a finished pull.
+
+        Raises:
+            ConnectionLost: the pull failed and Flower cannot be reached; otherwise the reply itself was at fault.
+        """
+        if pull.error is not None:
+            self.nodes()
+            return Arrival(message_id, error=f"unreadable reply ({type(pull.error).__name__}: {str(pull.error)[:120]})")
+        assert pull.reply is not None
+        if pull.reply.has_error():
+            error = pull.reply.error
+            return Arrival(message_id, error=f"Flower's error {error.code}: {str(error.reason)[:120]}")
+        try:
+            return Arrival(message_id, unwrap(pull.reply))
+        except ProtocolError as error:
+            return Arrival(message_id, error=str(error))
+
+
+class _Pull(Thread):
+    """Polls for the reply to one message; Flower returns it when all of it is uploaded, at most 180 s after the start.
+
+    Args:
+        grid: Flower's.
+        message_id: the message that is replied to.
+    """
+
+    def __init__(self, grid: Grid, message_id: str) -> None:
+        super().__init__(name=f"pull {message_id[:8]}", daemon=True)
+        self.interval = PULL_INTERVAL
+        self.reply: Message | None = None
+        self.error: Exception | None = None
+        self._grid = grid
+        self._message_id = message_id
+        self._abandoned = Event()
+        self.start()
+
+    def abandon(self) -> None:
+        """End the polling; a reply that is being uploaded is dropped when it is complete."""
+        self._abandoned.set()
+
+    def run(self) -> None:
+        """Poll until the reply is there, or polling fails."""
+        try:
+            while not self._abandoned.is_set():
+                # Flower's own errors name no node, so replies are told apart by the message's id
+                replies = list(self._grid.pull_messages([self._message_id]))
+                if replies:
+                    self.reply = replies[0]
+                    return
+                self._abandoned.wait(self.interval)
+        except Exception as error:  # httpx, Flower and its retries raise errors without a common class
+            self.error = error
