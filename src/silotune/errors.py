@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable
-from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
 
 
 class SilotuneError(Exception):
@@ -35,6 +37,8 @@ def unknown_name_error(what: str, name: object, allowed: Iterable[str], or_else:
     Returns:
         The error, for the caller to raise.
     """
+    import difflib  # needed for errors only
+
     names = sorted(allowed)
     group, dot, last = str(name).rpartition(".")
     # compare only the last word of dotted keys: a common prefix would make all of them look similar

@@ -1,6 +1,10 @@
-"""What is nobody's bad input, and no bug either: one line and exit code 1."""
+"""What is nobody's bad input, and no bug either: one line, and exit code 1 or, after Ctrl-C, 130."""
 
 from __future__ import annotations
+
+import os
+import subprocess
+import sys
 
 import pytest
 
@@ -25,3 +29,59 @@ def test_the_machine_has_no_more(silotune: Silotune, monkeypatch, error: Excepti
     assert outcome.code == 1
     assert said in outcome.err
     assert len(outcome.err.strip().splitlines()) == 1
+
+
+INTERRUPTED = "silotune: interrupted; what is finished is kept (run again with --resume)"
+
+PRESSED = """
+import os, signal, sys, weakref
+
+def press(event, args):
+    global kept
+    if event == "import" and args[0] == MODULE and kept is not None:
+        kept = None if DROPPED else os.kill(os.getpid(), signal.SIGINT)
+
+class Kept:
+    pass
+
+def dropped(_):
+    raise KeyboardInterrupt  # Python prints errors of such a callback and goes on
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+kept = Kept()
+reference = weakref.ref(kept, dropped if DROPPED else None)
+sys.addaudithook(press)
+sys.argv = ["silotune", "methods", "--json"]
+from silotune.cli.main import main
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("module", "dropped"),
+    [
+        ("silotune.cli.app", False),
+        ("click", True),
+        *(pytest.param(name, False, marks=pytest.mark.long) for name in ("click", "typer", "rich.console", "pydantic")),
+        *(pytest.param(name, False, marks=pytest.mark.long) for name in ("torch", "torch._C", "silotune.methods")),
+    ],
+)
+def test_ctrl_c_while_a_module_is_imported(module: str, dropped: bool) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", f"MODULE, DROPPED = {module!r}, {dropped!r}\n{PRESSED}"],
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", f"{INTERRUPTED}\n")
+
+
+def test_an_error_that_a_library_made_of_ctrl_c(silotune: Silotune, monkeypatch) -> None:
+    def failing(*_: object, **__: object) -> None:
+        raise ImportError("numpy.core.multiarray failed to import") from KeyboardInterrupt()
+
+    monkeypatch.setattr("silotune.cli.main._ignore_ctrl_c", lambda: None)
+    monkeypatch.setattr("silotune.experiments.report.live_view.watch_run", failing)
+    outcome = silotune("watch", ".")
+    assert (outcome.code, outcome.err) == (130, f"{INTERRUPTED}\n")

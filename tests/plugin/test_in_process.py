@@ -8,7 +8,16 @@ import pytest
 import torch
 
 import silotune
-from silotune import InputError, Phase, private, register_aggregation, register_codec, register_head, register_method
+from silotune import (
+    InputError,
+    Part,
+    Phase,
+    private,
+    register_aggregation,
+    register_codec,
+    register_head,
+    register_method,
+)
 from silotune.communication.uplink import make_pipeline
 from silotune.config.uplink import UplinkConfig
 from silotune.core.registry import Registry
@@ -110,6 +119,22 @@ def test_a_shared_part_without_tensors_is_refused(tiny_config, tmp_path) -> None
             silotune.run(tiny(tiny_config, *words), out=tmp_path / "run")
         assert str(error.value) == line
     silotune.run(tiny(tiny_config, "head=fixed", "head.scope=shared", "rounds=1"), out=tmp_path / "shared")
+
+
+def test_a_private_tuner_without_tensors_is_refused(tiny_config, tmp_path) -> None:
+    silotune.register_tuner(Empty)
+    with pytest.raises(InputError) as error:
+        silotune.run(tiny(tiny_config, "method=local", "tuner=empty"), out=tmp_path / "run")
+    part = "its private part 'private' has no tensors to train (tuner empty); choose another tuner"
+    assert str(error.value) == f"method local: {part}"
+
+
+@pytest.mark.parametrize("scope", ["shared", None, shared])
+def test_a_part_whose_scope_is_no_scope_is_refused(scope) -> None:
+    with pytest.raises(InputError) as error:
+        Part(TUNERS["lora"](), scope)
+    line = f"part of LoRA: its scope must be Scope.SHARED or Scope.PRIVATE (got {scope!r}); shared(module) and"
+    assert str(error.value).startswith(line)
 
 
 def test_aggregations_and_codecs_as_functions_and_decorators(tiny_config, tmp_path) -> None:

@@ -1,16 +1,13 @@
-"""Entry point of the command line: imports the commands, and turns errors into one line and an exit code."""
+"""Entry point of the command line: runs the command, and turns errors into one line and an exit code."""
 
+# All slow imports are inside `main`, which catches a Ctrl-C during them.
 from __future__ import annotations
 
-import gc
 import sys
-from importlib import import_module
+from typing import TYPE_CHECKING
 
-import click
-from rich.console import Console
-
-from silotune.cli.app import app
-from silotune.errors import SilotuneError
+if TYPE_CHECKING:
+    from sys import UnraisableHookArgs
 
 _INTERRUPTED = 130
 
@@ -32,41 +29,100 @@ _GC_THRESHOLD = 100_000
 """New objects between two runs of the garbage collector. Importing torch and transformers and reading rows makes
 millions of objects that stay; with Python's default of 700, collections took a fifth of the start."""
 
-errors = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
-
 
 def main() -> None:
     """Entry point of `silotune`."""
-    gc.set_threshold(_GC_THRESHOLD, 50, 100)
+    before, sys.unraisablehook = sys.unraisablehook, _repeat_ctrl_c
     try:
-        for name in _COMMAND_MODULES:
-            import_module(f"silotune.cli.{name}")
-        code = app(standalone_mode=False, prog_name="silotune")
-    except SilotuneError as error:
+        code = _run_command()
+    except Exception as error:
+        code = _INTERRUPTED if _was_ctrl_c(error) else _report(error)
+    except KeyboardInterrupt:
+        code = _INTERRUPTED
+    finally:
+        sys.unraisablehook = before
+    if code == _INTERRUPTED:
+        _ignore_ctrl_c()
+        _complain("interrupted; what is finished is kept (run again with --resume)", "yellow")
+    sys.exit(code)
+
+
+def _run_command() -> int:
+    """Run the command that `sys.argv` names, and return its exit code; typer returns 130 for a Ctrl-C inside it."""
+    import gc
+    from importlib import import_module
+
+    gc.set_threshold(_GC_THRESHOLD, 50, 100)
+    from silotune.cli.app import app
+
+    for name in _COMMAND_MODULES:
+        import_module(f"silotune.cli.{name}")
+    code = app(standalone_mode=False, prog_name="silotune")
+    return code if isinstance(code, int) else 0
+
+
+def _report(error: Exception) -> int:
+    """Print an error in one line and return the exit code.
+
+    Raises:
+        Exception: the error itself, if it is a bug.
+    """
+    import click
+
+    from silotune.errors import SilotuneError
+
+    if isinstance(error, SilotuneError):
         _complain(str(error))
-        sys.exit(error.exit_code)
-    except click.exceptions.NoArgsIsHelpError:  # click has printed the help
+        return error.exit_code
+    if isinstance(error, click.Abort):
+        return _INTERRUPTED
+    if isinstance(error, click.exceptions.NoArgsIsHelpError):  # click has printed the help
         _complain("missing command")
-        sys.exit(2)
-    except click.ClickException as error:
+        return 2
+    if isinstance(error, click.ClickException):
         usage = error.ctx.get_usage() if isinstance(error, click.UsageError) and error.ctx else ""
         _complain(f"{error.format_message()} {usage}")
-        sys.exit(2)
-    except (OSError, MemoryError) as error:  # e.g. a full disk or a read-only folder
+        return 2
+    if isinstance(error, OSError | MemoryError):  # e.g. a full disk or a read-only folder
         _complain(str(error) or "out of memory")
-        sys.exit(1)
-    except RuntimeError as error:
-        if "out of memory" not in str(error) and "allocate memory" not in str(error):  # PyTorch's messages
-            raise
-        _complain(f"out of memory; a lower train.batch_size needs less ({str(error).splitlines()[0]})")
-        sys.exit(1)
-    except (KeyboardInterrupt, click.Abort):
-        code = _INTERRUPTED
-    if code == _INTERRUPTED:  # typer returns this code for Ctrl-C inside a command
-        errors.print("silotune: interrupted; what is finished is kept (run again with --resume)", style="yellow")
-    sys.exit(code if isinstance(code, int) else 0)
+        return 1
+    reason = str(error)
+    if isinstance(error, RuntimeError) and ("out of memory" in reason or "allocate memory" in reason):  # from PyTorch
+        _complain(f"out of memory; a lower train.batch_size needs less ({reason.splitlines()[0]})")
+        return 1
+    raise error
 
 
-def _complain(message: str) -> None:
-    """Print a message on one line in red."""
-    errors.print(f"silotune: {' '.join(message.split())}", style="red", markup=False)
+def _complain(message: str, style: str = "red") -> None:
+    """Print a message on one line in color."""
+    from rich.console import Console
+
+    errors = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
+    errors.print(f"silotune: {' '.join(message.split())}", style=style, markup=False)
+
+
+def _was_ctrl_c(error: BaseException | None) -> bool:
+    """Return whether a Ctrl-C caused an error: compiled modules turn one during their import into an ImportError."""
+    while error is not None:
+        if isinstance(error, KeyboardInterrupt):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def _repeat_ctrl_c(unraisable: UnraisableHookArgs) -> None:
+    """Raise a Ctrl-C again that Python would drop, because it fell into a callback such as a weak reference's."""
+    if issubclass(unraisable.exc_type, KeyboardInterrupt):
+        from _thread import interrupt_main
+        from threading import Timer
+
+        Timer(0.05, interrupt_main).start()  # an error raised before this function returns is dropped, too
+    else:
+        sys.__unraisablehook__(unraisable)
+
+
+def _ignore_ctrl_c() -> None:
+    """Let the process end in peace when Ctrl-C is pressed twice."""
+    import signal
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -32,7 +32,7 @@ def run_command(
         str, typer.Option(help="What runs the silos: inprocess, or flower-local (a process for each, over Flower).")
     ] = "inprocess",
     workers: Annotated[
-        int, typer.Option(min=1, help="Processes for the silos (give threads=1, or they share the cores).")
+        int, typer.Option(min=1, help="Processes that train the silos; with threads=1 each takes one core.")
     ] = 1,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Also write the run's numbers for it.")] = False,
 ) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 
 from silotune.core.tensors import Tensors
+from silotune.errors import InputError
 
 if TYPE_CHECKING:
     from silotune.data.tasks import Task
@@ -47,6 +48,18 @@ class Part:
     module: Module
     scope: Scope
     start: str | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse a plain string as scope: it would be neither shared nor private.
+
+        Raises:
+            InputError: the scope is no `Scope`.
+        """
+        if not isinstance(self.scope, Scope):
+            raise InputError(
+                f"part of {type(self.module).__name__}: its scope must be Scope.SHARED or Scope.PRIVATE "
+                f"(got {self.scope!r}); shared(module) and private(module) make parts"
+            )
 
 
 @dataclass(frozen=True)

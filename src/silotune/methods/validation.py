@@ -69,11 +69,32 @@ def check_shared(method: Method, shared: State) -> None:
     if not empty and len(heads) == len(shared) and not any(head.has_tensors for head in heads.values()):
         empty = list(heads)
     if empty:
-        kind = "head" if empty[0] in heads else "tuner" if isinstance(parts[empty[0]].module, Tuner) else "module"
-        raise InputError(
-            f"method {method.name}: its shared part {empty[0]!r} has no tensors to send "
-            f"({kind} {parts[empty[0]].module.name}); choose another {kind}"
-        )
+        raise _has_no_tensors(method, empty[0], "send")
+
+
+def check_private(method: Method, private: State) -> None:
+    """Check that every private tuner has tensors; a private head may have none.
+
+    Args:
+        method: the method.
+        private: the initial tensors of its private parts.
+
+    Raises:
+        InputError: naming the part without tensors.
+    """
+    parts = method.parts()
+    for name, tensors in private.items():
+        if not tensors and isinstance(parts[name].module, Tuner):
+            raise _has_no_tensors(method, name, "train")
+
+
+def _has_no_tensors(method: Method, name: str, purpose: str) -> InputError:
+    part = method.parts()[name]
+    kind = "head" if isinstance(part.module, Head) else "tuner" if isinstance(part.module, Tuner) else "module"
+    return InputError(
+        f"method {method.name}: its {part.scope} part {name!r} has no tensors to {purpose} "
+        f"({kind} {part.module.name}); choose another {kind}"
+    )
 
 
 def _check_weighting(method: Method, parts: dict[str, Part], weighting: InstanceWeighting) -> None:

@@ -17,7 +17,7 @@ from silotune.data.cohort_batches import CohortMicroBatch, cut_jointly, own_micr
 from silotune.data.tasks import Task
 from silotune.methods.base import Method, Phase, Step, previous_tensors
 from silotune.methods.parts import Part, Scope
-from silotune.methods.validation import check_method, check_shared
+from silotune.methods.validation import check_method, check_private, check_shared
 from silotune.models.backbone.backbone import Backbone
 from silotune.models.forward.activation_cache import ActivationCache
 from silotune.models.forward.mixing import Mix, MixEntry, can_share_forward, parse_name, resolve_weights
@@ -84,12 +84,18 @@ class TrainingContext:
         return SiloState(self.initial_private(silo.name, [rows.task for rows in silo.train.values()]))
 
     def initial_private(self, silo: str, tasks: Sequence[Task]) -> State:
-        """Return a silo's private parts before its first participation, derived from the seed."""
-        return {
+        """Return a silo's private parts before its first participation, derived from the seed.
+
+        Raises:
+            InputError: a private tuner has no tensors.
+        """
+        private = {
             name: self._init(name, part, tasks, silo)
             for name, part in self.parts.items()
             if part.scope is Scope.PRIVATE
         }
+        check_private(self.method, private)
+        return private
 
     def _init(self, name: str, part: Part, tasks: Iterable[Task], silo: str = "") -> Tensors:
         if self.start is not None and isinstance(part.module, Tuner):

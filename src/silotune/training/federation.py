@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from silotune.communication.privacy.budget import Privacy
 from silotune.config import Config
@@ -70,7 +71,7 @@ class Federation:
         """The number of rounds: as configured, or as many as the privacy budget lasts for."""
         return self.config.rounds if self.privacy is None else self.privacy.rounds
 
-    @property
+    @cached_property
     def trainer(self) -> LocalTrainer:
         """Trains the silos of this federation."""
         return LocalTrainer(self.context)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from contextlib import closing, nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -133,6 +133,36 @@ def _coordinate(job: Job, link: Link, status_folder: Path) -> None:
 
 def _run(job: Job, link: Link) -> None:
     out = Path(job.out)
+    config, names = _checked(job)
+    method = make_method(config)
+    backbone = BackboneRequirements.of(config, method).load()
+    text = wire_config(config, names)
+    admission = AdmissionPolicy(Identity.of(config, text, backbone), RunRegistry.open(out))
+    run = {"run": admission.registry.run, "config": text, "identity": admission.identity.fields()}
+    failures = _FailureLog()
+    patience = config.federation.patience
+    dispatcher = SiloDispatcher(link, names, Frame("hello", run).encode(), admission, failures, patience)
+    _wait_for_silos(dispatcher, admission, failures, config.federation.join)
+    registry = admission.registry
+    labeled = _labeled(job, config, bool(method.server_phases()))
+    federation = _federation(config, method, backbone, {name: registry.silos[name] for name in names}, labeled)
+    admission.expect(federation.coordinator.expected.shapes)
+    with closing(_run_folder(out, federation)) as folder:
+        failures.folder = folder
+        registry.write(out)
+        run["identity"] = admission.identity.fields()
+        if federation.privacy is not None:
+            lines = federation.privacy.lines()
+            status_files.write_privacy_guarantee(out / FEDERATION_FOLDER, lines)
+            print("\n".join(f"silotune coordinator: {line}" for line in lines), flush=True)
+        progress = partial(status_files.write_progress, out / FEDERATION_FOLDER)
+        engine = FlowerEngine(federation, folder, dispatcher, run, job.local, progress)
+        engine.run()
+        _finish(engine, out, job.local)
+
+
+def _checked(job: Job) -> tuple[Config, list[str]]:
+    """Return a job's configuration on this machine, and the silos' names in order."""
     config = on_this_machine(read_config(job.config))
     check_federated(config)
     if config.aggregation.noise_multiplier is not None and config.privacy.secret is None and not job.local:
@@ -143,51 +173,39 @@ def _run(job: Job, link: Link) -> None:
     names = sorted(job.silos or config.federation.silos)
     if not names:
         raise InputError("federation.silos: name the silos that take part")
-    method = make_method(config)
-    backbone = BackboneRequirements.of(config, method).load()
-    text = wire_config(config, names)
-    admission = AdmissionPolicy(Identity.of(config, text, backbone), RunRegistry.open(out))
-    run = {"run": admission.registry.run, "config": text, "identity": admission.identity.fields()}
-    folder: RunFolder | None = None
-    refusals: dict[str, str] = {}
+    return config, names
 
-    def report(sender: str, event: str) -> None:
+
+@dataclass
+class _FailureLog:
+    """Prints silos' failures. Before there is a run folder it keeps the last of each silo, later it writes events."""
+
+    folder: RunFolder | None = None
+    refusals: dict[str, str] = field(default_factory=dict)
+
+    def __call__(self, sender: str, event: str) -> None:
+        """Log one failure of a silo or node."""
         sender, event = sender[:100], event[:500]  # both may quote a silo
         print(f"silotune coordinator: {sender}: {event}", flush=True)
-        if folder is not None:
-            folder.event("silo-failed", silo=sender, reason=event)
+        if self.folder is not None:
+            self.folder.event("silo-failed", silo=sender, reason=event)
         else:
-            refusals[sender] = event
+            self.refusals[sender] = event
 
-    options = config.federation
-    dispatcher = SiloDispatcher(link, names, Frame("hello", run).encode(), admission, report, options.patience)
-    missing = [name for name in dispatcher.wait_for_all(options.join) if name not in admission.registry.silos]
+
+def _wait_for_silos(
+    dispatcher: SiloDispatcher, admission: AdmissionPolicy, failures: _FailureLog, deadline: float
+) -> None:
+    """Wait until all silos are admitted in this run or in an earlier start of it.
+
+    Raises:
+        SilotuneError: some are not, after so many seconds.
+    """
+    missing = [name for name in dispatcher.wait_for_all(deadline) if name not in admission.registry.silos]
     if missing:
-        reasons = "".join(f"; {sender}: {event}" for sender, event in sorted(refusals.items()))
-        late = f"silos that did not join within federation.join={options.join:g} s: {', '.join(missing)}"
+        reasons = "".join(f"; {sender}: {event}" for sender, event in sorted(failures.refusals.items()))
+        late = f"silos that did not join within federation.join={deadline:g} s: {', '.join(missing)}"
         raise SilotuneError(f"{late}; nothing began{reasons}")
-    registry = admission.registry
-    labeled = _labeled(job, config, bool(method.server_phases()))
-    federation = _federation(config, method, backbone, {name: registry.silos[name] for name in names}, labeled)
-    admission.expect(federation.coordinator.expected.shapes)
-    folder = _run_folder(out, federation)
-    with closing(folder):
-        registry.write(out)
-        run["identity"] = admission.identity.fields()
-        if federation.privacy is not None:
-            lines = federation.privacy.lines()
-            status_files.write_privacy_guarantee(out / FEDERATION_FOLDER, lines)
-            print("\n".join(f"silotune coordinator: {line}" for line in lines), flush=True)
-        engine = FlowerEngine(
-            federation,
-            folder,
-            dispatcher,
-            run,
-            job.local,
-            partial(status_files.write_progress, out / FEDERATION_FOLDER),
-        )
-        engine.run()
-        _finish(engine, out, job.local)
 
 
 def _federation(
