@@ -188,7 +188,7 @@ def _tensor(values: Any, *, device: Any = None, **options: Any) -> Tensor:
     return made if device is None else made.to(device)
 
 
-def _backward(losses: Sequence[Tensor]) -> None:
+def _backward(losses: Sequence[Tensor], gradients: Sequence[Tensor] = ()) -> None:
     """Give each leaf of the losses' graph a constant gradient: autograd's threads need a real device."""
     pending, seen = [loss.grad_fn for loss in losses], set()
     assert all(pending), "a loss without graph trains nothing"

@@ -37,6 +37,15 @@ CohortSize = Annotated[int | Literal["auto"], BeforeValidator(_size)]
 """The number of silos that train in one forward; `auto` chooses it by device, or 1 if the tuner cannot do so."""
 
 
+def _tokens(given: object) -> object:
+    if given in (None, "auto") or (isinstance(given, int) and not isinstance(given, bool) and given >= 1):
+        return given
+    raise ValueError(f"must be a number of tokens (at least 1), or auto (got {given!r})")
+
+
+TokensAtOnce = Annotated[int | Literal["auto"] | None, BeforeValidator(_tokens)]
+
+
 class TrainConfig(Section):
     """Local training, per phase.
 
@@ -49,6 +58,8 @@ class TrainConfig(Section):
         max_length: tokens of a row; longer rows are cut.
         gradient_checkpointing: whether the activations inside the backbone's blocks are computed again for the backward
             pass: less memory for about a third more time, the same gradients.
+        tokens_at_once: the most tokens, with padding and in all views with gradient, that a step holds activations of
+            for its backward pass; None: the whole batch's. `auto` chooses it by the device's memory.
     """
 
     lr: float = Field(1e-3, gt=0)
@@ -58,3 +69,4 @@ class TrainConfig(Section):
     optimizer: Literal["adam", "adamw", "sgd", "adafactor"] = "adam"
     max_length: int = Field(128, ge=8, le=8192)
     gradient_checkpointing: bool = False
+    tokens_at_once: TokensAtOnce = None

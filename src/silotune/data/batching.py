@@ -5,6 +5,7 @@ Sorting within a batch changes neither its rows nor the mathematics, only the am
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
@@ -15,15 +16,55 @@ from torch import Tensor
 from silotune.core.randomness import generator
 from silotune.data.tasks import Task
 from silotune.data.tokenized import READ_POSITIONS, READ_ROWS, READ_TARGETS, SOFT_AT, Inputs, TokenizedRows
+from silotune.errors import InputError
 
 CALL_COST = 64
 """Overhead of one more micro-batch, in tokens (between the optima measured with 1 and 2 CPU threads)."""
 
-CALL_COST_GPU = 2**14
-"""The same on a GPU, where short and long calls take equally long (estimated, not measured)."""
+CALL_COST_GPU = 64
+"""The same for a large model on a GPU, whose weights are read from its memory once a call, whatever the tokens."""
+
+LAUNCH_COST_GPU = 2**37
+"""Beside it, what a GPU could do while a call's operations are started, in tokens · weights.
+
+A block's operations take about 0.1 ms to start, however small they are. A token costs work in proportion to the
+model's weights, so that the same delay is worth many tokens of a small model and few of a large one: 13,000 of MiniLM
+(10.6 M weights beside its embeddings), 21 of a 7 B model. Both numbers are estimated, not measured.
+"""
 
 EVALUATION_BATCH_SIZE = 64
 """Rows per batch without gradient."""
+
+
+@dataclass(frozen=True)
+class TokenLimit:
+    """The most tokens that one forward with gradient may hold (`train.tokens_at_once`).
+
+    Args:
+        total: tokens, with padding, of all views that have a gradient.
+        views: how many those are; each has its own copy of the rows.
+        beside: tokens of every row beside its text: virtual ones, and a decoder's.
+    """
+
+    total: int
+    views: int = 1
+    beside: int = 0
+
+    def rows(self, width: int) -> int:
+        """Return the most rows of a padded width.
+
+        Raises:
+            InputError: if there is no room for one.
+        """
+        of_a_row = self.views * (width + self.beside)
+        if of_a_row > self.total:
+            views = f" in {self.views} views" if self.views > 1 else ""
+            beside = f" and {self.beside} beside its text" if self.beside else ""
+            raise InputError(
+                f"train.tokens_at_once={self.total}: a row of {width} tokens{beside}{views} holds {of_a_row}; allowed: "
+                f"at least {of_a_row}, or shorter rows (train.max_length)"
+            )
+        return self.total // of_a_row
 
 
 @dataclass(frozen=True)
@@ -47,8 +88,23 @@ class Batch:
     def __len__(self) -> int:
         return len(self.rows)
 
+    def piece(self, rows: slice, inputs: Inputs) -> Batch:
+        """Return some of the rows as a batch of one micro-batch.
 
-def make_batch(rows: TokenizedRows, chosen: Sequence[int], pad_id: int, call_cost: int | None = CALL_COST) -> Batch:
+        Args:
+            rows: their positions in this batch.
+            inputs: their inputs.
+        """
+        return Batch(self.task, self.rows[rows], self.labels[rows], (inputs,), self.source)
+
+
+def make_batch(
+    rows: TokenizedRows,
+    chosen: Sequence[int],
+    pad_id: int,
+    call_cost: int | None = CALL_COST,
+    limit: TokenLimit | None = None,
+) -> Batch:
     """Make a batch of chosen rows, cut to minimize padding plus the cost of calls.
 
     Args:
@@ -56,30 +112,41 @@ def make_batch(rows: TokenizedRows, chosen: Sequence[int], pad_id: int, call_cos
         chosen: indices of the batch's rows.
         pad_id: token id for padding.
         call_cost: overhead of a micro-batch in tokens; None leaves the batch uncut (without micro-batches).
+        limit: the most tokens of a micro-batch; None: any number.
     """
     order = sorted(chosen, key=lambda row: (len(rows.ids[row]), row))
-    ends = [] if call_cost is None else optimal_cuts([padded_width(rows, [row]) for row in order], call_cost)
+    widths = [padded_width(rows, [row]) for row in order]
+    ends = [] if call_cost is None else optimal_cuts(widths, call_cost, limit=limit)
     micro = tuple(make_micro_batch(rows, order[start:end], pad_id) for start, end in pairwise([0, *ends]))
     index = torch.tensor(order)
     return Batch(rows.task, index, rows.labels[index], micro, rows)
 
 
-def optimal_cuts(widths: Sequence[int], call_cost: int, counts: Sequence[int] | None = None) -> list[int]:
+def optimal_cuts(
+    widths: Sequence[int], call_cost: int, counts: Sequence[int] | None = None, limit: TokenLimit | None = None
+) -> list[int]:
     """Cut rows sorted by width so that `Σ (rows · widest + call_cost)` is minimal, by dynamic programming.
 
     Args:
         widths: tokens per row, ascending.
         call_cost: overhead of a micro-batch in tokens.
         counts: number of rows that each width stands for; they stay together. Default: one each.
+        limit: the most tokens of a micro-batch; rows that stay together keep to it.
 
     Returns:
         End position of each micro-batch.
+
+    Raises:
+        InputError: if the limit has no room for a row.
     """
     best, origin = [0.0], [0]
     before = [0, *accumulate(counts or [1] * len(widths))]
     for end in range(1, len(widths) + 1):
-        costs = [best[start] + (before[end] - before[start]) * widths[end - 1] + call_cost for start in range(end)]
-        origin.append(min(range(end), key=costs.__getitem__))
+        width, first = widths[end - 1], 0
+        if limit is not None:
+            first = bisect_left(before, before[end] - limit.rows(width))
+        costs = {start: best[start] + (before[end] - before[start]) * width + call_cost for start in range(first, end)}
+        origin.append(min(costs, key=costs.__getitem__))
         best.append(costs[origin[-1]])
     ends, end = [], len(widths)
     while end:
@@ -141,9 +208,14 @@ def pad_lists(
     return ids, mask
 
 
-def call_cost_for(device: torch.device) -> int:
-    """Return the overhead of a forward call on a device, in tokens."""
-    return CALL_COST if device.type == "cpu" else CALL_COST_GPU
+def call_cost_for(device: torch.device, weights: int) -> int:
+    """Return the overhead of a forward call, in tokens.
+
+    Args:
+        device: where the model runs.
+        weights: number of its weights, without embeddings.
+    """
+    return CALL_COST if device.type == "cpu" else CALL_COST_GPU + LAUNCH_COST_GPU // max(1, weights)
 
 
 def evaluation_batches(rows: TokenizedRows, pad_id: int, call_cost: int | None = CALL_COST) -> Iterator[Batch]:
@@ -160,6 +232,7 @@ def epoch_batches(
     seed: int,
     *purpose: str | int,
     call_cost: int | None = CALL_COST,
+    limit: TokenLimit | None = None,
 ) -> Iterator[Batch]:
     """Yield one pass over all rows in seeded random order. A batch holds one task; the tasks' batches are mixed.
 
@@ -170,6 +243,7 @@ def epoch_batches(
         seed: the run's seed.
         *purpose: what the order is for (silo, round, …); see `core.randomness`.
         call_cost: see `make_batch`.
+        limit: see `make_batch`.
     """
     draws = generator(seed, "batches", *purpose)
     chunks: list[tuple[str, list[int]]] = []
@@ -179,4 +253,4 @@ def epoch_batches(
     if len(data) > 1:
         chunks = [chunks[position] for position in torch.randperm(len(chunks), generator=draws).tolist()]
     for task, chosen in chunks:
-        yield make_batch(data[task], chosen, pad_id, call_cost)
+        yield make_batch(data[task], chosen, pad_id, call_cost, limit)

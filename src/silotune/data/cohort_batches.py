@@ -9,7 +9,7 @@ from itertools import groupby, pairwise
 import torch
 from torch import Tensor, nn
 
-from silotune.data.batching import Batch, make_micro_batch, optimal_cuts, padded_width
+from silotune.data.batching import Batch, TokenLimit, make_micro_batch, optimal_cuts, padded_width
 from silotune.data.tokenized import HEAD_INPUTS, Inputs, TokenizedRows
 
 _TOKENS = ("input_ids", "decoder_input_ids")
@@ -56,6 +56,11 @@ class CohortMicroBatch:
         """Tokens per row, with padding."""
         return self.slices[0].inputs["input_ids"].shape[1]
 
+    def tokens(self, virtual: int) -> int:
+        """Return the tokens of all rows: texts and a decoder's with padding, and `virtual` ones for each row."""
+        decoder = self.slices[0].inputs.get("decoder_input_ids")
+        return sum(self.sizes) * (self.width + virtual + (0 if decoder is None else decoder.shape[1]))
+
     def model_inputs(self) -> Inputs:
         """Return the model's inputs for all rows, without those that only heads read."""
         first = self.slices[0].inputs
@@ -71,8 +76,8 @@ def own_micro_batches(batch: Batch) -> list[CohortMicroBatch]:
     return zip_micro_batches([batch], 0)
 
 
-def zip_micro_batches(batches: Sequence[Batch], pad_id: int) -> list[CohortMicroBatch]:
-    """Join the batches' first micro-batches, then their second ones, and so on."""
+def zip_micro_batches(batches: Sequence[Batch], pad_id: int, limit: TokenLimit | None = None) -> list[CohortMicroBatch]:
+    """Join the batches' first micro-batches, then their second ones, and so on, as many as the limit allows."""
     joint_batches: list[CohortMicroBatch] = []
     starts = [0] * len(batches)
     for number in range(max(len(batch.micro) for batch in batches)):
@@ -81,11 +86,33 @@ def zip_micro_batches(batches: Sequence[Batch], pad_id: int) -> list[CohortMicro
             if number < len(batch.micro):
                 parts.append((member, starts[member], batch.micro[number]))
                 starts[member] += len(batch.micro[number]["input_ids"])
-        joint_batches.append(_padded_together(parts, pad_id))
+        joint_batches += [_padded_together(group, pad_id) for group in _within(parts, limit)]
     return joint_batches
 
 
-def cut_jointly(batches: Sequence[Batch], pad_id: int, call_cost: int) -> list[CohortMicroBatch]:
+_Part = tuple[int, int, Inputs]
+"""(index of a batch, position of the first row in it, inputs)."""
+
+
+def _within(parts: Sequence[_Part], limit: TokenLimit | None) -> list[list[_Part]]:
+    """Group successive parts so that each group, padded together, keeps to the limit."""
+    if limit is None:
+        return [list(parts)]
+    groups: list[list[_Part]] = []
+    rows = width = 0
+    for part in parts:
+        own_rows, own_width = part[2]["input_ids"].shape
+        rows, width = rows + own_rows, max(width, own_width)
+        if not groups or rows > limit.rows(width):
+            groups.append([])
+            rows, width = own_rows, own_width
+        groups[-1].append(part)
+    return groups
+
+
+def cut_jointly(
+    batches: Sequence[Batch], pad_id: int, call_cost: int, limit: TokenLimit | None = None
+) -> list[CohortMicroBatch]:
     """Cut the rows of all batches together, to minimize padding plus the cost of calls.
 
     Each slice is contiguous in its batch: rows keep their order.
@@ -94,6 +121,7 @@ def cut_jointly(batches: Sequence[Batch], pad_id: int, call_cost: int) -> list[C
         batches: one per silo, each with its `source`.
         pad_id: token id for padding.
         call_cost: overhead of a micro-batch in tokens.
+        limit: the most tokens of a micro-batch; None: any number.
     """
     rows = sorted(
         (padded_width(_source(batch), [row]), batch_index, position, row)
@@ -101,9 +129,14 @@ def cut_jointly(batches: Sequence[Batch], pad_id: int, call_cost: int) -> list[C
         for position, row in enumerate(batch.rows.tolist())
     )
     width_groups = [(width, list(group_rows)) for width, group_rows in groupby(rows, key=lambda entry: entry[0])]
-    ends = optimal_cuts(
-        [width for width, _ in width_groups], call_cost, [len(group_rows) for _, group_rows in width_groups]
-    )
+    if limit is not None:
+        width_groups = [
+            (width, group_rows[start : start + limit.rows(width)])
+            for width, group_rows in width_groups
+            for start in range(0, len(group_rows), limit.rows(width))
+        ]
+    counts = [len(group_rows) for _, group_rows in width_groups]
+    ends = optimal_cuts([width for width, _ in width_groups], call_cost, counts, limit)
     joint_batches = []
     for begin, end in pairwise([0, *ends]):
         chosen = sorted(
@@ -130,7 +163,7 @@ def _source(batch: Batch) -> TokenizedRows:
     return batch.source
 
 
-def _padded_together(parts: Sequence[tuple[int, int, Inputs]], pad_id: int) -> CohortMicroBatch:
+def _padded_together(parts: Sequence[_Part], pad_id: int) -> CohortMicroBatch:
     widths = {
         name: max(inputs[name].shape[1] for *_, inputs in parts)
         for name, tensor in parts[0][2].items()

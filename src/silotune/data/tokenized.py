@@ -69,6 +69,11 @@ class TokenizedRows:
         """Number of tokens of the longest row."""
         return max(map(len, self.ids))
 
+    @cached_property
+    def longest_decoder(self) -> int:
+        """Number of decoder tokens of the row with most; 0 without a decoder."""
+        return max(map(len, self.decoder or [[]]))
+
     def concatenated(self, other: TokenizedRows) -> TokenizedRows:
         """Return these rows followed by another set's rows of the same task."""
 

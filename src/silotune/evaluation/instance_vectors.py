@@ -19,7 +19,7 @@ from silotune.core.async_writer import write_tensors
 from silotune.core.randomness import derive
 from silotune.core.serialization import read_tensors
 from silotune.core.tensors import State, Tensors, digest, flatten
-from silotune.data.batching import call_cost_for, evaluation_batches
+from silotune.data.batching import evaluation_batches
 from silotune.data.tokenized import TokenizedRows
 from silotune.errors import InputError
 from silotune.methods.instance_weighting import INSTANCES, SEED, VECTORS, InstanceWeighting
@@ -60,7 +60,7 @@ def embed(context: TrainingContext, state: State, rows: TokenizedRows) -> Tensor
     read: dict[str, Pooling] = {weighting.representation: POOLINGS[weighting.representation]}
     vectors = torch.zeros(len(texts), context.backbone.hidden_size)
     pad = context.backbone.pad_id
-    for batch in evaluation_batches(texts, pad, call_cost_for(context.backbone.device)):
+    for batch in evaluation_batches(texts, pad, context.backbone.call_cost):
         (views,) = run_views(context.backbone, ViewRequest.of_batch(batch, {"": mix}, read))
         vectors[batch.rows] = views[""][weighting.representation].float().cpu()
     return vectors

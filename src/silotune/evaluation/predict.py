@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from silotune.core.tensors import State
-from silotune.data.batching import call_cost_for, evaluation_batches
+from silotune.data.batching import evaluation_batches
 from silotune.data.metrics import METRICS, TEXT_METRICS
 from silotune.data.tokenized import TokenizedRows
 from silotune.evaluation.instance_vectors import weigh
@@ -23,7 +23,7 @@ def logits(context: TrainingContext, state: State, rows: TokenizedRows) -> Tenso
     weights = weigh(context, state, rows)
     placed = context.place(state)
     result = torch.zeros(len(rows), len(rows.task.labels))
-    for batch in evaluation_batches(rows, pad, call_cost_for(context.backbone.device)):
+    for batch in evaluation_batches(rows, pad, context.backbone.call_cost):
         alpha = None if weights is None else weights.alpha[batch.rows]
         result[batch.rows] = context.logits(placed, batch, alpha).float().cpu()
     return result

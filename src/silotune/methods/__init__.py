@@ -26,6 +26,7 @@ from silotune.methods.base import (
     PredictionMix,
     Setting,
     Step,
+    mean_over_rows,
     proximal,
 )
 from silotune.methods.instance_weighting import InstanceWeighting, Representation, Similarity
@@ -87,6 +88,7 @@ __all__ = [
     "SupervisedOptions",
     "Tensors",
     "frozen",
+    "mean_over_rows",
     "model_contrast",
     "previous",
     "private",

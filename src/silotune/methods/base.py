@@ -119,6 +119,21 @@ class Step:
         self.terms.update({name: term.detach() for name, term in terms.items()})
 
 
+Loss = Callable[[Step], Tensor]
+"""A phase's loss: the scalar to minimize, shape ()."""
+
+
+def mean_over_rows(loss: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Mark a loss as the mean of what it is on pieces of the batch, each weighted by `Head.loss_units`.
+
+    That holds if it adds nothing but cross-entropies of heads, other means over rows where heads take means over rows
+    too, and terms that depend on no row; and if it draws no random numbers. With `train.tokens_at_once` the pieces are
+    then trained one after the other, in one pass. An override has to be marked again.
+    """
+    loss.mean_over_rows = True  # type: ignore[attr-defined]
+    return loss
+
+
 @dataclass(frozen=True)
 class Phase:
     """One stretch of local training.
@@ -127,7 +142,7 @@ class Phase:
         name: in logs and in the derivation of batches.
         trains: the parts that take gradient steps; all others are constant.
         views: name → mix; computed for every batch before the loss.
-        loss: the scalar to minimize.
+        loss: the scalar to minimize; see `mean_over_rows`.
         when: in every round, or once after the last round.
         who: for `when="end"`: the silos that were ever sampled, or all.
         epochs: passes over the silo's rows; None: `train.epochs` or `train.steps`.
@@ -138,12 +153,23 @@ class Phase:
     name: str
     trains: tuple[str, ...]
     views: Mapping[str, Mix]
-    loss: Callable[[Step], Tensor]
+    loss: Loss
     when: Literal["round", "end"] = "round"
     who: Literal["sampled", "all"] = "sampled"
     epochs: int | None = None
     start: Mapping[str, str] = field(default_factory=dict)
     skips_first: bool = False
+
+    @property
+    def by_row(self) -> bool:
+        """Whether the loss is marked by `mean_over_rows`."""
+        return bool(getattr(self.loss, "mean_over_rows", False))
+
+    @property
+    def views_with_gradient(self) -> int:
+        """The most views that have a graph at once: those with trained parts or learned weights, equal ones once."""
+        trained = (mix for mix in self.views.values() if {*mix} & {*self.trains} or any(map(callable, mix.values())))
+        return len({frozenset(mix.items()) for mix in trained})
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from silotune.methods import (
     PredictionMix,
     Scope,
     Step,
+    mean_over_rows,
     private,
     proximal,
     shared,
@@ -53,10 +54,12 @@ class Ditto(Method):
             Phase("personal", trains=(PRIVATE, "head_private"), views={"own": {PRIVATE: 1}}, loss=self.personal_loss),
         ]
 
+    @mean_over_rows
     def global_loss(self, step: Step) -> Tensor:
         """Cross-entropy of the global model."""
         return step.cross_entropy("global", "head_global")
 
+    @mean_over_rows
     def personal_loss(self, step: Step) -> Tensor:
         """Cross-entropy of the personal model plus the proximal term."""
         cross_entropy = step.cross_entropy("own", "head_private")

@@ -22,6 +22,7 @@ from silotune.methods import (
     Representation,
     Similarity,
     Step,
+    mean_over_rows,
     private,
     received,
 )
@@ -107,6 +108,7 @@ class FedDPAT(FedIT):
         views: dict[str, Mix] = {"both": {global_part: 1 - options.alpha, PRIVATE: options.alpha}}
         return [*super().phases(), Phase("local", trains=(PRIVATE, HEAD), views=views, loss=self.local_loss)]
 
+    @mean_over_rows
     def local_loss(self, step: Step) -> Tensor:
         """Cross-entropy."""
         return step.cross_entropy("both")

@@ -18,6 +18,7 @@ from silotune.methods import (
     Projection,
     Setting,
     Step,
+    mean_over_rows,
     model_contrast,
     previous,
     received,
@@ -72,6 +73,7 @@ class FedFAME(Method):
         views = {"own": {GLOBAL: 1}, "received": {received(GLOBAL): 1}, "previous": {previous(GLOBAL): 1}}
         return [Phase("train", trains=tuple(self.parts()), views=views, loss=self.loss, skips_first=True)]
 
+    @mean_over_rows
     def loss(self, step: Step) -> Tensor:
         """`L_con + L_distil` (eq. 4); no label is read."""
         q = self.projection(step.state[PROJECTION], step.views["own"])
@@ -91,6 +93,7 @@ class FedFAME(Method):
             Phase("server", trains=(GLOBAL, HEAD), views={"own": {GLOBAL: 1}}, loss=self.server_loss, epochs=epochs)
         ]
 
+    @mean_over_rows
     def server_loss(self, step: Step) -> Tensor:
         """Cross-entropy."""
         return step.cross_entropy("own")

@@ -7,7 +7,19 @@ from typing import ClassVar, cast
 from pydantic import Field
 from torch import Tensor
 
-from silotune.methods import GLOBAL, HEAD, Method, MethodOptions, Part, Phase, PredictionMix, Step, proximal, shared
+from silotune.methods import (
+    GLOBAL,
+    HEAD,
+    Method,
+    MethodOptions,
+    Part,
+    Phase,
+    PredictionMix,
+    Step,
+    mean_over_rows,
+    proximal,
+    shared,
+)
 
 
 class FedITOptions(MethodOptions):
@@ -34,6 +46,7 @@ class FedIT(Method):
         """The shared part alone."""
         return [Phase("global", trains=(GLOBAL, self.head_of_global), views={"global": {GLOBAL: 1}}, loss=self.loss)]
 
+    @mean_over_rows
     def loss(self, step: Step) -> Tensor:
         """Cross-entropy, and `(mu / 2)·‖w − w_received‖²`."""
         cross_entropy = step.cross_entropy("global", self.head_of_global)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from silotune.methods import GLOBAL, HEAD, PRIVATE, Part, Phase, PredictionMix, Scope, Step, private
+from silotune.methods import GLOBAL, HEAD, PRIVATE, Part, Phase, PredictionMix, Scope, Step, mean_over_rows, private
 from silotune.methods.fedit import FedIT
 
 
@@ -35,6 +35,7 @@ class FedLoRA(FedIT):
         )
         return [*super().phases(), local]
 
+    @mean_over_rows
     def local_loss(self, step: Step) -> Tensor:
         """Cross-entropy."""
         return step.cross_entropy("local")

@@ -4,7 +4,20 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from silotune.methods import GLOBAL, HEAD, PRIVATE, Method, Mix, Part, Phase, PredictionMix, Step, private, shared
+from silotune.methods import (
+    GLOBAL,
+    HEAD,
+    PRIVATE,
+    Method,
+    Mix,
+    Part,
+    Phase,
+    PredictionMix,
+    Step,
+    mean_over_rows,
+    private,
+    shared,
+)
 
 FULL: Mix = {GLOBAL: 0.5, PRIVATE: 0.5}
 
@@ -24,6 +37,7 @@ class FedMatch(Method):
         """Everything trains together."""
         return [Phase("train", trains=(GLOBAL, PRIVATE, HEAD), views={"full": FULL}, loss=self.loss)]
 
+    @mean_over_rows
     def loss(self, step: Step) -> Tensor:
         """Cross-entropy of the full model."""
         return step.cross_entropy("full")

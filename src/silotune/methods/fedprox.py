@@ -7,7 +7,7 @@ from typing import cast
 from pydantic import Field
 from torch import Tensor
 
-from silotune.methods import Step, SupervisedOptions, proximal
+from silotune.methods import Step, SupervisedOptions, mean_over_rows, proximal
 from silotune.methods.fedavg import FedAvg
 
 
@@ -24,6 +24,7 @@ class FedProx(FedAvg):
     paper = "Li et al. 2020, Federated Optimization in Heterogeneous Networks"
     Options = FedProxOptions
 
+    @mean_over_rows
     def loss(self, step: Step) -> Tensor:
         """Cross-entropy plus the proximal term."""
         flat = {part: proximal(step.state[part], step.received[part]) for part in self.adapters}

@@ -6,7 +6,7 @@ from typing import ClassVar, Literal, cast
 
 from torch import Tensor
 
-from silotune.methods.base import HEAD, Method, MethodOptions, Phase, PredictionMix, Step
+from silotune.methods.base import HEAD, Method, MethodOptions, Phase, PredictionMix, Step, mean_over_rows
 from silotune.methods.parts import Part, Scope
 from silotune.models.forward.mixing import Mix
 
@@ -48,6 +48,7 @@ class Supervised(Method):
         """See `Method.phases`."""
         return [Phase("train", trains=(*self.adapters, HEAD), views={"full": self.mix}, loss=self.loss)]
 
+    @mean_over_rows
     def loss(self, step: Step) -> Tensor:
         """Return the cross-entropy of the full model."""
         return step.cross_entropy("full")

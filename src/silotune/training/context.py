@@ -12,7 +12,7 @@ from silotune.config import TrainConfig
 from silotune.core import tensors as part_tools
 from silotune.core.randomness import Stream, generator
 from silotune.core.tensors import State, Tensors
-from silotune.data.batching import Batch, call_cost_for, epoch_batches
+from silotune.data.batching import Batch, TokenLimit, epoch_batches
 from silotune.data.cohort_batches import CohortMicroBatch, cut_jointly, own_micro_batches, zip_micro_batches
 from silotune.data.tasks import Task
 from silotune.methods.base import Method, Phase, Step, previous_tensors
@@ -38,6 +38,7 @@ class TrainingContext:
         seed: the run's seed, from which all draws are derived.
         start: initial tensors of every adapter; None: they are drawn.
         cache: keeps activations below the adapters; None: they are computed anew.
+        tokens_at_once: the most tokens of a step's graph; None: `train.tokens_at_once`, where it is a number.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class TrainingContext:
         seed: int,
         start: Tensors | None = None,
         cache: ActivationCache | None = None,
+        tokens_at_once: int | None = None,
     ) -> None:
         self.backbone = backbone
         self.method = method
@@ -59,6 +61,8 @@ class TrainingContext:
         self.seed = seed
         self.start = start
         self.cache = cache
+        own = train.tokens_at_once
+        self.tokens_at_once = own if tokens_at_once is None and isinstance(own, int) else tokens_at_once
 
     # -- initial states ----------------------------------------------------------------------------------------------
 
@@ -125,13 +129,14 @@ class TrainingContext:
         """
         train = self.train
         cost = self._call_cost(phase) if own_micro_batches or self.draws else None
+        limit = self.token_limit(phase, [silo])
 
         def passes() -> Iterator[Batch]:
             count = 0
             while True:
                 purpose = (silo.name, number, phase.name, count)
                 yield from epoch_batches(
-                    silo.train, train.batch_size, self.backbone.pad_id, self.seed, *purpose, call_cost=cost
+                    silo.train, train.batch_size, self.backbone.pad_id, self.seed, *purpose, call_cost=cost, limit=limit
                 )
                 count += 1
 
@@ -147,15 +152,44 @@ class TrainingContext:
             return None
         return phase.epochs or self.train.epochs
 
-    def cohort_micro_batches(self, batches: Sequence[Batch], phase: Phase) -> list[CohortMicroBatch]:
+    def cohort_micro_batches(
+        self, batches: Sequence[Batch], phase: Phase, silos: Sequence[Silo]
+    ) -> list[CohortMicroBatch]:
         """Group the rows of several silos' batches into micro-batches that share a forward."""
+        limit = self.token_limit(phase, silos)
         if batches[0].micro:
-            return zip_micro_batches(batches, self.backbone.pad_id)
-        return cut_jointly(batches, self.backbone.pad_id, self._call_cost(phase))
+            return zip_micro_batches(batches, self.backbone.pad_id, limit)
+        return cut_jointly(batches, self.backbone.pad_id, self._call_cost(phase), limit)
+
+    def token_limit(self, phase: Phase, silos: Sequence[Silo]) -> TokenLimit | None:
+        """Return the most tokens of a micro-batch in a phase of these silos; None: any number."""
+        if self.tokens_at_once is None:
+            return None
+        decoders = [rows.longest_decoder for silo in silos for rows in silo.train.values()]
+        beside = self.virtual_tokens + max(decoders, default=0)
+        return TokenLimit(self.tokens_at_once, max(1, phase.views_with_gradient), beside)
+
+    def check_rows(self, silos: Iterable[Silo]) -> None:
+        """Refuse rows that are longer than `train.tokens_at_once` has room for.
+
+        Raises:
+            InputError: for the first such row.
+        """
+        for silo in silos:
+            for phase in (*self.phases, *self.server_phases):
+                limit = self.token_limit(phase, [silo])
+                for rows in silo.train.values():
+                    if limit is not None and len(rows):
+                        limit.rows(rows.longest)
+
+    @property
+    def virtual_tokens(self) -> int:
+        """The tokens that tuners put beside every row's own."""
+        return sum(tuner.virtual_tokens for tuner in self.tuners)
 
     def _call_cost(self, phase: Phase) -> int:
         """Return the overhead of a backbone call in tokens per replica of the rows."""
-        return call_cost_for(self.backbone.device) // self.replicas(phase)
+        return self.backbone.call_cost // self.replicas(phase)
 
     def replicas(self, phase: Phase) -> int:
         """Return how many of a phase's trained views share a forward.
@@ -166,6 +200,11 @@ class TrainingContext:
         tuners = [self.parts[name].module for mix in trained for name in mix if name in self.parts]
         shared = all(isinstance(tuner, Tuner) and can_share_forward(self.backbone, tuner) for tuner in tuners)
         return max(1, len(trained)) if shared else 1
+
+    @property
+    def heads(self) -> list[Head]:
+        """The heads among the method's parts."""
+        return [part.module for part in self.parts.values() if isinstance(part.module, Head)]
 
     @property
     def tuners(self) -> list[Tuner]:
@@ -209,10 +248,9 @@ class TrainingContext:
         Returns:
             Per silo, view name → view.
         """
-        heads = [part.module for part in self.parts.values() if isinstance(part.module, Head)]
         head_readings = []
         for batch in batches:
-            readings = {head.name: head.reading(self.backbone, batch.task) for head in heads}
+            readings = {head.name: head.reading(self.backbone, batch.task) for head in self.heads}
             head_readings.append({name: reading for name, reading in readings.items() if reading is not None})
         request = ViewRequest(
             batches,

@@ -10,26 +10,26 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import zip_longest
 
 import torch
 from torch import Tensor
 
 from silotune.core import tensors as part_tools
-from silotune.core.randomness import Stream
 from silotune.core.tensors import State, Tensors
 from silotune.data.batching import Batch
 from silotune.data.cohort_batches import CohortMicroBatch
 from silotune.errors import Diverged
-from silotune.methods.base import PREVIOUS, Phase, Step
+from silotune.methods.base import PREVIOUS, Phase
 from silotune.methods.parts import Scope
 from silotune.models.forward.view_cache import ConstantViewCache
 from silotune.training.context import TrainingContext
 from silotune.training.loss_scaling import PhaseOptimizer
 from silotune.training.silo import Silo
+from silotune.training.step_gradients import SiloStep, add_gradients
 
 
 @dataclass
@@ -77,6 +77,31 @@ class _SiloRound:
         for name in phase.trains:
             self.state[name] = {key: tensor.clone().requires_grad_() for key, tensor in self.state[name].items()}
         return [tensor for name in phase.trains for tensor in self.state[name].values()]
+
+    def step(
+        self,
+        context: TrainingContext,
+        phase: Phase,
+        batch: Batch,
+        number: int,
+        taken: int,
+        scaled: Callable[[Tensor], Tensor],
+    ) -> SiloStep:
+        """Return the silo's part of an optimizer step.
+
+        Args:
+            context: resolves mixes.
+            phase: the phase.
+            batch: the step's rows.
+            number: the round's number.
+            taken: number of earlier steps in the phase.
+            scaled: scales the loss for the backward pass.
+        """
+        mixes = {
+            name: context.resolve(mix, self.state, self.received, self.memory) for name, mix in phase.views.items()
+        }
+        drawn_for = ("dropout", self.silo.name, number, phase.name, taken)
+        return SiloStep(batch, self.state, self.received, self.memory, mixes, self.view_cache, drawn_for, scaled)
 
     def end(self, skipped: int | None) -> None:
         """Detach all parts after a phase; add its skipped steps, None where no loss is scaled."""
@@ -174,17 +199,22 @@ def _train_phase(
         run.view_cache = context.view_cache(phase)
     for taken, drawn in enumerate(_in_step(batches)):  # steps are counted per phase, for the random draws
         active = [(members[index], batch) for index, batch in drawn]
-        micro_batches = context.cohort_micro_batches([batch for _, batch in active], phase)
-        losses, terms = _losses(context, active, micro_batches, phase, number, taken)
+        micro_batches = context.cohort_micro_batches(
+            [batch for _, batch in active], phase, [run.silo for run, _ in active]
+        )
+        optimizer.zero_grad()
+        steps = [
+            members[index].step(context, phase, batch, number, taken, partial(optimizer.scaled, index))
+            for index, batch in drawn
+        ]
+        terms = _numbers(add_gradients(context, phase, steps, micro_batches))
         for (run, _), logged in zip(active, terms, strict=True):
             if not math.isfinite(logged["loss"]):
                 raise Diverged(
                     f"silo {run.silo.name!r}, round {number}, phase {phase.name!r}: training diverged, the loss is "
                     f"{logged['loss']} (train.lr is {context.train.lr:g})"
                 )
-        silos = [index for index, _ in drawn]
-        optimizer.backward(dict(zip(silos, losses, strict=True)))
-        optimizer.step(silos)
+        optimizer.step([index for index, _ in drawn])
         for member, ((run, batch), logged) in enumerate(zip(active, terms, strict=True)):
             run.count(batch, logged, micro_batches, member)
 
@@ -200,33 +230,6 @@ def _in_step(batches: Sequence[Iterator[Batch]]) -> Iterator[list[tuple[int, Bat
         if not present:
             return
         yield present
-
-
-def _losses(
-    context: TrainingContext,
-    active: Sequence[tuple[_SiloRound, Batch]],
-    micro_batches: Sequence[CohortMicroBatch],
-    phase: Phase,
-    number: int,
-    taken: int,
-) -> tuple[list[Tensor], list[dict[str, float]]]:
-    """Return each silo's loss of its batch, and its logged terms as numbers."""
-    streams = [Stream(context.seed, "dropout", run.silo.name, number, phase.name, taken) for run, _ in active]
-    mixes = [
-        {name: context.resolve(mix, run.state, run.received, run.memory) for name, mix in phase.views.items()}
-        for run, _ in active
-    ]
-    own_micro_batches = len(active) == 1
-    losses, terms = [], []
-    with streams[0] if own_micro_batches else nullcontext():
-        batches, caches = [batch for _, batch in active], [run.view_cache for run, _ in active]
-        views = context.views(batches, micro_batches, mixes, [] if own_micro_batches else streams, caches)
-        for (run, batch), silo_views, stream in zip(active, views, streams, strict=True):
-            step = Step(batch, silo_views, run.state, run.received, run.memory, context.parts)
-            with nullcontext() if own_micro_batches else stream:
-                losses.append(phase.loss(step))
-            terms.append({"loss": losses[-1].detach(), **step.terms})
-    return losses, _numbers(terms)
 
 
 def _numbers(terms: Sequence[Mapping[str, Tensor]]) -> list[dict[str, float]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 from torch import Tensor
@@ -38,16 +38,17 @@ class PhaseOptimizer:
         self._scalers = [torch.amp.GradScaler(device.type, INITIAL_SCALE) for _ in leaves] if scaled else []
         self._skipped = [torch.zeros((), device=device) for _ in self._scalers]
 
-    def backward(self, losses: Mapping[int, Tensor]) -> None:
-        """Compute the gradients of losses, by the position of their silo; other silos get none."""
+    def zero_grad(self) -> None:
+        """Remove all gradients, before a step's backward passes."""
         for optimizer in self._optimizers:
             optimizer.zero_grad(set_to_none=True)  # without a gradient, a silo that has left stays as it is
-        if self._scalers:
-            losses = {silo: self._scalers[silo].scale(loss) for silo, loss in losses.items()}
-        torch.autograd.backward([*losses.values()])
+
+    def scaled(self, silo: int, loss: Tensor) -> Tensor:
+        """Return the loss of a silo, by position, as its backward pass begins with it."""
+        return self._scalers[silo].scale(loss) if self._scalers else loss
 
     def step(self, silos: Collection[int]) -> None:
-        """Update the leaves of the silos, by position, that took part in the last backward pass."""
+        """Update the leaves of the silos, by position, that took part in the last backward passes."""
         if not self._scalers:
             self._optimizers[0].step()
             return

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from silotune.core.tensors import Tensors, on_device
+from silotune.data.batching import call_cost_for
 from silotune.data.tokenized import Inputs
 from silotune.models.backbone.architectures import ARCHITECTURES, Architecture, architecture_of
 from silotune.models.backbone.base_forward import encoder_decoder_forward, plain_forward
@@ -148,6 +149,16 @@ class Backbone:
         """Look up a module of the base transformer by name."""
         return cast(nn.Module, self.base.get_submodule(name))
 
+    @cached_property
+    def weights(self) -> int:
+        """The number of weights of its linear layers, to which a token's work is proportional."""
+        return sum(map(_linear_weights, self.base.modules()))
+
+    @property
+    def call_cost(self) -> int:
+        """The overhead of one forward, in tokens; see `data.batching`."""
+        return call_cost_for(self.device, self.weights)
+
     @property
     def max_tokens(self) -> int | None:
         """The most tokens a text may have; None if the model has no table of learned positions."""
@@ -268,6 +279,13 @@ def _transformer(model: Any) -> Any:
     for name, _ in bare.named_children():
         setattr(bare, name, getattr(model, name))
     return bare.requires_grad_(False).eval()
+
+
+def _linear_weights(module: Any) -> int:
+    if hasattr(module, "in_features"):  # quantized weights have other shapes
+        return int(module.in_features * module.out_features)
+    weight = None if isinstance(module, nn.Embedding) else getattr(module, "weight", None)
+    return weight.numel() if isinstance(weight, Tensor) and weight.dim() == 2 else 0
 
 
 def _float32_fingerprint(model: Any) -> str:

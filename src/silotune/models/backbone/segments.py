@@ -123,7 +123,7 @@ def segment_plans(plans: Sequence[ForwardPlan], segments: Segments) -> ForwardPl
 def _draw_from_streams(segments: Segments) -> Wrap:
     """Wrap changes so that they see a segment without its padding and draw from the segment's own stream.
 
-    A change that runs again (gradient checkpointing) draws the same numbers again.
+    A change that runs again (gradient checkpointing) draws the same numbers again, and leaves the stream as it was.
     """
 
     def wrap(segment: int, change: Change) -> Change:
@@ -131,11 +131,15 @@ def _draw_from_streams(segments: Segments) -> Wrap:
         states: list[States | None] = []  # of the stream, before each run
 
         def unpadded(*tensors: Tensor) -> Tensor:
-            if states:
+            current, again = stream.state, bool(states)
+            if again:
                 stream.state = states[0]
-            states.append(stream.state)
+            else:
+                states.append(current)
             with stream:
                 changed = change(*(tensor[:, :width] for tensor in tensors))
+            if again:
+                stream.state = current
             return torch.cat([changed, tensors[-1][:, width:]], 1)
 
         return unpadded

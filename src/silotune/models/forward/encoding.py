@@ -20,6 +20,7 @@ from silotune.models.forward.mixing import (
     MixEntry,
     can_share_forward,
     group_by_weight,
+    has_gradient,
     make_plan,
     plan_of_segments,
 )
@@ -74,7 +75,7 @@ def encode_views(
             if len(segment_mixes) > 1:
                 raise InputError("cohort: silos with such parts cannot share a forward; allowed: cohort=1")
             encoded[key] = backbone.encode(inputs, plan), plan
-        elif any(map(_has_gradient, segment_mixes)):
+        elif torch.is_grad_enabled() and any(map(has_gradient, segment_mixes)):
             trained[key] = plan
         else:
             constant[key] = plan
@@ -142,9 +143,3 @@ def _may_share(backbone: Backbone, mix: Sequence[MixEntry], plan: ForwardPlan) -
         and plan.by_row
         and all(can_share_forward(backbone, part.tuner) for part in mix)
     )
-
-
-def _has_gradient(mix: Sequence[MixEntry]) -> bool:
-    """Whether gradients flow into the mix's tensors or weights."""
-    tensors = [tensor for part in mix for tensor in (*part.tensors.values(), part.weight) if isinstance(tensor, Tensor)]
-    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)

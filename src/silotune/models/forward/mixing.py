@@ -140,6 +140,12 @@ def can_share_forward(backbone: Backbone, tuner: Tuner) -> bool:
     return backbone.known_architecture is not None and tuner.mixes_rows(backbone) and not tuner.virtual_tokens
 
 
+def has_gradient(mix: Sequence[MixEntry]) -> bool:
+    """Whether gradients flow into the mix's tensors or weights."""
+    tensors = [tensor for part in mix for tensor in (*part.tensors.values(), part.weight) if isinstance(tensor, Tensor)]
+    return any(tensor.requires_grad for tensor in tensors)
+
+
 def identity(mix: Sequence[MixEntry]) -> Hashable:
     """A key that is equal for mixes of the same tensors with the same weights."""
     return tuple(

@@ -98,6 +98,14 @@ class Head(ABC):
         logits = self.logits(tensors, view, batch.task)
         return nn.functional.cross_entropy(logits, batch.labels.to(logits.device))
 
+    def loss_units(self, batch: Batch) -> int | None:
+        """Return the number of terms over which `cross_entropy` is a mean, each of which depends on one row alone.
+
+        Returns:
+            The number, by default of rows; None if a head with a `cross_entropy` of its own does not say.
+        """
+        return len(batch) if type(self).cross_entropy is Head.cross_entropy else None
+
     def description(self, config: HeadConfig, task: Task) -> dict[str, Any]:
         """Fields of an export's `head.json` that describe how this head answers (docs/export.md).
 

@@ -142,6 +142,14 @@ class LanguageModelHead(Head):
         sums, counts = view[self.name].unbind(1)
         return sums.sum() / counts.sum()
 
+    def loss_units(self, batch: Batch) -> int | None:
+        """See `Head.loss_units`; response tokens."""
+        if type(self).cross_entropy is not LanguageModelHead.cross_entropy:
+            return None
+        targets = batch.source.targets if batch.source else None
+        assert targets is not None, "training rows have responses"
+        return sum(len(targets[row]) for row in batch.rows.tolist())
+
 
 def prompt_rows(rows: TokenizedRows) -> TokenizedRows:
     """Return the rows without their responses, for generation and for the vectors that represent a row's text."""

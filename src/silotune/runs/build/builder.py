@@ -46,6 +46,8 @@ def build(
     if labeled is None and method.server_phases():
         labeled = draw_labeled_rows(data, config.server, config.data_seed)
     silos, malicious = build_silos(config, context, data)
+    server = None if labeled is None else server_silo(context, labeled)
+    context.check_rows([*silos.values(), *([server] if server else [])])
     coordinator, privacy = build_coordinator(config, context, silos, tasks, labeled is not None)
     return Federation(
         config,
@@ -54,7 +56,7 @@ def build(
         coordinator,
         tasks,
         texts={silo.name: len(silo.splits.train[0].texts) for silo in data if silo.splits.train},
-        server=None if labeled is None else server_silo(context, labeled),
+        server=server,
         malicious=malicious,
         absent={silo.name: absent_silo(context, silo) for silo in absent},
         privacy=privacy,
