@@ -35,6 +35,16 @@ class TestKeys:
         assert (short.method.name, short.tuner.name, short.head.name) == ("fedavg", "lora", "linear")
         assert short.aggregation.name == "samples"
 
+    def test_precision_is_a_name_or_a_section(self) -> None:
+        short = read_config("demo", ["precision=bf16"])
+        assert short == read_config("demo", ["precision.name=bf16"]) == config(precision={"name": "bf16"})
+        assert short.precision.deterministic
+        assert "\nprecision: bf16\n" in dump(short)  # as files before the section had it
+        loose = config("precision=bf16", precision={"name": "fp32", "deterministic": False})
+        assert (loose.precision.name, loose.precision.deterministic) == ("bf16", False)
+        Path("dumped.yaml").write_text(dump(loose), encoding="utf-8")
+        assert read_config("dumped.yaml").precision == loose.precision
+
     def test_dotted_nested_and_mixed_keys_are_one(self) -> None:
         nested = config(method={"name": "fedmcp", "gamma": 0.3}, train={"lr": 0.01, "epochs": 2})
         dotted = config(**{"method": "fedmcp", "method.gamma": 0.3, "train.lr": 0.01, "train.epochs": 2})

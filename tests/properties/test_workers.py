@@ -11,11 +11,13 @@ from contextlib import ExitStack, nullcontext
 from multiprocessing.connection import wait
 
 import pytest
+import torch
 
 from silotune.core import process_pool
 from silotune.core.process_pool import worker_pool
 from silotune.errors import Diverged, InputError, SilotuneError
 from silotune.runs.engines import multi_process as workers
+from silotune.runs.run import run
 from tests.support.method_cases import every_case, logged, same, snapshot
 
 
@@ -131,3 +133,17 @@ def test_a_process_that_dies_is_reported_in_one_line(federate, pool, monkeypatch
     monkeypatch.setattr(workers, "run_job", dies)
     with pytest.raises(SilotuneError, match="a worker process ended abruptly"):
         federate.run("fedavg", tmp_path / "run", workers=2)
+
+
+def numerics_here(_: int) -> tuple[bool, int, str | None]:
+    """In a worker: whether it has done jobs, and settings for equal bits."""
+    return bool(workers._federations), torch.get_deterministic_debug_mode(), os.environ.get("CUBLAS_WORKSPACE_CONFIG")
+
+
+@pytest.mark.usefixtures("one_pool")
+def test_deterministic_settings_reach_the_processes_and_leave_the_caller(tiny_config, pool, tmp_path, monkeypatch):
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    run(tiny_config("local", "rounds=1", "train.steps=1", "seed=77"), out=tmp_path / "run", workers=2)
+    found = [*pool.map(numerics_here, range(8))]
+    assert {(mode, variable) for worked, mode, variable in found if worked} == {(2, ":4096:8")}
+    assert numerics_here(0)[1:] == (0, None)

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
-from pydantic import ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import ConfigDict, Field
 
-from silotune.config.section import Section
+from silotune.config.section import ShortSection
 
 
-class BackboneConfig(Section):
+class BackboneConfig(ShortSection):
     """The pretrained model and how this machine loads it; hashable, as equal sections can share a loaded model.
-
-    Written to files, it is the name alone where the other keys have their defaults.
 
     Attributes:
         name: `default` (offline MiniLM), a hub id, or a local folder; for `silotune cost` also a shape.
@@ -28,14 +26,3 @@ class BackboneConfig(Section):
     name: str = "default"
     revision: str | None = Field(None, min_length=1)
     attention: Literal["auto", "eager", "sdpa", "flash"] = "auto"
-
-    @model_validator(mode="before")
-    @classmethod
-    def _name_alone(cls, value: Any) -> Any:
-        return {"name": value} if isinstance(value, str) else value
-
-    @model_serializer(mode="wrap")
-    def _shortest(self, handler: SerializerFunctionWrapHandler) -> str | dict[str, Any]:
-        defaults = {key: field.default for key, field in type(self).model_fields.items()}
-        chosen = {key: value for key, value in handler(self).items() if value != defaults[key]}
-        return self.name if chosen.keys() <= {"name"} else {"name": self.name} | chosen

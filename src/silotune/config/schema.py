@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import Field, field_validator, model_validator
 
@@ -15,6 +15,7 @@ from silotune.config.evaluation import EvaluationConfig
 from silotune.config.federation import FederationConfig
 from silotune.config.head import HeadConfig
 from silotune.config.partition import PartitionConfig
+from silotune.config.precision import PrecisionConfig
 from silotune.config.privacy import PrivacyConfig
 from silotune.config.registries import METHODS
 from silotune.config.sampling import SamplingConfig
@@ -43,7 +44,7 @@ class Config(Section):
     seed: int = Field(1, ge=0, lt=2**31)
     threads: int | None = Field(None, ge=1, le=1024)
     device: Device = "auto"
-    precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
+    precision: PrecisionConfig = PrecisionConfig()
     cache: CacheConfig = CacheConfig()
     cohort: CohortSize = 1
     train: TrainConfig = TrainConfig()

@@ -1,11 +1,19 @@
-"""Base class of the configuration's sections, and `Choice`: a name with options that the named class checks."""
+"""Base classes of the configuration's sections, and `Choice`: a name with options that the named class checks."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from typing import Any, ClassVar, Self, get_args
 
-from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    SerializerFunctionWrapHandler,
+    ValidationInfo,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 
 from silotune.config.validators import listed
 
@@ -60,6 +68,23 @@ class Section(BaseModel):
                 having = " or ".join(f"{choice}={owner}" for owner in owners)
                 raise ValueError(f"{key} belongs to {having}, not to {choice}={names}; leave {section}.{key} out")
         return self
+
+
+class ShortSection(Section):
+    """A section that may be given, and is written to files, as its name alone if its other keys have their defaults."""
+
+    name: str
+
+    @model_validator(mode="before")
+    @classmethod
+    def _name_alone(cls, value: Any) -> Any:
+        return {"name": value} if isinstance(value, str) else value
+
+    @model_serializer(mode="wrap")
+    def _shortest(self, handler: SerializerFunctionWrapHandler) -> str | dict[str, Any]:
+        defaults = {key: field.default for key, field in type(self).model_fields.items()}
+        chosen = {key: value for key, value in handler(self).items() if value != defaults[key]}
+        return self.name if chosen.keys() <= {"name"} else {"name": self.name} | chosen
 
 
 def has_effect(section: type[Section], key: str, chosen: Any) -> bool:

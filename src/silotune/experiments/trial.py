@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from silotune.config import Config, dump
+from silotune.core.determinism import numerics
 from silotune.core.files import write_text
 from silotune.data.loading import load_absent, load_silos
 from silotune.data.tasks import Row
@@ -48,7 +49,8 @@ def _trial(
         engine = InProcessEngine(federation, folder, progress)
         summary: Summary = {"validation": None, "best_round": None}
         try:
-            engine.run()
+            with numerics(config.precision.deterministic, config.precision.tf32):
+                engine.run()
         except Diverged as error:
             summary["reason"] = str(error)
         else:

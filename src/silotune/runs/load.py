@@ -133,7 +133,7 @@ class _FinishedRun:
         _check_private_parts(path, summary, method)
         config = config.model_copy(update={"device": "auto"})  # this machine may not have the run's
         if precision is not None:
-            config = config.model_copy(update={"precision": precision})
+            config = config.model_copy(update={"precision": config.precision.model_copy(update={"name": precision})})
         return cls(RunFolder(path), summary, config, method, *_tasks(path, summary))
 
     def build_model(self, backbone: Backbone | None) -> TrainingContext:

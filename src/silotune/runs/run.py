@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from silotune.config import Config, dump
+from silotune.core.determinism import numerics
 from silotune.core.files import write_text
 from silotune.core.tensors import digest, flatten
 from silotune.errors import OR_RESUME, require_unused, unknown_name_error
@@ -76,10 +77,23 @@ def run(
         workers: number of processes that train silos; the bits do not depend on it.
 
     Raises:
-        InputError: for bad configuration or data, before any training.
+        InputError: for bad configuration or data, before any training; or for an operation that is not deterministic
+            (`precision.deterministic`). PyTorch's settings are restored at the end.
     """
     config = source if isinstance(source, Config) else read_config(source, list(overrides))
-    path = Path(out)
+    with numerics(config.precision.deterministic, config.precision.tf32):
+        return _run(config, Path(out), resume, progress, backbone, announce, workers)
+
+
+def _run(
+    config: Config,
+    path: Path,
+    resume: bool,
+    progress: Progress | None,
+    backbone: Backbone | None,
+    announce: Callable[[str], None] | None,
+    workers: int,
+) -> Run:
     if not resume:
         require_unused(path, "--out", OR_RESUME)
     federation = build(config, backbone)

@@ -12,6 +12,7 @@ from typing import Any
 
 from silotune.config import Config, dump
 from silotune.config.partition import PartitionConfig
+from silotune.core.determinism import set_numerics
 from silotune.core.files import write_text
 from silotune.core.locking import folder_lock
 from silotune.core.tensors import digest, flatten
@@ -164,6 +165,7 @@ def _run(job: Job, link: Link) -> None:
 def _checked(job: Job) -> tuple[Config, list[str]]:
     """Return a job's configuration on this machine, and the silos' names in order."""
     config = on_this_machine(read_config(job.config))
+    set_numerics(config.precision.deterministic, config.precision.tf32)
     check_federated(config)
     if config.aggregation.noise_multiplier is not None and config.privacy.secret is None and not job.local:
         raise InputError(

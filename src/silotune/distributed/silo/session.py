@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from silotune.communication.messages import read_broadcast, with_rows
+from silotune.core.determinism import key_named
 from silotune.core.tensors import State, flatten
 from silotune.distributed.protocol.agreement import parse_wire_config, wire_config
 from silotune.distributed.protocol.disclosure import filter_metrics, filter_scores
@@ -71,7 +72,8 @@ class Session:
             silo's own log.
         """
         try:
-            return self._answer(decode(data)).encode()
+            with key_named():
+                return self._answer(decode(data)).encode()
         except HandshakeRefused as error:
             return self._reason("refused", str(error))
         except ProtocolError as error:

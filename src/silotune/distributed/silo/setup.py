@@ -13,6 +13,7 @@ from silotune.config.aggregation import AggregationConfig
 from silotune.config.partition import PartitionConfig
 from silotune.config.privacy import PrivacyConfig
 from silotune.config.sampling import SamplingConfig
+from silotune.core.determinism import set_numerics
 from silotune.data.loading import load_silos
 from silotune.data.row_folder import read_rows
 from silotune.data.tasks import SiloData
@@ -102,6 +103,7 @@ class SiloSetup:
         method = make_method(config)
         self._check_sent(method)
         config = self._local_config(config)
+        set_numerics(config.precision.deterministic, config.precision.tf32)
         backbone = self._load(config, method)
         if coordinators is not None:  # first, as another backbone makes later steps fail
             check_identity(self.settings.name, coordinators, Identity.of(config, text, backbone))

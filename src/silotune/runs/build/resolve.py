@@ -62,8 +62,10 @@ def on_this_machine(config: Config) -> Config:
         InputError: this machine does not have the configured device.
     """
     threads = config.threads or torch.get_num_threads()
-    precision = resolve_precision(config.precision, resolve_device(config.device))
-    return config.model_copy(update={"precision": precision, "threads": threads})
+    precision = resolve_precision(config.precision.name, resolve_device(config.device))
+    return config.model_copy(
+        update={"precision": config.precision.model_copy(update={"name": precision}), "threads": threads}
+    )
 
 
 def use_this_machine(config: Config) -> Config:
@@ -90,7 +92,12 @@ class BackboneRequirements:
         tuner, head = method.setting.tuner, method.setting.head
         checkpointing = config.train.gradient_checkpointing
         return cls(
-            config.backbone, config.precision, config.device, tuner.trains_backbone, head.model_class, checkpointing
+            config.backbone,
+            config.precision.name,
+            config.device,
+            tuner.trains_backbone,
+            head.model_class,
+            checkpointing,
         )
 
     def load(self) -> Backbone:

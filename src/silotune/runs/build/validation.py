@@ -126,9 +126,11 @@ def check_backbone(config: Config, method: Method, backbone: Backbone) -> None:
     Raises:
         InputError: naming the key and what is allowed.
     """
-    if backbone.precision != config.precision or (method.setting.tuner.trains_backbone and not backbone.keep_master):
+    if backbone.precision != config.precision.name or (
+        method.setting.tuner.trains_backbone and not backbone.keep_master
+    ):
         raise InputError(
-            f"backbone: the one given runs in {backbone.precision}, the configuration wants {config.precision}"
+            f"backbone: the one given runs in {backbone.precision}, the configuration wants {config.precision.name}"
             + (" with float32 weights (tuner trains them)" if method.setting.tuner.trains_backbone else "")
         )
     length, tuner, head = config.train.max_length, method.setting.tuner, method.setting.head

@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from silotune.communication.messages import read_broadcast
 from silotune.config import Config, dump
+from silotune.core.determinism import set_numerics
 from silotune.core.process_pool import worker_pool
 from silotune.core.serialization import read_tensors, tensor_bytes
 from silotune.errors import InputError
@@ -144,6 +145,7 @@ def run_job(job: SiloJob) -> Trained | Scores:
     text = dump(job.config)
     if text not in _federations:
         _federations.clear()
+        set_numerics(job.config.precision.deterministic, job.config.precision.tf32)
         _federations[text] = build(job.config)
     federation = _federations[text]
     if federation.backbone.fingerprint != job.fingerprint:
