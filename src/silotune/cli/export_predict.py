@@ -86,7 +86,8 @@ def predict(
 ) -> None:
     """Answer texts with one silo's model of a finished run: one JSON line each, with label and probabilities.
 
-    Instructions (with an optional input after a tab) get a generated answer instead. --explain adds the weight of each
+    Instructions (with an optional input after a tab) and conversations ({"messages": [{"role": …, "content": …}, …]})
+    get a generated answer instead. --explain adds the weight of each
     part, and for FedDPA the text's alpha and the similarities that it is the mean of.
     """
     from silotune.cli.text_input import read_lines
@@ -99,7 +100,7 @@ def predict(
         generates = model.task.kind == "generation"
         texts = (1, 2) if generates else (model.texts_per_row,)
         where = "--text" if text is not None else str(file or "stdin")
-        rows = read_lines(lines, where, texts)
+        rows = read_lines(lines, where, texts, conversations=generates)
         while batch := list(islice(rows, _BATCH_SIZE)):
             for line in _answers(model, batch, explain):
                 typer.echo(line)

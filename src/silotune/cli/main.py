@@ -15,6 +15,7 @@ _COMMAND_MODULES = (
     "catalog",
     "compare",
     "cost",
+    "data",
     "federation",
     "export_predict",
     "partition",

@@ -6,13 +6,15 @@ import json
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from silotune.data.conversations import CONVERSATIONS, MESSAGES, asked_row
 from silotune.data.text_checks import text_fault
 from silotune.errors import InputError
 
-Text = str | tuple[str, str]
+Text = str | tuple[str, str] | list[dict[str, Any]]
+"""A text, a pair, or the turns of a conversation."""
 
 
-def read_lines(lines: Iterable[str], where: str, texts: tuple[int, ...]) -> Iterator[Text]:
+def read_lines(lines: Iterable[str], where: str, texts: tuple[int, ...], conversations: bool = False) -> Iterator[Text]:
     """Yield the texts of lines; empty lines are skipped.
 
     A line is a text, a pair separated by a tab, or JSON: a string, a list, or an object whose values (except `label`)
@@ -22,6 +24,7 @@ def read_lines(lines: Iterable[str], where: str, texts: tuple[int, ...]) -> Iter
         lines: the lines, with or without line ends.
         where: source of the lines, for messages.
         texts: allowed numbers of texts per row.
+        conversations: whether a line may be a JSON object with `messages` or `conversations`.
 
     Raises:
         InputError: a line has another number of texts, or a text that cannot be tokenized.
@@ -29,6 +32,10 @@ def read_lines(lines: Iterable[str], where: str, texts: tuple[int, ...]) -> Iter
     for number, line in enumerate(lines, 1):
         line = line.rstrip("\r\n")
         if not line.strip():
+            continue
+        if conversations and (turns := _turns(line)) is not None:
+            asked_row(turns, f"{where} line {number}")
+            yield turns
             continue
         row_texts = _json(line)
         if row_texts is None:
@@ -40,6 +47,18 @@ def read_lines(lines: Iterable[str], where: str, texts: tuple[int, ...]) -> Iter
         if fault := next(filter(None, map(text_fault, required)), ""):
             raise InputError(f"{where} line {number}: a text {fault}")
         yield row_texts[0] if len(row_texts) == 1 else (row_texts[0], row_texts[1])
+
+
+def _turns(line: str) -> list[dict[str, Any]] | None:
+    """Parse a line with a conversation into its turns; None if it holds none."""
+    if not line.lstrip().startswith("{"):
+        return None
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    column = next((column for column in (MESSAGES, CONVERSATIONS) if column in value), None)
+    return None if column is None else value[column]
 
 
 def _json(line: str) -> list[Any] | None:

@@ -19,11 +19,15 @@ class HeadConfig(ExtensibleSection):
             writes answers.
         scope: whether all silos share the head's part, or each keeps its own.
         pooling: the state that `mlp` and `linear` read.
-        template: template of `verbalizer` or `lm`: one for all tasks, or task → template; for `lm` also `chat`.
+        template: template of `verbalizer` or `lm`: one for all tasks, or task → template; for `lm` also `chat`, which
+            conversations have by themselves.
         words: label → its words (`verbalizer`).
         multi_token: whether words of several tokens are refused, or their tokens averaged (`verbalizer`).
         average: how the scores of a label's words are combined: mean of logits, mean of probabilities, or the most
             likely word alone (`verbalizer`).
+        chat_template: the name of the tokenizer's chat template, if it has several (`lm`).
+        chat_kwargs: variables for the chat template, such as `enable_thinking` (`lm`).
+        train_on: the turns of a conversation that are trained: all of the assistant's, or its last (`lm`).
         beams: number of beams (`lm`).
         max_new_tokens: the longest answer (`lm`).
     """
@@ -36,6 +40,9 @@ class HeadConfig(ExtensibleSection):
         "words": ("verbalizer",),
         "multi_token": ("verbalizer",),
         "average": ("verbalizer",),
+        "chat_template": ("lm",),
+        "chat_kwargs": ("lm",),
+        "train_on": ("lm",),
         "beams": ("lm",),
         "max_new_tokens": ("lm",),
     }
@@ -47,6 +54,9 @@ class HeadConfig(ExtensibleSection):
     words: dict[str, list[str]] | None = None
     multi_token: Literal["refuse", "average"] = "refuse"
     average: Literal["logits", "probabilities", "best"] = "logits"
+    chat_template: str | None = Field(None, min_length=1)
+    chat_kwargs: dict[str, bool | int | float | str | None] = {}
+    train_on: Literal["assistant", "last"] = "assistant"
     beams: int = Field(1, ge=1, le=64)
     max_new_tokens: int = Field(80, ge=1, le=4096)
 
@@ -66,3 +76,12 @@ class HeadConfig(ExtensibleSection):
                 raise ValueError(f"needs a word, or a list of words, for label {label!r} (got {chosen!r})")
             lists[str(label)] = candidates
         return lists
+
+    @property
+    def chat_keys(self) -> list[str]:
+        """The given keys that only a chat template reads."""
+        return [key for key in ("chat_template", "chat_kwargs", "train_on") if self.is_given(key)]
+
+    def is_given(self, key: str) -> bool:
+        """Whether a key differs from its default."""
+        return bool(getattr(self, key) != type(self).model_fields[key].get_default())

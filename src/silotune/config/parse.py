@@ -152,14 +152,23 @@ def _silo_name(error: ValidationError, tree: Tree) -> str:
     return ""
 
 
+_NEWER = {"head": ("chat_template", "chat_kwargs", "train_on")}
+"""Keys by section that older run folders lack."""
+
+
 def dump(config: Config) -> str:
     """Return a resolved configuration as YAML; reading it back gives the same run.
 
-    `device` is included only if it was chosen: `auto` is resolved on each machine, and older run folders lack the key.
+    Keys that older run folders lack are included only if they were chosen.
     """
     tree = config.model_dump(mode="json", exclude={"per_method", "compare"})
     if config.device == "auto":
         del tree["device"]
+    for section, keys in _NEWER.items():
+        fields = type(getattr(config, section)).model_fields
+        for key in keys:
+            if getattr(getattr(config, section), key) == fields[key].get_default():
+                del tree[section][key]
     return yaml.safe_dump(tree, sort_keys=False, allow_unicode=True)
 
 

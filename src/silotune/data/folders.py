@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from silotune.config.validators import NAME_RULE, is_name
-from silotune.data.instructions import are_instructions, instruction_rows
+from silotune.data.instructions import find_format, generation_rows
 from silotune.data.readers import Record, labeled_rows, read_records, with_groups
 from silotune.data.tasks import Row, Splits, Task, generation_task, make_task
 from silotune.errors import InputError
@@ -62,8 +62,8 @@ def read_folder(path: Path, name: str, column: str | None = None) -> LabeledSet:
         raise InputError(f"data.path: no task {name!r} in {path}; there: {', '.join(task_folders(path))}")
     paths = {split: folder / f"{split}.jsonl" for split in ("train", "validation", "test")}
     records = {split: read_records(file) for split, file in paths.items() if split == "train" or file.exists()}
-    if are_instructions(records["train"]):
-        rows = {split: instruction_rows(paths[split], split_records) for split, split_records in records.items()}
+    if format := find_format(records["train"][0]):
+        rows = {split: generation_rows(paths[split], split_records, format) for split, split_records in records.items()}
         task = _generation_task(name, folder / "meta.json")
         return LabeledSet(task, _splits(paths, records, rows, column))
     meta = _meta(folder / "meta.json")

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from silotune.data.folders import LabeledSet
+from silotune.data.readers import Record
 from silotune.data.tasks import Row, Splits, Task
 from silotune.errors import InputError
 
@@ -58,6 +59,9 @@ FEDPROMPT = {
 }
 """Single-sentence data sets of FedPrompt (section 3.1); the hub has no Ling-Spam of its own."""
 
+HUB_PREFIX = "hub:"
+"""How the path of a silo's own data set on the hub begins."""
+
 HUB: dict[str, dict[str, HubSet]] = {"glue": GLUE, "fedprompt": FEDPROMPT}
 """`data.set` to its tasks on the hub."""
 
@@ -68,19 +72,46 @@ def read_hub_set(name: str, published: HubSet) -> LabeledSet:
     Raises:
         InputError: the hub cannot be reached, or the data set has another layout.
     """
-    from datasets import load_dataset
-
     location = [word for word in (published.id, published.configuration) if word]
     try:
-        loaded: Any = load_dataset(*location)
+        loaded = _load(location)
         labels = published.labels or tuple(loaded["train"].features["label"].names)
         rows = {
             split: _rows(loaded[hub_split], published, len(labels)) for split, hub_split in published.splits.items()
         }
     except Exception as error:  # the hub's client raises many types
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise InputError(f"data: cannot load {'/'.join(location)} ({reason}); set data.path=FOLDER") from error
+        raise InputError(f"data: cannot load {'/'.join(location)} ({_reason(error)}); set data.path=FOLDER") from error
     return LabeledSet(Task(name, labels), Splits(**rows))
+
+
+def read_hub_records(source: str) -> dict[str, list[Record]]:
+    """Download a silo's own data set: `hub:OWNER/NAME`, or `hub:OWNER/NAME:CONFIGURATION`.
+
+    Returns:
+        Split → records, of the splits train, validation and test that are there.
+
+    Raises:
+        InputError: the hub cannot be reached, or the data set has no train split.
+    """
+    location = source.removeprefix(HUB_PREFIX).split(":", 1)
+    try:
+        loaded = _load(location)
+    except Exception as error:  # the hub's client raises many types
+        raise InputError(f"data: cannot load {source} ({_reason(error)})") from error
+    records = {part: loaded[part].to_list() for part in ("train", "validation", "test") if part in loaded}
+    if not records.get("train"):
+        raise InputError(f"data: {source} has no split 'train' with rows; there: {', '.join(map(str, loaded))}")
+    return records
+
+
+def _load(location: list[str]) -> Any:
+    from datasets import load_dataset
+
+    return load_dataset(*location)
+
+
+def _reason(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def _rows(split: Any, published: HubSet, labels: int) -> list[Row]:

@@ -1,19 +1,56 @@
-"""Makes rows of instruction data: an instruction, an optional input, and the output to generate."""
+"""Makes rows of generation data, in the format that their columns show; here those of instructions and prompts."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Literal
 
+from silotune.data.conversations import (
+    CHOSEN,
+    CONVERSATIONS,
+    MESSAGES,
+    PROMPT,
+    REJECTED,
+    conversation_rows,
+    preference_rows,
+)
 from silotune.data.readers import Record, read_text, require_columns
 from silotune.data.tasks import Row
 
-INSTRUCTION, INPUT, OUTPUT = "instruction", "input", "output"
+INSTRUCTION, INPUT, OUTPUT, RESPONSE = "instruction", "input", "output", "response"
+
+Format = Literal["conversations", "preferences", "instructions", "prompts"]
+
+_COLUMNS: tuple[tuple[Format, tuple[str, ...]], ...] = (
+    ("instructions", (INSTRUCTION, OUTPUT)),
+    ("conversations", (MESSAGES,)),
+    ("conversations", (CONVERSATIONS,)),
+    ("preferences", (CHOSEN, REJECTED)),
+    ("prompts", (PROMPT, RESPONSE)),
+)
+"""The columns by which a format is known, in the order in which they are looked for."""
 
 
-def are_instructions(records: Sequence[Record]) -> bool:
-    """Whether a task folder's rows are instructions rather than labeled texts."""
-    return INSTRUCTION in records[0] and OUTPUT in records[0] and "label" not in records[0]
+def find_format(record: Record) -> Format | None:
+    """Return the format of generation data with these columns; None for labeled texts and unknown columns."""
+    if "label" in record:
+        return None
+    return next((name for name, columns in _COLUMNS if {*columns} <= record.keys()), None)
+
+
+def generation_rows(path: Path, records: Sequence[Record], format: Format) -> list[Row]:
+    """Make the rows of a generation task in one of the known formats.
+
+    Args:
+        path: the file, for messages.
+        records: rows of the file.
+        format: from `find_format`.
+
+    Raises:
+        InputError: a column is missing, or a row is malformed.
+    """
+    return _READERS[format](path, records)
 
 
 def instruction_rows(
@@ -40,6 +77,25 @@ def instruction_rows(
         texts = (read_text(path, number, record, instruction), *(inputs or [""]))
         rows.append(Row(texts, 0, read_text(path, number, record, output)))
     return rows
+
+
+def _prompt_rows(path: Path, records: Sequence[Record]) -> list[Row]:
+    return instruction_rows(path, records, (PROMPT,), RESPONSE)
+
+
+_READERS: Mapping[Format, Callable[[Path, Sequence[Record]], list[Row]]] = {
+    "conversations": conversation_rows,
+    "preferences": preference_rows,
+    "instructions": instruction_rows,
+    "prompts": _prompt_rows,
+}
+
+
+def row_format(row: Row) -> str:
+    """Return in words the format of a generation task's row, for people."""
+    if row.rejected:
+        return "preference pairs"
+    return "conversations" if row.turns else "instructions"
 
 
 def lists_options(row: Row) -> bool:

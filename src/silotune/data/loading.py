@@ -6,21 +6,11 @@ from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 
-from silotune.config import Config, DataConfig, SiloConfig
+from silotune.config import Config, DataConfig
 from silotune.data.folders import LabeledSet, read_folder, task_folders
 from silotune.data.hub import HUB, HubSet, read_hub_set
-from silotune.data.instructions import instruction_rows
+from silotune.data.own_silos import own_sets
 from silotune.data.partition import partition_by_value, partition_rows, silo_names
-from silotune.data.readers import (
-    FORMATS,
-    Record,
-    label_names,
-    labeled_rows,
-    read_labels,
-    read_records,
-    require_columns,
-    with_groups,
-)
 from silotune.data.splits import SplitRule, split
 from silotune.data.tasks import SiloData, Splits, Task, check_silo, generation_task, make_task
 from silotune.errors import InputError, unknown_name_error
@@ -57,7 +47,7 @@ def _load(config: Config) -> tuple[list[SiloData], list[SiloData]]:
     data = config.data
     if absent and data.tasks:
         data = data.model_copy(update={"tasks": list(dict.fromkeys([*data.tasks, *absent]))})
-    sets = _own_sets(config.silos, partition.column) if config.silos else _named_sets(data, partition.column)
+    sets = own_sets(config.silos, partition.column) if config.silos else _named_sets(data, partition.column)
     for name in absent:
         if name not in sets:
             raise unknown_name_error("name in evaluation.unseen or evaluation.new_silos", name, sets)
@@ -194,72 +184,3 @@ def _renamed(name: str, labels: tuple[str, ...], wanted: list[str] | None) -> tu
     if wanted is not None and len(wanted) != len(labels):
         raise InputError(f"data.labels: {len(wanted)} names, but {name!r} has {len(labels)}: {', '.join(labels)}")
     return labels if wanted is None else tuple(wanted)
-
-
-def _own_sets(silos: list[SiloConfig], column: str | None) -> dict[str, LabeledSet]:
-    files = {silo.name: _silo_files(Path(silo.path)) for silo in silos}
-    records = {
-        name: {split_name: read_records(path) for split_name, path in paths.items()} for name, paths in files.items()
-    }
-    tasks: dict[str, Task] = {}
-    for silo in silos:
-        name = silo.task or silo.name
-        if silo.kind == "generation":
-            task = generation_task(name, silo.metric or "rouge1", f"silo {silo.name!r}")
-        else:
-            labels = _labels(silos, name, files, records)
-            task = make_task(name, labels, silo.metric or "accuracy", f"silo {silo.name!r}")
-        if tasks.setdefault(name, task) != task:
-            raise InputError(f"silo {silo.name!r}: metric or kind differs from the other silos of task {name!r}")
-    sets: dict[str, LabeledSet] = {}
-    for silo in silos:
-        task = tasks[silo.task or silo.name]
-        paths = files[silo.name]
-        rows = {
-            split_name: instruction_rows(paths[split_name], split_records, silo.columns, silo.label)
-            if silo.kind == "generation"
-            else labeled_rows(paths[split_name], split_records, silo.columns, silo.label, task.labels, by_index=False)
-            for split_name, split_records in records[silo.name].items()
-        }
-        rows["train"] = with_groups(paths["train"], records[silo.name]["train"], rows["train"], column)
-        sets[silo.name] = LabeledSet(task, Splits(**rows), unsplit=len(rows) == 1)
-    return sets
-
-
-def _silo_files(path: Path) -> dict[str, Path]:
-    """Find a silo's files by split: a single file is the training split; a folder has one file per split."""
-    if not path.is_dir():
-        return {"train": path}
-    files_by_split: dict[str, Path] = {}
-    for split_name in ("train", "validation", "test"):
-        files = sorted(file for file in path.glob(f"{split_name}.*") if file.suffix.lower() in FORMATS)
-        if len(files) > 1:
-            raise InputError(f"silo folder {path}: {' and '.join(file.name for file in files)}; only one may be there")
-        if files:
-            files_by_split[split_name] = files[0]
-    if "train" not in files_by_split:
-        raise InputError(
-            f"silo folder {path}: no train file; allowed: {', '.join(f'train{suffix}' for suffix in FORMATS)}"
-        )
-    return files_by_split
-
-
-def _labels(
-    silos: list[SiloConfig],
-    task: str,
-    files: dict[str, dict[str, Path]],
-    records: dict[str, dict[str, list[Record]]],
-) -> tuple[str, ...]:
-    """Return a task's label names: declared ones, else those in its silos' training rows."""
-    members = [silo for silo in silos if (silo.task or silo.name) == task]
-    declared = {tuple(silo.labels) for silo in members if silo.labels}
-    if len(declared) > 1:
-        raise InputError(f"silos: task {task!r} is declared with different labels: {sorted(declared)}")
-    if declared:
-        return declared.pop()
-    values: list[str | int] = []
-    for silo in members:
-        path, rows = files[silo.name]["train"], records[silo.name]["train"]
-        require_columns(path, rows[0], [silo.label])
-        values += read_labels(path, rows, silo.label)
-    return label_names(values)

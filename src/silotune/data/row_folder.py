@@ -26,7 +26,7 @@ def write_rows(folder: Path, data: SiloData) -> None:
     folder.chmod(0o700)
     for name in _SPLITS:
         rows: list[Row] = getattr(data.splits, name)
-        lines = (json.dumps([list(row.texts), row.label, row.answer], ensure_ascii=False) for row in rows)
+        lines = (json.dumps(_fields(row), ensure_ascii=False) for row in rows)
         write_text(folder / f"{name}.jsonl", "".join(f"{line}\n" for line in lines))
     write_text(folder / _TASK, json.dumps(asdict(data.task)))  # last: marks the folder as complete
 
@@ -47,17 +47,27 @@ def read_rows(folder: Path, silo: str) -> SiloData:
     return SiloData(silo, task, Splits(**splits))
 
 
+def _fields(row: Row) -> list[Any]:
+    """Return a row as JSON; conversations and preference pairs have two fields more."""
+    more = [[list(turn) for turn in row.turns], row.rejected] if row.turns or row.rejected else []
+    return [list(row.texts), row.label, row.answer, *more]
+
+
 def _read(path: Path, task: Task) -> list[Row]:
     rows = []
     lines = path.read_text(encoding="utf-8").split("\n")  # `splitlines` would also split at separators inside a text
     for number, line in enumerate(lines, start=1):
         if line:
-            texts, label, answer = json.loads(line)
-            if not isinstance(texts, list) or not 1 <= len(texts) <= 2 or not _are_texts([*texts, answer]):
+            texts, label, answer, *more = json.loads(line)
+            turns, rejected = more or ([], "")
+            if not isinstance(texts, list) or not 1 <= len(texts) <= 2 or not _are_texts([*texts, answer, rejected]):
                 raise ValueError(f"{path.name}: line {number}: not the texts of a row")
             if type(label) is not int or (task.kind == "classification" and not 0 <= label < len(task.labels)):
                 raise ValueError(f"{path.name}: line {number}: label {label!r}")
-            rows.append(Row(tuple(texts), label, answer))
+            if not all(isinstance(turn, list) and len(turn) == 2 and _are_texts(turn) for turn in turns):
+                raise ValueError(f"{path.name}: line {number}: not the turns of a conversation")
+            conversation = tuple((role, content) for role, content in turns)
+            rows.append(Row(tuple(texts), label, answer, turns=conversation, rejected=rejected))
     return rows
 
 

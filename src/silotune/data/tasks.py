@@ -11,6 +11,11 @@ from silotune.errors import InputError, unknown_name_error
 
 TaskKind = Literal["classification", "generation"]
 
+Turn = tuple[str, str]
+"""A turn of a conversation: its role (system, user or assistant) and its content."""
+
+ASSISTANT = "assistant"
+
 
 @dataclass(frozen=True)
 class Task:
@@ -66,19 +71,24 @@ def generation_task(name: str, metric: str, culprit: str) -> Task:
 
 @dataclass(frozen=True)
 class Row:
-    """One labeled text, text pair or instruction.
+    """One labeled text, text pair, instruction or conversation.
 
     Args:
         texts: one text or two; for generation the instruction and its input (may be empty).
         label: index into the task's label names; 0 for generation.
         answer: reference text for generation.
         group: value of the column that defines natural silos, if there is one.
+        turns: the conversation before the answer, which is then the assistant's next turn; empty for other rows.
+            `texts` holds its last turn.
+        rejected: the answer that `answer` is preferred to (preference pairs).
     """
 
     texts: tuple[str, ...]
     label: int
     answer: str = ""
     group: str = ""
+    turns: tuple[Turn, ...] = ()
+    rejected: str = ""
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""Cloze, instruction and chat templates: fill in a row's texts, and encode the result within the maximum length.
+"""Cloze and instruction templates: fill in a row's texts, and encode the result within the maximum length.
 
 A cloze template ("{text} is {mask}.") has a place for the label word; an instruction template ends where the answer
 begins. Rows that are too long have their texts shortened from the end, the longest first; the template's own words, the
@@ -11,7 +11,7 @@ import string
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from silotune.errors import InputError
 
@@ -152,27 +152,9 @@ class InstructionTemplate:
         instruction, input_text = texts
         slots = [slot for _, slot in _pieces(self.text)]
         if "input" not in slots:
-            instruction, input_text = _join_lines(texts), ""
+            instruction, input_text = join_lines(texts), ""
         values = {"instruction": instruction, "input": input_text, None: ""}
         return "".join(literal + values[slot] for literal, slot in _pieces(self.text))
-
-
-def chat_template(tokenizer: PreTrainedTokenizerBase) -> FillTemplate:
-    """Return a function that makes prompts by the tokenizer's own (Jinja) chat template.
-
-    The prompt is one turn of the user, followed by the start of the assistant's turn.
-
-    Raises:
-        InputError: the tokenizer has no chat template.
-    """
-    if not getattr(tokenizer, "chat_template", None):
-        raise InputError("head.template: 'chat' needs a tokenizer with a chat template; this backbone's has none")
-
-    def fill(texts: Texts) -> str:
-        turns = [{"role": "user", "content": _join_lines(texts)}]
-        return cast(str, tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True))
-
-    return fill
 
 
 @dataclass(frozen=True)
@@ -258,7 +240,8 @@ def _shortened(tokenizer: PreTrainedTokenizerBase, row: EncodedText, excess: int
     return tuple(shorter)
 
 
-def _join_lines(texts: Texts) -> str:
+def join_lines(texts: Texts) -> str:
+    """Join the texts that are not empty by line breaks."""
     return "\n".join(text for text in texts if text)
 
 

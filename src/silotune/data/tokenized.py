@@ -23,6 +23,9 @@ the micro-batch, the position in its tokens (decoder tokens, if the row has any)
 SOFT_AT = "soft_at"
 """Input of shape (rows,): the token before which each row's soft prompt goes. Without it, before the first."""
 
+_LISTS = ("types", "decoder", "reads", "targets", "answers", "prompts", "soft")
+"""Fields of `TokenizedRows` with one entry per row."""
+
 HEAD_INPUTS = (READ_ROWS, READ_POSITIONS, READ_TARGETS)
 
 
@@ -39,6 +42,7 @@ class TokenizedRows:
         reads: positions per row that a language-model head reads.
         targets: target token at each of these positions.
         answers: reference text per row (generation).
+        prompts: number of tokens per row before the answer (generation, decoder-only models).
         soft: per row, the token before which its soft prompt goes; without it, the first.
         options: whether every prompt lists the allowed answers.
         poisoned: number of rows that an attacker added; they are trained on but excluded from all statistics.
@@ -52,6 +56,7 @@ class TokenizedRows:
     reads: list[list[int]] | None = None
     targets: list[list[int]] | None = None
     answers: list[str] | None = None
+    prompts: list[int] | None = None
     soft: list[int] | None = None
     options: bool = False
     poisoned: int = 0
@@ -81,7 +86,7 @@ class TokenizedRows:
             first, second = getattr(self, name), getattr(other, name)
             return None if first is None or second is None else first + second
 
-        lists = {name: concatenate(name) for name in ("types", "decoder", "reads", "targets", "answers", "soft")}
+        lists = {name: concatenate(name) for name in _LISTS}
         labels, poisoned = torch.cat([self.labels, other.labels]), self.poisoned + other.poisoned
         fields: dict[str, Any] = lists | {"options": self.options and other.options, "poisoned": poisoned}
         return TokenizedRows(self.task, self.ids + other.ids, labels=labels, **fields)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from silotune.config import Config
 from silotune.core.tensors import State, unflatten
 from silotune.data.tasks import Task
+from silotune.data.templates import CHAT
 from silotune.errors import InputError, unknown_name_error
 from silotune.evaluation.instance_vectors import read_instances
 from silotune.methods import Method
@@ -17,7 +18,7 @@ from silotune.methods.parts import Scope, names_with
 from silotune.models.backbone.backbone import Backbone
 from silotune.models.tuners.initial_adapter import FILE
 from silotune.runs.build.model import build_model
-from silotune.runs.build.resolve import make_method, read_config, use_this_machine
+from silotune.runs.build.resolve import make_method, read_config, use_this_machine, with_template
 from silotune.runs.build.silos import silos_without_rows
 from silotune.runs.personal_model import PersonalModel
 from silotune.runs.storage.readers import read_summary, read_versions
@@ -129,6 +130,8 @@ class _FinishedRun:
         """
         summary = read_summary(path)
         config = read_config(str(path / "config.yaml"))
+        if summary.get("template") == CHAT:  # chosen by the silos' rows
+            config = with_template(config, CHAT)
         method = make_method(config)
         _check_private_parts(path, summary, method)
         config = config.model_copy(update={"device": "auto"})  # this machine may not have the run's

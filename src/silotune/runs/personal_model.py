@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from silotune.core.tensors import State
+from silotune.data.conversations import asked_row
 from silotune.data.tasks import Row, Task
 from silotune.data.tokenized import TokenizedRows
 from silotune.errors import InputError
@@ -16,6 +18,9 @@ from silotune.evaluation.predict import answers, logits
 from silotune.models.forward.mixing import resolve_weights
 from silotune.training.context import TrainingContext
 from silotune.training.silo import Silo
+
+Text = str | tuple[str, str] | list[dict[str, Any]]
+"""A text, a pair of texts, or a conversation as a list of turns."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +63,7 @@ class PersonalModel:
         self.task = task
         self.texts_per_row = texts_per_row
 
-    def predict(self, texts: Sequence[str | tuple[str, str]]) -> list[Prediction]:
+    def predict(self, texts: Sequence[Text]) -> list[Prediction]:
         """Classify texts, or pairs of texts.
 
         Raises:
@@ -70,17 +75,17 @@ class PersonalModel:
         by_label = [dict(zip(self.task.labels, row, strict=True)) for row in probabilities]
         return [Prediction(max(row, key=row.__getitem__), row) for row in by_label]
 
-    def write(self, instructions: Sequence[str | tuple[str, str]]) -> list[str]:
-        """Answer instructions, or pairs of instruction and input.
+    def write(self, instructions: Sequence[Text]) -> list[str]:
+        """Answer instructions, pairs of instruction and input, or conversations (lists of turns).
 
         Raises:
-            InputError: if the silo's task is one of classification.
+            InputError: if the silo's task is one of classification, or a conversation is malformed.
         """
         if self.task.kind != "generation":
             raise InputError(f"write: task {self.task.name!r} is one of classification; use predict")
         return answers(self._context, self._state, self._encoded(instructions))
 
-    def explain(self, texts: Sequence[str | tuple[str, str]]) -> list[Explanation]:
+    def explain(self, texts: Sequence[Text]) -> list[Explanation]:
         """Return the weights of the model's parts for each text.
 
         Raises:
@@ -99,12 +104,18 @@ class PersonalModel:
             )
         ]
 
-    def _encoded(self, texts: Sequence[str | tuple[str, str]]) -> TokenizedRows:
+    def _encoded(self, texts: Sequence[Text]) -> TokenizedRows:
         """Return texts as token ids; the missing input of an instruction is empty."""
-        single = ("",) if self.task.kind == "generation" else ()
-        rows = [Row((text, *single) if isinstance(text, str) else tuple(text), 0) for text in texts]
+        rows = [self._row(text) for text in texts]
         if len({len(row.texts) for row in rows}) > 1:
             raise InputError("predict: give either single texts or pairs, not both")
         context = self._context
         tokenize = context.method.setting.head.row_tokenizer(context.backbone, context.train.max_length)
         return tokenize(self.task, rows)
+
+    def _row(self, text: Text) -> Row:
+        if isinstance(text, str):
+            return Row((text, "") if self.task.kind == "generation" else (text,), 0)
+        if isinstance(text, tuple):
+            return Row(tuple(text), 0)
+        return asked_row(text, "predict")

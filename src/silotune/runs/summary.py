@@ -11,11 +11,13 @@ import torch
 from silotune.core.numeric import mean_ignoring_none
 from silotune.core.tensors import count_parameters, digest
 from silotune.data.metrics import majority_score
+from silotune.data.templates import CHAT
 from silotune.evaluation.backdoor import overall
 from silotune.evaluation.federation_scores import all_share_one_model, mean_score
 from silotune.evaluation.new_silos import join
 from silotune.evaluation.personalization import unseen
 from silotune.methods.parts import Scope
+from silotune.models.heads import LanguageModelHead
 from silotune.models.tuners import Tuner
 from silotune.runs.engines.base import Engine
 from silotune.training.federation import Federation
@@ -62,9 +64,16 @@ def summarise(engine: Engine) -> dict[str, Any]:
         **left_out(federation),
         "average": central["test"] if central else mean_test(silos),
         **average_sampled(silos, central is not None and all_share_one_model(federation.context)),
+        **({"template": CHAT} if chose_chat_template(federation) else {}),
         **({"attack": attack} if attack else {}),
         **({"privacy": federation.privacy.summary()} if federation.privacy else {}),
     }
+
+
+def chose_chat_template(federation: Federation) -> bool:
+    """Return whether the head has the chat template because rows are conversations, not by the configuration."""
+    head = federation.method.setting.head
+    return federation.config.head.template is None and isinstance(head, LanguageModelHead) and head.chat
 
 
 def mean_test(silos: Mapping[str, Mapping[str, Any]]) -> float | None:

@@ -35,7 +35,7 @@ from silotune.evaluation.instance_vectors import INSTANCES_FOLDER
 from silotune.methods import Method
 from silotune.methods.parts import Scope, names_with
 from silotune.runs.build.coordinator import privacy_guarantee, sampling_groups
-from silotune.runs.build.resolve import make_method, on_this_machine
+from silotune.runs.build.resolve import make_method, on_this_machine, with_chat_template
 from silotune.runs.build.validation import check_tasks
 from silotune.runs.engines.base import Progress
 from silotune.runs.storage.readers import read_summary
@@ -70,8 +70,9 @@ def run_local(
         require_unused(out, "--out", OR_RESUME)
     check_federated(config)
     config = on_this_machine(config)
-    method = make_method(config)
     data = load_silos(config)
+    config = with_chat_template(config, data)
+    method = make_method(config)
     tasks = {silo.name: silo.task for silo in data}
     check_tasks(config, method, tasks)
     names = [silo.name for silo in data]

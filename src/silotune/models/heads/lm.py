@@ -1,4 +1,4 @@
-"""The language-model head: tokenizes rows as prompt and response, and computes the loss over response tokens.
+"""The language-model head: computes the loss over the tokens of responses.
 
 It uses the backbone's own frozen output layer and has no tensors to train. Vocabulary scores are computed for response
 tokens alone, never for the prompt's. Answers are generated in `models/forward/generation.py`.
@@ -6,9 +6,9 @@ tokens alone, never for the prompt's. Answers are generated in `models/forward/g
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -16,9 +16,10 @@ from torch.utils.checkpoint import checkpoint
 
 from silotune.core.tensors import Tensors
 from silotune.data.batching import Batch
-from silotune.data.instructions import lists_options
-from silotune.data.tasks import Row, Task
-from silotune.data.templates import CHAT, INSTRUCTION, FillTemplate, InstructionTemplate, chat_template, encode_fitting
+from silotune.data.chat_template import ChatTemplate
+from silotune.data.generation_tokenizer import GenerationTokenizer
+from silotune.data.tasks import Task
+from silotune.data.templates import CHAT, INSTRUCTION, InstructionTemplate
 from silotune.data.tokenized import READ_POSITIONS, READ_ROWS, READ_TARGETS, Inputs, TokenizedRows
 from silotune.errors import InputError
 from silotune.models.backbone.backbone import Backbone
@@ -42,6 +43,9 @@ class LanguageModelHead(Head):
     Args:
         template: text with `{instruction}` (and `{input}`), or `chat` for the tokenizer's own template.
         generation: options of generation; None: their defaults.
+        chat_template: the name of the tokenizer's template, if it has several.
+        chat_kwargs: variables for the chat template, such as `enable_thinking`.
+        train_on: the turns of a conversation that are trained: all of the assistant's, or its last.
     """
 
     name = "lm"
@@ -49,9 +53,19 @@ class LanguageModelHead(Head):
     model_class = "AutoModelForCausalLM"
     has_tensors = False
 
-    def __init__(self, template: str = INSTRUCTION, generation: GenerationOptions | None = None) -> None:
-        self._chat = template == CHAT
-        self._template = InstructionTemplate() if self._chat else InstructionTemplate(template)
+    def __init__(
+        self,
+        template: str = INSTRUCTION,
+        generation: GenerationOptions | None = None,
+        *,
+        chat_template: str | None = None,
+        chat_kwargs: Mapping[str, Any] | None = None,
+        train_on: Literal["assistant", "last"] = "assistant",
+    ) -> None:
+        self.chat = template == CHAT
+        self._chat_name, self._chat_kwargs = chat_template, dict(chat_kwargs or {})
+        self._last_only = train_on == "last"
+        self._template = InstructionTemplate() if self.chat else InstructionTemplate(template)
         self.generation = generation or GenerationOptions()
 
     @classmethod
@@ -59,59 +73,42 @@ class LanguageModelHead(Head):
         """See `Head.make`."""
         if isinstance(config.template, Mapping):
             raise InputError("head.template: head=lm takes one template for all tasks")
-        return cls(config.template or INSTRUCTION, GenerationOptions(config.beams, config.max_new_tokens))
+        template = config.template or INSTRUCTION
+        if config.template not in (None, CHAT) and config.chat_keys:
+            raise InputError(f"head.{config.chat_keys[0]}: of head.template=chat; leave it out")
+        return cls(
+            template,
+            GenerationOptions(config.beams, config.max_new_tokens),
+            chat_template=config.chat_template,
+            chat_kwargs=config.chat_kwargs,
+            train_on=config.train_on,
+        )
 
     def check(self, backbone: Backbone, tasks: Iterable[Task]) -> None:
         """See `Head.check`."""
         if backbone.tokenizer.eos_token_id is None:
             raise InputError("head=lm: the backbone's tokenizer has no end token")
+        if self.chat:
+            self._chat_template(backbone)
 
     def prompt_room(self, max_length: int) -> int:
         """Return the maximum length of a decoder-only model's prompt in tokens, which leaves room for the answer."""
         return max_length - min(self.generation.max_new_tokens, max_length // 2)
 
     def row_tokenizer(self, backbone: Backbone, max_length: int) -> TokenizeRows:
-        """See `Head.row_tokenizer`; makes token ids of prompts and responses.
-
-        A decoder-only model's prompt is cut to `prompt_room`, however short its response is, so that it is the same in
-        training and in generation. A response that does not fit behind it is cut and then has no end token.
-        """
-        tokenizer: Any = backbone.tokenizer
-        fill: FillTemplate = chat_template(tokenizer) if self._chat else self._template
-        end = int(tokenizer.eos_token_id)
+        """See `Head.row_tokenizer`; `GenerationTokenizer` has the details."""
         encoder_decoder = bool(backbone.base.config.is_encoder_decoder)
-        room = max_length if encoder_decoder else self.prompt_room(max_length)
+        return GenerationTokenizer(
+            backbone.tokenizer,
+            self._chat_template(backbone) if self.chat else self._template,
+            max_length,
+            room=max_length if encoder_decoder else self.prompt_room(max_length),
+            decoder_start=backbone.base.config.decoder_start_token_id if encoder_decoder else None,
+            last_only=self._last_only,
+        )
 
-        def tokenize(task: Task, rows: Sequence[Row]) -> TokenizedRows:
-            labels = torch.zeros(len(rows), dtype=torch.int64)
-            if not rows:
-                return TokenizedRows(task, [], None, labels, reads=[], targets=[], answers=[])
-            encoded = encode_fitting(tokenizer, fill, [row.texts for row in rows], room, special_tokens=not self._chat)
-            prompts = [prompt.ids for prompt in encoded]
-            answer_ids = tokenizer([row.answer for row in rows], add_special_tokens=False)["input_ids"]
-            if encoder_decoder:
-                start = backbone.base.config.decoder_start_token_id
-                responses = [[*ids, end][:max_length] for ids in answer_ids]
-                decoder = [[start, *response[:-1]] for response in responses]
-                reads = [list(range(len(response))) for response in responses]
-                ids = prompts
-            else:
-                prompts = [prompt[:-1] if prompt[-1] == end else prompt for prompt in prompts]
-                responses = [
-                    [*ids, end][: max_length - len(prompt)] for prompt, ids in zip(prompts, answer_ids, strict=True)
-                ]
-                decoder = None
-                reads = [
-                    list(range(len(prompt) - 1, len(prompt) + len(response) - 1))
-                    for prompt, response in zip(prompts, responses, strict=True)
-                ]
-                ids = [[*prompt, *response] for prompt, response in zip(prompts, responses, strict=True)]
-            answers, options = [row.answer for row in rows], all(map(lists_options, rows))
-            return TokenizedRows(
-                task, ids, None, labels, decoder, reads=reads, targets=responses, answers=answers, options=options
-            )
-
-        return tokenize
+    def _chat_template(self, backbone: Backbone) -> ChatTemplate:
+        return ChatTemplate(backbone.tokenizer, self._chat_name, self._chat_kwargs)
 
     def init(self, backbone: Backbone, tasks: Iterable[Task], generator: torch.Generator) -> Tensors:
         """See `Head.init`; there are no tensors."""
@@ -153,11 +150,10 @@ class LanguageModelHead(Head):
 
 def prompt_rows(rows: TokenizedRows) -> TokenizedRows:
     """Return the rows without their responses, for generation and for the vectors that represent a row's text."""
-    if rows.decoder is None and rows.reads is not None:
-        ids = [tokens[: reads[0] + 1] for tokens, reads in zip(rows.ids, rows.reads, strict=True)]
-    else:
-        ids = rows.ids
-    return replace(rows, ids=ids, decoder=None, reads=None, targets=None)
+    ids = rows.ids
+    if rows.prompts is not None:
+        ids = [tokens[:prompt] for tokens, prompt in zip(rows.ids, rows.prompts, strict=True)]
+    return replace(rows, ids=ids, decoder=None, reads=None, targets=None, prompts=None)
 
 
 def token_losses(backbone: Backbone, states: Tensor, targets: Tensor, weights: Mapping[str, Tensor]) -> Tensor:

@@ -9,7 +9,7 @@ from silotune.data.tasks import SiloData
 from silotune.models.backbone.backbone import Backbone
 from silotune.runs.build.coordinator import build_coordinator
 from silotune.runs.build.model import build_model
-from silotune.runs.build.resolve import make_method, use_this_machine
+from silotune.runs.build.resolve import make_method, use_this_machine, with_chat_template
 from silotune.runs.build.silos import absent_silo, build_silos, server_silo
 from silotune.runs.build.validation import check_tasks
 from silotune.training.cohort import choose
@@ -34,18 +34,18 @@ def build(
         InputError: for anything that cannot work, before any training.
     """
     config = use_this_machine(config)
-    method = make_method(config)
-    absent: list[SiloData] = []
+    absent = load_absent(config) if data is None else []
+    rows = load_silos(config) if data is None else data
+    method = make_method(with_chat_template(config, rows))
     if data is None:
-        data, absent = load_silos(config), load_absent(config)
-        method.setting.head.check_names(silo.task for silo in [*data, *absent])
-    tasks = {silo.name: silo.task for silo in data}
+        method.setting.head.check_names(silo.task for silo in [*rows, *absent])
+    tasks = {silo.name: silo.task for silo in rows}
     absent_tasks = {silo.name: silo.task for silo in absent}
     check_tasks(config, method, tasks, absent_tasks, None if labeled is None else labeled.task)
     context = build_model(config, method, [*tasks.values(), *absent_tasks.values()], backbone)
     if labeled is None and method.server_phases():
-        labeled = draw_labeled_rows(data, config.server, config.data_seed)
-    silos, malicious = build_silos(config, context, data)
+        labeled = draw_labeled_rows(rows, config.server, config.data_seed)
+    silos, malicious = build_silos(config, context, rows)
     server = None if labeled is None else server_silo(context, labeled)
     context.check_rows([*silos.values(), *([server] if server else [])])
     coordinator, privacy = build_coordinator(config, context, silos, tasks, labeled is not None)
@@ -55,7 +55,7 @@ def build(
         silos,
         coordinator,
         tasks,
-        texts={silo.name: len(silo.splits.train[0].texts) for silo in data if silo.splits.train},
+        texts={silo.name: len(silo.splits.train[0].texts) for silo in rows if silo.splits.train},
         server=server,
         malicious=malicious,
         absent={silo.name: absent_silo(context, silo) for silo in absent},

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -10,6 +10,9 @@ import torch
 from pydantic import BaseModel, ValidationError
 
 from silotune.config import BackboneConfig, Choice, Config, input_error, load_config
+from silotune.config.head import HeadConfig
+from silotune.data.tasks import SiloData
+from silotune.data.templates import CHAT
 from silotune.errors import InputError
 from silotune.methods import METHODS, Method, Setting
 from silotune.methods.parts import Scope
@@ -114,6 +117,27 @@ class BackboneRequirements:
             checkpointing=self.checkpointing,
             model_class=self.model_class,
         )
+
+
+def with_chat_template(config: Config, data: Iterable[SiloData]) -> Config:
+    """Return the configuration with the chat template as template, if none is given and rows are conversations.
+
+    Raises:
+        InputError: keys of the chat template are given, and no template or row needs it.
+    """
+    head = config.head
+    if head.template is not None or head.name not in HeadConfig.owners["chat_kwargs"]:
+        return config
+    if any(row.turns for silo in data for row in silo.splits.train):
+        return with_template(config, CHAT)
+    if head.chat_keys:
+        raise InputError(f"head.{head.chat_keys[0]}: of head.template=chat; give that too, or leave this out")
+    return config
+
+
+def with_template(config: Config, template: str) -> Config:
+    """Return the configuration with another `head.template`."""
+    return config.model_copy(update={"head": config.head.model_copy(update={"template": template})})
 
 
 def make_method(config: Config) -> Method:

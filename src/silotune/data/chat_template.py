@@ -1,0 +1,192 @@
+"""`ChatTemplate` renders conversations by the tokenizer's own template, and finds what the assistant writes in them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from silotune.data.tasks import ASSISTANT, Turn
+from silotune.data.templates import Texts, join_lines
+from silotune.errors import InputError, unknown_name_error
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+Span = tuple[int, int]
+"""The characters of a rendered conversation from the first to before the second."""
+
+_GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
+"""The mark by which a template says what the assistant writes."""
+
+_PROBE = "Xyzzy"
+"""An answer that no template changes."""
+
+
+class ChatTemplate:
+    """A tokenizer's chat template (Jinja).
+
+    Args:
+        tokenizer: a tokenizer with a chat template.
+        name: the name of the template, if the tokenizer has several; None: its default.
+        options: variables for the template, such as `enable_thinking`.
+
+    Raises:
+        InputError: the tokenizer has no chat template, or none of this name.
+    """
+
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, name: str | None = None, options: Mapping[str, Any] | None = None
+    ) -> None:
+        given: Any = getattr(tokenizer, "chat_template", None)
+        if not given:
+            raise InputError("head.template: 'chat' needs a tokenizer with a chat template; this backbone's has none")
+        templates: dict[str, str] = given if isinstance(given, dict) else {"default": given}
+        wanted = "default" if name is None else name
+        if wanted not in templates:
+            raise unknown_name_error("template in head.chat_template", wanted, templates)
+        self._tokenizer: Any = tokenizer
+        self._template = templates[wanted]
+        self._options = dict(options or {})
+
+    def prompt(self, turns: Sequence[Turn]) -> str:
+        """Return the text after which the assistant's next turn begins."""
+        return self._render(turns, add_generation_prompt=True)
+
+    def __call__(self, texts: Texts) -> str:
+        """Return the prompt of a row that is no conversation: one turn of the user, its texts joined by line breaks."""
+        return self.prompt([("user", join_lines(texts))])
+
+    def text(self, turns: Sequence[Turn]) -> str:
+        """Return a whole conversation."""
+        return self._render(turns, add_generation_prompt=False)
+
+    @cached_property
+    def turn_end(self) -> str:
+        """The text that ends the assistant's turn, with its special token; empty if the template has none."""
+        begin, end = self._end_token
+        return self._tail[:end] if end > begin else ""
+
+    @cached_property
+    def turn_end_id(self) -> int | None:
+        """The token that ends the assistant's turn; None if the template has none."""
+        begin, end = self._end_token
+        return int(self._tokenizer.convert_tokens_to_ids(self._tail[begin:end])) if end > begin else None
+
+    @cached_property
+    def _tail(self) -> str:
+        """What follows the last answer of a conversation."""
+        rendered = self.text([("user", "Say it."), (ASSISTANT, _PROBE)])
+        return rendered[rendered.rindex(_PROBE) + len(_PROBE) :] if _PROBE in rendered else ""
+
+    @cached_property
+    def _end_token(self) -> Span:
+        """The characters of the first added token (`<|im_end|>`) of the tail; empty if there is none."""
+        added = {str(token) for token in self._tokenizer.get_added_vocab()} | {*self._tokenizer.all_special_tokens}
+        found = [(self._tail.index(token), -len(token)) for token in added if token and token in self._tail]
+        begin, negative = min(found, default=(0, 0))
+        return begin, begin - negative
+
+    def answers(self, turns: Sequence[Turn], last_only: bool) -> tuple[str, list[Span], int]:
+        """Render a conversation that ends with the assistant's turn, and find what the assistant writes in it.
+
+        A template with `{% generation %}` marks it itself. With others, a turn of the assistant is what the template
+        adds to the prompt before it. Either way, its turn end belongs to it where the template has one.
+
+        Args:
+            turns: the conversation.
+            last_only: whether only the last turn of the assistant counts.
+
+        Returns:
+            The text, up to the end of the last answer; the characters of each answer; and where the last answer begins.
+
+        Raises:
+            InputError: the template writes a turn in another way once others follow, or refuses the conversation.
+        """
+        whole = self.text(turns)
+        prompt = self.prompt(turns[:-1])
+        if not whole.startswith(prompt):
+            raise InputError(
+                "head.template: the chat template writes a prompt and the answered conversation differently, so that "
+                "it cannot be trained on; choose another with head.chat_template or head.chat_kwargs"
+            )
+        if _GENERATION.search(self._template):
+            spans = [(begin, self._past_turn_end(whole, end)) for begin, end in self._marked(turns)]
+        else:
+            spans = self._added(turns, whole, last_only)
+        spans = spans[-1:] if last_only else spans
+        return whole[: spans[-1][1]], spans, len(prompt)
+
+    def _added(self, turns: Sequence[Turn], whole: str, last_only: bool) -> list[Span]:
+        spans = []
+        for position, (role, _) in enumerate(turns):
+            if role != ASSISTANT or (last_only and position < len(turns) - 1):
+                continue
+            prompt = self.prompt(turns[:position])
+            so_far = whole if position == len(turns) - 1 else self.text(turns[: position + 1])
+            added = so_far[len(prompt) :]
+            if self._tail and added.endswith(self._tail):
+                added = added[: len(added) - len(self._tail)] + self.turn_end
+            if not so_far.startswith(prompt) or not whole.startswith(prompt + added):
+                raise InputError(
+                    f"head.template: the chat template writes turn {position + 1} of a conversation differently once "
+                    "other turns follow; use head.train_on=last"
+                )
+            spans.append((len(prompt), len(prompt) + len(added)))
+        return spans
+
+    def _marked(self, turns: Sequence[Turn]) -> list[Span]:
+        """Return the characters between `{% generation %}` and `{% endgeneration %}`."""
+        from transformers.utils.chat_template_utils import render_jinja_template
+
+        rendered: Any = render_jinja_template(
+            conversations=[_messages(turns)],
+            chat_template=self._template,
+            return_assistant_tokens_mask=True,
+            **self._tokenizer.special_tokens_map,
+            **self._options,
+        )
+        spans: list[Span] = [(begin, end) for begin, end in rendered[1][0] if end > begin]
+        if not spans:
+            raise InputError("head.template: the chat template marks nothing of a conversation as generated")
+        return spans
+
+    def _past_turn_end(self, whole: str, end: int) -> int:
+        """Return the position behind the turn end, if it follows at `end`."""
+        return end + len(self.turn_end) if whole.startswith(self.turn_end, end) else end
+
+    def _render(self, turns: Sequence[Turn], add_generation_prompt: bool) -> str:
+        from jinja2 import TemplateError
+
+        try:
+            return str(
+                self._tokenizer.apply_chat_template(
+                    _messages(turns),
+                    chat_template=self._template,
+                    tokenize=False,
+                    add_generation_prompt=add_generation_prompt,
+                    **self._options,
+                )
+            )
+        except TemplateError as error:
+            roles = ", ".join(role for role, _ in turns)
+            raise InputError(f"head.template: the chat template refuses turns of {roles} ({error})") from error
+
+
+def _messages(turns: Sequence[Turn]) -> list[dict[str, str]]:
+    return [{"role": role, "content": content} for role, content in turns]
+
+
+def turn_end_ids(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+    """Return the tokens that end the assistant's turn in the tokenizer's chat templates; empty without a template."""
+    given: Any = getattr(tokenizer, "chat_template", None)
+    names = sorted(given) if isinstance(given, dict) else [None] if given else []
+    ids = set()
+    for name in names:
+        try:
+            ids.add(ChatTemplate(tokenizer, name).turn_end_id)
+        except InputError:  # a template for another use, e.g. with tools alone
+            continue
+    return tuple(sorted(token for token in ids if token is not None))

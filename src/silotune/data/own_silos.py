@@ -1,0 +1,122 @@
+"""Reads the silos of the section `silos`: the user's own files, folders and data sets of the hub."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from silotune.config import SiloConfig
+from silotune.data.folders import LabeledSet
+from silotune.data.hub import HUB_PREFIX, read_hub_records
+from silotune.data.instructions import Format, find_format, generation_rows, instruction_rows
+from silotune.data.readers import (
+    FORMATS,
+    Record,
+    label_names,
+    labeled_rows,
+    read_labels,
+    read_records,
+    require_columns,
+    with_groups,
+)
+from silotune.data.tasks import Splits, Task, generation_task, make_task
+from silotune.errors import InputError
+
+
+def own_sets(silos: list[SiloConfig], column: str | None) -> dict[str, LabeledSet]:
+    """Read the rows of `silos`: labeled texts, or generation data in the format that the columns show.
+
+    Args:
+        silos: the entries of the configuration.
+        column: column whose values define natural silos; stored as `Row.group`.
+
+    Raises:
+        InputError: a file or data set is missing or malformed, or silos of one task differ in labels or metric.
+    """
+    files = {silo.name: _silo_files(silo.path) for silo in silos}
+    records = {name: {part: read() for part, (_, read) in parts.items()} for name, parts in files.items()}
+    paths = {name: {part: path for part, (path, _) in parts.items()} for name, parts in files.items()}
+    formats = {silo.name: _format(silo, records[silo.name]["train"][0]) for silo in silos}
+    generating = {silo.name: silo.kind == "generation" or formats[silo.name] is not None for silo in silos}
+    tasks: dict[str, Task] = {}
+    for silo in silos:
+        name = silo.task or silo.name
+        if generating[silo.name]:
+            task = generation_task(name, silo.metric or "rouge1", f"silo {silo.name!r}")
+        else:
+            labels = _labels(silos, name, paths, records)
+            task = make_task(name, labels, silo.metric or "accuracy", f"silo {silo.name!r}")
+        if tasks.setdefault(name, task) != task:
+            raise InputError(f"silo {silo.name!r}: metric or kind differs from the other silos of task {name!r}")
+    sets: dict[str, LabeledSet] = {}
+    for silo in silos:
+        task = tasks[silo.task or silo.name]
+        format, own_paths, rows = formats[silo.name], paths[silo.name], {}
+        for part, part_records in records[silo.name].items():
+            if format is not None:
+                rows[part] = generation_rows(own_paths[part], part_records, format)
+            elif generating[silo.name]:
+                rows[part] = instruction_rows(own_paths[part], part_records, silo.columns, silo.label)
+            else:
+                rows[part] = labeled_rows(
+                    own_paths[part], part_records, silo.columns, silo.label, task.labels, by_index=False
+                )
+        rows["train"] = with_groups(own_paths["train"], records[silo.name]["train"], rows["train"], column)
+        sets[silo.name] = LabeledSet(task, Splits(**rows), unsplit=len(rows) == 1)
+    return sets
+
+
+def _format(silo: SiloConfig, record: Record) -> Format | None:
+    """Return the format of generation data that the columns show; None if they are the configured ones."""
+    return None if {*silo.columns, silo.label} & record.keys() else find_format(record)
+
+
+Part = tuple[Path, Callable[[], list[Record]]]
+"""A split's file or data set, for messages, and the function that reads its records."""
+
+
+def _silo_files(source: str) -> dict[str, Part]:
+    """Find a silo's records by split: a file, a folder of files, or a data set of the hub (`hub:OWNER/NAME`)."""
+    if source.startswith(HUB_PREFIX):
+        return {part: (Path(source), partial(list, records)) for part, records in read_hub_records(source).items()}
+    return {part: (path, partial(read_records, path)) for part, path in _split_files(Path(source)).items()}
+
+
+def _split_files(path: Path) -> dict[str, Path]:
+    """Find a silo's files by split: a single file is the training split; a folder has one file per split."""
+    if not path.is_dir():
+        return {"train": path}
+    files_by_split: dict[str, Path] = {}
+    for split_name in ("train", "validation", "test"):
+        files = sorted(file for file in path.glob(f"{split_name}.*") if file.suffix.lower() in FORMATS)
+        if len(files) > 1:
+            raise InputError(f"silo folder {path}: {' and '.join(file.name for file in files)}; only one may be there")
+        if files:
+            files_by_split[split_name] = files[0]
+    if "train" not in files_by_split:
+        raise InputError(
+            f"silo folder {path}: no train file; allowed: {', '.join(f'train{suffix}' for suffix in FORMATS)}"
+        )
+    return files_by_split
+
+
+def _labels(
+    silos: list[SiloConfig],
+    task: str,
+    files: dict[str, dict[str, Path]],
+    records: dict[str, dict[str, list[Record]]],
+) -> tuple[str, ...]:
+    """Return a task's label names: declared ones, else those in its silos' training rows."""
+    members = [silo for silo in silos if (silo.task or silo.name) == task]
+    declared = {tuple(silo.labels) for silo in members if silo.labels}
+    if len(declared) > 1:
+        raise InputError(f"silos: task {task!r} is declared with different labels: {sorted(declared)}")
+    if declared:
+        return declared.pop()
+    values: list[str | int] = []
+    for silo in members:
+        path, rows = files[silo.name]["train"], records[silo.name]["train"]
+        require_columns(path, rows[0], [silo.label])
+        values += read_labels(path, rows, silo.label)
+    return label_names(values)

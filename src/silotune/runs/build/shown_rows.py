@@ -1,0 +1,83 @@
+"""Says what silos' rows become: their format, and token by token what the model reads and what is trained."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from silotune.data.instructions import row_format
+from silotune.data.tasks import SiloData
+from silotune.data.tokenized import TokenizedRows
+from silotune.models.heads.base import TokenizeRows
+
+
+@dataclass(frozen=True)
+class ShownToken:
+    """One token: its id, its text, the model's input it belongs to, and whether the loss counts it."""
+
+    id: int
+    text: str
+    input: str
+    trained: bool
+
+
+@dataclass(frozen=True)
+class ShownRow:
+    """One row: its texts as they are in the file, its label or answer, and the tokens it becomes."""
+
+    texts: list[str]
+    target: str
+    tokens: list[ShownToken]
+
+
+def describe_silo(silo: SiloData) -> dict[str, Any]:
+    """Return a silo's task, format, metric and numbers of rows."""
+    row, task = silo.splits.train[0], silo.task
+    labeled = "text pairs with labels" if len(row.texts) > 1 else "texts with labels"
+    return {
+        "task": task.name,
+        "format": row_format(row) if task.kind == "generation" else labeled,
+        "labels": list(task.labels),
+        "metric": task.metric,
+        "rows": silo.splits.counts(),
+    }
+
+
+def show_rows(tokenizer: Any, tokenize: TokenizeRows, silo: SiloData, number: int) -> list[ShownRow]:
+    """Tokenize a silo's first training rows as training does.
+
+    Args:
+        tokenizer: the backbone's tokenizer.
+        tokenize: the head's function that tokenizes rows.
+        silo: the silo.
+        number: how many rows.
+    """
+    rows = silo.splits.train[:number]
+    tokenized = tokenize(silo.task, rows)
+    shown = []
+    for place, row in enumerate(rows):
+        texts = [f"{role}: {content}" for role, content in row.turns] or [text for text in row.texts if text]
+        target = row.answer if silo.task.kind == "generation" else silo.task.labels[row.label]
+        shown.append(ShownRow(texts, target, _tokens(tokenizer, tokenized, place)))
+    return shown
+
+
+def _tokens(tokenizer: Any, rows: TokenizedRows, place: int) -> list[ShownToken]:
+    """Return the tokens of one row; in an encoder–decoder, the decoder's targets follow the encoder's tokens."""
+    ids = rows.ids[place]
+    if rows.decoder is not None:
+        assert rows.targets is not None, "rows for a decoder have targets"
+        targets = rows.targets[place]
+        return [
+            *_shown(tokenizer, ids, "encoder", [False] * len(ids)),
+            *_shown(tokenizer, targets, "decoder", [True] * len(targets)),
+        ]
+    trained = {read + 1 for read in rows.reads[place]} if rows.reads is not None and rows.targets is not None else set()
+    return _shown(tokenizer, ids, "text", [position in trained for position in range(len(ids))])
+
+
+def _shown(tokenizer: Any, ids: Sequence[int], part: str, trained: Sequence[bool]) -> list[ShownToken]:
+    return [
+        ShownToken(token, str(tokenizer.decode([token])), part, flag) for token, flag in zip(ids, trained, strict=True)
+    ]

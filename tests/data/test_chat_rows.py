@@ -1,0 +1,148 @@
+"""Conversations as tokens: the assistant's turns alone are trained, up to the turn end, and prompts stay prompts."""
+
+from __future__ import annotations
+
+import pytest
+
+from silotune.data.chat_rows import ConversationEncoder
+from silotune.data.chat_template import ChatTemplate, turn_end_ids
+from silotune.data.generation_tokenizer import GenerationTokenizer
+from silotune.data.tasks import Row, Task
+from silotune.errors import InputError
+from tests.support.chats import (
+    CHANGING,
+    CHATML,
+    CLOSED,
+    LLAMA2,
+    MARKED,
+    NO_SYSTEM,
+    PLAIN,
+    THINKING,
+    chat_tokenizer,
+)
+
+TWO = (("system", "Be kind."), ("user", "the soup?"), ("assistant", "It was warm."), ("user", "and now"))
+
+
+def encode(template, turns=TWO, answer="cold.", last_only=False, room=200, max_length=400, **options):
+    tokenizer = chat_tokenizer(template)
+    encoder = ConversationEncoder(tokenizer, ChatTemplate(tokenizer, None, options), last_only, room, max_length)
+    return tokenizer, encoder(turns, answer)
+
+
+def trained_pieces(tokenizer, encoded):
+    """Return the stretches of trained tokens as text."""
+    pieces, current = [], []
+    for token, flag in zip([*encoded.ids, 0], [*encoded.trained, False], strict=True):
+        if flag:
+            current.append(token)
+        elif current:
+            pieces.append(tokenizer.decode(current))
+            current = []
+    return pieces
+
+
+@pytest.mark.parametrize("template", [CHATML, MARKED, CLOSED])
+def test_the_assistants_turns_are_trained_with_their_turn_end(template):
+    tokenizer, encoded = encode(template)
+    assert trained_pieces(tokenizer, encoded) == ["It was warm.<|im_end|>", "cold.<|im_end|>"]
+    assert encoded.ids[-1] == tokenizer.convert_tokens_to_ids("<|im_end|>")
+
+
+@pytest.mark.parametrize("template", [CHATML, MARKED, CLOSED, PLAIN, LLAMA2])
+def test_the_tokens_before_the_answer_are_those_of_the_prompt_alone(template):
+    turns = TWO[1:]
+    tokenizer, encoded = encode(template, turns)
+    messages = [{"role": role, "content": content} for role, content in turns]
+    prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=True)["input_ids"]
+    assert encoded.ids[: encoded.prompt] == prompt
+    assert not any(encoded.trained[encoded.prompt - 1 : encoded.prompt])
+    assert encoded.trained[encoded.prompt]
+
+
+def test_with_last_the_earlier_answers_are_only_read():
+    for template in (CHATML, MARKED):
+        tokenizer, encoded = encode(template, last_only=True)
+        assert trained_pieces(tokenizer, encoded) == ["cold.<|im_end|>"]
+
+
+def test_a_template_without_turn_end_gets_the_tokenizers_end():
+    tokenizer, encoded = encode(PLAIN, TWO[:2])
+    assert trained_pieces(tokenizer, encoded) == ["cold.</s>"]
+    assert turn_end_ids(tokenizer) == ()
+
+
+def test_the_turn_end_may_be_the_tokenizers_end():
+    tokenizer, encoded = encode(LLAMA2, TWO[1:])
+    assert trained_pieces(tokenizer, encoded) == [" It was warm. </s>", " cold. </s>"]
+    assert turn_end_ids(tokenizer) == (tokenizer.eos_token_id,)
+    assert turn_end_ids(chat_tokenizer()) == (tokenizer.convert_tokens_to_ids("<|im_end|>"),)
+
+
+def test_the_template_reads_its_options():
+    tokenizer, encoded = encode(THINKING, TWO[:2])
+    assert trained_pieces(tokenizer, encoded) == ["<think>\n\n</think>\n\ncold.<|im_end|>"]
+    tokenizer, encoded = encode(THINKING, TWO[:2], enable_thinking=False)
+    assert trained_pieces(tokenizer, encoded) == ["cold.<|im_end|>"]
+
+
+def test_a_turn_that_changes_later_is_refused_unless_only_the_last_is_trained():
+    with pytest.raises(InputError, match=r"turn 3 of a conversation differently.*head\.train_on=last"):
+        encode(THINKING)
+    tokenizer, encoded = encode(THINKING, last_only=True)
+    assert trained_pieces(tokenizer, encoded) == ["<think>\n\n</think>\n\ncold.<|im_end|>"]
+
+
+def test_templates_that_cannot_be_used_are_refused():
+    with pytest.raises(InputError, match=r"refuses turns of system, .*System role not supported"):
+        encode(NO_SYSTEM)
+    with pytest.raises(InputError, match="a prompt and the answered conversation differently"):
+        encode(CHANGING)
+    with pytest.raises(InputError, match="needs a tokenizer with a chat template"):
+        ChatTemplate(chat_tokenizer(None))
+    two = chat_tokenizer({"default": CHATML, "rag": PLAIN})
+    assert ChatTemplate(two, "rag").text(TWO[:1]) == "system: Be kind.\n"
+    with pytest.raises(InputError, match=r"head\.chat_template.*'rags'.*default, rag"):
+        ChatTemplate(two, "rags")
+
+
+def test_a_boundary_that_the_tokenizer_would_merge_is_kept():
+    template = CHATML.replace("assistant\n{% endif %}", "assistant\nth{% endif %}").replace(
+        "{{ m['content'] }}", "{{ 'th' if m['role'] == 'assistant' }}{{ m['content'] }}"
+    )
+    tokenizer, encoded = encode(template, TWO[:2], "e soup")
+    prompt = ChatTemplate(tokenizer).prompt(TWO[:2])
+    assert encoded.ids[: encoded.prompt] == tokenizer(prompt, add_special_tokens=False)["input_ids"]
+    assert trained_pieces(tokenizer, encoded) == ["e soup<|im_end|>"]
+
+
+def test_long_conversations_lose_the_oldest_turns_and_keep_system_and_answer():
+    turns = (TWO[0], *(turn for number in range(9) for turn in (("user", f"q{number}"), ("assistant", "fine"))), TWO[3])
+    tokenizer, encoded = encode(CHATML, turns, room=60, max_length=100)
+    text = tokenizer.decode(encoded.ids)
+    assert "Be kind." in text
+    assert "and now" in text
+    assert "q8" in text
+    assert "q0" not in text
+    assert text.endswith("cold.<|im_end|>")
+    assert encoded.prompt <= 60
+
+
+def test_long_texts_are_cut_before_the_answer_is():
+    turns = (("user", "the garden was lovely " * 40),)
+    tokenizer, encoded = encode(CHATML, turns, room=40, max_length=60)
+    text = tokenizer.decode(encoded.ids)
+    assert encoded.prompt <= 40
+    assert "<|im_end|>\n<|im_start|>assistant\ncold.<|im_end|>" in text
+    tokenizer, encoded = encode(CHATML, turns, "so cold " * 40, room=40, max_length=60)
+    assert len(encoded.ids) == 60
+    assert encoded.trained[-1]
+    assert "<|im_end|>" not in trained_pieces(tokenizer, encoded)[0]
+
+
+def test_instructions_in_the_chat_template_end_with_its_turn_end():
+    tokenizer = chat_tokenizer()
+    tokenize = GenerationTokenizer(tokenizer, ChatTemplate(tokenizer), 100, 80)
+    rows = tokenize(Task("t", (), "rouge1", "generation"), [Row(("Do it.", "now"), 0, "Done.")])
+    assert tokenizer.decode(rows.targets[0]) == "Done.<|im_end|>"
+    assert tokenizer.decode(rows.ids[0][: rows.prompts[0]]).endswith("Do it.\nnow<|im_end|>\n<|im_start|>assistant\n")
