@@ -44,7 +44,7 @@ def pool(pools) -> ProcessPoolExecutor:
 @pytest.fixture
 def one_pool(pool, monkeypatch):
     """All runs share the pool."""
-    monkeypatch.setattr(workers, "worker_pool", lambda _: nullcontext(pool))
+    monkeypatch.setattr(workers, "worker_pool", lambda *_: nullcontext(pool))
 
 
 def assert_the_same(run, whole) -> None:
@@ -66,6 +66,15 @@ def assert_the_same(run, whole) -> None:
 @pytest.mark.usefixtures("one_pool")
 def test_two_processes_give_the_bits_of_one(federate, reference, case, tmp_path):
     assert_the_same(federate.run(case, tmp_path / "run", workers=2), reference(case)[0])
+
+
+@pytest.mark.long
+def test_processes_that_share_converted_weights_give_the_bits_of_one(federate, tmp_path):
+    words = ("precision=bf16", "rounds=2")
+    config = federate.config("fedmcp", *words)
+    spread, whole = (run(config, out=tmp_path / str(number), workers=number) for number in (2, 1))
+    assert spread.federation.backbone.share() is not None
+    assert_the_same(spread, whole)
 
 
 @pytest.mark.usefixtures("one_pool")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from silotune.evaluation.instance_vectors import keep_instances
 from silotune.models.backbone.backbone import Backbone
 from silotune.runs.build.builder import build
 from silotune.runs.build.initial_adapter import keep_start
-from silotune.runs.build.resolve import read_config
+from silotune.runs.build.resolve import BackboneRequirements, read_config
 from silotune.runs.engines.base import Engine, Progress
 from silotune.runs.engines.in_process import InProcessEngine
 from silotune.runs.engines.multi_process import MultiProcessEngine
@@ -96,7 +97,8 @@ def _run(
 ) -> Run:
     if not resume:
         require_unused(path, "--out", OR_RESUME)
-    federation = build(config, backbone)
+    # with several processes, the main one leaves the device's memory to the others
+    federation = build(config, backbone, load=partial(BackboneRequirements.load, on_use=workers != 1))
     if federation.privacy is not None:
         federation.privacy.require_a_round()
     config = federation.config

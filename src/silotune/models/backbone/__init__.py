@@ -13,6 +13,7 @@ Files, each importing only those before it:
     hooks: hooks that apply a plan to the modules.
     lm_head: the model's own language-model head, over given states.
     backbone: `Backbone`, which runs plans.
+    shared_weights: weights that loading converts, once per machine.
     fingerprint: the digest of stored weights, kept between starts.
     loading: a `Backbone` from the hub, a folder or the offline default.
 """

@@ -30,3 +30,10 @@ def keep_freed_memory() -> bool:
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     return mallopt is not None and all([mallopt(_TRIM_THRESHOLD, TRIM_BYTES), mallopt(_MMAP_THRESHOLD, _MMAP_BYTES)])
+
+
+def release_freed_memory() -> None:
+    """Return what was freed to the system once, after something large that does not come again (glibc)."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+    if trim is not None:
+        trim(0)

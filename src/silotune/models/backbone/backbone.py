@@ -21,6 +21,7 @@ from silotune.models.backbone.forward_plan import ForwardPlan
 from silotune.models.backbone.hooks import FunctionalWrapper, HookManager
 from silotune.models.backbone.lm_head import LMHead
 from silotune.models.backbone.shared_activations import SharedActivations
+from silotune.models.backbone.shared_weights import SharedWeights
 from silotune.models.backbone.virtual_tokens import (
     PreparedInputs,
     gather_columns,
@@ -55,6 +56,7 @@ class Backbone:
         shape_only: the model has shapes but no data (`silotune.cost`): it stays on its device and has no fingerprint.
         name: the name in the configuration: `default`, a hub id or a folder.
         fingerprint: the digest of the weights as stored; None: that of the model's parameters in float32.
+        on_use: leave the weights where they are until the first use, and let `rest` take them back.
         load_float32: loads the stored weights in float32, to compare them with fingerprints of silotune 0.1.0.
     """
 
@@ -71,6 +73,7 @@ class Backbone:
         name: str = "",
         fingerprint: str | None = None,
         load_float32: Callable[[], PreTrainedModel] | None = None,
+        on_use: bool = False,
     ) -> None:
         self.name = name
         self.model = cast(Any, model)  # transformers' annotations fail strict type checking
@@ -89,7 +92,11 @@ class Backbone:
         self._fingerprint = "" if shape_only else fingerprint
         self._load_float32 = load_float32
         self.device = torch.device("cpu") if shape_only else device or resolve_device("auto")
-        if not shape_only:
+        self._on_use = on_use and self.device.type != "cpu"
+        self._resting = self._on_use
+        self._host: list[Tensor] | None = None
+        self._shared: SharedWeights | None = None
+        if not shape_only and not self._on_use:
             self.model.to(self.device)
         self._hooks = HookManager(self.base)
         if checkpointing:
@@ -167,9 +174,39 @@ class Backbone:
     def place(self, tensors: Mapping[str, Tensor]) -> Tensors:
         """Return tensors on the backbone's device, to be used with it; states at rest stay on the CPU.
 
-        This is the one way from the CPU to the device for parts of a model.
+        This is the one way from the CPU to the device for parts of a model. Weights at rest follow them there.
         """
+        if self._resting:
+            self._host = [tensor.data for tensor in self._tensors()]
+            self.model.to(self.device)
+            self._resting = False
         return on_device(tensors, self.device)
+
+    def rest(self) -> None:
+        """Free the device's memory until the next use; nothing happens to a backbone that is not loaded `on_use`."""
+        if self._on_use and self._host is not None:
+            for tensor, host in zip(self._tensors(), self._host, strict=True):
+                tensor.data = host
+            self._resting, self._host = True, None
+
+    @property
+    def modules_of_its_classes(self) -> list[str]:
+        """The modules that define model and tokenizer, for processes that will load the same."""
+        return [type(self.model).__module__, type(self.tokenizer).__module__]
+
+    def share(self) -> SharedWeights | None:
+        """Put the weights where other processes of this machine can use them.
+
+        Returns:
+            What another process loads the backbone with; None if it shares the files, or if they are on a device.
+        """
+        self.rest()
+        if self._shared is None and {tensor.device.type for tensor in self._tensors()} == {"cpu"}:
+            self._shared = SharedWeights.of(self.model)
+        return self._shared
+
+    def _tensors(self) -> list[Tensor]:
+        return [*self.model.parameters(), *self.model.buffers()]
 
     def encode(self, inputs: Inputs, plan: ForwardPlan) -> Tensor:
         """Run one padded batch under a plan.

@@ -16,6 +16,7 @@ from silotune.models.backbone.allocator import keep_freed_memory
 from silotune.models.backbone.backbone import WEIGHT_TYPES, Backbone
 from silotune.models.backbone.device import resolve_device, resolve_precision
 from silotune.models.backbone.fingerprint import stored_fingerprint
+from silotune.models.backbone.shared_weights import SharedWeights
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -81,6 +82,8 @@ def load_backbone(
     keep_master: bool = False,
     checkpointing: bool = False,
     model_class: ModelClass = "AutoModel",
+    on_use: bool = False,
+    weights: SharedWeights | None = None,
 ) -> Backbone:
     """Load a backbone: `default` (offline MiniLM), a hub id or a local folder.
 
@@ -91,6 +94,8 @@ def load_backbone(
         keep_master: load float32 weights whatever the precision; see `Backbone`.
         checkpointing: see `Backbone`.
         model_class: the class the head needs; an encoder–decoder serves as either kind of language model.
+        on_use: leave the weights in the machine's memory until they are used; see `Backbone`.
+        weights: those of a process that has loaded the same backbone with the same options; None: they are read.
 
     Raises:
         InputError: if this machine does not have the device, or the backbone cannot be loaded, or has no language-model
@@ -108,7 +113,7 @@ def load_backbone(
     options = pretrained_options(settings, dtype, target)
     with _one_message(settings.name):
         tokenizer = AutoTokenizer.from_pretrained(source, **hub_options(settings))
-    model = _read(settings, source, model_class, options)
+    model = _read(settings, source, model_class, options, weights)
     files = weight_files(source, settings)
     float32 = options | {"dtype": torch.float32}
     return Backbone(
@@ -120,12 +125,19 @@ def load_backbone(
         checkpointing=checkpointing,
         name=settings.name,
         fingerprint=stored_fingerprint(files) if files else None,
+        on_use=on_use,
         load_float32=None if dtype is torch.float32 else lambda: _read(settings, source, model_class, float32),
     )
 
 
-def _read(settings: BackboneConfig, source: str, model_class: ModelClass, options: dict[str, Any]) -> PreTrainedModel:
-    """Read a model's weights; refuses files that do not have all of them."""
+def _read(
+    settings: BackboneConfig,
+    source: str,
+    model_class: ModelClass,
+    options: dict[str, Any],
+    weights: SharedWeights | None = None,
+) -> PreTrainedModel:
+    """Read a model's weights, or put it together from given ones; refuses files that do not have all of them."""
     import transformers
 
     name, description = settings.name, _DESCRIPTIONS[model_class]
@@ -137,7 +149,15 @@ def _read(settings: BackboneConfig, source: str, model_class: ModelClass, option
             auto = getattr(transformers, model_class)
         if type(config) not in auto._model_mapping:
             raise InputError(f"backbone: the head needs {description}; {name!r} is of type {config.model_type!r}")
-        model, loading_info = auto.from_pretrained(source, output_loading_info=True, **options)
+        if weights is None:
+            model, loading_info = auto.from_pretrained(source, output_loading_info=True, **options)
+        else:
+            from transformers.models.auto.auto_factory import _get_model_class
+
+            concrete = cast(Any, _get_model_class)(config, auto._model_mapping)
+            model, loading_info = concrete.from_pretrained(
+                None, config=config, state_dict=weights.tensors, output_loading_info=True, **options
+            )
     # a pooler may be missing: no head reads it
     missing = sorted(key for key in loading_info["missing_keys"] if not key.startswith("pooler."))
     if missing and model_class != "AutoModel":

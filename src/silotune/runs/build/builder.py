@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from silotune.config import Config
 from silotune.data.loading import load_absent, load_silos
 from silotune.data.server_rows import draw_labeled_rows
@@ -9,7 +11,12 @@ from silotune.data.tasks import SiloData
 from silotune.models.backbone.backbone import Backbone
 from silotune.runs.build.coordinator import build_coordinator
 from silotune.runs.build.model import build_model
-from silotune.runs.build.resolve import make_method, use_this_machine, with_chat_template
+from silotune.runs.build.resolve import (
+    BackboneRequirements,
+    make_method,
+    use_this_machine,
+    with_chat_template,
+)
 from silotune.runs.build.silos import absent_silo, build_silos, server_silo
 from silotune.runs.build.validation import check_tasks
 from silotune.training.cohort import choose
@@ -21,6 +28,7 @@ def build(
     backbone: Backbone | None = None,
     data: list[SiloData] | None = None,
     labeled: SiloData | None = None,
+    load: Callable[[BackboneRequirements], Backbone] = BackboneRequirements.load,
 ) -> Federation:
     """Build a federation whose silos' rows are all on this machine.
 
@@ -29,6 +37,7 @@ def build(
         backbone: one already loaded; None: it is loaded.
         data: the silos' rows; None: they are loaded. A caller that gives them calls `Head.check_names` itself.
         labeled: the coordinator's labeled rows; None: they are drawn from the silos' rows if the method needs them.
+        load: loads the backbone if none is given.
 
     Raises:
         InputError: for anything that cannot work, before any training.
@@ -42,7 +51,7 @@ def build(
     tasks = {silo.name: silo.task for silo in rows}
     absent_tasks = {silo.name: silo.task for silo in absent}
     check_tasks(config, method, tasks, absent_tasks, None if labeled is None else labeled.task)
-    context = build_model(config, method, [*tasks.values(), *absent_tasks.values()], backbone)
+    context = build_model(config, method, [*tasks.values(), *absent_tasks.values()], backbone, load)
     if labeled is None and method.server_phases():
         labeled = draw_labeled_rows(rows, config.server, config.data_seed)
     silos, malicious = build_silos(config, context, rows)

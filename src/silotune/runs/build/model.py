@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from silotune.config import Config
 from silotune.data.tasks import Task
@@ -16,7 +16,11 @@ from silotune.training.context import TrainingContext
 
 
 def build_model(
-    config: Config, method: Method, tasks: Iterable[Task], backbone: Backbone | None = None
+    config: Config,
+    method: Method,
+    tasks: Iterable[Task],
+    backbone: Backbone | None = None,
+    load: Callable[[BackboneRequirements], Backbone] = BackboneRequirements.load,
 ) -> TrainingContext:
     """Put a method on its backbone.
 
@@ -25,12 +29,13 @@ def build_model(
         method: the configured method, from `make_method`.
         tasks: the tasks that its head will answer.
         backbone: one already loaded; None: it is loaded.
+        load: loads it.
 
     Raises:
         InputError: for a backbone, a head or an initial adapter that do not fit together.
     """
     if backbone is None:
-        backbone = BackboneRequirements.of(config, method).load()
+        backbone = load(BackboneRequirements.of(config, method))
     check_backbone(config, method, backbone)
     tuner, head = method.setting.tuner, method.setting.head
     head.check(backbone, {task.name: task for task in tasks}.values())

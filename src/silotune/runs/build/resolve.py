@@ -19,6 +19,7 @@ from silotune.methods.parts import Scope
 from silotune.models.backbone.backbone import Backbone
 from silotune.models.backbone.device import resolve_device, resolve_precision
 from silotune.models.backbone.loading import ModelClass, load_backbone
+from silotune.models.backbone.shared_weights import SharedWeights
 from silotune.models.heads import HEADS
 from silotune.models.tuners import TUNERS
 
@@ -103,8 +104,12 @@ class BackboneRequirements:
             checkpointing,
         )
 
-    def load(self) -> Backbone:
+    def load(self, on_use: bool = False, weights: SharedWeights | None = None) -> Backbone:
         """Load the backbone.
+
+        Args:
+            on_use: see `load_backbone`.
+            weights: see `load_backbone`.
 
         Raises:
             InputError: as `load_backbone`.
@@ -116,6 +121,8 @@ class BackboneRequirements:
             keep_master=self.keep_master,
             checkpointing=self.checkpointing,
             model_class=self.model_class,
+            on_use=on_use,
+            weights=weights,
         )
 
 

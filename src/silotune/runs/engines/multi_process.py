@@ -1,8 +1,8 @@
 """The in-process engine with worker processes: silos are spread over them, those with most tokens first.
 
-Each process has a backbone and the silos' rows. The main process keeps the silos' states, and sends and receives them
-with the work. A silo's result depends neither on the process nor on the order, so the bits are those of one process at
-equal `threads`.
+Each process has the silos' rows and a backbone, whose weights are in this machine's memory once. The main process keeps
+the silos' states, and sends and receives them with the work; it has no weights on a device while others work. A silo's
+result depends neither on the process nor on the order, so the bits are those of one process at equal `threads`.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 from silotune.communication.messages import read_broadcast
@@ -20,7 +21,9 @@ from silotune.core.process_pool import worker_pool
 from silotune.core.serialization import read_tensors, tensor_bytes
 from silotune.errors import InputError
 from silotune.evaluation.federation_scores import all_share_one_model, score_silos
+from silotune.models.backbone.shared_weights import SharedWeights
 from silotune.runs.build.builder import build
+from silotune.runs.build.resolve import BackboneRequirements
 from silotune.runs.engines.base import Progress
 from silotune.runs.engines.history import Scores
 from silotune.runs.engines.in_process import InProcessEngine, Training, named
@@ -72,7 +75,9 @@ class MultiProcessEngine(InProcessEngine):
 
     def run(self) -> None:
         """See `Engine.run`; the processes live as long as it takes."""
-        with worker_pool(self.workers) as self._pool:
+        backbone = self.federation.backbone
+        imports = [__name__, *backbone.modules_of_its_classes]
+        with worker_pool(self.workers, imports, take_weights, backbone.share()) as self._pool:
             super().run()
 
     def _train(self, kind: Training, number: int, silos: Sequence[str], broadcast: bytes) -> Iterator[SiloReply]:
@@ -87,14 +92,16 @@ class MultiProcessEngine(InProcessEngine):
             yield from (answer for answer, _ in trained)
 
     def _validation(self, number: int) -> Scores:
-        """See `InProcessEngine._validation`; one model on the same rows is judged once, in this process."""
+        """See `InProcessEngine._validation`; one model on the same rows is judged once."""
         federation = self.federation
-        if federation.central is not None and all_share_one_model(federation.context):
-            return super()._validation(number)
+        once = federation.central is not None and all_share_one_model(federation.context)
         scores: Scores = {}
-        singles = [[name] for name in federation.silos]
+        singles = [[name] for name in federation.silos][: 1 if once else None]
         for _, silo_scores in self._spread("validation", singles, federation.coordinator.broadcast(number)):
             scores |= silo_scores
+        if once:
+            score = next(iter(scores.values()))
+            return {name: score for silo in federation.silos.values() for name in silo.evaluations}
         return {name: scores[name] for silo in federation.silos.values() for name in silo.evaluations}
 
     def _spread(
@@ -103,6 +110,7 @@ class MultiProcessEngine(InProcessEngine):
         """Yield each group of silos with its job's result, in any order."""
         assert self._pool is not None, "processes live while the engine runs"
         federation = self.federation
+        federation.backbone.rest()
         waiting: dict[Future[Any], Sequence[str]] = {}
         left = deque(sorted(groups, key=lambda names: (-sum(self._tokens[name] for name in names), names)))
         while left or waiting:
@@ -136,6 +144,16 @@ _federations: dict[str, Federation] = {}
 """The configuration's text → the federation built from it, for the last configuration."""
 
 
+_weights: SharedWeights | None = None
+"""The main process's weights, unless the files have them as they are."""
+
+
+def take_weights(weights: SharedWeights | None) -> None:
+    """Keep the weights from which this process will put its backbone together."""
+    global _weights
+    _weights = weights
+
+
 def run_job(job: SiloJob) -> Trained | Scores:
     """Do a job in a worker process, over its own backbone.
 
@@ -146,7 +164,7 @@ def run_job(job: SiloJob) -> Trained | Scores:
     if text not in _federations:
         _federations.clear()
         set_numerics(job.config.precision.deterministic, job.config.precision.tf32)
-        _federations[text] = build(job.config)
+        _federations[text] = build(job.config, load=partial(BackboneRequirements.load, weights=_weights))
     federation = _federations[text]
     if federation.backbone.fingerprint != job.fingerprint:
         raise InputError(f"--workers: {job.config.backbone.name!r} is not the backbone that the run has; allowed: 1")

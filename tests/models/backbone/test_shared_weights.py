@@ -1,0 +1,117 @@
+"""Weights that processes share: what is put into shared memory, what another process makes of it, and rest."""
+
+from __future__ import annotations
+
+import os
+from multiprocessing import get_context
+from typing import Any
+
+import pytest
+import torch
+
+from silotune.models.backbone.backbone import Backbone
+from silotune.models.backbone.loading import load_backbone
+from silotune.models.backbone.shared_weights import SharedWeights
+from tests.support.fake_cuda import CUDA
+from tests.support.language_models import folder_of
+
+
+def load(folder: str, precision: str, weights: SharedWeights | None = None) -> Backbone:
+    family = "AutoModelForCausalLM" if "llama" in folder else "AutoModelForMaskedLM"
+    return load_backbone(folder, precision=precision, model_class=family, weights=weights)
+
+
+def states(backbone: Backbone) -> dict[str, torch.Tensor]:
+    return {name: tensor.clone() for name, tensor in backbone.model.named_parameters()}
+
+
+def test_weights_as_they_are_stored_are_shared_through_their_files(tmp_path):
+    backbone = load(str(folder_of("llama", tmp_path)), "fp32")
+    assert backbone.share() is None
+
+
+@pytest.mark.parametrize("family", ["bert", "llama", "t5"])
+def test_converted_weights_are_in_memory_once(family, tmp_path):
+    folder = str(folder_of(family, tmp_path))
+    backbone = load(folder, "bf16")
+    before = states(backbone)
+    identities = [id(tensor) for tensor in backbone.model.parameters()]
+    shared = backbone.share()
+    assert shared is not None
+    assert backbone.share() is shared
+    assert [id(tensor) for tensor in backbone.model.parameters()] == identities
+    other = load(folder, "bf16", shared)
+    places = {tensor.data_ptr() for tensor in shared.tensors.values()}
+    for one in (backbone, other):
+        found = dict(one.model.named_parameters())
+        assert all(torch.equal(found[name], before[name]) for name in before)
+        matrices = [tensor for tensor in found.values() if tensor.dim() > 1]
+        assert {tensor.data_ptr() for tensor in matrices} <= places
+    assert other.fingerprint == backbone.fingerprint
+
+
+def test_the_memory_is_the_files(tmp_path):
+    backbone = load(str(folder_of("llama", tmp_path)), "bf16")
+    shared = backbone.share()
+    assert shared is not None
+    attached = SharedWeights(os.dup(shared._file), shared._places)  # as another process makes it
+    attached.tensors["model.norm.weight"].fill_(3)
+    assert backbone.base.norm.weight.unique().tolist() == [3]
+
+
+def change(pipe: Any, shared: SharedWeights) -> None:
+    """In another process: say what is there, then write to it."""
+    tensor = shared.tensors["model.norm.weight"]
+    pipe.send(tensor.float().sum().item())
+    tensor.fill_(3)
+    pipe.send("done")
+
+
+@pytest.mark.long
+def test_another_process_sees_the_same_memory(tmp_path):
+    backbone = load(str(folder_of("llama", tmp_path)), "bf16")
+    shared = backbone.share()
+    assert shared is not None
+    norm = backbone.base.norm.weight
+    context = get_context("forkserver")
+    here, there = context.Pipe()
+    process = context.Process(target=change, args=(there, shared))
+    process.start()
+    assert here.recv() == norm.float().sum().item()
+    assert here.recv() == "done"
+    process.join()
+    assert norm.unique().tolist() == [3]
+
+
+class TestRest:
+    """A backbone that is loaded for use on a device is not there before, and leaves it again."""
+
+    @pytest.fixture
+    def moves(self, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+        """What happens to weights: `to` a device."""
+        noted: list[str] = []
+        monkeypatch.setattr("transformers.PreTrainedModel.to", lambda self, device: noted.append(str(device)))
+        monkeypatch.setattr("silotune.models.backbone.loading.resolve_device", lambda _: CUDA)
+        monkeypatch.setattr("silotune.models.backbone.backbone.on_device", lambda tensors, _: tensors)
+        return noted
+
+    def test_it_is_placed_at_the_first_use_and_after_a_rest(self, moves, backbone_folder):
+        backbone = load_backbone(str(backbone_folder("bert")), precision="fp32", on_use=True)
+        assert moves == []
+        backbone.place({})
+        backbone.place({})
+        assert moves == ["cuda:0"]
+        on_host = [tensor.data_ptr() for tensor in backbone.model.parameters()]
+        backbone.base.embeddings.word_embeddings.weight.data = torch.zeros(1)  # as if it were elsewhere
+        backbone.rest()
+        backbone.rest()
+        assert [tensor.data_ptr() for tensor in backbone.model.parameters()] == on_host
+        backbone.place({})
+        assert moves == ["cuda:0", "cuda:0"]
+
+    def test_others_are_placed_at_once_and_stay(self, moves, backbone_folder):
+        backbone = load_backbone(str(backbone_folder("bert")), precision="fp32")
+        assert moves == ["cuda:0"]
+        backbone.rest()
+        backbone.place({})
+        assert moves == ["cuda:0"]
