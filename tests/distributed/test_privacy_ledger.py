@@ -90,7 +90,7 @@ def test_noise_that_the_coordinator_knows_is_refused(tiny_config, tmp_path):
     assert answers(link) == []
 
 
-@pytest.mark.parametrize("overrides", [{"secret": "key"}, {"epsilon": 3.0}])
+@pytest.mark.parametrize("overrides", [{"secret": "key", "epsilon": "unlimited"}, {"epsilon": 3.0}])
 def test_a_silo_that_wants_noise_answers_no_run_without(overrides, tiny_config, tmp_path):
     """Whatever the coordinator's configuration says: it could ask for the parts as they are."""
     (tmp_path / "key").write_bytes(b"s" * 32)

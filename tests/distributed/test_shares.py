@@ -85,6 +85,7 @@ def test_silos_of_a_deployed_federation_have_no_test_set_in_common(tiny_config, 
     for name, data in halves.items():
         write_rows(tmp_path / name, replace(data, name=name))
         fields = {"folder": str(tmp_path / f"{name}-state"), "rows": str(tmp_path / name), "share": ALL}
+        fields |= {"policy": "lab", "approval": "policy"}
         configs[name] = SiloSettings(name=name, backbone=config.backbone, **fields)
     coordinate(task, DirectLink(answering(configs)))
     summary = read_summary(tmp_path / "run")

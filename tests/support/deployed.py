@@ -200,6 +200,8 @@ def silo_files(deployed: Deployed, config: Config) -> dict[str, Path]:
                 "rows": "rows",
                 "share": ["validation", "test", "rows", "loss", "seconds"],
                 "backbone": config.backbone.name,
+                "policy": "lab",
+                "approval": "policy",
                 "superlink": deployed.address,
                 "root_certificates": "ca.pem",
                 "private_key": "key",

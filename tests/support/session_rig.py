@@ -67,6 +67,8 @@ def local_configs(config: Config, out: Path, **more: object) -> dict[str, SiloSe
                 "backbone": config.backbone.name,
                 "socket": "/tmp/unused.sock",
                 "seeded_noise": True,
+                "policy": "lab",
+                "approval": "policy",
                 **more,
             }
         )

@@ -21,6 +21,7 @@ _COMMAND_MODULES = (
     "partition",
     "report",
     "run",
+    "silo",
     "transfer",
 )
 """Modules of `silotune.cli` that register commands with `app` when they are imported, in the order of the help. All

@@ -157,6 +157,11 @@ def _all_finite(tensors: Iterable[Tensor]) -> bool:
     return all(bool(torch.isfinite(torch.stack(torch.aminmax(tensor))).all()) for tensor in together if tensor.numel())
 
 
+def message_numbers(message: bytes) -> int:
+    """Count the numbers in a message's tensors."""
+    return sum(tensor.numel() for tensor in read_tensors(message).values())
+
+
 def size(tensors: Mapping[str, Tensor]) -> int:
     """Count the bytes of the tensors, without the header."""
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 
 import torch
@@ -63,6 +63,8 @@ class TrainingContext:
         self.cache = cache
         own = train.tokens_at_once
         self.tokens_at_once = own if tokens_at_once is None and isinstance(own, int) else tokens_at_once
+        self.guard: Callable[[], None] = lambda: None
+        """Called before every forward of the backbone; what it raises ends the work."""
 
     # -- initial states ----------------------------------------------------------------------------------------------
 
@@ -248,6 +250,7 @@ class TrainingContext:
         Returns:
             Per silo, view name → view.
         """
+        self.guard()
         head_readings = []
         for batch in batches:
             readings = {head.name: head.reading(self.backbone, batch.task) for head in self.heads}

@@ -25,7 +25,7 @@ from silotune.distributed.coordinator.run_registry import FEDERATION_FOLDER, Run
 from silotune.distributed.flower.link import ConnectionLost, Link
 from silotune.distributed.protocol.agreement import check_federated, wire_config
 from silotune.distributed.protocol.frames import Frame
-from silotune.distributed.protocol.handshake import Hello, Identity, check_identity
+from silotune.distributed.protocol.handshake import WAITS_FOR_APPROVAL, Hello, Identity, check_identity
 from silotune.errors import OR_RESUME, InputError, SilotuneError, require_unused
 from silotune.methods import Method
 from silotune.models.backbone.backbone import Backbone
@@ -41,6 +41,7 @@ from silotune.runs.build.resolve import (
 )
 from silotune.runs.build.silos import server_silo, silos_without_rows
 from silotune.runs.build.validation import check_tasks
+from silotune.runs.engines.base import Progress
 from silotune.runs.storage.run_folder import RunFolder
 from silotune.runs.summary import state_digest, summarise
 from silotune.training.federation import Federation
@@ -139,8 +140,10 @@ def _run(job: Job, link: Link) -> None:
     backbone = BackboneRequirements.of(config, method).load()
     text = wire_config(config, names)
     admission = AdmissionPolicy(Identity.of(config, text, backbone), RunRegistry.open(out))
+    admission.registry.write(out)  # a start that nobody approved in time goes on under the same id
     run = {"run": admission.registry.run, "config": text, "identity": admission.identity.fields()}
-    failures = _FailureLog()
+    progress = partial(status_files.write_progress, out / FEDERATION_FOLDER)
+    failures = _FailureLog(progress)
     patience = config.federation.patience
     dispatcher = SiloDispatcher(link, names, Frame("hello", run).encode(), admission, failures, patience)
     _wait_for_silos(dispatcher, admission, failures, config.federation.join)
@@ -156,7 +159,6 @@ def _run(job: Job, link: Link) -> None:
             lines = federation.privacy.lines()
             status_files.write_privacy_guarantee(out / FEDERATION_FOLDER, lines)
             print("\n".join(f"silotune coordinator: {line}" for line in lines), flush=True)
-        progress = partial(status_files.write_progress, out / FEDERATION_FOLDER)
         engine = FlowerEngine(federation, folder, dispatcher, run, job.local, progress)
         engine.run()
         _finish(engine, out, job.local)
@@ -182,6 +184,7 @@ def _checked(job: Job) -> tuple[Config, list[str]]:
 class _FailureLog:
     """Prints silos' failures. Before there is a run folder it keeps the last of each silo, later it writes events."""
 
+    progress: Progress
     folder: RunFolder | None = None
     refusals: dict[str, str] = field(default_factory=dict)
 
@@ -189,10 +192,12 @@ class _FailureLog:
         """Log one failure of a silo or node."""
         sender, event = sender[:100], event[:500]  # both may quote a silo
         print(f"silotune coordinator: {sender}: {event}", flush=True)
+        waits = event.startswith(WAITS_FOR_APPROVAL)
         if self.folder is not None:
-            self.folder.event("silo-failed", silo=sender, reason=event)
+            self.folder.event("silo-waiting" if waits else "silo-failed", silo=sender, reason=event)
         else:
             self.refusals[sender] = event
+            self.progress(1, event, 0, 1)
 
 
 def _wait_for_silos(

@@ -19,6 +19,9 @@ NODES_INTERVAL = 1.0
 RETRY_DELAY = 2.0
 """Seconds before a request is repeated that could not be sent or answered."""
 
+APPROVAL_INTERVAL = 5.0
+"""Seconds before a silo is asked again whose operator has not approved the run yet."""
+
 _NEVER = float("inf")
 
 
@@ -191,6 +194,9 @@ class SiloDispatcher:
             self.report(sender, error or str(frame and frame.fields.get("reason")))
             self._retry_later(request, waiting)
             return None
+        if frame.kind == "waiting":
+            self._await_approval(request, frame, waiting)
+            return None
         if request.greeting:
             self._register(request.node, frame)
             return None
@@ -198,6 +204,18 @@ class SiloDispatcher:
             self.report(sender, f"answered in the name of {frame.fields.get('silo')!r}")
             frame = Frame("failed", {"silo": request.silo, "reason": "answered in another name"})
         return frame if request.silo in waiting else None
+
+    def _await_approval(self, request: _PendingRequest, frame: Frame, waiting: dict[str, float]) -> None:
+        """Ask again later; report once that a silo's operator has to approve the run."""
+        name, reason = str(frame.fields.get("silo", "")), str(frame.fields.get("reason", ""))
+        sender = request.silo or (name if name in self.silos else "")
+        if (request.node, reason) not in self._refused:
+            self._refused.add((request.node, reason))
+            self.report(sender or f"node {request.node}", reason)
+        if request.greeting:
+            self._greet_at[request.node] = self.clock() + APPROVAL_INTERVAL
+        elif request.silo in waiting:
+            waiting[request.silo] = self.clock() + APPROVAL_INTERVAL
 
     def _retry_later(self, request: _PendingRequest, waiting: dict[str, float]) -> None:
         if request.greeting:

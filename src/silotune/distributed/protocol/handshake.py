@@ -25,6 +25,9 @@ _COMPARED_FIELDS: Mapping[str, str] = {
 }
 """Identity fields compared in the handshake, in order, with their display names."""
 
+WAITS_FOR_APPROVAL = "waits for approval"
+"""The beginning of a silo's reason while its operator has not decided about a run (frames of kind `waiting`)."""
+
 _LARGEST_PROTOCOL = 10**6
 
 
@@ -202,6 +205,11 @@ def _shape(shape: tuple[int, ...] | None) -> str:
 def text_digest(text: str) -> str:
     """Return the sha256 of a text."""
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def fields_digest(fields: Mapping[str, str]) -> str:
+    """Return the sha256 of fields, whatever their order."""
+    return text_digest(json.dumps(dict(fields), sort_keys=True))
 
 
 def tokenizer_digest(backbone: Backbone) -> str:

@@ -13,7 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from silotune.communication.messages import read_broadcast, with_rows
+from silotune.communication.messages import message_numbers, read_broadcast, with_rows
 from silotune.core.determinism import key_named
 from silotune.core.tensors import State, flatten
 from silotune.distributed.protocol.agreement import parse_wire_config, wire_config
@@ -23,10 +23,14 @@ from silotune.distributed.protocol.handshake import (
     HandshakeRefused,
     Identity,
     check_protocol,
+    fields_digest,
     protocol_of,
     text_digest,
 )
+from silotune.distributed.silo.admission import WaitsForApproval, require_approval
+from silotune.distributed.silo.policy import backbone_numbers
 from silotune.distributed.silo.privacy_ledger import Price, PrivacyLedger
+from silotune.distributed.silo.request_ledger import Entry
 from silotune.distributed.silo.setup import UNDISCLOSED_ROWS, SiloSetup
 from silotune.distributed.silo.silo_config import SiloSettings
 from silotune.distributed.silo.state_store import StateStore, scores_name
@@ -74,6 +78,8 @@ class Session:
         try:
             with key_named():
                 return self._answer(decode(data)).encode()
+        except WaitsForApproval as error:
+            return self._reason("waiting", str(error))
         except HandshakeRefused as error:
             return self._reason("refused", str(error))
         except ProtocolError as error:
@@ -113,7 +119,10 @@ class Session:
             raise HandshakeRefused(
                 f"{silo}: another silotune: {__version__}, the coordinator's: {coordinators.version}"
             )
+        self._setup.guard.begin()
         federation = self._setup(str(text), coordinators)
+        assert self._setup.config is not None, "it was built"
+        require_approval(self.settings, self._setup.policy, str(run), self._setup.config, federation)
         if request.kind == "hello":
             return self._hello(federation)
         store = StateStore(Path(self.settings.folder), str(run))
@@ -149,9 +158,14 @@ class Session:
         store.delete(before=int(number), keep={*map(str, keep), str(base)})
         silo = self._silo(federation, store, str(base))
         client = federation.client()
+        shared, _ = client.open_broadcast(broadcast)
+        self._setup.policy.check_broadcast(shared, self._setup.start)
+        leaving = 0 if final else sum(tensor.numel() for tensor in flatten(shared).values())
+        digest = fields_digest(key)
+        self._count(federation, Entry(store.path.name, request.kind, int(number), digest, leaving))
         scores_before: dict[str, Any] = {}
         if judge:  # of the previous round, whose shared parts the broadcast holds
-            shared, _ = client.open_broadcast(broadcast)
+            self._count(federation, Entry(store.path.name, "score", int(number), digest))
             scores_before = self._evaluate(federation, silo, shared, ["validation"], store)
         if final:
             (reply,) = client.finals([silo], broadcast)
@@ -160,8 +174,10 @@ class Session:
             price = None if client.privacy is None else Price.of(client.privacy)
             spent = PrivacySpent() if price is None else ledger.spent(run, price)
             (reply,) = client.rounds([silo], broadcast, spent)
-            if price is not None and reply.message:
-                ledger.record(run, name, price)
+            if reply.message:
+                self._setup.policy.check_numbers(message_numbers(reply.message), federation.backbone)
+                if price is not None:
+                    ledger.record(run, name, price)
         assert silo.state is not None, "a silo that trained has a state"
         store.write(name, silo.state.flat())
         fields = {"silo": silo.name, "round": int(number), "state": name, "metrics": reply.metrics, "note": reply.note}
@@ -186,16 +202,25 @@ class Session:
         number, base, splits = require_fields(request.fields, "round", "base", "splits")
         (broadcast,) = require_fields(request.blobs, "broadcast")
         name, splits = scores_name(int(number)), [str(split) for split in splits]
+        if splits not in (["validation"], ["validation", "test"]):
+            raise ProtocolError(f"no such splits to score: {splits!r:.60}")
         key = self._request_key(request, base=str(base), splits=",".join(splits), share=",".join(self.settings.share))
         kept = store.find_reply(name, key)
         if kept is not None:
             return kept
         silo = self._silo(federation, store, str(base))
         shared, _ = read_broadcast(broadcast, federation.coordinator.expected)
+        self._setup.policy.check_broadcast(shared, self._setup.start)
+        self._count(federation, Entry(store.path.name, "score", int(number), fields_digest(key)))
         entry = self._evaluate(federation, silo, shared, splits, store)
         reply = Frame("scores", {"silo": self.settings.name, "scores": entry})
         store.keep_reply(name, key, reply)
         return reply
+
+    def _count(self, federation: Federation, entry: Entry) -> None:
+        """Count a request before it is worked on, and the choice of rows that it uses."""
+        self._setup.use_rows()
+        self._setup.limits.admit(entry, federation.config, backbone_numbers(federation.backbone))
 
     def _request_key(self, request: Frame, **more: str) -> dict[str, str]:
         """Return the fields in which two requests must agree to get the same reply."""

@@ -14,11 +14,15 @@ from silotune.config.partition import PartitionConfig
 from silotune.config.privacy import PrivacyConfig
 from silotune.config.sampling import SamplingConfig
 from silotune.core.determinism import set_numerics
+from silotune.core.tensors import State
 from silotune.data.loading import load_silos
 from silotune.data.row_folder import read_rows
-from silotune.data.tasks import SiloData
+from silotune.data.tasks import SiloData, Splits
 from silotune.distributed.protocol.agreement import check_agreed, check_federated, parse_wire_config
 from silotune.distributed.protocol.handshake import HandshakeRefused, Identity, check_identity
+from silotune.distributed.silo.limits import RequestLimits, WorkGuard
+from silotune.distributed.silo.policy import Policy
+from silotune.distributed.silo.request_ledger import RequestLedger
 from silotune.distributed.silo.silo_config import SiloSettings
 from silotune.errors import InputError
 from silotune.methods import Method
@@ -58,6 +62,15 @@ class SiloSetup:
         """The configuration it was built for, as it was sent."""
         self._backbone: tuple[BackboneRequirements, Backbone] | None = None
         self._federation: Federation | None = None
+        self.config: Config | None = None
+        """The configuration it was built for."""
+        self.start: State = {}
+        """The shared parts with which the run starts."""
+        self.rows: Splits = Splits()
+        """The rows as the configuration splits them."""
+        self.policy = Policy(settings.name, settings.policy, tuple(settings.share))
+        self.limits = RequestLimits(self.policy, RequestLedger(Path(settings.folder)))
+        self.guard = WorkGuard(self.policy)
         self._agreed: Config | None = None
         if settings.config is not None:
             self._agreed = read_config(settings.config)
@@ -68,6 +81,16 @@ class SiloSetup:
         assert federation is not None, "nothing was built"
         identity = Identity.of(federation.config, self.text, federation.backbone)
         return replace(identity, shapes=federation.coordinator.expected.shapes)
+
+    def use_rows(self) -> None:
+        """Record the present choice of rows before its first use.
+
+        Raises:
+            PolicyRefused: an earlier run used a choice too near to it.
+        """
+        chosen = self.limits.check_rows(self.rows)
+        if chosen is not None:
+            self.limits.ledger.record_rows(chosen)
 
     def __call__(self, text: str, coordinators: Identity | None) -> Federation:
         """Build the federation for a configuration; cached until the configuration changes.
@@ -99,6 +122,7 @@ class SiloSetup:
             except InputError as error:
                 raise HandshakeRefused(f"silo {self.settings.name!r}: another {error}") from error
         check_federated(config)
+        self.policy.check_configuration(config)
         self._check_configuration(config)
         method = make_method(config)
         self._check_sent(method)
@@ -108,7 +132,13 @@ class SiloSetup:
         if coordinators is not None:  # first, as another backbone makes later steps fail
             check_identity(self.settings.name, coordinators, Identity.of(config, text, backbone))
         data = self._rows(config)
-        return self._assemble(config, method, backbone, data)
+        federation = self._assemble(config, method, backbone, data)
+        self.config = parse_wire_config(text)
+        self.start, self.rows = federation.coordinator.shared, data.splits
+        self.policy.check_federation(federation, self.start)
+        self.limits.check_rows(self.rows)
+        federation.context.guard = self.guard
+        return federation
 
     def _assemble(self, config: Config, method: Method, backbone: Backbone, data: SiloData) -> Federation:
         """Build the silo's side of the federation: this silo alone, with the uplink and the shared parts' shapes."""
@@ -164,7 +194,7 @@ class SiloSetup:
 
     def _budget(self, config: Config) -> float | None:
         """Return the smaller of the run's and the operator's ε; None if neither has one."""
-        budgets = [epsilon for epsilon in (config.privacy.epsilon, self.settings.epsilon) if epsilon is not None]
+        budgets = [epsilon for epsilon in (config.privacy.epsilon, self.settings.budget) if epsilon is not None]
         return min(budgets, default=None)
 
     def _delta(self, config: Config) -> float | None:

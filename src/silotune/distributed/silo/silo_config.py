@@ -6,7 +6,7 @@ The coordinator cannot change it. `config.silos.SiloConfig`, a silo's entry in a
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError, model_validator
 
@@ -16,6 +16,7 @@ from silotune.config.merging import parse_tree, resolve, resolve_backbone
 from silotune.config.section import Section
 from silotune.config.silos import SiloConfig
 from silotune.config.validators import Device, Name
+from silotune.distributed.silo.policy_config import PolicyConfig
 from silotune.errors import InputError
 
 DisclosedNumbers = Literal["validation", "test", "rows", "loss", "seconds"]
@@ -41,11 +42,15 @@ class SiloSettings(Section):
         secret: a file with random bytes from which the silo's noise is drawn. Without it noise is refused, unless
             `seeded_noise` is set.
         seeded_noise: draw the noise from the run's seed, which the coordinator knows.
-        epsilon: the ε that all runs over these rows may spend together, whatever budget each run has. If `secret` or
-            `epsilon` is set, a run without noise is refused.
+        epsilon: the ε that all runs over these rows may spend together, whatever budget each run has; `unlimited` says
+            that there is no limit. `secret` needs it: noise without a limit on ε can be as weak as a coordinator likes.
+            If `secret` or `epsilon` is set, a run without noise is refused.
         delta: the δ of that budget (default 1e-5); a run's own δ is used if it is smaller.
         threads: the number of torch's threads on this machine.
         device: where this machine's backbone runs: `auto`, `cpu`, `cuda`, `cuda:N` or `mps`.
+        policy: limits of what is answered at all (`policy_config.PolicyConfig`), or the name of a preset of them.
+        approval: `ask`: a run that this silo has not seen waits until its operator approves it (`silotune silo`);
+            `policy`: what the policy allows is approved. With `config`, the agreed configuration is approved.
         config: the file of the configuration that the parties agreed on; any other is refused.
         socket: the path of the worker's socket.
         socket_group: whether the socket's group may connect, so that the SuperNode can run as a user who cannot read
@@ -67,10 +72,12 @@ class SiloSettings(Section):
     start: str | None = Field(None, min_length=1)
     secret: str | None = Field(None, min_length=1)
     seeded_noise: bool = False
-    epsilon: float | None = Field(None, gt=0)
+    epsilon: Annotated[float, Field(gt=0)] | Literal["unlimited"] | None = None
     delta: float | None = Field(None, gt=0, lt=1)
     threads: int | None = Field(None, ge=1, le=1024)
     device: Device = "auto"
+    policy: PolicyConfig = Field(default_factory=PolicyConfig.of)
+    approval: Literal["ask", "policy"] = "ask"
     config: str | None = Field(None, min_length=1)
     socket: str | None = Field(None, min_length=1)
     socket_group: bool = False
@@ -97,9 +104,24 @@ class SiloSettings(Section):
             raise ValueError(f"socket: {self.socket_path} is too long for a Unix socket; set a shorter path")
         if self.delta is not None and self.epsilon is None:
             raise ValueError("delta: belongs to epsilon; give both, or leave delta out")
+        if self.secret is not None and self.epsilon is None:
+            raise ValueError(
+                "epsilon: is missing beside secret: noise protects only as far as ε is limited; give the ε of all runs "
+                "over these rows together, or epsilon: unlimited"
+            )
+        if self.policy.noise and not isinstance(self.epsilon, float):
+            raise ValueError(
+                f"policy: {self.policy.preset} lets only noised changes leave (policy.noise); give secret and epsilon, "
+                "as a number"
+            )
         if self.insecure and (self.root_certificates or self.private_key):
             raise ValueError("insecure: excludes root_certificates and private_key")
         return self
+
+    @property
+    def budget(self) -> float | None:
+        """The ε of all runs together; None without a limit."""
+        return None if self.epsilon == "unlimited" else self.epsilon
 
     @property
     def socket_path(self) -> Path:

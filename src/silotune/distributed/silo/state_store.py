@@ -31,6 +31,16 @@ def scores_name(number: int) -> str:
     return f"{number:04d}{_SCORES}"
 
 
+def check_run_id(run: str) -> None:
+    """Refuse a malformed run id: it becomes part of paths.
+
+    Raises:
+        InputError: it is not of 16 hexadecimal digits.
+    """
+    if not _RUN.fullmatch(run):
+        raise InputError(f"run id {run[:40]!r}: must be 16 hexadecimal digits")
+
+
 class StateStore:
     """The states and replies of one silo in one run.
 
@@ -43,8 +53,7 @@ class StateStore:
     """
 
     def __init__(self, folder: Path, run: str) -> None:
-        if not _RUN.fullmatch(run):
-            raise InputError(f"run id {run[:40]!r}: must be 16 hexadecimal digits")
+        check_run_id(run)
         self.path = folder / run
         self.path.mkdir(parents=True, exist_ok=True)
         self.path.chmod(0o700)

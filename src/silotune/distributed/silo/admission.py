@@ -1,0 +1,51 @@
+"""Admission of a run at a silo: its operator's approval, before the coordinator learns anything about the rows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from silotune.config import Config
+from silotune.distributed.protocol.handshake import WAITS_FOR_APPROVAL, HandshakeRefused
+from silotune.distributed.silo.approval import Approvals, configuration_digest, configuration_of
+from silotune.distributed.silo.policy import Policy
+from silotune.distributed.silo.run_description import describe
+from silotune.distributed.silo.silo_config import SiloSettings
+from silotune.distributed.silo.state_store import check_run_id
+from silotune.errors import SilotuneError
+from silotune.training.federation import Federation
+
+
+class WaitsForApproval(SilotuneError):
+    """A run that the silo's operator has not decided about yet."""
+
+
+def require_approval(settings: SiloSettings, policy: Policy, run: str, config: Config, federation: Federation) -> None:
+    """Require that the operator approved a run; record one that was not seen before.
+
+    Args:
+        settings: the operator's.
+        policy: the operator's limits, which the run satisfies.
+        run: the run's id.
+        config: the run's, as it was sent.
+        federation: what the configuration came to at this silo.
+
+    Raises:
+        WaitsForApproval: the operator has not decided.
+        HandshakeRefused: the operator rejected the run, or too many runs wait.
+    """
+    check_run_id(run)
+    if settings.approval == "policy" or settings.config is not None:
+        return
+    approvals, configuration = Approvals(Path(settings.folder)), configuration_of(config)
+    digest = configuration_digest(configuration)
+    request = approvals.find(run, digest)
+    if request is None:
+        waiting = sum(each.state == "pending" for each in approvals.all())
+        most = settings.policy.waiting
+        if most is not None and waiting >= most:
+            raise policy.refused("another run that waits for approval", f"at most {most} (policy.waiting)")
+        request = approvals.ask(run, digest, configuration, lambda: describe(config, federation, settings))
+    if request.state == "rejected":
+        raise HandshakeRefused(f"silo {settings.name!r}: its operator rejected the run {request.name}")
+    if request.state == "pending":
+        raise WaitsForApproval(f"{WAITS_FOR_APPROVAL} at {settings.name} (silotune silo show {request.name})")

@@ -1,0 +1,149 @@
+"""Approval of runs: what a silo's operator decided about each run, in `<folder>/approvals`.
+
+A decision belongs to a run's id and to the digest of its resolved configuration: the same name with another
+configuration is another run, and waits anew.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+from silotune.config import Config
+from silotune.core.files import write_text
+from silotune.errors import InputError, unknown_name_error
+
+FOLDER = "approvals"
+
+State = Literal["pending", "approved", "rejected"]
+
+
+@dataclass(frozen=True)
+class Request:
+    """A run that asked a silo to take part.
+
+    Args:
+        run: the run's id.
+        digest: sha256 of the configuration, as `configuration_digest`.
+        state: the operator's decision.
+        seen: when it first asked (UTC).
+        decided: when the operator decided (UTC); empty before.
+        configuration: key → value of the resolved configuration.
+        description: lines about the run in plain words.
+    """
+
+    run: str
+    digest: str
+    state: State
+    seen: str
+    decided: str
+    configuration: Mapping[str, Any]
+    description: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """The name by which commands know it: the run's id and the beginning of the digest."""
+        return f"{self.run}-{self.digest[:12]}"
+
+
+@dataclass(frozen=True)
+class Approvals:
+    """The decisions of one silo's operator.
+
+    Args:
+        folder: the silo's folder.
+    """
+
+    folder: Path
+
+    def find(self, run: str, digest: str) -> Request | None:
+        """Return what is known of a run with this configuration; None if it never asked."""
+        found = self._read(self._path(f"{run}-{digest[:12]}"))
+        return found if found is not None and found.digest == digest else None
+
+    def all(self) -> list[Request]:
+        """Return all runs that ever asked, oldest first."""
+        files = sorted((self.folder / FOLDER).glob("*.json"))
+        return sorted(filter(None, map(self._read, files)), key=lambda request: (request.seen, request.name))
+
+    def ask(
+        self, run: str, digest: str, configuration: Mapping[str, Any], describe: Callable[[], list[str]]
+    ) -> Request:
+        """Record a run that waits for its operator."""
+        request = Request(run, digest, "pending", utc_now(), "", configuration, tuple(describe()))
+        self._write(request)
+        return request
+
+    def decide(self, name: str, state: State) -> Request:
+        """Record the operator's decision.
+
+        Args:
+            name: the run's name, or a beginning of it that no other run has.
+            state: the decision.
+
+        Raises:
+            InputError: no run, or several runs, have this name.
+        """
+        request = replace(self.named(name), state=state, decided=utc_now())
+        self._write(request)
+        return request
+
+    def named(self, name: str) -> Request:
+        """Return the run with this name, or with a name that begins so.
+
+        Raises:
+            InputError: no run, or several runs, have this name.
+        """
+        requests = self.all()
+        found = [request for request in requests if name and request.name.startswith(name)]
+        if len(found) > 1:
+            waiting = [request for request in found if request.state == "pending"]
+            found = waiting if len(waiting) == 1 and waiting[0].run == name else found
+        if len(found) > 1:
+            raise InputError(f"run {name!r}: several begin so: {', '.join(request.name for request in found)}")
+        if not found:
+            raise unknown_name_error("run", name, [request.name for request in requests])
+        return found[0]
+
+    def last_approved(self, before: Request) -> Request | None:
+        """Return the run that was approved last, other than this one."""
+        approved = [each for each in self.all() if each.state == "approved" and each.name != before.name]
+        return max(approved, key=lambda request: request.decided, default=None)
+
+    def _path(self, name: str) -> Path:
+        return self.folder / FOLDER / f"{name}.json"
+
+    def _write(self, request: Request) -> None:
+        path = self._path(request.name)
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        write_text(path, json.dumps(asdict(request), indent=1) + "\n")
+
+    def _read(self, path: Path) -> Request | None:
+        try:
+            fields = json.loads(path.read_text(encoding="utf-8"))
+            return Request(**{**fields, "description": tuple(fields["description"])})
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise InputError(f"approvals: {path.name} cannot be read; remove it, and the run asks again") from error
+
+
+def configuration_of(config: Config) -> dict[str, Any]:
+    """Return what an approval is bound to: all keys but how long the coordinator waits for silos."""
+    tree = config.model_dump(mode="json")
+    return {**tree, "federation": {"silos": tree["federation"]["silos"]}}
+
+
+def configuration_digest(configuration: Mapping[str, Any]) -> str:
+    """Return the sha256 of a configuration's keys and values."""
+    return hashlib.sha256(json.dumps(configuration, sort_keys=True).encode()).hexdigest()
+
+
+def utc_now() -> str:
+    """Return the time in UTC, to the second."""
+    return datetime.now(UTC).isoformat(timespec="seconds")

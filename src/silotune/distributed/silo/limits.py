@@ -1,0 +1,138 @@
+"""Limits on requests: how many a silo works on, over which rows, for how long; counted over all runs."""
+
+from __future__ import annotations
+
+import os
+import resource
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from silotune.config import Config
+from silotune.data.tasks import Splits
+from silotune.distributed.silo.policy import Policy
+from silotune.distributed.silo.policy_config import most
+from silotune.distributed.silo.request_ledger import Entry, RequestLedger, row_digests
+
+_SPLITS = ("train", "validation", "test")
+
+SPARE_SCORES = 10
+"""Score requests of a run beyond two for each of its rounds, more than an honest coordinator needs."""
+
+
+@dataclass
+class RequestLimits:
+    """Counts one silo's requests against the operator's limits.
+
+    Args:
+        policy: the operator's limits.
+        ledger: what was worked on so far.
+    """
+
+    policy: Policy
+    ledger: RequestLedger
+
+    def admit(self, entry: Entry, config: Config, backbone_numbers: int) -> None:
+        """Record a request that the limits allow, before it is worked on.
+
+        Args:
+            entry: the request.
+            config: the run's.
+            backbone_numbers: number of numbers in the backbone.
+
+        Raises:
+            PolicyRefused: naming the limit.
+        """
+        limits, refused = self.policy.limits, self.policy.refused
+        if not 0 <= entry.round <= config.rounds:
+            raise refused(f"round {str(entry.round)[:20]}", f"the run has {config.rounds}")
+        tally = self.ledger.tally(entry)
+        if tally.known:
+            return
+        if entry.kind == "score":
+            needed = 2 * config.rounds + SPARE_SCORES
+            in_run = None if limits.scores is None else min(limits.scores, needed)
+            counted = [("score requests in this run", tally.scores, in_run, "scores")]
+            counted += [("score requests in all runs", tally.scores_in_all, limits.scores_in_all, "scores_in_all")]
+        else:
+            again = tally.requests_for_round
+            counted = [("local rounds in all runs", tally.rounds_in_all, limits.rounds_in_all, "rounds_in_all")]
+            counted += [(f"requests for round {entry.round}", again, limits.requests_per_round, "requests_per_round")]
+        for what, before, limit, key in counted:
+            if limit is not None and before >= limit:
+                raise refused(f"more {what}", f"at most {limit:,} (policy.{key})")
+        numbers = most(limits.numbers_in_all, backbone_numbers)
+        if numbers is not None and tally.numbers_in_all + entry.numbers > numbers:
+            allowed = f"at most {numbers:,} ({limits.numbers_in_all}; policy.numbers_in_all)"
+            raise refused(
+                f"{entry.numbers:,} more numbers over {tally.numbers_in_all:,} that left in all runs", allowed
+            )
+        self.ledger.record(entry)
+
+    def check_rows(self, splits: Splits) -> dict[str, frozenset[str]] | None:
+        """Judge a choice of rows: two that differ by a few rows would tell these by the difference of two answers.
+
+        Args:
+            splits: the rows as the run's configuration splits them.
+
+        Returns:
+            The choice, to be recorded when it is first used; None if it was used before, or if nothing limits it.
+
+        Raises:
+            PolicyRefused: naming the limit.
+        """
+        limits, refused = self.policy.limits, self.policy.refused
+        if limits.row_sets is None and not limits.row_difference:
+            return None
+        chosen = {split: row_digests(getattr(splits, split)) for split in _SPLITS}
+        used = self.ledger.row_sets()
+        if chosen in used:
+            return None
+        if limits.row_sets is not None and len(used) >= limits.row_sets:
+            raise refused("another choice of rows", f"at most {limits.row_sets} (policy.row_sets)")
+        for earlier in used:
+            for split, rows in chosen.items():
+                if rows != earlier[split] and len(rows ^ earlier[split]) < limits.row_difference:
+                    raise refused(
+                        f"a {split} split that differs by a few rows from one of an earlier run",
+                        f"at least {limits.row_difference} rows (policy.row_difference)",
+                    )
+        return chosen
+
+
+@dataclass
+class WorkGuard:
+    """Ends a request that takes too long or too much memory; called before every forward of the backbone.
+
+    Args:
+        policy: the operator's limits.
+    """
+
+    policy: Policy
+    _until: float = float("inf")
+
+    def begin(self) -> None:
+        """Start the clock of a request."""
+        seconds = self.policy.limits.seconds
+        self._until = float("inf") if seconds is None else time.monotonic() + seconds
+
+    def __call__(self) -> None:
+        """Check clock and memory.
+
+        Raises:
+            PolicyRefused: naming the limit.
+        """
+        limits, refused = self.policy.limits, self.policy.refused
+        if time.monotonic() > self._until:
+            raise refused("a request of so many seconds", f"at most {limits.seconds:g} (policy.seconds)")
+        if limits.memory_mib is not None and memory_mib() > limits.memory_mib:
+            raise refused("a request of so much memory", f"at most {limits.memory_mib:,} MiB (policy.memory_mib)")
+
+
+def memory_mib() -> float:
+    """Return the memory that this process has in use (resident set), in MiB."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+    except (OSError, ValueError, IndexError):  # no Linux: the peak stands for it
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024

@@ -1,0 +1,238 @@
+"""`Policy` judges a run by the operator's limits: its configuration, then its tensors and rows, then every message.
+
+It looks at what the resolved configuration, the parts' tensors and the rows are, not at their names: a part called
+`global` is an adapter of one method and the whole backbone of another. What it cannot judge, it refuses.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from silotune.config import Config
+from silotune.core.tensors import State, flatten
+from silotune.distributed.protocol.handshake import HandshakeRefused
+from silotune.distributed.silo.policy_config import PolicyConfig, most
+from silotune.distributed.silo.policy_keys import PROMPTS, ROW_CHOICE, large_options, unjudged
+from silotune.methods.base import Phase
+from silotune.methods.parts import Scope
+from silotune.models.backbone.backbone import Backbone
+from silotune.training.context import TrainingContext
+from silotune.training.federation import Federation
+from silotune.training.silo import Silo
+
+
+class PolicyRefused(HandshakeRefused):
+    """The operator's policy excludes a run or a request."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """The work of one request: passes in its longest phase, optimizer steps, tokens at most, and rows seen.
+
+    `shared_steps` counts the steps of phases that train a part that leaves.
+    """
+
+    epochs: int
+    steps: int
+    tokens: int
+    rows: int
+    shared_steps: int
+
+    @classmethod
+    def of(cls, context: TrainingContext, silo: Silo, phases: Iterable[Phase]) -> Work:
+        """Return the work of a silo in phases, before anything is trained."""
+        train, rows = context.train, sum(len(rows) for rows in silo.train.values())
+        per_epoch = sum(-(-len(task) // train.batch_size) for task in silo.train.values())
+        epochs, steps, shared_steps = 0, 0, 0
+        for phase in phases:
+            by_steps = phase.epochs is None and train.steps is not None
+            passes = phase.epochs or train.epochs
+            number = (train.steps or 0) if by_steps else per_epoch * passes
+            epochs = max(epochs, math.ceil(number / max(per_epoch, 1)) if by_steps else passes)
+            steps += number
+            if any(context.parts[name].scope is Scope.SHARED for name in phase.trains):
+                shared_steps += number
+        tokens = steps * min(train.batch_size, rows) * train.max_length
+        return cls(epochs, steps, tokens, min(rows, shared_steps * train.batch_size), shared_steps)
+
+
+@dataclass(frozen=True)
+class Policy:
+    """The operator's limits for one silo.
+
+    Args:
+        silo: the silo's name, for messages.
+        limits: the section `policy`.
+        share: the numbers that may leave.
+    """
+
+    silo: str
+    limits: PolicyConfig
+    share: tuple[str, ...] = ()
+
+    def check_configuration(self, config: Config) -> None:
+        """Judge a configuration, before backbone and rows are loaded for it.
+
+        Raises:
+            PolicyRefused: naming the key, its value and what is allowed.
+        """
+        limits, train = self.limits, config.train
+        for kind, key, name in (
+            ("methods", "method", config.method.name),
+            ("tuners", "tuner", config.tuner.name),
+            ("heads", "head", config.head.name),
+        ):
+            allowed = getattr(limits, kind)
+            if allowed != "any" and name not in allowed:
+                raise self.refused(f"{key}={name}", f"allowed: {', '.join(allowed) or 'none'} (policy.{kind})")
+        self._check_keys(config)
+        self._at_least("train.batch_size", train.batch_size, "batch_size")
+        self._at_least("train.max_length", train.max_length, "max_length")
+        self._at_most("train.lr", train.lr, "lr")
+        self._at_most("train.epochs", train.epochs, "epochs")
+        self._at_most("train.steps", train.steps or 0, "steps")
+        self._at_most("rounds", config.rounds, "rounds")
+        self._at_most("tokens of a step: train.batch_size × train.max_length", train.batch_size * train.max_length,
+                      "step_tokens")  # fmt: skip
+        self._at_most("cache.mib", config.cache.mib, "memory_mib")
+        if config.uplink.noise is None and limits.noise:
+            raise self.refused("uplink without noise", "only noised changes leave (policy.noise)")
+        if config.uplink.noise is not None:
+            self._at_most("uplink.epsilon", config.uplink.epsilon or 0.0, "epsilon_per_round")
+
+    def _check_keys(self, config: Config) -> None:
+        allowed = self.limits.keys
+        if allowed == "any":
+            return
+        for key, value in unjudged(config):
+            prompt, choice = key.startswith(PROMPTS), key in ROW_CHOICE
+            if key in allowed or (prompt and self.limits.prompts):
+                continue
+            why = "the policy cannot judge this key"
+            if prompt:
+                why = "the coordinator may not choose words around the rows (policy.prompts)"
+            elif choice:
+                why = "the coordinator may not choose among the rows"
+            raise self.refused(_assignment(key, value), f"{why}; its default is allowed (policy.keys names exceptions)")
+        for key, value in large_options(config):
+            if key not in allowed:
+                raise self.refused(_assignment(key, value), "too large for an option (policy.keys names exceptions)")
+
+    def check_federation(self, federation: Federation, start: State) -> None:
+        """Judge what the configuration came to: tensors that leave, rows that are read, steps that are taken.
+
+        Args:
+            federation: of this silo alone, before its first round.
+            start: the shared parts before round 1.
+
+        Raises:
+            PolicyRefused: naming the limit; the number of rows is not said.
+        """
+        limits, context = self.limits, federation.context
+        (silo,) = federation.silos.values()
+        self._check_shapes(federation.coordinator.expected.shapes, federation.backbone)
+        self.check_numbers(sum(tensor.numel() for tensor in flatten(start).values()), federation.backbone)
+        rows = sum(len(rows) for rows in silo.train.values())
+        if rows < limits.train_rows:
+            raise self.refused("a training split of so few rows", f"at least {limits.train_rows} (policy.train_rows)")
+        for split in ("validation", "test"):
+            scored = [len(getattr(evaluation, split)) for evaluation in silo.evaluations.values()]
+            if split in self.share and any(0 < count < limits.scored_rows for count in scored):
+                least = f"at least {limits.scored_rows} (policy.scored_rows)"
+                raise self.refused(f"scores of a {split} split of so few rows", least)
+        for when in ("round", "end"):
+            work = Work.of(context, silo, [phase for phase in context.phases if phase.when == when])
+            self._at_most("passes over the rows in a phase", work.epochs, "epochs")
+            self._at_most("optimizer steps of a request", work.steps, "steps")
+            self._at_most("tokens of a request", work.tokens, "tokens", tell=False)
+            if when == "round" and work.shared_steps and work.rows * work.shared_steps < limits.row_steps:
+                least = f"at least {limits.row_steps} (policy.row_steps)"
+                raise self.refused("an update of so few rows × steps", least)
+        longest = federation.config.head.max_new_tokens * federation.config.head.beams
+        if silo.evaluations and any(task.kind == "generation" for task in federation.tasks.values()):
+            answered = sum(len(each.validation) + len(each.test) for each in silo.evaluations.values())
+            self._at_most("tokens of generated answers", answered * longest, "tokens", tell=False)
+
+    def _check_shapes(self, shapes: Mapping[str, tuple[int, ...]], backbone: Backbone) -> None:
+        """Refuse tensors with the shape of a matrix of the backbone, or with one entry per word of the vocabulary."""
+        allowed = self.limits.shapes
+        if allowed == "any":
+            return
+        matrices = backbone_matrices(backbone)
+        words = int(getattr(backbone.model.config, "vocab_size", 0) or 0)
+        for name, shape in sorted(shapes.items()):
+            if list(shape) in allowed:
+                continue
+            size, what = " × ".join(map(str, shape)), ""
+            if words and words in shape:
+                what = "it has a row for every word of the vocabulary, which tells the words of the rows"
+            elif shape in matrices or shape[::-1] in matrices:
+                what = "it has the shape of a weight matrix of the backbone"
+            if what:
+                raise self.refused(f"the tensor {name!r} ({size})", f"{what} (policy.shapes names exceptions)")
+
+    def check_numbers(self, count: int, backbone: Backbone) -> None:
+        """Judge the number of numbers in one message.
+
+        Raises:
+            PolicyRefused: there are too many.
+        """
+        limit = most(self.limits.numbers_per_round, backbone_numbers(backbone))
+        if limit is not None and count > limit:
+            raise self.refused(
+                f"{count:,} numbers in a message",
+                f"at most {limit:,} ({self.limits.numbers_per_round}; policy.numbers_per_round)",
+            )
+
+    def check_broadcast(self, shared: State, start: State) -> None:
+        """Judge the shared parts that a coordinator sent.
+
+        Honest ones are near the start: they are averages of what silos trained. Far ones are made, so that an update
+        tells which row it came from.
+
+        Raises:
+            PolicyRefused: a number is too far from its start, or is none.
+        """
+        if self.limits.drift is None:
+            return
+        before = flatten(start)
+        for name, tensor in flatten(shared).items():
+            distance = float((tensor - before[name]).abs().max()) if tensor.numel() else 0.0
+            if not distance <= self.limits.drift:
+                raise self.refused(
+                    f"a broadcast whose {name!r} is {distance:.3g} from its start",
+                    f"at most {self.limits.drift:g} (policy.drift)",
+                )
+
+    def _at_most(self, what: str, value: float, limit: str, tell: bool = True) -> None:
+        bound = getattr(self.limits, limit)
+        if bound is not None and value > bound:
+            raise self.refused(f"{what}{f'={value:,}' if tell else ''}", f"at most {bound:,} (policy.{limit})")
+
+    def _at_least(self, what: str, value: float, limit: str) -> None:
+        bound = getattr(self.limits, limit)
+        if value < bound:
+            raise self.refused(f"{what}={value:,}", f"at least {bound:,} (policy.{limit})")
+
+    def refused(self, what: str, allowed: str) -> PolicyRefused:
+        """Return the refusal of something, with what is allowed."""
+        return PolicyRefused(f"silo {self.silo!r}: its policy refuses {what}; {allowed}")
+
+
+def _assignment(key: str, value: object) -> str:
+    text = repr(value)
+    return f"{key}={text if len(text) <= 60 else f'{text[:57]}...'}"
+
+
+def backbone_numbers(backbone: Backbone) -> int:
+    """Return the number of numbers in a backbone."""
+    return sum(int(parameter.numel()) for parameter in backbone.base.parameters())
+
+
+def backbone_matrices(backbone: Backbone) -> set[tuple[int, ...]]:
+    """Return the shapes of a backbone's weight matrices; small tables, such as those of segments, are none."""
+    smallest = int(getattr(backbone.model.config, "hidden_size", 0) or 0) // 2
+    shapes = (tuple(parameter.shape) for parameter in backbone.base.parameters())
+    return {shape for shape in shapes if len(shape) >= 2 and min(shape) >= max(smallest, 2)}

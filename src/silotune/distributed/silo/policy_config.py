@@ -1,0 +1,212 @@
+"""The section `policy` of `silo.yaml` and its presets: what a silo answers at all, whatever a coordinator sends.
+
+Three presets, of which the operator's own keys change what they name:
+
+- `partners` (the default): parties that trust one another's intentions, not every configuration.
+- `hospital`: a coordinator bound by contract alone; only noised changes leave.
+- `lab`: no limit, for rehearsals and for rows that anybody may read.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from silotune.config.section import Section
+from silotune.errors import unknown_name_error
+
+
+def _amount(given: object) -> object:
+    """Accept a number of numbers, or a percentage of the backbone's numbers."""
+    if given is None or (isinstance(given, int) and not isinstance(given, bool) and given >= 0):
+        return given
+    if isinstance(given, str) and re.fullmatch(r"\d+(\.\d+)?%", given):
+        return given
+    raise ValueError(f"must be a whole number, or a share of the backbone such as 3% (got {given!r})")
+
+
+Amount = Annotated[int | str | None, BeforeValidator(_amount)]
+"""A number of numbers, a share of the backbone's (`3%`), or None: no limit."""
+
+Count = Annotated[int | None, Field(ge=0)]
+
+Bound = Annotated[float | None, Field(ge=0)]
+
+Names = list[str] | Literal["any"]
+
+_METHODS = ["local", "fedavg", "fedprox", "fedap", "fedlr", "moon", "fedrep", "fedper", "fedmatch", "ditto", "fedmcp"]
+_METHODS += ["fedfame", "fedprompt", "fedit", "fedlora", "feddpa-f", "feddpa-t"]
+
+_PARTNERS: dict[str, Any] = {
+    "methods": _METHODS,
+    "tuners": ["bottleneck", "lora", "prefix", "prompt", "p-tuning", "bitfit", "ia3"],
+    "heads": ["mlp", "linear", "verbalizer", "lm"],
+    "keys": [],
+    "prompts": False,
+    "noise": False,
+    "epsilon_per_round": 16.0,
+    "numbers_per_round": "3%",
+    "numbers_in_all": "1000%",
+    "shapes": [],
+    "train_rows": 50,
+    "scored_rows": 20,
+    "batch_size": 8,
+    "max_length": 32,
+    "row_steps": 256,
+    "row_sets": 20,
+    "row_difference": 10,
+    "lr": 0.01,
+    "drift": 1.0,
+    "epochs": 20,
+    "steps": 10_000,
+    "tokens": 50_000_000,
+    "step_tokens": 131_072,
+    "seconds": 3600,
+    "memory_mib": 16_384,
+    "rounds": 200,
+    "rounds_in_all": 2000,
+    "requests_per_round": 3,
+    "scores": 500,
+    "scores_in_all": 5000,
+    "waiting": 10,
+}
+
+_HOSPITAL: dict[str, Any] = {
+    "noise": True,
+    "epsilon_per_round": 8.0,
+    "numbers_per_round": "1%",
+    "numbers_in_all": "200%",
+    "train_rows": 200,
+    "scored_rows": 50,
+    "batch_size": 16,
+    "row_steps": 2000,
+    "row_sets": 5,
+    "row_difference": 20,
+    "drift": 0.5,
+    "epochs": 10,
+    "steps": 5000,
+    "rounds": 100,
+    "rounds_in_all": 500,
+    "requests_per_round": 2,
+    "scores": 250,
+    "scores_in_all": 1000,
+}
+
+_LAB: dict[str, Any] = {
+    **dict.fromkeys(_PARTNERS),
+    **dict.fromkeys(("methods", "tuners", "heads", "keys", "shapes"), "any"),
+    **dict.fromkeys(("train_rows", "scored_rows", "batch_size", "max_length", "row_steps", "row_difference"), 0),
+    "prompts": True,
+    "noise": False,
+}
+
+PRESETS: Mapping[str, Mapping[str, Any]] = {
+    "partners": _PARTNERS,
+    "hospital": {**_PARTNERS, **_HOSPITAL},
+    "lab": _LAB,
+}
+"""Preset → its values."""
+
+
+class PolicyConfig(Section):
+    """What a silo answers. Limits are numbers; `null` is no limit. Unset keys have the preset's values.
+
+    Args:
+        preset: `partners`, `hospital` or `lab`; `policy: lab` is short for `policy: {preset: lab}`.
+        methods: ids of the methods, or `any`.
+        tuners: names of the tuners, or `any`.
+        heads: names of the heads, or `any`.
+        keys: keys of a configuration that may differ from their defaults though the policy cannot judge them, or `any`.
+        prompts: whether the coordinator may choose templates and label words.
+        noise: whether only noised changes may leave.
+        epsilon_per_round: largest ε of one noised change.
+        numbers_per_round: most numbers in one message, as a number or as a share of the backbone (`3%`).
+        numbers_in_all: most numbers in all messages of all runs.
+        shapes: shapes of tensors that may leave although a matrix of the backbone has them; or `any`.
+        train_rows: fewest rows in the training split.
+        scored_rows: fewest rows in a split whose scores are shared.
+        batch_size: fewest rows in an optimizer step.
+        max_length: fewest tokens at which rows may be cut.
+        row_steps: fewest rows × steps behind an update: different rows that it has seen, times optimizer steps.
+        row_sets: most different choices of training rows in all runs.
+        row_difference: fewest rows in which two different choices of rows must differ.
+        lr: largest learning rate.
+        drift: largest distance of a number in a broadcast from the value with which the run starts.
+        epochs: most passes over the rows in a phase.
+        steps: most optimizer steps of one request.
+        tokens: most tokens of one request.
+        step_tokens: most tokens of one optimizer step.
+        seconds: most seconds of one request.
+        memory_mib: most memory of the worker's process, in MiB.
+        rounds: most rounds of a run.
+        rounds_in_all: most local rounds of all runs.
+        requests_per_round: most different requests for one round, e.g. with other broadcasts.
+        scores: most score requests of a run.
+        scores_in_all: most score requests of all runs.
+        waiting: most runs that wait for approval.
+    """
+
+    preset: Literal["partners", "hospital", "lab"] = "partners"
+    methods: Names
+    tuners: Names
+    heads: Names
+    keys: Names
+    prompts: bool
+    noise: bool
+    epsilon_per_round: Bound
+    numbers_per_round: Amount
+    numbers_in_all: Amount
+    shapes: list[list[int]] | Literal["any"]
+    train_rows: Annotated[int, Field(ge=0)]
+    scored_rows: Annotated[int, Field(ge=0)]
+    batch_size: Annotated[int, Field(ge=0)]
+    max_length: Annotated[int, Field(ge=0)]
+    row_steps: Annotated[int, Field(ge=0)]
+    row_sets: Count
+    row_difference: Annotated[int, Field(ge=0)]
+    lr: Bound
+    drift: Bound
+    epochs: Count
+    steps: Count
+    tokens: Count
+    step_tokens: Count
+    seconds: Bound
+    memory_mib: Count
+    rounds: Count
+    rounds_in_all: Count
+    requests_per_round: Count
+    scores: Count
+    scores_in_all: Count
+    waiting: Count
+
+    @classmethod
+    def of(cls, preset: str = "partners") -> PolicyConfig:
+        """Return a preset's policy."""
+        return cls.model_validate(preset)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _filled(cls, given: Any) -> Any:
+        """Fill in the preset's values."""
+        given = {"preset": given} if isinstance(given, str) else given
+        if not isinstance(given, dict):
+            return given
+        name = given.get("preset", "partners")
+        if name not in PRESETS:
+            raise ValueError(str(unknown_name_error("policy", name, PRESETS)))
+        return {**PRESETS[name], **given, "preset": name}
+
+
+def most(amount: int | str | None, backbone: int) -> int | None:
+    """Return a limit as a number of numbers.
+
+    Args:
+        amount: a number, or a share such as `3%`.
+        backbone: number of numbers in the backbone.
+    """
+    if isinstance(amount, str):
+        return int(float(amount.rstrip("%")) / 100 * backbone)
+    return amount

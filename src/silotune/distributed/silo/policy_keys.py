@@ -1,0 +1,75 @@
+"""Which keys of a configuration a policy can judge: all others must keep their defaults."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from fnmatch import fnmatchcase
+from typing import Any
+
+from silotune.config import Config
+from silotune.config.registries import AGGREGATIONS, CODECS
+from silotune.config.uplink import NOISES
+
+JUDGED = (
+    *("description", "start", "seed", "rounds", "threads", "device", "cohort", "cache.*"),
+    *("backbone.name", "backbone.revision", "backbone.attention"),
+    *("precision.name", "precision.deterministic", "precision.tf32"),
+    *("method.*", "tuner.*", "sampling.*", "aggregation.*", "server.*", "privacy.*", "attack.*", "federation.*"),
+    *("head.name", "head.scope", "head.pooling", "head.multi_token", "head.average", "head.beams", "head.train_on"),
+    *("head.max_new_tokens", "train.lr", "train.epochs", "train.steps", "train.batch_size", "train.optimizer"),
+    *("train.max_length", "train.gradient_checkpointing", "data.merge", "data.ratio", "data.seed"),
+    *("uplink.name", "uplink.clip", "uplink.norm", "uplink.epsilon", "uplink.delta", "uplink.rounding"),
+    *("uplink.feedback", "train.tokens_at_once"),
+)
+"""Patterns of keys that limits bound, or that choose nothing at a silo: who takes part, how the coordinator combines
+updates. `attack.*` belongs to them because a run with an attack is refused for every silo (`check_federated`)."""
+
+PROMPTS = ("head.template", "head.words", "head.chat_template", "head.chat_kwargs")
+"""Keys by which a coordinator puts words of its own around the rows, or decides which words stand for a label."""
+
+ROW_CHOICE = ("data.rows_per_silo", "data.train_rows", "data.validation_rows", "data.test_rows", "data.parts")
+"""Keys by which a coordinator picks some of the rows: with 100 and then 101 of them, two updates differ by one row."""
+
+LARGEST_OPTION = 10_000
+"""Largest magnitude of a method's or tuner's option. A factor of 1e30 in a loss would undo the other limits."""
+
+
+def flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield dotted keys and values of a nested dictionary; lists and empty groups are values."""
+    for key, value in tree.items():
+        if isinstance(value, dict) and value:
+            yield from flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def changed_keys(config: Config) -> dict[str, Any]:
+    """Return the keys of a configuration that differ from the schema's defaults, with their values."""
+    federation = config.federation.model_dump(mode="json")
+    defaults = dict(flat(Config.model_validate({"federation": federation}).model_dump(mode="json")))
+    given = flat(config.model_dump(mode="json"))
+    return {key: value for key, value in given if key not in defaults or defaults[key] != value}
+
+
+def unjudged(config: Config) -> Iterator[tuple[str, Any]]:
+    """Yield the changed keys that a policy cannot judge, with their values."""
+    for key, value in changed_keys(config).items():
+        if not any(fnmatchcase(key, pattern) for pattern in JUDGED) or _of_a_plugin(config, key):
+            yield key, value
+
+
+def _of_a_plugin(config: Config, key: str) -> bool:
+    """Return whether a name is of a plug-in, which could do anything to an update, or a key one of its options."""
+    if key.startswith("aggregation."):
+        return key.removeprefix("aggregation.") in config.aggregation.options or (
+            key == "aggregation.name" and config.aggregation.name not in AGGREGATIONS.reserved
+        )
+    return key == "uplink.name" and any(name not in ("clip", *NOISES, *CODECS.reserved) for name in config.uplink.name)
+
+
+def large_options(config: Config) -> Iterator[tuple[str, Any]]:
+    """Yield the options of method, tuner and head whose magnitude is above `LARGEST_OPTION`."""
+    for key, value in changed_keys(config).items():
+        number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if number and key.startswith(("method.", "tuner.", "head.")) and not abs(value) <= LARGEST_OPTION:
+            yield key, value

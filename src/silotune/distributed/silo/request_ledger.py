@@ -1,0 +1,119 @@
+"""Request ledger of a silo: every request that was worked on and every choice of rows that was used, over all runs.
+
+The coordinator names runs, numbers rounds and says from which state to start, so no count that follows from what it
+sends can bind it. These files only grow. A line is written before the work: a crash in between spends a request and
+hides none. A request repeated word for word tells nothing new, and counts once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from silotune.data.tasks import Row
+from silotune.errors import InputError
+
+REQUESTS_FILE, ROWS_FILE = "requests.jsonl", "rows.jsonl"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One request: its run, kind (`round`, `final`, `score`), round, digest, and the numbers that leave for it."""
+
+    run: str
+    kind: str
+    round: int
+    request: str
+    numbers: int = 0
+
+
+@dataclass(frozen=True)
+class Tally:
+    """What was worked on before a request; requests that agree in everything count once.
+
+    `known`: the request itself was worked on before. The others count local rounds, requests for the same round, scores
+    of the run and of all runs, and the numbers that left.
+    """
+
+    known: bool
+    rounds_in_all: int
+    requests_for_round: int
+    scores: int
+    scores_in_all: int
+    numbers_in_all: int
+
+
+@dataclass(frozen=True)
+class RequestLedger:
+    """A silo's record of requests and choices of rows, in its own folder."""
+
+    folder: Path
+
+    def tally(self, entry: Entry) -> Tally:
+        """Sum up what was worked on before a request.
+
+        Raises:
+            InputError: the file is damaged; then no further request is answered.
+        """
+        entries = {Entry(**fields) for fields in self._lines(REQUESTS_FILE, set(Entry.__dataclass_fields__))}
+        trained = [other for other in entries if other.kind != "score"]
+        scored = [other for other in entries if other.kind == "score"]
+        return Tally(
+            known=entry in entries,
+            rounds_in_all=len(trained),
+            requests_for_round=sum(
+                (other.run, other.kind, other.round) == (entry.run, entry.kind, entry.round) for other in entries
+            ),
+            scores=sum(other.run == entry.run for other in scored),
+            scores_in_all=len(scored),
+            numbers_in_all=sum(other.numbers for other in entries),
+        )
+
+    def record(self, entry: Entry) -> None:
+        """Append a request that is about to be worked on, and flush it to disk."""
+        self._append(REQUESTS_FILE, asdict(entry))
+
+    def row_sets(self) -> list[dict[str, frozenset[str]]]:
+        """Return the choices of rows used so far: split → digests of its rows.
+
+        Raises:
+            InputError: the file is damaged.
+        """
+        return [
+            {split: frozenset(rows) for split, rows in line["splits"].items()}
+            for line in self._lines(ROWS_FILE, {"splits"})
+        ]
+
+    def record_rows(self, splits: Mapping[str, frozenset[str]]) -> None:
+        """Append a choice of rows that is about to be used."""
+        self._append(ROWS_FILE, {"splits": {split: sorted(rows) for split, rows in splits.items()}})
+
+    def _lines(self, name: str, keys: set[str]) -> Iterator[dict[str, Any]]:
+        try:
+            for line in (self.folder / name).read_text(encoding="utf-8").splitlines():
+                fields = json.loads(line)
+                if fields.keys() != keys:
+                    raise ValueError(f"keys must be {sorted(keys)}")
+                yield fields
+        except FileNotFoundError:
+            return
+        except (OSError, ValueError, AttributeError, TypeError) as error:
+            raise InputError(f"policy: the record of what was answered cannot be read ({name})") from error
+
+    def _append(self, name: str, fields: Mapping[str, Any]) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with (self.folder / name).open("a", encoding="utf-8") as file:
+            file.write(json.dumps(fields) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def row_digests(rows: Iterable[Row]) -> frozenset[str]:
+    """Return short digests of rows by their texts, label and answer."""
+    contents = (json.dumps([row.texts, row.label, row.answer]).encode() for row in rows)
+    return frozenset(hashlib.sha256(content).hexdigest()[:16] for content in contents)

@@ -1,0 +1,86 @@
+"""A run in plain words for a silo's operator: what would leave, how often, how protected, and what changed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from silotune.distributed.silo.policy_keys import flat
+from silotune.distributed.silo.silo_config import SiloSettings
+
+if TYPE_CHECKING:
+    from silotune.config import Config
+    from silotune.distributed.silo.approval import Request
+    from silotune.training.federation import Federation
+
+
+def describe(config: Config, federation: Federation, settings: SiloSettings) -> list[str]:
+    """Return lines about a run that waits for approval.
+
+    Args:
+        config: the run's, as it was sent.
+        federation: of this silo alone: what the configuration came to.
+        settings: the operator's.
+    """
+    from silotune.distributed.silo.policy import backbone_numbers
+
+    train = config.train
+    shapes = federation.coordinator.expected.shapes
+    numbers: dict[str, int] = {}
+    for name, shape in shapes.items():
+        count = 1
+        for size in shape:
+            count *= size
+        part = name.split("/", 1)[0]
+        numbers[part] = numbers.get(part, 0) + count
+    total, whole = sum(numbers.values()), backbone_numbers(federation.backbone)
+    passes = f"{train.epochs} epochs" if train.steps is None else f"{train.steps} steps"
+    return [
+        f"method: {config.method.name}, tuner {config.tuner.name}, head {config.head.name} ({config.head.scope})",
+        f"training: {config.rounds} rounds, each {passes} of {train.batch_size} rows a step, {train.optimizer} with "
+        f"learning rate {train.lr:g}, rows cut at {train.max_length} tokens",
+        "leaves in a round: "
+        + (", ".join(f"part {part!r} ({count:,} numbers)" for part, count in sorted(numbers.items())) or "no part"),
+        f"in numbers: {total:,} a round, {100 * total / whole:.2f} % of the backbone; {total * config.rounds:,} in the "
+        "whole run",
+        f"numbers about the rows that are shared: {', '.join(settings.share) or 'none'}",
+        f"names that leave before round 1: of the task and of its labels ({_labels(federation)})",
+        f"noise: {_noise(federation, settings)}",
+        f"combined by: {config.aggregation.name}; silos: {', '.join(config.federation.silos) or 'not named'}",
+    ]
+
+
+def _labels(federation: Federation) -> str:
+    return "; ".join(f"{task.name}: {', '.join(task.labels) or 'texts'}" for task in federation.tasks.values())
+
+
+def _noise(federation: Federation, settings: SiloSettings) -> str:
+    config, privacy = federation.config, federation.privacy
+    if config.uplink.noise is None or privacy is None:
+        return "none; the coordinator sees each change of the parts as it is"
+    budget = "no limit" if settings.epsilon in (None, "unlimited") else f"at most {settings.epsilon:g}"
+    return (
+        f"{config.uplink.noise}, ε = {privacy.epsilon_round:g} a round, "
+        f"ε = {privacy.account.total(privacy.uses):.4g} in the run; over all runs: {budget}"
+    )
+
+
+def changes(request: Request, earlier: Request | None) -> Iterator[str]:
+    """Yield what a run changes against an earlier one, a line for each key."""
+    if earlier is None:
+        yield "no run was approved before"
+        return
+    before, now = dict(flat(earlier.configuration)), dict(flat(request.configuration))
+    differing = sorted(key for key in {*before, *now} if before.get(key) != now.get(key))
+    yield f"against the last approved run ({earlier.name}): {len(differing) or 'no'} keys changed"
+    for key in differing:
+        yield f"  {key}: {_shown(before, key)} → {_shown(now, key)}"
+
+
+def _shown(values: Mapping[str, Any], key: str) -> str:
+    return repr(values[key]) if key in values else "unset"
+
+
+def printable(text: str) -> str:
+    """Return a text with control characters written out: a coordinator chose parts of it, a terminal would obey."""
+    return "".join(character if character.isprintable() else repr(character)[1:-1] for character in text)

@@ -1,0 +1,200 @@
+"""A run that a silo has not seen waits for its operator; a decision holds for one run with one configuration."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import yaml
+
+from silotune.distributed.coordinator import dispatcher
+from silotune.distributed.coordinator.coordinate import coordinate
+from silotune.distributed.protocol.frames import decode
+from silotune.distributed.silo.approval import FOLDER, Approvals
+from silotune.distributed.silo.session import Session
+from silotune.errors import InputError, SilotuneError
+from silotune.runs.run import run
+from silotune.runs.storage.readers import read_summary
+from tests.support.malicious import Malicious
+from tests.support.session_rig import DirectLink, answering, job, local_configs
+
+ALLOWED = ("fedmcp", "tuner.r=1", "rounds=1", "train.steps=6")
+
+
+@pytest.fixture
+def asking(tiny_config, tmp_path):
+    """`asking(words, …)` → a coordinator and a silo whose operator decides about every run."""
+
+    def begin(words=ALLOWED, run="a" * 16, **settings):
+        config = tiny_config(words[0], *words[1:])
+        local = local_configs(config, tmp_path / "silo", policy={}, approval="ask", **settings)["alpha"]
+        return Malicious(local, config, run)
+
+    return begin
+
+
+def approvals(coordinator):
+    return Approvals(coordinator.session._setup.limits.ledger.folder)
+
+
+def test_an_unseen_run_waits_and_learns_nothing(asking):
+    coordinator = asking()
+    for kind in ("hello", "round", "score", "final", "hello"):
+        reply = coordinator.ask(kind)
+        assert reply.kind == "waiting"
+        assert reply.fields["reason"].startswith("waits for approval at alpha (silotune silo show aaaaaaaaaaaaaaaa-")
+        assert reply.fields.keys() == {"silo", "reason"}
+        assert reply.blobs == {}
+    (request,) = approvals(coordinator).all()
+    assert request.state == "pending"
+    approvals(coordinator).decide(request.name, "approved")
+    assert coordinator.ask("hello").kind == "hello"
+    assert coordinator.ask("round").kind == "answer"
+    coordinator.restart()
+    assert coordinator.ask("score").kind == "scores"
+    approvals(coordinator).decide(request.name, "rejected")
+    assert "its operator rejected the run aaaaaaaaaaaaaaaa-" in coordinator.reason("score", 0)
+
+
+def test_another_configuration_under_an_approved_name_waits(asking):
+    coordinator = asking()
+    coordinator.ask("hello")
+    approvals(coordinator).decide("a" * 16, "approved")
+    for changes in ({"seed": 2}, {"description": "the same run"}, {"federation__silos": ["alpha"]}):
+        coordinator.configure(**changes)
+        assert coordinator.ask("round").kind == "waiting"
+    coordinator.configure(federation__deadline=5)  # how long the coordinator waits is its own affair
+    assert coordinator.ask("round").kind == "answer"
+    other = asking(run="b" * 16)
+    assert other.ask("hello").kind == "waiting"
+    assert len(approvals(other).all()) == 5
+
+
+def test_no_more_than_a_few_runs_wait(asking):
+    for number in range(10):
+        assert asking(run=f"{number:016x}").ask("hello").kind == "waiting"
+    last = asking(run="f" * 16)
+    assert "another run that waits for approval; at most 10 (policy.waiting)" in last.reason("hello")
+    approvals(last).decide("0" * 15 + "3", "rejected")
+    assert last.ask("hello").kind == "waiting"
+    assert len(list((approvals(last).folder / FOLDER).iterdir())) == 11
+
+
+def test_what_the_policy_refuses_does_not_wait(asking):
+    coordinator = asking(("fedavg", "tuner=full", "rounds=1"))
+    assert coordinator.ask("hello").kind == "refused"
+    assert approvals(coordinator).all() == []
+
+
+def test_run_ids_are_no_paths(asking):
+    for name in ("../../etc", "a" * 15, "A" * 16, ""):
+        coordinator = asking(run=name)
+        assert "must be 16 hexadecimal digits" in coordinator.reason("hello")
+    assert approvals(coordinator).all() == []
+
+
+@pytest.mark.parametrize("settings", [{"approval": "policy"}, {"config": "agreed"}])
+def test_what_is_approved_beforehand_does_not_wait(asking, tmp_path, settings, tiny_config):
+    coordinator = asking()
+    fields = coordinator.settings.model_dump(exclude_none=True) | settings
+    if "config" in settings:
+        (tmp_path / "agreed.yaml").write_text(coordinator.text)
+        fields["config"] = str(tmp_path / "agreed.yaml")
+    coordinator.session = Session(type(coordinator.settings)(**fields))
+    assert coordinator.ask("round").kind == "answer"
+
+
+def test_a_federation_waits_for_its_operators_and_goes_on(tiny_config, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(dispatcher, "APPROVAL_INTERVAL", 0.0)
+    config = tiny_config(*ALLOWED)
+    configs = local_configs(config, tmp_path / "elsewhere", policy={}, approval="ask")
+    answers, progress = answering(configs), []
+    names = list(configs)
+
+    def operator(node):
+        """Approves when it has been asked five times."""
+        asked = []
+
+        def answer(data):
+            if decode(data).kind == "hello":
+                asked.append(data)
+                if len(asked) == 5:
+                    status = tmp_path / "run" / "federation" / "progress.json"
+                    progress.append(json.loads(status.read_text())[1])
+                    decisions = Approvals(tmp_path / "elsewhere" / "checkpoints" / "silos" / names[node])
+                    decisions.decide(decisions.all()[0].name, "approved")
+            return answers[node](data)
+
+        return answer
+
+    coordinate(
+        job(config, tmp_path / "run", configs, local=False), DirectLink({node: operator(node) for node in range(3)})
+    )
+    assert read_summary(tmp_path / "run")["shared_sha256"] == run(config, out=tmp_path / "one").summary["shared_sha256"]
+    assert all(line.startswith("waits for approval at ") for line in progress)
+    said = capsys.readouterr().out
+    for name in configs:  # once, however often it was asked
+        assert said.count(f"silotune coordinator: {name}: waits for approval at {name}") == 1
+    events = [json.loads(line)["event"] for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
+    assert "silo-failed" not in events
+
+
+def test_a_rejected_run_ends_by_name_and_one_that_nobody_decides_at_federation_join(tiny_config, tmp_path):
+    config = tiny_config(*ALLOWED, "federation.join=0.2")
+    configs = local_configs(config, tmp_path / "elsewhere", policy={}, approval="ask")
+    with pytest.raises(SilotuneError, match=r"did not join within .*: alpha, beta, gamma; nothing began; alpha: waits"):
+        coordinate(job(config, tmp_path / "run", configs, local=False), DirectLink(answering(configs)))
+    decisions = Approvals(tmp_path / "elsewhere" / "checkpoints" / "silos" / "beta")
+    decisions.decide(decisions.all()[0].name, "rejected")
+    with pytest.raises(SilotuneError, match="silo 'beta': its operator rejected the run"):
+        coordinate(job(config, tmp_path / "run", configs, local=False), DirectLink(answering(configs)))
+
+
+def test_the_operators_commands(asking, tmp_path, silotune, monkeypatch):
+    coordinator = asking()
+    coordinator.configure(description="\x1b[2Jharmless\nrun approved")
+    coordinator.ask("hello")
+    other = asking((*ALLOWED, "train.lr=0.002", "rounds=2"), run="b" * 16)
+    other.ask("hello")
+    settings = coordinator.settings
+    tree = {"name": "alpha", "folder": settings.folder, "rows": settings.rows, "share": ["validation"]}
+    path = tmp_path / "silo.yaml"
+    path.write_text(yaml.safe_dump(tree))
+
+    def said(*words):
+        done = silotune("silo", *words, "--config", path)
+        assert done.code == 0, done.err
+        return done.out
+
+    listed = said("pending")
+    assert [line[:16] for line in listed.splitlines()] == ["a" * 16, "b" * 16]
+    shown = " ".join(said("show", "aaaa").split())
+    for words in (
+        ": pending, asked 20", "method: fedmcp, tuner bottleneck, head mlp (private)", "1 rounds, each 6 steps",
+        "part 'global' (", "% of the backbone", "shared: validation, test, rows, loss, seconds",
+        "the coordinator sees each change", "no run was approved before", "alpha: bad, good",
+    ):  # fmt: skip
+        assert words in shown
+    assert "is approved" in said("approve", "aaaa")
+    shown = said("show", "b")
+    assert "\x1b" not in shown
+    assert r"description: '\x1b[2Jharmless\nrun approved' → 'six small" in " ".join(shown.split())
+    assert "rounds: 1 → 2" in shown
+    assert "train.lr: 0.001 → 0.002" in shown
+    assert "is rejected" in said("reject", "b")
+    assert "no run waits" in said("pending")
+    for words, error in ((("show", "c"), "unknown run 'c'"), (("approve", ""), "unknown run ''")):
+        failed = silotune("silo", *words, "--config", path)
+        assert (failed.code, error in failed.err) == (2, True)
+    monkeypatch.chdir(tmp_path / "silo")
+    assert "name the silo's file" in silotune("silo", "pending").err
+
+
+def test_a_damaged_decision_is_no_approval(asking):
+    coordinator = asking()
+    coordinator.ask("hello")
+    (path,) = (approvals(coordinator).folder / FOLDER).iterdir()
+    path.write_text("{")
+    assert "cannot be read; remove it" in coordinator.reason("round")
+    with pytest.raises(InputError, match="cannot be read"):
+        approvals(coordinator).all()
