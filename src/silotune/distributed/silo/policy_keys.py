@@ -12,8 +12,8 @@ from silotune.config.uplink import NOISES
 
 JUDGED = (
     *("description", "start", "seed", "rounds", "threads", "device", "cohort", "cache.*"),
-    *("backbone.name", "backbone.revision", "backbone.attention"),
-    *("precision.name", "precision.deterministic", "precision.tf32"),
+    *("backbone", "backbone.name", "backbone.revision", "backbone.attention"),
+    *("precision", "precision.name", "precision.deterministic", "precision.tf32"),
     *("method.*", "tuner.*", "sampling.*", "aggregation.*", "server.*", "privacy.*", "attack.*", "federation.*"),
     *("head.name", "head.scope", "head.pooling", "head.multi_token", "head.average", "head.beams", "head.train_on"),
     *("head.max_new_tokens", "train.lr", "train.epochs", "train.steps", "train.batch_size", "train.optimizer"),
