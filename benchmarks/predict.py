@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.alternating import alternate, ratio
+from benchmarks.random_llama import random_llama
 from silotune.core.randomness import generator
 from silotune.core.tensors import State
 from silotune.data.tasks import Row, SiloData, Splits, Task
@@ -145,26 +146,6 @@ def _moved(state: dict[str, dict[str, Tensor]]) -> dict[str, dict[str, Tensor]]:
 
 
 def _llama(precision: str) -> Backbone:
-    """A causal model of random weights that never ends a text by itself (its end token is out of reach)."""
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
-
     from silotune.models.backbone.device import resolve_precision
 
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=WIDTH,
-        intermediate_size=3 * WIDTH,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        attn_implementation="eager",
-        tie_word_embeddings=False,
-    )
-    model = LlamaForCausalLM(config)
-    with torch.no_grad():
-        model.lm_head.weight[2].zero_()
-    words = Tokenizer(models.WordLevel({f"w{number}": number for number in range(VOCABULARY)}, unk_token="w1"))
-    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, pad_token="w0", eos_token="w2")
-    return Backbone(model, tokenizer, precision=resolve_precision(precision))
+    return Backbone(*random_llama(WIDTH, vocabulary=VOCABULARY), precision=resolve_precision(precision))

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-from silotune.data import batching
 from silotune.evaluation import predict
 from silotune.evaluation.federation_scores import current_model_state
 from silotune.evaluation.instance_vectors import weigh, with_instances
@@ -23,12 +22,12 @@ def test_one_batch_gives_what_many_batches_give(reference, case, monkeypatch):
     for silo in federation.silos.values():
         state = current_model_state(federation, silo)
         for name, evaluation in silo.evaluations.items():
-            monkeypatch.setattr(batching, "EVALUATION_BATCH_SIZE", 10_000)
+            monkeypatch.setattr(federation.context, "rows_scored", 10_000)
             whole = predict.logits(federation.context, state, evaluation.test)
-            monkeypatch.setattr(batching, "EVALUATION_BATCH_SIZE", 1)  # one row at a time: without any padding
+            monkeypatch.setattr(federation.context, "rows_scored", 1)  # one row at a time: without any padding
             pieces = predict.logits(federation.context, state, evaluation.test)
             torch.testing.assert_close(pieces, whole, rtol=0, atol=2e-6)
-            monkeypatch.setattr(batching, "EVALUATION_BATCH_SIZE", 4)
+            monkeypatch.setattr(federation.context, "rows_scored", 4)
             assert predict.score(federation.context, state, evaluation.test) == run.silos[name]["test"]
 
 
@@ -56,7 +55,7 @@ def test_rows_keep_their_own_mix_in_any_batch(reference, case, monkeypatch):
             rows = evaluation.test
             found = {}
             for batch in (1, 4, 10_000):
-                monkeypatch.setattr(batching, "EVALUATION_BATCH_SIZE", batch)
+                monkeypatch.setattr(training, "rows_scored", batch)
                 found[batch] = predict.logits(training, state, rows)
             for batch in (4, 10_000):
                 torch.testing.assert_close(found[batch], found[1], rtol=1e-5, atol=2e-5)

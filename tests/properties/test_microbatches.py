@@ -92,10 +92,9 @@ def test_batches_are_cut_where_padding_and_calls_cost_least(tiny_federation):
                 assert inputs["token_type_ids"][position, :length].tolist() == rows.types[row]
 
 
-def test_evaluation_batches_are_cut_the_same_way(tiny_federation, monkeypatch):
+def test_evaluation_batches_are_cut_the_same_way(tiny_federation):
     rows = tiny_federation("fedmcp").silos["gamma"].train["gamma"]
-    monkeypatch.setattr(batching, "EVALUATION_BATCH_SIZE", 20)
-    free, dear = (list(batching.evaluation_batches(rows, 0, cost)) for cost in (0, 10**6))
+    free, dear = (list(batching.evaluation_batches(rows, 0, cost, 20)) for cost in (0, 10**6))
     assert sorted(row for batch in free for row in batch.rows.tolist()) == list(range(len(rows)))
     assert all(len(batch.rows) <= 20 for batch in free)
     assert {len(batch.micro) for batch in dear} == {1}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pydantic import field_validator, model_validator
 
+from silotune.config.generation import RowsAtOnce
 from silotune.config.section import Section
 from silotune.config.validators import listed
 
@@ -16,12 +17,14 @@ class EvaluationConfig(Section):
         per_round: whether these scores, and those on the silos' own rows, are measured after every round (Figure 3).
         unseen: tasks (or entries of `silos`) that no silo trains on; all models are scored on them (Table 14).
         new_silos: silos that join after the last round, with the private part of the most similar silo (appendix C.1).
+        rows_at_once: rows of one batch without gradient, where rows are classified or embedded.
     """
 
     test_time: bool = False
     per_round: bool = False
     unseen: list[str] = []
     new_silos: list[str] = []
+    rows_at_once: RowsAtOnce = 64
 
     _words = field_validator("unseen", "new_silos", mode="before")(listed)
 

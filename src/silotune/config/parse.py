@@ -152,7 +152,12 @@ def _silo_name(error: ValidationError, tree: Tree) -> str:
     return ""
 
 
-_NEWER = {"head": ("chat_template", "chat_kwargs", "train_on")}
+_NEWER = {
+    "head": ("chat_template", "chat_kwargs", "train_on"),
+    "train": ("tokens_at_once",),
+    "evaluation": ("rows_at_once",),
+    "generation": ("rows_at_once",),
+}
 """Keys by section that older run folders lack."""
 
 
@@ -169,6 +174,8 @@ def dump(config: Config) -> str:
         for key in keys:
             if getattr(getattr(config, section), key) == fields[key].get_default():
                 del tree[section][key]
+        if not tree[section]:
+            del tree[section]
     return yaml.safe_dump(tree, sort_keys=False, allow_unicode=True)
 
 

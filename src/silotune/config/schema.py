@@ -13,6 +13,7 @@ from silotune.config.comparison import CompareConfig
 from silotune.config.data import DATA_SOURCES, DataConfig
 from silotune.config.evaluation import EvaluationConfig
 from silotune.config.federation import FederationConfig
+from silotune.config.generation import GenerationConfig
 from silotune.config.head import HeadConfig
 from silotune.config.partition import PartitionConfig
 from silotune.config.precision import PrecisionConfig
@@ -57,6 +58,7 @@ class Config(Section):
     privacy: PrivacyConfig = PrivacyConfig()
     attack: AttackConfig = AttackConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
+    generation: GenerationConfig = GenerationConfig()
     silos: list[SiloConfig] = []
     federation: FederationConfig = FederationConfig()
     per_method: dict[str, dict[str, Any]] = {}

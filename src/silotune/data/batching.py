@@ -32,9 +32,6 @@ model's weights, so that the same delay is worth many tokens of a small model an
 (10.6 M weights beside its embeddings), 21 of a 7 B model. Both numbers are estimated, not measured.
 """
 
-EVALUATION_BATCH_SIZE = 64
-"""Rows per batch without gradient."""
-
 
 @dataclass(frozen=True)
 class TokenLimit:
@@ -218,11 +215,13 @@ def call_cost_for(device: torch.device, weights: int) -> int:
     return CALL_COST if device.type == "cpu" else CALL_COST_GPU + LAUNCH_COST_GPU // max(1, weights)
 
 
-def evaluation_batches(rows: TokenizedRows, pad_id: int, call_cost: int | None = CALL_COST) -> Iterator[Batch]:
-    """Yield all rows once, sorted by length, in batches of `EVALUATION_BATCH_SIZE`."""
+def evaluation_batches(
+    rows: TokenizedRows, pad_id: int, call_cost: int | None = CALL_COST, rows_at_once: int = 64
+) -> Iterator[Batch]:
+    """Yield all rows once, sorted by length, in batches of `rows_at_once`."""
     order = sorted(range(len(rows)), key=lambda row: len(rows.ids[row]))
-    for start in range(0, len(order), EVALUATION_BATCH_SIZE):
-        yield make_batch(rows, order[start : start + EVALUATION_BATCH_SIZE], pad_id, call_cost)
+    for start in range(0, len(order), rows_at_once):
+        yield make_batch(rows, order[start : start + rows_at_once], pad_id, call_cost)
 
 
 def epoch_batches(

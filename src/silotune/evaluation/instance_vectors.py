@@ -60,7 +60,7 @@ def embed(context: TrainingContext, state: State, rows: TokenizedRows) -> Tensor
     read: dict[str, Pooling] = {weighting.representation: POOLINGS[weighting.representation]}
     vectors = torch.zeros(len(texts), context.backbone.hidden_size)
     pad = context.backbone.pad_id
-    for batch in evaluation_batches(texts, pad, context.backbone.call_cost):
+    for batch in evaluation_batches(texts, pad, context.backbone.call_cost, context.rows_scored):
         (views,) = run_views(context.backbone, ViewRequest.of_batch(batch, {"": mix}, read))
         vectors[batch.rows] = views[""][weighting.representation].float().cpu()
     return vectors

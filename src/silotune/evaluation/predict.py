@@ -23,7 +23,7 @@ def logits(context: TrainingContext, state: State, rows: TokenizedRows) -> Tenso
     weights = weigh(context, state, rows)
     placed = context.place(state)
     result = torch.zeros(len(rows), len(rows.task.labels))
-    for batch in evaluation_batches(rows, pad, context.backbone.call_cost):
+    for batch in evaluation_batches(rows, pad, context.backbone.call_cost, context.rows_scored):
         alpha = None if weights is None else weights.alpha[batch.rows]
         result[batch.rows] = context.logits(placed, batch, alpha).float().cpu()
     return result
@@ -36,7 +36,7 @@ def answers(context: TrainingContext, state: State, rows: TokenizedRows) -> list
     assert isinstance(head, LanguageModelHead), "a generation task has a language-model head"
     weights = weigh(context, state, rows)
     mix = context.prediction_mix(context.place(state), None if weights is None else weights.alpha)
-    return generate(context.backbone, prompt_rows(rows), mix, head.generation)
+    return generate(context.backbone, prompt_rows(rows), mix, head.generation, context.rows_written)
 
 
 @dataclass(frozen=True)

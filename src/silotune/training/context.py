@@ -39,6 +39,8 @@ class TrainingContext:
         start: initial tensors of every adapter; None: they are drawn.
         cache: keeps activations below the adapters; None: they are computed anew.
         tokens_at_once: the most tokens of a step's graph; None: `train.tokens_at_once`, where it is a number.
+        rows_scored: rows of one batch without gradient.
+        rows_written: prompts that are answered together.
     """
 
     def __init__(
@@ -50,6 +52,8 @@ class TrainingContext:
         start: Tensors | None = None,
         cache: ActivationCache | None = None,
         tokens_at_once: int | None = None,
+        rows_scored: int = 64,
+        rows_written: int = 32,
     ) -> None:
         self.backbone = backbone
         self.method = method
@@ -61,6 +65,8 @@ class TrainingContext:
         self.seed = seed
         self.start = start
         self.cache = cache
+        self.rows_scored = rows_scored
+        self.rows_written = rows_written
         own = train.tokens_at_once
         self.tokens_at_once = own if tokens_at_once is None and isinstance(own, int) else tokens_at_once
         self.guard: Callable[[], None] = lambda: None

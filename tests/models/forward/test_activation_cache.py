@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from silotune.core.tensors import digest, flatten
-from silotune.data import batching
 from silotune.data.batching import evaluation_batches, make_batch
 from silotune.data.cohort_batches import own_micro_batches
 from silotune.errors import InputError
@@ -91,14 +90,13 @@ def test_what_is_kept_does_not_depend_on_history_or_room(tiny_federation):
     assert len(results) == 1
 
 
-def test_least_recently_used_groups_go_first(tiny_federation, monkeypatch):
-    monkeypatch.setattr(batching, "EVALUATION_BATCH_SIZE", 8)
+def test_least_recently_used_groups_go_first(tiny_federation):
     federation = tiny_federation("fedavg", CACHED)
     cache, training = federation.context.cache, federation.context
     rows = federation.silos["gamma"].train["gamma"]
     assert len(rows) > GROUP
     state = federation.coordinator.shared | training.state_of(federation.silos["gamma"]).private
-    for batch in evaluation_batches(rows, 0):
+    for batch in evaluation_batches(rows, 0, rows_at_once=8):
         training.logits(state, batch)
     full_size, groups = cache.size, cache.misses
     assert groups == 2
@@ -109,12 +107,12 @@ def test_least_recently_used_groups_go_first(tiny_federation, monkeypatch):
     other = federation.silos["beta"].train["beta"]
     training.logits(
         federation.coordinator.shared | training.state_of(federation.silos["beta"]).private,
-        next(evaluation_batches(other, 0)),
+        next(evaluation_batches(other, 0, rows_at_once=8)),
     )
     assert cache.size <= full_size - 1
     assert set(cache._sets) == {key[0] for key in cache._groups}
     cache._limit = 0
-    for batch in evaluation_batches(other, 0):
+    for batch in evaluation_batches(other, 0, rows_at_once=8):
         training.logits(federation.coordinator.shared | training.state_of(federation.silos["beta"]).private, batch)
     assert not cache._sets
     assert (id(rows), 0) not in {(key[0], key[3]) for key in cache._groups}  # the oldest of gamma's groups went

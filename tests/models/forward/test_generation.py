@@ -7,10 +7,12 @@ from functools import cache
 
 import pytest
 import torch
+from transformers import masking_utils
 
 from silotune.data.batching import make_batch
 from silotune.data.tasks import Task
 from silotune.data.tokenized import TokenizedRows
+from silotune.models.backbone.backbone import Backbone
 from silotune.models.forward.decoding import start_decoding
 from silotune.models.forward.generation import GenerationOptions, generate_ids
 from silotune.models.forward.mixing import MixEntry, make_plan
@@ -185,3 +187,17 @@ def test_states_of_generation_and_of_training_agree_with_padding_on_the_left():
             expected = backbone.lm_head(states[torch.arange(len(ids)), ends])
             scores = start_decoding(backbone, ids, mix).first()[batch.rows]
         torch.testing.assert_close(scores, expected, atol=2e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("family", CAUSAL)
+def test_sdpa_answers_the_same_and_reads_no_mask_on_the_way(family, monkeypatch):
+    """transformers looks into a mask to leave it out under sdpa, for which a GPU's host has to wait."""
+    model, tokenizer = made(family)
+    fused = copy.deepcopy(model)
+    fused.set_attn_implementation("sdpa")
+    looks, look = [], masking_utils.fast_all
+    monkeypatch.setattr(masking_utils, "fast_all", lambda mask: looks.append(mask.shape) or look(mask))
+    options, ids = GenerationOptions(1, 7), prompts(family)
+    answers = generate_ids(Backbone(fused, tokenizer), ids, [], options, rows_at_once=6)
+    assert answers == generate_ids(backbone_of(family), ids, [], options, rows_at_once=6)
+    assert len(looks) <= 2  # before the first token alone

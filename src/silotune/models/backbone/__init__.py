@@ -5,6 +5,7 @@ Files, each importing only those before it:
     architectures: table of model families, the names of their modules and their positions.
     shared_activations: activations below the first part, shared by forwards over the same rows.
     kv_prefix: prefixes as transformers' past keys and values.
+    kv_cache: the growing cache of a generation.
     virtual_tokens: prompts and prefixes put before a batch: embeddings, masks, positions.
     base_forward: one forward of an encoder, decoder or encoder–decoder over such a batch.
     forward_plan: what one forward adds to or replaces in the backbone.

@@ -167,6 +167,11 @@ class Backbone:
         return call_cost_for(self.device, self.weights)
 
     @property
+    def autocast_dtype(self) -> torch.dtype | None:
+        """The type that products are computed in under `autocast`; None: there is none, tensors keep their own."""
+        return WEIGHT_TYPES.get(self.precision)
+
+    @property
     def max_tokens(self) -> int | None:
         """The most tokens a text may have; None if the model has no table of learned positions."""
         return max_positions(self.base, self.known_architecture)

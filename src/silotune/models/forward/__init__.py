@@ -8,5 +8,7 @@ Files, each importing only those before it:
     view_cache: pooled views that do not change during a phase, kept for that phase.
     views: pooled views of batches, computed from all of the above.
     decoding: a generation in progress, one token at a time.
-    generation: greedy and beam search.
+    end_tokens: the tokens that end an answer.
+    beam_search: the best answers of all rows of a batch.
+    generation: answers to prompts, greedy or by beams.
 """

@@ -8,12 +8,13 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
+from transformers.cache_utils import EncoderDecoderCache
 
 from silotune.data.batching import pad_lists
 from silotune.models.backbone.backbone import Backbone
 from silotune.models.backbone.base_forward import encoder_states
 from silotune.models.backbone.forward_plan import ForwardPlan
+from silotune.models.backbone.kv_cache import GenerationCache, room_pays
 from silotune.models.backbone.virtual_tokens import Prefix, mask_columns
 from silotune.models.forward.mixing import MixEntry, make_plan, select_rows
 
@@ -67,11 +68,11 @@ class Decoding(ABC):
         """Append one token per row, shape (rows,), and score the next: logits of shape (rows, words)."""
         return self._scores(lambda: self._next(tokens))
 
-    def select(self, rows: Sequence[int]) -> None:
-        """Continue with these rows, in this order; a row may be named more than once."""
-        if list(rows) == list(range(self.rows)):
+    def select(self, rows: Sequence[int] | Tensor) -> None:
+        """Continue with these rows, in this order; a row may be named more than once. A tensor is on the device."""
+        if not isinstance(rows, Tensor) and list(rows) == list(range(self.rows)):
             return
-        index = torch.tensor(rows, device=self.device)
+        index = rows if isinstance(rows, Tensor) else torch.tensor(rows, device=self.device)
         self._reorder(index)
         self._mix = select_rows(self._mix, index)
         if any(part.by_row for part in self._mix):
@@ -84,15 +85,15 @@ class Decoding(ABC):
         with self._backbone.autocast():
             return lm_head(self._backbone.applied(self._plan, states), None, self._plan.weights)
 
-    def _cache_with(self, prefixes: Sequence[Prefix]) -> DynamicCache:
+    def _cache_with(self, prefixes: Sequence[Prefix]) -> GenerationCache:
         """A cache that begins with the keys and values of prefixes."""
-        cache = DynamicCache(config=self._backbone.base.config)
-        dtype = torch.get_autocast_dtype(self.device.type) if torch.is_autocast_enabled(self.device.type) else None
+        backbone = self._backbone
+        dtype = backbone.autocast_dtype
+        cache = GenerationCache(backbone.base.config, dtype, room_pays(backbone.device, dtype))
         for prefix in prefixes:
             for layer, pair in enumerate(prefix.layers):
                 keys, values = (
-                    tensor.expand(self.rows, -1, -1, -1).to(dtype or self._backbone.word_embeddings.dtype)
-                    for tensor in pair
+                    tensor.expand(self.rows, -1, -1, -1).to(backbone.word_embeddings.dtype) for tensor in pair
                 )
                 cache.update(keys, values, layer)
         return cache
@@ -102,31 +103,44 @@ class CausalDecoding(Decoding):
     """A decoder-only model: prompts are padded on the left, so that all rows grow at the same column."""
 
     def _first(self, plan: ForwardPlan) -> Tensor:
-        batch = self._backbone.prepare_inputs(self._inputs, plan)
-        self._cache: Cache = self._cache_with(plan.prefixes)
+        backbone = self._backbone
+        batch = backbone.prepare_inputs(self._inputs, plan)
+        self._cache = self._cache_with(plan.prefixes)
         self._mask = batch.mask
-        output = self._backbone.base(
-            **batch.inputs, attention_mask=self._mask, past_key_values=self._cache, use_cache=True
-        )
+        output = backbone.base(**batch.inputs, attention_mask=self._mask, past_key_values=self._cache, use_cache=True)
+        architecture = backbone.known_architecture
+        self._counts_positions = architecture is not None and architecture.positions is not None
+        self._attention = str(backbone.base.config._attn_implementation)
+        self._takes_finished_mask = self._counts_positions and self._cache.sees_everything
         return cast(Tensor, output.last_hidden_state)[:, -1]
 
     def _next(self, tokens: Tensor) -> Tensor:
-        architecture = self._backbone.known_architecture
-        positions: dict[str, Any] = {}
-        if architecture is not None and architecture.positions is not None:
-            positions["position_ids"] = self._mask.sum(1, keepdim=True)
+        positions = {"position_ids": self._mask.sum(1, keepdim=True)} if self._counts_positions else {}
         self._mask = torch.cat([self._mask, self._mask.new_ones(self.rows, 1)], 1)
         output = self._backbone.base(
             input_ids=tokens.unsqueeze(1),
-            attention_mask=self._mask,
+            attention_mask=self._attention_mask(),
             past_key_values=self._cache,
             use_cache=True,
             **positions,
         )
         return cast(Tensor, output.last_hidden_state)[:, -1]
 
+    def _attention_mask(self) -> Tensor:
+        """The mask as attention takes it, where that is known; else transformers makes it of one row per text.
+
+        transformers reads the mask's values to do without it, for which the host has to wait at every token.
+        """
+        if self._takes_finished_mask and self._attention == "sdpa":
+            return self._mask[:, None, None, :].bool()
+        if self._takes_finished_mask and self._attention == "eager":
+            dtype = self._backbone.word_embeddings.dtype
+            hidden = (1 - self._mask[:, None, None, :]).to(dtype)
+            return hidden * torch.finfo(dtype).min
+        return self._mask
+
     def _reorder(self, index: Tensor) -> None:
-        cast(Any, self._cache).batch_select_indices(index)
+        self._cache.batch_select_indices(index)
         self._mask = self._mask[index]
 
 
@@ -139,7 +153,8 @@ class EncoderDecoderDecoding(Decoding):
         self._encoded = encoder_states(base, batch)
         self._encoder_mask = batch.mask[:, batch.prefix_tokens :]
         prefixes = [prefix for prefix in plan.prefixes if prefix.decoder]
-        self._cache = EncoderDecoderCache(self._cache_with(prefixes), DynamicCache(config=base.config))
+        looked_at = GenerationCache(base.config, self._backbone.autocast_dtype, with_room=False)
+        self._cache = EncoderDecoderCache(self._cache_with(prefixes), looked_at)
         columns = [mask_columns(prefix, self.rows, self._encoder_mask) for prefix in prefixes]
         self._mask = torch.cat([*columns, self._encoder_mask.new_zeros(self.rows, 0)], 1)
         start = int(base.config.decoder_start_token_id)

@@ -143,6 +143,8 @@ def _add_update(mix: Sequence[WeightedTensors], module: str, factor: float, drop
     down = [part.tensors[f"{module}.lora_A.weight"] for part in mix]
     up = [part.tensors[f"{module}.lora_B.weight"] for part in mix]
     numbers = scalar_weights(mix)
+    if numbers is not None and not dropout and not torch.is_grad_enabled():
+        return _add_constant_update(_concatenate(down, 0), _weighted(up, numbers, factor))
 
     def change(x: Tensor, y: Tensor) -> Tensor:
         if dropout:
@@ -153,10 +155,34 @@ def _add_update(mix: Sequence[WeightedTensors], module: str, factor: float, drop
             low = scale_columns(low, mix, down[0].shape[0], factor)
             wide = _concatenate(up, 1)
         else:
-            wide = _concatenate([times(b, number * factor) for b, number in zip(up, numbers, strict=True)], 1)
+            wide = _weighted(up, numbers, factor)
         return add_product(y, low, wide)
 
     return change
+
+
+def _add_constant_update(down: Tensor, wide: Tensor) -> OutputChange:
+    """`_add_update` without gradient: a plan is used for many forwards in generation, and its tensors are cast once.
+
+    Args:
+        down: shape (ranks of all parts, in).
+        wide: shape (out, ranks of all parts), with weights and scale.
+    """
+    cast_to: dict[tuple[torch.dtype, torch.dtype], tuple[Tensor, Tensor]] = {}
+
+    def change(x: Tensor, y: Tensor) -> Tensor:
+        product = y.dtype if torch.is_autocast_enabled(x.device.type) else x.dtype
+        if (product, y.dtype) not in cast_to:
+            cast_to[product, y.dtype] = down.to(product), wide.to(y.dtype)
+        a, b = cast_to[product, y.dtype]
+        return add_product(y, nn.functional.linear(x, a), b)
+
+    return change
+
+
+def _weighted(up: Sequence[Tensor], numbers: Sequence[float], factor: float) -> Tensor:
+    """B of all parts side by side, each times its weight and scale."""
+    return _concatenate([times(b, number * factor) for b, number in zip(up, numbers, strict=True)], 1)
 
 
 def _trains(mix: Sequence[WeightedTensors]) -> bool:

@@ -13,6 +13,7 @@ from silotune.runs.build.initial_adapter import read_start
 from silotune.runs.build.resolve import BackboneRequirements
 from silotune.runs.build.validation import check_backbone
 from silotune.training.context import TrainingContext
+from silotune.training.rows_at_once import rows_scored, rows_written
 
 
 def build_model(
@@ -41,4 +42,13 @@ def build_model(
     head.check(backbone, {task.name: task for task in tasks}.values())
     start = None if config.start is None else read_start(config.start, backbone, tuner)
     cache = None if config.cache.name == "none" else ActivationCache.for_tuner(backbone, tuner, config.cache.mib)
-    return TrainingContext(backbone, method, config.train, config.seed, start, cache)
+    return TrainingContext(
+        backbone,
+        method,
+        config.train,
+        config.seed,
+        start,
+        cache,
+        rows_scored=rows_scored(config, backbone),
+        rows_written=rows_written(config, backbone, head),
+    )
