@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from silotune.config.backbone import BackboneConfig
 from silotune.config.data import DataConfig
+from silotune.config.differences import differences
 from silotune.config.input_errors import input_error
 from silotune.config.parse import dump, load_config, preset_names, preset_text, validated
 from silotune.config.schema import Config
@@ -18,6 +19,7 @@ __all__ = [
     "DataConfig",
     "SiloConfig",
     "TrainConfig",
+    "differences",
     "dump",
     "input_error",
     "load_config",

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from silotune.config import Config, dump
+from silotune.config import Config, differences, dump
 from silotune.core.process_pool import worker_pool
 from silotune.errors import Diverged, InputError
 from silotune.experiments.comparison import Cell
@@ -17,7 +17,6 @@ from silotune.models.backbone.backbone import Backbone
 from silotune.runs.build.resolve import BackboneRequirements, make_method, on_this_machine
 from silotune.runs.engines.base import Progress
 from silotune.runs.run import run
-from silotune.runs.storage.run_folder import difference
 
 Summary = dict[str, Any]
 
@@ -134,9 +133,9 @@ def _finished(cell: Cell, out: Path, kind: CellKind) -> bool:
         return False
     config = on_this_machine(cell.config)  # as a run writes it
     before, now = (folder / "config.yaml").read_text(encoding="utf-8"), dump(config)
-    if before != now:
-        where = difference(before, now)
-        raise InputError(f"{folder}: was made with another configuration ({where}); choose another --out")
+    changed = differences(before, now)
+    if changed:
+        raise InputError(f"{folder}: was made with another configuration ({changed[0]}); choose another --out")
     return (folder / kind.file).exists()
 
 

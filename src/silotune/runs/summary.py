@@ -51,7 +51,7 @@ def summarise(engine: Engine) -> dict[str, Any]:
         "cohort": engine.cohort,
         "workers": engine.workers,
         "seconds": round(history.seconds, 3),
-        "samples_per_second": round(history.training_rows / max(history.training_seconds, 1e-9), 2),
+        "samples_per_second": history.samples_per_second,
         **parameters(federation),
         "bytes_up": history.bytes_up,
         "bytes_down": history.bytes_down,

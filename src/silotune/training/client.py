@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -32,11 +32,14 @@ class PrivacySpent:
 
 @dataclass(frozen=True)
 class SiloReply:
-    """A silo's reply: its message (empty if nothing is shared), and metrics and a note for the log."""
+    """A silo's reply: its message (empty if nothing is shared), and metrics and a note for the log.
+
+    A metric that the silo keeps to itself is None.
+    """
 
     silo: str
     message: bytes
-    metrics: dict[str, float]
+    metrics: Mapping[str, float | None]
     note: str = ""
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from silotune.config import Config, dump
+from silotune.config.federation import FederationConfig
 from silotune.config.partition import PartitionConfig
 from silotune.core.determinism import set_numerics
 from silotune.core.files import write_text
@@ -99,9 +100,10 @@ def prepare(config: Config, out: Path, resume: bool) -> Path:
     config = on_this_machine(config).model_copy(update={"partition": PartitionConfig()})
     if not config.federation.silos:
         raise InputError("federation.silos: name the silos that take part")
-    if not resume:
+    refused_before = RunFolder.nothing_began(out)  # such a start leaves only its files for the coordinator
+    if not resume and not refused_before:
         require_unused(out, "--out", OR_RESUME)
-    RunFolder.check(out, dump(config), resume)
+    RunFolder.check(out, dump(config), resume or refused_before)
     RunRegistry.check(out)
     status_folder = out / FEDERATION_FOLDER
     with folder_lock(out), folder_lock(status_folder):
@@ -139,14 +141,15 @@ def _run(job: Job, link: Link) -> None:
     method = make_method(config)
     backbone = BackboneRequirements.of(config, method).load()
     text = wire_config(config, names)
-    admission = AdmissionPolicy(Identity.of(config, text, backbone), RunRegistry.open(out))
+    admission = AdmissionPolicy(Identity.of(config, text, backbone), _registry(config, out, names))
     admission.registry.write(out)  # a start that nobody approved in time goes on under the same id
     run = {"run": admission.registry.run, "config": text, "identity": admission.identity.fields()}
     progress = partial(status_files.write_progress, out / FEDERATION_FOLDER)
     failures = _FailureLog(progress)
     patience = config.federation.patience
     dispatcher = SiloDispatcher(link, names, Frame("hello", run).encode(), admission, failures, patience)
-    _wait_for_silos(dispatcher, admission, failures, config.federation.join)
+    progress(0, "waiting for silos to join", 0, len(names))
+    _wait_for_silos(dispatcher, admission, failures, config.federation)
     registry = admission.registry
     labeled = _labeled(job, config, bool(method.server_phases()))
     federation = _federation(config, method, backbone, {name: registry.silos[name] for name in names}, labeled)
@@ -180,6 +183,18 @@ def _checked(job: Job) -> tuple[Config, list[str]]:
     return config, names
 
 
+def _registry(config: Config, out: Path, names: list[str]) -> RunRegistry:
+    """Open the registry of a run; refuse other silos than at its start where a privacy guarantee counts them."""
+    registry = RunRegistry.open(out)
+    known = sorted(registry.silos)
+    if config.aggregation.noise_multiplier is not None and known and known != names:
+        raise InputError(
+            "federation.silos: the privacy guarantee of aggregation.noise_multiplier counts them; it keeps "
+            f"{', '.join(known)} until the run ends"
+        )
+    return registry
+
+
 @dataclass
 class _FailureLog:
     """Prints silos' failures. Before there is a run folder it keeps the last of each silo, later it writes events."""
@@ -201,18 +216,22 @@ class _FailureLog:
 
 
 def _wait_for_silos(
-    dispatcher: SiloDispatcher, admission: AdmissionPolicy, failures: _FailureLog, deadline: float
+    dispatcher: SiloDispatcher, admission: AdmissionPolicy, failures: _FailureLog, options: FederationConfig
 ) -> None:
-    """Wait until all silos are admitted in this run or in an earlier start of it.
+    """Wait until all silos are admitted; for silos of an earlier start of the run, only `federation.away` seconds.
 
     Raises:
-        SilotuneError: some are not, after so many seconds.
+        SilotuneError: silos that never took part did not join in time.
     """
-    missing = [name for name in dispatcher.wait_for_all(deadline) if name not in admission.registry.silos]
+    known = admission.registry.silos
+    absent = dispatcher.wait_for_all(options.join, known, options.away)
+    missing = [name for name in absent if name not in known]
     if missing:
         reasons = "".join(f"; {sender}: {event}" for sender, event in sorted(failures.refusals.items()))
-        late = f"silos that did not join within federation.join={deadline:g} s: {', '.join(missing)}"
+        late = f"silos that did not join within federation.join={options.join:g} s: {', '.join(missing)}"
         raise SilotuneError(f"{late}; nothing began{reasons}")
+    for name in absent:
+        failures(name, f"did not join again within federation.away={options.away:g} s; the run goes on")
 
 
 def _federation(

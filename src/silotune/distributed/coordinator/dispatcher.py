@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from silotune.distributed.flower.link import Arrival, Link
@@ -76,22 +76,24 @@ class SiloDispatcher:
     _nodes_updated: float = float("-inf")
     _strict: bool = True
 
-    def wait_for_all(self, deadline: float) -> list[str]:
+    def wait_for_all(self, deadline: float, known: Collection[str] = (), away: float = 0.0) -> list[str]:
         """Wait until all silos are registered.
 
         Args:
             deadline: seconds.
+            known: silos that took part before the run was interrupted; they may come back during a round.
+            away: seconds to wait for known silos if they alone are missing.
 
         Returns:
-            The silos that are missing at the deadline.
+            The silos that are missing in the end.
 
         Raises:
             HandshakeRefused: raised by `admit`.
         """
-        until = self.clock() + deadline
+        began = self.clock()
         self._strict = True
         while missing := [name for name in self.silos if name not in self.hellos]:
-            if self.clock() >= until:
+            if self.clock() >= began + (min(away, deadline) if set(missing) <= set(known) else deadline):
                 return missing
             self._update_nodes()
             for arrival in self.link.pull(list(self._pending)):

@@ -26,8 +26,8 @@ from silotune.training.federation import Federation
 _LONGEST = 500
 """Characters of a silo's texts that are kept."""
 
-_COUNTED = {"seconds": 0.0, "rows": 0}
-"""Defaults for training metrics that a silo may keep to itself."""
+_UNDISCLOSED = {"seconds": None, "rows": None}
+"""Training metrics that a silo may keep to itself."""
 
 
 class FlowerEngine(Engine):
@@ -200,7 +200,7 @@ class FlowerEngine(Engine):
         if reason or message is None:
             self._failed(number, silo, reason)
             return None
-        return SiloReply(silo, message, _COUNTED | dict(metrics or {}), str(frame.fields.get("note", ""))[:200])
+        return SiloReply(silo, message, _UNDISCLOSED | dict(metrics or {}), str(frame.fields.get("note", ""))[:200])
 
     def _scores(self, number: int, splits: Sequence[str]) -> dict[str, dict[str, Any]]:
         """Request scores of the shared parts of a round from all silos; those that answered, in name order."""

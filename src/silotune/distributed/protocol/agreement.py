@@ -8,6 +8,7 @@ from typing import Any
 
 from silotune.config import BackboneConfig, Config, dump
 from silotune.config.data import DataConfig
+from silotune.config.federation import FederationConfig
 from silotune.config.merging import parse_tree
 from silotune.config.parse import validated
 from silotune.config.partition import PartitionConfig
@@ -58,7 +59,7 @@ def wire_config(config: Config, silos: Iterable[str]) -> str:
         "silos": [],
         "data": DataConfig(**splits),
         "partition": PartitionConfig(),
-        "federation": config.federation.model_copy(update={"silos": sorted(silos), "labelled": None}),
+        "federation": FederationConfig(silos=sorted(silos)),  # deadlines and quorum are the coordinator's own
     }
     return dump(config.model_copy(update=update))
 

@@ -90,7 +90,7 @@ class Engine(ABC):
     def participants(self) -> set[str]:
         """The silos that were sampled up to the best round; the others have their initial state."""
         assert self._best is not None, "no round was run"
-        return set(self._best.history["sampled"])
+        return set(self._best.history["sampled"]) & set(self.federation.silos)  # others have left
 
     def load_best(self) -> int:
         """Set the federation to the best round's state, and return that round."""
@@ -127,9 +127,11 @@ class Engine(ABC):
         started = time.perf_counter()
         chosen = coordinator.choose(number, list(self.federation.silos))
         touched: set[str] = set()
-        updates = self._updates(number, chosen, coordinator.broadcast(number), touched)
+        refused: set[str] = set()
+        updates = self._updates(number, chosen, coordinator.broadcast(number), touched, refused)
         coordinator.aggregate(in_name_order(updates, chosen), number)
         self._judge_pending()
+        contributed = [name for name in chosen if name in touched - refused]
         self._server_step(number)
         history.sampled = sorted({*history.sampled, *touched})
         ends = any(phase.when == "end" for phase in self.federation.context.phases)
@@ -137,23 +139,23 @@ class Engine(ABC):
             touched |= self._finish(number)
         judged = final or not ends  # with final phases, only the last round's models are complete
         if judged and not final and self.scores_deferred:
-            history.pending, history.pending_silos = number, chosen
+            history.pending, history.pending_silos = number, contributed
             history.seconds += time.perf_counter() - started
             self._checkpoint(number, touched, better=False)
             return
         self.progress(number, "validation", len(chosen), len(chosen))
         scores = self.validate(number) if judged else {}
         history.seconds += time.perf_counter() - started
-        better = self._judge(number, scores, chosen, judged)
+        better = self._judge(number, scores, contributed, judged)
         self._checkpoint(number, touched, better)
 
     def _judge_pending(self) -> None:
         """Judge the previous round, whose checkpoint is the last one."""
-        number, chosen = self.history.pending, self.history.pending_silos
-        if number and self._judge(number, self.validate(number), chosen):
+        number, contributed = self.history.pending, self.history.pending_silos
+        if number and self._judge(number, self.validate(number), contributed):
             self._best = self._last
 
-    def _judge(self, number: int, scores: Scores, chosen: Sequence[str], judged: bool = True) -> bool:
+    def _judge(self, number: int, scores: Scores, contributed: Sequence[str], judged: bool = True) -> bool:
         """Add a round's scores to the history; return whether it is the best round so far."""
         history = self.history
         history.validation, history.pending, history.pending_silos = scores, 0, []
@@ -162,26 +164,28 @@ class Engine(ABC):
         better = judged and is_better(scores, mean, history.best_scores, history.best_validation)
         if better:
             history.best_round, history.best_validation, history.best_scores = number, mean, scores
-        self.folder.event("round", round=number, silos=list(chosen), validation=scores, seconds=history.seconds)
+        self.folder.event("round", round=number, silos=list(contributed), validation=scores, seconds=history.seconds)
         return better
 
-    def _updates(self, number: int, chosen: Sequence[str], broadcast: bytes, answered: set[str]) -> Iterator[Update]:
-        """The round's updates as they arrive; what is refused is named in the events and left out.
+    def _updates(
+        self, number: int, chosen: Sequence[str], broadcast: bytes, answered: set[str], refused: set[str]
+    ) -> Iterator[Update]:
+        """Yield the round's updates as they arrive; refused ones are named in the events and left out.
 
-        Who answered is put into `answered`.
+        The silos that answered are added to `answered`, those whose update was refused to `refused`, too.
         """
         coordinator, history = self.federation.coordinator, self.history
         for received in self.rounds(number, chosen, broadcast):
             answer = received.reply
             answered.add(answer.silo)
-            history.training_seconds += answer.metrics["seconds"]
-            history.training_rows += int(answer.metrics["rows"])
+            history.count_training(answer.metrics)
             sizes = {"bytes_down": 0, "bytes_up": 0}
             if coordinator.communicates:
                 sizes = {"bytes_down": len(broadcast), "bytes_up": len(answer.message)}
                 history.bytes_down += sizes["bytes_down"]
                 history.bytes_up += sizes["bytes_up"]
             if received.refusal:  # it may quote names that the silo sent
+                refused.add(answer.silo)
                 self.folder.event("refused", round=number, silo=answer.silo, reason=received.refusal[:500])
             note = {"note": answer.note} if answer.note else {}
             self.folder.event("silo", round=number, silo=answer.silo, **sizes, **answer.metrics, **note)
@@ -195,15 +199,14 @@ class Engine(ABC):
             return
         result = federation.trainer.server_step(federation.server, federation.coordinator.shared, number)
         federation.coordinator.adopt(result.state)
-        history.training_seconds += result.metrics["seconds"]
-        history.training_rows += int(result.metrics["rows"])
+        history.count_training(result.metrics)
         self.folder.event("server", round=number, **result.metrics)
 
     def _finish(self, number: int) -> set[str]:
         """Run the method's final phases in the silos they concern; return the silos that replied."""
         everyone = any(phase.when == "end" and phase.who == "all" for phase in self.federation.context.phases)
         coordinator, history = self.federation.coordinator, self.history
-        names = sorted(self.federation.silos) if everyone else history.sampled
+        names = [name for name in sorted(self.federation.silos) if everyone or name in history.sampled]
         broadcast = coordinator.broadcast(number)
         answered: set[str] = set()
         for answer in self.finals(number, names, broadcast):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 Scores = dict[str, float | None]
@@ -27,9 +28,21 @@ class History:
     pending: int = 0
     """The last round if it is not judged yet (`Engine.scores_deferred`); otherwise 0."""
     pending_silos: list[str] = field(default_factory=list)
-    """The silos that took part in the pending round."""
+    """The silos whose updates made the pending round."""
     taken: dict[str, str] = field(default_factory=dict)
     """Silo → the name of its last state in its own folder, if silos keep their own states."""
+
+    @property
+    def samples_per_second(self) -> float | None:
+        """Rows trained per second of training; None if no silo discloses both."""
+        return round(self.training_rows / self.training_seconds, 2) if self.training_seconds else None
+
+    def count_training(self, metrics: Mapping[str, float | None]) -> None:
+        """Add a silo's seconds and rows of training, unless it keeps one of them to itself."""
+        seconds, rows = metrics["seconds"], metrics["rows"]
+        if seconds is not None and rows is not None:
+            self.training_seconds += seconds
+            self.training_rows += int(rows)
 
 
 def is_better(scores: Scores, mean: float, best: Scores, best_mean: float) -> bool:

@@ -20,6 +20,7 @@ from typing import Any
 
 from safetensors import SafetensorError
 
+from silotune.config import differences
 from silotune.core.async_writer import AsyncWriter
 from silotune.core.files import make_folder, write_text
 from silotune.core.locking import LOCK_FILE, folder_lock
@@ -79,11 +80,16 @@ class RunFolder:
         if (path / "config.yaml").exists():
             cls._made(path, config)
             return
-        there = [] if not path.is_dir() else [entry for entry in path.iterdir() if entry.name != LOCK_FILE]
-        if resume and (path.is_file() or not all(_begun(entry) for entry in there)):
+        if resume and not cls.nothing_began(path):
             raise InputError(f"--resume: {path} is not a run folder")
+        there = [] if not path.is_dir() else [entry for entry in path.iterdir() if entry.name != LOCK_FILE]
         if not resume and (path.is_file() or there):
             raise InputError(f"--out {path}: already there and not empty; choose another folder or add --resume")
+
+    @staticmethod
+    def nothing_began(path: Path) -> bool:
+        """Return whether a folder is missing, empty, or what a run left that was refused or killed before it began."""
+        return not path.is_file() and (not path.is_dir() or all(_begun(entry) for entry in path.iterdir()))
 
     @classmethod
     def create(cls, path: Path, config: str, backbone: str, resume: bool = False) -> RunFolder:
@@ -110,14 +116,19 @@ class RunFolder:
         """Open a run to resume it.
 
         Raises:
-            InputError: not a run folder, or made with another configuration or backbone. Other versions of libraries
-            are only named, in `changed`.
+            InputError: not a run folder, or made with another configuration or backbone. The section `federation` may
+                differ, with an event; other versions of libraries are only named, in `changed`.
         """
         made = cls._made(path, config)
         if not backbone.has_fingerprint(made["backbone"]):
             raise InputError(f"--resume: {path} was made with another backbone (its weights differ)")
         folder = cls(path)
         folder.checkpoints.mkdir(exist_ok=True)
+        before = (path / "config.yaml").read_text(encoding="utf-8")
+        changed = differences(before, config)  # of the section `federation`
+        if changed:
+            folder.event("federation", changed=changed)
+            write_text(path / "config.yaml", config)
         # it can go on, but not to the bits that an undisturbed run would have
         folder.changed = [
             f"{name} {made.get(name)} → {now}" for name, now in versions().items() if made.get(name) != now
@@ -131,8 +142,9 @@ class RunFolder:
             before, made = (path / "config.yaml").read_text(encoding="utf-8"), read_versions(path)
         except (OSError, ValueError, InputError) as error:
             raise InputError(f"--resume: {path} is not a run folder") from error
-        if before != config:
-            raise InputError(f"--resume: {path} was made with another configuration ({difference(before, config)})")
+        fixed = [difference for difference in differences(before, config) if not difference.startswith("federation.")]
+        if fixed:
+            raise InputError(f"--resume: {path} was made with another configuration ({fixed[0]})")
         return made
 
     def event(self, kind: str, **fields: object) -> None:
@@ -285,13 +297,4 @@ def _begun(entry: Path) -> bool:
         return entry.is_dir() and not any(entry.iterdir())
     if entry.name in ("federation", "silos"):  # what is there before a federation's coordinator makes the run folder
         return entry.is_dir()
-    return entry.name == "versions.json" or entry.name.startswith((".versions.json.", ".config.yaml."))
-
-
-def difference(before: str, after: str) -> str:
-    """Return the first difference of two configurations, for a message."""
-    old, new = before.splitlines(), after.splitlines()
-    for line, new_line in zip(old, new, strict=False):
-        if line != new_line:
-            return f"{line.strip()} → {new_line.strip()}"
-    return f"{len(old)} → {len(new)} lines"
+    return entry.name in ("versions.json", LOCK_FILE) or entry.name.startswith((".versions.json.", ".config.yaml."))

@@ -1,0 +1,43 @@
+"""The differences between two resolved configurations, key by key: what a run that is resumed may not change."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from silotune.config.merging import parse_tree
+from silotune.config.parse import validated
+
+
+def differences(before: str, after: str) -> list[str]:
+    """Return the keys in which two configurations differ, as `section.key: old → key: new`.
+
+    Keys that one text lacks have their defaults, so that a configuration written by an earlier version compares equal.
+
+    Args:
+        before: a configuration as `dump` writes it.
+        after: another one.
+
+    Raises:
+        InputError: a text is not a valid configuration.
+    """
+    if before == after:
+        return []
+    old, new = (
+        dict(_leaves(validated(parse_tree(text, "of the run")).model_dump(mode="json"))) for text in (before, after)
+    )
+    names = dict.fromkeys([*old, *new])
+    return [
+        f"{name}: {old.get(name)} → {name.rpartition('.')[2]}: {new.get(name)}"
+        for name in names
+        if old.get(name) != new.get(name)
+    ]
+
+
+def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield all values that are no sections, with the keys that lead to them."""
+    for name, value in tree.items():
+        if isinstance(value, Mapping) and value:
+            yield from _leaves(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
