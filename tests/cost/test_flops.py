@@ -17,7 +17,7 @@ from silotune.training.federation import Federation
 from silotune.training.local_trainer import LocalTrainer
 from silotune.training.silo import Silo
 
-L, D, F, T, C, B = 3, 48, 80, 20, 2, 8  # blocks, width, feed-forward width, tokens, classes, rows of a batch
+L, D, F, T, C, B = 2, 48, 80, 20, 2, 8  # blocks, width, feed-forward width, tokens, classes, rows of a batch
 VOCABULARY, POSITIONS = 100, 64
 FORWARD = L * (8 * T * D * D + 4 * T * D * F + 4 * T * T * D)
 MLP = 2 * D * D + 2 * D * C
@@ -107,12 +107,22 @@ def test_a_prompt_makes_the_text_longer(bert: str) -> None:
     assert counted("fedavg", bert, *words) == (forward + back, forward)
 
 
-def test_llama_shape_forward_by_hand() -> None:
-    d, f, blocks, t, words, r = 4096, 11008, 32, 16, 32000, 8
+def assert_llama(backbone: object, d: int, f: int, blocks: int, words: int) -> None:
+    t, r = 16, 8
     setting = ("tuner=lora", f"tuner.r={r}", "head=lm", "method.adapters=1", f"tokens={t}")
-    cost = estimate("fedavg", ["backbone=shape:llama-7b", *setting])
+    cost = estimate("fedavg", [f"backbone={backbone}", *setting])
     forward = blocks * (8 * t * d * d + 6 * t * d * f + 4 * t * t * d + 8 * t * d * r) + 2 * t * d * words
     assert cost.flops_per_sample_predict == forward
+
+
+def test_llama_forward_by_hand(config_file: Callable[..., Path]) -> None:
+    sizes = {"hidden_size": D, "intermediate_size": F, "num_hidden_layers": L, "vocab_size": VOCABULARY}
+    assert_llama(config_file(model_type="llama", num_attention_heads=4, **sizes), D, F, L, VOCABULARY)
+
+
+@pytest.mark.long
+def test_llama_shape_forward_by_hand() -> None:
+    assert_llama("shape:llama-7b", 4096, 11008, 32, 32000)
 
 
 @pytest.mark.parametrize(("head", "decoded"), [("linear", 0), ("verbalizer", 2), ("lm", T)])

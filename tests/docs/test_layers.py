@@ -45,36 +45,97 @@ def test_all_contracts_are_kept(package: Path) -> None:
     assert f"Contracts: {len(CONTRACTS)} kept, 0 broken." in output
 
 
-@pytest.mark.parametrize(
-    ("module", "line", "broken"),
-    [
-        ("core/numeric.py", "import silotune.data.tasks", "rooms"),
-        ("training/silo.py", "def later():\n    from silotune.runs.build import resolve", "rooms"),
-        ("loose.py", "import silotune.errors", "rooms"),
-        ("models/backbone/loading.py", "import silotune.models.tuners.lora", "models"),
-        ("models/tuners/lora.py", "import silotune.models.forward.views", "models"),
-        ("models/loose.py", "import silotune.errors", "models"),
-        ("communication/aggregation/mean.py", "import silotune.communication.privacy.budget", "communication"),
-        ("runs/storage/run_folder.py", "import silotune.runs.engines.base", "runs"),
-        ("distributed/protocol/frames.py", "import silotune.distributed.silo.session", "distributed"),
-        ("distributed/silo/session.py", "import silotune.distributed.coordinator.engine", "distributed"),
-        ("experiments/comparison.py", "import silotune.experiments.sweep", "experiments"),
-        ("runs/run.py", "import flwr", "flower"),
-        ("data/tasks.py", "import silotune.data.hub", "cycles"),
-        (
-            "config/validators.py",
-            "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import silotune.config.parse",
-            "cycles",
-        ),
-    ],
-)
-def test_one_import_breaks_its_contract(package: Path, module: str, line: str, broken: str) -> None:
+NAMES = {contract["id"]: contract["name"] for contract in CONTRACTS}
+
+CASES = [  # a module, the line added to it, the contract that it breaks, and how the report names it
+    ("core/numeric.py", "import silotune.data.tasks", "rooms", "core.numeric -> silotune.data.tasks"),
+    (
+        "training/silo.py",
+        "def later():\n    from silotune.runs.build import resolve",
+        "rooms",
+        "training.silo -> silotune.runs.build.resolve",
+    ),
+    ("loose.py", "import silotune.errors", "rooms", "- silotune.loose"),
+    (
+        "models/backbone/loading.py",
+        "import silotune.models.tuners.lora",
+        "models",
+        "backbone.loading -> silotune.models.tuners.lora",
+    ),
+    (
+        "models/tuners/lora.py",
+        "import silotune.models.forward.views",
+        "models",
+        "tuners.lora -> silotune.models.forward.views",
+    ),
+    ("models/loose.py", "import silotune.errors", "models", "- silotune.models.loose"),
+    (
+        "communication/aggregation/mean.py",
+        "import silotune.communication.privacy.budget",
+        "communication",
+        "aggregation.mean -> silotune.communication.privacy.budget",
+    ),
+    (
+        "runs/storage/run_folder.py",
+        "import silotune.runs.engines.base",
+        "runs",
+        "storage.run_folder -> silotune.runs.engines.base",
+    ),
+    (
+        "distributed/protocol/frames.py",
+        "import silotune.distributed.silo.session",
+        "distributed",
+        "protocol.frames -> silotune.distributed.silo.session",
+    ),
+    (
+        "distributed/silo/session.py",
+        "import silotune.distributed.coordinator.engine",
+        "distributed",
+        "silo.session -> silotune.distributed.coordinator.engine",
+    ),
+    (
+        "experiments/comparison.py",
+        "import silotune.experiments.sweep",
+        "experiments",
+        "experiments.comparison -> silotune.experiments.sweep",
+    ),
+    ("runs/run.py", "import flwr", "flower", "silotune.runs.run -> flwr"),
+    ("data/tasks.py", "import silotune.data.hub", "cycles", "No cycles are allowed in silotune.data."),
+    (
+        "config/validators.py",
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import silotune.config.parse",
+        "cycles",
+        "No cycles are allowed in silotune.config.",
+    ),
+]
+
+
+def add(package: Path, module: str, line: str) -> None:
     with (package / module).open("a", encoding="utf-8") as file:
         file.write(f"\n{line}\n")
+
+
+def test_every_import_against_a_contract_is_reported(package: Path) -> None:
+    """All lines at once; alone each breaks its contract, too (below)."""
+    for module, line, *_ in CASES:
+        add(package, module, line)
     code, output = lint(package)
     assert code == 1, output
-    (name,) = [contract["name"] for contract in CONTRACTS if contract["id"] == broken]
-    assert f"{name} BROKEN" in output
+    reports = output.partition("Broken contracts")[2]
+    for _, _, broken, report in CASES:
+        begin = reports.index(f"\n{NAMES[broken]}\n")
+        ends = [reports.find(f"\n{name}\n", begin + 1) for name in NAMES.values()]
+        assert report in reports[begin : min((end for end in ends if end > 0), default=None)]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("module", "line", "broken", "report"), CASES)
+def test_one_import_breaks_its_contract(package: Path, module: str, line: str, broken: str, report: str) -> None:
+    add(package, module, line)
+    code, output = lint(package)
+    assert code == 1, output
+    assert f"{NAMES[broken]} BROKEN" in output
+    assert report in output
 
 
 def test_every_room_but_one_may_not_import_flower() -> None:

@@ -63,21 +63,28 @@ def test_run_resume_and_load(words, tmp_path) -> None:
     assert half.summary["shared_sha256"] != finished.summary["shared_sha256"]
 
 
-def test_compare_with_one_worker_and_two(words, tmp_path) -> None:
-    found = {}
-    for workers in (1, 2):
-        out = tmp_path / f"compared-{workers}"
-        more = [word for word in OUTSIDE if not word.startswith("method=")]
-        summaries = silotune.compare(
-            "demo", *words, *more, methods=["half-fedavg", "centralized"], seeds=[1], out=out, workers=workers
-        )
-        assert set(summaries) == {"half-fedavg-1", "centralised-1"}
-        assert (out / "table.csv").read_text().count("half-fedavg") == 3
-        assert (out / "report.html").is_file()
-        config = yaml.safe_load((out / "half-fedavg-1" / "config.yaml").read_text())
-        assert (config["tuner"]["name"], config["aggregation"]["name"]) == ("offset", "midrange")
-        found[workers] = {name: summary["state_sha256"] for name, summary in summaries.items()}
-    assert found[1] == found[2]
+def test_compare(words, tmp_path) -> None:
+    compared(words, tmp_path, workers=1)
+
+
+@pytest.mark.long
+def test_compare_in_two_processes(words, tmp_path) -> None:
+    assert compared(words, tmp_path, workers=1) == compared(words, tmp_path, workers=2)
+
+
+def compared(words: list[str], folder: Path, workers: int) -> dict[str, str]:
+    """Compare the package's method with a built-in one; return the digests of the final states by cell."""
+    out = folder / f"compared-{workers}"
+    more = [word for word in OUTSIDE if not word.startswith("method=")]
+    summaries = silotune.compare(
+        "demo", *words, *more, methods=["half-fedavg", "centralized"], seeds=[1], out=out, workers=workers
+    )
+    assert set(summaries) == {"half-fedavg-1", "centralised-1"}
+    assert (out / "table.csv").read_text().count("half-fedavg") == 3
+    assert (out / "report.html").is_file()
+    config = yaml.safe_load((out / "half-fedavg-1" / "config.yaml").read_text())
+    assert (config["tuner"]["name"], config["aggregation"]["name"]) == ("offset", "midrange")
+    return {name: summary["state_sha256"] for name, summary in summaries.items()}
 
 
 @pytest.mark.long
@@ -145,6 +152,8 @@ def test_what_does_not_fit_is_refused_in_a_line(words, more, line) -> None:
         ("x = 1", "broken:Method", "cannot be imported (AttributeError: module 'broken' has no attribute 'Method'"),
         ("x = 1", "broken:x", "method 'apfl': must be a subclass of Method (got 1)"),
         ("raise ValueError('two\\nlines')", "broken", "cannot be imported (ValueError: two lines)"),
+        ("raise SystemExit(0)", "broken", "cannot be imported (SystemExit: 0)"),
+        ("x = 1", "not a name", "cannot be imported ("),
         (
             "from silotune.methods import Supervised\nclass Mine(Supervised):\n    name = 'fedavg'",
             "broken:Mine",
@@ -160,4 +169,17 @@ def test_a_broken_package_is_named_in_a_line(site: Path, silotune, monkeypatch, 
     assert outcome.code == 2
     where = f"entry point 'apfl' = '{value}' of group silotune.methods (package silotune-broken): "
     assert where + reason in outcome.err
+    assert outcome.err.count("\n") == 1
+
+
+def test_two_packages_of_one_name_are_refused_in_a_line(site: Path, silotune, monkeypatch) -> None:
+    for package in ("one", "other"):
+        monkeypatch.delitem(__import__("sys").modules, package, raising=False)
+        (site / f"{package}.py").write_text(
+            "from silotune.methods import Supervised\nclass Mine(Supervised):\n    name = 'apfl'"
+        )
+        install(site, {"silotune.methods": {package: f"{package}:Mine"}}, f"silotune-{package}")
+    outcome = silotune("run", "demo", "method=apfl", "--out", site / "run")
+    assert outcome.code == 2
+    assert "(package silotune-other): method 'apfl': there is one of this name already" in outcome.err
     assert outcome.err.count("\n") == 1

@@ -187,6 +187,48 @@ def test_names_are_unique() -> None:
         assert str(error.value).startswith(line)
 
 
+class NoName(Supervised):
+    """A method without a name."""
+
+
+class Unfinished(silotune.Method):
+    """A method without a prediction."""
+
+    name = "unfinished"
+
+    def parts(self):
+        return {}
+
+
+class Loose(Late):
+    """A method whose options are a plain class."""
+
+    name = "loose"
+
+    class Options:
+        factor = 1.0
+
+
+def test_what_is_no_plug_in_is_refused_in_a_line() -> None:
+    late = Late.__new__(Late)
+    for register, line in (
+        (lambda: register_method(late), f"method 'late': must be a subclass of Method (got {late!r})"),
+        (lambda: register_method(NoName), f"method {NoName!r}: has no name; set its attribute 'name'"),
+        (lambda: register_method("late"), "method 'late': must be a subclass of Method (got 'late')"),
+        (lambda: register_method(Unfinished), "method 'unfinished': class Unfinished does not define phases, predict"),
+        (lambda: register_method(Loose), "method 'loose': its Options must be a subclass of pydantic's BaseModel (got"),
+        (lambda: register_head(Fixed()), "head 'fixed': must be a subclass of Head (got <"),
+        (lambda: register_aggregation("five", 5), "aggregation 'five': must be a function of updates, or a class"),
+        (lambda: register_aggregation(len), "aggregation <built-in function len>: give its name first, as in register"),
+        (lambda: register_codec(Late), f"codec {Late!r}: give its name first, as in register_codec('name')"),
+        (lambda: register_codec("len", len), "codec 'len': must be a class with the methods of Codec (got <built-in"),
+        (lambda: register_codec("late", Late), "codec 'late': class Late does not define layout, encode, decode"),
+    ):
+        with pytest.raises(InputError) as error:
+            register()
+        assert str(error.value).startswith(line)
+
+
 def test_a_registry_is_a_mapping_that_knows_aliases() -> None:
     registry: Registry[int] = Registry("thing", reserved=("known",), aliases={"colour": "color"})
     registry.provide(lambda: {"color": 1})
@@ -217,7 +259,7 @@ def test_noise_before_a_registered_codec_does_not_depend_on_the_process() -> Non
     """A codec's own `repr` may hold an address; its name and options stand for it."""
 
     class Plain:
-        pass
+        layout = encode = decode = staticmethod(print)
 
     register_codec("plain", Plain)
     made = [make_pipeline(UplinkConfig(name="clip,laplace,plain"), 1, b"0123456789abcdef") for _ in range(2)]

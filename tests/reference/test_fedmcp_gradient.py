@@ -41,7 +41,40 @@ def central_difference(loss, tensor, index):
     return (found[0] - 8 * found[1] + 8 * found[2] - found[3]) / (12 * STEP)
 
 
-@pytest.mark.parametrize("name", ["paper", "cosine of first token", "private view full", "no backbone loss"])
+every_loss = pytest.mark.parametrize(
+    "name", ["paper", "cosine of first token", "private view full", "no backbone loss"]
+)
+
+
+@every_loss
+def test_gradient_of_a_whole_step_along_directions(name, tiny_federation):
+    """All coordinates of a part at once, each tensor by a direction of length 1; one by one they are below."""
+    words = [*words_of(OPTIONS[name]), "tuner.r=4"]
+    federation, _, state, received, batch = set_up(tiny_federation, "gamma", *words, rows=6, micro_batch=4)
+    gradient = loss_and_gradient(federation, state, received, batch)
+    whole = some_rows(federation, federation.silos["gamma"], 6, 6)  # the same rows, with half the calls
+    draws = torch.Generator().manual_seed(0)
+    for part in PARTS:
+        own = {key.split("/", 1)[1]: found for key, found in gradient.items() if key.startswith(f"{part}/")}
+        if part == "head_global" and OPTIONS[name].get("gamma") == 0:
+            assert not any(found.any() for found in own.values())  # that head is not used
+            continue
+        kept = state[part]
+        directions = {key: torch.randn(found.shape, generator=draws, dtype=found.dtype) for key, found in own.items()}
+        directions = {key: direction / direction.norm() for key, direction in directions.items()}
+        distance = torch.zeros(1, dtype=torch.float64)
+
+        def loss(part=part, kept=kept, directions=directions, distance=distance):
+            moved = {key: tensor + distance * directions[key] for key, tensor in kept.items()}
+            return loss_at(federation, state | {part: moved}, received, whole)
+
+        expected = float(sum((found * directions[key]).sum() for key, found in own.items()))
+        assert central_difference(loss, distance, 0) == pytest.approx(expected, rel=1e-5, abs=1e-10), part
+        assert expected != 0
+
+
+@pytest.mark.long
+@every_loss
 def test_gradient_of_a_whole_step_by_finite_differences(name, tiny_federation):
     words = [*words_of(OPTIONS[name]), "tuner.r=4"]
     federation, _, state, received, batch = set_up(tiny_federation, "gamma", *words, rows=6, micro_batch=4)

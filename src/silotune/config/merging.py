@@ -25,8 +25,22 @@ NAMED = tuple(name for name, section in SECTIONS.items() if "name" in section.mo
 """The sections for which `x=name` is short for `x.name=name`."""
 
 
+_MOST_BYTES = 32 * 2**20
+"""Size of the largest configuration that is read; tens of thousands of silos fit in."""
+
+_MOST_VALUES = 2_000_000
+"""Values of the largest configuration. A short YAML file can hold more than any memory by aliases of aliases."""
+
+
 class _Loader(yaml.SafeLoader):
     """YAML in which a key given twice is an error instead of the last one winning."""
+
+    def construct_document(self, node: yaml.Node) -> Any:
+        if _expanded_size(node, {}) > _MOST_VALUES:
+            raise yaml.constructor.ConstructorError(
+                None, None, f"more than {_MOST_VALUES} values, with aliases in place", node.start_mark
+            )
+        return super().construct_document(node)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         seen: set[str] = set()
@@ -37,6 +51,19 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
+def _expanded_size(node: yaml.Node, sizes: dict[int, int]) -> int:
+    """Return the number of values of a YAML document in which every alias is replaced by a copy.
+
+    Raises:
+        RecursionError: an alias holds itself.
+    """
+    if id(node) not in sizes:
+        inner = node.value if isinstance(node, yaml.CollectionNode) else ()
+        nodes = [item for pair in inner for item in pair] if isinstance(node, yaml.MappingNode) else inner
+        sizes[id(node)] = 1 + sum(_expanded_size(item, sizes) for item in nodes)
+    return sizes[id(node)]
+
+
 def read_tree(path: Path) -> Tree:
     """Read a YAML file as a tree; its paths are relative to the file.
 
@@ -44,6 +71,8 @@ def read_tree(path: Path) -> Tree:
         InputError: if it cannot be read, or is not a YAML mapping in UTF-8.
     """
     try:
+        if path.stat().st_size > _MOST_BYTES:
+            raise InputError(f"config {path}: larger than {_MOST_BYTES >> 20} MiB")
         text = path.read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise InputError(f"config {path}: not UTF-8 (byte {error.start})") from error

@@ -5,7 +5,10 @@ The reserved names are those of the first built-in choices. A choice that is add
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
+
+from pydantic import BaseModel
 
 from silotune.core.registry import Registry
 
@@ -24,3 +27,23 @@ AGGREGATIONS: Registry[Any] = Registry(
 
 CODECS: Registry[Any] = Registry("codec", reserved=("fp16", "int8", "int4"), home="silotune.communication.uplink")
 """`communication.uplink.make_pipeline` makes the codecs whose options are keys of the section."""
+
+
+def subclass_problem(base: type) -> Callable[[object], str | None]:
+    """Make the `problem` of a registry of classes: allowed are complete subclasses of `base`."""
+
+    def problem(value: object) -> str | None:
+        if not (isinstance(value, type) and issubclass(value, base)):
+            return f"must be a subclass of {base.__name__} (got {value!r})"
+        missing = sorted(getattr(value, "__abstractmethods__", ()))
+        return f"class {value.__name__} does not define {', '.join(missing)}" if missing else options_problem(value)
+
+    return problem
+
+
+def options_problem(value: object) -> str | None:
+    """Return what is wrong with a plug-in's `Options`, if it has any."""
+    options = getattr(value, "Options", None)
+    if options is None or (isinstance(options, type) and issubclass(options, BaseModel)):
+        return None
+    return f"its Options must be a subclass of pydantic's BaseModel (got {options!r})"

@@ -1,9 +1,12 @@
-"""Makes folders and replaces files atomically: a reader sees the old content or the new, even after a crash."""
+"""Makes folders, reads regular files, replaces files atomically: readers see old or new content, even after a crash."""
 
 from __future__ import annotations
 
+import errno
+import json
 import os
 from pathlib import Path
+from typing import Any
 
 from silotune.errors import InputError
 
@@ -22,6 +25,33 @@ def make_folder(path: Path, culprit: str) -> None:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"{culprit}: cannot be made ({error.strerror})") from error
+
+
+def read_bytes(path: Path) -> bytes:
+    """Read a file of a folder that may come from elsewhere.
+
+    Raises:
+        OSError: it cannot be read, or is no regular file: reading a pipe or a device might never end.
+    """
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    return path.read_bytes()
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON object as `read_bytes` reads files.
+
+    Raises:
+        OSError: as `read_bytes`.
+        ValueError: the content is no JSON object in UTF-8, or is nested too deeply.
+    """
+    try:
+        content = json.loads(read_bytes(path).decode("utf-8"))
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
+    if not isinstance(content, dict):
+        raise ValueError("not a JSON object")
+    return content
 
 
 def write_bytes(path: Path, content: bytes) -> None:

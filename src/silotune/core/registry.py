@@ -9,10 +9,11 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping
+from functools import partial
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from types import ModuleType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from silotune.errors import InputError, unknown_name_error
 
@@ -37,8 +38,8 @@ class Registry(Mapping[str, T]):
     ) -> None:
         self.kind = kind
         self.reserved = reserved
-        self.base: type | None = None
-        """The base class of all registered classes; with None, any object can be registered."""
+        self.problem: Callable[[object], str | None] = lambda value: None
+        """Returns why an object cannot be registered, or None; the room that defines the objects sets it."""
         self._aliases = dict(aliases)
         self._home = home
         self._entries: dict[str, T] = {}
@@ -57,17 +58,34 @@ class Registry(Mapping[str, T]):
         Raises:
             InputError: the name is taken or cannot be a name, or the object is not of this kind.
         """
+        problem = self.problem(value)
+        if not name:
+            reason = problem or "has no name; set its attribute 'name'"
+            raise InputError(f"{self.kind} {value!r}: {reason}")
         if not isinstance(name, str) or not _NAME.fullmatch(name):
             raise InputError(
                 f"{self.kind} {name!r}: cannot be a name; allowed: letters, digits, '.', '_' and '-', beginning with a "
                 "letter or digit"
             )
-        if self.base is not None and not (isinstance(value, type) and issubclass(value, self.base)):
-            raise InputError(f"{self.kind} {name!r}: must be a subclass of {self.base.__name__} (got {value!r})")
         self._load_built_in()
         if name in self.reserved or name in self._aliases or self._entries.get(name, value) is not value:
             raise InputError(f"{self.kind} {name!r}: there is one of this name already; choose another name")
+        if problem:
+            raise InputError(f"{self.kind} {name!r}: {problem}")
         self._entries[name] = value
+
+    def register_as(self, name: str, value: T | None = None) -> Any:
+        """Add an object and return it; with the name alone, return a decorator that does so.
+
+        Raises:
+            InputError: as `register`; or the name is missing, as in a decorator without parentheses.
+        """
+        if not isinstance(name, str):
+            raise InputError(f"{self.kind} {name!r}: give its name first, as in register_{self.kind}('name')")
+        if value is None:
+            return partial(self.register_as, name)
+        self.register(name, value)
+        return value
 
     def provide(self, load: Callable[[], Mapping[str, T]]) -> None:
         """Set the function that returns the built-in objects, in listing order; the first look-up calls it."""
@@ -140,7 +158,7 @@ class Registry(Mapping[str, T]):
                 self.register(value.name if isinstance(getattr(value, "name", None), str) else entry.name, value)
         except InputError as error:
             raise InputError(f"{where}: {error}") from error
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             reason = " ".join(str(error).split())
             raise InputError(f"{where}: cannot be imported ({type(error).__name__}: {reason})") from error
 

@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from safetensors import TensorSpec, serialize
+from safetensors import SafetensorError, TensorSpec, serialize
 from safetensors.torch import load
 from torch import Tensor
 
@@ -44,7 +44,10 @@ def read_tensors(content: bytes) -> dict[str, Tensor]:
     Raises:
         SafetensorError: the content is not a safetensors file.
     """
-    return dict(sorted(load(content).items()))
+    try:
+        return dict(sorted(load(content).items()))
+    except (KeyError, RuntimeError) as error:  # a dtype that PyTorch lacks, or a shape beyond its integers
+        raise SafetensorError(f"tensors that cannot be read ({error})") from error
 
 
 def read_metadata(content: bytes, key: str) -> Any:

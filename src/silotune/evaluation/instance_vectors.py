@@ -16,6 +16,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from silotune.core.async_writer import write_tensors
+from silotune.core.files import read_bytes
 from silotune.core.randomness import derive
 from silotune.core.serialization import read_tensors
 from silotune.core.tensors import State, Tensors, digest, flatten
@@ -151,7 +152,7 @@ def read_instances(run: Path, context: TrainingContext, silos: Iterable[Silo]) -
             continue
         path = _file(run, silo)
         try:
-            tensors = read_tensors(path.read_bytes())
+            tensors = read_tensors(read_bytes(path))
         except (OSError, SafetensorError) as error:
             raise InputError(f"{path}: missing or damaged ({error})") from error
         width = context.backbone.hidden_size

@@ -38,7 +38,7 @@ from silotune.models.heads.projection import Projection
 
 METHODS: Registry[type[Method]] = registries.METHODS
 
-METHODS.base = Method
+METHODS.problem = registries.subclass_problem(Method)
 
 
 def _built_in() -> dict[str, type[Method]]:
@@ -57,7 +57,7 @@ def register_method(method: MethodClass) -> MethodClass:
     Processes that a run starts know it if their script or an entry point of group `silotune.methods` registers it.
 
     Raises:
-        InputError: the name is taken.
+        InputError: the name is taken, or this is no complete class of a method.
     """
     METHODS.register(getattr(method, "name", ""), method)
     return method

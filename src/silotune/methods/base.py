@@ -204,7 +204,7 @@ class Method(ABC):
     """
 
     name: ClassVar[str]
-    paper: ClassVar[str]
+    paper: ClassVar[str] = ""
     Options: ClassVar[type[MethodOptions]] = MethodOptions
     defaults: ClassVar[Mapping[str, object]] = {}
     """Keys that the method sets where the user does not (`{"tuner": "lora"}`)."""

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from silotune.config import Config
+from silotune.config.validators import NAME_RULE, is_name
 from silotune.core.tensors import State, unflatten
-from silotune.data.tasks import Task
+from silotune.data.tasks import Task, read_task
 from silotune.data.templates import CHAT
 from silotune.errors import InputError, unknown_name_error
 from silotune.evaluation.instance_vectors import read_instances
@@ -54,7 +55,7 @@ def load_run(folder: str | Path, backbone: Backbone | None = None, precision: st
     context = finished.build_model(backbone)
     silos = silos_without_rows(context.method, tasks)
     coordinator = Coordinator(context.initial_shared(silos.values()), AGGREGATIONS["uniform"], config.seed)
-    malicious = tuple((finished.summary.get("attack") or {}).get("malicious", ()))
+    malicious = _malicious(finished)
     federation = Federation(config, context, silos, coordinator, tasks, finished.texts, malicious=malicious)
     InProcessEngine(federation, finished.folder).load(finished.best_checkpoint())
     read_instances(finished.folder.path, context, silos.values())
@@ -163,7 +164,7 @@ class _FinishedRun:
         """
         try:
             return self.folder.load(int(self.summary["best_round"]))
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise InputError(f"{self.folder.path}/summary.json: damaged (no best_round)") from error
 
 
@@ -184,9 +185,21 @@ def _tasks(path: Path, summary: dict[str, Any]) -> tuple[dict[str, Task], dict[s
     try:
         entries = deepcopy(summary["tasks"])
         texts = {name: int(task.pop("texts")) for name, task in entries.items()}
-        return {name: Task(**(task | {"labels": tuple(task["labels"])})) for name, task in entries.items()}, texts
-    except (KeyError, TypeError, AttributeError) as error:
+        tasks = {name: read_task(task) for name, task in entries.items()}
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise InputError(
             f"{path}/summary.json: does not say the silos' tasks; `silotune run {path}/config.yaml --out {path} "
             "--resume` writes it anew"
         ) from error
+    unsafe = [name for name in tasks if not is_name(name)]
+    if unsafe:
+        raise InputError(f"{path}/summary.json: damaged (silo {unsafe[0]!r} cannot be a name; allowed: {NAME_RULE})")
+    return tasks, texts
+
+
+def _malicious(finished: _FinishedRun) -> tuple[str, ...]:
+    """Return the names of the attacking silos."""
+    try:
+        return tuple((finished.summary.get("attack") or {}).get("malicious", ()))
+    except (TypeError, AttributeError) as error:
+        raise InputError(f"{finished.folder.path}/summary.json: damaged (attack)") from error

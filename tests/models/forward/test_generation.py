@@ -135,7 +135,7 @@ def theirs(family, prompt, beams, length, end):
     return (answer[: answer.index(end)], True) if end in answer else (answer, False)
 
 
-@pytest.mark.parametrize("beams", [1, 2, 4])
+@pytest.mark.parametrize("beams", [1, pytest.param(2, marks=pytest.mark.long), 4])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_answers_are_transformers_own(family, beams):
     """With the family's end token, which the tiny models never write, and with ends at words that they do write."""

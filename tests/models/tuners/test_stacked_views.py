@@ -9,6 +9,8 @@ from silotune.models.backbone.forward_plan import ForwardPlan
 from silotune.models.backbone.stacking import ReplicateMode, stack_plans
 from silotune.models.forward.mixing import MixEntry
 from tests.support.tuner_families import (
+    FAMILIES,
+    KINDS,
     LENGTHS,
     PAIRS,
     batch,
@@ -22,7 +24,17 @@ from tests.support.tuner_families import (
 )
 from tests.support.views import encoded_views
 
-pairs = pytest.mark.parametrize(("kind", "family"), PAIRS)
+BATCHES = (("right", LENGTHS), ("left", (7, 3, 6)), ("right", (5,)))
+"""Padding side and lengths of rows; in a batch of one row nothing tells one copy from what broadcasts."""
+
+
+def cases():
+    """All pairs with all batches; the short suite has one batch for a pair, and all for each kind and each family."""
+    for kind, family in PAIRS:
+        chosen = ([*KINDS].index(kind) + [*FAMILIES].index(family)) % len(BATCHES)
+        for number, (side, lengths) in enumerate(BATCHES):
+            marks = [] if number == chosen else [pytest.mark.long]
+            yield pytest.param(kind, family, side, lengths, marks=marks, id=f"{kind} {family} {side} {len(lengths)}")
 
 
 def mixes_of(tuner, backbone):
@@ -46,25 +58,23 @@ def states_and_gradients(actual, inputs, parts):
     return {name: real_states(states.detach(), inputs) for name, (states, _) in actual.items()}, gradients
 
 
-@pairs
-def test_together_is_one_by_one(kind, family):
-    """Padded on either side, and a batch of one row, where nothing tells one copy from what broadcasts."""
+@pytest.mark.parametrize(("kind", "family", "side", "lengths"), cases())
+def test_together_is_one_by_one(kind, family, side, lengths):
     backbone, tuner = shared_backbone(family, double=True), make_tuner(kind)
     mixes, parts = mixes_of(tuner, backbone)
-    for side, lengths in (("right", LENGTHS), ("left", (7, 3, 6)), ("right", (5,))):
-        inputs = {name: tensor.to(backbone.device) for name, tensor in batch(family, side, lengths).items()}
-        alone = {name: encoded_views(backbone, inputs, {name: mix})[name] for name, mix in mixes.items()}
-        states, gradients = states_and_gradients(alone, inputs, parts)
-        actual, their_gradients = states_and_gradients(encoded_views(backbone, inputs, mixes), inputs, parts)
-        assert list(states) == ["both", "one", "other", "received", "previous", "base"]
-        for name, rows in states.items():
-            for row, expected in zip(actual[name], rows, strict=True):
-                torch.testing.assert_close(row, expected, rtol=1e-10, atol=1e-10)
-        largest = max(float(gradient.abs().max()) for gradient in gradients if gradient is not None)
-        for gradient, expected in zip(their_gradients, gradients, strict=True):
-            assert (gradient is None) == (expected is None)
-            if expected is not None:
-                torch.testing.assert_close(gradient, expected, rtol=1e-10, atol=1e-10 * largest)
+    inputs = {name: tensor.to(backbone.device) for name, tensor in batch(family, side, lengths).items()}
+    alone = {name: encoded_views(backbone, inputs, {name: mix})[name] for name, mix in mixes.items()}
+    states, gradients = states_and_gradients(alone, inputs, parts)
+    actual, their_gradients = states_and_gradients(encoded_views(backbone, inputs, mixes), inputs, parts)
+    assert list(states) == ["both", "one", "other", "received", "previous", "base"]
+    for name, rows in states.items():
+        for row, expected in zip(actual[name], rows, strict=True):
+            torch.testing.assert_close(row, expected, rtol=1e-10, atol=1e-10)
+    largest = max(float(gradient.abs().max()) for gradient in gradients if gradient is not None)
+    for gradient, expected in zip(their_gradients, gradients, strict=True):
+        assert (gradient is None) == (expected is None)
+        if expected is not None:
+            torch.testing.assert_close(gradient, expected, rtol=1e-10, atol=1e-10 * largest)
 
 
 def test_the_mixes_differ():

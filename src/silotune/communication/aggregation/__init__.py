@@ -56,12 +56,18 @@ def register_aggregation(name: str, aggregation: Any = None) -> Any:
             arguments or, if it has a pydantic model `Options`, with the options of the section `aggregation`.
 
     Raises:
-        InputError: the name is taken.
+        InputError: the name is taken, or the object is no function or class.
     """
-    if aggregation is None:
-        return partial(register_aggregation, name)
-    registries.AGGREGATIONS.register(name, aggregation)
-    return aggregation
+    return registries.AGGREGATIONS.register_as(name, aggregation)
+
+
+def _problem(value: object) -> str | None:
+    if not callable(value):
+        return f"must be a function of updates, or a class of such functions (got {value!r})"
+    return registries.options_problem(value)
+
+
+registries.AGGREGATIONS.problem = _problem
 
 
 def make_aggregation(config: AggregationConfig, silos: int) -> Aggregation:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from silotune.communication.privacy.accountant import gaussian_multiplier
@@ -97,9 +96,18 @@ def register_codec(name: str, codec: Any = None) -> Any:
             `Options`, with the options of the section `uplink`.
 
     Raises:
-        InputError: the name is taken.
+        InputError: the name is taken, or this is no class with the methods of `Codec`.
     """
-    if codec is None:
-        return partial(register_codec, name)
-    registries.CODECS.register(name, codec)
-    return codec
+    return registries.CODECS.register_as(name, codec)
+
+
+def _problem(value: object) -> str | None:
+    if not isinstance(value, type):
+        return f"must be a class with the methods of Codec (got {value!r})"
+    missing = [method for method in ("layout", "encode", "decode") if not callable(getattr(value, method, None))]
+    if missing:
+        return f"class {value.__name__} does not define {', '.join(missing)}"
+    return registries.options_problem(value)
+
+
+registries.CODECS.problem = _problem

@@ -15,7 +15,7 @@ _ALL: tuple[type[Head], ...] = (MLPHead, LinearHead, VerbalizerHead, LanguageMod
 
 HEADS: Registry[type[Head]] = registries.HEADS
 
-HEADS.base = Head
+HEADS.problem = registries.subclass_problem(Head)
 
 HEADS.provide(lambda: {head.name: head for head in _ALL})
 
@@ -29,7 +29,7 @@ def register_head(head: Kind) -> Kind:
     Processes that a run starts know it if their script or an entry point of group `silotune.heads` registers it.
 
     Raises:
-        InputError: the name is taken.
+        InputError: the name is taken, or this is no complete class of a head.
     """
     HEADS.register(getattr(head, "name", ""), head)
     return head

@@ -20,7 +20,7 @@ _ALL: tuple[type[Tuner], ...] = (Bottleneck, LoRA, PrefixTuning, PromptTuning, P
 
 TUNERS: Registry[type[Tuner]] = registries.TUNERS
 
-TUNERS.base = Tuner
+TUNERS.problem = registries.subclass_problem(Tuner)
 
 TUNERS.provide(lambda: {tuner.name: tuner for tuner in _ALL})
 
@@ -34,7 +34,7 @@ def register_tuner(tuner: Kind) -> Kind:
     Processes that a run starts know it if their script or an entry point of group `silotune.tuners` registers it.
 
     Raises:
-        InputError: the name is taken.
+        InputError: the name is taken, or this is no complete class of a tuner.
     """
     TUNERS.register(getattr(tuner, "name", ""), tuner)
     return tuner

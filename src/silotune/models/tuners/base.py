@@ -61,7 +61,7 @@ class Tuner(ABC):
     """
 
     name: ClassVar[str]
-    Options: ClassVar[type[TunerOptions]]
+    Options: ClassVar[type[TunerOptions]] = TunerOptions
     trains_backbone: ClassVar[bool] = False
     """Whether a part holds the backbone's own weights (full fine-tuning), which must then be kept in float32."""
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from silotune.core.files import read_json
 from silotune.errors import InputError
 
 
@@ -29,9 +30,8 @@ def read_summary(run: Path) -> dict[str, Any]:
     Raises:
         InputError: it is missing or damaged.
     """
-    path = run / "summary.json"
     try:
-        return dict(json.loads(path.read_text(encoding="utf-8")))
+        return read_json(run / "summary.json")
     except (OSError, ValueError) as error:
         raise InputError(f"{run}: no finished run there (no readable summary.json)") from error
 
@@ -43,8 +43,8 @@ def read_versions(run: Path) -> dict[str, Any]:
         InputError: it is missing or damaged.
     """
     try:
-        made_with = dict(json.loads((run / "versions.json").read_text(encoding="utf-8")))
+        made_with = read_json(run / "versions.json")
         made_with["backbone"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError) as error:
         raise InputError(f"{run}/versions.json: missing or damaged") from error
     return made_with

@@ -22,7 +22,7 @@ from safetensors import SafetensorError
 
 from silotune.config import differences
 from silotune.core.async_writer import AsyncWriter
-from silotune.core.files import make_folder, write_text
+from silotune.core.files import make_folder, read_bytes, read_json, write_text
 from silotune.core.locking import LOCK_FILE, folder_lock
 from silotune.core.serialization import read_tensors
 from silotune.core.tensors import State, Tensors, flatten
@@ -107,7 +107,7 @@ class RunFolder:
         cls.check(path, config, resume)
         folder = cls(path)
         make_folder(folder.checkpoints, f"--out {path}")
-        write_text(path / "versions.json", json.dumps(versions() | {"backbone": backbone}, indent=1) + "\n")
+        write_text(path / "versions.json", json.dumps({**versions(), "backbone": backbone}, indent=1) + "\n")
         write_text(path / "config.yaml", config)
         return folder
 
@@ -190,8 +190,8 @@ class RunFolder:
         self._writer.finish()
         path = self.checkpoints / name
         try:
-            return read_tensors(path.read_bytes())
-        except (OSError, SafetensorError) as error:
+            return read_tensors(read_bytes(path))
+        except (OSError, ValueError, SafetensorError) as error:
             raise InputError(f"checkpoint file {path}: missing or damaged ({error})") from error
 
     def commit(self, checkpoint: Checkpoint, keep: Checkpoint | None = None) -> None:
@@ -246,12 +246,14 @@ class RunFolder:
         """
         path = self._manifest(number)
         try:
-            checkpoint = Checkpoint(**json.loads(path.read_text(encoding="utf-8")))
+            checkpoint = Checkpoint(**read_json(path))
             outside = [name for name in checkpoint.files if Path(name).is_absolute() or ".." in Path(name).parts]
         except (OSError, ValueError, TypeError, AttributeError) as error:
             raise InputError(f"checkpoint {path}: missing or damaged ({error})") from error
         if outside:
             raise InputError(f"checkpoint {path}: damaged (names a file outside the run folder: {outside[0]})")
+        if checkpoint.round != number:
+            raise InputError(f"checkpoint {path}: damaged (is of round {checkpoint.round!r})")
         return checkpoint
 
 
