@@ -14,6 +14,9 @@ from silotune.runs.load import load_model, load_run
 from tests.support.small_runs import SINGLE
 from tests.support.tiny import tiny_overrides, write_data
 
+FILES, FUNCTIONS = 70, 310
+"""Of silotune, passed by opening a model and one prediction: 66 and 289 (FedAvg with bottlenecks) when this was set."""
+
 _opened: list[tuple[str, str]] | None = None
 
 
@@ -87,7 +90,7 @@ def test_an_unknown_silo_is_refused_before_the_backbone_is_loaded(runs, monkeypa
 
 
 def test_opening_a_model_and_one_prediction_stay_within_a_count_of_files_and_functions(runs):
-    """What a reader has to follow (docs/architecture.md, "A prediction"); a longer path is a decision, not an accident."""
+    """What a reader has to follow (docs/architecture.md, "A prediction"); whoever makes it longer must say so here."""
     folder = runs.run("bert", "lora").folder
     load_model(folder, "alpha").predict(SINGLE[:1])  # modules are imported, methods registered
     root = Path(library.__file__).parent
@@ -104,5 +107,7 @@ def test_opening_a_model_and_one_prediction_stay_within_a_count_of_files_and_fun
         load_model(folder, "alpha").predict(SINGLE[:1])
     finally:
         sys.setprofile(before)
-    assert 40 <= len({file for file, _ in called}) <= FILES
+    files = {file for file, _ in called}
+    assert f"{root / 'runs' / 'load.py'}" in files
+    assert len(files) <= FILES, sorted(files)
     assert len(called) <= FUNCTIONS
