@@ -56,10 +56,12 @@ def is_linear(module: nn.Module) -> bool:
 
 
 def layer_widths(module: nn.Module) -> tuple[int, int]:
-    """Return a linear layer's input and output width."""
-    weight = cast(Tensor, module.weight)
-    rows, columns = weight.shape
-    return (int(rows), int(columns)) if is_transposed(module) else (int(columns), int(rows))
+    """Return a linear layer's input and output width; not from the weight, which a quantized layer stores packed."""
+    if is_transposed(module):
+        rows, columns = cast(Tensor, module.weight).shape
+        return int(rows), int(columns)
+    linear = cast(nn.Linear, module)
+    return linear.in_features, linear.out_features
 
 
 def is_transposed(module: nn.Module) -> bool:
