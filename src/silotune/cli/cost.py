@@ -57,5 +57,7 @@ def cost(
     table.add_row(
         f"prediction, a text of {estimated.tokens} tokens", f"{estimated.flops_per_sample_predict / 1e9:,.2f} GFLOP"
     )
+    stored = "" if estimated.quantization == "none" else f", {estimated.quantization}"
+    table.add_row(f"weights of the backbone{stored}", f"{estimated.backbone_mib:,.0f} MiB")
     table.add_row("peak memory of training, float32 (estimate)", f"{estimated.peak_memory_mib:,.0f} MiB")
     console.print(table)

@@ -19,10 +19,15 @@ from silotune.data.tasks import Task
 from silotune.errors import InputError
 from silotune.methods import METHODS, Method
 from silotune.methods.parts import Scope
+from silotune.models.backbone.device import resolve_device
+from silotune.models.backbone.quantization import resolve_quantization, weight_bytes
 from silotune.models.heads import Head
 from silotune.models.tuners import Tuner
 from silotune.runs.build.resolve import make_method, read_config
 from silotune.runs.build.validation import check_length
+
+_VALUE_BYTES = {"bf16": 2, "fp16": 2}
+"""Precision → bytes of a weight that is not quantized; others have 4."""
 
 OPTIONS = {"silos": 10, "tokens": 128, "labels": 2}
 """Options of the cost command with their defaults: silos per round, tokens per text, labels of the task."""
@@ -60,8 +65,12 @@ class Cost:
         bytes_down: bytes of the broadcasts to all silos in one round.
         flops_per_sample_train: one pass over a text through a round's phases; see `silotune.cost.flops`.
         flops_per_sample_predict: one forward of the personalized model, and the one that weights the text (FedDPA).
-        peak_memory_mib: estimate for one training step of `train.batch_size` texts in float32: backbone, parts,
-            received copies, gradients, optimizer state and the activations kept for the backward pass.
+        quantization: how the backbone's linear layers are stored.
+        backbone_mib: the backbone's weights, with its language-model head if the head reads it: quantized layers with
+            their scales, others in `precision` (float32 for `auto`).
+        peak_memory_mib: estimate for one training step of `train.batch_size` texts in float32: backbone (quantized
+            where it is), parts, received copies, gradients, optimizer state and the activations kept for the backward
+            pass.
     """
 
     method: str
@@ -85,6 +94,8 @@ class Cost:
     bytes_down: int
     flops_per_sample_train: int
     flops_per_sample_predict: int
+    quantization: str
+    backbone_mib: float
     peak_memory_mib: float
     parts: tuple[PartCost, ...]
 
@@ -161,6 +172,13 @@ def _work(config: Config, shape: Shape, method: Method, state: State, task: Task
     return count_work(shape.backbone, method, state, batch, config.train)
 
 
+def _backbone_bytes(config: Config, shape: Shape, head: str, quantization: str) -> int:
+    """Bytes of the backbone's weights as a run loads them; output embeddings are never quantized."""
+    base, value_bytes = shape.backbone.base, _VALUE_BYTES.get(config.precision.name, 4)
+    on_top = shape.language_model - shape.parameters if head in LANGUAGE_MODEL_HEADS else 0
+    return weight_bytes(base, quantization, value_bytes) + value_bytes * max(on_top, 0)
+
+
 def _cost(config: Config, shape: Shape, method: Method, state: State, work: WorkCount, options: dict[str, int]) -> Cost:
     parts = method.parts()
     sizes = {name: count_parameters(tensors) for name, tensors in state.items()}
@@ -179,7 +197,8 @@ def _cost(config: Config, shape: Shape, method: Method, state: State, work: Work
     full = bare + added + others - first_head
     shapes = {name: {key: tuple(tensor.shape) for key, tensor in tensors.items()} for name, tensors in state.items()}
     up, down = message_sizes(shapes, parts, make_pipeline(config.uplink, config.seed))
-    weights = 4 * sum(parameter.numel() for parameter in shape.backbone.base.parameters())
+    quantization = resolve_quantization(config.backbone.quantization, resolve_device(config.device))
+    weights = weight_bytes(shape.backbone.base, quantization, 4)
     peak = weights + work.training_state + work.saved if work.train else 0
     return Cost(
         method=method.name,
@@ -203,6 +222,8 @@ def _cost(config: Config, shape: Shape, method: Method, state: State, work: Work
         bytes_down=options["silos"] * down,
         flops_per_sample_train=work.train,
         flops_per_sample_predict=work.predict,
+        quantization=quantization,
+        backbone_mib=_backbone_bytes(config, shape, head_name, quantization) / 2**20,
         peak_memory_mib=peak / 2**20,
         parts=tuple(
             PartCost(name, head_name if name in heads else part.module.name, str(part.scope), sizes[name])

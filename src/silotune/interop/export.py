@@ -10,6 +10,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors.torch import save_file
 
 from silotune.core.tensors import Tensors
@@ -19,6 +20,8 @@ from silotune.interop.model_card import card
 from silotune.interop.native_format import native_layout
 from silotune.interop.peft_format import Layout, peft_layout
 from silotune.interop.selection import ExportSelection, select
+from silotune.models.backbone.backbone import WEIGHT_TYPES
+from silotune.models.backbone.quantization import NONE, QUANTIZATIONS
 from silotune.runs.run import Run
 
 DEFAULT_BASE = "sentence-transformers/all-MiniLM-L6-v2"
@@ -56,7 +59,7 @@ def export(run: Run, silo: str, part: str, to: str | Path, base: str | None = No
     try:
         temporary.mkdir(parents=True)
         if layout is None:
-            model = load_plain(configured, base_class)
+            model = load_plain(configured, base_class, float32=backbone.quantization == NONE)
             fold_in(model, selection.tuner, selection.adapter)
             model.save_pretrained(temporary)
         else:
@@ -138,8 +141,21 @@ def _about(selection: ExportSelection, base: str, base_class: str, layout: str) 
         "best_round": summary["best_round"],
         "seed": summary["seed"],
         "precision": summary["precision"],
+        "trained_over": federation.backbone.quantization,
+        "quantization": _quantization(selection) if layout != "weights" else None,
         "privacy": summary.get("privacy"),
     }
+
+
+def _quantization(selection: ExportSelection) -> dict[str, Any] | None:
+    """Transformers' quantization configuration of the run's backbone; None if it is not quantized."""
+    run = selection.run
+    name = run.federation.backbone.quantization
+    if name == NONE:
+        return None
+    dtype = WEIGHT_TYPES.get(run.summary["precision"], torch.float32)
+    settings = QUANTIZATIONS[name].settings(dtype).to_dict()
+    return {key: value for key, value in settings.items() if not key.startswith("_")}
 
 
 def _all_rows(silos: Mapping[str, Mapping[str, Any]]) -> int | None:

@@ -1,4 +1,4 @@
-"""Folds an adapter into the backbone's weights: a float32 model that transformers loads alone."""
+"""Folds an adapter into the backbone's weights, which are not quantized: a model that transformers loads alone."""
 
 from __future__ import annotations
 
@@ -14,8 +14,13 @@ from silotune.models.tuners.base import MergedAdapter
 from silotune.models.tuners.target_modules import is_transposed
 
 
-def load_plain(backbone: BackboneConfig, base_class: str) -> Any:
-    """Load the whole backbone (poolers too) with transformers, in float32.
+def load_plain(backbone: BackboneConfig, base_class: str, float32: bool = True) -> Any:
+    """Load the whole backbone (poolers too) with transformers, not quantized.
+
+    Args:
+        backbone: the section `backbone`.
+        base_class: the class of transformers.
+        float32: whether the weights are float32; if not, they have the types in which they are stored.
 
     Raises:
         InputError: its weights are gone since the run was opened.
@@ -26,7 +31,7 @@ def load_plain(backbone: BackboneConfig, base_class: str) -> Any:
     try:
         model, report = getattr(transformers, base_class).from_pretrained(
             source,
-            dtype=torch.float32,
+            dtype=torch.float32 if float32 else "auto",
             use_safetensors=True,  # nothing is unpickled
             output_loading_info=True,
             **hub_options(backbone),
@@ -48,7 +53,7 @@ def fold_in(model: Any, tuner: Tuner, adapter: MergedAdapter) -> None:
     """Change the model's weights in place so that it computes what it computed with the adapter.
 
     Args:
-        model: the plain backbone, float32.
+        model: the plain backbone.
         tuner: the adapter's tuner, for which `can_fold` holds.
         adapter: the adapter's tensors and options.
     """
@@ -63,4 +68,4 @@ def fold_in(model: Any, tuner: Tuner, adapter: MergedAdapter) -> None:
         for parameter, delta in tuner.weight_delta(adapter, name, module).items():
             weight = getattr(module, parameter)
             stored = delta.t() if parameter == "weight" and is_transposed(module) else delta
-            weight.copy_((weight.double() + stored).float())
+            weight.copy_(weight.double() + stored)

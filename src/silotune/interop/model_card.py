@@ -13,7 +13,7 @@ _LOADING = {
 from peft import PeftModel
 from transformers import {base_class}
 
-model = PeftModel.from_pretrained({base_class}.from_pretrained({base}), "FOLDER")
+model = PeftModel.from_pretrained({base_class}.from_pretrained({base}{more}), "FOLDER")
 ```
 """,
     "silotune": """\
@@ -24,7 +24,7 @@ safetensors are all it needs):
 from standalone import attach
 from transformers import {base_class}
 
-model = {base_class}.from_pretrained({base})
+model = {base_class}.from_pretrained({base}{more})
 attach(model, "FOLDER")
 ```
 """,
@@ -62,12 +62,30 @@ def card(about: dict[str, Any], head: dict[str, Any]) -> str:
         _facts(about, head),
         _scores(about),
         "## How to load it\n",
-        _LOADING[about["layout"]].format(base_class=about["base_class"], base=json.dumps(about["base_model"])),
+        _loading(about),
     ]
     if head["kind"] in ("mlp", "linear"):  # those that standalone.py computes
         sections.append(_HEAD.format(example='"a text"').lstrip("\n"))
     sections += _notes(about)
     return "\n".join(sections)
+
+
+def _loading(about: dict[str, Any]) -> str:
+    """Code that loads the export with the libraries of its layout, over the base model as it was in training."""
+    base, quantization = json.dumps(about["base_model"]), about["quantization"]
+    if not quantization:
+        return _LOADING[about["layout"]].format(base_class=about["base_class"], base=base, more="")
+    text = _LOADING[about["layout"]].format(
+        base_class=about["base_class"], base=base, more=", quantization_config=quantization"
+    )
+    read = """\
+import json
+from transformers.quantizers.auto import AutoQuantizationConfig
+
+about = json.load(open("FOLDER/export.json"))
+quantization = AutoQuantizationConfig.from_dict(about["quantization"])
+"""
+    return text.replace("```python\n", f"```python\n{read}", 1)
 
 
 def _header(about: dict[str, Any]) -> dict[str, Any]:
@@ -131,6 +149,16 @@ def _notes(about: dict[str, Any]) -> list[str]:
         notes.append(
             "* peft's own forward drops segment ids (`token_type_ids`) under virtual tokens: for pairs of texts use "
             "`standalone.py`, which keeps them, as training did."
+        )
+    if about["quantization"]:
+        notes.append(
+            f"* The base model was quantized in training ({about['trained_over']}; `quantization` in `export.json` is "
+            "the configuration). Over the base model as it is stored the adapter gives slightly other values."
+        )
+    elif about["trained_over"] != "none":
+        notes.append(
+            f"* The base model was quantized in training ({about['trained_over']}); here the adapter is folded into "
+            "the weights as they are stored, so that values differ slightly from the run's."
         )
     if about["precision"] != "fp32":
         notes.append(f"* The run computed in {about['precision']}; in float32 the model gives slightly other values.")

@@ -1,6 +1,7 @@
 """Loads a model that `silotune export` wrote; this file is copied into every export.
 
-It needs torch, transformers and safetensors, and peft for a folder with `adapter_config.json`, but not silotune.
+It needs torch, transformers and safetensors, peft for a folder with `adapter_config.json`, and the library that
+quantizes the base model (bitsandbytes or torchao) if `export.json` has a `quantization`; but not silotune.
 
     python standalone.py "a text" ["another text" …]        # one JSON line each; pairs: a tab between the two
 
@@ -43,8 +44,13 @@ def load(folder: str | Path, base: str | Path | None = None) -> Model:
     folder = Path(folder)
     about = json.loads((folder / "export.json").read_text(encoding="utf-8"))
     source = folder if about["layout"] == "weights" else base or about["base_model"]
+    more: dict[str, Any] = {}
+    if about.get("quantization"):
+        from transformers.quantizers.auto import AutoQuantizationConfig
+
+        more["quantization_config"] = AutoQuantizationConfig.from_dict(about["quantization"])
     model = getattr(transformers, about["base_class"]).from_pretrained(
-        source, dtype=torch.float32, use_safetensors=True
+        source, dtype=torch.float32, use_safetensors=True, **more
     )
     peft_config = None
     if about["layout"] == "silotune":

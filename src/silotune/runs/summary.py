@@ -47,6 +47,7 @@ def summarise(engine: Engine) -> dict[str, Any]:
         "rounds": federation.rounds,
         "engine": engine.name,
         "precision": federation.backbone.precision,
+        "quantization": federation.backbone.quantization,
         "threads": torch.get_num_threads(),
         "cohort": engine.cohort,
         "workers": engine.workers,

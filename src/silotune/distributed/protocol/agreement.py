@@ -43,7 +43,7 @@ def wire_config(config: Config, silos: Iterable[str]) -> str:
     """Write a resolved configuration as YAML for the silos.
 
     Args:
-        config: the run's, with precision resolved.
+        config: the run's, with precision and quantization resolved.
         silos: names of all silos.
 
     Returns:
@@ -51,7 +51,7 @@ def wire_config(config: Config, silos: Iterable[str]) -> str:
     """
     splits = {key: getattr(config.data, key) for key in _SPLIT_KEYS}
     update: dict[str, Any] = {
-        "backbone": BackboneConfig(name=Path(config.backbone.name).name),
+        "backbone": BackboneConfig(name=Path(config.backbone.name).name, quantization=config.backbone.quantization),
         "start": None if config.start is None else Path(config.start).name,
         "threads": None,
         "device": "auto",

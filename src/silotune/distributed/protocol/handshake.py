@@ -13,14 +13,15 @@ from silotune.data.tasks import Task, read_task
 from silotune.distributed.protocol.frames import PROTOCOL, Frame
 from silotune.errors import InputError
 from silotune.models.backbone.backbone import Backbone
+from silotune.models.backbone.quantization import NONE
 from silotune.version import __version__
 
 _COMPARED_FIELDS: Mapping[str, str] = {
     "version": "silotune",
     "config": "configuration (sha256)",
+    "precision": "precision",
     "backbone": "backbone (sha256 of its weights)",
     "tokenizer": "tokenizer (sha256)",
-    "precision": "precision",
     "method": "method",
 }
 """Identity fields compared in the handshake, in order, with their display names."""
@@ -44,7 +45,7 @@ class Identity:
         config: sha256 of the configuration as it is sent.
         backbone: sha256 of the weights.
         tokenizer: sha256, as `tokenizer_digest`.
-        precision: the backbone's precision.
+        precision: the backbone's precision, and its quantization if it has one (`bf16, int8`).
         method: id.
         shapes: shapes of the shared tensors; None until the silos' tasks are known.
         protocol: number of the message format.
@@ -77,7 +78,9 @@ class Identity:
             config=text_digest(text),
             backbone=backbone.fingerprint,
             tokenizer=tokenizer_digest(backbone),
-            precision=backbone.precision,
+            precision=backbone.precision
+            if backbone.quantization == NONE
+            else f"{backbone.precision}, {backbone.quantization}",
             method=config.method.name,
         )
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from silotune.communication.privacy.budget import DELTA
-from silotune.config import Config
+from silotune.config import BackboneConfig, Config
 from silotune.config.aggregation import AggregationConfig
 from silotune.config.partition import PartitionConfig
 from silotune.config.privacy import PrivacyConfig
@@ -28,6 +28,7 @@ from silotune.errors import InputError
 from silotune.methods import Method
 from silotune.methods.parts import Scope, names_with
 from silotune.models.backbone.backbone import Backbone
+from silotune.models.backbone.quantization import NONE
 from silotune.runs.build.coordinator import build_coordinator
 from silotune.runs.build.model import build_model
 from silotune.runs.build.resolve import BackboneRequirements, make_method, read_config, use_this_machine
@@ -207,7 +208,7 @@ class SiloSetup:
     def _local_config(self, config: Config) -> Config:
         """Return the coordinator's configuration with this machine's paths, for this silo alone."""
         update: dict[str, Any] = {
-            "backbone": self.settings.backbone,
+            "backbone": self._backbone_config(config),
             "start": None if config.start is None else self.settings.start,
             "threads": self.settings.threads,
             "device": self.settings.device,
@@ -220,6 +221,13 @@ class SiloSetup:
             "silos": [] if self.settings.data is None else [self.settings.data],
         }
         return config.model_copy(update=update)
+
+    def _backbone_config(self, config: Config) -> BackboneConfig:
+        """Return the operator's backbone, quantized as the coordinator's unless the operator chose otherwise."""
+        own = self.settings.backbone
+        if own.quantization != NONE:  # if it is another one, the handshake says so
+            return own
+        return own.model_copy(update={"quantization": config.backbone.quantization})
 
     def _load(self, config: Config, method: Method) -> Backbone:
         needs = BackboneRequirements.of(config, method)

@@ -12,6 +12,7 @@ Files, each importing only those before it:
     stacking: several views of the same rows in one forward.
     segments: rows of several silos in one forward.
     hooks: hooks that apply a plan to the modules.
+    quantization: linear layers stored in 8 or 4 bits.
     lm_head: the model's own language-model head, over given states.
     backbone: `Backbone`, which runs plans.
     shared_weights: weights that loading converts, once per machine.

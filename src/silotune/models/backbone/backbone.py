@@ -20,6 +20,7 @@ from silotune.models.backbone.device import resolve_device
 from silotune.models.backbone.forward_plan import ForwardPlan
 from silotune.models.backbone.hooks import FunctionalWrapper, HookManager
 from silotune.models.backbone.lm_head import LMHead
+from silotune.models.backbone.quantization import NONE
 from silotune.models.backbone.shared_activations import SharedActivations
 from silotune.models.backbone.shared_weights import SharedWeights
 from silotune.models.backbone.virtual_tokens import (
@@ -58,6 +59,7 @@ class Backbone:
         fingerprint: the digest of the weights as stored; None: that of the model's parameters in float32.
         on_use: leave the weights where they are until the first use, and let `rest` take them back.
         load_float32: loads the stored weights in float32, to compare them with fingerprints of silotune 0.1.0.
+        quantization: how the model's linear layers are stored; such a model is on its device already.
     """
 
     def __init__(
@@ -74,6 +76,7 @@ class Backbone:
         fingerprint: str | None = None,
         load_float32: Callable[[], PreTrainedModel] | None = None,
         on_use: bool = False,
+        quantization: str = NONE,
     ) -> None:
         self.name = name
         self.model = cast(Any, model)  # transformers' annotations fail strict type checking
@@ -83,6 +86,7 @@ class Backbone:
         self.tokenizer = tokenizer
         self.model_type = str(model.config.model_type)
         self.precision = precision
+        self.quantization = quantization
         self.keep_master = keep_master or precision not in WEIGHT_TYPES
         if getattr(self.base, "pooler", None) is not None:
             self.base.pooler = None  # no head reads it
@@ -92,11 +96,11 @@ class Backbone:
         self._fingerprint = "" if shape_only else fingerprint
         self._load_float32 = load_float32
         self.device = torch.device("cpu") if shape_only else device or resolve_device("auto")
-        self._on_use = on_use and self.device.type != "cpu"
+        self._on_use = on_use and self.device.type != "cpu" and quantization == NONE
         self._resting = self._on_use
         self._host: list[Tensor] | None = None
         self._shared: SharedWeights | None = None
-        if not shape_only and not self._on_use:
+        if not shape_only and not self._on_use and quantization == NONE:
             self.model.to(self.device)
         self._hooks = HookManager(self.base)
         if checkpointing:
@@ -140,17 +144,22 @@ class Backbone:
 
     @property
     def fingerprint(self) -> str:
-        """The sha256 of the stored weights: the backbone's identity on resume and in handshakes."""
+        """The sha256 of the stored weights and their quantization: the identity on resume and in handshakes."""
         if self._fingerprint is None:
-            self._fingerprint = _float32_fingerprint(self.model)
-        return self._fingerprint
+            self._fingerprint = _float32_fingerprint(self._in_float32())
+        if self.quantization == NONE:
+            return self._fingerprint
+        return hashlib.sha256(f"{self._fingerprint}|{self.quantization}".encode()).hexdigest()
 
     def has_fingerprint(self, recorded: str) -> bool:
         """Return whether a recorded fingerprint is this backbone's; it may be one that silotune 0.1.0 recorded."""
         if recorded == self.fingerprint:
             return True
-        in_float32 = self.model if self._load_float32 is None else self._load_float32()
-        return recorded == _float32_fingerprint(in_float32)
+        return self.quantization == NONE and recorded == _float32_fingerprint(self._in_float32())
+
+    def _in_float32(self) -> Any:
+        """Return the model with its stored weights in float32."""
+        return self.model if self._load_float32 is None else self._load_float32()
 
     def module(self, name: str) -> nn.Module:
         """Look up a module of the base transformer by name."""
@@ -203,8 +212,11 @@ class Backbone:
         """Put the weights where other processes of this machine can use them.
 
         Returns:
-            What another process loads the backbone with; None if it shares the files, or if they are on a device.
+            What another process loads the backbone with; None if it shares the files, if they are on a device, or if
+            they are quantized (every process then quantizes its own, which are small).
         """
+        if self.quantization != NONE:
+            return None
         self.rest()
         if self._shared is None and {tensor.device.type for tensor in self._tensors()} == {"cpu"}:
             self._shared = SharedWeights.of(self.model)

@@ -16,6 +16,13 @@ from silotune.models.backbone.allocator import keep_freed_memory
 from silotune.models.backbone.backbone import WEIGHT_TYPES, Backbone
 from silotune.models.backbone.device import resolve_device, resolve_precision
 from silotune.models.backbone.fingerprint import stored_fingerprint
+from silotune.models.backbone.quantization import (
+    NONE,
+    quantized_loading,
+    refuse_stored_quantization,
+    resolve_quantization,
+    settle,
+)
 from silotune.models.backbone.shared_weights import SharedWeights
 
 if TYPE_CHECKING:
@@ -98,8 +105,8 @@ def load_backbone(
         weights: those of a process that has loaded the same backbone with the same options; None: they are read.
 
     Raises:
-        InputError: if this machine does not have the device, or the backbone cannot be loaded, or has no language-model
-            head and the head needs one.
+        InputError: if this machine does not have the device, or the backbone cannot be loaded or quantized, or has no
+            language-model head and the head needs one.
     """
     settings = BackboneConfig(name=backbone) if isinstance(backbone, str) else backbone
     target = resolve_device(device)
@@ -110,12 +117,18 @@ def load_backbone(
     from transformers import AutoTokenizer
 
     source = default_backbone() if settings.name == "default" else settings.name
+    quantization = resolve_quantization(settings.quantization, target)
     options = pretrained_options(settings, dtype, target)
+    float32 = options | {"dtype": torch.float32}
+    if quantization != NONE:
+        options |= quantized_loading(quantization, dtype, target)
     with _one_message(settings.name):
         tokenizer = AutoTokenizer.from_pretrained(source, **hub_options(settings))
     model = _read(settings, source, model_class, options, weights)
+    if quantization != NONE:
+        settle(model, settings.name, quantization)
     files = weight_files(source, settings)
-    float32 = options | {"dtype": torch.float32}
+    as_loaded = dtype is torch.float32 and quantization == NONE
     return Backbone(
         model,
         tokenizer,
@@ -126,7 +139,8 @@ def load_backbone(
         name=settings.name,
         fingerprint=stored_fingerprint(files) if files else None,
         on_use=on_use,
-        load_float32=None if dtype is torch.float32 else lambda: _read(settings, source, model_class, float32),
+        load_float32=None if as_loaded else lambda: _read(settings, source, model_class, float32),
+        quantization=quantization,
     )
 
 
@@ -143,6 +157,7 @@ def _read(
     name, description = settings.name, _DESCRIPTIONS[model_class]
     with _one_message(name):
         config = transformers.AutoConfig.from_pretrained(source, **hub_options(settings))
+        refuse_stored_quantization(name, config)
         if model_class != "AutoModel" and config.is_encoder_decoder:
             auto: Any = transformers.AutoModelForSeq2SeqLM
         else:

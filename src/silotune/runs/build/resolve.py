@@ -19,6 +19,7 @@ from silotune.methods.parts import Scope
 from silotune.models.backbone.backbone import Backbone
 from silotune.models.backbone.device import resolve_device, resolve_precision
 from silotune.models.backbone.loading import ModelClass, load_backbone
+from silotune.models.backbone.quantization import NONE, resolve_quantization
 from silotune.models.backbone.shared_weights import SharedWeights
 from silotune.models.heads import HEADS
 from silotune.models.tuners import TUNERS
@@ -60,16 +61,17 @@ def read_config(source: str, overrides: list[str] | None = None, changes: Sequen
 
 
 def on_this_machine(config: Config) -> Config:
-    """Return the configuration with precision and threads resolved for this machine.
+    """Return the configuration with precision, quantization and threads resolved for this machine.
 
     Raises:
         InputError: this machine does not have the configured device.
     """
     threads = config.threads or torch.get_num_threads()
-    precision = resolve_precision(config.precision.name, resolve_device(config.device))
-    return config.model_copy(
-        update={"precision": config.precision.model_copy(update={"name": precision}), "threads": threads}
-    )
+    device = resolve_device(config.device)
+    precision = config.precision.model_copy(update={"name": resolve_precision(config.precision.name, device)})
+    quantization = resolve_quantization(config.backbone.quantization, device)
+    backbone = config.backbone.model_copy(update={"quantization": quantization})
+    return config.model_copy(update={"backbone": backbone, "precision": precision, "threads": threads})
 
 
 def use_this_machine(config: Config) -> Config:
@@ -92,9 +94,20 @@ class BackboneRequirements:
 
     @classmethod
     def of(cls, config: Config, method: Method) -> BackboneRequirements:
-        """Return the requirements of a configuration and its method."""
+        """Return the requirements of a configuration and its method.
+
+        Raises:
+            InputError: the tuner trains weights that are stored quantized.
+        """
         tuner, head = method.setting.tuner, method.setting.head
         checkpointing = config.train.gradient_checkpointing
+        quantization = resolve_quantization(config.backbone.quantization, resolve_device(config.device))
+        if tuner.trains_backbone and quantization != NONE:
+            others = ", ".join(name for name, kind in TUNERS.items() if not kind.trains_backbone)
+            raise InputError(
+                f"tuner={tuner.name}: trains the weights that backbone.quantization={quantization} rounds; allowed: "
+                f"backbone.quantization=none, or the tuners {others}"
+            )
         return cls(
             config.backbone,
             config.precision.name,

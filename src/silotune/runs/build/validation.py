@@ -134,6 +134,11 @@ def check_backbone(config: Config, method: Method, backbone: Backbone) -> None:
             + (" with float32 weights (tuner trains them)" if method.setting.tuner.trains_backbone else "")
         )
     length, tuner, head = config.train.max_length, method.setting.tuner, method.setting.head
+    if backbone.quantization != config.backbone.quantization:
+        raise InputError(
+            f"backbone: the one given is stored with quantization={backbone.quantization}, the configuration wants "
+            f"{config.backbone.quantization}"
+        )
     check_length("train.max_length", length, tuner, backbone)
     if backbone.max_tokens is not None and isinstance(head, LanguageModelHead):
         _check_answer_length(head, backbone, length, backbone.max_tokens - tuner.virtual_tokens)

@@ -1,0 +1,190 @@
+"""Runs over a quantized backbone: resumed, opened, over workers and machines; what is refused in one line."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file, save_file
+
+import silotune as package
+from silotune.models.backbone.loading import load_backbone
+from silotune.runs.build.resolve import on_this_machine, read_config
+from tests.support.small_runs import SINGLE, runs, save_model
+from tests.support.tiny import TASKS, write_data
+
+__all__ = ["runs"]
+
+QUANTIZED = ("int8", "nf4", "int8-torchao")
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory):
+    return {kind: save_model("llama", kind, tmp_path_factory.mktemp(kind)) for kind in ("plain", "causal")}
+
+
+@pytest.fixture(scope="module")
+def words(llama, tmp_path_factory):
+    """Words of FedMCP with LoRA over two tiny tasks."""
+    data = write_data(tmp_path_factory.mktemp("data"), TASKS[:2], {"train": 12, "validation": 4, "test": 6})
+    of_rows = [f"data.path={data}", f"data.tasks=[{','.join(TASKS[:2])}]", "data.merge=false", "rounds=2"]
+    of_steps = ["train.steps=2", "train.lr=0.05", "train.max_length=32", "train.batch_size=4", "threads=1"]
+    return ["demo", "method=fedmcp", "tuner=lora", f"backbone={llama['plain']}", "precision=fp32", *of_rows, *of_steps]
+
+
+class Interruption:
+    """Ends a run before its n-th piece of work, as Ctrl-C does."""
+
+    def __init__(self, at: int) -> None:
+        self.left = at
+
+    def __call__(self, *_: object) -> None:
+        self.left -= 1
+        if self.left < 0:
+            raise KeyboardInterrupt
+
+
+def states(run):
+    return run.summary["state_sha256"]
+
+
+def long(name):
+    return pytest.param(name, marks=pytest.mark.long)
+
+
+@pytest.mark.parametrize("quantization", ["nf4", long("int8"), long("int8-torchao")])
+def test_interrupted_resumed_and_opened(words, quantization, tmp_path):
+    own = [*words, f"backbone.quantization={quantization}"]
+    whole = package.run(*own, out=tmp_path / "whole")
+    assert yaml.safe_load((tmp_path / "whole" / "config.yaml").read_text())["backbone"]["quantization"] == quantization
+    assert whole.summary["quantization"] == quantization
+    with pytest.raises(KeyboardInterrupt):
+        package.run(*own, out=tmp_path / "run", progress=Interruption(5))
+    again = package.run(*own, out=tmp_path / "run", resume=True)
+    assert (states(again), again.silos) == (states(whole), whole.silos)
+    model = package.load_model(tmp_path / "run", "alpha")
+    assert model.predict(SINGLE) == whole.model("alpha").predict(SINGLE)
+    plain = package.run(*words, out=tmp_path / "plain")
+    assert states(plain) != states(whole)
+    assert plain.summary["quantization"] == "none"
+
+
+def test_the_fingerprint_has_the_stored_weights_and_the_quantization(llama, tmp_path):
+    prints = {}
+    for quantization in ("none", *QUANTIZED):
+        section = read_config("demo", [f"backbone={llama['plain']}", f"backbone.quantization={quantization}"]).backbone
+        for precision in ("fp32", "bf16"):
+            loaded = load_backbone(section, precision=precision)
+            prints.setdefault(quantization, set()).add(loaded.fingerprint)
+            assert loaded.has_fingerprint(loaded.fingerprint)
+            assert not loaded.has_fingerprint("0" * 64)
+    assert all(len(found) == 1 for found in prints.values())
+    assert len(set.union(*prints.values())) == 4
+    other = tmp_path / "other"
+    other.mkdir()
+    for file in llama["plain"].iterdir():
+        (other / file.name).write_bytes(file.read_bytes())
+    weights = load_file(other / "model.safetensors")
+    weights["norm.weight"] += 1
+    save_file(weights, other / "model.safetensors", {"format": "pt"})
+    section = read_config("demo", [f"backbone={other}", "backbone.quantization=int8"]).backbone
+    assert load_backbone(section, precision="fp32").fingerprint not in prints["int8"]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("quantization", ["int8", "nf4"])
+def test_feddpa_t_generates_over_a_quantized_llama(runs, quantization, tmp_path):
+    rows = [{"instruction": f"say {text} {number}", "output": text} for number, text in enumerate(SINGLE * 4)]
+    (tmp_path / "say.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    silo = {"path": str(tmp_path / "say.jsonl"), "text": "instruction", "label": "output", "kind": "generation"}
+    keys = {
+        "method": "feddpa-t",
+        "tuner": {"name": "lora", "r": 3, "dropout": 0.1},
+        "head": {"name": "lm", "max_new_tokens": 4},
+        "silos": [{"name": name, "task": "say", **silo} for name in ("east", "west")],
+        "train": {"steps": 2, "lr": 0.05, "batch_size": 4, "max_length": 40},
+        "rounds": 2,
+        "threads": 1,
+        "precision": "bf16",
+        "backbone": {"name": str(runs.model("llama", "causal")), "quantization": quantization},
+    }
+    (tmp_path / "say.yaml").write_text(yaml.safe_dump(keys))
+    source = str(tmp_path / "say.yaml")
+    whole = package.run(source, out=tmp_path / "whole")
+    with pytest.raises(KeyboardInterrupt):
+        package.run(source, out=tmp_path / "run", progress=Interruption(3))
+    assert states(package.run(source, out=tmp_path / "run", resume=True)) == states(whole)
+    model = package.load_model(tmp_path / "run", "west")
+    written = model.write(["say a river 2"])
+    assert written == whole.model("west").write(["say a river 2"])
+    assert 0 <= model.explain(["say a river 2"])[0].alpha <= 1
+
+
+REFUSED = {
+    "full": (
+        ["tuner=full", "method=fedavg", "backbone.quantization=nf4"],
+        "tuner=full: trains the weights that backbone.quantization=nf4 rounds; allowed: backbone.quantization=none, or "
+        "the tuners bottleneck, lora, prefix, prompt, p-tuning, ia3, bitfit",
+    ),
+    "unknown": (
+        ["backbone.quantization=int3"],
+        "backbone.quantization: must be 'none', 'auto', 'int8', 'nf4' or 'int8-torchao' (got 'int3')",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refused_in_one_line(words, silotune, case, tmp_path):
+    more, message = REFUSED[case]
+    outcome = silotune("run", *words, *more, "--out", tmp_path / "run")
+    assert (outcome.code, outcome.err.splitlines()[-1]) == (2, f"silotune: {message}")
+    assert "Traceback" not in outcome.err
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_missing_library_is_one_line(words, silotune, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "bitsandbytes", None)
+    outcome = silotune("run", *words, "backbone.quantization=int8", "--out", tmp_path / "run")
+    assert outcome.code == 2
+    assert outcome.err.splitlines()[-1] == (
+        "silotune: backbone.quantization=int8: needs bitsandbytes; install silotune[quantization], or set "
+        "backbone.quantization=none"
+    )
+
+
+def test_a_checkpoint_stored_quantized_is_one_line(words, llama, silotune, tmp_path):
+    for name in ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / name).write_bytes((llama["plain"] / name).read_bytes())
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "bitsandbytes", "load_in_4bit": True}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    for quantization in ("none", "nf4"):
+        more = [f"backbone={tmp_path}", f"backbone.quantization={quantization}"]
+        outcome = silotune("run", *words, *more, "--out", tmp_path / "run")
+        assert outcome.code == 2
+        assert outcome.err.splitlines()[-1].startswith(f"silotune: backbone: '{tmp_path}' is stored quantized (bitsa")
+
+
+def test_feddpas_presets_choose_eight_bits_where_a_gpu_is(monkeypatch):
+    for preset in ("feddpa-dataset1", "feddpa-dataset2", "feddpa-rates"):
+        config = read_config(preset, ["data.path=somewhere", "backbone=some/llama"])
+        assert (config.backbone.name, config.backbone.quantization) == ("some/llama", "auto")
+        assert on_this_machine(config).backbone.quantization == "none"
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: True)
+        assert on_this_machine(config).backbone.quantization == "int8"
+        monkeypatch.undo()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("quantization", QUANTIZED)
+def test_workers_and_machines_end_in_the_same_state(words, silotune, quantization, tmp_path):
+    own = [*words, f"backbone.quantization={quantization}"]
+    whole = package.run(*own, out=tmp_path / "whole")
+    assert states(package.run(*own, out=tmp_path / "workers", workers=2)) == states(whole)
+    outcome = silotune("run", *own, "--engine", "flower-local", "--out", tmp_path / "flower")
+    assert outcome.code == 0, outcome.err
+    assert json.loads((tmp_path / "flower" / "summary.json").read_text())["state_sha256"] == states(whole)
