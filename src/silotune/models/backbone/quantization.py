@@ -41,13 +41,14 @@ class Quantization:
 def _int8(_: torch.dtype) -> Any:
     from transformers import BitsAndBytesConfig
 
-    return BitsAndBytesConfig(load_in_8bit=True)
+    return cast(Any, BitsAndBytesConfig)(load_in_8bit=True)
 
 
 def _nf4(dtype: torch.dtype) -> Any:
     from transformers import BitsAndBytesConfig
 
-    return BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=dtype)
+    make = cast(Any, BitsAndBytesConfig)
+    return make(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=dtype)
 
 
 def _int8_torchao(_: torch.dtype) -> Any:
@@ -163,7 +164,7 @@ def _release_input(_: nn.Module, __: tuple[Tensor, ...], output: Tensor) -> None
 
     It is an attribute of the graph's node, which gradient checkpointing would not free either.
     """
-    node = output.grad_fn
+    node: Any = output.grad_fn
     if hasattr(node, "tensors") and hasattr(node, "tensor_states"):
         node.tensors = (None, None, None)
 
@@ -212,7 +213,7 @@ def weight_bytes(model: Any, name: str, value_bytes: int) -> int:
         name: a value of `backbone.quantization` other than `auto`.
         value_bytes: bytes of a weight that is not quantized.
     """
-    total = value_bytes * sum(parameter.numel() for parameter in model.parameters())
+    total: int = value_bytes * sum(parameter.numel() for parameter in model.parameters())
     if name == NONE:
         return total
     layer_bytes = QUANTIZATIONS[name].layer_bytes
