@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModel, AutoModelForCausalLM
 
+from silotune.config import BackboneConfig
 from silotune.errors import InputError
 from silotune.evaluation.federation_scores import current_model_state
 from silotune.evaluation.predict import logits
@@ -87,7 +88,7 @@ def test_a_backbone_is_not_unpickled(runs, tmp_path):
     (folder / "model.safetensors").unlink()
     assert AutoModel.from_pretrained(folder), "transformers would take it"
     with pytest.raises(InputError, match=r"backbone: cannot load .*pickled.*safetensors") as refused:
-        load_plain(str(folder), "AutoModel")
+        load_plain(BackboneConfig(name=str(folder)), "AutoModel")
     assert "\n" not in str(refused.value)
 
 
