@@ -287,3 +287,38 @@ def test_loss_scaling_waits_once_a_phase(make, monkeypatch):
             (reply,) = client.rounds([silo], federation.coordinator.broadcast(1))
     assert reply.metrics["skipped_steps"] == 0
     assert waits["fp16"] - waits["fp32"] == {"tolist": 1}
+
+
+@pytest.mark.parametrize("bounded", [pytest.param(False, marks=pytest.mark.long, id="whole"), True])
+@pytest.mark.parametrize(
+    ("method", "attention"),
+    [(method, "eager") for method in METHODS]
+    + [pytest.param(method, "sdpa", marks=pytest.mark.long) for method in METHODS],
+)
+def test_training_waits_once_a_step_however_many_micro_batches(make, method, attention, bounded):
+    """Whatever has no padding, some, several views, two passes: only the losses are fetched, and states at the end."""
+    head = str(METHODS[method].defaults.get("head", "mlp"))
+    federation = made_or_skipped(make, method, head, "train.steps=2", f"backbone.attention={attention}")
+    context, silo = federation.context, next(iter(federation.silos.values()))
+    if bounded and context.phases:
+        longest = max(rows.longest for rows in silo.train.values()) + context.virtual_tokens
+        context.tokens_at_once = longest * max(phase.views_with_gradient for phase in context.phases)
+    forwards = 0
+    with fake_cuda(), counted_syncs() as waits, pytest.MonkeyPatch.context() as patch:
+        encode = Backbone.encode
+
+        def counted(*args: object) -> Tensor:
+            nonlocal forwards
+            forwards += 1
+            return encode(*args)  # type: ignore[arg-type]
+
+        patch.setattr(Backbone, "encode", counted)
+        taken = 0
+        for number in (1, 2):  # in the first round, some methods have no anchors yet
+            (reply,) = federation.client().rounds([silo], federation.coordinator.broadcast(number))
+            taken += int(reply.metrics["steps"])
+    if federation.context.phases:
+        assert taken > 0
+        assert waits["tolist"] == taken
+        assert not waits.keys() - {"tolist", "to cpu"}
+        assert not bounded or forwards > taken

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import pytest
 import torch
 
 from silotune.core.tensors import digest, flatten
 from silotune.data import batching
-from silotune.data.batching import make_batch
+from silotune.data.batching import CALL_COST, call_cost_for, epoch_batches, make_batch
+from silotune.data.tasks import Task
+from silotune.data.tokenized import TokenizedRows
 from silotune.methods.parts import Scope
 from silotune.runs.build.builder import build
 from tests.support.numeric_rig import cut_batch, doubled, make_step, random_parts, trained
@@ -90,6 +94,43 @@ def test_batches_are_cut_where_padding_and_calls_cost_least(tiny_federation):
                 assert mask.tolist() == [1] * length + [0] * (len(mask) - length)
                 assert inputs["input_ids"][position, :length].tolist() == rows.ids[row]
                 assert inputs["token_type_ids"][position, :length].tolist() == rows.types[row]
+
+
+FEDDPA_TOKENS = {
+    "cola": (96, 6, 83, 121),
+    "definite_pronoun_resolution": (96, 11, 74, 130),
+    "fix_punct": (129, 47, 72, 339),
+    "glue_qqp": (106, 15, 81, 166),
+    "snli": (111, 12, 83, 152),
+    "trec": (111, 12, 86, 138),
+    "web_nlg_en": (132, 35, 76, 284),
+    "wic": (110, 9, 92, 146),
+}
+"""Tokens of FedDPA's rows (mean, standard deviation, least, most), estimated at 3.8 characters a token."""
+
+
+@pytest.mark.parametrize("task", FEDDPA_TOKENS)
+def test_a_large_models_batches_have_little_padding_on_a_gpu(task):
+    mean, deviation, least, most = FEDDPA_TOKENS[task]
+    draws = Random(1)
+    lengths = [round(min(max(draws.gauss(mean, deviation), least), most)) for _ in range(300)]
+    rows = TokenizedRows(Task(task, ("a", "b")), [[1] * n for n in lengths], None, torch.zeros(300).long())
+    ratios = []
+    for cost in (call_cost_for(torch.device("cuda"), LLAMA_7B), 2**14):
+        batches = epoch_batches({task: rows}, 32, 0, 1, "order", call_cost=cost)
+        ratios.append(sum(map(cells, batches)) / sum(lengths))
+    assert ratios[0] <= 1.15
+    assert ratios[0] < ratios[1]
+
+
+LLAMA_7B, MINILM = 6_476_005_376, 10_616_832
+"""Weights of their linear layers."""
+
+
+def test_a_call_costs_a_small_model_more_tokens_on_a_gpu():
+    assert call_cost_for(torch.device("cuda"), LLAMA_7B) == 85
+    assert call_cost_for(torch.device("cuda"), MINILM) == 64 + 2**37 // MINILM
+    assert call_cost_for(torch.device("cpu"), LLAMA_7B) == CALL_COST
 
 
 def test_evaluation_batches_are_cut_the_same_way(tiny_federation):

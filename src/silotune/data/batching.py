@@ -15,7 +15,7 @@ from torch import Tensor
 
 from silotune.core.randomness import generator
 from silotune.data.tasks import Task
-from silotune.data.tokenized import READ_POSITIONS, READ_ROWS, READ_TARGETS, SOFT_AT, Inputs, TokenizedRows
+from silotune.data.tokenized import READ_COUNTS, READ_POSITIONS, READ_ROWS, READ_TARGETS, SOFT_AT, Inputs, TokenizedRows
 from silotune.errors import InputError
 
 CALL_COST = 64
@@ -166,6 +166,7 @@ def make_micro_batch(rows: TokenizedRows, chosen: Sequence[int], pad_id: int) ->
         inputs |= {"decoder_input_ids": ids, "decoder_attention_mask": mask}
     if rows.reads is not None:
         reads = [(position, token) for position, row in enumerate(chosen) for token in rows.reads[row]]
+        inputs[READ_COUNTS] = torch.tensor([len(rows.reads[row]) for row in chosen])
         inputs[READ_ROWS], inputs[READ_POSITIONS] = torch.tensor(reads, dtype=torch.int64).reshape(-1, 2).unbind(1)
     if rows.targets is not None:
         inputs[READ_TARGETS] = torch.tensor([token for row in chosen for token in rows.targets[row]])

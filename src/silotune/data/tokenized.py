@@ -26,7 +26,13 @@ SOFT_AT = "soft_at"
 _LISTS = ("types", "decoder", "reads", "targets", "answers", "prompts", "soft")
 """Fields of `TokenizedRows` with one entry per row."""
 
-HEAD_INPUTS = (READ_ROWS, READ_POSITIONS, READ_TARGETS)
+READ_COUNTS = "read_counts"
+"""Input of shape (rows,): how many positions of each row are read."""
+
+HEAD_INPUTS = (READ_ROWS, READ_POSITIONS, READ_TARGETS, READ_COUNTS)
+
+HOST_INPUTS = (READ_COUNTS,)
+"""Inputs that stay on the CPU, because they are sizes."""
 
 
 @dataclass(frozen=True)

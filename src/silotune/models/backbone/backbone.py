@@ -20,6 +20,7 @@ from silotune.models.backbone.device import resolve_device
 from silotune.models.backbone.forward_plan import ForwardPlan
 from silotune.models.backbone.hooks import FunctionalWrapper, HookManager
 from silotune.models.backbone.lm_head import LMHead
+from silotune.models.backbone.padding import Padding, known_masks
 from silotune.models.backbone.quantization import NONE
 from silotune.models.backbone.shared_activations import SharedActivations
 from silotune.models.backbone.shared_weights import SharedWeights
@@ -225,12 +226,13 @@ class Backbone:
     def _tensors(self) -> list[Tensor]:
         return [*self.model.parameters(), *self.model.buffers()]
 
-    def encode(self, inputs: Inputs, plan: ForwardPlan) -> Tensor:
+    def encode(self, inputs: Inputs, plan: ForwardPlan, padding: Padding | None = None) -> Tensor:
         """Run one padded batch under a plan.
 
         Args:
             inputs: name → tensor of shape (rows, tokens), as the tokenizer names them, on the backbone's device.
             plan: the changes of this forward.
+            padding: where the rows are padded; None: the device is asked, which waits for it.
 
         Returns:
             The last layer's states, shape (rows · plan's replicas, tokens, hidden), without those of virtual tokens. An
@@ -239,7 +241,7 @@ class Backbone:
         Raises:
             InputError: if virtual tokens and text together are too long for the backbone.
         """
-        return self.applied(plan, lambda: self._forward(inputs, plan))
+        return self.applied(plan, lambda: self._forward(inputs, plan, padding))
 
     def applied(self, plan: ForwardPlan, run: Callable[[], Result]) -> Result:
         """Call a function under a plan and in the backbone's precision.
@@ -257,17 +259,18 @@ class Backbone:
             replaced = {f"base.{name}": tensor for name, tensor in plan.weights.items()}
             return cast(Result, torch.func.functional_call(FunctionalWrapper(self.base), replaced, (run,)))
 
-    def prepare_inputs(self, inputs: Inputs, plan: ForwardPlan) -> PreparedInputs:
+    def prepare_inputs(self, inputs: Inputs, plan: ForwardPlan, padded_left: bool | None = None) -> PreparedInputs:
         """Put the plan's virtual tokens into a batch; in an encoder–decoder only those of the encoder.
 
         Args:
             inputs: name → tensor of shape (rows, tokens).
             plan: its prompts and prefixes are put in. If the attention modules take prefixes one by one, the prefixes
                 are stored in `plan.past`, where the hooks find them.
+            padded_left: whether any row begins with padding; None: its mask is asked.
         """
         encoder_decoder = bool(self.base.config.is_encoder_decoder)
         prefixes = [prefix for prefix in plan.prefixes if not (encoder_decoder and prefix.decoder)]
-        batch = prepare_inputs(self.base, self.known_architecture, inputs, plan.prompts, prefixes)
+        batch = prepare_inputs(self.base, self.known_architecture, inputs, plan.prompts, prefixes, padded_left)
         if encoder_decoder and batch.prefix is not None:
             for block in range(self.blocks):
                 name = self.architecture.modules("self_attention", block)[0]
@@ -275,21 +278,32 @@ class Backbone:
                 plan.past[name] = batch.prefix
         return batch
 
-    def _forward(self, inputs: Inputs, plan: ForwardPlan) -> Tensor:
+    def _forward(self, inputs: Inputs, plan: ForwardPlan, padding: Padding | None) -> Tensor:
+        if padding is not None and not padding.left:
+            return self._forward_right_padded(inputs, plan, padding)
         inputs, original_columns = pad_on_the_right(inputs)
-        states = self._forward_right_padded(inputs, plan)
+        states = self._forward_right_padded(inputs, plan, None)
         if original_columns is None or "decoder_input_ids" in inputs:
             return states
         replicas = len(states) // len(original_columns)
         return gather_columns(states, original_columns.repeat(replicas, 1))
 
-    def _forward_right_padded(self, inputs: Inputs, plan: ForwardPlan) -> Tensor:
+    def _forward_right_padded(self, inputs: Inputs, plan: ForwardPlan, padding: Padding | None) -> Tensor:
         decoder = {name: tensor for name, tensor in inputs.items() if name.startswith("decoder_")}
-        batch = self.prepare_inputs({name: tensor for name, tensor in inputs.items() if name not in decoder}, plan)
-        if not self.base.config.is_encoder_decoder:
-            return plain_forward(self.base, batch)
+        text = {name: tensor for name, tensor in inputs.items() if name not in decoder}
+        batch = self.prepare_inputs(text, plan, None if padding is None else padding.left)
         prefixes = [prefix for prefix in plan.prefixes if prefix.decoder]
-        return encoder_decoder_forward(self.base, batch, decoder, prefixes)
+        hides: dict[int, bool] = {}
+        presence = [virtual.present for group in (plan.prompts, plan.prefixes) for virtual in group]
+        if padding is not None and all(rows is None for rows in presence):
+            columns = batch.mask.shape[1]
+            ids = decoder.get("decoder_input_ids")
+            own = 0 if ids is None else ids.shape[1] + sum(prefix.tokens for prefix in prefixes)
+            hides = padding.by_length((columns, columns - batch.prefix_tokens), own)
+        with known_masks(hides, str(self.base.config._attn_implementation)):
+            if not self.base.config.is_encoder_decoder:
+                return plain_forward(self.base, batch)
+            return encoder_decoder_forward(self.base, batch, decoder, prefixes)
 
     @contextlib.contextmanager
     def autocast(self) -> Iterator[None]:

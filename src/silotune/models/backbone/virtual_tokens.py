@@ -96,6 +96,7 @@ def prepare_inputs(
     inputs: Inputs,
     prompts: Sequence[Prompt],
     prefixes: Sequence[Prefix],
+    padded_left: bool | None = None,
 ) -> PreparedInputs:
     """Put virtual tokens before a batch.
 
@@ -106,6 +107,7 @@ def prepare_inputs(
             where prompts stand inside the text.
         prompts: in order.
         prefixes: in order; they come before the prompts.
+        padded_left: whether any row begins with padding; None: its mask is asked.
 
     Raises:
         InputError: if virtual tokens and text together are longer than the model's table of positions, or if only
@@ -147,7 +149,7 @@ def prepare_inputs(
             "(it has no entry in silotune/models/backbone/architectures.py); every mix needs its own forward"
         )
     has_positions = architecture is not None and architecture.positions is not None
-    if has_positions and (some_absent or _padded_left(text)):
+    if has_positions and (some_absent or (_padded_left(text) if padded_left is None else padded_left)):
         counted = (mask.cumsum(1) - 1).clamp(min=0)[:, prefix_tokens:]
         inputs["position_ids"] = counted + (0 if table is None else _first_position(table))
     cache = None

@@ -36,6 +36,7 @@ from silotune.data.tokenized import HEAD_INPUTS, Inputs, TokenizedRows
 from silotune.errors import InputError
 from silotune.models.backbone.backbone import Backbone
 from silotune.models.backbone.forward_plan import ForwardPlan
+from silotune.models.backbone.padding import Padding
 from silotune.models.backbone.shared_activations import SharedActivations, StopForward
 from silotune.models.forward.mixing import can_share_forward
 from silotune.models.tuners.base import Tuner
@@ -213,7 +214,7 @@ def _compute_group(backbone: Backbone, source: TokenizedRows, rows: Sequence[int
     text: Inputs = {name: tensor.to(backbone.device) for name, tensor in inputs.items() if name not in HEAD_INPUTS}
     recorded = SharedActivations(shared.modules, shared.changed_inputs, shared.changed_outputs, prefix_only=True)
     with contextlib.suppress(StopForward):
-        backbone.encode(text, ForwardPlan(shared=recorded))
+        backbone.encode(text, ForwardPlan(shared=recorded), Padding.of(inputs))
     outputs = {name: recorded.activations[name] for name in recorded.outermost}
     stack = backbone.architecture
     chain = [name for name in outputs if name == stack.embeddings or name.removeprefix(f"{stack.blocks}.").isdigit()]

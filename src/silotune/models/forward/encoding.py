@@ -13,6 +13,7 @@ from silotune.data.tokenized import Inputs
 from silotune.errors import InputError
 from silotune.models.backbone.backbone import Backbone
 from silotune.models.backbone.forward_plan import ForwardPlan
+from silotune.models.backbone.padding import Padding
 from silotune.models.backbone.segments import Segments
 from silotune.models.backbone.shared_activations import SharedActivations
 from silotune.models.backbone.stacking import split_replicas, stack_plans
@@ -38,6 +39,7 @@ def encode_views(
     mixes: Mapping[Key, Sequence[Sequence[MixEntry]]],
     segments: Segments | None = None,
     fill: Callable[[SharedActivations], None] | None = None,
+    padding: Padding | None = None,
 ) -> dict[Key, Encoded]:
     """Compute the last layer's states of the same rows under several mixes.
 
@@ -52,6 +54,7 @@ def encode_views(
         mixes: view → one mix per segment. With one segment a weight may be a tensor of shape (rows,).
         segments: which rows are which silo's; None: all rows are one segment.
         fill: puts cached activations into those that the forwards share; None: nothing is cached.
+        padding: where the rows are padded; None: the device is asked.
 
     Returns:
         View → states and plan.
@@ -74,12 +77,12 @@ def encode_views(
         if not all(_may_share(backbone, mix, plan) for mix in segment_mixes):
             if len(segment_mixes) > 1:
                 raise InputError("cohort: silos with such parts cannot share a forward; allowed: cohort=1")
-            encoded[key] = backbone.encode(inputs, plan), plan
+            encoded[key] = backbone.encode(inputs, plan, padding), plan
         elif torch.is_grad_enabled() and any(map(has_gradient, segment_mixes)):
             trained[key] = plan
         else:
             constant[key] = plan
-    return encoded | _encode_stacked(backbone, inputs, segments.rows, trained, constant, fill)
+    return encoded | _encode_stacked(backbone, inputs, segments.rows, trained, constant, fill, padding)
 
 
 def _encode_stacked(
@@ -89,6 +92,7 @@ def _encode_stacked(
     trained: Mapping[Key, ForwardPlan],
     constant: Mapping[Key, ForwardPlan],
     fill: Callable[[SharedActivations], None] | None,
+    padding: Padding | None,
 ) -> dict[Key, Encoded]:
     """Encode plans that may share a forward: one for those with gradient, one for the others.
 
@@ -99,6 +103,7 @@ def _encode_stacked(
         trained: view → plan with gradient.
         constant: view → plan without gradient.
         fill: see `encode_views`.
+        padding: see `encode_views`.
     """
     shared = None
     if (trained and constant) or (fill is not None and (trained or constant)):
@@ -111,7 +116,7 @@ def _encode_stacked(
             continue
         stacked_plan = replace(stack_plans(list(plans.values()), rows), shared=shared)
         with torch.set_grad_enabled(torch.is_grad_enabled() and plans is trained):
-            states = backbone.encode(inputs, stacked_plan)
+            states = backbone.encode(inputs, stacked_plan, padding)
         for (key, plan), replica in zip(plans.items(), split_replicas(states, rows, len(plans)), strict=True):
             encoded[key] = replica, plan
     return encoded

@@ -14,10 +14,11 @@ from silotune.core.randomness import Stream
 from silotune.core.tensors import Tensors
 from silotune.data.batching import Batch
 from silotune.data.cohort_batches import CohortMicroBatch, own_micro_batches
-from silotune.data.tokenized import Inputs
+from silotune.data.tokenized import HOST_INPUTS, Inputs
 from silotune.errors import InputError
 from silotune.models.backbone.backbone import Backbone
 from silotune.models.backbone.forward_plan import ForwardPlan
+from silotune.models.backbone.padding import Padding
 from silotune.models.backbone.segments import Segments
 from silotune.models.backbone.shared_activations import SharedActivations
 from silotune.models.forward.encoding import Encoded, encode_views
@@ -105,8 +106,10 @@ def run_views(backbone: Backbone, request: ViewRequest) -> list[dict[str, View]]
     stacks: dict[tuple[int, ...], Tensors] = {}
     for micro_batch in request.micro_batches:
         pending = {key: view for key, view in distinct.items() if not _take_cached(request, micro_batch, view)}
-        text = {name: tensor.to(backbone.device) for name, tensor in micro_batch.model_inputs().items()}
-        for key, encoded in _encode(backbone, request, micro_batch, text, pending, stacks).items():
+        inputs = micro_batch.model_inputs()
+        padding = Padding.of(inputs)  # here, where no device has to be asked
+        text = {name: tensor.to(backbone.device) for name, tensor in inputs.items()}
+        for key, encoded in _encode(backbone, request, micro_batch, text, padding, pending, stacks).items():
             _collect(backbone, request, micro_batch, text, pending[key], encoded)
     heads = request.head_readings or [{} for _ in request.batches]
     views = {
@@ -199,6 +202,7 @@ def _encode(
     request: ViewRequest,
     micro_batch: CohortMicroBatch,
     text: Inputs,
+    padding: Padding | None,
     views: Mapping[Hashable, _DistinctView],
     stacks: dict[tuple[int, ...], Tensors],
 ) -> dict[Hashable, Encoded]:
@@ -209,6 +213,7 @@ def _encode(
         request: the batches, streams and the activation cache.
         micro_batch: rows of one or several silos.
         text: the batch's inputs on the backbone's device, each of shape (rows, tokens).
+        padding: where its rows are padded.
         views: key → view.
         stacks: stacked tensors of parts, shared by the micro-batches of a request.
     """
@@ -219,7 +224,8 @@ def _encode(
         key: [select_rows(view.mixes[silo_slice.batch_index], silo_slice.rows) for silo_slice in slices]
         for key, view in views.items()
     }
-    return encode_views(backbone, text, mixes, segments, _activation_filler(backbone, request, micro_batch))
+    filler = _activation_filler(backbone, request, micro_batch)
+    return encode_views(backbone, text, mixes, segments, filler, padding)
 
 
 def _activation_filler(
@@ -271,5 +277,8 @@ def _collect(
             cache = request.view_caches[silo_slice.batch_index]
             cache.put(view.cached_as, request.batches[silo_slice.batch_index], silo_slice.rows, slice_pooled)
         if for_heads:
-            inputs = {name: tensor.to(backbone.device) for name, tensor in silo_slice.inputs.items()}
+            inputs = {
+                name: tensor if name in HOST_INPUTS else tensor.to(backbone.device)
+                for name, tensor in silo_slice.inputs.items()
+            }
             collected.for_heads.append((states_of[position], inputs, plan or ForwardPlan()))

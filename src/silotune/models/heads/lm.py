@@ -20,7 +20,7 @@ from silotune.data.chat_template import ChatTemplate
 from silotune.data.generation_tokenizer import GenerationTokenizer
 from silotune.data.tasks import Task
 from silotune.data.templates import CHAT, INSTRUCTION, InstructionTemplate
-from silotune.data.tokenized import READ_POSITIONS, READ_ROWS, READ_TARGETS, Inputs, TokenizedRows
+from silotune.data.tokenized import READ_COUNTS, READ_POSITIONS, READ_ROWS, READ_TARGETS, Inputs, TokenizedRows
 from silotune.errors import InputError
 from silotune.models.backbone.backbone import Backbone
 from silotune.models.backbone.forward_plan import ForwardPlan
@@ -120,9 +120,9 @@ class LanguageModelHead(Head):
         def read(states: Tensor, inputs: Inputs, plan: ForwardPlan) -> Tensor:
             rows = inputs[READ_ROWS]
             losses = token_losses(backbone, states[rows, inputs[READ_POSITIONS]], inputs[READ_TARGETS], plan.weights)
-            counts = torch.bincount(rows, minlength=len(states))
+            counts = inputs[READ_COUNTS]  # on the CPU
             sums = torch.stack([row_losses.sum() for row_losses in torch.split(losses, counts.tolist())])
-            return torch.stack([sums, counts.to(sums.dtype)], 1)
+            return torch.stack([sums, counts.to(sums)], 1)
 
         return read
 

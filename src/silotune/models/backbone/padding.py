@@ -1,0 +1,104 @@
+"""What is known of a batch's padding before it is on a device, so that no forward has to wait for the device to say.
+
+transformers asks every mask whether it hides anything, which makes the host wait. Its table of mask functions
+(`ALL_MASK_ATTENTION_FUNCTIONS`) is public: the entries used here answer from what is known, and give the same masks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from silotune.data.tokenized import Inputs
+
+DECODER = "decoder_attention_mask"
+
+
+@dataclass(frozen=True)
+class Padding:
+    """Where rows are padded.
+
+    Args:
+        left: whether any row begins with padding.
+        text: whether any row has padding.
+        decoder: whether any row has padding among its decoder tokens.
+    """
+
+    left: bool
+    text: bool
+    decoder: bool = False
+
+    @classmethod
+    def of(cls, inputs: Inputs) -> Padding | None:
+        """Look at a batch's masks, on the CPU; None without a mask."""
+        mask = inputs.get("attention_mask")
+        if mask is None:
+            return None
+        decoder = DECODER in inputs and not bool(inputs[DECODER].all())
+        return cls(bool((mask[:, 0] == 0).any()), not bool(mask.all()), decoder)
+
+    def by_length(self, text: Collection[int], decoder: int) -> dict[int, bool]:
+        """Return number of a mask's columns → whether it hides any; nothing if two unlike masks have one length.
+
+        Args:
+            text: columns of the text's masks, with those of virtual tokens.
+            decoder: columns of the decoder's mask; 0 without one.
+        """
+        if decoder in text and self.decoder != self.text:
+            return {}
+        return dict.fromkeys(text, self.text) | ({decoder: self.decoder} if decoder else {})
+
+
+_known: Mapping[int, bool] = {}
+"""Of the running forward: number of a mask's columns → whether it hides any."""
+
+_wrapped: set[str] = set()
+"""Kinds of attention whose mask function was wrapped."""
+
+
+@contextlib.contextmanager
+def known_masks(hides: Mapping[int, bool], attention: str) -> Iterator[None]:
+    """Let transformers' masks be made from what is known while the context lasts.
+
+    Args:
+        hides: see `Padding.by_length`.
+        attention: the model's kind of attention, e.g. `sdpa`.
+    """
+    global _known
+    if hides:
+        _wrap(attention)
+    outer, _known = _known, hides
+    try:
+        yield
+    finally:
+        _known = outer
+
+
+def _wrap(attention: str) -> None:
+    """Wrap the mask function of a kind of attention, once."""
+    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS as FUNCTIONS
+
+    if attention in _wrapped or attention not in ("eager", "sdpa"):
+        return
+    FUNCTIONS[attention] = _informed(FUNCTIONS[attention])
+    _wrapped.add(attention)
+
+
+def _informed(make_mask: Callable[..., Any]) -> Callable[..., Any]:
+    def informed(*args: Any, **kwargs: Any) -> Any:
+        mask, length = kwargs.get("attention_mask"), kwargs.get("kv_length")
+        if not isinstance(mask, Tensor) or mask.dim() != 2 or length not in _known or mask.shape[1] != length:
+            return make_mask(*args, **kwargs)
+        if not _known[length]:  # a mask of ones: the same as none
+            kwargs["attention_mask"] = None
+        elif kwargs.get("q_length") == length:  # it is needed: no need to ask whether it can be left out
+            kwargs |= {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
+        else:
+            kwargs["allow_is_bidirectional_skip"] = False
+        return make_mask(*args, **kwargs)
+
+    return informed
