@@ -84,6 +84,8 @@ def test_noise_that_is_none(attack, tmp_path):
     words = (*ALLOWED, "uplink=clip,laplace", "uplink.clip=1000", "uplink.epsilon=1e12")
     settings = {"secret": str(tmp_path / "key"), "epsilon": "unlimited"}
     assert "refuses uplink.epsilon=1,000,000,000,000.0; at most 16" in attack(words, **settings).reason()
+    words = (*ALLOWED, "uplink=clip,gaussian", "uplink.epsilon=8", "uplink.delta=0.9")
+    assert "refuses uplink.delta=0.9; at most 1e-05 (policy.delta_per_round)" in attack(words, **settings).reason()
     honest = (*ALLOWED, "uplink=clip,laplace", "uplink.epsilon=8")
     assert attack(honest, **settings).reason() == ""
 
@@ -195,7 +197,10 @@ def test_broadcasts_that_were_made_and_not_averaged(attack, change):
         ({"policy": "lab"}, "unknown key 'policy'"),
         ({"share": ["validation"]}, "unknown key 'share'"),
         ({"attack": {"name": "backdoor", "target": "good"}}, "attack: simulated"),
-        ({"method__gamma": 1e30}, "method.gamma=1e+30; too large for an option"),
+        ({"method__gamma": 1e30}, "method.gamma=1e+30; too large or too small for an option"),
+        ({"method__gamma": 1e-30}, "method.gamma=1e-30; too large or too small for an option"),
+        ({"data__ratio": [0.5, 0.25, 0.25]}, "data.ratio=[0.5, 0.25, 0.25]; the coordinator may not choose among"),
+        ({"description": "x" * 300_000}, "a configuration of 30"),
         ({"evaluation__test_time": True}, "evaluation.test_time"),
         ({"cache": {"name": "frozen-prefix", "mib": 4_000_000}}, "cache.mib=4,000,000; at most 16,384"),
     ],
@@ -232,7 +237,7 @@ def test_a_split_that_no_silo_scores(attack):
 def test_two_choices_of_rows_that_differ_by_a_few(attack, data_folder):
     """The silo splits a file of its own; ratio and seed come from the coordinator."""
     data = {"path": str(data_folder / "alpha" / "train.jsonl"), "text": "sentence1", "label": "label", "name": "alpha"}
-    few = {"train_rows": 20, "scored_rows": 5, "row_steps": 0}
+    few = {"keys": ["data.ratio"], "train_rows": 20, "scored_rows": 5, "row_steps": 0}
 
     def reason(ratio, seed=1, run="a", **policy):
         attacker = attack(ALLOWED, run=run * 16, rows=None, data=data, policy=few | policy)

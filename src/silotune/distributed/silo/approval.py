@@ -102,9 +102,6 @@ class Approvals:
         requests = self.all()
         found = [request for request in requests if name and request.name.startswith(name)]
         if len(found) > 1:
-            waiting = [request for request in found if request.state == "pending"]
-            found = waiting if len(waiting) == 1 and waiting[0].run == name else found
-        if len(found) > 1:
             raise InputError(f"run {name!r}: several begin so: {', '.join(request.name for request in found)}")
         if not found:
             raise unknown_name_error("run", name, [request.name for request in requests])

@@ -14,7 +14,7 @@ from silotune.config import Config
 from silotune.core.tensors import State, flatten
 from silotune.distributed.protocol.handshake import HandshakeRefused
 from silotune.distributed.silo.policy_config import PolicyConfig, most
-from silotune.distributed.silo.policy_keys import PROMPTS, ROW_CHOICE, large_options, unjudged
+from silotune.distributed.silo.policy_keys import PROMPTS, ROW_CHOICE, extreme_options, unjudged
 from silotune.methods.base import Phase
 from silotune.methods.parts import Scope
 from silotune.models.backbone.backbone import Backbone
@@ -101,6 +101,7 @@ class Policy:
             raise self.refused("uplink without noise", "only noised changes leave (policy.noise)")
         if config.uplink.noise is not None:
             self._at_most("uplink.epsilon", config.uplink.epsilon or 0.0, "epsilon_per_round")
+            self._at_most("uplink.delta", config.uplink.delta or 0.0, "delta_per_round")
 
     def _check_keys(self, config: Config) -> None:
         allowed = self.limits.keys
@@ -116,9 +117,9 @@ class Policy:
             elif choice:
                 why = "the coordinator may not choose among the rows"
             raise self.refused(_assignment(key, value), f"{why}; its default is allowed (policy.keys names exceptions)")
-        for key, value in large_options(config):
+        for key, value in extreme_options(config):
             if key not in allowed:
-                raise self.refused(_assignment(key, value), "too large for an option (policy.keys names exceptions)")
+                raise self.refused(_assignment(key, value), "too large or too small for an option (policy.keys)")
 
     def check_federation(self, federation: Federation, start: State) -> None:
         """Judge what the configuration came to: tensors that leave, rows that are read, steps that are taken.

@@ -48,6 +48,7 @@ _PARTNERS: dict[str, Any] = {
     "prompts": False,
     "noise": False,
     "epsilon_per_round": 16.0,
+    "delta_per_round": 1e-5,
     "numbers_per_round": "3%",
     "numbers_in_all": "1000%",
     "shapes": [],
@@ -123,6 +124,7 @@ class PolicyConfig(Section):
         prompts: whether the coordinator may choose templates and label words.
         noise: whether only noised changes may leave.
         epsilon_per_round: largest ε of one noised change.
+        delta_per_round: largest δ of one noised change (Gaussian): at δ = 0.9 any ε needs hardly any noise.
         numbers_per_round: most numbers in one message, as a number or as a share of the backbone (`3%`).
         numbers_in_all: most numbers in all messages of all runs.
         shapes: shapes of tensors that may leave although a matrix of the backbone has them; or `any`.
@@ -157,6 +159,7 @@ class PolicyConfig(Section):
     prompts: bool
     noise: bool
     epsilon_per_round: Bound
+    delta_per_round: Bound
     numbers_per_round: Amount
     numbers_in_all: Amount
     shapes: list[list[int]] | Literal["any"]

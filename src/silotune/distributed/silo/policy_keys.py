@@ -17,7 +17,7 @@ JUDGED = (
     *("method.*", "tuner.*", "sampling.*", "aggregation.*", "server.*", "privacy.*", "attack.*", "federation.*"),
     *("head.name", "head.scope", "head.pooling", "head.multi_token", "head.average", "head.beams", "head.train_on"),
     *("head.max_new_tokens", "train.lr", "train.epochs", "train.steps", "train.batch_size", "train.optimizer"),
-    *("train.max_length", "train.gradient_checkpointing", "data.merge", "data.ratio", "data.seed"),
+    *("train.max_length", "train.gradient_checkpointing", "data.merge", "data.seed"),
     *("uplink.name", "uplink.clip", "uplink.norm", "uplink.epsilon", "uplink.delta", "uplink.rounding"),
     *("uplink.feedback", "train.tokens_at_once"),
 )
@@ -27,11 +27,15 @@ updates. `attack.*` belongs to them because a run with an attack is refused for 
 PROMPTS = ("head.template", "head.words", "head.chat_template", "head.chat_kwargs")
 """Keys by which a coordinator puts words of its own around the rows, or decides which words stand for a label."""
 
-ROW_CHOICE = ("data.rows_per_silo", "data.train_rows", "data.validation_rows", "data.test_rows", "data.parts")
-"""Keys by which a coordinator picks some of the rows: with 100 and then 101 of them, two updates differ by one row."""
+ROW_CHOICE = (
+    *("data.rows_per_silo", "data.train_rows", "data.validation_rows", "data.test_rows", "data.parts", "data.ratio"),
+)
+"""Keys by which a coordinator picks some of the rows: with 100 and then 101 of them, two updates differ by one row; and
+the share at which a limit on rows begins to refuse would tell how many there are."""
 
-LARGEST_OPTION = 10_000
-"""Largest magnitude of a method's or tuner's option. A factor of 1e30 in a loss would undo the other limits."""
+LARGEST_OPTION, SMALLEST_OPTION = 10_000, 1e-6
+"""Magnitudes of a method's or tuner's options. A factor of 1e30 in a loss, or a temperature of 1e-30, would undo the
+other limits."""
 
 
 def flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -67,9 +71,13 @@ def _of_a_plugin(config: Config, key: str) -> bool:
     return key == "uplink.name" and any(name not in ("clip", *NOISES, *CODECS.reserved) for name in config.uplink.name)
 
 
-def large_options(config: Config) -> Iterator[tuple[str, Any]]:
-    """Yield the options of method, tuner and head whose magnitude is above `LARGEST_OPTION`."""
+def extreme_options(config: Config) -> Iterator[tuple[str, Any]]:
+    """Yield the options of method, tuner and head whose magnitude is too large or too small."""
     for key, value in changed_keys(config).items():
         number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if number and key.startswith(("method.", "tuner.", "head.")) and not abs(value) <= LARGEST_OPTION:
+        if number and key.startswith(("method.", "tuner.", "head.")) and not _moderate(value):
             yield key, value
+
+
+def _moderate(value: float) -> bool:
+    return value == 0 or SMALLEST_OPTION <= abs(value) <= LARGEST_OPTION

@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from silotune.distributed.silo.approval import Request
     from silotune.training.federation import Federation
 
+LONGEST_VALUE = 200
+"""Characters of a value that are shown."""
+
 
 def describe(config: Config, federation: Federation, settings: SiloSettings) -> list[str]:
     """Return lines about a run that waits for approval.
@@ -46,7 +49,8 @@ def describe(config: Config, federation: Federation, settings: SiloSettings) -> 
         f"numbers about the rows that are shared: {', '.join(settings.share) or 'none'}",
         f"names that leave before round 1: of the task and of its labels ({_labels(federation)})",
         f"noise: {_noise(federation, settings)}",
-        f"combined by: {config.aggregation.name}; silos: {', '.join(config.federation.silos) or 'not named'}",
+        f"combined, as the coordinator says, by: {config.aggregation.name}",
+        f"silos, as it says: {', '.join(config.federation.silos) or 'not named'}",
     ]
 
 
@@ -78,7 +82,8 @@ def changes(request: Request, earlier: Request | None) -> Iterator[str]:
 
 
 def _shown(values: Mapping[str, Any], key: str) -> str:
-    return repr(values[key]) if key in values else "unset"
+    text = repr(values[key]) if key in values else "unset"
+    return text if len(text) <= LONGEST_VALUE else f"{text[:LONGEST_VALUE]}… ({len(text):,} characters)"
 
 
 def printable(text: str) -> str:

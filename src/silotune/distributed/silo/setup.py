@@ -37,6 +37,9 @@ from silotune.runs.build.validation import check_tasks
 from silotune.training.federation import Federation
 from silotune.training.silo import Silo
 
+LONGEST_CONFIGURATION = 2**18
+"""Characters of a configuration; those that wait for approval are kept, and a person reads them."""
+
 UNDISCLOSED_ROWS = 1
 """Stands for the number of rows of a silo that does not share it."""
 
@@ -116,6 +119,8 @@ class SiloSetup:
         return self._federation
 
     def _build(self, text: str, coordinators: Identity | None) -> Federation:
+        if len(text) > LONGEST_CONFIGURATION:
+            raise HandshakeRefused(f"silo {self.settings.name!r}: a configuration of {len(text):,} characters")
         config = parse_wire_config(text)
         if self._agreed is not None:
             try:
