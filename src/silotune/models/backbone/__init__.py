@@ -16,6 +16,7 @@ Files, each importing only those before it:
     lm_head: the model's own language-model head, over given states.
     backbone: `Backbone`, which runs plans.
     shared_weights: weights that loading converts, once per machine.
+    memory: a device's free memory, and whether weights fit into it.
     fingerprint: the digest of stored weights, kept between starts.
     loading: a `Backbone` from the hub, a folder or the offline default.
 """

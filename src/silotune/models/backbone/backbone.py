@@ -205,6 +205,11 @@ class Backbone:
             self._resting, self._host = True, None
 
     @property
+    def resting_bytes(self) -> int:
+        """The bytes that the weights will take on the device, and do not take yet."""
+        return sum(tensor.nbytes for tensor in self._tensors()) if self._resting else 0
+
+    @property
     def modules_of_its_classes(self) -> list[str]:
         """The modules that define model and tokenizer, for processes that will load the same."""
         return [type(self.model).__module__, type(self.tokenizer).__module__]
@@ -219,7 +224,8 @@ class Backbone:
         if self.quantization != NONE:
             return None
         self.rest()
-        if self._shared is None and {tensor.device.type for tensor in self._tensors()} == {"cpu"}:
+        quantized = getattr(self.model, "hf_quantizer", None) is not None  # its tensors are not all in the state
+        if self._shared is None and not quantized and {tensor.device.type for tensor in self._tensors()} == {"cpu"}:
             self._shared = SharedWeights.of(self.model)
         return self._shared
 

@@ -16,6 +16,7 @@ from silotune.models.backbone.allocator import keep_freed_memory
 from silotune.models.backbone.backbone import WEIGHT_TYPES, Backbone
 from silotune.models.backbone.device import resolve_device, resolve_precision
 from silotune.models.backbone.fingerprint import stored_fingerprint
+from silotune.models.backbone.memory import require_room_for_weights
 from silotune.models.backbone.quantization import (
     NONE,
     quantized_loading,
@@ -124,10 +125,13 @@ def load_backbone(
         options |= quantized_loading(quantization, dtype, target)
     with _one_message(settings.name):
         tokenizer = AutoTokenizer.from_pretrained(source, **hub_options(settings))
+        files = weight_files(source, settings)
+    if weights is None and files:
+        require_room_for_weights(settings.name, files, dtype, target, quantization, keep_master)
     model = _read(settings, source, model_class, options, weights)
     if quantization != NONE:
         settle(model, settings.name, quantization)
-    files = weight_files(source, settings)
+    files = files or weight_files(source, settings)  # they may have been fetched now
     as_loaded = dtype is torch.float32 and quantization == NONE
     return Backbone(
         model,
@@ -196,24 +200,26 @@ def _one_message(name: str) -> Iterator[None]:
         ) from error
 
 
-def weight_files(source: str, settings: BackboneConfig) -> list[Path]:
+def weight_files(source: str, settings: BackboneConfig | None = None) -> list[Path]:
     """Return the safetensors files of a model's weights; empty where they have other names than transformers gives.
 
     Args:
         source: a folder or a hub id, whose weights are on this machine already.
-        settings: the section `backbone`, for the hub's revision.
+        settings: the section `backbone`, for the hub's revision; None: the main one.
     """
     from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
     from transformers.utils.hub import cached_file, get_checkpoint_shard_files
 
-    options = hub_options(settings) | {"local_files_only": True, "_raise_exceptions_for_missing_entries": False}
+    revision = {} if settings is None else hub_options(settings)
+    options = revision | {"local_files_only": True, "_raise_exceptions_for_missing_entries": False}
+    options |= {"_raise_exceptions_for_connection_errors": False}
     single = cached_file(source, SAFE_WEIGHTS_NAME, **options)
     if single is not None:
         return [Path(single)]
     index = cached_file(source, SAFE_WEIGHTS_INDEX_NAME, **options)
     if index is None:
         return []
-    shards, _ = cast(Any, get_checkpoint_shard_files)(source, index, local_files_only=True, **hub_options(settings))
+    shards, _ = cast(Any, get_checkpoint_shard_files)(source, index, local_files_only=True, **revision)
     return [Path(shard) for shard in shards]
 
 

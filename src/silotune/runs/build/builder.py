@@ -18,6 +18,7 @@ from silotune.runs.build.resolve import (
     with_chat_template,
 )
 from silotune.runs.build.silos import absent_silo, build_silos, server_silo
+from silotune.runs.build.step_memory import check_step_memory
 from silotune.runs.build.validation import check_tasks
 from silotune.training.cohort import choose
 from silotune.training.federation import Federation
@@ -58,6 +59,7 @@ def build(
     server = None if labeled is None else server_silo(context, labeled)
     context.check_rows([*silos.values(), *([server] if server else [])])
     coordinator, privacy = build_coordinator(config, context, silos, tasks, labeled is not None)
+    check_step_memory(context, silos.values(), coordinator.shared)
     return Federation(
         config,
         context,

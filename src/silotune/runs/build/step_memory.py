@@ -1,0 +1,112 @@
+"""Refuses training steps whose activations cannot fit into the device's free memory, before training."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from silotune.core.tensors import State, count_parameters
+from silotune.data.tokenized import TokenizedRows
+from silotune.errors import InputError
+from silotune.models.backbone.backbone import Backbone
+from silotune.models.backbone.memory import GIB, free_memory
+from silotune.training.context import TrainingContext
+from silotune.training.silo import Silo
+
+_KEPT = 5
+"""Values of the width that a block keeps at least per token for the backward pass: query, key, value, and two norms."""
+
+_STATES = 4
+"""Tensors of a part's size while it trains: itself, its gradient, and the two moments of Adam."""
+
+
+def check_step_memory(context: TrainingContext, silos: Iterable[Silo], shared: State) -> None:
+    """Refuse a run in which an average batch of a silo cannot fit.
+
+    The estimate is a lower bound, from shapes and the lengths of rows: every run that it refuses would end for lack of
+    memory. Families without an entry in the table of architectures are not estimated.
+
+    Args:
+        context: backbone, method and training options.
+        silos: whose rows train.
+        shared: the shared parts, which are counted; private ones are not.
+
+    Raises:
+        InputError: naming the sizes, and the keys under which the batch would fit.
+    """
+    backbone = context.backbone
+    if backbone.known_architecture is None:
+        return
+    views = max((phase.views_with_gradient for phase in context.phases if phase.trains), default=0)
+    sets = [rows for silo in silos for rows in silo.train.values()]
+    if not views or not sets:
+        return
+    rows = max(sets, key=lambda rows: _batch_tokens(rows, context.train.batch_size))
+    batch = _batch_tokens(rows, context.train.batch_size)
+    tokens, bound = batch * views, context.tokens_at_once
+    held = tokens if bound is None else min(tokens, bound)
+    parts = (
+        _STATES
+        * 4
+        * max(
+            sum(count_parameters(shared[name]) for name in phase.trains if name in shared) for phase in context.phases
+        )
+    )
+    free = free_memory(backbone.device) - backbone.resting_bytes
+    needed = held * bytes_of_a_token(backbone, context.train.gradient_checkpointing) + parts
+    if needed <= free:
+        return
+    raise InputError(
+        f"train: a batch of about {round(batch)} tokens in {views} views keeps at least {needed / GIB:.1f} GiB "
+        f"for its backward pass, and {backbone.device} has {max(free, 0) / GIB:.1f} GiB free; "
+        f"{_remedy(context, free - parts, tokens, rows)}"
+    )
+
+
+def _remedy(context: TrainingContext, room: int, tokens: float, rows: TokenizedRows) -> str:
+    """Name the keys under which a batch of so many tokens fits into the room (bytes)."""
+    fitting = []
+    checkpointing = context.train.gradient_checkpointing
+    if not checkpointing and tokens * bytes_of_a_token(context.backbone, True) <= room:
+        fitting.append("train.gradient_checkpointing=true")
+    of_a_token = bytes_of_a_token(context.backbone, checkpointing)
+    at_once = int(room / of_a_token)
+    longest = max(map(len, rows.ids))
+    if at_once >= longest:
+        fitting.append(f"train.tokens_at_once={at_once}")
+    fraction = room / (tokens * of_a_token)
+    if (length := int(longest * fraction)) >= 8:
+        fitting.append(f"train.max_length={length}")
+    if (size := int(context.train.batch_size * fraction)) >= 1:
+        fitting.append(f"train.batch_size={size}")
+    if not fitting:
+        return "no shorter row would fit; use backbone.quantization, a smaller backbone or a larger device"
+    return f"what would fit, each alone: {', '.join(fitting)}"
+
+
+def _batch_tokens(rows: TokenizedRows, batch_size: int) -> float:
+    """Return the tokens of an average batch, without padding."""
+    return sum(map(len, rows.ids)) / max(len(rows.ids), 1) * min(batch_size, len(rows.ids))
+
+
+def bytes_of_a_token(backbone: Backbone, checkpointing: bool) -> float:
+    """Return a lower bound of the bytes that a forward keeps per token for its backward pass.
+
+    Args:
+        backbone: of a family in the table of architectures.
+        checkpointing: whether blocks keep their inputs alone.
+    """
+    config, stack = backbone.base.config, backbone.architecture.stacks[0]
+    values = backbone.hidden_size
+    if not checkpointing:
+        inner = int(getattr(config, "intermediate_size", 0) or getattr(config, "d_ff", 0) or 0)
+        gated = any(_has(backbone, name) for name in stack.modules("feedforward_gate", 0))
+        values = _KEPT * values + inner * (3 if gated else 1)  # the activation's input; gate, its activation and factor
+    return backbone.blocks * values * (4 if backbone.precision == "fp32" else 2)
+
+
+def _has(backbone: Backbone, module: str) -> bool:
+    try:
+        backbone.module(module)
+    except AttributeError:
+        return False
+    return True
