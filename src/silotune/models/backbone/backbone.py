@@ -224,8 +224,7 @@ class Backbone:
         if self.quantization != NONE:
             return None
         self.rest()
-        quantized = getattr(self.model, "hf_quantizer", None) is not None  # its tensors are not all in the state
-        if self._shared is None and not quantized and {tensor.device.type for tensor in self._tensors()} == {"cpu"}:
+        if self._shared is None and {tensor.device.type for tensor in self._tensors()} == {"cpu"}:
             self._shared = SharedWeights.of(self.model)
         return self._shared
 
