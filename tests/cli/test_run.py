@@ -16,7 +16,7 @@ import yaml
 from tests.support.command_line import Silotune, tree
 
 RUN = ("run", "federation.yaml")
-LONG_RUN = 12
+LONG_RUN = 8
 """Rounds; the signal comes after two of them."""
 MAIN = [sys.executable, "-c", "from silotune.cli.main import main; main()"]
 

@@ -11,7 +11,7 @@ import ctypes
 import shutil
 import subprocess
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,6 @@ import pytest
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten, tree_map
 
 from silotune.models.backbone.backbone import Backbone
 
@@ -86,8 +85,7 @@ class FakeCuda(TorchDispatchMode):
 
 
 def _dispatch(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    leaves, _ = tree_flatten((args, kwargs))
-    tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+    tensors = [*_tensors(args), *_tensors(kwargs.values())]
     on_device = any(isinstance(tensor, OnDevice) for tensor in tensors)
     target = kwargs.get("device")
     to_device = on_device if target is None else torch.device(target).type == "cuda"
@@ -97,7 +95,7 @@ def _dispatch(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         _check(func, args, tensors)
         _count(func, args, to_device)
     kwargs = kwargs | ({"device": torch.device("cpu")} if to_device and target is not None else {})
-    inner_args, inner_kwargs = tree_map(lambda leaf: leaf.inner if isinstance(leaf, OnDevice) else leaf, (args, kwargs))
+    inner_args, inner_kwargs = _mapped(_inner, args), {key: _mapped(_inner, value) for key, value in kwargs.items()}
     result = func(*inner_args, **inner_kwargs)
     if func._schema.is_mutable:
         for outer, inner in zip(args, inner_args, strict=True):
@@ -105,7 +103,27 @@ def _dispatch(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
                 return outer
     if not to_device:
         return result.clone() if func is _aten._to_copy.default else result
-    return tree_map(lambda leaf: OnDevice(leaf) if isinstance(leaf, Tensor) else leaf, result)
+    return _mapped(OnDevice, result)
+
+
+def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
+    """Yield the tensors among an operation's arguments, which are tensors, lists of tensors, and other things."""
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, list | tuple):
+            yield from _tensors(value)
+
+
+def _mapped(change: Callable[[Tensor], Tensor], value: Any) -> Any:
+    """Change the tensors in an argument or result; several times as fast as PyTorch's `tree_map`."""
+    if isinstance(value, Tensor):
+        return change(value)
+    return type(value)(_mapped(change, item) for item in value) if isinstance(value, list | tuple) else value
+
+
+def _inner(tensor: Tensor) -> Tensor:
+    return tensor.inner if isinstance(tensor, OnDevice) else tensor
 
 
 def _check(func: Any, args: Sequence[Any], tensors: Sequence[Tensor]) -> None:
