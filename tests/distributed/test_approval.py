@@ -70,6 +70,7 @@ def test_another_configuration_under_an_approved_name_waits(asking):
     assert len(approvals(other).all()) == 5
 
 
+@pytest.mark.long
 def test_no_more_than_a_few_runs_wait(asking):
     for number in range(10):
         assert asking(run=f"{number:016x}").ask("hello").kind == "waiting"

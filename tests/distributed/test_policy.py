@@ -129,6 +129,7 @@ def test_a_million_score_requests(attack):
 # -- more of them ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_scores_of_other_runs_count(attack):
     policy = {"scores_in_all": 3}
     for name in "abc":
@@ -152,6 +153,7 @@ def test_the_same_round_with_slightly_other_broadcasts(attack):
     assert attacker.ask("round", 2).kind == "answer"
 
 
+@pytest.mark.long
 def test_new_names_seeds_and_restarts_do_not_rewind(attack):
     policy = {"rounds_in_all": 3}
     for number, name in enumerate("abcd"):
@@ -228,6 +230,7 @@ def test_a_method_of_a_plugin(attack, monkeypatch):
     assert "refuses method=stealing; allowed: local, fedavg" in attacker.reason("hello")
 
 
+@pytest.mark.long
 def test_a_split_that_no_silo_scores(attack):
     for splits in (["train"], ["train", "validation"], ["validation", "../x"], [], ["test"] * 9):
         reply = attack(ALLOWED).ask("score", splits=splits)
