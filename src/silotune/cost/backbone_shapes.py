@@ -80,7 +80,7 @@ def load_shape(name: str) -> Shape:
     from transformers import AutoModel
 
     silence_transformers()
-    config = _config(name)
+    config = read_shape_config(name)
     auto_class: Any = AutoModel  # its annotations do not hold under strict checking
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     with mode:
@@ -94,7 +94,8 @@ def load_shape(name: str) -> Shape:
     return Shape(backbone, mode, parameters, pooler, _language_model(config))
 
 
-def _config(name: str) -> Any:
+def read_shape_config(name: str) -> Any:
+    """Read transformers' configuration of a `backbone` value; see `load_shape`."""
     from transformers import AutoConfig
 
     path = Path(default_backbone() if name == "default" else name)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
 from silotune.data.tokenized import Inputs
 
@@ -34,9 +35,9 @@ class Padding:
 
     @classmethod
     def of(cls, inputs: Inputs) -> Padding | None:
-        """Look at a batch's masks, on the CPU; None without a mask."""
+        """Look at a batch's masks, on the CPU; None without a mask, or if masks have no data."""
         mask = inputs.get("attention_mask")
-        if mask is None:
+        if mask is None or isinstance(mask, FakeTensor):
             return None
         decoder = DECODER in inputs and not bool(inputs[DECODER].all())
         return cls(bool((mask[:, 0] == 0).any()), not bool(mask.all()), decoder)

@@ -14,6 +14,7 @@ from silotune.runs.build.resolve import BackboneRequirements
 from silotune.runs.build.validation import check_backbone
 from silotune.training.context import TrainingContext
 from silotune.training.rows_at_once import rows_scored, rows_written
+from silotune.training.tokens_at_once import tokens_at_once
 
 
 def build_model(
@@ -49,6 +50,7 @@ def build_model(
         config.seed,
         start,
         cache,
+        tokens_at_once=tokens_at_once(config.train, backbone),
         rows_scored=rows_scored(config, backbone),
         rows_written=rows_written(config, backbone, head),
     )
