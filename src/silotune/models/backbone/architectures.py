@@ -6,7 +6,7 @@ entry; a family without an entry can still be tuned by naming its modules (`tune
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from silotune.errors import InputError
@@ -37,7 +37,7 @@ class Architecture:
         key: projection of the keys.
         value: projection of the values.
         attention_output: layer whose output attention adds to the residual stream; a bottleneck adapter follows it.
-        feedforward_input: first layer of the feed-forward network.
+        feedforward_input: first layer of the feed-forward network; empty, as the other two, in mixtures of experts.
         feedforward_output: layer whose output the feed-forward network adds to the residual stream; a bottleneck
             adapter follows it.
         embeddings: module that embeds tokens.
@@ -105,6 +105,34 @@ _LLAMA = Architecture(
     positions="rotary",
     prefix="cache",
 )
+
+
+_PHI3 = replace(
+    _LLAMA,
+    query="self_attn.qkv_proj",
+    key="self_attn.qkv_proj",
+    value="self_attn.qkv_proj",
+    feedforward_input="mlp.gate_up_proj",  # input and gate in one
+    feedforward_gate="mlp.gate_up_proj",
+)
+
+
+_GPT_NEOX = Architecture(
+    blocks="layers",
+    query="attention.query_key_value",
+    key="attention.query_key_value",
+    value="attention.query_key_value",
+    attention_output="attention.dense",
+    feedforward_input="mlp.dense_h_to_4h",
+    feedforward_output="mlp.dense_4h_to_h",
+    embeddings="embed_in",
+    positions="rotary",
+    prefix="cache",
+)
+
+
+_MIXTURE_OF_EXPERTS = replace(_LLAMA, feedforward_input="", feedforward_gate="", feedforward_output="")
+"""The experts of a block are one tensor, and a row's tokens go to several of them: tuners act at attention alone."""
 
 
 _T5_DECODER = Architecture(
@@ -203,6 +231,16 @@ ARCHITECTURES: dict[str, Architecture] = {
     "mistral": _LLAMA,
     "qwen2": _LLAMA,
     "qwen3": _LLAMA,
+    "gemma": _LLAMA,
+    "gemma2": _LLAMA,  # as in Gemma 3 and OLMo 2, a norm lies between a bottleneck adapter and the residual stream
+    "gemma3_text": _LLAMA,
+    "olmo2": _LLAMA,
+    "smollm3": _LLAMA,
+    "granite": _LLAMA,
+    "phi3": _PHI3,
+    "gpt_neox": _GPT_NEOX,
+    "mixtral": _MIXTURE_OF_EXPERTS,
+    "qwen3_moe": _MIXTURE_OF_EXPERTS,
     "t5": _T5,
 }
 

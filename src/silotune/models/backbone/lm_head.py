@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from torch import Tensor, nn
@@ -87,8 +88,15 @@ class _StateSource(nn.Module):
         except AttributeError:
             return getattr(self.__dict__["_base"], name)
 
-    def forward(self, *_: Any, **__: Any) -> BaseModelOutputWithPastAndCrossAttentions:
-        return BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=cast(Any, self.states))
+    def forward(self, *_: Any, **__: Any) -> _States:
+        return _States(last_hidden_state=cast(Any, self.states))
+
+
+@dataclass
+class _States(BaseModelOutputWithPastAndCrossAttentions):
+    """The fields of a base transformer's output that models with a head read; mixtures of experts have the last."""
+
+    router_logits: Any = None
 
 
 class _Projection(nn.Module):

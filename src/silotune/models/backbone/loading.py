@@ -133,7 +133,7 @@ def load_backbone(
         settle(model, settings.name, quantization)
     files = files or weight_files(source, settings)  # they may have been fetched now
     as_loaded = dtype is torch.float32 and quantization == NONE
-    return Backbone(
+    loaded = Backbone(
         model,
         tokenizer,
         precision=precision,
@@ -146,6 +146,24 @@ def load_backbone(
         load_float32=None if as_loaded else lambda: _read(settings, source, model_class, float32),
         quantization=quantization,
     )
+    _check_lm_head(loaded)
+    return loaded
+
+
+@torch.no_grad()
+def _check_lm_head(backbone: Backbone) -> None:
+    """Refuse a language-model head that cannot run over given states (OPT's), before training."""
+    if backbone.lm_head is None or backbone.word_embeddings.device.type != backbone.device.type:
+        return  # weights at rest are not moved for it
+    states = torch.zeros(1, backbone.hidden_size, device=backbone.device)
+    try:
+        with backbone.autocast():
+            backbone.lm_head(states, torch.zeros(1, dtype=torch.int64, device=backbone.device))
+    except Exception as error:
+        raise InputError(
+            f"backbone: {backbone.name!r} is of type {backbone.model_type!r}, whose language-model head is not "
+            "supported; choose another backbone, or head=mlp or linear"
+        ) from error
 
 
 def _read(
@@ -166,6 +184,11 @@ def _read(
             auto: Any = transformers.AutoModelForSeq2SeqLM
         else:
             auto = getattr(transformers, model_class)
+        if getattr(config, "hidden_size", None) is None:
+            raise InputError(
+                f"backbone: {name!r} is of type {config.model_type!r}, which is no language model alone; save its "
+                "language model by itself (of gemma3 the type gemma3_text)"
+            )
         if type(config) not in auto._model_mapping:
             raise InputError(f"backbone: the head needs {description}; {name!r} is of type {config.model_type!r}")
         if weights is None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from silotune.models.backbone.backbone import Backbone
 from silotune.models.forward.beam_search import beam_search
 from silotune.models.forward.decoding import Decoding, start_decoding
 from silotune.models.forward.end_tokens import end_tokens
-from silotune.models.forward.mixing import MixEntry, fold_entries, group_by_weight, select_rows
+from silotune.models.forward.mixing import MixEntry, fold_entries, group_by_weight, make_plan, select_rows
 
 
 @dataclass(frozen=True)
@@ -68,8 +69,10 @@ def generate_ids(
     for group, group_mix in group_by_weight(backbone, mix, len(prompts)):
         rows = group.tolist()
         order = sorted(range(len(rows)), key=lambda index: len(prompts[rows[index]]))
-        for begin in range(0, len(order), rows_at_once):
-            indices = order[begin : begin + rows_at_once]
+        longest = max(len(prompts[row]) for row in rows) + options.max_new_tokens
+        unpadded = _is_out_of_window(backbone, group_mix, longest)
+        lengths = [len(prompts[row]) if unpadded else 0 for row in rows]
+        for indices in _batches(order, lengths, rows_at_once):
             batch_prompts = [prompts[rows[index]] for index in indices]
             decoding = start_decoding(backbone, batch_prompts, select_rows(group_mix, indices))
             if options.beams == 1:
@@ -79,6 +82,26 @@ def generate_ids(
             for index, ids in zip(indices, found, strict=True):
                 answers[rows[index]] = ids
     return answers
+
+
+def _is_out_of_window(backbone: Backbone, mix: Sequence[MixEntry], longest: int) -> bool:
+    """Return whether sliding attention loses sight of a mix's virtual tokens in a text of `longest` tokens.
+
+    Padding lies between virtual tokens and prompts, and the window counts it: then rows must not be padded.
+    """
+    plan, config = make_plan(backbone, mix), backbone.base.config
+    virtual = sum(prompt.tokens for prompt in plan.prompts) + sum(prefix.tokens for prefix in plan.prefixes)
+    slides = "sliding_attention" in (getattr(config, "layer_types", None) or ["sliding_attention"])
+    window = getattr(config, "sliding_window", None) if slides else None
+    return virtual > 0 and window is not None and virtual + longest > window
+
+
+def _batches(order: Sequence[int], lengths: Sequence[int], rows_at_once: int) -> Iterator[list[int]]:
+    """Cut rows in an order into batches of equal lengths."""
+    for _, group in groupby(order, lambda index: lengths[index]):
+        rows = list(group)
+        for begin in range(0, len(rows), rows_at_once):
+            yield rows[begin : begin + rows_at_once]
 
 
 def greedy(decoding: Decoding, ends: Set[int], max_new_tokens: int) -> list[list[int]]:

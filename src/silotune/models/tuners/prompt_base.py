@@ -104,7 +104,8 @@ def initial_vectors(backbone: Backbone, tokens: int, init: Init, words: str, gen
         backbone: the backbone whose word embeddings are used.
         tokens: number of virtual tokens.
         init: `vocabulary`: rows of the word embeddings, drawn at random. `words`: the rows of a text's tokens, repeated
-            in order. `random`: normal, with the standard deviation of the word embeddings.
+            in order. `random`: normal, with the standard deviation of the word embeddings. All are scaled as the model
+            scales its embeddings.
         words: the text for `words`.
         generator: the generator of random initial values.
 
@@ -114,15 +115,15 @@ def initial_vectors(backbone: Backbone, tokens: int, init: Init, words: str, gen
     Raises:
         InputError: if `init` is `words` and the text is empty.
     """
-    table = backbone.word_embeddings.detach()
+    table, scale = backbone.word_embeddings.detach(), backbone.embedding_scale
     if init == "random":
-        return torch.randn(tokens, table.shape[1], generator=generator) * table.float().std().cpu()
+        return torch.randn(tokens, table.shape[1], generator=generator) * table.float().std().cpu() * scale
     if init == "vocabulary" or backbone.shape_only:  # shapes alone have no tokenizer for words
         rows = torch.randint(len(table), (tokens,), generator=generator)
     else:
         ids = _ids(backbone.tokenizer, words)
         rows = torch.tensor([ids[position % len(ids)] for position in range(tokens)])
-    return table[rows.to(table.device)].float().cpu().clone()
+    return table[rows.to(table.device)].float().cpu() * scale
 
 
 def _ids(tokenizer: PreTrainedTokenizerBase, words: str) -> list[int]:

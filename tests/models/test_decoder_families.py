@@ -1,0 +1,299 @@
+"""Families of language models × features: checkpointing, shared views, cohorts, generation equal to `generate`."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+import torch
+from transformers import Gemma3Config
+
+from silotune.errors import InputError
+from silotune.models.backbone.loading import load_backbone
+from silotune.models.backbone.segments import Segments
+from silotune.models.forward.encoding import encode_views
+from silotune.models.forward.generation import GenerationOptions, generate_ids
+from silotune.models.forward.mixing import MixEntry
+from silotune.models.tuners import TUNERS
+from tests.support import tuner_families as encoders
+from tests.support.decoder_families import CONFIGS, EXPERTS, backbone_of, language_model, tokenizer
+from tests.support.views import encoded_views
+
+QUICK = ("gemma3_text", "phi3", "mixtral")
+every_family = pytest.mark.parametrize(
+    "family", [pytest.param(name, marks=[] if name in QUICK else [pytest.mark.long]) for name in CONFIGS]
+)
+
+TUNED = {
+    "lora": {"r": 3, "alpha": 6},
+    "bottleneck": {"r": 3},
+    "ia3": {},
+    "bitfit": {},
+    "prefix": {"tokens": 3, "reparametrise": 0},
+    "prompt": {"tokens": 3},
+}
+every_tuner = pytest.mark.parametrize(
+    "kind", [pytest.param(name, marks=[] if name == "lora" else [pytest.mark.long]) for name in TUNED]
+)
+
+
+def make_tuner(kind, family):
+    options = TUNED[kind]
+    if family in EXPERTS and kind == "bottleneck":
+        options = options | {"sites": "attention_output"}
+    if family in EXPERTS and kind == "ia3":
+        options = options | {"sites": "key,value", "feedforward": "attention_output"}
+    return TUNERS[kind](TUNERS[kind].Options(**options))
+
+
+def parts_of(backbone, kind, family, seeds=(1, 2)):
+    """The tuner, and trained parts of it; skips what a family has not."""
+    tuner = make_tuner(kind, family)
+    if kind == "bitfit" and not any(name.endswith(".bias") for name, _ in backbone.base.named_parameters()):
+        pytest.skip("no biases")
+    dtype = backbone.word_embeddings.dtype
+    parts = []
+    for seed in seeds:
+        draws = torch.Generator().manual_seed(seed)
+        initial = tuner.init(backbone, [], draws)
+        moved = {name: tensor + 0.2 * torch.randn(tensor.shape, generator=draws) for name, tensor in initial.items()}
+        parts.append({name: tensor.to(dtype).requires_grad_() for name, tensor in moved.items()})
+    return tuner, parts
+
+
+def inputs_of(lengths, side="right", seed=0):
+    draws = torch.Generator().manual_seed(seed)
+    longest = max(lengths)
+    ids, mask = torch.zeros(len(lengths), longest, dtype=torch.int64), torch.zeros(len(lengths), longest).long()
+    for row, length in enumerate(lengths):
+        where = slice(0, length) if side == "right" else slice(longest - length, longest)
+        ids[row, where] = torch.randint(5, len(tokenizer()), (length,), generator=draws)
+        mask[row, where] = 1
+    return {"input_ids": ids, "attention_mask": mask}
+
+
+def total(actual, inputs):
+    """A number to which every real token contributes."""
+    real = inputs["attention_mask"].unsqueeze(-1)
+    return sum((n + 1) * (states * real).square().sum() for n, (states, _) in enumerate(actual.values()))
+
+
+def gradients(actual, inputs, leaves):
+    return torch.autograd.grad(total(actual, inputs), leaves, allow_unused=True)
+
+
+def assert_near(found, expected, tolerance):
+    largest = max(float(tensor.abs().max()) for tensor in expected)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=tolerance, atol=tolerance * largest)
+
+
+@pytest.fixture
+def saved_bytes():
+    """`saved_bytes(run)` → (its result, bytes that the graph keeps for the backward pass, weights apart)."""
+
+    def count(backbone, run):
+        weights = {parameter.untyped_storage().data_ptr() for parameter in backbone.model.parameters()}
+        kept: dict[int, int] = {}
+
+        def keep(tensor):
+            storage = tensor.untyped_storage()
+            if storage.data_ptr() not in weights:
+                kept[storage.data_ptr()] = storage.nbytes()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            result = run()
+        return result, sum(kept.values())
+
+    return count
+
+
+# -- gradient checkpointing --------------------------------------------------------------------------------------------
+
+
+def compare_checkpointing(plain, saving, inputs, mixes_of, saved_bytes):
+    found = []
+    for backbone in (plain, saving):
+        mixes, leaves = mixes_of(backbone)
+        actual, kept = saved_bytes(backbone, lambda b=backbone, m=mixes: encoded_views(b, inputs, m))
+        found.append((gradients(actual, inputs, leaves), kept))
+    (expected, whole), (again, less) = found
+    assert less < 0.5 * whole
+    assert_near(again, expected, 1e-5)
+
+
+@every_tuner
+@every_family
+def test_checkpointing_keeps_less_and_gives_the_same_gradients(family, kind, saved_bytes):
+    def mixes_of(backbone):
+        tuner, (one, other) = parts_of(backbone, kind, family)
+        return {"one": [MixEntry(tuner, one, 1)], "other": [MixEntry(tuner, other, 1)]}, [
+            *one.values(),
+            *other.values(),
+        ]
+
+    backbones = backbone_of(family), backbone_of(family, checkpointing=True)
+    compare_checkpointing(*backbones, inputs_of((20, 9, 14, 20)), mixes_of, saved_bytes)
+
+
+@pytest.mark.parametrize(
+    "family", [pytest.param(name, marks=[] if name == "bert" else [pytest.mark.long]) for name in encoders.FAMILIES]
+)
+def test_so_it_does_in_the_other_families(family, saved_bytes):
+    def mixes_of(backbone):
+        tuner = encoders.make_tuner("lora")
+        part = encoders.trainable(encoders.random_part(tuner, backbone))
+        return {"one": [MixEntry(tuner, part, 1)]}, [*part.values()]
+
+    inputs = encoders.batch(family, lengths=(20, 9, 14, 20))
+    if "decoder_input_ids" in inputs:
+        inputs["decoder_input_ids"] = inputs["input_ids"]
+    backbones = (encoders.shared_backbone(family, checkpointing=saves) for saves in (False, True))
+    compare_checkpointing(*backbones, inputs, mixes_of, saved_bytes)
+
+
+# -- shared views and cohorts ------------------------------------------------------------------------------------------
+
+
+@every_tuner
+@every_family
+def test_views_together_are_views_one_by_one(family, kind):
+    backbone = backbone_of(family)
+    tuner, (one, other) = parts_of(backbone, kind, family)
+    mixes = {
+        "both": [MixEntry(tuner, one, 0.5), MixEntry(tuner, other, 0.5)],
+        "one": [MixEntry(tuner, one, 1)],
+        "other": [MixEntry(tuner, other, 1)],
+        "base": [],
+    }
+    for side, lengths in (("right", (11, 5, 8)), ("left", (6, 9, 3)), ("right", (7,))):
+        inputs = inputs_of(lengths, side)
+        alone = {name: encoded_views(backbone, inputs, {name: mix})[name] for name, mix in mixes.items()}
+        together = encoded_views(backbone, inputs, mixes)
+        real = inputs["attention_mask"] == 1
+        for name, (states, _) in alone.items():
+            torch.testing.assert_close(together[name][0][real], states[real], rtol=1e-4, atol=1e-4)
+        leaves = [*one.values(), *other.values()]
+        assert_near(gradients(together, inputs, leaves), gradients(alone, inputs, leaves), 1e-4)
+    assert (together["one"][0] - together["other"][0]).abs().max() > 1e-2
+
+
+@pytest.mark.parametrize("kind", ["lora", pytest.param("bottleneck", marks=pytest.mark.long)])
+@every_family
+def test_silos_together_are_silos_alone(family, kind):
+    backbone = backbone_of(family)
+    tuner, parts = parts_of(backbone, kind, family)
+    lengths = [(9, 4), (7, 6, 3)]
+    mixes = [{"own": [MixEntry(tuner, part, 1)], "base": []} for part in parts]
+    expected = [
+        (inputs, encoded_views(backbone, inputs, mix))
+        for inputs, mix in ((inputs_of(own, seed=silo), mixes[silo]) for silo, own in enumerate(lengths))
+    ]
+    width = max(max(own) for own in lengths)
+    whole = {
+        name: torch.cat(
+            [torch.nn.functional.pad(inputs[name], (0, width - inputs[name].shape[1])) for inputs, _ in expected]
+        )
+        for name in ("input_ids", "attention_mask")
+    }
+    segments = Segments([len(own) for own in lengths], [max(own) for own in lengths])
+    actual = encode_views(backbone, whole, {name: [mix[name] for mix in mixes] for name in ("own", "base")}, segments)
+    for silo, (inputs, alone) in enumerate(expected):
+        own = {
+            name: (segments.split(states)[silo][:, : inputs["input_ids"].shape[1]], plan)
+            for name, (states, plan) in actual.items()
+        }
+        leaves = [*parts[silo].values()]
+        theirs = gradients(alone, inputs, leaves)
+        found = torch.autograd.grad(total(own, inputs), leaves, retain_graph=True)
+        assert_near(found, theirs, 1e-4)
+
+
+# -- generation --------------------------------------------------------------------------------------------------------
+
+TEXTS = ["the garden was", "say it: the soup felt cold again and", "a", "perhaps the winter"]
+
+
+@cache
+def prompts():
+    return [tokenizer()(text)["input_ids"] for text in TEXTS]
+
+
+@pytest.mark.parametrize("beams", [1, pytest.param(3, marks=pytest.mark.long)])
+@every_family
+def test_answers_are_transformers_own(family, beams):
+    answers = generate_ids(backbone_of(family), prompts(), [], GenerationOptions(beams, 10), rows_at_once=4)
+    expected = []
+    for prompt in prompts():
+        ids = torch.tensor([prompt])
+        written = language_model(family).generate(
+            input_ids=ids, attention_mask=torch.ones_like(ids), do_sample=False, num_beams=beams, max_new_tokens=10
+        )[0].tolist()[len(prompt) :]  # fmt: skip
+        expected.append(written[: written.index(2)] if 2 in written else written)
+    assert answers == expected
+    assert len({*map(tuple, answers)}) > 1
+
+
+@pytest.mark.parametrize(
+    "kind", [pytest.param(name, marks=[] if name in ("lora", "prompt") else [pytest.mark.long]) for name in TUNED]
+)
+@every_family
+def test_with_a_cache_answers_are_those_without(family, kind):
+    backbone = backbone_of(family)
+    tuner, (part, _) = parts_of(backbone, kind, family)
+    mix = [MixEntry(tuner, {name: tensor.detach() for name, tensor in part.items()}, 1.0)]
+    answers = generate_ids(backbone, prompts(), mix, GenerationOptions(1, 6), rows_at_once=4)
+    for prompt, answer in zip(prompts(), answers, strict=True):
+        written: list[int] = []
+        with torch.no_grad():
+            while len(written) < 6:
+                ids = torch.tensor([[*prompt, *written]])
+                inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+                states, _ = encoded_views(backbone, inputs, {"view": mix})["view"]
+                written.append(int(backbone.lm_head(states[0, -1]).argmax()))
+                if written[-1] == 2:
+                    written.pop()
+                    break
+        assert answer == written
+
+
+# -- prompts in embeddings that the model scales, and refusals ---------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", ["gemma3_text", "llama"])
+def test_a_prompt_of_words_is_the_words(family):
+    """A prompt initialised with a text's words equals that text before the row, where embeddings are scaled, too."""
+    backbone = backbone_of(family)
+    tuner = TUNERS["prompt"](TUNERS["prompt"].Options(tokens=3, init="words", words="the warm soup"))
+    part = tuner.init(backbone, [], torch.Generator())
+    words = tokenizer()("the warm soup", add_special_tokens=False)["input_ids"][:3]
+    inputs = inputs_of((6,))
+    ids = torch.cat([torch.tensor([words]), inputs["input_ids"]], 1)
+    with torch.no_grad():
+        states = encoded_views(backbone, inputs, {"view": [MixEntry(tuner, part, 1.0)]})["view"][0]
+        expected = backbone.base(input_ids=ids, attention_mask=torch.ones_like(ids)).last_hidden_state[:, 3:]
+    torch.testing.assert_close(states, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("family", EXPERTS)
+@pytest.mark.parametrize("kind", ["bottleneck", "ia3"])
+def test_tuners_inside_experts_are_refused(family, kind):
+    tuner = TUNERS[kind](TUNERS[kind].Options())
+    with pytest.raises(InputError, match=rf"^tuner\.sites: {kind} finds no linear layer for 'feedforward.*{family}"):
+        tuner.init(backbone_of(family), [], torch.Generator())
+
+
+def test_a_head_that_cannot_run_alone_is_refused_before_training(tmp_path):
+    language_model("opt").save_pretrained(tmp_path)
+    tokenizer().save_pretrained(tmp_path)
+    with pytest.raises(InputError, match=r"^backbone: .* is of type 'opt', whose language-model head is not supported"):
+        load_backbone(str(tmp_path), precision="fp32", model_class="AutoModelForCausalLM")
+
+
+def test_a_model_of_several_modalities_is_refused(tmp_path):
+    text = CONFIGS["gemma3_text"](vocab_size=len(tokenizer()))
+    Gemma3Config(text_config=text.to_dict()).save_pretrained(tmp_path)
+    tokenizer().save_pretrained(tmp_path)
+    with pytest.raises(InputError, match=r"is of type 'gemma3', which is no language model alone"):
+        load_backbone(str(tmp_path), precision="fp32", model_class="AutoModelForCausalLM")
