@@ -34,6 +34,7 @@ from tests.support.fake_cuda import (
     is_on_device,
     load_guard,
     to_fake_cuda,
+    without_float64,
 )
 from tests.support.language_models import folder_of
 from tests.support.tiny import write_data
@@ -322,3 +323,14 @@ def test_training_waits_once_a_step_however_many_micro_batches(make, method, att
         assert waits["tolist"] == taken
         assert not waits.keys() - {"tolist", "to cpu"}
         assert not bounded or forwards > taken
+
+
+@pytest.mark.parametrize(
+    ("method", "head"), [("fedmcp", "mlp"), pytest.param("feddpa-t", "lm", marks=pytest.mark.long)]
+)
+def test_nothing_on_the_device_is_float64(make, method, head):
+    """`mps` has no float64. Beams are not searched here: they use it where the device has it."""
+    federation = make(method, head)
+    with fake_cuda(), without_float64():
+        for action in actions(federation).values():
+            action(federation)

@@ -41,6 +41,8 @@ _ALWAYS_WAIT = {
     _aten.repeat_interleave.Tensor: "repeat_interleave",
 }
 _syncs: Counter[str] = Counter()
+_refused: set[torch.dtype] = set()
+"""Types that the device does not have."""
 
 
 class DeviceMismatch(RuntimeError):
@@ -58,6 +60,8 @@ class OnDevice(Tensor):
 
     @staticmethod
     def __new__(cls, inner: Tensor) -> OnDevice:
+        if inner.dtype in _refused:
+            raise TypeError(f"the device has no {inner.dtype}")
         options = {"strides": inner.stride(), "storage_offset": inner.storage_offset(), "dtype": inner.dtype}
         return torch.Tensor._make_wrapper_subclass(cls, inner.shape, device=CUDA, **options)  # type: ignore[attr-defined]
 
@@ -144,6 +148,16 @@ def _count(func: Any, args: Sequence[Any], to_device: bool) -> None:
         _syncs["to cpu"] += func is _aten.copy_.default or not to_device
     elif func in _INDEXED and any(index is not None and index.dtype is torch.bool for index in args[1]):
         _syncs["mask"] += 1
+
+
+@contextmanager
+def without_float64() -> Iterator[None]:
+    """Refuse float64 on the device while the block runs, as Apple's `mps` does."""
+    _refused.add(torch.float64)
+    try:
+        yield
+    finally:
+        _refused.clear()
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import random
+from typing import Any
 
 import torch
 
@@ -29,7 +30,7 @@ def sampler(seed: int, *purpose: str | int) -> random.Random:
 
 
 States = tuple[torch.Tensor, torch.Tensor | None]
-"""States of PyTorch's global generators: the CPU's, and the current GPU's if there is one."""
+"""States of PyTorch's global generators: the CPU's, and the accelerator's (the current GPU's) if there is one."""
 
 
 class Stream:
@@ -48,8 +49,9 @@ class Stream:
         self._outside = _states()
         if self.state is None:
             torch.default_generator.manual_seed(self._seed)  # faster than torch.manual_seed, which asks every device
-            if torch.cuda.is_available():
-                torch.cuda.manual_seed(self._seed)
+            accelerator = _accelerator()
+            if accelerator is not None:
+                accelerator.manual_seed(self._seed)
         else:
             _set(self.state)
 
@@ -59,11 +61,19 @@ class Stream:
         _set(self._outside)
 
 
+def _accelerator() -> Any:
+    """Return PyTorch's module of this machine's accelerator; None if it has none."""
+    if torch.cuda.is_available():
+        return torch.cuda
+    return torch.mps if torch.backends.mps.is_available() else None
+
+
 def _states() -> States:
-    return torch.default_generator.get_state(), torch.cuda.get_rng_state() if torch.cuda.is_available() else None
+    accelerator = _accelerator()
+    return torch.default_generator.get_state(), None if accelerator is None else accelerator.get_rng_state()
 
 
 def _set(states: States) -> None:
     torch.default_generator.set_state(states[0])
     if states[1] is not None:
-        torch.cuda.set_rng_state(states[1])
+        _accelerator().set_rng_state(states[1])

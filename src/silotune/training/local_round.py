@@ -234,6 +234,6 @@ def _in_step(batches: Sequence[Iterator[Batch]]) -> Iterator[list[tuple[int, Bat
 
 def _numbers(terms: Sequence[Mapping[str, Tensor]]) -> list[dict[str, float]]:
     """Return scalars as numbers, fetched from the device at once."""
-    flat = torch.stack([term.double().reshape(()) for logged in terms for term in logged.values()])
+    flat = torch.stack([term.reshape(()) for logged in terms for term in logged.values()])  # exact: types are promoted
     values = iter(flat.tolist())
     return [{name: next(values) for name in logged} for logged in terms]

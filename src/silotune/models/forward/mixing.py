@@ -124,7 +124,7 @@ def group_by_weight(backbone: Backbone, mix: Sequence[MixEntry], rows: int) -> l
     inseparable = [part for part in mix if part.by_row and not part.tuner.mixes_rows(backbone)]
     if not inseparable:
         return [(torch.arange(rows), list(mix))]
-    columns = [torch.as_tensor(part.weight, dtype=torch.float64).cpu() for part in inseparable]
+    columns = [torch.as_tensor(part.weight).cpu().double() for part in inseparable]
     distinct, group_of_row = torch.unique(torch.stack(columns, 1), dim=0, return_inverse=True)
     groups = []
     for group, weights in enumerate(distinct.tolist()):
