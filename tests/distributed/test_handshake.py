@@ -29,6 +29,7 @@ OURS = Identity("1", "c" * 64, "b" * 64, "t" * 64, "fp32", "fedmcp", {"global/a"
         ({"backbone": "x" * 64}, "another backbone (sha256 of its weights): xxxxxxxxxxxx…"),
         ({"tokenizer": "x" * 64}, "another tokenizer (sha256): xxxxxxxxxxxx…"),
         ({"precision": "bf16"}, "another precision: bf16, the coordinator's: fp32"),
+        ({"precision": "fp32, int8", "backbone": "x"}, "another precision: fp32, int8, the coordinator's: fp32"),
         ({"method": "moon"}, "another method: moon, the coordinator's: fedmcp"),
         ({"shapes": {"global/a": (3, 2)}}, "other part shapes: 'global/a' is (3, 2), the coordinator's: (2, 3)"),
         ({"shapes": {}}, "'global/a' is missing"),

@@ -25,6 +25,7 @@ from silotune.models.backbone.quantization import (
     settle,
     weight_bytes,
 )
+from silotune.models.backbone.stacking import stack_plans
 from silotune.models.tuners import TUNERS
 from silotune.models.tuners.base import WeightedTensors
 from tests.support.small_runs import OPTIONS, save_model
@@ -170,6 +171,20 @@ def test_gradients_are_the_same_after_an_evaluation(models, quantization):
     again, after = states_and_gradients(backbone, made, tensors)
     assert torch.equal(states, again)
     assert all(torch.equal(before[name], after[name]) and before[name].abs().max() > 0 for name in before)
+
+
+@pytest.mark.parametrize("quantization", ["nf4", "int8-torchao"])
+def test_views_in_one_forward_equal_their_own(models, quantization):
+    backbone = backbone_of(models("llama", quantization))
+    made, tensors = part_of(backbone, "lora")
+    ids = torch.arange(5, 23).reshape(3, 6)
+    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    plans = [ForwardPlan() for _ in range(2)]
+    for plan, weight in zip(plans, (1.0, 0.5), strict=True):
+        made.act(backbone, [WeightedTensors(tensors, weight)], plan)
+    alone = [backbone.encode(inputs, plan) for plan in plans]
+    together = backbone.encode(inputs, stack_plans(plans, len(ids)))
+    torch.testing.assert_close(together, torch.cat(alone), rtol=1e-3, atol=1e-4)
 
 
 def test_int8_layers_keep_no_input_of_a_frozen_weight(models):
