@@ -118,7 +118,7 @@ def _trials_table(search: Sweep, trials: Sequence[TrialResult]) -> Table:
     """Make a table of all trials with their validation scores; each method's best trial is bold."""
     from silotune.experiments.sweep import best_trial
 
-    table = Table(title="validation score (%) at each trial's best round")
+    table = Table(title="validation score at each trial's best round")
     for column in ("method", "trial", *search.keys, "validation"):
         table.add_column(column, justify="left" if column == "method" else "right")
     for method in search.spaces:

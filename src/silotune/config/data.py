@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import Field, field_validator, model_validator
 
 from silotune.config.section import Section
-from silotune.config.validators import Name, distinct, label_names, listed
+from silotune.config.validators import Metric, Name, distinct, label_names, listed
 
 DATA_SOURCES = ("set", "path", "tasks", "task", "labels", "metric")
 """The keys of `data` that choose rows; they exclude the section `silos`, whose entries name their own files."""
@@ -40,7 +40,7 @@ class DataConfig(Section):
     tasks: list[Name] = []
     task: Name | None = None
     labels: list[str] | None = Field(None, min_length=2)
-    metric: Literal["accuracy", "f1", "rouge1"] | None = None
+    metric: Metric | None = None
     merge: bool = False
     ratio: tuple[float, float, float] = (0.6, 0.2, 0.2)
     seed: int | None = Field(None, ge=0)

@@ -12,7 +12,8 @@ from silotune.config.parse import validated
 def differences(before: str, after: str) -> list[str]:
     """Return the keys in which two configurations differ, as `section.key: old → key: new`.
 
-    Keys that one text lacks have their defaults, so that a configuration written by an earlier version compares equal.
+    Keys that one text lacks have their defaults, so that a configuration written by an earlier version compares equal;
+    such a one validates by the metric.
 
     Args:
         before: a configuration as `dump` writes it.
@@ -24,7 +25,8 @@ def differences(before: str, after: str) -> list[str]:
     if before == after:
         return []
     old, new = (
-        dict(_leaves(validated(parse_tree(text, "of the run")).model_dump(mode="json"))) for text in (before, after)
+        dict(_leaves(validated(_completed(parse_tree(text, "of the run"))).model_dump(mode="json")))
+        for text in (before, after)
     )
     names = dict.fromkeys([*old, *new])
     return [
@@ -32,6 +34,11 @@ def differences(before: str, after: str) -> list[str]:
         for name in names
         if old.get(name) != new.get(name)
     ]
+
+
+def _completed(tree: dict[str, Any]) -> dict[str, Any]:
+    evaluation = tree.get("evaluation") or {}
+    return tree | {"evaluation": {"validation": "metric"} | evaluation} if isinstance(evaluation, dict) else tree
 
 
 def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -1,6 +1,8 @@
-"""The section `evaluation`: test-time personalization, and tasks and silos that are left out of training."""
+"""The section `evaluation`: validation, test-time personalization, and tasks and silos left out of training."""
 
 from __future__ import annotations
+
+from typing import Literal
 
 from pydantic import field_validator, model_validator
 
@@ -10,9 +12,12 @@ from silotune.config.validators import listed
 
 
 class EvaluationConfig(Section):
-    """Test-time personalization (FedDPA, section 3.1), and tasks and silos that training does not see.
+    """The validation metric, test-time personalization (FedDPA, section 3.1), and what training does not see.
 
     Attributes:
+        validation: what validation rows are judged by, and so the best round: the task's metric, or the mean loss
+            (lower is better), for which no answer is written; unset, the loss where answers are written, else the
+            metric.
         test_time: whether every silo's model is scored on the test rows of every task.
         per_round: whether these scores, and those on the silos' own rows, are measured after every round (Figure 3).
         unseen: tasks (or entries of `silos`) that no silo trains on; all models are scored on them (Table 14).
@@ -20,6 +25,7 @@ class EvaluationConfig(Section):
         rows_at_once: rows of one batch without gradient, where rows are classified or embedded.
     """
 
+    validation: Literal["metric", "loss"] | None = None
     test_time: bool = False
     per_round: bool = False
     unseen: list[str] = []

@@ -78,6 +78,11 @@ class HeadConfig(ExtensibleSection):
         return lists
 
     @property
+    def writes(self) -> bool:
+        """Whether the head writes answers."""
+        return self.name in self.owners["max_new_tokens"]
+
+    @property
     def chat_keys(self) -> list[str]:
         """The given keys that only a chat template reads."""
         return [key for key in ("chat_template", "chat_kwargs", "train_on") if self.is_given(key)]

@@ -141,6 +141,10 @@ def _set(tree: Tree, key: str, value: Any) -> None:
     tree[last] = value
 
 
+HUB_PREFIX = "hub:"
+"""How the path of a silo's data set on the Hugging Face hub begins."""
+
+
 def absolute(tree: Tree, folder: Path) -> Tree:
     """Make the tree's paths absolute, relative to a folder: a resolved configuration works from anywhere.
 
@@ -152,7 +156,7 @@ def absolute(tree: Tree, folder: Path) -> Tree:
         resolve(data, "path", folder)
     silos = tree.get("silos")
     for silo in silos if isinstance(silos, list) else []:
-        if isinstance(silo, dict):
+        if isinstance(silo, dict) and not str(silo.get("path")).startswith(HUB_PREFIX):
             resolve(silo, "path", folder)
     compare = tree.get("compare")
     if isinstance(compare, dict):

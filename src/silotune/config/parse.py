@@ -169,6 +169,8 @@ def dump(config: Config) -> str:
     tree = config.model_dump(mode="json", exclude={"per_method", "compare"})
     if config.device == "auto":
         del tree["device"]
+    if config.evaluation.validation is None and not config.head.writes:
+        del tree["evaluation"]["validation"]
     for section, keys in _NEWER.items():
         fields = type(getattr(config, section)).model_fields
         for key in keys:

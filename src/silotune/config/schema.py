@@ -65,6 +65,12 @@ class Config(Section):
     compare: CompareConfig = CompareConfig()
 
     @property
+    def validates_by_loss(self) -> bool:
+        """Whether validation rows are judged by the mean loss, not by the task's metric."""
+        chosen = self.evaluation.validation
+        return chosen == "loss" or (chosen is None and self.head.writes)
+
+    @property
     def data_seed(self) -> int:
         """Seed of the choice of rows: `data.seed`, or the run's seed if that is unset."""
         return self.seed if self.data.seed is None else self.data.seed

@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import Field, field_validator, model_validator
 
 from silotune.config.section import Section
-from silotune.config.validators import Name, distinct, label_names
+from silotune.config.validators import Metric, Name, distinct, label_names
 
 
 class SiloConfig(Section):
@@ -32,7 +32,7 @@ class SiloConfig(Section):
     task: Name | None = None
     labels: list[str] | None = Field(None, min_length=2)
     kind: Literal["classification", "generation"] = "classification"
-    metric: Literal["accuracy", "f1", "rouge1"] | None = None
+    metric: Metric | None = None
 
     @field_validator("text", mode="before")
     @classmethod

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator
 
@@ -24,6 +24,10 @@ def _plain_name(name: str) -> str:
 
 Name = Annotated[str, AfterValidator(_plain_name)]
 """The name of a silo or task: it becomes part of paths in the run folder."""
+
+
+Metric = Literal["accuracy", "f1", "rouge1", "rougeL", "exact_match", "loss", "perplexity"]
+"""The metrics of tasks; which a task may have depends on its kind (`data/metrics.py`)."""
 
 
 def _device_name(name: str) -> str:

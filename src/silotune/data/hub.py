@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from silotune.config.merging import HUB_PREFIX
 from silotune.data.folders import LabeledSet
 from silotune.data.readers import Record
 from silotune.data.tasks import Row, Splits, Task
@@ -58,9 +59,6 @@ FEDPROMPT = {
     "enron": HubSet("SetFit/enron_spam", None, ("text",), ("ham", "spam")),
 }
 """Single-sentence data sets of FedPrompt (section 3.1); the hub has no Ling-Spam of its own."""
-
-HUB_PREFIX = "hub:"
-"""How the path of a silo's own data set on the hub begins."""
 
 HUB: dict[str, dict[str, HubSet]] = {"glue": GLUE, "fedprompt": FEDPROMPT}
 """`data.set` to its tasks on the hub."""

@@ -1,7 +1,8 @@
-"""Metrics in percent: accuracy, F1, ROUGE-1, exact match, and the score of always predicting the majority label."""
+"""Metrics: accuracy, F1, ROUGE and exact match in percent; loss and perplexity, which are better when lower."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import torch
@@ -32,10 +33,19 @@ def rouge1(written: Sequence[str], answers: Sequence[str]) -> float:
         written: generated texts.
         answers: reference texts.
     """
+    return _rouge("rouge1", written, answers)
+
+
+def rouge_l(written: Sequence[str], answers: Sequence[str]) -> float:
+    """Mean ROUGE-L F-measure (longest common subsequence of words); arguments as for `rouge1`."""
+    return _rouge("rougeL", written, answers)
+
+
+def _rouge(kind: str, written: Sequence[str], answers: Sequence[str]) -> float:
     from rouge_score.rouge_scorer import RougeScorer
 
-    scorer = RougeScorer(["rouge1"], use_stemmer=False)
-    scores = [scorer.score(answer, text)["rouge1"].fmeasure for text, answer in zip(written, answers, strict=True)]
+    scorer = RougeScorer([kind], use_stemmer=False)
+    scores = [scorer.score(answer, text)[kind].fmeasure for text, answer in zip(written, answers, strict=True)]
     return float(100.0 * sum(scores) / len(scores))
 
 
@@ -45,7 +55,27 @@ def exact_match(written: Sequence[str], answers: Sequence[str]) -> float:
     return 100.0 * sum(hits) / len(hits)
 
 
-TEXT_METRICS: dict[str, Callable[[Sequence[str], Sequence[str]], float]] = {"rouge1": rouge1, "accuracy": exact_match}
+def perplexity(loss: float) -> float:
+    """Return `exp(loss)`; infinite where that is too large for a number."""
+    return math.exp(loss) if loss < 700 else math.inf
+
+
+TEXT_METRICS: dict[str, Callable[[Sequence[str], Sequence[str]], float]] = {
+    "rouge1": rouge1,
+    "rougeL": rouge_l,
+    "exact_match": exact_match,
+    "accuracy": exact_match,
+}
+
+LOSS_METRICS: dict[str, Callable[[float], float]] = {"loss": float, "perplexity": perplexity}
+"""Functions of the mean loss of the head; **lower is better**. They need no written answers."""
+
+LOSS = "loss"
+
+
+def lower_is_better(metric: str) -> bool:
+    """Return whether a lower score by this metric is better."""
+    return metric in LOSS_METRICS
 
 
 METRICS: dict[str, Callable[[Tensor, Tensor], float]] = {"accuracy": accuracy, "f1": f1}

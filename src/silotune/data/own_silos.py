@@ -7,8 +7,9 @@ from functools import partial
 from pathlib import Path
 
 from silotune.config import SiloConfig
+from silotune.config.merging import HUB_PREFIX
 from silotune.data.folders import LabeledSet
-from silotune.data.hub import HUB_PREFIX, read_hub_records
+from silotune.data.hub import read_hub_records
 from silotune.data.instructions import Format, find_format, generation_rows, instruction_rows
 from silotune.data.readers import (
     FORMATS,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from silotune.data.metrics import METRICS, TEXT_METRICS
+from silotune.data.metrics import LOSS_METRICS, METRICS, TEXT_METRICS
 from silotune.errors import InputError, unknown_name_error
 
 TaskKind = Literal["classification", "generation"]
@@ -24,7 +24,7 @@ class Task:
     Args:
         name: silos with the same task name share label names and may share a head.
         labels: label names; empty for generation.
-        metric: key of `METRICS`, or of `TEXT_METRICS` for generation.
+        metric: key of `METRICS`, or of `TEXT_METRICS` for generation; or of `LOSS_METRICS`.
         kind: classification or generation.
     """
 
@@ -34,20 +34,25 @@ class Task:
     kind: TaskKind = "classification"
 
 
+def _metrics(kind: TaskKind) -> list[str]:
+    """Return the metrics of a kind of task."""
+    return [*(METRICS if kind == "classification" else TEXT_METRICS), *LOSS_METRICS]
+
+
 def make_task(name: str, labels: Sequence[str], metric: str, culprit: str) -> Task:
     """Make a classification task.
 
     Args:
         name: the task's name.
         labels: label names.
-        metric: key of `METRICS`.
+        metric: key of `METRICS` or `LOSS_METRICS`.
         culprit: configuration key or file to name in errors.
 
     Raises:
         InputError: the metric is unknown, or F1 is asked for other than two classes.
     """
-    if metric not in METRICS:
-        raise unknown_name_error(f"metric of {culprit}", metric, METRICS)
+    if metric not in _metrics("classification"):
+        raise unknown_name_error(f"metric of {culprit}", metric, _metrics("classification"))
     if metric == "f1" and len(labels) != 2:
         raise InputError(f"{culprit}: metric f1 needs 2 labels, found {', '.join(labels)}; allowed: accuracy")
     return Task(name, tuple(labels), metric)
@@ -58,14 +63,14 @@ def generation_task(name: str, metric: str, culprit: str) -> Task:
 
     Args:
         name: the task's name.
-        metric: key of `TEXT_METRICS`.
+        metric: key of `TEXT_METRICS` or `LOSS_METRICS`.
         culprit: configuration key or file to name in errors.
 
     Raises:
         InputError: the metric is unknown.
     """
-    if metric not in TEXT_METRICS:
-        raise unknown_name_error(f"metric of {culprit}", metric, TEXT_METRICS)
+    if metric not in _metrics("generation"):
+        raise unknown_name_error(f"metric of {culprit}", metric, _metrics("generation"))
     return Task(name, (), metric, "generation")
 
 
@@ -143,6 +148,6 @@ def read_task(fields: Any) -> Task:
     texts = [fields["name"], fields["metric"], *labels] if isinstance(labels, list | tuple) else [None]
     if not all(isinstance(text, str) for text in texts) or fields["kind"] not in ("classification", "generation"):
         raise ValueError("not a task")
-    if fields["metric"] not in (METRICS if fields["kind"] == "classification" else TEXT_METRICS):
+    if fields["metric"] not in _metrics(fields["kind"]):
         raise ValueError("not a task's metric")
     return Task(fields["name"], tuple(labels), fields["metric"], fields["kind"])

@@ -11,6 +11,7 @@ from typing import Any, Literal, TypeVar
 
 from silotune.core.numeric import mean_ignoring_none
 from silotune.core.tensors import State
+from silotune.data.metrics import LOSS
 from silotune.evaluation.instance_vectors import personalized_state
 from silotune.evaluation.predict import Measured, measure
 from silotune.methods.parts import Scope, names_with
@@ -27,13 +28,19 @@ def current_model_state(federation: Federation, silo: Silo) -> State:
 
 
 def score_silos(federation: Federation, split: Literal["validation", "test"]) -> dict[str, float | None]:
-    """Return reported silo → its model's score by the task's metric (percent; None if it has no rows)."""
+    """Return reported silo → its model's score (see `measure_silos`); None if it has no rows."""
     return {name: silo.score for name, silo in measure_silos(federation, split).items()}
 
 
 def measure_silos(federation: Federation, split: Literal["validation", "test"]) -> dict[str, Measured]:
-    """Return reported silo → its model's score and, beside another metric, its accuracy."""
-    return evaluate_silos(federation, lambda state, rows: measure(federation.context, state, getattr(rows, split)))
+    """Return reported silo → its model's score and, beside another metric, its accuracy.
+
+    Validation rows are judged by the loss if the configuration says so.
+    """
+    metric = LOSS if split == "validation" and federation.config.validates_by_loss else None
+    return evaluate_silos(
+        federation, lambda state, rows: measure(federation.context, state, getattr(rows, split), metric)
+    )
 
 
 def evaluate_silos(federation: Federation, evaluate: Callable[[State, Evaluation], Result]) -> dict[str, Result]:
@@ -114,6 +121,8 @@ def summary_entries(
                     "test": len(evaluation.test),
                 },
             }
+            if federation.config.validates_by_loss and task.metric != LOSS:
+                entries[name]["validation_metric"] = LOSS
             if name in test_scores and test_scores[name].accuracy is not None:
                 entries[name]["accuracy"] = test_scores[name].accuracy
     return entries

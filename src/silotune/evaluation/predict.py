@@ -9,7 +9,7 @@ from torch import Tensor
 
 from silotune.core.tensors import State
 from silotune.data.batching import evaluation_batches
-from silotune.data.metrics import METRICS, TEXT_METRICS
+from silotune.data.metrics import LOSS_METRICS, METRICS, TEXT_METRICS, exact_match
 from silotune.data.tokenized import TokenizedRows
 from silotune.evaluation.instance_vectors import weigh
 from silotune.models.forward.generation import generate
@@ -39,9 +39,23 @@ def answers(context: TrainingContext, state: State, rows: TokenizedRows) -> list
     return generate(context.backbone, prompt_rows(rows), mix, head.generation, context.rows_written)
 
 
+def mean_loss(context: TrainingContext, state: State, rows: TokenizedRows) -> float:
+    """Return the head's mean loss: over rows, or over the tokens of all responses."""
+    weights = weigh(context, state, rows)
+    placed = context.place(state)
+    losses, units = [], []
+    for batch in evaluation_batches(rows, context.backbone.pad_id, context.backbone.call_cost):
+        alpha = None if weights is None else weights.alpha[batch.rows]
+        losses.append(context.loss(placed, batch, alpha))
+        own = context.method.setting.head.loss_units(batch)
+        units.append(len(batch) if own is None else own)
+    means = torch.stack(losses).double().cpu()
+    return float((means * torch.tensor(units, dtype=means.dtype)).sum() / sum(units))
+
+
 @dataclass(frozen=True)
 class Measured:
-    """A model's scores on rows, in percent.
+    """A model's scores on rows, in percent; or its loss or perplexity.
 
     `score` is by the task's metric, None without rows. If answers are options and the metric is another, `accuracy` is
     the share of answers that equal the expected option exactly.
@@ -51,19 +65,22 @@ class Measured:
     accuracy: float | None = None
 
 
-def measure(context: TrainingContext, state: State, rows: TokenizedRows) -> Measured:
-    """Score a model on rows."""
+def measure(context: TrainingContext, state: State, rows: TokenizedRows, metric: str | None = None) -> Measured:
+    """Score a model on rows, by the task's metric or another one."""
     task = rows.task
+    metric = metric or task.metric
     if not len(rows):
         return Measured(None)
+    if metric in LOSS_METRICS:
+        return Measured(LOSS_METRICS[metric](mean_loss(context, state, rows)))
     if task.kind != "generation":
-        return Measured(METRICS[task.metric](logits(context, state, rows).argmax(-1), rows.labels))
+        return Measured(METRICS[metric](logits(context, state, rows).argmax(-1), rows.labels))
     written, expected = answers(context, state, rows), rows.answers or []
-    result = TEXT_METRICS[task.metric](written, expected)
-    picked = rows.options and task.metric != "accuracy"
+    result = TEXT_METRICS[metric](written, expected)
+    picked = rows.options and TEXT_METRICS[metric] is not exact_match
     return Measured(result, TEXT_METRICS["accuracy"](written, expected) if picked else None)
 
 
 def score(context: TrainingContext, state: State, rows: TokenizedRows) -> float | None:
-    """Return the task's metric over the rows, in percent; None without rows."""
+    """Return the task's metric over the rows; None without rows."""
     return measure(context, state, rows).score

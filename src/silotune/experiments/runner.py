@@ -17,6 +17,7 @@ from silotune.models.backbone.backbone import Backbone
 from silotune.runs.build.resolve import BackboneRequirements, make_method, on_this_machine
 from silotune.runs.engines.base import Progress
 from silotune.runs.run import run
+from silotune.runs.storage.run_folder import continued
 
 Summary = dict[str, Any]
 
@@ -131,7 +132,7 @@ def _finished(cell: Cell, out: Path, kind: CellKind) -> bool:
     folder = out / cell.folder
     if not (folder / "config.yaml").is_file():
         return False
-    config = on_this_machine(cell.config)  # as a run writes it
+    config = continued(on_this_machine(cell.config), folder)  # as a run writes it
     before, now = (folder / "config.yaml").read_text(encoding="utf-8"), dump(config)
     changed = differences(before, now)
     if changed:

@@ -76,13 +76,20 @@ class Sweep:
 
 @dataclass(frozen=True)
 class TrialResult:
-    """One choice of values and its validation scores (percent) per seed; None where training diverged."""
+    """One choice of values and its validation scores (percent, or losses) per seed; None where training diverged."""
 
     method: str
     number: int
     chosen: Mapping[str, Any]
     folder: str
     scores: tuple[float | None, ...]
+    lower_is_better: bool = False
+
+    @property
+    def goodness(self) -> float:
+        """The mean score, with its sign changed if lower is better; of a trial that has one."""
+        score = self.score if self.score is not None else 0.0
+        return -score if self.lower_is_better else score
 
     @property
     def score(self) -> float | None:
@@ -179,7 +186,8 @@ def _trial_of(
     method: str, number: int, chosen: Mapping[str, Any], cells: Sequence[Cell], summaries: Mapping[str, Summary]
 ) -> TrialResult:
     scores = tuple(summaries[cell.folder]["validation"] for cell in cells)
-    return TrialResult(method, number, chosen, cells[0].row, scores)
+    lower = any(summaries[cell.folder].get("lower_is_better", False) for cell in cells)
+    return TrialResult(method, number, chosen, cells[0].row, scores, lower)
 
 
 def _sampled_trials(
@@ -197,7 +205,7 @@ def _sampled_trials(
         if trial.score is None:
             study.tell(proposal, state=optuna.trial.TrialState.FAIL)
         else:
-            study.tell(proposal, trial.score)
+            study.tell(proposal, trial.goodness)
         yield trial
 
 
@@ -222,7 +230,7 @@ def _optuna() -> ModuleType:
 
 
 def best_trial(trials: Sequence[TrialResult], method: str) -> TrialResult:
-    """Return the method's trial with the highest mean validation score; the first of equals.
+    """Return the method's trial with the highest mean validation score, or the lowest loss; the first of equals.
 
     Raises:
         SilotuneError: all its trials diverged.
@@ -230,7 +238,7 @@ def best_trial(trials: Sequence[TrialResult], method: str) -> TrialResult:
     scored = [trial for trial in trials if trial.method == method and trial.score is not None]
     if not scored:
         raise SilotuneError(f"sweep: every trial of method {method!r} diverged; search smaller learning rates")
-    return max(scored, key=lambda trial: trial.score if trial.score is not None else 0.0)
+    return max(scored, key=lambda trial: trial.goodness)
 
 
 def table_csv(sweep: Sweep, trials: Sequence[TrialResult]) -> str:
@@ -255,4 +263,9 @@ def _describe_sweep(sweep: Sweep, best: Mapping[str, TrialResult]) -> str:
         f"Setting: {' '.join([Path(sweep.source).name, *sweep.words])}; seeds {', '.join(map(str, sweep.seeds))}.",
         "For compare: best=FOLDER (this folder), or copied into a configuration.",
     ]
-    return "\n".join([*lines, *(f"{method}: {trial.score:.2f} %" for method, trial in best.items())])
+    return "\n".join(
+        [
+            *lines,
+            *(f"{method}: {trial.score:.2f}{'' if trial.lower_is_better else ' %'}" for method, trial in best.items()),
+        ]
+    )

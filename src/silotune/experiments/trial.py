@@ -55,6 +55,7 @@ def _trial(
             summary["reason"] = str(error)
         else:
             summary |= {"validation": engine.history.best_validation, "best_round": engine.history.best_round}
+            summary |= {"lower_is_better": True} if federation.lower_is_better else {}
         folder.forget_checkpoints()
         write_text(path / FILE, json.dumps(summary | {"seconds": engine.history.seconds}, indent=1) + "\n")
     return summary, federation.backbone

@@ -23,7 +23,7 @@ from silotune.runs.engines.base import Engine, Progress
 from silotune.runs.engines.in_process import InProcessEngine
 from silotune.runs.engines.multi_process import MultiProcessEngine
 from silotune.runs.personal_model import PersonalModel
-from silotune.runs.storage.run_folder import working_in
+from silotune.runs.storage.run_folder import continued, working_in
 from silotune.runs.summary import state_digest, summarise
 from silotune.training.federation import Federation
 
@@ -97,6 +97,8 @@ def _run(
 ) -> Run:
     if not resume:
         require_unused(path, "--out", OR_RESUME)
+    if resume:
+        config = continued(config, path)
     # with several processes, the main one leaves the device's memory to the others
     federation = build(config, backbone, load=partial(BackboneRequirements.load, on_use=workers != 1))
     if federation.privacy is not None:

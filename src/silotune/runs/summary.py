@@ -10,7 +10,7 @@ import torch
 
 from silotune.core.numeric import mean_ignoring_none
 from silotune.core.tensors import count_parameters, digest
-from silotune.data.metrics import majority_score
+from silotune.data.metrics import METRICS, majority_score
 from silotune.data.templates import CHAT
 from silotune.evaluation.backdoor import overall
 from silotune.evaluation.federation_scores import all_share_one_model, mean_score
@@ -112,7 +112,7 @@ def central_result(federation: Federation, silos: Mapping[str, Mapping[str, Any]
         return None
     test = federation.central.test
     task = test.task
-    has_majority = task.kind == "classification" and len(test)
+    has_majority = task.metric in METRICS and task.kind == "classification" and len(test)
     return {
         "metric": task.metric,
         "validation": mean_score({name: silo["validation"] for name, silo in silos.items()}),

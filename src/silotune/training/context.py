@@ -315,7 +315,18 @@ class TrainingContext:
         Returns:
             Logits, shape (rows, classes), in the batch's order.
         """
+        return self._prediction(state, batch, alpha).logits("prediction", self.method.prediction().head)
+
+    @torch.no_grad()
+    def loss(self, state: State, batch: Batch, alpha: Tensor | None = None) -> Tensor:
+        """Return the loss that the head computes of a batch under the method's prediction, shape ().
+
+        Arguments as for `logits`.
+        """
+        return self._prediction(state, batch, alpha).cross_entropy("prediction", self.method.prediction().head)
+
+    def _prediction(self, state: State, batch: Batch, alpha: Tensor | None) -> Step:
+        """Run a batch under the method's prediction."""
         mix = self.prediction_mix(state, alpha)
         (views,) = self.views([batch], own_micro_batches(batch), [{"prediction": mix}])
-        step = Step(batch, views, state, {}, {}, self.parts)
-        return step.logits("prediction", self.method.prediction().head)
+        return Step(batch, views, state, {}, {}, self.parts)

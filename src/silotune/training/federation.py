@@ -8,6 +8,7 @@ from functools import cached_property
 
 from silotune.communication.privacy.budget import Privacy
 from silotune.config import Config
+from silotune.data.metrics import lower_is_better
 from silotune.data.tasks import Task
 from silotune.methods import Method
 from silotune.models.backbone.backbone import Backbone
@@ -65,6 +66,12 @@ class Federation:
         if self.config.partition.name == "none":
             return None
         return next(evaluation for silo in self.silos.values() for evaluation in silo.evaluations.values())
+
+    @property
+    def lower_is_better(self) -> bool:
+        """Whether lower validation scores are better."""
+        metrics = (task.metric for task in self.tasks.values())
+        return self.config.validates_by_loss or any(map(lower_is_better, metrics))
 
     @property
     def rounds(self) -> int:

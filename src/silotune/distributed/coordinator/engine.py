@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from silotune.core.numeric import ceil_fraction
+from silotune.data.metrics import lower_is_better
 from silotune.distributed.coordinator.dispatcher import SiloDispatcher
 from silotune.distributed.protocol.disclosure import validate_metrics, validate_scores
 from silotune.distributed.protocol.frames import Frame, state_name
@@ -81,6 +82,14 @@ class FlowerEngine(Engine):
         """See `Engine.finals`."""
         for received in self._until_quorum("final", number, silos, broadcast):
             yield received.reply
+
+    @property
+    def _judged_by_loss(self) -> tuple[str, ...]:
+        """The splits whose scores are losses."""
+        metrics = (task.metric for task in self.federation.tasks.values())
+        if any(map(lower_is_better, metrics)):
+            return "validation", "test"
+        return ("validation",) if self.federation.config.validates_by_loss else ()
 
     def validate(self, number: int) -> Scores:
         """See `Engine.validate`. A silo that is absent or does not share its scores has none.
@@ -195,7 +204,7 @@ class FlowerEngine(Engine):
             reason = f"answered with state {state!r}, its name must be {state_name(number, kind == 'final')!r}"
         elif not validate_metrics(metrics) or message is None:
             reason = "answered without metrics or message"
-        elif not validate_scores(frame.fields.get("scores", {})):
+        elif not validate_scores(frame.fields.get("scores", {}), self._judged_by_loss):
             reason = "answered with something else than scores"
         if reason or message is None:
             self._failed(number, silo, reason)
@@ -217,7 +226,7 @@ class FlowerEngine(Engine):
         silo, scores = str(frame.fields["silo"]), frame.fields.get("scores")
         if frame.kind != "scores":
             self._failed(number, silo, str(frame.fields.get("reason", f"answered with {frame.kind!r}")))
-        elif not validate_scores(scores):
+        elif not validate_scores(scores, self._judged_by_loss):
             self._failed(number, silo, "answered with something else than scores")
         else:
             entries[silo] = dict(scores or {})

@@ -20,7 +20,7 @@ from silotune.config import Config, dump
 from silotune.core.files import write_text
 from silotune.core.locking import folder_lock
 from silotune.data.loading import load_silos
-from silotune.data.metrics import majority_score
+from silotune.data.metrics import METRICS, majority_score
 from silotune.data.row_folder import write_rows
 from silotune.data.server_rows import draw_labeled_rows
 from silotune.data.tasks import SiloData
@@ -39,7 +39,7 @@ from silotune.runs.build.resolve import make_method, on_this_machine, with_chat_
 from silotune.runs.build.validation import check_tasks
 from silotune.runs.engines.base import Progress
 from silotune.runs.storage.readers import read_summary
-from silotune.runs.storage.run_folder import RunFolder
+from silotune.runs.storage.run_folder import RunFolder, continued
 
 
 def run_local(
@@ -71,7 +71,7 @@ def run_local(
     check_federated(config)
     config = on_this_machine(config)
     data = load_silos(config)
-    config = with_chat_template(config, data)
+    config = with_chat_template(continued(config, out) if resume else config, data)
     method = make_method(config)
     tasks = {silo.name: silo.task for silo in data}
     check_tasks(config, method, tasks)
@@ -130,7 +130,7 @@ def _finished(out: Path, config: Config, data: list[SiloData]) -> dict[str, Any]
     summary = read_summary(out)
     if config.partition.name != "none" and summary["global"]:
         test, task = data[0].splits.test, data[0].task
-        if task.kind == "classification" and test:
+        if task.kind == "classification" and task.metric in METRICS and test:
             summary["global"]["majority"] = majority_score(task.metric, torch.tensor([row.label for row in test]))
             write_text(out / "summary.json", json.dumps(summary, indent=1) + "\n")
     for path in _instance_files(out, [silo.name for silo in data]):

@@ -54,12 +54,18 @@ def validate_metrics(metrics: object) -> bool:
     return True
 
 
-def validate_scores(entry: object) -> bool:
-    """Return whether an entry holds only scores (0 to 100, or None) and row counts per split."""
+def validate_scores(entry: object, unbounded: Collection[str] = ()) -> bool:
+    """Return whether an entry holds only scores (0 to 100, or None) and row counts per split.
+
+    Args:
+        entry: what a silo sent.
+        unbounded: the splits that are judged by a loss, which may be more than 100.
+    """
     if not isinstance(entry, dict) or not entry.keys() <= {*_SCORES, "rows"}:
         return False
-    scores, rows = [entry.get(name) for name in _SCORES], entry.get("rows")
-    if not all(score is None or (type(score) in (int, float) and 0 <= score <= 100) for score in scores):
+    rows = entry.get("rows")
+    scores = [(entry.get(name), _LARGEST if name in unbounded else 100) for name in _SCORES]
+    if not all(score is None or (type(score) in (int, float) and 0 <= score <= most) for score, most in scores):
         return False
     if rows is None:
         return True

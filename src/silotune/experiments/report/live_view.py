@@ -71,13 +71,19 @@ def frame(run: Path) -> Group:
     log = list(events(run))
     parts: list[Any] = [_head(run, method, rounds, log)]
     if log:
-        parts.append(_silos(log))
+        parts.append(_silos(log, _by_loss(config)))
     refused = [event for event in log if event.get("event") == "refused"]
     if refused:
         parts.append(Text(f"{len(refused)} updates refused; the last: {refused[-1].get('reason')}", style="yellow"))
     if (run / "summary.json").exists():
         parts.append(Text(_finished(run)))
     return Group(*parts)
+
+
+def _by_loss(config: dict[str, Any]) -> bool:
+    """Return whether validation scores are losses; without a choice they are, in runs that know the key."""
+    evaluation = config.get("evaluation") or {}
+    return "validation" in evaluation and evaluation["validation"] in (None, "loss")
 
 
 def _head(run: Path, method: str, rounds: int, log: list[dict[str, Any]]) -> Text:
@@ -93,7 +99,7 @@ def _head(run: Path, method: str, rounds: int, log: list[dict[str, Any]]) -> Tex
     return Text("   ".join(words))
 
 
-def _silos(log: list[dict[str, Any]]) -> Table:
+def _silos(log: list[dict[str, Any]], by_loss: bool) -> Table:
     rounds_ended = [event for event in log if event.get("event") == "round"]
     trained: dict[str, dict[str, Any]] = {e["silo"]: e for e in log if e.get("event") == "silo"}
     scores: dict[str, list[float]] = {}
@@ -102,7 +108,8 @@ def _silos(log: list[dict[str, Any]]) -> Table:
             if value is not None:
                 scores.setdefault(name, []).append(float(value))
     table = Table()
-    for column in ("silo", "round", "loss", "validation %", "best", "rows/s"):
+    best, digits = (min, ".4f") if by_loss else (max, ".1f")
+    for column in ("silo", "round", "loss", "validation loss" if by_loss else "validation %", "best", "rows/s"):
         table.add_column(column, justify="left" if column == "silo" else "right")
     for name in dict.fromkeys([*trained, *scores]):
         latest, validation = trained.get(name, {}), scores.get(name, [])
@@ -111,8 +118,8 @@ def _silos(log: list[dict[str, Any]]) -> Table:
             escape(name),
             str(latest.get("round", "–")),
             _number(latest.get("loss"), ".4f"),
-            _number(validation[-1] if validation else None, ".1f"),
-            _number(max(validation, default=None), ".1f"),
+            _number(validation[-1] if validation else None, digits),
+            _number(best(validation, default=None), digits),
             _number(rows_per_second, ".0f"),
         )
     return table

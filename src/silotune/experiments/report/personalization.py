@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from silotune.core.numeric import mean_ignoring_none
+from silotune.data.metrics import lower_is_better
 from silotune.errors import InputError
 from silotune.experiments.report.entries import FinishedRun, ReportEntry, silo_names
 from silotune.experiments.report.ranking import ranks
-from silotune.experiments.report.scores import AVERAGE, standard_deviation
+from silotune.experiments.report.scores import AVERAGE, metric_name, standard_deviation
 from silotune.experiments.report.tables_by_method import MOST_SILOS, ResultTable, TableCell
 
 MEASURES = {"personalization": "personalization", "test_time": "test-time personalization"}
@@ -98,7 +99,8 @@ def _table(
     cells: list[list[TableCell]] = [[] for _ in entries]
     for position in range(len(columns)):
         means = [mean_ignoring_none(row[position]) for row in values]
-        ranked = ranks(means, [entry.evaluated_on for entry in entries])
+        lower = lower_is_better(metric_name(entries[0], AVERAGE))
+        ranked = ranks(means, [entry.evaluated_on for entry in entries], lower)
         for row_index, mean in enumerate(means):
             if mean is None:
                 cells[row_index].append(TableCell("–"))

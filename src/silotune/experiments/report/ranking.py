@@ -6,19 +6,21 @@ from collections import Counter
 from collections.abc import Hashable, Sequence
 
 
-def ranks(scores: Sequence[float | None], groups: Sequence[Hashable] | None = None) -> list[int]:
+def ranks(scores: Sequence[float | None], groups: Sequence[Hashable] | None = None, lower: bool = False) -> list[int]:
     """Rank scores: 1 for the best of a group, 2 for the second, 0 for all others; ties up to 6 decimals share a rank.
 
     Args:
         scores: None where a score is missing.
         groups: group of each score; by default all form one group. A score alone in its group has rank 0.
+        lower: whether lower scores are better (losses).
 
     Returns:
         Rank of each score.
     """
     group_of = [None] * len(scores) if groups is None else list(groups)
     sizes = Counter(group_of)
-    rounded = [None if score is None else round(score, 6) for score in scores]
+    sign = -1 if lower else 1
+    rounded = [None if score is None else sign * round(score, 6) for score in scores]
     result = []
     for score, group in zip(rounded, group_of, strict=True):
         higher = {

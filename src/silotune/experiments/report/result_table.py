@@ -7,6 +7,7 @@ from typing import Any
 
 from rich.table import Table
 
+from silotune.data.metrics import lower_is_better
 from silotune.experiments.report.ranking import ranks
 
 _FACTS: dict[str, Callable[[dict[str, Any]], str]] = {
@@ -20,22 +21,24 @@ _FACTS: dict[str, Callable[[dict[str, Any]], str]] = {
 def result_table(summaries: Sequence[dict[str, Any]]) -> Table:
     """Make the table of test scores of runs over the same silos, with the sizes of what each trains and sends."""
     silos = list(summaries[0]["silos"])
-    table = Table(title="test score (%) at the best round by validation")
+    lower = all(lower_is_better(silo["metric"]) for silo in summaries[0]["silos"].values())
+    table = Table(title=f"test score{'' if lower else ' (%)'} at the best round by validation")
     table.add_column("silo")
     for summary in summaries:
         table.add_column(summary["method"], justify="right")
     if any(summary["global"] for summary in summaries):  # all silos share one test set
         table.add_row(
-            f"{len(silos)} silos, one test set", *_marked_scores([summary["average"] for summary in summaries])
+            f"{len(silos)} silos, one test set", *_marked_scores([summary["average"] for summary in summaries], lower)
         )
         majority = [(summary["global"] or {}).get("majority") for summary in summaries]
         if all(score is not None for score in majority):
             table.add_row("always the most frequent label", *(f"{score:.1f}" for score in majority))
     else:
         for name in silos:
-            table.add_row(name, *_marked_scores([summary["silos"][name]["test"] for summary in summaries]))
+            scores = [summary["silos"][name]["test"] for summary in summaries]
+            table.add_row(name, *_marked_scores(scores, lower))
         table.add_section()
-        table.add_row("average", *_marked_scores([summary["average"] for summary in summaries]))
+        table.add_row("average", *_marked_scores([summary["average"] for summary in summaries], lower))
     if any(summary.get("attack") for summary in summaries):
         rates = [(summary.get("attack") or {}).get("asr") for summary in summaries]
         table.add_row("attack success rate", *("–" if rate is None else f"{rate:.1f}" for rate in rates))
@@ -45,9 +48,9 @@ def result_table(summaries: Sequence[dict[str, Any]]) -> Table:
     return table
 
 
-def _marked_scores(scores: Sequence[float | None]) -> list[str]:
+def _marked_scores(scores: Sequence[float | None], lower: bool = False) -> list[str]:
     """Format scores, with best and second marked; a silo may keep its score private (None)."""
-    return [_cell(score, rank) for score, rank in zip(scores, ranks(scores), strict=True)]
+    return [_cell(score, rank) for score, rank in zip(scores, ranks(scores, lower=lower), strict=True)]
 
 
 def _cell(score: float | None, rank: int) -> str:

@@ -7,7 +7,9 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from silotune.data.metrics import lower_is_better
 from silotune.experiments.report.entries import ReportEntry, group_by_data
+from silotune.experiments.report.scores import AVERAGE, metric_name
 
 NOTE = (
     "Two-sided Wilcoxon signed-rank test on the differences of test scores (zeros dropped), paired by seed and silo, "
@@ -56,7 +58,8 @@ def _against_the_best(entries: Sequence[ReportEntry]) -> list[PairedTest]:
     scored = [entry for entry in entries if not math.isnan(entry.mean_of("average"))]
     if not scored:
         return []
-    best = max(scored, key=lambda entry: entry.mean_of("average"))
+    choose = min if lower_is_better(metric_name(scored[0], AVERAGE)) else max
+    best = choose(scored, key=lambda entry: entry.mean_of("average"))
     tests = []
     for other in entries:
         differences = _differences(best, other) if other is not best else []

@@ -11,10 +11,11 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from silotune.data.metrics import lower_is_better
 from silotune.experiments.report.cost_shares import cost_shares
 from silotune.experiments.report.entries import ReportEntry, distinguishable_silos, group_by_data
 from silotune.experiments.report.ranking import ranks
-from silotune.experiments.report.scores import AVERAGE, any_attacked, mean_score, success_rate
+from silotune.experiments.report.scores import AVERAGE, any_attacked, mean_score, metric_name, success_rate
 
 MOST_SILOS = 12
 """Number of silos up to which each has a column; beyond it the table has the average only (`table.csv` has all
@@ -63,7 +64,9 @@ def score_table(entries: Sequence[ReportEntry], ddof: int) -> ResultTable:
 def _ranked(entries: Sequence[ReportEntry], silo: str, ddof: int) -> list[TableCell]:
     scores = [mean_score(entry, silo, ddof) for entry in entries]
     column_ranks = ranks(
-        [test_score.mean if test_score else None for test_score in scores], [entry.evaluated_on for entry in entries]
+        [test_score.mean if test_score else None for test_score in scores],
+        [entry.evaluated_on for entry in entries],
+        lower=lower_is_better(metric_name(entries[0], silo)),
     )
     return [
         TableCell(test_score.text, rank) if test_score else TableCell("–")

@@ -8,6 +8,7 @@ from types import MappingProxyType
 
 from silotune.config import Config
 from silotune.data.backdoor import check_attack
+from silotune.data.metrics import lower_is_better
 from silotune.data.tasks import Task
 from silotune.errors import InputError
 from silotune.methods import Method
@@ -37,6 +38,7 @@ def check_tasks(
         InputError: naming the key and what is allowed.
     """
     _check_meanings(tasks, labeled)
+    _check_directions(tasks)
     sampling = config.sampling
     if sampling.count is not None and not method.centralized:
         for name, size in Counter(task.name if sampling.per_task else "" for task in tasks.values()).items():
@@ -94,6 +96,17 @@ def _check_meanings(tasks: Mapping[str, Task], labeled: Task | None) -> None:
         raise InputError(
             f"federation.labelled: the task of its rows is {labeled.name!r}, {_meaning(labeled)}; that of "
             f"silo {silo!r} is {task.name!r}, {_meaning(task)}"
+        )
+
+
+def _check_directions(tasks: Mapping[str, Task]) -> None:
+    """Refuse metrics of which some are better when lower and others when higher: their mean says nothing."""
+    of_loss = [silo for silo, task in tasks.items() if lower_is_better(task.metric)]
+    others = [silo for silo, task in tasks.items() if not lower_is_better(task.metric)]
+    if of_loss and others:
+        raise InputError(
+            f"metric: silo {of_loss[0]!r} is judged by {tasks[of_loss[0]].metric} and silo {others[0]!r} by "
+            f"{tasks[others[0]].metric}; either all silos are judged by loss or perplexity, or none"
         )
 
 

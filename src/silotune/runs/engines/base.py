@@ -161,7 +161,8 @@ class Engine(ABC):
         history.validation, history.pending, history.pending_silos = scores, 0, []
         average = mean_ignoring_none(scores.values())
         mean = float(number) if average is None else average  # without validation rows the last round is the best
-        better = judged and is_better(scores, mean, history.best_scores, history.best_validation)
+        lower = self.federation.lower_is_better
+        better = judged and is_better(scores, mean, history.best_scores, history.best_validation, lower)
         if better:
             history.best_round, history.best_validation, history.best_scores = number, mean, scores
         self.folder.event("round", round=number, silos=list(contributed), validation=scores, seconds=history.seconds)

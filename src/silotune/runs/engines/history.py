@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 Scores = dict[str, float | None]
-"""Reported silo → score in percent, None without rows; `global` is the only key if all share the same rows."""
+"""Reported silo → score in percent or loss, None without rows; `global` is the only key if all share the same rows."""
 
 
 @dataclass
@@ -45,24 +45,27 @@ class History:
             self.training_rows += int(rows)
 
 
-def is_better(scores: Scores, mean: float, best: Scores, best_mean: float) -> bool:
+def is_better(scores: Scores, mean: float, best: Scores, best_mean: float, lower: bool = False) -> bool:
     """Return whether a round is better than the best one so far.
 
-    If the same silos were judged in both rounds, the higher mean wins. If a silo was absent from one of them, only
-    silos judged in both count, so that a round does not win because hard silos are missing; and a round judged by more
-    silos replaces one judged by a subset of them.
+    If the same silos were judged in both rounds, the higher mean wins (`lower`: the lower one). If a silo was absent
+    from one of them, only silos judged in both count, so that a round does not win because hard silos are missing; and
+    a round judged by more silos replaces one judged by a subset of them.
 
     Args:
         scores: the round's scores.
         mean: the mean of these scores; without scores the round's number.
         best: the best round's scores; empty before the first judgment.
         best_mean: the mean of these scores.
+        lower: whether lower scores are better; without scores, the later round is better either way.
     """
+    sign = -1.0 if lower else 1.0
     judged = {name for name, value in scores.items() if value is not None}
     judged_then = {name for name, value in best.items() if value is not None}
     if judged == judged_then:
-        return mean > best_mean
+        return sign * mean > sign * best_mean if judged else mean > best_mean
     if judged > judged_then:
         return True
     both = sorted(judged & judged_then)
-    return math.fsum(scores[name] or 0.0 for name in both) > math.fsum(best[name] or 0.0 for name in both)
+    now, then = (math.fsum(of[name] or 0.0 for name in both) for of in (scores, best))
+    return sign * now > sign * then

@@ -18,9 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
 from safetensors import SafetensorError
 
-from silotune.config import differences
+from silotune.config import Config, differences
 from silotune.core.async_writer import AsyncWriter
 from silotune.core.files import make_folder, read_bytes, read_json, write_text
 from silotune.core.locking import LOCK_FILE, folder_lock
@@ -300,3 +301,17 @@ def _begun(entry: Path) -> bool:
     if entry.name in ("federation", "silos"):  # what is there before a federation's coordinator makes the run folder
         return entry.is_dir()
     return entry.name in ("versions.json", LOCK_FILE) or entry.name.startswith((".versions.json.", ".config.yaml."))
+
+
+def continued(config: Config, path: Path) -> Config:
+    """Return the configuration with which to go on with a run that may be older than the key `evaluation.validation`.
+
+    Such a run validates by the metric, in whatever round it was interrupted.
+    """
+    file = path / "config.yaml"
+    if config.evaluation.validation is not None or not file.is_file():
+        return config
+    tree = yaml.safe_load(file.read_text(encoding="utf-8"))
+    if not isinstance(tree, dict) or "validation" in (tree.get("evaluation") or {}):
+        return config
+    return config.model_copy(update={"evaluation": config.evaluation.model_copy(update={"validation": "metric"})})
