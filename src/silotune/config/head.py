@@ -16,7 +16,7 @@ class HeadConfig(ExtensibleSection):
 
     Attributes:
         name: `mlp` and `linear` classify a pooled state, `verbalizer` scores label words at a template's mask, `lm`
-            writes answers.
+            writes answers, `dpo` also, and is trained on preference pairs.
         scope: whether all silos share the head's part, or each keeps its own.
         pooling: the state that `mlp` and `linear` read.
         template: template of `verbalizer` or `lm`: one for all tasks, or task → template; for `lm` also `chat`, which
@@ -28,7 +28,8 @@ class HeadConfig(ExtensibleSection):
         chat_template: the name of the tokenizer's chat template, if it has several (`lm`).
         chat_kwargs: variables for the chat template, such as `enable_thinking` (`lm`).
         train_on: the turns of a conversation that are trained: all of the assistant's, or its last (`lm`).
-        beams: number of beams (`lm`).
+        beta: β of the DPO loss: how strongly the model is kept near the backbone (`dpo`).
+        beams: number of beams (`lm`, `dpo`).
         max_new_tokens: the longest answer (`lm`).
     """
 
@@ -36,15 +37,16 @@ class HeadConfig(ExtensibleSection):
     section: ClassVar = "head"
     common: ClassVar = ("scope", "pooling")
     owners: ClassVar = {
-        "template": ("verbalizer", "lm"),
+        "template": ("verbalizer", "lm", "dpo"),
         "words": ("verbalizer",),
         "multi_token": ("verbalizer",),
         "average": ("verbalizer",),
-        "chat_template": ("lm",),
-        "chat_kwargs": ("lm",),
+        "chat_template": ("lm", "dpo"),
+        "chat_kwargs": ("lm", "dpo"),
         "train_on": ("lm",),
-        "beams": ("lm",),
-        "max_new_tokens": ("lm",),
+        "beams": ("lm", "dpo"),
+        "max_new_tokens": ("lm", "dpo"),
+        "beta": ("dpo",),
     }
 
     name: str = "mlp"
@@ -57,6 +59,7 @@ class HeadConfig(ExtensibleSection):
     chat_template: str | None = Field(None, min_length=1)
     chat_kwargs: dict[str, bool | int | float | str | None] = {}
     train_on: Literal["assistant", "last"] = "assistant"
+    beta: float = Field(0.1, gt=0)
     beams: int = Field(1, ge=1, le=64)
     max_new_tokens: int = Field(80, ge=1, le=4096)
 

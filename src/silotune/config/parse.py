@@ -153,7 +153,7 @@ def _silo_name(error: ValidationError, tree: Tree) -> str:
 
 
 _NEWER = {
-    "head": ("chat_template", "chat_kwargs", "train_on"),
+    "head": ("chat_template", "chat_kwargs", "train_on", "beta"),
     "train": ("tokens_at_once",),
     "evaluation": ("rows_at_once",),
     "generation": ("rows_at_once",),

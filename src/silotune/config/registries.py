@@ -16,7 +16,9 @@ METHODS: Registry[Any] = Registry("method", aliases={"centralized": "centralised
 
 TUNERS: Registry[Any] = Registry("tuner")
 
-HEADS: Registry[Any] = Registry("head", reserved=("mlp", "linear", "verbalizer", "lm"), home="silotune.models.heads")
+HEADS: Registry[Any] = Registry(
+    "head", reserved=("mlp", "linear", "verbalizer", "lm", "dpo"), home="silotune.models.heads"
+)
 
 AGGREGATIONS: Registry[Any] = Registry(
     "aggregation",

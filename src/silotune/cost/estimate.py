@@ -158,6 +158,8 @@ def _method(config: Config, shape: Shape) -> Method:
     """
     made = make_method(config)
     name = config.head.name
+    if made.setting.head.reads_reference:
+        raise InputError(f"cost: head={name} is not counted; head=lm counts one of a pair's two answers")
     if name not in LANGUAGE_MODEL_HEADS:
         return made
     if not shape.language_model:

@@ -220,9 +220,9 @@ def evaluation_batches(
     rows: TokenizedRows, pad_id: int, call_cost: int | None = CALL_COST, rows_at_once: int = 64
 ) -> Iterator[Batch]:
     """Yield all rows once, sorted by length, in batches of `rows_at_once`."""
-    order = sorted(range(len(rows)), key=lambda row: len(rows.ids[row]))
+    order = sorted(range(rows.examples), key=lambda row: max(len(rows.ids[place]) for place in rows.sequences([row])))
     for start in range(0, len(order), rows_at_once):
-        yield make_batch(rows, order[start : start + rows_at_once], pad_id, call_cost)
+        yield make_batch(rows, rows.sequences(order[start : start + rows_at_once]), pad_id, call_cost)
 
 
 def epoch_batches(
@@ -248,9 +248,9 @@ def epoch_batches(
     draws = generator(seed, "batches", *purpose)
     chunks: list[tuple[str, list[int]]] = []
     for task in sorted(data):
-        order = torch.randperm(len(data[task]), generator=draws).tolist()
+        order = torch.randperm(data[task].examples, generator=draws).tolist()
         chunks += [(task, order[start : start + batch_size]) for start in range(0, len(order), batch_size)]
     if len(data) > 1:
         chunks = [chunks[position] for position in torch.randperm(len(chunks), generator=draws).tolist()]
     for task, chosen in chunks:
-        yield make_batch(data[task], chosen, pad_id, call_cost, limit)
+        yield make_batch(data[task], data[task].sequences(chosen), pad_id, call_cost, limit)

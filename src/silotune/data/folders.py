@@ -64,7 +64,8 @@ def read_folder(path: Path, name: str, column: str | None = None) -> LabeledSet:
     records = {split: read_records(file) for split, file in paths.items() if split == "train" or file.exists()}
     if format := find_format(records["train"][0]):
         rows = {split: generation_rows(paths[split], split_records, format) for split, split_records in records.items()}
-        task = _generation_task(name, folder / "meta.json")
+        usual = "loss" if format == "preferences" else "rouge1"
+        task = _generation_task(name, folder / "meta.json", usual)
         return LabeledSet(task, _splits(paths, records, rows, column))
     meta = _meta(folder / "meta.json")
     labels = tuple(str(label) for label in meta["label_names"])
@@ -98,10 +99,10 @@ def _splits(
     )
 
 
-def _generation_task(name: str, path: Path) -> Task:
+def _generation_task(name: str, path: Path, usual: str) -> Task:
     """Make the task of instruction rows; an optional `meta.json` may name its metric."""
     meta = _json(path) if path.is_file() else None
-    metric = meta.get("metric", "rouge1") if isinstance(meta, dict) else "rouge1"
+    metric = meta.get("metric", usual) if isinstance(meta, dict) else usual
     return generation_task(name, str(metric), f"data file {path}")
 
 

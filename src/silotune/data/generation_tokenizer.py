@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -45,6 +45,7 @@ class GenerationTokenizer:
         room: the most tokens of a prompt.
         decoder_start: an encoder–decoder's first decoder token; None for a decoder-only model.
         last_only: whether only the assistant's last turn in a conversation is trained.
+        pairs: whether training rows are preference pairs; each becomes two sequences.
     """
 
     tokenizer: PreTrainedTokenizerBase
@@ -53,6 +54,7 @@ class GenerationTokenizer:
     room: int
     decoder_start: int | None = None
     last_only: bool = False
+    pairs: bool = False
 
     @cached_property
     def end(self) -> int:
@@ -71,12 +73,19 @@ class GenerationTokenizer:
             InputError: conversations without a chat template, or with an encoder–decoder; or a template that does not
                 fit.
         """
+        answered = [row for row in rows if row.answer]
+        if any(bool(row.rejected) is not self.pairs for row in answered):
+            found, head = ("no preference pairs", "lm") if self.pairs else ("preference pairs", "dpo")
+            raise InputError(f"head: the rows of task {task.name!r} are {found}; allowed: {head}")
+        pairs = self.pairs and bool(answered)
+        if pairs:
+            rows = [one for row in rows for one in (row, replace(row, answer=row.rejected))]
         labels = torch.zeros(len(rows), dtype=torch.int64)
         if not rows:
             return TokenizedRows(task, [], None, labels, reads=[], targets=[], answers=[])
         answers, options = [row.answer for row in rows], all(map(lists_options, rows))
         if self.decoder_start is not None:
-            return self._encoder_decoder(task, rows, labels, answers, options)
+            return replace(self._encoder_decoder(task, rows, labels, answers, options), pairs=pairs)
         single = iter(self._prompt_and_answer([row for row in rows if not row.turns]))
         sequences = [self._conversation(task, row) if row.turns else next(single) for row in rows]
         return TokenizedRows(
@@ -89,6 +98,7 @@ class GenerationTokenizer:
             answers=answers,
             prompts=[sequence.prompt for sequence in sequences],
             options=options,
+            pairs=pairs,
         )
 
     def _prompts_and_answers(self, rows: Sequence[Row]) -> tuple[list[list[int]], list[list[int]]]:

@@ -44,7 +44,8 @@ def own_sets(silos: list[SiloConfig], column: str | None) -> dict[str, LabeledSe
     for silo in silos:
         name = silo.task or silo.name
         if generating[silo.name]:
-            task = generation_task(name, silo.metric or "rouge1", f"silo {silo.name!r}")
+            usual = "loss" if formats[silo.name] == "preferences" else "rouge1"
+            task = generation_task(name, silo.metric or usual, f"silo {silo.name!r}")
         else:
             labels = _labels(silos, name, paths, records)
             task = make_task(name, labels, silo.metric or "accuracy", f"silo {silo.name!r}")

@@ -51,6 +51,7 @@ class TokenizedRows:
         prompts: number of tokens per row before the answer (generation, decoder-only models).
         soft: per row, the token before which its soft prompt goes; without it, the first.
         options: whether every prompt lists the allowed answers.
+        pairs: whether rows are preference pairs: a chosen answer, then a rejected one of the same prompt, and so on.
         poisoned: number of rows that an attacker added; they are trained on but excluded from all statistics.
     """
 
@@ -66,6 +67,7 @@ class TokenizedRows:
     soft: list[int] | None = None
     options: bool = False
     poisoned: int = 0
+    pairs: bool = False
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -73,7 +75,16 @@ class TokenizedRows:
     @property
     def clean_count(self) -> int:
         """Number of rows without those that an attacker added."""
-        return len(self.ids) - self.poisoned
+        return self.examples - self.poisoned
+
+    @property
+    def examples(self) -> int:
+        """Number of rows as the files have them: a preference pair is one."""
+        return len(self.ids) // 2 if self.pairs else len(self.ids)
+
+    def sequences(self, examples: Sequence[int]) -> list[int]:
+        """Return the indices of these rows' token ids: of both answers of a pair."""
+        return [2 * row + answer for row in examples for answer in (0, 1)] if self.pairs else list(examples)
 
     @cached_property
     def longest(self) -> int:
@@ -94,7 +105,11 @@ class TokenizedRows:
 
         lists = {name: concatenate(name) for name in _LISTS}
         labels, poisoned = torch.cat([self.labels, other.labels]), self.poisoned + other.poisoned
-        fields: dict[str, Any] = lists | {"options": self.options and other.options, "poisoned": poisoned}
+        fields: dict[str, Any] = lists | {
+            "options": self.options and other.options,
+            "poisoned": poisoned,
+            "pairs": self.pairs,
+        }
         return TokenizedRows(self.task, self.ids + other.ids, labels=labels, **fields)
 
 

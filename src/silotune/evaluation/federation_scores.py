@@ -117,8 +117,8 @@ def summary_entries(
                 "test": test[name],
                 "rows": {
                     "train": silo.train[task.name].clean_count,  # without the copies that a backdoor attack adds
-                    "validation": len(evaluation.validation),
-                    "test": len(evaluation.test),
+                    "validation": evaluation.validation.examples,
+                    "test": evaluation.test.examples,
                 },
             }
             if federation.config.validates_by_loss and task.metric != LOSS:

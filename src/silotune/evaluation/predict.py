@@ -11,6 +11,7 @@ from silotune.core.tensors import State
 from silotune.data.batching import evaluation_batches
 from silotune.data.metrics import LOSS_METRICS, METRICS, TEXT_METRICS, exact_match
 from silotune.data.tokenized import TokenizedRows
+from silotune.errors import InputError
 from silotune.evaluation.instance_vectors import weigh
 from silotune.models.forward.generation import generate
 from silotune.models.heads.lm import LanguageModelHead, prompt_rows
@@ -75,6 +76,8 @@ def measure(context: TrainingContext, state: State, rows: TokenizedRows, metric:
         return Measured(LOSS_METRICS[metric](mean_loss(context, state, rows)))
     if task.kind != "generation":
         return Measured(METRICS[metric](logits(context, state, rows).argmax(-1), rows.labels))
+    if rows.pairs:
+        raise InputError(f"metric of task {task.name!r}: preference pairs are judged by loss, not by {metric}")
     written, expected = answers(context, state, rows), rows.answers or []
     result = TEXT_METRICS[metric](written, expected)
     picked = rows.options and TEXT_METRICS[metric] is not exact_match

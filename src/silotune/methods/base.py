@@ -36,6 +36,9 @@ PRIVATE = "private"
 HEAD = "head"
 
 
+REFERENCE = "reference"
+"""The view of the backbone without any part, for heads that read it (`Head.reads_reference`)."""
+
 PREVIOUS = "previous"
 """Prefix of the tensor names under which a silo's memory keeps the parts in `Method.remembers`."""
 
@@ -95,8 +98,11 @@ class Step:
         return self._head(head).logits(self.state.get(head, {}), self.views[view], self.batch.task)
 
     def cross_entropy(self, view: str, head: str = HEAD) -> Tensor:
-        """Return the mean cross-entropy of the batch's labels, or of its responses' tokens, shape ()."""
-        return self._head(head).cross_entropy(self.state.get(head, {}), self.views[view], self.batch)
+        """Return the head's loss, shape (): the mean cross-entropy of labels or of responses' tokens, or DPO's loss."""
+        module, tensors = self._head(head), self.state.get(head, {})
+        if module.reads_reference:
+            return module.referenced_loss(tensors, self.views[view], self.views[REFERENCE], self.batch)
+        return module.cross_entropy(tensors, self.views[view], self.batch)
 
     def previous(self, part: str) -> Tensors:
         """Return a part as of the end of the silo's last participation; in its first one, as received."""

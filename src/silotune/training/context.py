@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import islice
 
 import torch
@@ -15,7 +16,7 @@ from silotune.core.tensors import State, Tensors
 from silotune.data.batching import Batch, TokenLimit, epoch_batches
 from silotune.data.cohort_batches import CohortMicroBatch, cut_jointly, own_micro_batches, zip_micro_batches
 from silotune.data.tasks import Task
-from silotune.methods.base import Method, Phase, Step, previous_tensors
+from silotune.methods.base import REFERENCE, Method, Phase, Step, previous_tensors
 from silotune.methods.parts import Part, Scope
 from silotune.methods.validation import check_method, check_private, check_shared
 from silotune.models.backbone.backbone import Backbone
@@ -58,8 +59,8 @@ class TrainingContext:
         self.backbone = backbone
         self.method = method
         self.parts: dict[str, Part] = method.parts()
-        self.phases = method.phases()
-        self.server_phases = method.server_phases()
+        self.phases = [self._with_reference(phase) for phase in method.phases()]
+        self.server_phases = [self._with_reference(phase) for phase in method.server_phases()]
         check_method(method)
         self.train = train
         self.seed = seed
@@ -71,6 +72,14 @@ class TrainingContext:
         self.tokens_at_once = own if tokens_at_once is None and isinstance(own, int) else tokens_at_once
         self.guard: Callable[[], None] = lambda: None
         """Called before every forward of the backbone; what it raises ends the work."""
+
+    @property
+    def _reads_reference(self) -> bool:
+        return any(head.reads_reference for head in self.heads)
+
+    def _with_reference(self, phase: Phase) -> Phase:
+        """Add the view of the backbone alone, if a head reads it."""
+        return replace(phase, views={**phase.views, REFERENCE: {}}) if self._reads_reference else phase
 
     # -- initial states ----------------------------------------------------------------------------------------------
 
@@ -151,7 +160,7 @@ class TrainingContext:
         epochs = self._epochs(phase)
         if epochs is None:
             return islice(passes(), train.steps)
-        per_epoch = sum(-(-len(rows) // train.batch_size) for rows in silo.train.values())
+        per_epoch = sum(-(-rows.examples // train.batch_size) for rows in silo.train.values())
         return islice(passes(), per_epoch * epochs)
 
     def _epochs(self, phase: Phase) -> int | None:
@@ -328,5 +337,6 @@ class TrainingContext:
     def _prediction(self, state: State, batch: Batch, alpha: Tensor | None) -> Step:
         """Run a batch under the method's prediction."""
         mix = self.prediction_mix(state, alpha)
-        (views,) = self.views([batch], own_micro_batches(batch), [{"prediction": mix}])
+        mixes: dict[str, list[MixEntry]] = {"prediction": mix} | ({REFERENCE: []} if self._reads_reference else {})
+        (views,) = self.views([batch], own_micro_batches(batch), [mixes])
         return Step(batch, views, state, {}, {}, self.parts)

@@ -9,9 +9,10 @@ from silotune.core.registry import Registry
 from silotune.models.heads.base import Head
 from silotune.models.heads.classifier import LinearHead, MLPHead
 from silotune.models.heads.lm import LanguageModelHead
+from silotune.models.heads.preference import PreferenceHead
 from silotune.models.heads.verbalizer import VerbalizerHead
 
-_ALL: tuple[type[Head], ...] = (MLPHead, LinearHead, VerbalizerHead, LanguageModelHead)
+_ALL: tuple[type[Head], ...] = (MLPHead, LinearHead, VerbalizerHead, LanguageModelHead, PreferenceHead)
 
 HEADS: Registry[type[Head]] = registries.HEADS
 
@@ -35,4 +36,13 @@ def register_head(head: Kind) -> Kind:
     return head
 
 
-__all__ = ["HEADS", "Head", "LanguageModelHead", "LinearHead", "MLPHead", "VerbalizerHead", "register_head"]
+__all__ = [
+    "HEADS",
+    "Head",
+    "LanguageModelHead",
+    "LinearHead",
+    "MLPHead",
+    "PreferenceHead",
+    "VerbalizerHead",
+    "register_head",
+]

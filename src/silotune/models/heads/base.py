@@ -42,6 +42,9 @@ class Head(ABC):
     has_tensors: ClassVar[bool] = True
     """Whether the head has tensors to train. A head without tensors serves several tasks even if it is shared."""
 
+    reads_reference: ClassVar[bool] = False
+    """Whether its loss also reads the backbone without any part; `referenced_loss` is then its loss."""
+
     soft_slot: bool = False
     """Whether the head sets the position of the soft prompt in a row's text."""
     pooling: Pooling = "first"
@@ -97,6 +100,17 @@ class Head(ABC):
         """Compute a batch's loss, a scalar: the mean over its rows."""
         logits = self.logits(tensors, view, batch.task)
         return nn.functional.cross_entropy(logits, batch.labels.to(logits.device))
+
+    def referenced_loss(self, tensors: Tensors, view: View, reference: View, batch: Batch) -> Tensor:
+        """Compute the loss of a head that `reads_reference`, shape ().
+
+        Args:
+            tensors: the head's.
+            view: the batch under the trained mix.
+            reference: the batch under the empty mix, without gradient.
+            batch: the rows.
+        """
+        raise NotImplementedError(f"head {self.name} reads no reference")
 
     def loss_units(self, batch: Batch) -> int | None:
         """Return the number of terms over which `cross_entropy` is a mean, each of which depends on one row alone.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -52,6 +52,8 @@ class LanguageModelHead(Head):
     task_kind = "generation"
     model_class = "AutoModelForCausalLM"
     has_tensors = False
+    pairs: ClassVar[bool] = False
+    """Whether it is trained on preference pairs."""
 
     def __init__(
         self,
@@ -104,7 +106,8 @@ class LanguageModelHead(Head):
             max_length,
             room=max_length if encoder_decoder else self.prompt_room(max_length),
             decoder_start=backbone.base.config.decoder_start_token_id if encoder_decoder else None,
-            last_only=self._last_only,
+            last_only=self._last_only or self.pairs,
+            pairs=self.pairs,
         )
 
     def _chat_template(self, backbone: Backbone) -> ChatTemplate:
@@ -153,7 +156,7 @@ def prompt_rows(rows: TokenizedRows) -> TokenizedRows:
     ids = rows.ids
     if rows.prompts is not None:
         ids = [tokens[:prompt] for tokens, prompt in zip(rows.ids, rows.prompts, strict=True)]
-    return replace(rows, ids=ids, decoder=None, reads=None, targets=None, prompts=None)
+    return replace(rows, ids=ids, decoder=None, reads=None, targets=None, prompts=None, pairs=False)
 
 
 def token_losses(backbone: Backbone, states: Tensor, targets: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
