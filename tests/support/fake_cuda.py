@@ -193,6 +193,7 @@ def fake_cuda() -> Iterator[None]:
     """Run the fake device's operations while the block runs. Load backbones before."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.cuda, "_lazy_init", lambda: None)
+        patch.setattr(torch.cuda, "mem_get_info", lambda *_: (2**40, 2**40))
         patch.setattr(torch.autograd, "backward", _backward)
         patch.setattr(torch, "tensor", _tensor)
         with FakeCuda():
