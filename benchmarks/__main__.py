@@ -14,7 +14,7 @@ from silotune.errors import SilotuneError
 
 NAMES = (
     *("throughput", "lora", "silos", "cohort", "fedmcp-cost", "startup", "predict", "peer-flower", "peer-pfl"),
-    *("llm-throughput", "memory", "loading", "quantization", "leakage", "paper-tables"),
+    *("llm-throughput", "gpu", "memory", "loading", "quantization", "leakage", "paper-tables"),
 )
 
 

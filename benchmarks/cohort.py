@@ -22,7 +22,8 @@ import torch
 from benchmarks.alternating import alternate, ratio
 from benchmarks.silos import tiny_backbone
 from silotune.data.tasks import Row, SiloData, Splits, Task
-from silotune.models.backbone.device import resolve_precision
+from silotune.models.backbone.backbone import Backbone
+from silotune.models.backbone.device import resolve_device, resolve_precision
 from silotune.models.backbone.loading import load_backbone
 from silotune.runs.build.builder import build
 from silotune.runs.build.resolve import read_config
@@ -43,6 +44,8 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tuner", default="lora")
     parser.add_argument("--precision", default="auto")
     parser.add_argument("--tiny", action="store_true", help="a model of two narrow blocks, for a quick look")
+    parser.add_argument("--model", help="a folder of weights; else MiniLM")
+    parser.add_argument("--device", default="auto")
 
 
 def measure(
@@ -52,23 +55,27 @@ def measure(
     tuner: str = "lora",
     precision: str = "auto",
     tiny: bool = False,
+    model: str | None = None,
+    device: str = "auto",
 ) -> dict[str, Any]:
     """Silos per second one by one and together, and their ratio."""
     with tempfile.TemporaryDirectory() as directory:
-        source = tiny_backbone(Path(directory) / "tiny", 64, 2) if tiny else "default"
+        source = model or (tiny_backbone(Path(directory) / "tiny", 64, 2) if tiny else "default")
         words = [f"method={method}", f"tuner={tuner}", "head=linear", f"backbone={source}", f"cohort={cohort}"]
-        words += [f"train.batch_size={BATCH}", "threads=1", f"precision={resolve_precision(precision)}"]
-        federation = _federation(words, source, resolve_precision(precision), silos)
+        chosen = resolve_precision(precision, resolve_device(device))
+        words += [f"train.batch_size={BATCH}", "threads=1", f"precision={chosen}", f"device={device}"]
+        federation = _federation(words, load_backbone(source, precision=chosen, device=device), silos)
+    on_gpu = federation.backbone.device.type == "cuda"
     names = list(federation.silos)
     work = {
         "serial": lambda: _turns(federation, [[name] for name in names]),
         "cohort": lambda: _turns(federation, [names[at : at + cohort] for at in range(0, silos, cohort)]),
     }
-    memory = {f"{name}_gpu_mib": _gpu_mib(run) for name, run in work.items()} if torch.cuda.is_available() else {}
+    memory = {f"{name}_gpu_mib": _gpu_mib(run) for name, run in work.items()} if on_gpu else {}
     times = alternate(work, REPEATS)
     return {
-        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
-        "backbone": "tiny" if tiny else "minilm",
+        "device": torch.cuda.get_device_name() if on_gpu else "cpu",
+        "backbone": model or ("tiny" if tiny else "minilm"),
         "precision": federation.backbone.precision,
         "method": method,
         "tuner": tuner,
@@ -82,7 +89,7 @@ def measure(
     }
 
 
-def _federation(words: list[str], source: str, precision: str, silos: int) -> Federation:
+def _federation(words: list[str], backbone: Backbone, silos: int) -> Federation:
     """Silos of one task, with rows of their own and none to be judged on."""
     draws = random.Random(1)
     task = Task("task", ("a", "b"))
@@ -95,7 +102,7 @@ def _federation(words: list[str], source: str, precision: str, silos: int) -> Fe
         SiloData(f"silo-{number:04d}", task, Splits(train=[row(n) for n in range(BATCH * STEPS)]))
         for number in range(silos)
     ]
-    return build(read_config("demo", words), load_backbone(source, precision=precision), data)
+    return build(read_config("demo", words), backbone, data)
 
 
 def _turns(federation: Federation, cohorts: list[list[str]]) -> None:

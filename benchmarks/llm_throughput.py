@@ -95,14 +95,18 @@ def measure(
     device: str = "cpu",
     model: str | None = None,
     sizes: Sizes = Sizes(),
+    words: bool | None = None,
 ) -> dict[str, Any]:
-    """Tokens per second of each side at each precision, and the ratios."""
+    """Tokens per second of each side at each precision, and the ratios.
+
+    `words`: whether texts are of the random model's words; None: they are where that model is made here.
+    """
     torch.set_num_threads(threads)
     report: dict[str, Any] = {"repeats": repeats, "threads": threads, "device": device}
     with tempfile.TemporaryDirectory() as directory:
         folder = model or save_random_llama(Path(directory) / "llama", sizes.width, sizes.blocks)
         for name in precision.split(","):
-            ours = _federation(folder, name, device, threads, sizes, model is None)
+            ours = _federation(folder, name, device, threads, sizes, model is None if words is None else words)
             for part in (training, writing):
                 report |= {f"{name}_{key}": value for key, value in part(ours, folder, name, sizes, repeats).items()}
                 gc.collect()

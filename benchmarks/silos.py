@@ -136,15 +136,16 @@ def _timed(trainer: Any) -> list[float]:
     return spent
 
 
-def tiny_backbone(folder: Path, hidden: int, layers: int) -> str:
-    """A BERT of this size over single characters."""
+def tiny_backbone(folder: Path, hidden: int, layers: int, masked: bool = False) -> str:
+    """A BERT of this size over single characters; `masked`: with its language-model head, and two whole words."""
     import torch
     from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
+    from transformers import BertConfig, BertForMaskedLM, BertModel, PreTrainedTokenizerFast
 
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
     characters = "abcdefghijklmnopqrstuvwxyz0123456789-"
     words = [*special, *characters, *(f"##{character}" for character in characters)]
+    words += ["good", "bad", ".", "?", ","] if masked else []
     tokenizer = Tokenizer(models.WordPiece({word: n for n, word in enumerate(words)}, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     names = dict(zip(("pad_token", "unk_token", "cls_token", "sep_token", "mask_token"), special, strict=True))
@@ -152,7 +153,7 @@ def tiny_backbone(folder: Path, hidden: int, layers: int) -> str:
     shape = {"hidden_size": hidden, "num_hidden_layers": layers, "num_attention_heads": 4}
     torch.manual_seed(0)
     config = BertConfig(vocab_size=len(words), intermediate_size=2 * hidden, max_position_embeddings=128, **shape)
-    BertModel(config).save_pretrained(folder)
+    (BertForMaskedLM if masked else BertModel)(config).save_pretrained(folder)
     return str(folder)
 
 

@@ -1,7 +1,8 @@
 """Nothing is left on the CPU where a model is used, and nothing stays on the device: every method, head and action.
 
 The device is a fake one (`tests/support/fake_cuda.py`), which needs no GPU. Round, final phases, server step, scores,
-test-time personalization, prediction and generation run as they are; only the backward pass is replaced.
+test-time personalization, prediction and generation run as they are; only the backward pass is replaced. With
+`SILOTUNE_TEST_DEVICE=cuda` they run on a real GPU.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ from silotune.runs.build.resolve import BackboneRequirements, make_method, read_
 from silotune.runs.personal_model import PersonalModel
 from silotune.training.federation import Federation
 from tests.support.fake_cuda import (
-    DeviceMismatch,
-    OnDevice,
+    MISMATCH,
     build_guard,
     counted_syncs,
     fake_cuda,
     is_on_device,
+    is_tensor_on_device,
     load_guard,
     to_fake_cuda,
     without_float64,
@@ -41,7 +42,7 @@ from tests.support.tiny import write_data
 
 WORDS = "head.words={bad: awful, good: [great, warm], other: cold, same: kind}"
 COMMON = (
-    *("precision=fp32", "threads=1", "data.merge=false", "aggregation=uniform", "rounds=1"),
+    *("precision=fp32", "device=cpu", "threads=1", "data.merge=false", "aggregation=uniform", "rounds=1"),
     *("train.batch_size=6", "train.steps=1", "per_method={}"),
 )
 HEAD_WORDS: dict[str, tuple[str, ...]] = {
@@ -221,7 +222,7 @@ def test_every_action_runs_on_the_device_and_leaves_its_results_on_the_cpu(make,
     with fake_cuda():
         for action in actions(federation).values():
             action(federation)
-            assert not any(isinstance(tensor, OnDevice) for tensor in at_rest(federation))
+            assert not any(is_tensor_on_device(tensor) for tensor in at_rest(federation))
 
 
 @every_case
@@ -233,7 +234,7 @@ def test_without_placement_every_action_fails(make, method, head, monkeypatch):
         chosen = {name: action for name, action in chosen.items() if name not in ("round", "second round", "cohort")}
     with fake_cuda():
         for action in chosen.values():
-            with pytest.raises(DeviceMismatch):
+            with pytest.raises(MISMATCH):
                 action(federation)
 
 

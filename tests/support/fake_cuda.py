@@ -3,11 +3,15 @@
 Every operation is caught below autograd. If its tensors are on two devices, it is refused as CUDA refuses it; otherwise
 the CPU computes it, so that results are real numbers. Transfers from the device to the host are counted, because each
 of them makes the host wait. The backward pass alone does not run: leaves get constant gradients.
+
+With the environment variable `SILOTUNE_TEST_DEVICE=cuda` (or `cuda:1`) the real device takes the fake one's place:
+everything runs there, the backward pass too; waits are not counted.
 """
 
 from __future__ import annotations
 
 import ctypes
+import os
 import shutil
 import subprocess
 from collections import Counter
@@ -23,7 +27,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from silotune.models.backbone.backbone import Backbone
 
-CUDA = torch.device("cuda:0")
+REAL = os.environ.get("SILOTUNE_TEST_DEVICE")
+"""The real device to use; None: the fake one."""
+
+CUDA = torch.device(REAL or "cuda:0")
 GRADIENT = 0.01
 """Every element of every gradient."""
 
@@ -47,6 +54,10 @@ _refused: set[torch.dtype] = set()
 
 class DeviceMismatch(RuntimeError):
     """Tensors of one operation are on two devices."""
+
+
+MISMATCH: type[RuntimeError] = RuntimeError if REAL else DeviceMismatch
+"""What an operation on two devices raises."""
 
 
 class OnDevice(Tensor):
@@ -163,6 +174,8 @@ def without_float64() -> Iterator[None]:
 @contextmanager
 def counted_syncs() -> Iterator[Counter[str]]:
     """Count what makes the host wait for the device while the block runs: kind → number."""
+    if REAL:
+        pytest.skip("waits are counted on the fake device alone")
     before = _syncs.copy()
     counts: Counter[str] = Counter()
     yield counts
@@ -171,6 +184,8 @@ def counted_syncs() -> Iterator[Counter[str]]:
 
 def build_guard(folder: Path) -> Path:
     """Compile the device guard, without which PyTorch knows no CUDA device. Skips the test without a compiler."""
+    if REAL:
+        return folder
     compiler = shutil.which("g++")
     if compiler is None:
         pytest.skip("the fake CUDA device needs g++")
@@ -184,6 +199,8 @@ def build_guard(folder: Path) -> Path:
 
 def load_guard(library: Path) -> None:
     """Register the device guard in this process."""
+    if REAL:
+        return
     ctypes.CDLL(str(Path(torch.__file__).parent / "lib/libc10.so"), mode=ctypes.RTLD_GLOBAL)
     ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
 
@@ -191,6 +208,9 @@ def load_guard(library: Path) -> None:
 @contextmanager
 def fake_cuda() -> Iterator[None]:
     """Run the fake device's operations while the block runs. Load backbones before."""
+    if REAL:
+        yield
+        return
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.cuda, "_lazy_init", lambda: None)
         patch.setattr(torch.cuda, "mem_get_info", lambda *_: (2**40, 2**40))
@@ -201,7 +221,11 @@ def fake_cuda() -> Iterator[None]:
 
 
 def to_fake_cuda(backbone: Backbone) -> Backbone:
-    """Move a backbone to the fake device, inside `fake_cuda`; its parameters keep their identity, as on a real one."""
+    """Move a backbone to the device, inside `fake_cuda`; its parameters keep their identity."""
+    if REAL:
+        backbone.model.to(CUDA)
+        backbone.device = CUDA
+        return backbone
     swap = torch.__future__.get_swap_module_params_on_conversion()
     torch.__future__.set_swap_module_params_on_conversion(True)
     try:
@@ -238,5 +262,10 @@ def _backward(losses: Sequence[Tensor], gradients: Sequence[Tensor] = ()) -> Non
 
 
 def is_on_device(backbone: Backbone) -> bool:
-    """Return whether all of a backbone's parameters are on the fake device."""
-    return all(parameter.device == CUDA for parameter in backbone.model.parameters())
+    """Return whether all of a backbone's parameters are on the device."""
+    return all(parameter.device.type == CUDA.type for parameter in backbone.model.parameters())
+
+
+def is_tensor_on_device(tensor: Tensor) -> bool:
+    """Return whether a tensor is on the device."""
+    return tensor.device.type == CUDA.type if REAL else isinstance(tensor, OnDevice)

@@ -277,3 +277,15 @@ def test_loading_with_or_without_the_head_gives_the_same_transformer(family, tmp
     assert (in_memory[0] == in_memory[1]) is (family == "t5")  # its head is the word embeddings
     assert all(one.has_fingerprint(before) for one, before in zip((alone, with_head), in_memory, strict=True))
     assert with_head.has_fingerprint(in_memory[0]) is (family == "t5")
+
+
+@pytest.mark.parametrize("family", ["bert", "t5"])
+def test_in_bf16_logits_are_near_those_in_float32(family):
+    """The head's weights are in bf16 then, while states at the masks may be in float32."""
+    model, tokenizer = made(family)
+    half = Backbone(copy_of(model).to(torch.bfloat16), tokenizer, precision="bf16", name=family)
+    rows = rows_of(TEXTS)
+    exact, _, _ = head_logits(backbone_of(family), VerbalizerHead(words=WORDS), TASK, rows)
+    rounded, _, _ = head_logits(half, VerbalizerHead(words=WORDS), TASK, rows)
+    torch.testing.assert_close(rounded, exact, atol=0.3, rtol=0.1)
+    assert not torch.equal(rounded, exact)

@@ -194,7 +194,9 @@ class VerbalizerHead(Head):
 
         def read(states: Tensor, inputs: Inputs, plan: ForwardPlan) -> Tensor:
             at_mask = states[inputs[READ_ROWS], inputs[READ_POSITIONS]]
-            return words.classes(vocabulary(at_mask, words.ids, plan.weights), self._average)
+            with backbone.autocast():
+                scores = vocabulary(at_mask, words.ids, plan.weights)
+            return words.classes(scores.to(torch.promote_types(scores.dtype, torch.float32)), self._average)
 
         return read
 
