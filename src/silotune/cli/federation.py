@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from silotune.cli.app import app
+from silotune.cli.catalog import JsonOption
+
+if TYPE_CHECKING:
+    from silotune.distributed.deploy.party_configs import CoordinatorSettings
+    from silotune.distributed.deploy.run_queue import QueuedRun
 
 WorkerFile = Annotated[Path, typer.Argument(help="The silo's own configuration (YAML).", metavar="SILO_YAML")]
 
@@ -30,6 +35,8 @@ SiloFile = Annotated[Path, typer.Argument(help="The silo's own file, or its node
 SiloName = Annotated[str, typer.Argument(help="The silo's name.")]
 
 CoordinatorFile = Annotated[Path, typer.Argument(help="The coordinator's file (YAML).", metavar="COORDINATOR_YAML")]
+
+RunNumber = Annotated[int, typer.Argument(help="The run's number, as `federation runs` lists it.", metavar="RUN")]
 
 PartyFile = Annotated[Path, typer.Argument(help="The coordinator's or a silo's file (YAML).", metavar="YAML")]
 
@@ -87,25 +94,88 @@ def start(
     resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted run.")] = False,
     wait: Annotated[bool, typer.Option(help="Follow the run until it ends.")] = True,
 ) -> None:
-    """Start a run with the silos that `federation.silos` names."""
-    from silotune.cli.console import console, default_folder, progress_bars, say
-    from silotune.distributed.coordinator.coordinate import prepare
-    from silotune.distributed.deploy import commands
+    """Start a run with the silos that `federation.silos` names, after those that were started before it."""
+    from silotune.cli.console import default_folder, say
+    from silotune.distributed.deploy import run_commands
     from silotune.distributed.deploy.party_configs import read_coordinator_settings
-    from silotune.experiments.report.result_table import result_table
     from silotune.runs.build.resolve import read_config
-    from silotune.runs.storage.readers import read_summary
 
     settings = read_coordinator_settings(coordinator)
     config = read_config(source, overrides or [])
     folder = (out or default_folder(source, config)).resolve()
-    job = prepare(config, folder, resume)
-    say(f"run {commands.start(settings, job)} in {folder}")
-    if not wait:
+    run = run_commands.start(settings, config, folder, resume)
+    say(f"run {run.number} in {folder}")
+    if wait:
+        _follow(settings, run)
+
+
+@federation.command()
+def runs(coordinator: CoordinatorFile, as_json: JsonOption = False) -> None:
+    """List the coordinator's runs: queued, running and over."""
+    import json
+
+    from rich.markup import escape
+    from rich.table import Table
+
+    from silotune.cli.console import console
+    from silotune.distributed.deploy import run_commands
+    from silotune.distributed.deploy.party_configs import read_coordinator_settings
+
+    listed = run_commands.listed(read_coordinator_settings(coordinator))
+    if as_json:
+        typer.echo(json.dumps(listed, indent=1))
         return
+    table = Table("run", "state", "method", "round", "silos", "began", "folder")
+    for run in listed:
+        activity = run["activity"] or run["error"]
+        state = run["state"] + (f": {activity}" if activity else "")
+        cells = (str(run["run"]), state, run["method"], f"{run['round']}/{run['rounds']}", ", ".join(run["silos"]))
+        table.add_row(*map(escape, (*cells, run["began"][:19], run["out"])))
+    console.print(table)
+
+
+@federation.command()
+def stop(coordinator: CoordinatorFile, run: RunNumber) -> None:
+    """Stop a run, or take it out of the queue; its finished rounds are kept."""
+    from silotune.cli.console import say
+    from silotune.distributed.deploy import run_commands
+    from silotune.distributed.deploy.party_configs import read_coordinator_settings
+
+    stopped = run_commands.stop(read_coordinator_settings(coordinator), run)
+    say(f"run {run}: {'is being stopped' if stopped.stop else 'stopped'}")
+
+
+@federation.command()
+def resume(
+    coordinator: CoordinatorFile,
+    run: RunNumber,
+    overrides: Annotated[
+        list[str] | None, typer.Argument(help="federation.key=value …", metavar="[FEDERATION.KEY=VALUE]…")
+    ] = None,
+    wait: Annotated[bool, typer.Option(help="Follow the run until it ends.")] = True,
+) -> None:
+    """Continue a run that failed or was stopped, also with another quorum, other deadlines or other silos."""
+    from silotune.cli.console import say
+    from silotune.distributed.deploy import run_commands
+    from silotune.distributed.deploy.party_configs import read_coordinator_settings
+
+    settings = read_coordinator_settings(coordinator)
+    resumed = run_commands.resume(settings, run, overrides or [])
+    say(f"run {run} in {resumed.out}")
+    if wait:
+        _follow(settings, resumed)
+
+
+def _follow(settings: CoordinatorSettings, run: QueuedRun) -> None:
+    """Show a run's progress until it is over, then its results."""
+    from silotune.cli.console import console, progress_bars, say
+    from silotune.distributed.deploy import run_commands
+    from silotune.experiments.report.result_table import result_table
+    from silotune.runs.storage.readers import read_summary
+
     with progress_bars() as bars:
-        commands.follow(folder, bars(config.method.name, config.rounds), say)
-    console.print(result_table([read_summary(folder)]))
+        run_commands.follow(settings, run.number, bars(run.method, run.rounds), say)
+    console.print(result_table([read_summary(Path(run.out))]))
 
 
 @federation.command()

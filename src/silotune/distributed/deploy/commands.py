@@ -1,4 +1,4 @@
-"""Implements `silotune federation up`, `start`, `join`, `status` and `down`; `cli/federation.py` reads their words.
+"""Implements `silotune federation up`, `join`, `status` and `down`; `cli/federation.py` reads their words.
 
 `up` and `join` stay in the foreground and restart their processes, as systemd and containers expect.
 """
@@ -18,23 +18,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from silotune.core.files import write_text
-from silotune.distributed.coordinator.run_registry import FEDERATION_FOLDER
-from silotune.distributed.coordinator.status_files import (
-    STARTUP_TIMEOUT,
-    CoordinatorMonitor,
-    read_json,
-    require_finished,
-)
-from silotune.distributed.deploy.node_keys import flwr_environment, node_statuses
+from silotune.distributed.coordinator.status_files import STARTUP_TIMEOUT, read_json
+from silotune.distributed.deploy.node_keys import node_statuses
 from silotune.distributed.deploy.party_configs import CoordinatorSettings, NodeSettings, read_party
-from silotune.distributed.flower.commands import (
-    ENVIRONMENT,
-    require_flower,
-    submit_job,
-    superlink_command,
-    supernode_command,
-    write_app,
-)
+from silotune.distributed.deploy.scheduler import Scheduler
+from silotune.distributed.flower.commands import ENVIRONMENT, require_flower, superlink_command, supernode_command
 from silotune.distributed.processes.ports import wait_for_port
 from silotune.distributed.processes.supervisor import ManagedProcess, Supervisor
 from silotune.distributed.processes.watchdog import end_process_group, process_group
@@ -70,36 +58,7 @@ def up(config: CoordinatorSettings, say: Callable[[str], None]) -> None:
         wait_for_port(link, config.port, STARTUP_TIMEOUT)
         say(f"SuperLink on {config.address}; logs: {folder / 'logs'}")
         with contextlib.suppress(KeyboardInterrupt):  # Ctrl-C, or `down`
-            _keep_running(supervisor, say)
-
-
-def start(config: CoordinatorSettings, job: Path) -> str:
-    """Submit a job (`coordinate.Job`) to the SuperLink; returns Flower's id of the run."""
-    require_flower()
-    return submit_job(write_app(Path(config.folder) / "app"), job, flwr_environment(config))
-
-
-def follow(
-    out: Path, progress: Callable[[int, str, int, int], None], announce: Callable[[str], None] | None = None
-) -> None:
-    """Wait for the outcome of a run.
-
-    Args:
-        out: the run folder.
-        progress: called with the coordinator's progress.
-        announce: called with each line of the privacy guarantee.
-
-    Raises:
-        SilotuneError: the run failed, its coordinator is gone, or it did not start within `STARTUP_TIMEOUT` seconds.
-    """
-    monitor = CoordinatorMonitor(out / FEDERATION_FOLDER, progress, announce)
-    while (outcome := monitor.outcome()) is None:
-        monitor.poll()
-        failure_reason = monitor.failure_reason()
-        if failure_reason:
-            raise SilotuneError(f"{failure_reason}; what is finished is kept (start again with --resume)")
-        time.sleep(CHECK_INTERVAL)
-    require_finished(outcome)
+            _keep_running(supervisor, say, Scheduler(config, say).tick)
 
 
 def join(path: Path, config: SiloSettings | NodeSettings, say: Callable[[str], None]) -> None:
@@ -178,9 +137,7 @@ def check_tls(address: str, certificates: str, patience: float = 20.0) -> str:
 def status(path: Path) -> list[str]:
     """Return lines on which processes of a coordinator's, silo's or node's file run."""
     config = read_party(path)
-    folder = Path(config.folder)
-    running = read_json(folder / "running.json")
-    active = running is not None and bool(process_group(str(running["token"])))
+    active = is_running(Path(config.folder))
     kind = "coordinator" if isinstance(config, CoordinatorSettings) else f"silo {config.name!r}"
     lines = [f"{kind}: {'running' if active else 'not running'}"]
     if not isinstance(config, CoordinatorSettings):
@@ -192,6 +149,12 @@ def status(path: Path) -> list[str]:
         except SilotuneError as error:
             lines.append(f"SuperLink: does not answer ({error})")
     return lines
+
+
+def is_running(folder: Path) -> bool:
+    """Return whether the processes of `up` or `join` run, by a party's folder."""
+    running = read_json(folder / "running.json")
+    return running is not None and bool(process_group(str(running["token"])))
 
 
 def down(path: Path) -> bool:
@@ -235,10 +198,11 @@ def _supervised(folder: Path) -> Iterator[Supervisor]:
             (folder / "running.json").unlink(missing_ok=True)
 
 
-def _keep_running(supervisor: Supervisor, say: Callable[[str], None]) -> None:
-    """Restart processes that end, after a delay; never returns."""
+def _keep_running(supervisor: Supervisor, say: Callable[[str], None], tick: Callable[[], None] = lambda: None) -> None:
+    """Restart processes that end, after a delay; never returns. `tick` is called at every check."""
     due: dict[str, float] = {}
     while True:
+        tick()
         for child in list(supervisor.children.values()):
             if child.alive:
                 continue

@@ -1,0 +1,164 @@
+"""Implements `silotune federation start`, `runs`, `stop` and `resume`; `up` runs what they put into the queue."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from silotune.config import Config
+from silotune.distributed.coordinator.coordinate import prepare
+from silotune.distributed.coordinator.run_registry import FEDERATION_FOLDER
+from silotune.distributed.coordinator.status_files import CoordinatorMonitor, require_finished
+from silotune.distributed.deploy.commands import CHECK_INTERVAL, is_running
+from silotune.distributed.deploy.party_configs import CoordinatorSettings
+from silotune.distributed.deploy.run_queue import QueuedRun, RunQueue
+from silotune.distributed.flower.commands import require_flower
+from silotune.errors import InputError, SilotuneError
+from silotune.runs.build.resolve import read_config
+
+
+def start(settings: CoordinatorSettings, config: Config, out: Path, resume: bool = False) -> QueuedRun:
+    """Queue a run; the coordinator's `up` submits it when the runs before it are over.
+
+    Args:
+        settings: the coordinator's.
+        config: the run's configuration.
+        out: the run folder.
+        resume: continue an interrupted run.
+
+    Raises:
+        InputError: the configuration or the folder cannot be used, or `up` does not run.
+    """
+    require_flower()
+    require_up(settings)
+    prepare(config, out, resume)
+    silos = tuple(sorted(config.federation.silos))
+    return RunQueue(Path(settings.folder)).add(out, config.method.name, config.rounds, silos)
+
+
+def resume(settings: CoordinatorSettings, number: int, overrides: Sequence[str]) -> QueuedRun:
+    """Queue a run again that failed or was stopped.
+
+    Args:
+        settings: the coordinator's.
+        number: the run's number.
+        overrides: `federation.…=value`, e.g. another quorum, or other silos.
+
+    Raises:
+        InputError: the run is not over, or finished, or an override is none of the federation's.
+    """
+    run = RunQueue(Path(settings.folder)).run(number)
+    if run.state not in ("failed", "stopped"):
+        raise InputError(f"run {number}: is {run.state}; only runs that failed or were stopped can be resumed")
+    for word in overrides:
+        if not word.startswith("federation."):
+            raise InputError(f"{word}: a run keeps its configuration; allowed here: federation.…=value")
+    config = read_config(str(Path(run.out) / FEDERATION_FOLDER / "config.yaml"), list(overrides))
+    return start(settings, config, Path(run.out), resume=True)
+
+
+def stop(settings: CoordinatorSettings, number: int) -> QueuedRun:
+    """Stop a run, or take it out of the queue. Its finished rounds are kept.
+
+    Args:
+        settings: the coordinator's.
+        number: the run's number.
+
+    Returns:
+        The run; `up` ends one that is running.
+
+    Raises:
+        InputError: the run is over already.
+    """
+    queue = RunQueue(Path(settings.folder))
+    run = queue.run(number)
+    if run.is_over:
+        raise InputError(f"run {number}: is {run.state} already")
+    if run.state == "queued" or not is_running(Path(settings.folder)):
+        return queue.end(number, "stopped")
+    return queue.change(number, stop=True)
+
+
+def follow(
+    settings: CoordinatorSettings,
+    number: int,
+    progress: Callable[[int, str, int, int], None],
+    announce: Callable[[str], None] | None = None,
+) -> None:
+    """Wait until a run is over.
+
+    Args:
+        settings: the coordinator's.
+        number: the run's number.
+        progress: called with the coordinator's progress.
+        announce: called with each line of the privacy guarantee.
+
+    Raises:
+        SilotuneError: the run failed or was stopped, or `up` ended.
+    """
+    queue = RunQueue(Path(settings.folder))
+    run = queue.run(number)
+    monitor = CoordinatorMonitor(Path(run.out) / FEDERATION_FOLDER, progress, announce)
+    while not run.is_over:
+        monitor.poll()
+        time.sleep(CHECK_INTERVAL)
+        if not is_running(Path(settings.folder)):
+            raise SilotuneError(f"run {number}: the coordinator ended; when it is up again, the run goes on")
+        run = queue.run(number)
+    if run.state == "stopped":
+        raise SilotuneError(f"run {number}: was stopped; `silotune federation resume` continues it")
+    outcome = monitor.outcome() or {"state": "finished"}
+    if run.state == "failed":
+        outcome = outcome | {"state": "failed", "error": run.error}
+    require_finished(outcome)
+
+
+def listed(settings: CoordinatorSettings) -> list[dict[str, Any]]:
+    """Return the coordinator's runs as plain values, oldest first, with the rounds that are finished."""
+    runs = []
+    for run in RunQueue(Path(settings.folder)).runs():
+        runs.append(
+            {
+                "run": run.number,
+                "state": "stopping" if run.stop else run.state,
+                "method": run.method,
+                "round": finished_rounds(run),
+                "rounds": run.rounds,
+                "silos": list(run.silos),
+                "activity": activity(run) if run.state == "running" else "",
+                "queued": run.queued,
+                "began": run.began,
+                "ended": run.ended,
+                "error": run.error,
+                "out": run.out,
+            }
+        )
+    return runs
+
+
+def finished_rounds(run: QueuedRun) -> int:
+    """Return the number of the last round that has a checkpoint."""
+    rounds = [path.stem.removeprefix("round-") for path in (Path(run.out) / "checkpoints").glob("round-*.json")]
+    return max((int(number) for number in rounds if number.isdigit()), default=0)
+
+
+def activity(run: QueuedRun) -> str:
+    """Return a running coordinator's activity, e.g. the silos it waits for; empty if it says none."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        text = (Path(run.out) / FEDERATION_FOLDER / "progress.json").read_text(encoding="utf-8")
+        return str(json.loads(text)[1])
+    return ""
+
+
+def require_up(settings: CoordinatorSettings) -> None:
+    """Check that the coordinator's SuperLink runs.
+
+    Raises:
+        InputError: it does not; nothing would submit the queued runs.
+    """
+    if not is_running(Path(settings.folder)):
+        raise InputError(f"{settings.folder}: the coordinator does not run; `silotune federation up` starts it")

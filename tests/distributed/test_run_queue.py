@@ -1,0 +1,226 @@
+"""A coordinator's runs follow one another, go on after crashes, stop and are resumed; coordinators are played here."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from silotune.core.locking import folder_lock
+from silotune.distributed.coordinator import status_files
+from silotune.distributed.deploy import run_commands
+from silotune.distributed.deploy.party_configs import CoordinatorSettings
+from silotune.distributed.deploy.run_queue import RunQueue
+from silotune.distributed.deploy.scheduler import FAILURES, Scheduler
+from silotune.errors import InputError, SilotuneError
+
+DEAD = 2**22 + 1
+"""No process has this id."""
+
+
+class Party:
+    """A coordinator's machine: `up` with a SuperLink that notes what is submitted."""
+
+    def __init__(self, folder: Path) -> None:
+        self.settings = CoordinatorSettings(folder=str(folder), insecure=True)
+        self.queue = RunQueue(folder)
+        self.submitted: list[str] = []
+        self.stopped: list[str] = []
+        self.said: list[str] = []
+        self.now = 0.0
+        self.reachable = True
+        self.up()
+
+    def up(self) -> None:
+        """Start `up`, again if it ran before."""
+        self.scheduler = Scheduler(self.settings, self.said.append, self._submit, self.stopped.append, lambda: self.now)
+
+    def _submit(self, job: Path) -> str:
+        if not self.reachable:
+            raise SilotuneError("the SuperLink did not answer")
+        self.submitted.append(job.parent.parent.name)
+        return f"flower-{len(self.submitted)}"
+
+    def tick(self, seconds: float = 10.0) -> None:
+        self.now += seconds
+        self.scheduler.tick()
+
+    def add(self, name: str) -> int:
+        out = Path(self.settings.folder).parent / name
+        (out / "federation").mkdir(parents=True)
+        return self.queue.add(out, "fedmcp", 3, ("north", "south")).number
+
+    def states(self) -> list[str]:
+        return [run.state for run in self.queue.runs()]
+
+    def status(self, name: str) -> Path:
+        return Path(self.settings.folder).parent / name / "federation"
+
+    def dies(self, name: str) -> None:
+        """Let a run's coordinator be gone without an outcome."""
+        (self.status(name) / "coordinator.json").write_text(json.dumps({"pid": DEAD}), encoding="utf-8")
+
+
+@pytest.fixture
+def party(tmp_path: Path) -> Party:
+    return Party(tmp_path / "coordinator")
+
+
+def test_runs_follow_one_another_in_the_order_of_their_start(party: Party) -> None:
+    for name in ("a", "b", "c"):
+        party.add(name)
+    party.tick()
+    party.tick()
+    assert (party.submitted, party.states()) == (["a"], ["running", "queued", "queued"])
+    status_files.write_outcome(party.status("a"))
+    party.tick()
+    party.tick()
+    assert (party.submitted, party.states()) == (["a", "b"], ["finished", "running", "queued"])
+    status_files.write_outcome(party.status("b"), SilotuneError("quorum"))
+    party.tick()
+    party.tick()
+    assert (party.submitted, party.states()) == (["a", "b", "c"], ["finished", "failed", "running"])
+    assert party.queue.run(2).error == "quorum"
+
+
+def test_a_queue_of_three_runs_whose_second_is_stopped(party: Party, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_commands, "is_running", lambda folder: True)
+    for name in ("a", "b", "c"):
+        party.add(name)
+    party.tick()
+    status_files.write_outcome(party.status("a"))
+    party.tick()
+    party.tick()
+    assert run_commands.stop(party.settings, 2).stop
+    assert run_commands.listed(party.settings)[1]["state"] == "stopping"
+    party.tick()
+    party.tick()
+    assert (party.stopped, party.states()) == (["flower-2"], ["finished", "stopped", "running"])
+    with pytest.raises(InputError, match="run 2: is stopped already"):
+        run_commands.stop(party.settings, 2)
+
+
+def test_a_queued_run_is_stopped_at_once(party: Party, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_commands, "is_running", lambda folder: True)
+    party.add("a")
+    assert run_commands.stop(party.settings, 1).state == "stopped"
+    party.tick()
+    assert party.submitted == []
+
+
+def test_a_run_whose_coordinator_or_superlink_died_goes_on_by_itself(party: Party) -> None:
+    party.add("a")
+    party.tick()
+    party.dies("a")
+    party.tick()
+    status_files.write_outcome(party.status("a"), SilotuneError("Flower: gone"), resumable=True)
+    party.tick()
+    assert (party.submitted, party.states()) == (["a"] * 3, ["running"])
+    status_files.write_outcome(party.status("a"))
+    party.tick()
+    assert party.states() == ["finished"]
+
+
+def test_a_run_goes_on_when_up_is_started_again(party: Party) -> None:
+    party.add("a")
+    party.tick()
+    party.up()
+    with folder_lock(party.status("a")):  # the coordinator before is still at work
+        party.tick()
+        assert party.submitted == ["a"]
+    party.tick()
+    assert (party.submitted, party.states()) == (["a", "a"], ["running"])
+
+
+def test_an_outcome_that_came_while_up_was_down_is_taken(party: Party) -> None:
+    party.add("a")
+    party.tick()
+    status_files.write_outcome(party.status("a"))
+    party.up()
+    party.tick()
+    party.tick()
+    assert (party.submitted, party.states()) == (["a"], ["finished"])
+
+
+def test_a_coordinator_that_always_dies_fails_its_run(party: Party) -> None:
+    party.add("a")
+    party.tick()
+    for _ in range(FAILURES + 1):
+        party.dies("a")
+        party.tick()
+    assert party.states() == ["failed"]
+    assert len(party.submitted) == FAILURES
+    assert "5 times without progress" in party.queue.run(1).error
+
+
+def test_progress_makes_up_for_crashes(party: Party) -> None:
+    party.add("a")
+    party.tick()
+    for number in range(2 * FAILURES):
+        status_files.write_progress(party.status("a"), number, "training", 0, 2)
+        party.dies("a")
+        party.tick()
+    assert party.states() == ["running"]
+
+
+def test_a_superlink_that_does_not_answer_is_asked_again_later(party: Party) -> None:
+    party.add("a")
+    party.reachable = False
+    party.tick()
+    party.tick(1.0)
+    assert party.said == ["run 1: the SuperLink did not answer; again in 5 s"]
+    party.reachable = True
+    party.tick()
+    assert party.states() == ["running"]
+
+
+def test_what_can_be_resumed(party: Party, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(run_commands, "is_running", lambda folder: True)
+    prepared = []
+    monkeypatch.setattr(
+        run_commands, "prepare", lambda config, out, resume: prepared.append((config.federation, resume))
+    )
+    party.add("a")
+    (party.status("a") / "config.yaml").write_text(
+        yaml.safe_dump({"method": {"name": "fedavg"}, "federation": {"silos": ["north", "south"]}}), encoding="utf-8"
+    )
+    with pytest.raises(InputError, match="run 1: is queued; only runs that failed or were stopped"):
+        run_commands.resume(party.settings, 1, [])
+    party.queue.end(1, "failed", "quorum")
+    with pytest.raises(InputError, match=r"rounds=9: a run keeps its configuration; allowed here: federation\.…=value"):
+        run_commands.resume(party.settings, 1, ["rounds=9"])
+    with pytest.raises(InputError, match="run 7: not known here; the runs are: 1"):
+        run_commands.resume(party.settings, 7, [])
+    resumed = run_commands.resume(party.settings, 1, ["federation.quorum=0.5", "federation.silos=north"])
+    ((federation, resume),) = prepared
+    assert (resumed.number, resumed.state, resumed.silos) == (1, "queued", ("north",))
+    assert (federation.quorum, federation.silos, resume) == (0.5, ["north"], True)
+
+
+def test_without_up_nothing_is_queued(party: Party) -> None:
+    with pytest.raises(InputError, match="the coordinator does not run; `silotune federation up` starts it"):
+        run_commands.require_up(party.settings)
+
+
+def test_waiting_for_a_run_ends_with_it(party: Party, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_commands, "is_running", lambda folder: True)
+    monkeypatch.setattr(run_commands, "CHECK_INTERVAL", 0.0)
+    party.add("a")
+    party.tick()
+    status_files.write_outcome(party.status("a"), InputError("no such task"))
+    party.tick()
+    with pytest.raises(InputError, match="no such task"):
+        run_commands.follow(party.settings, 1, lambda *_: None)
+    party.add("b")
+    party.queue.end(2, "stopped")
+    with pytest.raises(SilotuneError, match="run 2: was stopped; `silotune federation resume`"):
+        run_commands.follow(party.settings, 2, lambda *_: None)
+
+
+def test_a_damaged_file_is_named(party: Party) -> None:
+    party.add("a")
+    (Path(party.settings.folder) / "runs" / "0001.json").write_text("{", encoding="utf-8")
+    with pytest.raises(InputError, match=r"0001\.json: damaged"):
+        party.queue.runs()
