@@ -41,7 +41,7 @@ def test_three_runs_a_killed_superlink_and_a_stop(tiny_config, tmp_path):
             deployed.link = deployed.write("plain.yaml", {"folder": "c", "port": deployed.port, "insecure": True})
             deployed.proxy = deployed.port
             files = silo_files(deployed, config)
-            for name, file in files.items():
+            for file in files.values():
                 text = file.read_text(encoding="utf-8").replace("root_certificates: ca.pem\nprivate_key: key\n", "")
                 file.write_text(text.replace("localhost:", "127.0.0.1:") + "insecure: true\n", encoding="utf-8")
             deployed.begin("up", "federation", "up", deployed.link)
