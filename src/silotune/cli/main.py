@@ -16,6 +16,7 @@ _COMMAND_MODULES = (
     "compare",
     "cost",
     "data",
+    "evaluate",
     "federation",
     "export_predict",
     "partition",

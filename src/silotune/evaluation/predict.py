@@ -45,7 +45,7 @@ def mean_loss(context: TrainingContext, state: State, rows: TokenizedRows) -> fl
     weights = weigh(context, state, rows)
     placed = context.place(state)
     losses, units = [], []
-    for batch in evaluation_batches(rows, context.backbone.pad_id, context.backbone.call_cost):
+    for batch in evaluation_batches(rows, context.backbone.pad_id, context.backbone.call_cost, context.rows_scored):
         alpha = None if weights is None else weights.alpha[batch.rows]
         losses.append(context.loss(placed, batch, alpha))
         own = context.method.setting.head.loss_units(batch)

@@ -58,8 +58,8 @@ class PersonalModel:
     """
 
     def __init__(self, context: TrainingContext, silo: Silo, shared: State, task: Task, texts_per_row: int) -> None:
-        self._context = context
-        self._state = personalized_state(context, silo, shared)
+        self.context = context
+        self.state = personalized_state(context, silo, shared)
         self.task = task
         self.texts_per_row = texts_per_row
 
@@ -71,7 +71,7 @@ class PersonalModel:
         """
         if self.task.kind != "classification":
             raise InputError(f"predict: task {self.task.name!r} is one of generation; use write")
-        probabilities = torch.softmax(logits(self._context, self._state, self._encoded(texts)), -1).tolist()
+        probabilities = torch.softmax(logits(self.context, self.state, self._encoded(texts)), -1).tolist()
         by_label = [dict(zip(self.task.labels, row, strict=True)) for row in probabilities]
         return [Prediction(max(row, key=row.__getitem__), row) for row in by_label]
 
@@ -83,7 +83,7 @@ class PersonalModel:
         """
         if self.task.kind != "generation":
             raise InputError(f"write: task {self.task.name!r} is one of classification; use predict")
-        return answers(self._context, self._state, self._encoded(instructions))
+        return answers(self.context, self.state, self._encoded(instructions))
 
     def explain(self, texts: Sequence[Text]) -> list[Explanation]:
         """Return the weights of the model's parts for each text.
@@ -91,10 +91,10 @@ class PersonalModel:
         Raises:
             InputError: as `predict` and `write`.
         """
-        prediction = self._context.method.prediction()
-        weights = weigh(self._context, self._state, self._encoded(texts))
+        prediction = self.context.method.prediction()
+        weights = weigh(self.context, self.state, self._encoded(texts))
         if weights is None:
-            fixed = {name: float(weight) for name, weight in resolve_weights(prediction.mix, self._state).items()}
+            fixed = {name: float(weight) for name, weight in resolve_weights(prediction.mix, self.state).items()}
             return [Explanation(fixed) for _ in texts]
         mix = {name: torch.as_tensor(weight).tolist() for name, weight in prediction.mixed(weights.alpha).items()}
         return [
@@ -109,7 +109,7 @@ class PersonalModel:
         rows = [self._row(text) for text in texts]
         if len({len(row.texts) for row in rows}) > 1:
             raise InputError("predict: give either single texts or pairs, not both")
-        context = self._context
+        context = self.context
         tokenize = context.method.setting.head.row_tokenizer(context.backbone, context.train.max_length)
         return tokenize(self.task, rows)
 

@@ -1,0 +1,186 @@
+"""A silo's model as a model of lm-evaluation-harness, and its results on the harness's tasks (needs `lm-eval`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from lm_eval import utils
+from lm_eval.api.model import TemplateLM
+from torch import Tensor, nn
+
+from silotune.data.batching import evaluation_batches
+from silotune.data.tokenized import READ_POSITIONS, READ_ROWS, READ_TARGETS, Inputs, TokenizedRows
+from silotune.errors import InputError
+from silotune.evaluation.instance_vectors import weigh
+from silotune.models.backbone.forward_plan import ForwardPlan
+from silotune.models.forward.generation import GenerationOptions, generate_ids
+from silotune.models.forward.views import ViewRequest, run_views
+from silotune.runs.personal_model import PersonalModel
+
+LONGEST = 2048
+"""Tokens of a request where the backbone has no limit of its own."""
+
+
+class HarnessModel(TemplateLM):  # type: ignore[misc]  # the harness has no types
+    """Scores and continues texts under a silo's mix; texts are tokenized as by the harness's own HFLM.
+
+    Args:
+        model: the silo's model; its head writes answers and its backbone is decoder-only.
+
+    Raises:
+        InputError: the model classifies, or its backbone is an encoder-decoder.
+    """
+
+    def __init__(self, model: PersonalModel) -> None:
+        super().__init__()
+        if model.task.kind != "generation":
+            raise InputError("--lm-eval: this model classifies texts; allowed: models with head=lm or dpo")
+        self._context, self._state, self._task = model.context, model.state, model.task
+        self._backbone = self._context.backbone
+        if self._backbone.base.config.is_encoder_decoder:
+            raise InputError("--lm-eval: needs a decoder-only backbone, not an encoder-decoder")
+        self.tokenizer: Any = self._backbone.tokenizer
+
+    @property
+    def eot_token_id(self) -> int:
+        """The tokenizer's end token."""
+        return int(self.tokenizer.eos_token_id)
+
+    @property
+    def prefix_token_id(self) -> int:
+        """The token before a text without context."""
+        begin = self.tokenizer.bos_token_id
+        return self.eot_token_id if begin is None else int(begin)
+
+    @property
+    def max_length(self) -> int:
+        """The most tokens that the model reads beside its tuner's virtual tokens."""
+        virtual = self._context.method.setting.tuner.virtual_tokens
+        return (self._backbone.max_tokens or LONGEST) - virtual
+
+    @property
+    def tokenizer_name(self) -> str:
+        """The tokenizer's name in the harness's caches."""
+        return str(self.tokenizer.name_or_path).replace("/", "__")
+
+    def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: Any) -> list[int]:
+        """Tokenize; a text that begins with the begin token gets no second one."""
+        begun = string.startswith(self.tokenizer.decode([self.prefix_token_id]))
+        if add_special_tokens is None:
+            add_special_tokens = not begun
+        return list(self.tokenizer.encode(string, add_special_tokens=add_special_tokens))
+
+    def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
+        """Render a conversation by the tokenizer's template."""
+        return str(
+            self.tokenizer.apply_chat_template(
+                chat_history, tokenize=False, add_generation_prompt=add_generation_prompt
+            )
+        )
+
+    def _loglikelihood_tokens(self, requests: Sequence[Any], **kwargs: Any) -> list[tuple[float, bool]]:
+        """Return log-likelihoods of continuations, and whether each token of one is the likeliest."""
+        ids, reads, targets, prompts = [], [], [], []
+        for _, context, continuation in requests:
+            whole = (context + continuation)[-(self.max_length + 1) :][:-1]
+            ids.append(whole)
+            reads.append(list(range(len(whole) - len(continuation), len(whole))))
+            targets.append(continuation)
+            prompts.append(max(len(whole) - len(continuation) + 1, 1))
+        labels = torch.zeros(len(ids), dtype=torch.int64)
+        rows = TokenizedRows(self._task, ids, None, labels, reads=reads, targets=targets, prompts=prompts)
+        scores = torch.zeros(len(rows), 2)
+        weights = weigh(self._context, self._state, rows)
+        placed = self._context.place(self._state)
+        with torch.no_grad():
+            for batch in evaluation_batches(rows, self._backbone.pad_id, self._backbone.call_cost, self._at_once):
+                alpha = None if weights is None else weights.alpha[batch.rows]
+                mix = self._context.prediction_mix(placed, alpha)
+                request = ViewRequest.of_batch(batch, {"": mix}, {}, {"scores": self._read})
+                (views,) = run_views(self._backbone, request)
+                scores[batch.rows] = views[""]["scores"].float().cpu()
+        return [(float(value), bool(greedy)) for value, greedy in scores.tolist()]
+
+    @property
+    def _at_once(self) -> int:
+        return self._context.rows_scored
+
+    def _read(self, states: Tensor, inputs: Inputs, plan: ForwardPlan) -> Tensor:
+        """Return per row its targets' log-likelihood, and 1 where all of them are the likeliest; shape (rows, 2)."""
+        lm_head = self._backbone.lm_head
+        assert lm_head is not None, "loaded with its language model"
+        rows, targets = inputs[READ_ROWS], inputs[READ_TARGETS]
+        with self._backbone.autocast():
+            logits = lm_head(states[rows, inputs[READ_POSITIONS]], None, plan.weights).float()
+        losses = nn.functional.cross_entropy(logits, targets, reduction="none")
+        sums = torch.zeros(len(states), device=losses.device).index_add(0, rows, -losses)
+        missed = torch.zeros_like(sums).index_add(0, rows, (logits.argmax(-1) != targets).float())
+        return torch.stack([sums, (missed == 0).float()], 1)
+
+    def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
+        """Return the log-likelihood of whole texts, in windows of `max_length` tokens."""
+        totals = []
+        for request in requests:
+            windows = utils.get_rolling_token_windows(
+                token_list=self.tok_encode(request.args[0]),
+                prefix_token=self.prefix_token_id,
+                max_seq_len=self.max_length,
+                context_len=1,
+            )
+            scored = self._loglikelihood_tokens([(None, *utils.make_disjoint_window(window)) for window in windows])
+            totals.append(sum(value for value, _ in scored))
+        return totals
+
+    def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
+        """Continue texts greedily up to one of their end texts."""
+        answers = []
+        for text, options in (request.args for request in requests):
+            if options.get("do_sample") and options.get("temperature"):
+                raise InputError("--lm-eval: a task asks for sampled texts; allowed: greedy ones")
+            new = int(options.get("max_gen_toks", 256))
+            prompt = self.tok_encode(text)[-(self.max_length - new) :]
+            labels = torch.zeros(1, dtype=torch.int64)
+            weights = weigh(self._context, self._state, TokenizedRows(self._task, [prompt], None, labels))
+            mix = self._context.prediction_mix(
+                self._context.place(self._state), None if weights is None else weights.alpha
+            )
+            (ids,) = generate_ids(self._backbone, [prompt], mix, GenerationOptions(1, new))
+            answer = str(self.tokenizer.decode(ids, skip_special_tokens=True))
+            ends = options.get("until") or []
+            for end in [ends] if isinstance(ends, str) else ends:
+                answer = answer.split(end)[0] if end else answer
+            answers.append(answer)
+        return answers
+
+
+def evaluate_on(
+    model: PersonalModel, tasks: Sequence[str], include: Path | None = None, limit: int | None = None
+) -> dict[str, Any]:
+    """Evaluate a silo's model on tasks of the harness.
+
+    Args:
+        model: the silo's model.
+        tasks: names of tasks.
+        include: a folder with further task definitions (YAML).
+        limit: rows per task; None: all.
+
+    Returns:
+        Task → metric → value, as the harness reports them.
+
+    Raises:
+        InputError: an unknown task, or a model that cannot be evaluated.
+    """
+    from lm_eval import simple_evaluate
+    from lm_eval.tasks import TaskManager
+
+    manager = TaskManager(include_path=None if include is None else str(include))
+    for name in tasks:
+        if name not in manager.all_tasks:
+            raise InputError(f"--lm-eval: unknown task {name!r}; `lm-eval ls tasks` lists the tasks")
+    found: Any = simple_evaluate(
+        HarnessModel(model), tasks=list(tasks), task_manager=manager, limit=limit, log_samples=False, bootstrap_iters=0
+    )
+    return {name: dict(found["results"][name]) for name in found["results"]}
