@@ -144,7 +144,7 @@ def test_answers_are_transformers_own(family, beams):
     ends = {END[family], *(answer[place] for answer, place in zip(frequent[:4], (3, 5, 2, 7), strict=True))}
     lengths, ended = set(), 0
     for end in ends:
-        tokenizer = copy.copy(backbone.tokenizer)
+        tokenizer = copy.deepcopy(backbone.tokenizer)
         tokenizer.eos_token = tokenizer.convert_ids_to_tokens(end)
         assert tokenizer.eos_token_id == end
         ending = copy.copy(backbone)
