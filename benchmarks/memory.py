@@ -3,6 +3,8 @@
 The method's own step (views, loss, backward pass, micro-batches) runs on fake tensors, and the bytes of all tensors
 that are alive are counted. Rows are full: 512 tokens of which the last half is the response. Parts, received copies,
 gradients and the optimizer's state of LoRA are in the total; the CUDA context and the allocator's fragments are not.
+With `--quantization` the weights' bytes follow from the layers' shapes, and the step is the plain model's with the
+largest layer once more, as bf16: that is what bitsandbytes unpacks in a product of nf4.
 
 The last key, `ratio`, is the total over the weights.
 """
@@ -31,6 +33,7 @@ from silotune.methods import METHODS, Setting
 from silotune.methods.parts import Scope
 from silotune.models.backbone.backbone import Backbone
 from silotune.models.backbone.padding import Padding
+from silotune.models.backbone.quantization import QUANTIZATIONS, quantized_shapes, weight_bytes
 from silotune.models.heads import HEADS
 from silotune.models.tuners import TUNERS
 from silotune.training.context import TrainingContext
@@ -48,6 +51,7 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tokens", type=int, default=512, help="tokens of a row")
     parser.add_argument("--tokens-at-once", type=int, default=None)
     parser.add_argument("--checkpointing", action="store_true")
+    parser.add_argument("--quantization", choices=("none", *QUANTIZATIONS), default="none")
 
 
 def measure(
@@ -57,6 +61,7 @@ def measure(
     tokens: int = 512,
     tokens_at_once: int | None = None,
     checkpointing: bool = False,
+    quantization: str = "none",
 ) -> dict[str, Any]:
     """The memory of a step in GiB: weights, what the step adds at most, and both with the optimizer's state."""
     mode = FakeTensorMode(allow_non_fake_inputs=True)
@@ -66,7 +71,8 @@ def measure(
     train = TrainConfig(batch_size=batch, max_length=tokens, gradient_checkpointing=checkpointing)
     made = METHODS[method](Setting(TUNERS["lora"](), HEADS["lm"](), Scope.SHARED))
     context = TrainingContext(backbone, made, train, 0, tokens_at_once=tokens_at_once)
-    weights = sum(tensor.numel() * tensor.element_size() for tensor in backbone.model.parameters())
+    weights = weight_bytes(backbone.model, quantization, 2)
+    unpacked = max(2 * outputs * inputs for outputs, inputs in quantized_shapes(backbone.model, "nf4").values())
     most = parts = 0
     for phase in context.phases:
         if phase.when != "round":
@@ -87,12 +93,14 @@ def measure(
         held = sum(t.numel() * 4 for part in (state, received) for tensors in part.values() for t in tensors.values())
         moments = sum(2 * 4 * t.numel() for name in phase.trains for t in state[name].values())
         parts = max(parts, held + moments)
+    most += 0 if quantization == "none" else unpacked
     return {
         "method": method,
         "backbone": shape,
         "rows": f"{batch} x {tokens}",
         "tokens_at_once": tokens_at_once,
         "gradient_checkpointing": checkpointing,
+        "quantization": quantization,
         "weights_gib": round(weights / GIB, 2),
         "step_gib": round(most / GIB, 2),
         "parts_gib": round(parts / GIB, 2),
