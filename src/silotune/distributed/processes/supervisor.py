@@ -20,8 +20,12 @@ from types import FrameType, TracebackType
 from typing import Any
 
 from silotune.distributed.processes.fork_client import ForkedProcess, ForkServerHandle
+from silotune.distributed.processes.rotating_log import RotatingLog
 from silotune.distributed.processes.watchdog import TOKEN, end_process_group
 from silotune.errors import SilotuneError
+
+LAST_OUTPUT = 1.0
+"""Seconds for the last output of a process that has ended to reach its log."""
 
 
 @dataclass
@@ -36,6 +40,7 @@ class ManagedProcess:
         starts: how often it was started.
         environment: variables besides the supervisor's.
         imports: modules that the fork server imports for it.
+        output: moves its output to the log; None if the fork server started it, which writes to the log itself.
     """
 
     name: str
@@ -45,6 +50,7 @@ class ManagedProcess:
     starts: int = 1
     environment: Mapping[str, str] = field(default_factory=dict)
     imports: Sequence[str] = ()
+    output: RotatingLog | None = None
 
     @property
     def alive(self) -> bool:
@@ -53,6 +59,8 @@ class ManagedProcess:
 
     def tail(self, lines: int = 3) -> str:
         """Return the last lines of its log, joined to one."""
+        if self.output is not None and not self.alive:
+            self.output.wait(LAST_OUTPUT)
         with contextlib.suppress(OSError):
             text = self.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
             return " | ".join(line.strip() for line in text[-lines:])
@@ -116,6 +124,9 @@ class Supervisor:
             if self._fork_server is not None:
                 self._fork_server.end()
         _end_process_groups([child.process for child in chosen], grace)
+        for child in chosen:
+            if child.output is not None:
+                child.output.wait(LAST_OUTPUT)
 
     def start(
         self,
@@ -135,30 +146,36 @@ class Supervisor:
         log = self._logs / f"{name}.log"
         starts = self.children[name].starts + 1 if name in self.children else 1
         process: subprocess.Popen[bytes] | ForkedProcess
+        output = None
         if self._use_fork_server:
             process = self._fork(name, list(command), log, dict(environment or {}), list(imports))
         else:
-            process = self._spawn(list(command), log, dict(environment or {}))
-        self.children[name] = ManagedProcess(name, command, log, process, starts, environment or {}, imports)
+            output = RotatingLog(log)
+            process = self._spawn(list(command), output, dict(environment or {}))
+        self.children[name] = ManagedProcess(name, command, log, process, starts, environment or {}, imports, output)
         return self.children[name]
 
     def restart(self, name: str) -> ManagedProcess:
         """Start a process that has ended once more, with the same command."""
         child = self.children[name]
         _end_process_groups([child.process])
+        if child.output is not None:  # the next process writes to the same file
+            child.output.wait(LAST_OUTPUT)
         return self.start(name, child.command, child.environment, child.imports)
 
-    def _spawn(self, command: list[str], log: Path, environment: dict[str, str]) -> subprocess.Popen[bytes]:
+    def _spawn(self, command: list[str], output: RotatingLog, environment: dict[str, str]) -> subprocess.Popen[bytes]:
         """Start a new process."""
-        with log.open("ab") as output:
+        try:
             return subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
+                stdout=output.sink,
+                stderr=output.sink,
                 env={**self.environment, **environment},
                 start_new_session=True,
             )
+        finally:
+            output.close_sink()
 
     def _fork(
         self, name: str, command: list[str], log: Path, environment: dict[str, str], imports: list[str]
