@@ -227,7 +227,7 @@ def test_the_metric_of_a_task_folder_and_of_own_silos(folders, instructions, tmp
     ("words", "said"),
     [
         (["head=lm"], "silo 'alpha' holds texts with labels; allowed: linear, mlp, verbalizer"),
-        (["head=verbalizer", "head.beams=2"], "beams belongs to head=lm, not to head=verbalizer"),
+        (["head=verbalizer", "head.beams=2"], "beams belongs to head=lm or head=dpo, not to head=verbalizer"),
         (["head=mlp", "head.words={bad: awful}"], "words belongs to head=verbalizer, not to head=mlp"),
         (["head=verbalizer", "head.words={yes: awful}"], "truth value"),
         (["head=verbalizer", "head.words={bad: []}"], "needs a word"),

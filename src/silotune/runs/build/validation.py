@@ -48,7 +48,9 @@ def check_tasks(
     head = method.setting.head
     for silo, task in tasks.items():
         if task.kind != head.task_kind:
-            fitting = sorted(name for name, other in HEADS.items() if other.task_kind == task.kind)
+            fitting = sorted(
+                name for name, other in HEADS.items() if other.task_kind == task.kind and not other.reads_reference
+            )
             rows = "texts with labels" if task.kind == "classification" else "instructions with outputs"
             raise InputError(f"head={config.head.name}: silo {silo!r} holds {rows}; allowed: {', '.join(fitting)}")
     if config.attack.name != "none":
