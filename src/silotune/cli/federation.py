@@ -195,3 +195,15 @@ def down(file: PartyFile) -> None:
     from silotune.distributed.deploy import commands
 
     say("ended" if commands.down(file) else "nothing was running")
+
+
+@federation.command()
+def audit(
+    folder: Annotated[Path, typer.Argument(help="A run folder, or the coordinator's folder.", metavar="FOLDER")],
+    json_: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Check the coordinator's record of messages and decisions, and sum it up; exit code 1 if it was changed."""
+    from silotune.cli.audit import print_audit
+    from silotune.distributed.coordinator.run_registry import FEDERATION_FOLDER
+
+    print_audit(folder / FEDERATION_FOLDER if (folder / FEDERATION_FOLDER).is_dir() else folder, json_)

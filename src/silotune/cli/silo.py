@@ -67,6 +67,15 @@ def reject(run: RunName, config: SiloFile = None) -> None:
     _decide(run, config, "rejected")
 
 
+@silo.command()
+def audit(config: SiloFile = None, json_: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+    """Check the record of all messages that left this silo, and sum it up per run; exit code 1 if it was changed."""
+    from silotune.cli.audit import print_audit
+    from silotune.distributed.silo.silo_config import read_silo_settings
+
+    print_audit(Path(read_silo_settings(_file(config)).folder), json_)
+
+
 def _decide(run: str, config: Path | None, state: State) -> None:
     from silotune.cli.console import say
 
@@ -74,16 +83,22 @@ def _decide(run: str, config: Path | None, state: State) -> None:
 
 
 def _approvals(config: Path | None) -> Approvals:
-    """Return the decisions kept in the folder of a silo's file.
+    """Return the decisions kept in the folder of a silo's file."""
+    from silotune.distributed.silo.approval import Approvals
+    from silotune.distributed.silo.silo_config import read_silo_settings
+
+    return Approvals(Path(read_silo_settings(_file(config)).folder))
+
+
+def _file(config: Path | None) -> Path:
+    """Return the silo's file: the one that was named, or one at a usual place.
 
     Raises:
         InputError: there is no such file.
     """
-    from silotune.distributed.silo.approval import Approvals
-    from silotune.distributed.silo.silo_config import read_silo_settings
     from silotune.errors import InputError
 
     path = config or next((path for path in USUAL_FILES if path.is_file()), None)
     if path is None:
         raise InputError(f"--config: name the silo's file; there is no {' and no '.join(map(str, USUAL_FILES))}")
-    return Approvals(Path(read_silo_settings(path).folder))
+    return path

@@ -12,6 +12,7 @@ from silotune.communication.messages import (
     CHANGE_FIELDS,
     UPDATE_FIELDS,
     Expected,
+    Fields,
     MessageRefused,
     broadcast_message,
     unpack,
@@ -122,8 +123,7 @@ class Coordinator:
         Raises:
             MessageRefused: malformed, of another round, sent in another silo's name, or by another uplink.
         """
-        uplink = self.uplink
-        tensors, fields = unpack(message, self._expected_update, CHANGE_FIELDS if uplink.names else UPDATE_FIELDS)
+        tensors, fields = self.read_message(message, flatten(self.shared))
         if fields["round"] != number:
             raise MessageRefused(f"update of round {fields['round']}, expected {number}")
         if fields["silo"] != silo:
@@ -131,12 +131,26 @@ class Coordinator:
         rows = int(fields["rows"])
         if not 1 <= rows <= _MOST_ROWS:
             raise MessageRefused(f"field 'rows' must be between 1 and {_MOST_ROWS}")
+        self._check_norm(tensors)
+        return Update(silo, tensors, rows)
+
+    def read_message(self, message: bytes, before: Tensors) -> tuple[Tensors, Fields]:
+        """Return the shared parts in a silo's message, of which an uplink sends the change, and its fields.
+
+        Args:
+            message: the message.
+            before: the shared parts in the broadcast that it answers.
+
+        Raises:
+            MessageRefused: malformed, or sent by another uplink.
+        """
+        uplink = self.uplink
+        tensors, fields = unpack(message, self._expected_update, CHANGE_FIELDS if uplink.names else UPDATE_FIELDS)
         if uplink.names:
             if fields["uplink"] != uplink.label:
                 raise MessageRefused(f"update passed uplink={fields['uplink']}, expected {uplink.label}")
-            tensors = uplink.read(tensors, flatten(self.shared))
-        self._check_norm(tensors)
-        return Update(silo, tensors, rows)
+            tensors = uplink.read(tensors, before)
+        return tensors, fields
 
     def read_reply(self, number: int, reply: SiloReply) -> Received:
         """Read a reply to a round, once: its update by `receive`, or the reason why it is refused."""

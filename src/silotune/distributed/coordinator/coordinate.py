@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 from collections.abc import Mapping
 from contextlib import closing, nullcontext
 from dataclasses import asdict, dataclass, field, replace
@@ -13,6 +15,8 @@ from typing import Any
 from silotune.config import Config, dump
 from silotune.config.federation import FederationConfig
 from silotune.config.partition import PartitionConfig
+from silotune.core.chained_log import ChainedLog
+from silotune.core.clock import current_user, log_line
 from silotune.core.determinism import set_numerics
 from silotune.core.files import write_text
 from silotune.core.locking import folder_lock
@@ -20,6 +24,7 @@ from silotune.core.tensors import digest, flatten
 from silotune.data.row_folder import read_rows
 from silotune.data.tasks import SiloData
 from silotune.distributed.coordinator import status_files
+from silotune.distributed.coordinator.audited_link import AuditedLink
 from silotune.distributed.coordinator.dispatcher import SiloDispatcher
 from silotune.distributed.coordinator.engine import FlowerEngine
 from silotune.distributed.coordinator.run_registry import FEDERATION_FOLDER, RunRegistry, SiloInfo
@@ -127,26 +132,31 @@ def coordinate(job: Job, link: Link) -> None:
 
 def _coordinate(job: Job, link: Link, status_folder: Path) -> None:
     status_files.write_started(status_folder)
+    record = ChainedLog(status_folder)
+    record.append({"kind": "started", "user": current_user(), "process": os.getpid()})
     try:
-        _run(job, link)
+        _run(job, link, record)
     except Exception as error:  # not KeyboardInterrupt: a run that is interrupted has no outcome
         status_files.write_outcome(status_folder, error, resumable=isinstance(error, ConnectionLost))
+        record.append({"kind": "ended", "reason": f"{type(error).__name__}: {error}"[:500]})
         raise
     status_files.write_outcome(status_folder)
+    record.append({"kind": "ended", "reason": "finished"})
 
 
-def _run(job: Job, link: Link) -> None:
+def _run(job: Job, link: Link, record: ChainedLog) -> None:
     out = Path(job.out)
     config, names = _checked(job)
     method = make_method(config)
     backbone = BackboneRequirements.of(config, method).load()
     text = wire_config(config, names)
-    admission = AdmissionPolicy(Identity.of(config, text, backbone), _registry(config, out, names))
+    admission = AdmissionPolicy(Identity.of(config, text, backbone), _registry(config, out, names), record)
     admission.registry.write(out)  # a start that nobody approved in time goes on under the same id
     run = {"run": admission.registry.run, "config": text, "identity": admission.identity.fields()}
     progress = partial(status_files.write_progress, out / FEDERATION_FOLDER)
     failures = _FailureLog(progress)
     patience = config.federation.patience
+    link = AuditedLink(link, record, admission.registry.run)
     dispatcher = SiloDispatcher(link, names, Frame("hello", run).encode(), admission, failures, patience)
     progress(0, "waiting for silos to join", 0, len(names))
     _wait_for_silos(dispatcher, admission, failures, config.federation)
@@ -161,7 +171,8 @@ def _run(job: Job, link: Link) -> None:
         if federation.privacy is not None:
             lines = federation.privacy.lines()
             status_files.write_privacy_guarantee(out / FEDERATION_FOLDER, lines)
-            print("\n".join(f"silotune coordinator: {line}" for line in lines), flush=True)
+            for line in lines:
+                log_line(f"silotune coordinator: {line}", sys.stdout)
         engine = FlowerEngine(federation, folder, dispatcher, run, job.local, progress)
         engine.run()
         _finish(engine, out, job.local)
@@ -206,7 +217,7 @@ class _FailureLog:
     def __call__(self, sender: str, event: str) -> None:
         """Log one failure of a silo or node."""
         sender, event = sender[:100], event[:500]  # both may quote a silo
-        print(f"silotune coordinator: {sender}: {event}", flush=True)
+        log_line(f"silotune coordinator: {sender}: {event}", sys.stdout)
         waits = event.startswith(WAITS_FOR_APPROVAL)
         if self.folder is not None:
             self.folder.event("silo-waiting" if waits else "silo-failed", silo=sender, reason=event)
@@ -253,9 +264,10 @@ def _federation(
 class AdmissionPolicy:
     """Admits a silo whose identity equals the coordinator's and whose task is unchanged in this run."""
 
-    def __init__(self, identity: Identity, registry: RunRegistry) -> None:
+    def __init__(self, identity: Identity, registry: RunRegistry, record: ChainedLog) -> None:
         self.identity = identity
         self.registry = registry
+        self._record = record
         self._identities: dict[str, Identity] = {}
 
     def __call__(self, frame: Frame) -> None:
@@ -268,6 +280,7 @@ class AdmissionPolicy:
         check_identity(hello.silo, self.identity, hello.identity)
         self.registry = self.registry.with_silo(hello)
         self._identities[hello.silo] = hello.identity
+        self._record.append({"kind": "joined", "run": self.registry.run, "silo": hello.silo})
 
     def expect(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
         """Compare the shapes of shared parts, too: of admitted silos now, of others at their hello."""

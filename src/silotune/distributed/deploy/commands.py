@@ -19,7 +19,7 @@ from pathlib import Path
 
 from silotune.core.files import write_text
 from silotune.distributed.coordinator.status_files import STARTUP_TIMEOUT, read_json
-from silotune.distributed.deploy.node_keys import node_statuses
+from silotune.distributed.deploy.node_keys import node_statuses, record_decision
 from silotune.distributed.deploy.party_configs import CoordinatorSettings, NodeSettings, read_party
 from silotune.distributed.deploy.scheduler import Scheduler
 from silotune.distributed.flower.commands import ENVIRONMENT, require_flower, superlink_command, supernode_command
@@ -56,6 +56,7 @@ def up(config: CoordinatorSettings, say: Callable[[str], None]) -> None:
         options += ["--database", str(folder / "superlink.db")]
         link = supervisor.start("superlink", superlink_command(config.host, config.port, options))
         wait_for_port(link, config.port, STARTUP_TIMEOUT)
+        record_decision(config, "up")
         say(f"SuperLink on {config.address}; logs: {folder / 'logs'}")
         with contextlib.suppress(KeyboardInterrupt):  # Ctrl-C, or `down`
             _keep_running(supervisor, say, Scheduler(config, say).tick)

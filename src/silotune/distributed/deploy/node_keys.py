@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from silotune.config.validators import NAME_RULE, is_name
+from silotune.core.chained_log import ChainedLog
+from silotune.core.clock import current_user
 from silotune.core.files import write_text
 from silotune.distributed.deploy.party_configs import CoordinatorSettings
 from silotune.distributed.flower.commands import ENVIRONMENT, run_flwr, write_home
@@ -60,6 +62,7 @@ def register_node(config: CoordinatorSettings, silo: str, key: Path) -> str:
     )
     node = str(output["node-id"])
     _write_nodes(config, {**nodes, silo: node})
+    record_decision(config, "admitted", silo=silo, node=node)
     return node
 
 
@@ -83,7 +86,13 @@ def unregister_node(config: CoordinatorSettings, silo: str) -> str:
     node = nodes.pop(silo)
     _flwr_supernode(config, f"silo {silo!r} was not expelled", "unregister", node)
     _write_nodes(config, nodes)
+    record_decision(config, "expelled", silo=silo, node=node)
     return node
+
+
+def record_decision(config: CoordinatorSettings, kind: str, **fields: str) -> None:
+    """Record what the coordinator's operator did (`audit.jsonl` in its folder), and who it was."""
+    ChainedLog(Path(config.folder)).append({"kind": kind, **fields, "user": current_user()})
 
 
 def registered_nodes(config: CoordinatorSettings) -> dict[str, str]:

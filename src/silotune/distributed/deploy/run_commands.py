@@ -14,6 +14,7 @@ from silotune.distributed.coordinator.coordinate import prepare
 from silotune.distributed.coordinator.run_registry import FEDERATION_FOLDER
 from silotune.distributed.coordinator.status_files import CoordinatorMonitor, require_finished
 from silotune.distributed.deploy.commands import CHECK_INTERVAL, is_running
+from silotune.distributed.deploy.node_keys import record_decision
 from silotune.distributed.deploy.party_configs import CoordinatorSettings
 from silotune.distributed.deploy.run_queue import QueuedRun, RunQueue
 from silotune.distributed.flower.commands import require_flower
@@ -37,7 +38,9 @@ def start(settings: CoordinatorSettings, config: Config, out: Path, resume: bool
     require_up(settings)
     prepare(config, out, resume)
     silos = tuple(sorted(config.federation.silos))
-    return RunQueue(Path(settings.folder)).add(out, config.method.name, config.rounds, silos)
+    run = RunQueue(Path(settings.folder)).add(out, config.method.name, config.rounds, silos)
+    record_decision(settings, "started", run=f"{run.number} in {out}")
+    return run
 
 
 def resume(settings: CoordinatorSettings, number: int, overrides: Sequence[str]) -> QueuedRun:
@@ -78,6 +81,7 @@ def stop(settings: CoordinatorSettings, number: int) -> QueuedRun:
     run = queue.run(number)
     if run.is_over:
         raise InputError(f"run {number}: is {run.state} already")
+    record_decision(settings, "stopped", run=f"{number} in {run.out}")
     if run.state == "queued" or not is_running(Path(settings.folder)):
         return queue.end(number, "stopped")
     return queue.change(number, stop=True)

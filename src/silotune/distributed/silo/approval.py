@@ -10,11 +10,11 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
 from silotune.config import Config
+from silotune.core.clock import utc_now
 from silotune.core.files import write_text
 from silotune.errors import InputError, unknown_name_error
 
@@ -139,8 +139,3 @@ def configuration_of(config: Config) -> dict[str, Any]:
 def configuration_digest(configuration: Mapping[str, Any]) -> str:
     """Return the sha256 of a configuration's keys and values."""
     return hashlib.sha256(json.dumps(configuration, sort_keys=True).encode()).hexdigest()
-
-
-def utc_now() -> str:
-    """Return the time in UTC, to the second."""
-    return datetime.now(UTC).isoformat(timespec="seconds")

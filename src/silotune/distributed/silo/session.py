@@ -7,16 +7,19 @@ come from tools on the same machine.
 from __future__ import annotations
 
 import hashlib
-import sys
 import traceback
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from silotune.communication.aggregation import change_norm
 from silotune.communication.messages import message_numbers, read_broadcast, with_rows
+from silotune.core.chained_log import ChainedLog
+from silotune.core.clock import log_line
 from silotune.core.determinism import key_named
 from silotune.core.tensors import State, flatten
 from silotune.distributed.protocol.agreement import parse_wire_config, wire_config
+from silotune.distributed.protocol.audit import describe_frame, request_of
 from silotune.distributed.protocol.disclosure import filter_metrics, filter_scores
 from silotune.distributed.protocol.frames import PROTOCOL, Frame, ProtocolError, decode, require_fields, state_name
 from silotune.distributed.protocol.handshake import (
@@ -54,6 +57,8 @@ class Session:
     def __init__(self, settings: SiloSettings) -> None:
         self.settings = settings
         self._setup = SiloSetup(settings)
+        self.record = ChainedLog(Path(settings.folder), settings.audit_mib * 2**20)
+        """The record of what left."""
 
     def warm(self) -> None:
         """Load backbone and rows for the agreed configuration, before the first request."""
@@ -73,8 +78,16 @@ class Session:
 
         Returns:
             Bytes of the reply's frame: `refused` or `failed` with a reason if there is no other. Tracebacks stay in the
-            silo's own log.
+            silo's own log. The reply is in the record of what left (`audit.jsonl`) by then.
+
+        Raises:
+            InputError, OSError: the record cannot be written; then nothing may leave.
         """
+        reply = self._reply(data)
+        self.record.append(self._recorded(data, reply))
+        return reply
+
+    def _reply(self, data: bytes) -> bytes:
         try:
             with key_named():
                 return self._answer(decode(data)).encode()
@@ -89,6 +102,17 @@ class Session:
         except Exception as error:  # its text may quote rows
             traceback.print_exc()
             return self._reason("failed", f"{type(error).__name__} (see the worker's log)")
+
+    def _recorded(self, request: bytes, reply: bytes) -> dict[str, Any]:
+        """Return the line of the record for a reply: the request's run and round, and what leaves."""
+        line = {**request_of(request), **describe_frame(reply)}
+        if line["kind"] == "answer" and line["numbers"]:
+            federation = self._setup.federation
+            asked, answer = decode(request), decode(reply)
+            line["norm"] = _change_norm(federation, asked.blobs["broadcast"], answer.blobs["message"])
+            privacy = federation.client().privacy
+            line["epsilon"] = None if privacy is None else Price.of(privacy).epsilon
+        return line
 
     def _without_paths(self, reason: str) -> str:
         """Remove local paths from error messages before they leave the silo."""
@@ -107,7 +131,7 @@ class Session:
         return reason
 
     def _reason(self, kind: str, reason: str) -> bytes:
-        print(f"silotune worker {self.settings.name!r}: {kind}: {reason}", file=sys.stderr, flush=True)
+        log_line(f"silotune worker {self.settings.name!r}: {kind}: {reason}")
         return Frame(kind, {"silo": self.settings.name, "reason": reason}).encode()
 
     def _answer(self, request: Frame) -> Frame:
@@ -254,3 +278,10 @@ class Session:
                 raise InputError(f"silo {self.settings.name!r}: its state {base!r} is of another method or tuner")
             silo.state = kept
         return silo
+
+
+def _change_norm(federation: Federation, broadcast: bytes, message: bytes) -> float:
+    """Return the L2 norm of the change that a message holds against the broadcast it answers."""
+    coordinator = federation.coordinator
+    before = flatten(read_broadcast(broadcast, coordinator.expected)[0])
+    return change_norm(coordinator.read_message(message, before)[0], before)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from silotune.config.aggregation import AggregationConfig
 from silotune.config.partition import PartitionConfig
 from silotune.config.privacy import PrivacyConfig
 from silotune.config.sampling import SamplingConfig
+from silotune.core.clock import log_line
 from silotune.core.determinism import set_numerics
 from silotune.core.tensors import State
 from silotune.data.loading import load_silos
@@ -79,10 +79,15 @@ class SiloSetup:
         if settings.config is not None:
             self._agreed = read_config(settings.config)
 
+    @property
+    def federation(self) -> Federation:
+        """The federation that was built last."""
+        assert self._federation is not None, "nothing was built"
+        return self._federation
+
     def identity(self) -> Identity:
         """Return this silo's identity, with the shapes of the shared parts."""
-        federation = self._federation
-        assert federation is not None, "nothing was built"
+        federation = self.federation
         identity = Identity.of(federation.config, self.text, federation.backbone)
         return replace(identity, shapes=federation.coordinator.expected.shapes)
 
@@ -247,5 +252,5 @@ class SiloSetup:
                 return read_rows(Path(self.settings.rows), self.settings.name)
             return load_silos(config)[0]
         except InputError as error:  # its text may quote a cell
-            print(f"silotune worker: {error}", file=sys.stderr, flush=True)
+            log_line(f"silotune worker: {error}")
             raise InputError(f"silo {self.settings.name!r}: its rows cannot be used (see the worker's log)") from None

@@ -52,6 +52,7 @@ class SiloSettings(Section):
         approval: `ask`: a run that this silo has not seen waits until its operator approves it (`silotune silo`);
             `policy`: what the policy allows is approved. With `config`, the agreed configuration is approved.
         config: the file of the configuration that the parties agreed on; any other is refused.
+        audit_mib: MiB after which a file of the record of what left (`audit.jsonl`) is renamed and a new one begun.
         socket: the path of the worker's socket.
         socket_group: whether the socket's group may connect, so that the SuperNode can run as a user who cannot read
             the rows.
@@ -79,6 +80,7 @@ class SiloSettings(Section):
     policy: PolicyConfig = Field(default_factory=PolicyConfig.of)
     approval: Literal["ask", "policy"] = "ask"
     config: str | None = Field(None, min_length=1)
+    audit_mib: int = Field(16, ge=1)
     socket: str | None = Field(None, min_length=1)
     socket_group: bool = False
     superlink: str | None = Field(None, min_length=1)

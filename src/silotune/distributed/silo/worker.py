@@ -18,6 +18,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
+from silotune.core.clock import log_line
 from silotune.distributed.protocol.frames import Frame, ProtocolError, ask_worker, decode, peek_kind, receive, send
 from silotune.distributed.silo.silo_config import SiloSettings, read_silo_settings
 from silotune.errors import InputError
@@ -75,7 +76,11 @@ def serve(settings: SiloSettings) -> None:
 def _work(session: Session, request: _Request) -> str:
     """Answer one request; returns a line for the log."""
     started = time.monotonic()
-    reply = session.answer(request.data)
+    try:
+        reply = session.answer(request.data)
+    except (InputError, OSError) as error:
+        request.reply.put(b"")
+        return f"{request.kind}: no answer leaves, as it cannot be recorded: {error}"
     request.reply.put(reply)
     return f"{request.kind}: {time.monotonic() - started:.2f} s, {len(request.data)} → {len(reply)} bytes"
 
@@ -137,14 +142,16 @@ def _connection(
             request = _Request(kind, data)
             requests.put(request)
             reply = request.reply.get()
+            if not reply:  # the record of what leaves cannot be written
+                return
             connection.settimeout(_SLOW_PEER)
             send(connection, reply)
         except (ProtocolError, OSError) as error:  # the peer is gone; the reply is stored for a repeated request
-            print(f"silotune worker {name!r}: {error}", file=sys.stderr, flush=True)
+            log_line(f"silotune worker {name!r}: {error}")
 
 
 def _log(settings: SiloSettings, text: str) -> None:
-    print(f"silotune worker {settings.name!r}: {text}", file=sys.stderr, flush=True)
+    log_line(f"silotune worker {settings.name!r}: {text}")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,34 @@
+"""The time in UTC and the user, for records and logs; nothing that is computed depends on them."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import sys
+from datetime import UTC, datetime
+from typing import TextIO
+
+
+def utc_now() -> str:
+    """Return the time in UTC, to the second (ISO 8601)."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def log_line(text: str, file: TextIO | None = None) -> None:
+    """Write a line of a long-running process, with the time before it.
+
+    Args:
+        text: the line.
+        file: where it goes; by default standard error.
+    """
+    print(f"{utc_now()} {text}", file=sys.stderr if file is None else file, flush=True)
+
+
+def current_user() -> str:
+    """Return the name of the user who runs this process, with the one who called `sudo` before it."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # no entry for the number
+        user = str(os.getuid())
+    caller = os.environ.get("SUDO_USER")
+    return f"{caller} as {user}" if caller and caller != user else user
