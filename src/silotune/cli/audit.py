@@ -33,9 +33,7 @@ def print_audit(folder: Path, as_json: bool) -> None:
             say(f"  {total['first']} to {total['last']}")
         for entry in entries:
             if "sha256" not in entry:
-                words = [
-                    str(entry[name]) for name in ("kind", "run", "silo", "user", "reason") if entry.get(name)
-                ]
+                words = [str(entry[name]) for name in ("kind", "run", "silo", "user", "reason") if entry.get(name)]
                 say(printable(f"{entry['time']} {' '.join(words)}"))
         for problem in problems:
             say(printable(f"CHANGED: {problem}"))
