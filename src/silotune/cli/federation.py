@@ -46,9 +46,12 @@ def up(coordinator: CoordinatorFile) -> None:
     """Run the coordinator's SuperLink, in the foreground."""
     from silotune.cli.console import say
     from silotune.distributed.deploy import commands
+    from silotune.distributed.deploy.enrollment import enrollment
     from silotune.distributed.deploy.party_configs import read_coordinator_settings
 
-    commands.up(read_coordinator_settings(coordinator), say)
+    settings = read_coordinator_settings(coordinator)
+    with enrollment(settings, say):
+        commands.up(settings, say)
 
 
 @federation.command()

@@ -23,6 +23,7 @@ _COMMAND_MODULES = (
     "report",
     "run",
     "silo",
+    "enrollment",
     "transfer",
 )
 """Modules of `silotune.cli` that register commands with `app` when they are imported, in the order of the help. All

@@ -73,7 +73,7 @@ def audit(config: SiloFile = None, json_: Annotated[bool, typer.Option("--json",
     from silotune.cli.audit import print_audit
     from silotune.distributed.silo.silo_config import read_silo_settings
 
-    print_audit(Path(read_silo_settings(_file(config)).folder), json_)
+    print_audit(Path(read_silo_settings(usual_file(config)).folder), json_)
 
 
 def _decide(run: str, config: Path | None, state: State) -> None:
@@ -87,14 +87,14 @@ def _approvals(config: Path | None) -> Approvals:
     from silotune.distributed.silo.approval import Approvals
     from silotune.distributed.silo.silo_config import read_silo_settings
 
-    return Approvals(Path(read_silo_settings(_file(config)).folder))
+    return Approvals(Path(read_silo_settings(usualusual_file(config)).folder))
 
 
-def _file(config: Path | None) -> Path:
-    """Return the silo's file: the one that was named, or one at a usual place.
+def usual_file(config: Path | None) -> Path:
+    """Return the silo's file: the given one, else the first of `USUAL_FILES` that exists.
 
     Raises:
-        InputError: there is no such file.
+        InputError: there is none.
     """
     from silotune.errors import InputError
 

@@ -35,6 +35,9 @@ class CoordinatorSettings(Section):
         certificate: the file of the coordinator's certificate.
         key: the file of the certificate's key.
         insecure: no TLS and no keys; on one machine only.
+        public_address: HOST:PORT of the proxy, at which silos reach this coordinator; invitations name it.
+        enrollment_port: the port on 127.0.0.1 at which invited silos register their keys, behind the proxy; None:
+            keys are registered by `silotune federation admit` alone.
     """
 
     folder: str = Field(min_length=1)
@@ -44,6 +47,8 @@ class CoordinatorSettings(Section):
     certificate: str | None = Field(None, min_length=1)
     key: str | None = Field(None, min_length=1)
     insecure: bool = False
+    public_address: str | None = Field(None, pattern=r"^.+:[1-9]\d{0,4}$")
+    enrollment_port: int | None = Field(None, ge=1, le=65535)
 
     @field_validator("host")
     @classmethod
@@ -62,6 +67,10 @@ class CoordinatorSettings(Section):
             raise ValueError("insecure: excludes ca, certificate and key")
         if not self.insecure and not all(files):
             raise ValueError("give ca, certificate and key (or insecure: true, for one machine)")
+        if self.insecure and self.enrollment_port is not None:
+            raise ValueError("insecure: excludes enrollment_port: without TLS there are no keys")
+        if self.enrollment_port == self.port:
+            raise ValueError(f"enrollment_port: {self.port} is the SuperLink's port")
         return self
 
     @property
