@@ -117,7 +117,7 @@ def enrollment(settings: CoordinatorSettings, say: Callable[[str], None]) -> Ite
         yield
         return
     server = make_server(settings, say)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
     thread.start()
     try:
         yield

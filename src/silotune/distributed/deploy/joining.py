@@ -122,8 +122,7 @@ def join(invitation: Invitation, folder: Path, answers: Answers, install: bool =
     try:
         read_silo_settings(fresh)
         public = _key(key, invitation.silo)
-        if not (folder / "ca.pem").exists():
-            write_new(folder / "ca.pem", invitation.ca)
+        replace(folder / "ca.pem", invitation.ca.encode(), 0o644)
         if answers.epsilon is not None and not (folder / "noise.key").exists():
             write_new(folder / "noise.key", secrets.token_bytes(32), 0o600)
         register(invitation, public)

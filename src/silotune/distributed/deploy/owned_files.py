@@ -57,7 +57,7 @@ def replace(path: Path, content: bytes, mode: int) -> None:
     fresh = path.with_name(f".{path.name}.new")
     fresh.unlink(missing_ok=True)
     write_new(fresh, content, mode)
-    if path.exists():
+    if path.exists() and path.read_bytes() != content:
         like(path, fresh)
         old = path.with_name(f"{path.name}.old")
         old.unlink(missing_ok=True)

@@ -1,0 +1,450 @@
+"""Setting up a federation: certificates, invitations, enrollment over TLS, a silo's files. Without Flower."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import ssl
+import stat
+import subprocess
+import threading
+import time
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+import yaml
+
+from silotune.distributed.deploy import enrollment, initialize, invitations, joining
+from silotune.distributed.deploy.certificates import check_public_key, fingerprint, make_node_key, names_in
+from silotune.distributed.deploy.checks import check_proxy, check_secret
+from silotune.distributed.deploy.invitations import Invitation, InvitationBook, InvitationRefused
+from silotune.distributed.deploy.joining import Answers
+from silotune.distributed.deploy.owned_files import TEMPLATES, filled
+from silotune.distributed.deploy.party_configs import read_coordinator_settings, read_silo_or_node_settings
+from silotune.distributed.processes.ports import free_ports
+from silotune.errors import InputError, SilotuneError
+
+ROOT = Path(__file__).parents[2]
+
+
+def mode(path):
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+@pytest.fixture
+def made(tmp_path):
+    """A coordinator's folder, whose public address is that of its enrollment, without a proxy between."""
+    (port,) = free_ports(1)
+    files = initialize.init(tmp_path / "co", "localhost", port=9443, inner_port=port - 1)
+    tree = yaml.safe_load(files.coordinator.read_text()) | {"public_address": f"localhost:{port}"}
+    files.coordinator.write_text(yaml.safe_dump(tree))
+    return files
+
+
+@pytest.fixture
+def settings(made):
+    return read_coordinator_settings(made.coordinator)
+
+
+@pytest.fixture
+def nodes(monkeypatch, settings):
+    """Stands for the SuperLink: the keys that were registered, by silo."""
+    registered: dict[str, str] = {}
+
+    def register(_settings, silo, path):
+        if silo in registered:
+            raise InputError(f"silo {silo!r}: is node 1 already")
+        registered[silo] = path.read_text().strip()
+        return "1"
+
+    for module in (enrollment, invitations):
+        monkeypatch.setattr(module, "registered_nodes", lambda _settings: dict.fromkeys(registered, "1"))
+    monkeypatch.setattr(enrollment, "register_node", register)
+    monkeypatch.setattr(enrollment, "unregister_node", lambda _settings, silo: registered.pop(silo))
+    return registered
+
+
+@pytest.fixture
+def served(settings, nodes):
+    said: list[str] = []
+    with enrollment.enrollment(settings, said.append):
+        yield said
+
+
+@pytest.fixture
+def rows(tmp_path):
+    path = tmp_path / "rows.csv"
+    lines = [f"words of row {number},{'good' if number % 2 else 'bad'}" for number in range(60)]
+    path.write_text("review,opinion\n" + "\n".join(lines) + "\n")
+    return Answers(path, ("review",), "opinion")
+
+
+def invited(settings, tmp_path, silo="north", **options):
+    path = tmp_path / f"{silo}-{time.monotonic_ns()}.invite"
+    invitations.invite(settings, silo, path, **options)
+    return Invitation.read(path)
+
+
+# -- init and renew ----------------------------------------------------------------------------------------------------
+
+
+def test_init_makes_files_that_openssl_accepts(made, settings):
+    tls = made.coordinator.parent / "tls"
+    assert [mode(tls / name) for name in ("ca.key", "server.key", "ca.pem")] == [0o600, 0o600, 0o644]
+    words = ["openssl", "verify", "-x509_strict", "-purpose", "sslserver", "-verify_hostname", "localhost"]
+    done = subprocess.run([*words, "-CAfile", tls / "ca.pem", tls / "server.pem"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    shown = subprocess.run(
+        ["openssl", "x509", "-in", tls / "ca.pem", "-noout", "-fingerprint", "-sha256"], capture_output=True, text=True
+    )
+    assert shown.stdout.strip().endswith(f"={made.fingerprint}")
+    assert names_in(tls / "server.pem") == ["localhost", "127.0.0.1"]
+    proxy = made.proxy.read_text()
+    assert "listen 9443 ssl" in proxy
+    assert f"127.0.0.1:{settings.enrollment_port}" in proxy
+    assert not any(example in proxy for example in ("coordinator.example.org", "/etc/silotune", "8443;"))
+    unit = (made.coordinator.parent / "systemd" / "silotune-coordinator.service").read_text()
+    assert f"federation up {made.coordinator}\n" in unit
+    assert "User=silotune\n" in unit
+
+
+@pytest.mark.parametrize(
+    ("host", "options", "message"),
+    [
+        ("localhost", {}, "is already there, and nothing is overwritten"),
+        ("no name", {}, "--host 'no name': is not the name of a machine"),
+        ("a; rm", {}, "is not the name of a machine"),
+        ("localhost", {"inner_port": 443}, "--inner-port: needs two free ports"),
+    ],
+)
+def test_what_init_refuses(made, host, options, message):
+    before = {path: path.read_bytes() for path in made.coordinator.parent.rglob("*") if path.is_file()}
+    with pytest.raises(InputError, match=message):
+        initialize.init(made.coordinator.parent, host, **options)
+    assert before == {path: path.read_bytes() for path in made.coordinator.parent.rglob("*") if path.is_file()}
+
+
+def test_certificates_are_renewed_and_the_authority_rolls_over(made, settings):
+    tls = made.coordinator.parent / "tls"
+    old_server, old_authority = (tls / "server.pem").read_bytes(), (tls / "ca.pem").read_bytes()
+    assert initialize.renew(settings) > 360
+    assert (tls / "server.pem.old").read_bytes() == old_server != (tls / "server.pem").read_bytes()
+    assert mode(tls / "server.key") == mode(tls / "server.key.old") == 0o600
+    assert trusts(old_authority, tls)
+    initialize.renew(settings, authority=True)
+    both = (tls / "ca.pem").read_bytes()
+    assert both.endswith(old_authority)
+    assert fingerprint(both) != fingerprint(old_authority)
+    assert trusts(both, tls)  # of the old authority, still
+    initialize.renew(settings)
+    assert trusts(both, tls)
+    assert not trusts(old_authority, tls)
+    (tls / "ca.key").write_bytes((tls / "server.key").read_bytes())
+    with pytest.raises(InputError, match="the authority's key does not belong to its certificate"):
+        initialize.renew(settings)
+    (tls / "ca.key").unlink()
+    with pytest.raises(InputError, match=r"--key .*ca\.key: cannot be read"):
+        initialize.renew(settings)
+
+
+def trusts(authority, tls):
+    """Whether a client with this authority accepts the server."""
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server.load_cert_chain(tls / "server.pem", tls / "server.key")
+    there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
+    client = ssl.create_default_context(cadata=authority.decode())
+    one = client.wrap_bio(back, there, server_hostname="localhost")
+    other = server.wrap_bio(there, back, server_side=True)
+    for _ in range(4):
+        for end in (one, other):
+            try:
+                end.do_handshake()
+            except ssl.SSLWantReadError:
+                continue
+            except ssl.SSLCertVerificationError:
+                return False
+    return one.version() is not None
+
+
+# -- invitations -------------------------------------------------------------------------------------------------------
+
+
+def test_an_invitation_is_secret_and_only_its_hash_stays(settings, tmp_path, nodes):
+    path = tmp_path / "north.invite"
+    made = invitations.invite(settings, "north", path)
+    assert mode(path) == 0o600
+    book = Path(settings.folder) / "invitations.json"
+    assert mode(book) == 0o600
+    assert made.token not in book.read_text()
+    assert len(made.token) >= 43  # 256 bits
+    assert Invitation.read(path) == made
+
+
+def test_what_cannot_be_invited(settings, tmp_path, nodes):
+    nodes["south"] = "key"
+    taken = tmp_path / "there.invite"
+    taken.write_text("")
+    for silo, path, options, message in [
+        ("../north", "a", {}, "cannot be a name"),
+        ("silo-x", "a", {}, "not beginning with 'silo-'"),
+        ("south", "a", {}, "is admitted already; --replace"),
+        ("north", taken, {}, "is already there"),
+        ("north", "a", {"days": 0}, "--days 0: allowed"),
+    ]:
+        with pytest.raises(InputError, match=message):
+            invitations.invite(settings, silo, tmp_path / path, **options)
+    bare = settings.model_copy(update={"public_address": None})
+    with pytest.raises(InputError, match="set public_address"):
+        invitations.invite(bare, "north", tmp_path / "a")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"expires": "2020-01-01T00:00:00+00:00"}, "expired 2020"),
+        ({"expires": "soon"}, "expired soon"),
+        ({"fingerprint": "00"}, "not that of its fingerprint"),
+        ({"superlink": "host"}, "is damaged"),
+        ({"silo": "../x"}, "is damaged"),
+        ({"token": 1}, "is damaged"),
+        ({"more": 1}, "is damaged"),
+        ({"invitation": 2}, "is none that this version reads"),
+    ],
+)
+def test_a_damaged_invitation_is_named(settings, tmp_path, nodes, change, message):
+    path = tmp_path / "n.invite"
+    invitations.invite(settings, "north", path)
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(InputError, match=message) as refused:
+        Invitation.read(path)
+    assert "\n" not in str(refused.value)
+
+
+def test_an_expired_token_registers_nothing(tmp_path):
+    book = InvitationBook(tmp_path)
+    book.add("north", "token", (datetime.now(UTC) - timedelta(seconds=1)).isoformat(), False)
+    with pytest.raises(InvitationRefused, match="expired"), book.claim("north", "token", b"key"):
+        pytest.fail("claimed")
+    book.add("north", "other", (datetime.now(UTC) + timedelta(days=1)).isoformat(), False)
+    for silo, token in (("north", "token"), ("south", "other"), ("south", ""), ("north", "")):
+        with pytest.raises(InvitationRefused, match="no such invitation"), book.claim(silo, token, b"key"):
+            pytest.fail("claimed")
+    with contextlib.suppress(RuntimeError), book.claim("north", "other", b"key"):
+        raise RuntimeError  # the SuperLink did not register it: the token stays good
+    with book.claim("north", "other", b"key") as claimed:
+        assert not claimed.done
+
+
+def test_one_of_many_wins_a_token(tmp_path):
+    book = InvitationBook(tmp_path)
+    book.add("north", "token", (datetime.now(UTC) + timedelta(days=1)).isoformat(), False)
+    won = []
+
+    def claim(number):
+        with contextlib.suppress(InvitationRefused), book.claim("north", "token", b"%d" % number):
+            time.sleep(0.01)
+            won.append(number)
+
+    threads = [threading.Thread(target=claim, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(won) == 1
+
+
+# -- a silo joins ------------------------------------------------------------------------------------------------------
+
+
+def test_a_silo_joins_with_one_command(settings, tmp_path, nodes, served, rows):
+    invitation = invited(settings, tmp_path)
+    joined = joining.join(invitation, tmp_path / "north", rows)
+    silo = read_silo_or_node_settings(joined.settings)
+    assert (silo.name, silo.superlink, silo.policy.preset, silo.approval, joined.rows) == (
+        "north", settings.public_address, "partners", "ask", 60,
+    )  # fmt: skip
+    key = tmp_path / "north" / "silo.key"
+    assert (mode(key), mode(joined.settings)) == (0o600, 0o600)
+    assert nodes["north"].split()[:2] == (tmp_path / "north" / "silo.key.pub").read_text().split()[:2]
+    shown = subprocess.run(["ssh-keygen", "-y", "-f", key], capture_output=True, text=True, check=True).stdout
+    assert shown.split()[:2] == nodes["north"].split()[:2]
+    assert served == ["silo 'north' used its invitation, and is node 1"]
+    # the same again: nothing is overwritten, and the token is used up
+    with pytest.raises(InputError, match=r"silo\.yaml: is already there"):
+        joining.join(invitation, tmp_path / "north", rows)
+    with pytest.raises(InputError, match="this invitation was used"):
+        joining.join(invitation, tmp_path / "thief", rows)
+    assert not (tmp_path / "thief" / "silo.yaml").exists()
+
+
+def test_a_lost_answer_is_asked_for_again(settings, tmp_path, nodes, served, rows, monkeypatch):
+    invitation = invited(settings, tmp_path)
+    ask = joining.ask
+
+    def lost(*words, **options):
+        ask(*words, **options)
+        raise SilotuneError("the line broke")
+
+    monkeypatch.setattr(joining, "ask", lost)
+    with pytest.raises(SilotuneError, match="the line broke"):
+        joining.join(invitation, tmp_path / "north", rows)
+    monkeypatch.setattr(joining, "ask", ask)
+    joining.join(invitation, tmp_path / "north", rows)
+    assert len(served) == 1
+
+
+def test_a_new_key_replaces_the_old_and_an_expelled_silo_comes_back(settings, tmp_path, nodes, served, rows):
+    joining.join(invited(settings, tmp_path), tmp_path / "north", rows)
+    first = nodes["north"]
+    joining.replace_key(invited(settings, tmp_path, replace=True), tmp_path / "north")
+    second = nodes["north"]
+    assert first != second
+    assert (tmp_path / "north" / "silo.key.pub").read_text().split()[:2] == second.split()[:2]
+    assert mode(tmp_path / "north" / "silo.key") == mode(tmp_path / "north" / "silo.key.old") == 0o600
+    del nodes["north"]  # `federation expel`
+    joining.replace_key(invited(settings, tmp_path), tmp_path / "north")
+    assert nodes["north"] not in (first, second)
+    with pytest.raises(InputError, match="is for silo 'south'"):
+        joining.replace_key(invited(settings, tmp_path, "south"), tmp_path / "north")
+
+
+def test_what_a_silo_cannot_join_with(settings, tmp_path, nodes, served, rows):
+    invitation = invited(settings, tmp_path)
+    other = initialize.init(tmp_path / "other", "localhost", port=9444)
+    authority = (other.coordinator.parent / "tls" / "ca.pem").read_text()
+    for change, answers, message in [
+        ({"token": "guess"}, rows, "no such invitation"),
+        ({"silo": "south"}, rows, "no such invitation"),
+        ({"ca": authority}, rows, "not one that the invitation's authority vouches for"),
+        ({}, replace(rows, data=tmp_path / "none.csv"), r"none\.csv: not found"),
+        ({}, replace(rows, label="stars"), "stars"),
+        ({}, replace(rows, policy="anything"), r"silo\.yaml: policy"),
+        ({}, replace(rows, policy="hospital"), "give secret and epsilon"),
+        ({}, replace(rows, share=("everything",)), r"silo\.yaml: share"),
+    ]:
+        with pytest.raises(InputError, match=message) as refused:
+            joining.join(replace(invitation, **change), tmp_path / "new", answers)
+        assert "\n" not in str(refused.value)
+        assert ".silo.yaml.new" not in str(refused.value)
+        assert not (tmp_path / "new" / "silo.yaml").exists()
+    assert nodes == {}
+    joining.join(invitation, tmp_path / "new", replace(rows, policy="hospital", epsilon=8.0))
+    assert mode(tmp_path / "new" / "noise.key") == 0o600
+
+
+def test_a_silent_coordinator_is_said(tmp_path, settings, nodes, rows):
+    with pytest.raises(SilotuneError, match="does not answer"):
+        joining.join(invited(settings, tmp_path), tmp_path / "north", rows)
+
+
+# -- the endpoint as an attacker sees it -------------------------------------------------------------------------------
+
+
+def connected(settings):
+    context = ssl.create_default_context(cafile=settings.ca)
+    plain = socket.create_connection(("127.0.0.1", settings.enrollment_port), timeout=10)
+    return context.wrap_socket(plain, server_hostname="localhost")
+
+
+def answered(settings, request):
+    with connected(settings) as connection:
+        connection.sendall(request)
+        reply = b""
+        with contextlib.suppress(OSError):
+            while piece := connection.recv(4096):
+                reply += piece
+    return int(reply.split()[1]) if reply else 0
+
+
+def posted(body, length=None):
+    return b"POST /v1/enroll HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % (len(body) if length is None else length) + body
+
+
+def test_the_endpoint_refuses_all_but_its_request(settings, nodes, served):
+    public = make_node_key("x")[1].decode()
+    good = {"silo": "north", "token": "t", "public_key": public}
+    rsa = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIJ9Yw0Cq3Xn1rYpB3Zl5n8x1kQJm0Vw8oQy7S1m2c3d4"
+    for request, status in [
+        (b"GET /v1/enroll HTTP/1.1\r\n\r\n", 200),
+        (b"GET /v1/control/list-runs HTTP/1.1\r\n\r\n", 404),
+        (b"POST /v1/enroll/../x HTTP/1.1\r\nContent-Length: 0\r\n\r\n", 404),
+        (b"PUT /v1/enroll HTTP/1.1\r\n\r\n", 501),
+        (b"POST /v1/enroll HTTP/1.1\r\n\r\n", 411),
+        (b"POST /v1/enroll HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 411),
+        (b"POST /v1/enroll HTTP/1.1\r\nContent-Length: -1\r\n\r\n", 411),
+        (posted(b"", 10**12), 413),
+        (posted(b"", 4097), 413),
+        (posted(b"no json"), 400),
+        (posted(b"[" * 4000), 400),
+        (posted(b"\xff\xfe"), 400),
+        (posted(b"[]"), 400),
+        (posted(json.dumps(good | {"token": 1}).encode()), 400),
+        (posted(json.dumps(good | {"silo": "../x"}).encode()), 400),
+        (posted(json.dumps(good | {"public_key": rsa}).encode()), 400),
+        (posted(json.dumps(good).encode()), 403),
+        (b"GET /" + b"a" * 70000, 414),
+    ]:
+        assert answered(settings, request) == status, request[:80]
+    assert nodes == {}
+
+
+def test_a_stalled_client_holds_up_nobody_and_is_cut(settings, nodes, monkeypatch):
+    monkeypatch.setattr(enrollment, "LONGEST", 0.5)
+    with enrollment.enrollment(settings, print), contextlib.ExitStack() as stack:
+        address = ("127.0.0.1", settings.enrollment_port)
+        stack.enter_context(socket.create_connection(address))  # speaks no TLS
+        slow = stack.enter_context(connected(settings))
+        slow.sendall(posted(b"{", 4000))
+        began = time.monotonic()
+        assert answered(settings, b"GET /v1/enroll HTTP/1.1\r\n\r\n") == 200
+        assert time.monotonic() - began < 0.4
+        slow.settimeout(5)
+        with contextlib.suppress(OSError):
+            assert slow.recv(100) == b""
+        assert time.monotonic() - began < 4
+
+
+def test_too_many_requests_are_refused(settings, nodes, served, monkeypatch):
+    monkeypatch.setattr(enrollment, "REQUESTS_A_MINUTE", 3)
+    statuses = [answered(settings, b"GET /v1/enroll HTTP/1.1\r\n\r\n") for _ in range(5)]
+    assert statuses == [200, 200, 200, 429, 429]
+
+
+def test_keys_of_other_kinds_are_named():
+    assert check_public_key(make_node_key("a b")[1].decode()).startswith(b"ecdsa-sha2-nistp384 ")
+    with pytest.raises(InputError, match="cannot be read"):
+        check_public_key("ecdsa-sha2-nistp384 AAAA")
+
+
+def test_the_doctor_says_what_is_wrong(settings, tmp_path, nodes, served):
+    """The enrollment's server answers 404 to /health and to the Control API's path, as a proxy without SuperLink."""
+    found = {finding.check: finding for finding in check_proxy(settings.public_address, Path(settings.ca).read_bytes())}
+    assert found["connection"].state == "problem"
+    assert (found["clock"].state, found["control API"].state, found["version"].state) == ("ok", "ok", "ok")
+    other = initialize.init(tmp_path / "other", "localhost", port=9444)
+    pem = (other.coordinator.parent / "tls" / "ca.pem").read_bytes()
+    first = check_proxy(settings.public_address, pem)[0]
+    assert (first.state, "vouches for" in first.detail) == ("problem", True)
+    assert first.remedy
+    secret = tmp_path / "secret"
+    secret.write_text("")
+    secret.chmod(0o640)
+    assert check_secret("key", secret).remedy == f"chmod 600 {secret}"
+    secret.chmod(0o600)
+    assert check_secret("key", secret).state == "ok"
+    assert check_secret("key", tmp_path / "none").state == "problem"
+
+
+# -- templates ---------------------------------------------------------------------------------------------------------
+
+
+def test_deploy_shows_the_packages_templates():
+    names = {path.relative_to(TEMPLATES) for path in TEMPLATES.rglob("*") if path.is_file()}
+    assert {"nginx.conf", "compose.yaml", "systemd/silotune-proxy.service"} <= {str(name) for name in names}
+    for name in names:
+        assert (ROOT / "deploy" / name).read_bytes() == (TEMPLATES / name).read_bytes()
+    with pytest.raises(AssertionError, match=r"nginx\.conf: lacks 'no such'"):
+        filled("nginx.conf", {"no such": ""})
