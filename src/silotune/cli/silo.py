@@ -87,7 +87,7 @@ def _approvals(config: Path | None) -> Approvals:
     from silotune.distributed.silo.approval import Approvals
     from silotune.distributed.silo.silo_config import read_silo_settings
 
-    return Approvals(Path(read_silo_settings(usualusual_file(config)).folder))
+    return Approvals(Path(read_silo_settings(usual_file(config)).folder))
 
 
 def usual_file(config: Path | None) -> Path:
