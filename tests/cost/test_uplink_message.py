@@ -6,14 +6,14 @@ import pytest
 import torch
 
 from silotune.communication.messages import Expected, change_message, pack
-from silotune.communication.uplink import CODECS
+from silotune.communication.uplink import BUILT_IN_CODECS
 from silotune.core.tensors import flatten
 from silotune.cost import estimate
 from silotune.cost.message_size import _DTYPES, ROWS, SILO, _size
 from tests.support.uplink_changes import pipeline
 
 
-@pytest.mark.parametrize("uplink", [*CODECS, "clip", "clip,laplace,int4"])
+@pytest.mark.parametrize("uplink", [*BUILT_IN_CODECS, "clip", "clip,laplace,int4"])
 def test_the_counted_message_is_as_long_as_a_real_one(uplink, tiny_federation, backbone_folder, monkeypatch):
     federation = tiny_federation("fedmcp")
     shared = flatten(federation.coordinator.shared)

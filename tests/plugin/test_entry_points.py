@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 import silotune
-from silotune.communication.uplink import CODECS
+from silotune.communication.uplink import BUILT_IN_CODECS
 from silotune.config import dump, registries
 from silotune.errors import InputError
 from tests.plugin.conftest import install
@@ -18,7 +18,7 @@ from tests.support.processes import SAME, assert_nothing_is_left, begin, finish
 SETTING = ("train.steps=2", "rounds=1", "data.test_rows=4", "data.validation_rows=4")
 OUTSIDE = ("method=half-fedavg", "head=scaled-linear", "uplink=clip,sign")
 FIRST = registries.CODECS.reserved
-ALL_CODECS = (*FIRST, *sorted({*CODECS, "rounded", "sign"} - set(FIRST)))
+ALL_CODECS = (*FIRST, *sorted({*BUILT_IN_CODECS, "rounded", "sign"} - set(FIRST)))
 
 
 @pytest.fixture

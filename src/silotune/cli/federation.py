@@ -75,7 +75,7 @@ def expel(coordinator: CoordinatorFile, silo: SiloName) -> None:
     from silotune.distributed.deploy.party_configs import read_coordinator_settings
 
     node = node_keys.unregister_node(read_coordinator_settings(coordinator), silo)
-    say(f"silo {silo!r} was node {node}, and is it no more")
+    say(f"silo {silo!r} was node {node}; its key is removed")
 
 
 @federation.command()

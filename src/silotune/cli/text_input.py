@@ -1,4 +1,4 @@
-"""Parses the texts of `silotune predict`, one per line: plain, a pair separated by a tab, or JSON."""
+"""Parses the lines of `silotune predict`: a text, a pair separated by a tab, JSON, or a conversation as JSON."""
 
 from __future__ import annotations
 

@@ -56,9 +56,9 @@ def shared_tensors(state: State, parts: Mapping[str, Part]) -> Tensors:
     return flatten({name: state[name] for name, part in parts.items() if part.scope is Scope.SHARED})
 
 
-def broadcast_message(shared: State, number: int) -> bytes:
+def broadcast_message(shared: State, round_number: int) -> bytes:
     """Return the message that opens a round: the shared parts and the round's number."""
-    return pack(flatten(shared), {"round": number})
+    return pack(flatten(shared), {"round": round_number})
 
 
 def read_broadcast(message: bytes, expected: Expected) -> tuple[State, int]:
@@ -71,14 +71,14 @@ def read_broadcast(message: bytes, expected: Expected) -> tuple[State, int]:
     return unflatten(tensors), int(fields["round"])
 
 
-def update_message(state: State, parts: Mapping[str, Part], number: int, silo: str, rows: int) -> bytes:
+def update_message(state: State, parts: Mapping[str, Part], round_number: int, silo: str, rows: int) -> bytes:
     """Return a silo's update: exactly the shared parts, the round, the silo's name and its row count."""
-    return pack(shared_tensors(state, parts), {"round": number, "silo": silo, "rows": rows})
+    return pack(shared_tensors(state, parts), {"round": round_number, "silo": silo, "rows": rows})
 
 
-def change_message(written: Tensors, uplink: str, number: int, silo: str, rows: int) -> bytes:
+def change_message(written: Tensors, uplink: str, round_number: int, silo: str, rows: int) -> bytes:
     """Return the update of a silo with an uplink: the processed change of the shared parts, and the same fields."""
-    return pack(written, {"round": number, "silo": silo, "rows": rows, "uplink": uplink})
+    return pack(written, {"round": round_number, "silo": silo, "rows": rows, "uplink": uplink})
 
 
 def with_rows(message: bytes, rows: int) -> bytes:

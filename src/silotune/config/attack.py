@@ -40,7 +40,7 @@ class AttackConfig(Section):
     @field_validator("target", mode="before")
     @classmethod
     def _label_name(cls, target: object) -> object:
-        """Convert whole numbers, which are label names, too, to text."""
+        """Convert a whole number, which is a label name too, to text."""
         quoted([target], "the label")
         return str(target) if isinstance(target, int) else target
 
@@ -57,9 +57,9 @@ class AttackConfig(Section):
         return words if isinstance(trigger, list) else words[0]
 
     @model_validator(mode="after")
-    def _fitting(self) -> AttackConfig:
+    def _check_target(self) -> AttackConfig:
         if self.name != "none" and self.target is None:
-            raise ValueError("which label is the attack to bring about? give attack.target=LABEL")
+            raise ValueError("the attack needs the label that poisoned rows get; give attack.target=LABEL")
         return self
 
     @property

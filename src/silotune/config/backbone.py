@@ -1,4 +1,4 @@
-"""Section `backbone`: which pretrained model, and how it is loaded."""
+"""Section `backbone`: which pretrained model, its revision, attention implementation and quantization."""
 
 from __future__ import annotations
 

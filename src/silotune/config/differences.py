@@ -1,4 +1,4 @@
-"""The differences between two resolved configurations, key by key: what a run that is resumed may not change."""
+"""`differences` lists the keys in which two configurations differ; resumed runs and comparisons refuse by it."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from silotune.config.parse import validated
 def differences(before: str, after: str) -> list[str]:
     """Return the keys in which two configurations differ, as `section.key: old → key: new`.
 
-    Keys that one text lacks have their defaults, so that a configuration written by an earlier version compares equal;
-    such a one validates by the metric.
+    Keys that one text lacks have their defaults, so that a configuration written by an earlier version compares equal.
+    `evaluation.validation` is the exception: earlier versions always validated by the metric.
 
     Args:
         before: a configuration as `dump` writes it.
@@ -25,7 +25,7 @@ def differences(before: str, after: str) -> list[str]:
     if before == after:
         return []
     old, new = (
-        dict(_leaves(validated(_completed(parse_tree(text, "of the run"))).model_dump(mode="json")))
+        dict(_leaves(validated(_with_earlier_defaults(parse_tree(text, "of the run"))).model_dump(mode="json")))
         for text in (before, after)
     )
     names = dict.fromkeys([*old, *new])
@@ -36,7 +36,8 @@ def differences(before: str, after: str) -> list[str]:
     ]
 
 
-def _completed(tree: dict[str, Any]) -> dict[str, Any]:
+def _with_earlier_defaults(tree: dict[str, Any]) -> dict[str, Any]:
+    """Return the tree with the keys whose defaults differed in earlier versions."""
     evaluation = tree.get("evaluation") or {}
     return tree | {"evaluation": {"validation": "metric"} | evaluation} if isinstance(evaluation, dict) else tree
 

@@ -1,4 +1,4 @@
-"""The section `evaluation`: validation, test-time personalization, and tasks and silos left out of training."""
+"""Section `evaluation`: metric or loss for validation, test-time personalization, tasks and silos not trained on."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ from silotune.config.validators import listed
 
 
 class EvaluationConfig(Section):
-    """The validation metric, test-time personalization (FedDPA, section 3.1), and what training does not see.
+    """What validation is judged by, test-time personalization (FedDPA, section 3.1), and what training does not see.
 
     Attributes:
-        validation: what validation rows are judged by, and so the best round: the task's metric, or the mean loss
-            (lower is better), for which no answer is written; unset, the loss where answers are written, else the
-            metric.
+        validation: what validation rows are judged by, and so the best round: `metric`, or `loss` (mean loss, lower is
+            better, writes no answers). Unset: `loss` for generation tasks, else `metric`.
         test_time: whether every silo's model is scored on the test rows of every task.
-        per_round: whether these scores, and those on the silos' own rows, are measured after every round (Figure 3).
-        unseen: tasks (or entries of `silos`) that no silo trains on; all models are scored on them (Table 14).
+        per_round: whether these scores, and those on the silos' own rows, are measured after every round (FedDPA,
+            Figure 3).
+        unseen: tasks (or entries of `silos`) that no silo trains on; all models are scored on them (FedDPA, Table
+            14).
         new_silos: silos that join after the last round, with the private part of the most similar silo (appendix C.1).
         rows_at_once: rows of one batch without gradient, where rows are classified or embedded.
     """
@@ -35,7 +36,7 @@ class EvaluationConfig(Section):
     _words = field_validator("unseen", "new_silos", mode="before")(listed)
 
     @model_validator(mode="after")
-    def _once(self) -> EvaluationConfig:
+    def _check_names_and_per_round(self) -> EvaluationConfig:
         names = self.absent
         for position, name in enumerate(names):
             if name in names[:position]:

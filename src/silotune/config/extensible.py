@@ -1,4 +1,4 @@
-"""Base of sections whose choice may be a plug-in with options of its own: aggregation, head and uplink."""
+"""`ExtensibleSection` (aggregation, head, uplink), whose choice may be a plug-in; `make_registered` makes it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Section `generation`, and the type of its key, which `evaluation` has too: how many rows go through at once."""
+"""Section `generation`: how many prompts are answered at once (beams are keys of `head`); defines `RowsAtOnce`."""
 
 from __future__ import annotations
 

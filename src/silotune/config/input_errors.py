@@ -1,4 +1,4 @@
-"""Turns pydantic's first error into one line: the key, the allowed values and the rejected value."""
+"""`input_error` turns pydantic's first error into one line: the key, the allowed values and the rejected value."""
 
 from __future__ import annotations
 

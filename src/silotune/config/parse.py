@@ -1,4 +1,4 @@
-"""Parses presets, YAML files and `key=value` words into one checked `Config`, and writes it as YAML.
+"""`load_config` parses presets, YAML files and `key=value` words into one checked `Config`; `dump` writes it as YAML.
 
 Layers, each over the one before: the schema's defaults, the preset, the method's defaults, the preset's `per_method`
 entry, the user's file, its `per_method` entry, the command line, its `per_method` entry, and the changes of one row of

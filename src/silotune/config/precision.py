@@ -1,4 +1,4 @@
-"""Section `precision`: in which numbers a model computes, and whether equal seeds give equal bits on a GPU."""
+"""Section `precision`: the number type (fp32, bf16, fp16), and whether equal seeds give equal bits on a GPU."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class PrecisionConfig(ShortSection):
 
     Attributes:
         name: `auto` is bf16 where the hardware has it, else fp32; fp16 scales losses against underflow.
-        deterministic: use deterministic kernels alone, so that a seed gives the same bits again on the same hardware.
+        deterministic: use deterministic kernels only, so that a seed gives the same bits again on the same hardware.
             Otherwise the process's settings stay as they are.
         tf32: whether a GPU may round float32 factors of matrix products to 10 bits (TensorFloat32).
     """

@@ -11,7 +11,7 @@ class PrivacyConfig(Section):
     """The privacy budget, and the source of noise.
 
     Attributes:
-        epsilon: the budget of the whole run, which stops before it would exceed it.
+        epsilon: the budget of the whole run; the run stops before exceeding it.
         delta: δ of the whole run.
         secret: a file of at least 16 random bytes from which noise is derived. Without it noise is derived from the
             seed, which everyone who knows the configuration can repeat.

@@ -1,6 +1,6 @@
-"""The registries of methods, tuners, heads, aggregations and codecs; the rooms that define these fill them.
+"""Registries of methods, tuners, heads, aggregations and codecs, which other rooms fill, and checks of plug-in classes.
 
-The reserved names are those of the first built-in choices. A choice that is added to its room's list is known here too.
+The `reserved` names are built in; no plug-in may take them. What a room adds to its own list is registered too.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ AGGREGATIONS: Registry[Any] = Registry(
     reserved=("uniform", "samples", "median", "trimmed-mean", "krum", "multi-krum"),
     home="silotune.communication.aggregation",
 )
-"""`communication.aggregation.make_aggregation` makes the aggregations whose options are keys of the section."""
+"""`communication.aggregation.make_aggregation` makes the reserved ones, whose options are keys of the section."""
 
 CODECS: Registry[Any] = Registry("codec", reserved=("fp16", "int8", "int4"), home="silotune.communication.uplink")
-"""`communication.uplink.make_pipeline` makes the codecs whose options are keys of the section."""
+"""`communication.uplink.make_pipeline` makes the reserved ones, whose options are keys of the section."""
 
 
 def subclass_problem(base: type) -> Callable[[object], str | None]:

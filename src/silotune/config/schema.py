@@ -1,4 +1,4 @@
-"""The schema of a run, `Config`: all sections and keys with their types, defaults and joint checks."""
+"""`Config`: all sections and keys of a run with their types, defaults and joint checks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Base classes of the configuration's sections, and `Choice`: a name with options that the named class checks."""
+"""`Section` and `ShortSection`, the bases of sections; `Choice`, a name with options that the named class checks."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from silotune.config.validators import distinct, listed
 
 NOISES = ("laplace", "gaussian")
 
-CODECS = registries.CODECS.names
+CODEC_NAMES = registries.CODECS.names
 
 _DEFAULTS: dict[str, float] = {"clip": 1.0, "epsilon": 8.0, "delta": 1e-5}
 
@@ -41,7 +41,7 @@ class UplinkConfig(ExtensibleSection):
         "epsilon": NOISES,
         "delta": ("gaussian",),
         "rounding": ("int8", "int4"),
-        "feedback": CODECS,
+        "feedback": CODEC_NAMES,
     }
     common: ClassVar = tuple(owners)
 
@@ -64,13 +64,14 @@ class UplinkConfig(ExtensibleSection):
     @classmethod
     def _in_order(cls, names: list[str]) -> list[str]:
         for name in names:
-            if name not in ("clip", *NOISES) and name not in CODECS:
-                raise ValueError(f"unknown step {name!r}; allowed: {', '.join(('clip', *NOISES, *CODECS))}")
+            if name not in ("clip", *NOISES) and name not in CODEC_NAMES:
+                raise ValueError(f"unknown step {name!r}; allowed: {', '.join(('clip', *NOISES, *CODEC_NAMES))}")
         distinct(names)
         stages = [0 if name == "clip" else 1 if name in NOISES else 2 for name in names]
         if stages != sorted(set(stages)):
+            codecs = ", ".join(CODEC_NAMES)
             raise ValueError(
-                f"the order is clip, then laplace or gaussian, then one of {', '.join(CODECS)} (got {','.join(names)})"
+                f"the order is clip, then laplace or gaussian, then one of {codecs} (got {','.join(names)})"
             )
         if any(name in NOISES for name in names) and "clip" not in names:
             raise ValueError(f"without clip before it, noise promises nothing (got {','.join(names)}); add clip")

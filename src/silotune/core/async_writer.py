@@ -1,4 +1,4 @@
-"""Writes and removes tensor files in a background thread: a checkpoint is written while the next silo trains."""
+"""`AsyncWriter` writes and removes tensor files in a background thread, while the next silo trains."""
 
 from __future__ import annotations
 

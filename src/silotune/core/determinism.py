@@ -1,4 +1,4 @@
-"""PyTorch's settings for equal bits (`precision.deterministic`, `precision.tf32`): set for a process or a block."""
+"""`set_numerics` sets PyTorch for equal bits (`precision.deterministic`, `.tf32`); `numerics` does so for a block."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Locks a folder for one process at a time by a lock file, e.g. a run folder for one coordinator."""
+"""`folder_lock` locks a folder for one process at a time by a lock file, e.g. a run folder for one coordinator."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The change of tensors by training, its L1 or L2 norm over all tensors together, and clipping to a bound."""
+"""`delta` (after minus before, by tensor), the L1 or L2 norm over all tensors together, and `clip_to_norm`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pool of worker processes (`--workers`) that end with their parent, and all at once when one task fails."""
+"""`worker_pool`: processes (`--workers`) that end with their parent, and all at once when one task fails."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Random generators derived from a seed and a purpose, independent of the order of calls.
+"""`generator`, `sampler`, `Stream`: random numbers derived from a seed and a purpose, independent of call order.
 
 Every draw names its purpose: `generator(seed, "batches", silo, round)`. The same seed then gives the same bits for any
 order of silos, in any engine and after any interruption.

@@ -1,4 +1,4 @@
-"""Batches of tokenized rows, sorted by length and cut into micro-batches with little padding.
+"""`Batch` and the functions that make batches: rows sorted by length, cut into micro-batches with little padding.
 
 Sorting within a batch changes neither its rows nor the mathematics, only the amount of padding.
 """

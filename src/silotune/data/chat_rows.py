@@ -1,4 +1,4 @@
-"""Tokenizes conversations: token ids, which of them are trained, and where the last answer begins."""
+"""`ConversationEncoder` tokenizes conversations: token ids, which are trained, and where the last answer begins."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Joint micro-batches of a cohort: rows of several silos in one forward pass, each silo's rows contiguous."""
+"""`CohortMicroBatch`: rows of several silos in one forward pass, each silo's rows contiguous."""
 
 from __future__ import annotations
 

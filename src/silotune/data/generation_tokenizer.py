@@ -1,4 +1,4 @@
-"""Tokenizes the rows of generation tasks as prompt and answer, with the tokens of the answer as targets."""
+"""`GenerationTokenizer` tokenizes rows of generation tasks as prompt and answer, whose tokens are the targets."""
 
 from __future__ import annotations
 

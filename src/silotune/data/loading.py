@@ -1,4 +1,4 @@
-"""Loads all silos' rows, also of silos left out of training: own files, folders, the hub, or one partitioned set."""
+"""`load_silos` reads silos' rows: own files, folders, the hub, or one partitioned set; `load_absent`, the untrained."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads the silos of the section `silos`: the user's own files, folders and data sets of the hub."""
+"""`own_sets` reads the silos of the section `silos`: the user's own files, folders and data sets of the hub."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Splits one silo's rows into train, validation and test: shuffled by the seed, cut and capped."""
+"""`split` divides one silo's rows into train, validation and test: shuffled by the seed, cut, capped (`SplitRule`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Says why a text cannot be tokenized (empty, NUL, half a character), for file readers and `silotune predict`."""
+"""`text_fault` says why a text cannot be tokenized (empty, NUL, half a character): for file readers and predictions."""
 
 from __future__ import annotations
 

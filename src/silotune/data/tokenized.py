@@ -1,4 +1,4 @@
-"""Tokenized rows, their tokenizer for classification, and names of inputs for language-model heads and soft prompts."""
+"""`TokenizedRows`; `RowTokenizer`, for classification; names of inputs for language-model heads and soft prompts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Embeds a silo's rows, weighs texts by their similarity to them (FedDPA, section 4.3), and keeps the vectors in files.
+"""`embed` and `weigh`: rows as vectors, texts weighed by similarity to them (FedDPA, section 4.3); kept in files.
 
 The vectors follow from the silo's rows and the parts that embed them, so they are not part of the state: they are
 computed when a model predicts, and kept with the silo until one of those parts changes. They are never sent. A finished

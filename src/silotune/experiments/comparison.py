@@ -1,4 +1,4 @@
-"""Plans a comparison: entries (methods and their variants) × seeds, with one configuration per cell."""
+"""`Comparison` plans entries (methods and their variants) × seeds, with one configuration per `Cell`."""
 
 from __future__ import annotations
 

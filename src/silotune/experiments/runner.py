@@ -1,4 +1,4 @@
-"""Runs the unfinished cells of a comparison or sweep, in this process (sharing a backbone) or in several processes."""
+"""`run_cells` runs a comparison's or sweep's unfinished cells, in this process (sharing a backbone) or in several."""
 
 from __future__ import annotations
 

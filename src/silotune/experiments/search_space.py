@@ -1,4 +1,4 @@
-"""Search space of a sweep: parses keys with several values or a range, and lists their combinations."""
+"""`Choices` and `Range`, a sweep's search space: parses keys with several values or a range, and lists combinations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hyperparameter sweep over all combinations or by optuna: each method's values with the best validation score.
+"""`run_sweep` tries all combinations, or those that optuna proposes: each method's best values by validation.
 
 It tries all combinations, or a number of trials proposed by optuna's TPE sampler (Bergstra et al. 2011). A trial's
 folder is named after its configuration, so an interrupted or extended sweep repeats no trial. The sampler's state is

@@ -1,4 +1,4 @@
-"""The base class of methods: parts, phases of local training, a loss over views, and the mix at prediction.
+"""`Method`, the base class of methods: parts, phases of local training, a loss over views, and the mix at prediction.
 
 A method file reads like its paper's algorithm box. Sampling, messages, checkpoints and engines are the same for all
 methods.

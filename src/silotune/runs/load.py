@@ -1,4 +1,4 @@
-"""Opens finished runs from the run folder and the backbone alone: a whole run, or one silo's model."""
+"""`load_run` opens a finished run from the run folder and the backbone alone; `load_model`: one silo's model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A silo's personalized model: texts in, labels or answers out; `explain` gives the mix weights of each text."""
+"""`PersonalModel` of a silo: texts in, labels or answers out; `explain` gives the mix weights of each text."""
 
 from __future__ import annotations
 

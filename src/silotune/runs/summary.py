@@ -1,4 +1,4 @@
-"""Makes `summary.json` from an engine whose federation is at its best round."""
+"""`summarise` makes the content of `summary.json` from an engine whose federation is at its best round."""
 
 from __future__ import annotations
 

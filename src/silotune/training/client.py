@@ -1,4 +1,4 @@
-"""A silo's side of the exchange, the same under every engine: a broadcast's bytes in, the silo's reply out."""
+"""`SiloClient`, a silo's side of the exchange under every engine: a broadcast's bytes in, `SiloReply` out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cohort size (`cohort=K|auto|1`): as configured, or chosen by `auto` from device and memory."""
+"""`Cohort` and its size (`cohort=K|auto|1`): as configured, or chosen by `auto` from device and memory."""
 
 from __future__ import annotations
 

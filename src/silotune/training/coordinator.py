@@ -1,4 +1,4 @@
-"""The coordinator: samples silos, broadcasts the shared parts, checks updates and aggregates them."""
+"""`Coordinator` samples silos, broadcasts the shared parts, checks updates and aggregates them."""
 
 from __future__ import annotations
 

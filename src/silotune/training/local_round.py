@@ -1,4 +1,4 @@
-"""Local rounds of one silo, or of several silos (a cohort) whose batches share forwards of the backbone.
+"""`train`: a local round of one silo, or of several silos (a cohort) whose batches share forwards of the backbone.
 
 A silo does the same either way: it has its own batches in its own order, its own loss over its own views, and its own
 gradients, because its parts are leaves of their own. In a cohort its result is the one it would have alone, up to

@@ -1,4 +1,4 @@
-"""Runs the rounds of local training: local rounds, final phases, late adaptation and the coordinator's server step."""
+"""`LocalTrainer`: local rounds, final phases, late adaptation and the coordinator's server step."""
 
 from __future__ import annotations
 

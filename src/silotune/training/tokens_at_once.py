@@ -1,4 +1,4 @@
-"""The tokens of a step's graph: as configured, or as many as the memory holds (`train.tokens_at_once=auto`)."""
+"""`tokens_at_once` of a step's graph: as configured, or as many as the memory holds (`train.tokens_at_once=auto`)."""
 
 from __future__ import annotations
 

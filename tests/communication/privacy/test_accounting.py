@@ -16,7 +16,7 @@ from silotune.communication.privacy.accountant import (
     GaussianAccount,
     LaplaceAccount,
     SampledCentralAccount,
-    affordable,
+    affordable_uses,
     gaussian_epsilon,
     gaussian_multiplier,
 )
@@ -141,5 +141,5 @@ def test_a_budget_lasts_for_as_many_uses_as_cost_no_more(account: Account):
     assert totals == sorted(totals)
     for budget in (totals[1] / 2, totals[1], totals[4], (totals[4] + totals[5]) / 2, totals[most] * 2):
         expected = max(times for times in range(most + 1) if totals[times] <= budget * (1 + 1e-9))
-        assert affordable(account, budget, most) == expected
-    assert affordable(LaplaceAccount(0.1), 0.3, 10) == 3
+        assert affordable_uses(account, budget, most) == expected
+    assert affordable_uses(LaplaceAccount(0.1), 0.3, 10) == 3

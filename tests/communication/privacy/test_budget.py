@@ -9,7 +9,7 @@ import torch
 
 from silotune.communication.privacy.accountant import GaussianAccount, SampledCentralAccount, gaussian_multiplier
 from silotune.communication.privacy.budget import ACCOUNTS, BudgetSpent, Privacy, make_privacy
-from silotune.communication.uplink import CODECS, NOISES
+from silotune.communication.uplink import BUILT_IN_CODECS, NOISES
 from silotune.config import registries
 from silotune.config import uplink as words_of_the_uplink
 from silotune.errors import InputError
@@ -216,4 +216,4 @@ def test_every_noise_has_a_step_and_an_account():
     """A word that the configuration knows and one of them does not would be another noise, or free of cost."""
     assert set(NOISES) == set(ACCOUNTS) == set(words_of_the_uplink.NOISES)
     built_in = {name for name, made in registries.CODECS.items() if made.__module__.startswith("silotune.")}
-    assert set(registries.CODECS.reserved) <= set(CODECS) == built_in <= set(words_of_the_uplink.CODECS)
+    assert set(registries.CODECS.reserved) <= set(BUILT_IN_CODECS) == built_in <= set(words_of_the_uplink.CODEC_NAMES)

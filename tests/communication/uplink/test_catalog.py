@@ -24,16 +24,16 @@ class TopK(Float16):
 
 
 TopK.Options = Options
-catalog.CODECS["topk"] = TopK
+catalog.BUILT_IN_CODECS["topk"] = TopK
 
 from silotune.communication.uplink import make_pipeline
-from silotune.config.uplink import CODECS, UplinkConfig
+from silotune.config.uplink import CODEC_NAMES, UplinkConfig
 
 made = make_pipeline(UplinkConfig(name="clip,topk", fraction=0.25))
 assert type(made.codec) is TopK and made.codec.fraction == 0.25
 assert made.codec_key == "topk {'fraction': 0.25}"
 assert UplinkConfig(name="topk").options == {"fraction": 0.1}
-assert list(CODECS)[:4] == ["fp16", "int8", "int4", "topk"], list(CODECS)
+assert list(CODEC_NAMES)[:4] == ["fp16", "int8", "int4", "topk"], list(CODEC_NAMES)
 for wrong, line in [
     ({"name": "int8", "fraction": 0.1}, "fraction belongs to uplink=topk, not to uplink=int8; leave uplink.fraction"),
     ({"name": "clip", "fraction": 0.1}, "fraction belongs to uplink=topk, not to uplink=none; leave uplink.fraction"),

@@ -14,12 +14,12 @@ from safetensors.torch import load
 
 from silotune.communication.aggregation import by_samples
 from silotune.communication.messages import MessageRefused, change_message
-from silotune.communication.uplink import CODECS
+from silotune.communication.uplink import BUILT_IN_CODECS
 from silotune.training.coordinator import Coordinator
 from tests.support.small_messages import GOOD, ROUND, ROWS, SHARED, SILO, good_fields, good_tensors, packed
 from tests.support.uplink_changes import pipeline
 
-CHAINS = (("clip",), ("clip", "laplace"), *((name,) for name in CODECS), ("clip", "laplace", "int8"))
+CHAINS = (("clip",), ("clip", "laplace"), *((name,) for name in BUILT_IN_CODECS), ("clip", "laplace", "int8"))
 Tensors = dict[str, torch.Tensor]
 
 

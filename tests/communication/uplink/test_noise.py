@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from silotune.communication.privacy.noise_stream import NoiseStream, draws, read_secret
+from silotune.communication.privacy.noise_stream import NoiseStream, noise_stream_for, read_secret
 from silotune.config.uplink import UplinkConfig
 from silotune.errors import InputError
 from tests.support.uplink_changes import change, flat, pipeline
@@ -120,7 +120,7 @@ def test_every_coordinate_tensor_silo_round_and_seed_has_noise_of_its_own():
 
 
 def test_uniform_numbers_fill_the_open_interval_evenly():
-    found = draws(1, None, "alpha", 1, {}, "").uniform("p", "n", (COUNT,)).numpy()
+    found = noise_stream_for(1, None, "alpha", 1, {}, "").uniform("p", "n", (COUNT,)).numpy()
     assert found.min() > 0
     assert found.max() < 1
     assert stats.kstest(found, "uniform").pvalue > 1e-3

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from silotune.communication.messages import Expected, change_message, check_tensors, pack
-from silotune.communication.uplink import CODECS
+from silotune.communication.uplink import BUILT_IN_CODECS
 from silotune.communication.uplink.codecs import Float16, UniformQuantizer, channels, pack4, unpack4
 from tests.support.uplink_changes import SHAPES, change, flat, pipeline, zeros
 
@@ -118,7 +118,7 @@ def test_rounding_by_chance_is_right_on_average(name):
     assert np.abs(once - flat(values)).max() > 4.5 * step.max() / 2 / math.sqrt(rounds)  # rounding to nearest is not
 
 
-@pytest.mark.parametrize("name", CODECS)
+@pytest.mark.parametrize("name", BUILT_IN_CODECS)
 @pytest.mark.parametrize("rounding", [None, "stochastic"])
 def test_feedback_makes_up_for_what_was_rounded_away(name, rounding):
     """Σ sent = Σ changes − what is still kept; without feedback errors add up."""
@@ -143,7 +143,7 @@ def test_feedback_makes_up_for_what_was_rounded_away(name, rounding):
     assert without.send(change(), {}, "a", 1)[1] == {}
 
 
-@pytest.mark.parametrize("name", CODECS)
+@pytest.mark.parametrize("name", BUILT_IN_CODECS)
 @given(shapes, seeds)
 @settings(**calm)
 def test_a_codec_writes_its_layout_and_reads_float32(name, shape, seed):
@@ -166,7 +166,7 @@ def test_feedback_comes_after_the_noise():
 
 
 def test_a_change_of_nothing_is_nothing():
-    for name in CODECS:
+    for name in BUILT_IN_CODECS:
         made = pipeline(name)
         written, kept = made.send(change(0, 0.0), {}, "alpha", 1)
         assert all(not tensor.any() for tensor in made.read(written, zeros()).values())

@@ -15,7 +15,7 @@ import pytest
 import torch
 from scipy import stats
 
-from silotune.communication.uplink import CODECS
+from silotune.communication.uplink import BUILT_IN_CODECS
 from silotune.core.tensors import digest, flatten
 from silotune.methods import METHODS
 from silotune.methods.parts import Scope
@@ -41,7 +41,9 @@ PAIRS = [
 ]
 every_pair = pytest.mark.parametrize(("method", "uplink"), PAIRS)
 OTHER_CODECS = [
-    pytest.param("fedmcp", name, marks=pytest.mark.long, id=f"fedmcp-{name}") for name in CODECS if name not in UPLINKS
+    pytest.param("fedmcp", name, marks=pytest.mark.long, id=f"fedmcp-{name}")
+    for name in BUILT_IN_CODECS
+    if name not in UPLINKS
 ]
 
 

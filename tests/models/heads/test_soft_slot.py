@@ -13,7 +13,7 @@ from silotune.data.tasks import Row
 from silotune.data.templates import ClozeTemplate
 from silotune.errors import InputError
 from silotune.models.heads import VerbalizerHead
-from silotune.models.tuners.prompt_base import PROMPT
+from silotune.models.tuners.prompt_base import PROMPT_TENSOR
 from silotune.runs.build.builder import build
 from silotune.runs.build.resolve import read_config
 from silotune.runs.run import run
@@ -56,7 +56,7 @@ def test_logits_are_the_models_own_with_the_vectors_put_there(family, position):
     embed = model.get_input_embeddings()
     for text, logits in zip(TEXTS, actual, strict=True):
         left, right = pieces_by_hand(tokenizer, *(half.format(text=text, mask=mask) for half in (before, behind)))
-        vectors = [embed(torch.tensor(left, dtype=torch.long)), part.tensors[PROMPT], embed(torch.tensor(right))]
+        vectors = [embed(torch.tensor(left, dtype=torch.long)), part.tensors[PROMPT_TENSOR], embed(torch.tensor(right))]
         given_vectors = torch.cat(vectors).unsqueeze(0)
         with torch.no_grad():
             if family == "t5":

@@ -1,7 +1,7 @@
-"""Aggregations that tolerate a few malicious silos: median, trimmed mean, Krum and multi-Krum, all unweighted.
+"""Aggregation functions that tolerate malicious silos: median, trimmed mean, Krum, multi-Krum; all unweighted.
 
-Updates are sorted by silo name first, so the bits do not depend on their order; the order of names also breaks ties. If
-refused updates leave fewer than the options need, the largest number that remains possible is used.
+Updates are sorted by silo name first, so the bits do not depend on the order of arrival; the order of names also breaks
+ties. If refused updates leave too few for `trim` or `byzantine`, the largest value that they still allow is used.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from silotune.core.tensors import Tensors
 def median(updates: Iterable[Update]) -> Tensors:
     """Return the median by coordinate (Yin et al. 2018, Definition 1); of an even count the mean of the middle two."""
     ordered = _by_name(updates)
-    return _between(ordered, (len(ordered) - 1) // 2)
+    return _trimmed_mean_of(ordered, (len(ordered) - 1) // 2)
 
 
 def trimmed_mean(updates: Iterable[Update], trim: float) -> Tensors:
@@ -32,12 +32,12 @@ def trimmed_mean(updates: Iterable[Update], trim: float) -> Tensors:
         trim: the fraction of the updates that is cut at each end, rounded up.
     """
     ordered = _by_name(updates)
-    return _between(ordered, min(ceil_fraction(trim, len(ordered)), (len(ordered) - 1) // 2))
+    return _trimmed_mean_of(ordered, min(ceil_fraction(trim, len(ordered)), (len(ordered) - 1) // 2))
 
 
 def krum(updates: Iterable[Update], byzantine: int) -> Tensors:
     """Return the update of the best Krum score, with f = `byzantine` (Blanchard et al. 2017, section 3)."""
-    return uniform(_nearest(updates, byzantine, 1))
+    return uniform(_best_by_krum(updates, byzantine, 1))
 
 
 def multi_krum(updates: Iterable[Update], byzantine: int, keep: int | None = None) -> Tensors:
@@ -48,7 +48,7 @@ def multi_krum(updates: Iterable[Update], byzantine: int, keep: int | None = Non
         byzantine: f, the number of updates that may be malicious.
         keep: m, the number of updates to average, n − f at most; by default n − f.
     """
-    return uniform(_nearest(updates, byzantine, keep))
+    return uniform(_best_by_krum(updates, byzantine, keep))
 
 
 def most_byzantine(count: int) -> int:
@@ -68,11 +68,11 @@ def krum_scores(updates: Sequence[Update], byzantine: int) -> list[float]:
     return [math.fsum(row[:near]) for row in to_others]
 
 
-def _nearest(updates: Iterable[Update], byzantine: int, keep: int | None) -> list[Update]:
-    """Return the updates of the lowest scores, in silo-name order; among equal scores the first names."""
+def _best_by_krum(updates: Iterable[Update], byzantine: int, keep: int | None) -> list[Update]:
+    """Return the updates with the lowest Krum scores, in silo-name order; of equal scores, the first names."""
     ordered = _by_name(updates)
     scores = krum_scores(ordered, min(byzantine, most_byzantine(len(ordered))))
-    honest = max(len(ordered) - byzantine, 1)  # the malicious may be among those that arrived, all of them
+    honest = max(len(ordered) - byzantine, 1)  # all malicious updates may be among those that arrived
     best = sorted(range(len(ordered)), key=lambda index: (scores[index], index))
     return [ordered[index] for index in sorted(best[: honest if keep is None else min(keep, honest)])]
 
@@ -81,7 +81,7 @@ def _squared_distance(x: Tensors, y: Tensors) -> float:
     return math.fsum(float((x[name].double() - y[name].double()).square().sum()) for name in sorted(x))
 
 
-def _between(ordered: Sequence[Update], cut: int) -> Tensors:
+def _trimmed_mean_of(ordered: Sequence[Update], cut: int) -> Tensors:
     """Return per coordinate the mean of the values without the `cut` smallest and largest."""
     result: Tensors = {}
     for name, first in ordered[0].tensors.items():

@@ -1,4 +1,4 @@
-"""Privacy accountants: ε at δ of one and many rounds, per mechanism, by the library dp-accounting.
+"""`Account`: ε at δ of one and many rounds, a class per mechanism; `affordable_uses`; by the library dp-accounting.
 
 Neighboring federations differ in all rows of one silo. A silo's change is clipped to a norm of C, so replacing its rows
 moves it by 2C at most: in L1 for Laplace noise, in L2 for Gaussian noise. Silos hold disjoint rows, so the total of a
@@ -15,7 +15,7 @@ from typing import Any
 from silotune.errors import InputError
 
 
-def library() -> Any:
+def import_dp_accounting() -> Any:
     """Return the module dp_accounting.
 
     Raises:
@@ -34,14 +34,14 @@ def library() -> Any:
 
 @lru_cache
 def gaussian_multiplier(epsilon: float, delta: float) -> float:
-    """Return the least deviation for (ε, δ), in units of the sensitivity (Balle and Wang 2018, Theorem 8)."""
-    return float(library().get_sigma_gaussian(epsilon, delta))
+    """Return the smallest standard deviation for (ε, δ), in sensitivities (Balle and Wang 2018, Theorem 8)."""
+    return float(import_dp_accounting().get_sigma_gaussian(epsilon, delta))
 
 
 @lru_cache
 def gaussian_epsilon(multiplier: float, delta: float) -> float:
     """Return ε at δ of Gaussian noise with this standard deviation, in units of the sensitivity."""
-    return float(library().get_epsilon_gaussian(multiplier, delta))
+    return float(import_dp_accounting().get_epsilon_gaussian(multiplier, delta))
 
 
 class Account(ABC):
@@ -84,7 +84,7 @@ class LaplaceAccount(Account):
 
 @lru_cache
 def _laplace_epsilon(epsilon: float, times: int, delta: float) -> float:
-    dp = library()
+    dp = import_dp_accounting()
     accountant = dp.pld.PLDAccountant(value_discretization_interval=max(1e-4, 1e-3 * epsilon))
     accountant.compose(dp.LaplaceDpEvent(1 / epsilon), times)
     return float(accountant.get_epsilon(delta))
@@ -136,16 +136,16 @@ class SampledCentralAccount(CentralAccount):
 
 @lru_cache
 def _sampled_epsilon(multiplier: float, silos: int, sampled: int, times: int, delta: float) -> float:
-    dp = library()
+    dp = import_dp_accounting()
     accountant = dp.rdp.RdpAccountant(neighboring_relation=dp.NeighboringRelation.REPLACE_ONE)
     event = dp.SampledWithoutReplacementDpEvent(silos, sampled, dp.GaussianDpEvent(multiplier))
     accountant.compose(event, times)
     return float(accountant.get_epsilon(delta))
 
 
-def affordable(account: Account, budget: float, most: int) -> int:
-    """Return the number of uses that fit into a budget, `most` at most."""
-    low, high = 0, most
+def affordable_uses(account: Account, budget: float, max_uses: int) -> int:
+    """Return the number of uses that fit into a budget, `max_uses` at most."""
+    low, high = 0, max_uses
     while low < high:
         middle = (low + high + 1) // 2
         if account.total(middle) <= budget * (1 + 1e-9):  # 3 · 0.1 fits into 0.3

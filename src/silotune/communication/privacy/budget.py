@@ -1,4 +1,4 @@
-"""A run's privacy guarantee, known before it starts: ε and δ in total, and the rounds that a budget allows."""
+"""`Privacy`: a run's guarantee, known before it starts (ε and δ in total), and the rounds that a budget allows."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from silotune.communication.privacy.accountant import (
     GaussianAccount,
     LaplaceAccount,
     SampledCentralAccount,
-    affordable,
+    affordable_uses,
     gaussian_multiplier,
 )
 from silotune.errors import InputError
@@ -82,7 +82,7 @@ class Privacy:
         Raises:
             BudgetSpent: the budget does not allow it.
         """
-        if self.budget is not None and affordable(self.account, self.budget - before, uses) < uses:
+        if self.budget is not None and affordable_uses(self.account, self.budget - before, uses) < uses:
             others = ", and other runs over the same rows" if before else ""  # the coordinator does not learn how much
             raise BudgetSpent(
                 f"privacy.epsilon: the budget of {self.budget:g} is spent after {uses - 1} rounds "
@@ -152,7 +152,7 @@ def _by_participation(config: Config, account: Account, noise: str, choose: Choo
     counts, budget = _participations(config.rounds, choose), config.privacy.epsilon
     rounds = config.rounds
     if budget is not None:
-        fitting = affordable(account, budget, counts[-1])
+        fitting = affordable_uses(account, budget, counts[-1])
         rounds = sum(count <= fitting for count in counts)
     uses = counts[rounds - 1] if rounds else 0
     limits = () if config.privacy.secret else (SEEDED,)
@@ -208,5 +208,5 @@ def _central(config: Config, sampled: Sequence[tuple[int, int]], choose: Choose)
     # groups are sampled separately; participation is least hidden in the group with the largest sampled fraction
     silos, a_round = max(sampled, key=lambda group: group[1] / group[0])
     account = SampledCentralAccount(multiplier, delta, silos, a_round)
-    rounds = config.rounds if budget is None else affordable(account, budget, config.rounds)
+    rounds = config.rounds if budget is None else affordable_uses(account, budget, config.rounds)
     return Privacy(account, account.total(1), noise, config.rounds, rounds, rounds, budget)

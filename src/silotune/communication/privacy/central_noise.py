@@ -1,4 +1,7 @@
-"""Adds noise to the coordinator's mean: central differential privacy (McMahan et al. 2018, Algorithm 1)."""
+"""`CentralNoise` clips silos' changes, averages them and adds Gaussian noise: central differential privacy.
+
+McMahan et al. 2018, Algorithm 1.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ import torch
 
 from silotune.communication.aggregation.update import Update
 from silotune.communication.privacy.gaussian import Gaussian
-from silotune.communication.privacy.noise_stream import draws
+from silotune.communication.privacy.noise_stream import noise_stream_for
 from silotune.core.norms import clip_to_norm, delta
 from silotune.core.tensors import Tensors
 
@@ -37,12 +40,12 @@ class CentralNoise:
     seed: int
     secret: bytes | None = None
 
-    def __call__(self, before: Tensors, updates: Iterable[Update], number: int) -> Tensors:
+    def __call__(self, before: Tensors, updates: Iterable[Update], round_number: int) -> Tensors:
         """Return the shared parts after a round; `updates` are in silo-name order."""
         mean: Tensors = {name: torch.zeros_like(tensor, dtype=torch.float64) for name, tensor in before.items()}
         for update in updates:
             for name, tensor in clip_to_norm(delta(before, update.tensors), self.clip, "l2").items():
                 mean[name] += tensor / self.silos
         noise = Gaussian(self.multiplier * self.clip / self.silos)
-        noised = noise(mean, draws(self.seed, self.secret, COORDINATOR, number, mean, repr(noise)))
+        noised = noise(mean, noise_stream_for(self.seed, self.secret, COORDINATOR, round_number, mean, repr(noise)))
         return {name: (tensor.double() + noised[name]).to(tensor.dtype) for name, tensor in before.items()}

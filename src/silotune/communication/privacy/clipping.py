@@ -1,4 +1,4 @@
-"""Clips a silo's change to a norm, which bounds its sensitivity for the noise after it."""
+"""`Clip`, a step of the uplink, clips a silo's change to a norm, which bounds its sensitivity for later noise."""
 
 from __future__ import annotations
 

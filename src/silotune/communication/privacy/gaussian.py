@@ -1,4 +1,4 @@
-"""Adds Gaussian noise to a silo's change or to the coordinator's mean."""
+"""`Gaussian` adds Gaussian noise to a silo's change (a step of the uplink) or to the coordinator's mean."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Gaussian:
     deviation: float
 
     def __repr__(self) -> str:
-        """Return the step's part of the key of noise; it is a format (`UplinkPipeline.noise_key`)."""
+        """Return this step's text in the string that seeds the noise; changing it changes the noise of every run."""
         return f"Gaussian(deviation={self.deviation!r})"
 
     def __call__(self, change: Tensors, draws: NoiseStream) -> Tensors:

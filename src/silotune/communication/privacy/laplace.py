@@ -1,4 +1,4 @@
-"""Adds Laplace noise to a silo's change (FedPrompt, section 3.4; Dwork et al. 2006, Proposition 1)."""
+"""`Laplace`, a step of the uplink, adds Laplace noise (FedPrompt, section 3.4; Dwork et al. 2006, Proposition 1)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Laplace:
     scale: float
 
     def __repr__(self) -> str:
-        """Return the step's part of the key of noise; it is a format (`UplinkPipeline.noise_key`)."""
+        """Return this step's text in the string that seeds the noise; changing it changes the noise of every run."""
         return f"Laplace(scale={self.scale!r})"
 
     def __call__(self, change: Tensors, draws: NoiseStream) -> Tensors:

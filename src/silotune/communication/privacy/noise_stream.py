@@ -1,4 +1,4 @@
-"""Random numbers for noise and stochastic rounding, from a seed or secret, the same on every machine.
+"""Uniform random numbers for noise and stochastic rounding, derived from the seed or a secret file; reads that file.
 
 Noise derived from the seed is reproducible, but anyone who knows the seed can subtract it. A silo that needs protection
 therefore has a secret. Its noise is then derived from the secret, the change and the steps: sending the same change
@@ -38,18 +38,20 @@ class NoiseStream:
         return torch.from_numpy((pieces.astype(np.float64) + 0.5) * _PIECE).reshape(shape)
 
 
-def draws(seed: int, secret: bytes | None, silo: str, number: int, change: Tensors, how: str) -> NoiseStream:
+def noise_stream_for(
+    seed: int, secret: bytes | None, silo: str, round_number: int, change: Tensors, how: str
+) -> NoiseStream:
     """Return the stream of a silo in a round.
 
     Args:
         seed: the run's seed, used without a secret.
         secret: the silo's secret, or None.
         silo: the silo's name, or `central_noise.COORDINATOR`.
-        number: the round.
+        round_number: the round.
         change: the tensors to be noised; part of the key with a secret.
         how: the steps and their strength; part of the key with a secret.
     """
-    purpose = f"uplink\x1f{silo}\x1f{number}"
+    purpose = f"uplink\x1f{silo}\x1f{round_number}"
     if secret is None:
         return NoiseStream(hashlib.sha256(f"{purpose}\x1f{seed}".encode()).digest())
     return NoiseStream(hmac.digest(secret, f"{purpose}\x1f{how}\x1f{digest(change)}".encode(), "sha256"))

@@ -9,7 +9,7 @@ from silotune.communication.privacy.accountant import gaussian_multiplier
 from silotune.communication.privacy.clipping import Clip
 from silotune.communication.privacy.gaussian import Gaussian
 from silotune.communication.privacy.laplace import Laplace, laplace_scale
-from silotune.communication.uplink.catalog import CODECS
+from silotune.communication.uplink.catalog import BUILT_IN_CODECS
 from silotune.communication.uplink.codecs import Codec
 from silotune.communication.uplink.pipeline import NO_UPLINK, UplinkPipeline, UplinkStep
 from silotune.config import registries
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from silotune.config.uplink import UplinkConfig
 
 
-__all__ = ["CODECS", "NOISES", "NO_UPLINK", "UplinkPipeline", "make_pipeline", "register_codec"]
+__all__ = ["BUILT_IN_CODECS", "NOISES", "NO_UPLINK", "UplinkPipeline", "make_pipeline", "register_codec"]
 
-registries.CODECS.provide(lambda: CODECS)
+registries.CODECS.provide(lambda: BUILT_IN_CODECS)
 
 
 def make_pipeline(config: UplinkConfig, seed: int = 0, secret: bytes | None = None) -> UplinkPipeline:
@@ -66,7 +66,7 @@ def _steps(config: UplinkConfig) -> tuple[UplinkStep, ...]:
 def _codec(config: UplinkConfig) -> Codec | None:
     if config.codec is None:
         return None
-    make = CODECS.get(config.codec)
+    make = BUILT_IN_CODECS.get(config.codec)
     if make is not None and not isinstance(make, type):
         return make(config)
     made: Codec = make_registered(registries.CODECS, config.codec, config.options)

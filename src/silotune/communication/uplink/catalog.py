@@ -1,4 +1,4 @@
-"""The built-in codecs, as `uplink=` names them."""
+"""`BUILT_IN_CODECS`: the names of codecs in `uplink=`, with their classes or the functions that make them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from silotune.communication.uplink.codecs import Codec, Float16, UniformQuantize
 if TYPE_CHECKING:
     from silotune.config.uplink import UplinkConfig
 
-CODECS: dict[str, type[Codec] | Callable[[UplinkConfig], Codec]] = {
+BUILT_IN_CODECS: dict[str, type[Codec] | Callable[[UplinkConfig], Codec]] = {
     "fp16": Float16,
     "int8": lambda config: UniformQuantizer(127, config.rounding == "stochastic"),
     "int4": lambda config: UniformQuantizer(7, config.rounding == "stochastic"),

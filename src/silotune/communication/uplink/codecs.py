@@ -1,4 +1,4 @@
-"""Codecs, a shorter representation of a change: half precision, or integers of 8 or 4 bits with a scale per channel.
+"""`Codec`, a shorter representation of a change: `Float16`, or `UniformQuantizer` (8 or 4 bits, a scale per channel).
 
 A channel is a slice along the shorter of a tensor's first and last axis (a rank of a LoRA, a unit of a bottleneck, a
 token of a prompt): few scales, each over many numbers. Tensors of one axis or none have one scale. A channel's largest
@@ -29,7 +29,10 @@ _FP16_MOST = 65504.0
 
 
 class Codec(Protocol):
-    """A shorter representation of a change, tensor by tensor; the error is the silo's (`uplink.feedback`).
+    """A shorter representation of a change, tensor by tensor.
+
+    The silo may keep the error and add it to its next change (`uplink.feedback`).
+
 
     A codec is a class. It is called without arguments or, if it has a pydantic model `Options`, with an instance of it
     that holds the keys of the section `uplink` (`uplink.fraction=0.1`). It keeps no state between calls, so that silo
@@ -182,9 +185,9 @@ def unpack4(packed: Tensor, count: int) -> Tensor:
     """Return the first `count` codes of packed bytes, int8.
 
     Raises:
-        ValueError: the filling of the last byte is not zero.
+        ValueError: the padding code in the last byte is not zero.
     """
     halves = torch.stack([packed & 15, packed >> 4], dim=1).reshape(-1).to(torch.int8) - 8
     if bool((halves[count:] != 0).any()):
-        raise ValueError("has a number too many in its last byte")
+        raise ValueError("has a nonzero padding code in its last byte")
     return halves[:count]

@@ -1,4 +1,4 @@
-"""The uplink: applies clipping, noise and a codec to a silo's change, and reads it at the coordinator.
+"""`UplinkPipeline` applies clipping, noise and a codec to a silo's change, and decodes it at the coordinator.
 
 The steps are ordered: clip, then noise, then one codec. Without steps, messages hold the shared parts themselves.
 Otherwise they hold the change relative to the received parts, and the coordinator adds it to the parts it broadcast.
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from silotune.communication.messages import Expected, MessageRefused
-from silotune.communication.privacy.noise_stream import NoiseStream, draws
+from silotune.communication.privacy.noise_stream import NoiseStream, noise_stream_for
 from silotune.communication.uplink.codecs import Codec
 from silotune.core.tensors import Tensors
 
@@ -65,20 +65,20 @@ class UplinkPipeline:
         """The steps' names as a field of messages, so that a change is never read as a part."""
         return ",".join(self.names)
 
-    def send(self, change: Tensors, memory: Tensors, silo: str, number: int) -> tuple[Tensors, Tensors]:
+    def send(self, change: Tensors, memory: Tensors, silo: str, round_number: int) -> tuple[Tensors, Tensors]:
         """Apply the steps to a silo's change.
 
         Args:
             change: trained minus received, by "part/tensor" name.
             memory: the silo's memory as of its last participation.
             silo: the silo's name.
-            number: the round.
+            round_number: the round.
 
         Returns:
             The tensors of the message, and the codec's error for the silo's memory.
         """
         change = {name: tensor.double() for name, tensor in sorted(change.items())}
-        drawn = draws(self.seed, self.secret, silo, number, change, self.noise_key)
+        drawn = noise_stream_for(self.seed, self.secret, silo, round_number, change, self.noise_key)
         for step in self.steps:
             change = step(change, drawn)
         if self.codec is None:

@@ -1,4 +1,4 @@
-"""Dispatcher: sends requests to silos, repeats them, and collects replies until a deadline."""
+"""`SiloDispatcher` sends requests to silos, repeats them, and collects replies until a deadline."""
 
 from __future__ import annotations
 

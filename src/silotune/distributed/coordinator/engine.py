@@ -1,4 +1,4 @@
-"""The Flower engine: silos on other machines, reached by messages. It runs in the ServerApp.
+"""`FlowerEngine` runs rounds with silos on other machines, reached by messages; it runs in the ServerApp.
 
 The coordinator holds no rows and no private part. It knows the name of each silo's last state (`History.taken`) and
 sends with each request the state to start from. Work for a round that was given up is therefore not built upon, and a
@@ -69,18 +69,18 @@ class FlowerEngine(Engine):
         """The engine's name in `summary.json`."""
         return "flower-local" if self._local else "flower"
 
-    def rounds(self, number: int, silos: Sequence[str], broadcast: bytes) -> Iterator[Received]:
+    def rounds(self, round_number: int, silos: Sequence[str], broadcast: bytes) -> Iterator[Received]:
         """See `Engine.rounds`. Below its quorum a round is requested again, then the run stops.
 
         Raises:
             SilotuneError: too few updates; finished rounds are in the run folder.
         """
         self._new_states, self._deferred_scores = {}, {}
-        yield from self._until_quorum("round", number, silos, broadcast)
+        yield from self._until_quorum("round", round_number, silos, broadcast)
 
-    def finals(self, number: int, silos: Sequence[str], broadcast: bytes) -> Iterator[SiloReply]:
+    def finals(self, round_number: int, silos: Sequence[str], broadcast: bytes) -> Iterator[SiloReply]:
         """See `Engine.finals`."""
-        for received in self._until_quorum("final", number, silos, broadcast):
+        for received in self._until_quorum("final", round_number, silos, broadcast):
             yield received.reply
 
     @property
@@ -91,13 +91,17 @@ class FlowerEngine(Engine):
             return "validation", "test"
         return ("validation",) if self.federation.config.validates_by_loss else ()
 
-    def validate(self, number: int) -> Scores:
+    def validate(self, round_number: int) -> Scores:
         """See `Engine.validate`. A silo that is absent or does not share its scores has none.
 
         On central rows the score is the mean over all silos; there is none if a silo is absent.
         """
         names = sorted(self.federation.silos)
-        entries = self._deferred_scores if number == self.history.pending else self._scores(number, ["validation"])
+        entries = (
+            self._deferred_scores
+            if round_number == self.history.pending
+            else self._scores(round_number, ["validation"])
+        )
         scores = {name: entries[name].get("validation") for name in names if name in entries}
         if self.federation.central is None:
             return scores
@@ -105,13 +109,13 @@ class FlowerEngine(Engine):
 
     def results(self) -> dict[str, dict[str, Any]]:
         """See `Engine.results`. Values that a silo does not share or did not send are None."""
-        number = self.history.best_round
-        entries = self._scores(number, ["validation", "test"])
+        round_number = self.history.best_round
+        entries = self._scores(round_number, ["validation", "test"])
         empty: dict[str, Any] = {"validation": None, "test": None, "rows": None}
         tasks = self.federation.tasks
         return {name: {"metric": tasks[name].metric} | empty | entries.get(name, {}) for name in self.federation.silos}
 
-    def save_states(self, number: int, silos: Sequence[str], better: bool) -> Mapping[str, str]:
+    def save_states(self, round_number: int, silos: Sequence[str], better: bool) -> Mapping[str, str]:
         """Record the names of the silos' new states; the silos have stored them."""
         states, self._new_states = self._new_states, {}
         self.history.taken = self.history.taken | states
@@ -144,11 +148,11 @@ class FlowerEngine(Engine):
         states = [point.history["taken"].get(name) for point in (self._last, self._best) if point is not None]
         return sorted({state for state in states if state is not None})
 
-    def _request(self, kind: str, number: int, name: str, broadcast: bytes, **fields: Any) -> bytes:
-        header = {**self._run, "round": number, "base": self._base(name), **fields}
+    def _request(self, kind: str, round_number: int, name: str, broadcast: bytes, **fields: Any) -> bytes:
+        header = {**self._run, "round": round_number, "base": self._base(name), **fields}
         return Frame(kind, header, {"broadcast": broadcast}).encode()
 
-    def _until_quorum(self, kind: str, number: int, silos: Sequence[str], broadcast: bytes) -> Iterator[Received]:
+    def _until_quorum(self, kind: str, round_number: int, silos: Sequence[str], broadcast: bytes) -> Iterator[Received]:
         """Request a round until the quorum is reached; yields every reply, refused updates do not count."""
         needed = max(1, ceil_fraction(self._options.quorum, len(silos))) if silos else 0
         judge = kind == "round" and bool(self.history.pending)
@@ -156,41 +160,45 @@ class FlowerEngine(Engine):
         waiting, arrived, coordinator = list(silos), 0, self.federation.coordinator
         for attempt in range(self._options.retries + 1):
             requests = {
-                name: self._request(kind, number, name, broadcast, keep=self._keep(name), judge=judge)
+                name: self._request(kind, round_number, name, broadcast, keep=self._keep(name), judge=judge)
                 for name in waiting
             }
             for name in resting:  # not sampled: they only score the previous round
-                requests[name] = self._request("score", number, name, broadcast, splits=["validation"])
-            self.progress(number, ", ".join(waiting), arrived, len(silos))
+                requests[name] = self._request("score", round_number, name, broadcast, splits=["validation"])
+            self.progress(round_number, ", ".join(waiting), arrived, len(silos))
             for frame in self._dispatcher.request(requests, self._options.deadline, self._options.away):
                 if frame.fields["silo"] in resting:
                     resting.remove(str(frame.fields["silo"]))
-                    self._take_scores(number, frame, self._deferred_scores)
+                    self._take_scores(round_number, frame, self._deferred_scores)
                     continue
-                reply = self._read(kind, number, frame)
+                reply = self._read(kind, round_number, frame)
                 if reply is None:
                     continue
                 if judge:
                     self._deferred_scores[reply.silo] = frame.fields.get("scores", {})
                 waiting.remove(reply.silo)
                 self._new_states[reply.silo] = str(frame.fields["state"])
-                received = Received(reply) if kind == "final" else coordinator.read_reply(number, reply)
+                received = Received(reply) if kind == "final" else coordinator.read_reply(round_number, reply)
                 arrived += not received.refusal
-                self.progress(number, ", ".join(waiting) or "all silos answered", len(silos) - len(waiting), len(silos))
+                self.progress(
+                    round_number, ", ".join(waiting) or "all silos answered", len(silos) - len(waiting), len(silos)
+                )
                 yield received
             if arrived >= needed:
                 return
             again = attempt < self._options.retries
-            self.folder.event("quorum", round=number, arrived=arrived, needed=needed, missing=waiting, again=again)
+            self.folder.event(
+                "quorum", round=round_number, arrived=arrived, needed=needed, missing=waiting, again=again
+            )
             if not waiting:
                 break
         raise SilotuneError(
-            f"round {number}: {arrived} of {len(silos)} silos sent a valid update, federation.quorum="
+            f"round {round_number}: {arrived} of {len(silos)} silos sent a valid update, federation.quorum="
             f"{self._options.quorum:g} asks for {needed}; missing: {', '.join(waiting) or 'none'}; what is finished is "
             "kept (run again with --resume)"
         )
 
-    def _read(self, kind: str, number: int, frame: Frame) -> SiloReply | None:
+    def _read(self, kind: str, round_number: int, frame: Frame) -> SiloReply | None:
         """Return a silo's reply; None, with an event, if it is a failure or malformed."""
         silo = str(frame.fields["silo"])
         reason = ""
@@ -198,38 +206,38 @@ class FlowerEngine(Engine):
         state, message = frame.fields.get("state"), frame.blobs.get("message")
         if frame.kind != "answer":
             reason = str(frame.fields.get("reason", f"answered with {frame.kind!r}"))
-        elif type(frame.fields.get("round")) is not int or frame.fields["round"] != number:
-            reason = f"answered for round {frame.fields.get('round')!r}, asked was round {number}"
-        elif state != state_name(number, kind == "final"):
-            reason = f"answered with state {state!r}, its name must be {state_name(number, kind == 'final')!r}"
+        elif type(frame.fields.get("round")) is not int or frame.fields["round"] != round_number:
+            reason = f"answered for round {frame.fields.get('round')!r}, asked was round {round_number}"
+        elif state != state_name(round_number, kind == "final"):
+            reason = f"answered with state {state!r}, its name must be {state_name(round_number, kind == 'final')!r}"
         elif not validate_metrics(metrics) or message is None:
             reason = "answered without metrics or message"
         elif not validate_scores(frame.fields.get("scores", {}), self._judged_by_loss):
             reason = "answered with something else than scores"
         if reason or message is None:
-            self._failed(number, silo, reason)
+            self._failed(round_number, silo, reason)
             return None
         return SiloReply(silo, message, _UNDISCLOSED | dict(metrics or {}), str(frame.fields.get("note", ""))[:200])
 
-    def _scores(self, number: int, splits: Sequence[str]) -> dict[str, dict[str, Any]]:
+    def _scores(self, round_number: int, splits: Sequence[str]) -> dict[str, dict[str, Any]]:
         """Request scores of the shared parts of a round from all silos; those that answered, in name order."""
-        broadcast = self.federation.coordinator.broadcast(number)
+        broadcast = self.federation.coordinator.broadcast(round_number)
         names = sorted(self.federation.silos)
-        requests = {name: self._request("score", number, name, broadcast, splits=list(splits)) for name in names}
+        requests = {name: self._request("score", round_number, name, broadcast, splits=list(splits)) for name in names}
         entries: dict[str, dict[str, Any]] = {}
         for frame in self._dispatcher.request(requests, self._options.deadline, self._options.away):
-            self._take_scores(number, frame, entries)
+            self._take_scores(round_number, frame, entries)
         return {name: entries[name] for name in names if name in entries}
 
-    def _take_scores(self, number: int, frame: Frame, entries: dict[str, dict[str, Any]]) -> None:
+    def _take_scores(self, round_number: int, frame: Frame, entries: dict[str, dict[str, Any]]) -> None:
         """Put the scores of a reply into `entries`; anything else becomes an event."""
         silo, scores = str(frame.fields["silo"]), frame.fields.get("scores")
         if frame.kind != "scores":
-            self._failed(number, silo, str(frame.fields.get("reason", f"answered with {frame.kind!r}")))
+            self._failed(round_number, silo, str(frame.fields.get("reason", f"answered with {frame.kind!r}")))
         elif not validate_scores(scores, self._judged_by_loss):
-            self._failed(number, silo, "answered with something else than scores")
+            self._failed(round_number, silo, "answered with something else than scores")
         else:
             entries[silo] = dict(scores or {})
 
-    def _failed(self, number: int, silo: str, reason: str) -> None:
-        self.folder.event("silo-failed", round=number, silo=silo, reason=reason[:_LONGEST])
+    def _failed(self, round_number: int, silo: str, reason: str) -> None:
+        self.folder.event("silo-failed", round=round_number, silo=silo, reason=reason[:_LONGEST])

@@ -1,4 +1,4 @@
-"""Finds free ports on 127.0.0.1, and waits until a supervised process listens on one.
+"""`free_ports` finds ports on 127.0.0.1; `wait_for_port` waits until a supervised process listens on one.
 
 The parties of `--engine flower-local` and of `silotune federation up` start Flower's SuperLink this way.
 """

@@ -1,4 +1,4 @@
-"""Restart policy: processes may be restarted until one has ended too often without progress of the run."""
+"""`RestartPolicy`: processes may be restarted until one has ended too often without progress of the run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Starts processes with a log each, restarts them when the caller asks, and always ends them together.
+"""`Supervisor` starts processes with a log each, restarts them when asked, and always ends them together.
 
 `silotune federation` and `--engine flower-local` run Flower's processes and the workers under it.
 """

@@ -1,4 +1,4 @@
-"""Writes and reads the configuration sent to silos (without local paths); refuses one that machines cannot run."""
+"""`wire_config`: the configuration as sent to silos, without local paths; refuses one that machines cannot run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Handshake: both sides send their identity; a silo with another protocol, version, backbone or method is refused."""
+"""`Identity` and `Hello`: a silo with another protocol, version, backbone, method or configuration is refused."""
 
 from __future__ import annotations
 
@@ -151,46 +151,46 @@ def protocol_of(identity: object) -> int | None:
     return number if type(number) is int and 0 <= number <= _LARGEST_PROTOCOL else None
 
 
-def check_protocol(silo: str, coordinators: int | None, silos: int | None) -> None:
+def check_protocol(silo: str, coordinator_protocol: int | None, silo_protocol: int | None) -> None:
     """Compare protocol numbers, before anything else of an identity is read: its fields may differ with the number.
 
     Args:
         silo: the silo's name, for the message.
-        coordinators: the coordinator's number; None if it sent none.
-        silos: the silo's number; None if it sent none.
+        coordinator_protocol: the coordinator's number; None if it sent none.
+        silo_protocol: the silo's number; None if it sent none.
 
     Raises:
         HandshakeRefused: naming the silo and both numbers.
     """
-    if coordinators != silos or silos is None:
-        actual, expected = ("none" if number is None else number for number in (silos, coordinators))
+    if coordinator_protocol != silo_protocol or silo_protocol is None:
+        actual, expected = ("none" if number is None else number for number in (silo_protocol, coordinator_protocol))
         raise HandshakeRefused(
             f"silo {silo!r}: identity: protocol {actual}, the coordinator's: {expected}; install the same silotune on "
             "both sides (an identity without a number is of a silotune from before protocol 1)"
         )
 
 
-def check_identity(silo: str, coordinators: Identity, silos: Identity) -> None:
+def check_identity(silo: str, coordinator_identity: Identity, silo_identity: Identity) -> None:
     """Compare a silo's identity with the coordinator's.
 
     Args:
         silo: the silo's name, for the message.
-        coordinators: the coordinator's identity.
-        silos: the silo's identity.
+        coordinator_identity: the coordinator's identity.
+        silo_identity: the silo's identity.
 
     Raises:
         HandshakeRefused: naming the silo, the first difference, and both values.
     """
     for name, label in _COMPARED_FIELDS.items():
-        expected, actual = getattr(coordinators, name), getattr(silos, name)
+        expected, actual = getattr(coordinator_identity, name), getattr(silo_identity, name)
         if expected != actual:
             raise HandshakeRefused(
                 f"silo {silo!r}: another {label}: {_short(actual)}, the coordinator's: {_short(expected)}"
             )
-    if coordinators.shapes is None or silos.shapes is None:
+    if coordinator_identity.shapes is None or silo_identity.shapes is None:
         return
-    for name in sorted({*coordinators.shapes, *silos.shapes}):
-        wanted, shape = coordinators.shapes.get(name), silos.shapes.get(name)
+    for name in sorted({*coordinator_identity.shapes, *silo_identity.shapes}):
+        wanted, shape = coordinator_identity.shapes.get(name), silo_identity.shapes.get(name)
         if wanted != shape:
             raise HandshakeRefused(
                 f"silo {silo!r}: other part shapes: {name!r} is {_shape(shape)}, the coordinator's: {_shape(wanted)}"

@@ -1,4 +1,4 @@
-"""Admission of a run at a silo: its operator's approval, before the coordinator learns anything about the rows."""
+"""`require_approval` by a silo's operator, before the coordinator learns anything about the rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Limits on requests: how many a silo works on, over which rows, for how long; counted over all runs."""
+"""`RequestLimits` and `WorkGuard`: how many requests a silo works on, over which rows, for how long; over all runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Request ledger of a silo: every request that was worked on and every choice of rows that was used, over all runs.
+"""`RequestLedger` of a silo: every request worked on and every choice of rows used, over all runs.
 
 The coordinator names runs, numbers rounds and says from which state to start, so no count that follows from what it
 sends can bind it. These files only grow. A line is written before the work: a crash in between spends a request and

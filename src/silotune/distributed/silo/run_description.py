@@ -1,4 +1,4 @@
-"""A run in plain words for a silo's operator: what would leave, how often, how protected, and what changed."""
+"""`describe`: a run in plain words for a silo's operator: what would leave, how often, how protected, what changed."""
 
 from __future__ import annotations
 

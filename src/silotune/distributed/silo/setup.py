@@ -1,4 +1,4 @@
-"""Setup of a silo: checks the coordinator's configuration and builds a federation of this silo alone."""
+"""`SiloSetup` checks a coordinator's configuration by operator and policy and builds (and caches) a federation."""
 
 from __future__ import annotations
 
@@ -101,12 +101,12 @@ class SiloSetup:
         if chosen is not None:
             self.limits.ledger.record_rows(chosen)
 
-    def __call__(self, text: str, coordinators: Identity | None) -> Federation:
+    def __call__(self, text: str, coordinator_identity: Identity | None) -> Federation:
         """Build the federation for a configuration; cached until the configuration changes.
 
         Args:
             text: the configuration as it was sent.
-            coordinators: the coordinator's identity; None before its first request.
+            coordinator_identity: the coordinator's identity; None before its first request.
 
         Returns:
             A federation of this silo alone.
@@ -117,13 +117,13 @@ class SiloSetup:
         """
         if self._federation is None or self.text != text:
             self._federation, self.text = None, ""
-            self._federation = self._build(text, coordinators)
+            self._federation = self._build(text, coordinator_identity)
             self.text = text
-        if coordinators is not None:
-            check_identity(self.settings.name, coordinators, self.identity())
+        if coordinator_identity is not None:
+            check_identity(self.settings.name, coordinator_identity, self.identity())
         return self._federation
 
-    def _build(self, text: str, coordinators: Identity | None) -> Federation:
+    def _build(self, text: str, coordinator_identity: Identity | None) -> Federation:
         if len(text) > LONGEST_CONFIGURATION:
             raise HandshakeRefused(f"silo {self.settings.name!r}: a configuration of {len(text):,} characters")
         config = parse_wire_config(text)
@@ -140,8 +140,8 @@ class SiloSetup:
         config = self._local_config(config)
         set_numerics(config.precision.deterministic, config.precision.tf32)
         backbone = self._load(config, method)
-        if coordinators is not None:  # first, as another backbone makes later steps fail
-            check_identity(self.settings.name, coordinators, Identity.of(config, text, backbone))
+        if coordinator_identity is not None:  # first, as another backbone makes later steps fail
+            check_identity(self.settings.name, coordinator_identity, Identity.of(config, text, backbone))
         data = self._rows(config)
         federation = self._assemble(config, method, backbone, data)
         self.config = parse_wire_config(text)

@@ -1,4 +1,4 @@
-"""Test scores and attack success rates of a report's entry: mean and standard deviation over seeds."""
+"""`Score`: test scores and attack success rates of a report's entry, as mean and standard deviation over seeds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Series over rounds from event logs (scores, bytes, loss terms), each with its mean over an entry's seeds."""
+"""`Curve`: scores, bytes and loss terms over rounds from event logs, with their mean over an entry's seeds."""
 
 from __future__ import annotations
 

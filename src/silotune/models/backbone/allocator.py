@@ -1,4 +1,4 @@
-"""Lets the C library keep freed memory for the next batch.
+"""`keep_freed_memory` lets the C library keep freed memory for the next batch; `release_freed_memory` gives it back.
 
 glibc returns large blocks to the system when they are freed, and the top of its heap with them; the system then hands
 the pages out again one by one, zeroed. A training step frees and allocates the same hundreds of MiB every time: without

@@ -1,4 +1,4 @@
-"""One forward of the base transformer over a batch with its virtual tokens in place."""
+"""`plain_forward` and `encoder_decoder_forward` of the base transformer, with virtual tokens in place."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The identity of weights: a digest of their bytes as stored, kept beside them between starts."""
+"""`stored_fingerprint`: a digest of a model's weights as stored, kept beside them between starts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The cache of a generation: keys and values in the backbone's compute type, in buffers with room where that pays."""
+"""`GenerationCache`: keys and values in the backbone's compute type, in buffers with room where that pays."""
 
 from __future__ import annotations
 

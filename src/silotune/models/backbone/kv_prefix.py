@@ -1,4 +1,4 @@
-"""Caches that hand prefix tuning's keys and values to the attention of transformers."""
+"""`PrefixCache` hands prefix tuning's keys and values to the attention of transformers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is known of a batch's padding before it is on a device, so that no forward has to wait for the device to say.
+"""`Padding`: what is known of a batch's padding before it is on a device, so that no forward waits for the device.
 
 transformers asks every mask whether it hides anything, which makes the host wait. Its table of mask functions
 (`ALL_MASK_ATTENTION_FUNCTIONS`) is public: the entries used here answer from what is known, and give the same masks.

@@ -1,4 +1,4 @@
-"""Runs rows of several silos in one forward, concatenated: each silo's parts act on its own segment of the rows."""
+"""`Segments`: rows of several silos in one forward, concatenated; each silo's parts act on its own segment."""
 
 from __future__ import annotations
 

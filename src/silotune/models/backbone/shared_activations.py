@@ -1,4 +1,4 @@
-"""Activations below the first adapted module, computed once for all forwards over the same rows."""
+"""`SharedActivations` below the first adapted module, computed once for all forwards over the same rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`cache=frozen-prefix`: keeps the activations of the frozen layers below the first part for the whole run.
+"""`ActivationCache` (`cache=frozen-prefix`) keeps the frozen layers' activations below the first part, for a whole run.
 
 No part acts there, so a row's activations are the same in every epoch and round. They are computed for fixed groups of
 rows: a set's rows, sorted by length, `GROUP` at a time. So they do not depend on when or with which other rows a row

@@ -1,4 +1,4 @@
-"""Beam search over all rows of a batch at once, on the device; the host waits once per token."""
+"""`beam_search` over all rows of a batch at once, on the device; the host waits once per token."""
 
 from __future__ import annotations
 

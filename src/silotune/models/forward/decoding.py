@@ -1,4 +1,4 @@
-"""One batch's generation in progress: the cache of keys and values, and one more token per row under a plan."""
+"""`Decoding`: one batch's generation in progress, with its cache of keys and values; one more token per row a step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tokens that end an answer: of the tokenizer, of the model's generation settings and of its chat template."""
+"""`end_tokens` that end an answer: of the tokenizer, of the model's generation settings and of its chat template."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Generates answers token by token under a mix: in batches, with cached keys and values, greedy or by beams."""
+"""`generate` writes answers token by token under a mix: in batches, with cached keys and values, greedy or by beams."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keeps the poolings of views that do not change during a phase, for its later passes over the same rows.
+"""`ConstantViewCache` keeps the poolings of views that do not change during a phase, for later passes over the rows.
 
 Anchors (FedMCP's averaged adapter, MOON's and FedFAME's previous and global model) and parts that a phase does not
 train give a row the same representation in every local epoch; only the first epoch computes it.

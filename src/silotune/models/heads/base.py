@@ -1,4 +1,4 @@
-"""The interface of a head: from a view's pooled states to a task's logits and loss.
+"""`Head`, the interface of heads: from a view's pooled states to a task's logits and loss.
 
 Each task has its own head; one part may hold the heads of many tasks.
 """

@@ -1,4 +1,4 @@
-"""Trained classifiers over a pooled state: an MLP, or one linear layer."""
+"""`MLPHead` and `LinearHead`: trained classifiers over a pooled state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The language-model head: computes the loss over the tokens of responses.
+"""`LanguageModelHead` computes the loss over the tokens of responses, by the backbone's frozen language-model head.
 
 It uses the backbone's own frozen output layer and has no tensors to train. Vocabulary scores are computed for response
 tokens alone, never for the prompt's. Answers are generated in `models/forward/generation.py`.

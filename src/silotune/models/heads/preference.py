@@ -1,4 +1,4 @@
-"""The head of preference pairs: DPO (Rafailov et al. 2023) against the backbone without any part."""
+"""`PreferenceHead`: DPO (Rafailov et al. 2023) on preference pairs, against the backbone without any part."""
 
 from __future__ import annotations
 

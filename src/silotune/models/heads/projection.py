@@ -1,4 +1,4 @@
-"""The projection of contrastive losses: one linear layer from the pooled state to the compared representation."""
+"""`Projection` of contrastive losses: one linear layer from the pooled state to the compared representation."""
 
 from __future__ import annotations
 

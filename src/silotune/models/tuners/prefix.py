@@ -17,7 +17,14 @@ from silotune.models.backbone.forward_plan import ForwardPlan
 from silotune.models.backbone.virtual_tokens import Prefix
 from silotune.models.initializers import draw_linear
 from silotune.models.tuners.base import MergedAdapter, TunerOptions, WeightedTensors
-from silotune.models.tuners.prompt_base import PROMPT, SEQ_TO_SEQ, VirtualTokenTuner, blend, is_folded, prompt_fields
+from silotune.models.tuners.prompt_base import (
+    PROMPT_TENSOR,
+    SEQ_TO_SEQ,
+    VirtualTokenTuner,
+    blend,
+    is_folded,
+    prompt_fields,
+)
 
 if TYPE_CHECKING:
     from silotune.data.tasks import Task
@@ -54,7 +61,7 @@ class PrefixTuning(VirtualTokenTuner):
         columns = layers * 2 * heads * head_width
         options = self._options
         if not options.reparametrise:
-            return {PROMPT: torch.randn(options.tokens, columns, generator=generator) * 0.02}
+            return {PROMPT_TENSOR: torch.randn(options.tokens, columns, generator=generator) * 0.02}
         width, hidden = options.width or heads * head_width, options.reparametrise
         tensors: Tensors = {"embedding.weight": torch.randn(options.tokens, width, generator=generator)}
         for number, (before, after) in {0: (width, hidden), 2: (hidden, columns)}.items():
@@ -69,11 +76,11 @@ class PrefixTuning(VirtualTokenTuner):
             tensors["embedding.weight"], tensors["transform.0.weight"], tensors["transform.0.bias"]
         )
         vectors = nn.functional.linear(torch.tanh(hidden), tensors["transform.2.weight"], tensors["transform.2.bias"])
-        return {PROMPT: vectors}
+        return {PROMPT_TENSOR: vectors}
 
     def act(self, backbone: Backbone, mix: Sequence[WeightedTensors], plan: ForwardPlan) -> None:
         """See `Tuner.act`."""
-        blended = blend([self.reparametrize(part.tensors)[PROMPT] for part in mix], mix)
+        blended = blend([self.reparametrize(part.tensors)[PROMPT_TENSOR] for part in mix], mix)
         if blended is None:
             return
         flat, present = blended  # (rows or 1, tokens, columns)
@@ -84,7 +91,7 @@ class PrefixTuning(VirtualTokenTuner):
 
     def peft_config(self, backbone: Backbone, adapter: MergedAdapter, task_type: str) -> dict[str, Any]:
         """See `Tuner.peft_config`; in an encoder–decoder peft gives prefixes to the decoder alone."""
-        config = {"peft_type": "PREFIX_TUNING"} | prompt_fields(adapter.tensors[PROMPT], task_type)
+        config = {"peft_type": "PREFIX_TUNING"} | prompt_fields(adapter.tensors[PROMPT_TENSOR], task_type)
         config |= {"prefix_projection": False, "encoder_hidden_size": None}
         if not backbone.architecture.more:
             return config
@@ -95,7 +102,7 @@ class PrefixTuning(VirtualTokenTuner):
                 "head"
             )
         layers, heads = _decoder_layers(backbone), int(backbone.base.config.num_attention_heads)
-        width = adapter.tensors[PROMPT].shape[1] // layers // 2
+        width = adapter.tensors[PROMPT_TENSOR].shape[1] // layers // 2
         return config | {"num_layers": layers, "num_attention_heads": heads, "token_dim": width}
 
     def peft_tensors(self, backbone: Backbone, adapter: MergedAdapter, task_type: str) -> Tensors:
@@ -104,9 +111,9 @@ class PrefixTuning(VirtualTokenTuner):
         Raises:
             InputError: where two layers would need different values at one index.
         """
-        vectors = adapter.tensors[PROMPT]
+        vectors = adapter.tensors[PROMPT_TENSOR]
         if not backbone.architecture.more:
-            return {PROMPT: vectors}
+            return {PROMPT_TENSOR: vectors}
         layers = _decoder_layers(backbone)
         by_layer = vectors.view(len(vectors), layers, -1)  # (tokens, layers, 2 · heads · head width)
         sources = [2 * layer % layers for layer in range(layers)]
@@ -119,7 +126,7 @@ class PrefixTuning(VirtualTokenTuner):
                 f"prefixes, so that this one cannot be expressed; what it loads on {backbone.model_type}: prompt, "
                 "p-tuning, lora, ia3"
             )
-        return {PROMPT: saved.flatten(1)}
+        return {PROMPT_TENSOR: saved.flatten(1)}
 
     def _on_decoder(self, backbone: Backbone) -> bool:
         return bool(backbone.architecture.more) and self._options.stack == "decoder"

@@ -13,7 +13,7 @@ from silotune.models.backbone.backbone import Backbone
 from silotune.models.backbone.forward_plan import ForwardPlan
 from silotune.models.tuners.base import MergedAdapter, TunerOptions, WeightedTensors
 from silotune.models.tuners.prompt_base import (
-    PROMPT,
+    PROMPT_TENSOR,
     Init,
     VirtualTokenTuner,
     act_as_prompt,
@@ -46,7 +46,7 @@ class PromptTuning(VirtualTokenTuner):
     def init(self, backbone: Backbone, tasks: Iterable[Task], generator: torch.Generator) -> Tensors:
         """See `Tuner.init`."""
         options = cast(PromptOptions, self.options)
-        return {PROMPT: initial_vectors(backbone, options.tokens, options.init, options.words, generator)}
+        return {PROMPT_TENSOR: initial_vectors(backbone, options.tokens, options.init, options.words, generator)}
 
     def act(self, backbone: Backbone, mix: Sequence[WeightedTensors], plan: ForwardPlan) -> None:
         """See `Tuner.act`."""
@@ -54,6 +54,6 @@ class PromptTuning(VirtualTokenTuner):
 
     def peft_config(self, backbone: Backbone, adapter: MergedAdapter, task_type: str) -> dict[str, Any]:
         """See `Tuner.peft_config`."""
-        vectors = adapter.tensors[PROMPT]
+        vectors = adapter.tensors[PROMPT_TENSOR]
         more = {"token_dim": vectors.shape[1], "prompt_tuning_init": "RANDOM"}
         return {"peft_type": "PROMPT_TUNING"} | prompt_fields(vectors, task_type) | more

@@ -1,4 +1,4 @@
-"""Common code of prompt tuning, P-tuning and prefix tuning: vectors of virtual tokens and their mixes.
+"""`VirtualTokenTuner`, base of prompt tuning, P-tuning and prefix tuning: vectors of virtual tokens, their mixes.
 
 A mix interpolates the vectors of equally many tokens: `Σ weight·vector`, usually with weights that sum to 1. Rows whose
 weights sum to 0 have no virtual tokens: their positions are masked out, because zero vectors would still get attention.
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-PROMPT = "prompt_embeddings"
+PROMPT_TENSOR = "prompt_embeddings"
 """The one tensor of a part after `Tuner.reparametrize`, as peft saves it: shape (tokens, width)."""
 
 
@@ -51,8 +51,8 @@ class VirtualTokenTuner(Tuner):
 
     def peft_tensors(self, backbone: Backbone, adapter: MergedAdapter, task_type: str) -> Tensors:
         """See `Tuner.peft_tensors`: peft holds a second prompt for a decoder behind an encoder, and does not use it."""
-        vectors = adapter.tensors[PROMPT]
-        return {PROMPT: torch.cat([vectors] * 2) if task_type == SEQ_TO_SEQ else vectors}
+        vectors = adapter.tensors[PROMPT_TENSOR]
+        return {PROMPT_TENSOR: torch.cat([vectors] * 2) if task_type == SEQ_TO_SEQ else vectors}
 
 
 def prompt_fields(vectors: Tensor, task_type: str) -> dict[str, Any]:
@@ -71,20 +71,20 @@ def blend(vectors: Sequence[Tensor], mix: Sequence[WeightedTensors]) -> tuple[Te
     Returns:
         A tensor of shape (rows or 1, …) and a mask of shape (rows,), or None for all rows; None if no row has vectors.
     """
-    total: float | Tensor = 0.0
+    weight_sum: float | Tensor = 0.0
     result: Tensor | None = None
     for vector, part in zip(vectors, mix, strict=True):
         if isinstance(part.weight, Tensor):
             weight = part.weight.to(vector.device, vector.dtype)
-            term, total = weight.reshape(-1, *([1] * vector.dim())) * vector, total + weight
+            term, weight_sum = weight.reshape(-1, *([1] * vector.dim())) * vector, weight_sum + weight
         else:
             term = (vector if part.weight == 1 else part.weight * vector).unsqueeze(0)
-            total = total + part.weight
+            weight_sum = weight_sum + part.weight
         result = term if result is None else result + term
     assert result is not None, "an empty mix"
-    if not isinstance(total, Tensor):
-        return None if total == 0 else (result, None)
-    present = total != 0
+    if not isinstance(weight_sum, Tensor):
+        return None if weight_sum == 0 else (result, None)
+    present = weight_sum != 0
     if bool(present.all()):
         return result, None
     return (result, present) if bool(present.any()) else None
@@ -92,7 +92,7 @@ def blend(vectors: Sequence[Tensor], mix: Sequence[WeightedTensors]) -> tuple[Te
 
 def act_as_prompt(tuner: Tuner, mix: Sequence[WeightedTensors], plan: ForwardPlan) -> None:
     """Put the mix's vectors before the text."""
-    blended = blend([tuner.reparametrize(part.tensors)[PROMPT] for part in mix], mix)
+    blended = blend([tuner.reparametrize(part.tensors)[PROMPT_TENSOR] for part in mix], mix)
     if blended is not None:
         plan.prompts.append(Prompt(*blended))
 
@@ -135,4 +135,4 @@ def _ids(tokenizer: PreTrainedTokenizerBase, words: str) -> list[int]:
 
 def is_folded(tensors: Tensors) -> bool:
     """Return whether `Tuner.reparametrize` was applied to these tensors already."""
-    return PROMPT in tensors
+    return PROMPT_TENSOR in tensors

@@ -17,7 +17,7 @@ from silotune.models.backbone.forward_plan import ForwardPlan
 from silotune.models.initializers import draw_linear, uniform
 from silotune.models.tuners.base import MergedAdapter, TunerOptions, WeightedTensors
 from silotune.models.tuners.prompt_base import (
-    PROMPT,
+    PROMPT_TENSOR,
     Init,
     VirtualTokenTuner,
     act_as_prompt,
@@ -91,7 +91,7 @@ class PTuning(VirtualTokenTuner):
             x = nn.functional.linear(x, tensors[f"mlp_head.{number}.weight"], tensors[f"mlp_head.{number}.bias"])
             if number < last:
                 x = torch.relu(x)
-        return {PROMPT: x + tensors["offset.weight"] if self._options.offset else x}
+        return {PROMPT_TENSOR: x + tensors["offset.weight"] if self._options.offset else x}
 
     def act(self, backbone: Backbone, mix: Sequence[WeightedTensors], plan: ForwardPlan) -> None:
         """See `Tuner.act`."""
@@ -99,7 +99,7 @@ class PTuning(VirtualTokenTuner):
 
     def peft_config(self, backbone: Backbone, adapter: MergedAdapter, task_type: str) -> dict[str, Any]:
         """See `Tuner.peft_config`: the encoder is carried out; peft builds one only to train on."""
-        vectors = adapter.tensors[PROMPT]
+        vectors = adapter.tensors[PROMPT_TENSOR]
         width = vectors.shape[1]
         encoder = {"token_dim": width, "encoder_reparameterization_type": "MLP", "encoder_hidden_size": width}
         return {"peft_type": "P_TUNING"} | prompt_fields(vectors, task_type) | encoder

@@ -1,4 +1,4 @@
-"""Finds a tuner's target modules: the linear layers that `tuner.sites` names (`query,value`, `*.c_attn`)."""
+"""`find_target_modules`: the linear layers that `tuner.sites` names (`query,value`, `*.c_attn`); peft's names."""
 
 from __future__ import annotations
 

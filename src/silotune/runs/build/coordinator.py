@@ -1,4 +1,4 @@
-"""Builds the coordinator: sampling, aggregation, uplink, and the privacy guarantee of its rounds."""
+"""`build_coordinator`: sampling, aggregation, uplink, and the privacy guarantee of a run's rounds."""
 
 from __future__ import annotations
 

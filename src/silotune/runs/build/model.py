@@ -1,4 +1,4 @@
-"""Builds the model of a run: backbone, method, tuner, initial adapter and activation cache."""
+"""`build_model` makes a run's `TrainingContext`: backbone, method, tuner, initial adapter and activation cache."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Builds silos: from their rows, tokenized and poisoned if they attack; or from their tasks, if rows are elsewhere."""
+"""`build_silos`: from rows, tokenized and poisoned if they attack; `silos_without_rows`: from tasks, rows elsewhere."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The base of all engines: rounds, the best round, events, checkpoints and resume.
+"""`Engine`, the base of all engines: rounds, the best round, events, checkpoints and resume.
 
 An engine adds how silos are reached. Everything passes between coordinator and silo as bytes.
 """
@@ -41,15 +41,15 @@ class Engine(ABC):
         self._last: Checkpoint | None = None
 
     @abstractmethod
-    def rounds(self, number: int, silos: Sequence[str], broadcast: bytes) -> Iterator[Received]:
+    def rounds(self, round_number: int, silos: Sequence[str], broadcast: bytes) -> Iterator[Received]:
         """Run one local round of these silos; yields their read replies in any order, at most one per silo."""
 
     @abstractmethod
-    def finals(self, number: int, silos: Sequence[str], broadcast: bytes) -> Iterator[SiloReply]:
+    def finals(self, round_number: int, silos: Sequence[str], broadcast: bytes) -> Iterator[SiloReply]:
         """Run these silos' final phases; yields their replies in any order, at most one per silo."""
 
     @abstractmethod
-    def validate(self, number: int) -> Scores:
+    def validate(self, round_number: int) -> Scores:
         """Return the silos' scores on validation rows, with the shared parts at the end of that round."""
 
     @abstractmethod
@@ -57,7 +57,7 @@ class Engine(ABC):
         """Return per reported silo its entry in `summary.json` at the present state."""
 
     @abstractmethod
-    def save_states(self, number: int, silos: Sequence[str], better: bool) -> Mapping[str, str]:
+    def save_states(self, round_number: int, silos: Sequence[str], better: bool) -> Mapping[str, str]:
         """Save these silos' states; returns silo → checkpoint file, for states that are in the run folder."""
 
     @abstractmethod
@@ -73,10 +73,10 @@ class Engine(ABC):
             self._judge_pending()
         rounds = self.federation.rounds
         done = self._last.round if self._last else 0
-        for number in range(done + 1, rounds + 1):
-            if number == rounds and self.federation.privacy is not None and self.federation.privacy.stops:
-                self.folder.event("budget", round=number, reason=self.federation.privacy.stops)
-            self._round(number, final=number == rounds)
+        for round_number in range(done + 1, rounds + 1):
+            if round_number == rounds and self.federation.privacy is not None and self.federation.privacy.stops:
+                self.folder.event("budget", round=round_number, reason=self.federation.privacy.stops)
+            self._round(round_number, final=round_number == rounds)
 
     def load(self, checkpoint: Checkpoint) -> None:
         """Set the federation to a checkpoint's state."""
@@ -122,61 +122,63 @@ class Engine(ABC):
         else:
             self._best = last if self.history.best_round else None
 
-    def _round(self, number: int, final: bool) -> None:
+    def _round(self, round_number: int, final: bool) -> None:
         coordinator, history = self.federation.coordinator, self.history
         started = time.perf_counter()
-        chosen = coordinator.choose(number, list(self.federation.silos))
+        chosen = coordinator.choose(round_number, list(self.federation.silos))
         touched: set[str] = set()
         refused: set[str] = set()
-        updates = self._updates(number, chosen, coordinator.broadcast(number), touched, refused)
-        coordinator.aggregate(in_name_order(updates, chosen), number)
+        updates = self._updates(round_number, chosen, coordinator.broadcast(round_number), touched, refused)
+        coordinator.aggregate(in_name_order(updates, chosen), round_number)
         self._judge_pending()
         contributed = [name for name in chosen if name in touched - refused]
-        self._server_step(number)
+        self._server_step(round_number)
         history.sampled = sorted({*history.sampled, *touched})
         ends = any(phase.when == "end" for phase in self.federation.context.phases)
         if final and ends:
-            touched |= self._finish(number)
+            touched |= self._finish(round_number)
         judged = final or not ends  # with final phases, only the last round's models are complete
         if judged and not final and self.scores_deferred:
-            history.pending, history.pending_silos = number, contributed
+            history.pending, history.pending_silos = round_number, contributed
             history.seconds += time.perf_counter() - started
-            self._checkpoint(number, touched, better=False)
+            self._checkpoint(round_number, touched, better=False)
             return
-        self.progress(number, "validation", len(chosen), len(chosen))
-        scores = self.validate(number) if judged else {}
+        self.progress(round_number, "validation", len(chosen), len(chosen))
+        scores = self.validate(round_number) if judged else {}
         history.seconds += time.perf_counter() - started
-        better = self._judge(number, scores, contributed, judged)
-        self._checkpoint(number, touched, better)
+        better = self._judge(round_number, scores, contributed, judged)
+        self._checkpoint(round_number, touched, better)
 
     def _judge_pending(self) -> None:
         """Judge the previous round, whose checkpoint is the last one."""
-        number, contributed = self.history.pending, self.history.pending_silos
-        if number and self._judge(number, self.validate(number), contributed):
+        round_number, contributed = self.history.pending, self.history.pending_silos
+        if round_number and self._judge(round_number, self.validate(round_number), contributed):
             self._best = self._last
 
-    def _judge(self, number: int, scores: Scores, contributed: Sequence[str], judged: bool = True) -> bool:
+    def _judge(self, round_number: int, scores: Scores, contributed: Sequence[str], judged: bool = True) -> bool:
         """Add a round's scores to the history; return whether it is the best round so far."""
         history = self.history
         history.validation, history.pending, history.pending_silos = scores, 0, []
         average = mean_ignoring_none(scores.values())
-        mean = float(number) if average is None else average  # without validation rows the last round is the best
+        mean = float(round_number) if average is None else average  # without validation rows the last round is the best
         lower = self.federation.lower_is_better
         better = judged and is_better(scores, mean, history.best_scores, history.best_validation, lower)
         if better:
-            history.best_round, history.best_validation, history.best_scores = number, mean, scores
-        self.folder.event("round", round=number, silos=list(contributed), validation=scores, seconds=history.seconds)
+            history.best_round, history.best_validation, history.best_scores = round_number, mean, scores
+        self.folder.event(
+            "round", round=round_number, silos=list(contributed), validation=scores, seconds=history.seconds
+        )
         return better
 
     def _updates(
-        self, number: int, chosen: Sequence[str], broadcast: bytes, answered: set[str], refused: set[str]
+        self, round_number: int, chosen: Sequence[str], broadcast: bytes, answered: set[str], refused: set[str]
     ) -> Iterator[Update]:
         """Yield the round's updates as they arrive; refused ones are named in the events and left out.
 
         The silos that answered are added to `answered`, those whose update was refused to `refused`, too.
         """
         coordinator, history = self.federation.coordinator, self.history
-        for received in self.rounds(number, chosen, broadcast):
+        for received in self.rounds(round_number, chosen, broadcast):
             answer = received.reply
             answered.add(answer.silo)
             history.count_training(answer.metrics)
@@ -187,41 +189,41 @@ class Engine(ABC):
                 history.bytes_up += sizes["bytes_up"]
             if received.refusal:  # it may quote names that the silo sent
                 refused.add(answer.silo)
-                self.folder.event("refused", round=number, silo=answer.silo, reason=received.refusal[:500])
+                self.folder.event("refused", round=round_number, silo=answer.silo, reason=received.refusal[:500])
             note = {"note": answer.note} if answer.note else {}
-            self.folder.event("silo", round=number, silo=answer.silo, **sizes, **answer.metrics, **note)
+            self.folder.event("silo", round=round_number, silo=answer.silo, **sizes, **answer.metrics, **note)
             if received.update is not None:
                 yield received.update
 
-    def _server_step(self, number: int) -> None:
+    def _server_step(self, round_number: int) -> None:
         """Train the aggregated parts on the coordinator's labeled rows, if the method does so."""
         federation, history = self.federation, self.history
         if federation.server is None:
             return
-        result = federation.trainer.server_step(federation.server, federation.coordinator.shared, number)
+        result = federation.trainer.server_step(federation.server, federation.coordinator.shared, round_number)
         federation.coordinator.adopt(result.state)
         history.count_training(result.metrics)
-        self.folder.event("server", round=number, **result.metrics)
+        self.folder.event("server", round=round_number, **result.metrics)
 
-    def _finish(self, number: int) -> set[str]:
+    def _finish(self, round_number: int) -> set[str]:
         """Run the method's final phases in the silos they concern; return the silos that replied."""
         everyone = any(phase.when == "end" and phase.who == "all" for phase in self.federation.context.phases)
         coordinator, history = self.federation.coordinator, self.history
         names = [name for name in sorted(self.federation.silos) if everyone or name in history.sampled]
-        broadcast = coordinator.broadcast(number)
+        broadcast = coordinator.broadcast(round_number)
         answered: set[str] = set()
-        for answer in self.finals(number, names, broadcast):
+        for answer in self.finals(round_number, names, broadcast):
             answered.add(answer.silo)
             size = len(broadcast) if coordinator.communicates else 0
             history.bytes_down += size
-            self.folder.event("final", round=number, silo=answer.silo, bytes_down=size, **answer.metrics)
+            self.folder.event("final", round=round_number, silo=answer.silo, bytes_down=size, **answer.metrics)
         return answered
 
-    def _checkpoint(self, number: int, touched: set[str], better: bool) -> None:
-        shared = self.folder.write(f"shared-{number:04d}", self.federation.coordinator.flat())
+    def _checkpoint(self, round_number: int, touched: set[str], better: bool) -> None:
+        shared = self.folder.write(f"shared-{round_number:04d}", self.federation.coordinator.flat())
         files = dict(self._last.silos) if self._last else {}
-        files |= self.save_states(number, sorted(touched), better)
-        checkpoint = Checkpoint(number, shared, files, dict(self.history.__dict__))
+        files |= self.save_states(round_number, sorted(touched), better)
+        checkpoint = Checkpoint(round_number, shared, files, dict(self.history.__dict__))
         if better:
             self._best = checkpoint
         self.folder.commit(checkpoint, self._best)

@@ -1,4 +1,4 @@
-"""A run's counters and scores so far, and the choice of its best round."""
+"""`History`: a run's counters and scores so far, and the choice of its best round."""
 
 from __future__ import annotations
 

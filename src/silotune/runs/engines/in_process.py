@@ -1,4 +1,4 @@
-"""The in-process engine: all silos in one process over one backbone. Messages are really serialized and checked."""
+"""`InProcessEngine`: all silos in one process over one backbone. Every message is serialized and checked."""
 
 from __future__ import annotations
 
@@ -41,21 +41,21 @@ class InProcessEngine(Engine):
             reason = {"reason": cohort.reason} if cohort.reason else {}
             self.folder.event("cohort", round=0, size=cohort.size, **reason)
 
-    def rounds(self, number: int, silos: Sequence[str], broadcast: bytes) -> Iterator[Received]:
+    def rounds(self, round_number: int, silos: Sequence[str], broadcast: bytes) -> Iterator[Received]:
         """Run one local round of these silos, cohort by cohort; see `Engine.rounds`."""
-        for reply in self._train("round", number, silos, broadcast):
-            yield self.federation.coordinator.read_reply(number, reply)
+        for reply in self._train("round", round_number, silos, broadcast):
+            yield self.federation.coordinator.read_reply(round_number, reply)
 
-    def finals(self, number: int, silos: Sequence[str], broadcast: bytes) -> Iterator[SiloReply]:
+    def finals(self, round_number: int, silos: Sequence[str], broadcast: bytes) -> Iterator[SiloReply]:
         """Run the final phases of these silos, cohort by cohort; see `Engine.finals`."""
-        return self._train("final", number, silos, broadcast)
+        return self._train("final", round_number, silos, broadcast)
 
-    def _train(self, kind: Training, number: int, silos: Sequence[str], broadcast: bytes) -> Iterator[SiloReply]:
+    def _train(self, kind: Training, round_number: int, silos: Sequence[str], broadcast: bytes) -> Iterator[SiloReply]:
         train = self._client.rounds if kind == "round" else self._client.finals
         for position, names in self._cohorts(silos):
-            self.progress(number, named(names, kind), position, len(silos))
+            self.progress(round_number, named(names, kind), position, len(silos))
             answers = train([self.federation.silos[name] for name in names], broadcast)
-            self._write(number, names)
+            self._write(round_number, names)
             yield from answers
 
     def _cohorts(self, names: Sequence[str]) -> Iterator[tuple[int, Sequence[str]]]:
@@ -68,17 +68,17 @@ class InProcessEngine(Engine):
         for start in range(0, len(names), self.cohort):
             yield start, names[start : start + self.cohort]
 
-    def validate(self, number: int) -> Scores:
+    def validate(self, round_number: int) -> Scores:
         """See `Engine.validate`."""
         if self.federation.config.evaluation.per_round:
             judged = score_test_time(self.federation)
             measures = {"personalization": judged.personalization, "test_time": judged.test_time}
-            self.folder.event("evaluation", round=number, **measures)
-        scores = self._validation(number)
+            self.folder.event("evaluation", round=round_number, **measures)
+        scores = self._validation(round_number)
         return scores if self.federation.central is None else {"global": mean_score(scores)}
 
-    def _validation(self, number: int) -> Scores:
-        """Return each reported silo's validation score at the end of round `number`."""
+    def _validation(self, round_number: int) -> Scores:
+        """Return each reported silo's validation score at the end of this round."""
         return score_silos(self.federation, "validation")
 
     def results(self) -> dict[str, dict[str, Any]]:
@@ -89,16 +89,16 @@ class InProcessEngine(Engine):
         entries = with_attack(self.federation, summary_entries(self.federation, judged.personalization))
         return {name: entry | judged.entry(name) for name, entry in entries.items()}
 
-    def save_states(self, number: int, silos: Sequence[str], better: bool) -> Mapping[str, str]:
+    def save_states(self, round_number: int, silos: Sequence[str], better: bool) -> Mapping[str, str]:
         """See `Engine.save_states`; `_write` began each file when its silo replied."""
         return {name: self._written.pop(name) for name in silos}
 
-    def _write(self, number: int, names: Sequence[str]) -> None:
+    def _write(self, round_number: int, names: Sequence[str]) -> None:
         """Write these silos' states while others train."""
         for name in names:
             state = self.federation.silos[name].state
             assert state is not None, "a silo that trained has a state"
-            self._written[name] = self.folder.write(f"silos/{name}/{number:04d}", state.flat())
+            self._written[name] = self.folder.write(f"silos/{name}/{round_number:04d}", state.flat())
 
     def load_states(self, checkpoint: Checkpoint) -> None:
         """See `Engine.load_states`."""

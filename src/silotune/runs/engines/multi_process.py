@@ -1,4 +1,4 @@
-"""The in-process engine with worker processes: silos are spread over them, those with most tokens first.
+"""`MultiProcessEngine`: the in-process engine with worker processes; those silos with most tokens first.
 
 Each process has the silos' rows and a backbone, whose weights are in this machine's memory once. The main process keeps
 the silos' states, and sends and receives them with the work; it has no weights on a device while others work. A silo's
@@ -80,24 +80,24 @@ class MultiProcessEngine(InProcessEngine):
         with worker_pool(self.workers, imports, take_weights, backbone.share()) as self._pool:
             super().run()
 
-    def _train(self, kind: Training, number: int, silos: Sequence[str], broadcast: bytes) -> Iterator[SiloReply]:
+    def _train(self, kind: Training, round_number: int, silos: Sequence[str], broadcast: bytes) -> Iterator[SiloReply]:
         done = 0
         together = [names for _, names in self._cohorts(silos)]
         for names, trained in self._spread(kind, together, broadcast):
-            self.progress(number, named(names, kind), done, len(silos))
+            self.progress(round_number, named(names, kind), done, len(silos))
             done += len(names)
             for answer, state in trained:
                 self.federation.silos[answer.silo].state = _read(state).compact()
-            self._write(number, names)
+            self._write(round_number, names)
             yield from (answer for answer, _ in trained)
 
-    def _validation(self, number: int) -> Scores:
+    def _validation(self, round_number: int) -> Scores:
         """See `InProcessEngine._validation`; one model on the same rows is judged once."""
         federation = self.federation
         once = federation.central is not None and all_share_one_model(federation.context)
         scores: Scores = {}
         singles = [[name] for name in federation.silos][: 1 if once else None]
-        for _, silo_scores in self._spread("validation", singles, federation.coordinator.broadcast(number)):
+        for _, silo_scores in self._spread("validation", singles, federation.coordinator.broadcast(round_number)):
             scores |= silo_scores
         if once:
             score = next(iter(scores.values()))

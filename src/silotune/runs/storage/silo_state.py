@@ -1,4 +1,4 @@
-"""Reads a silo's state from a checkpoint."""
+"""`load_silo` reads a silo's state from a checkpoint into a `Silo`."""
 
 from __future__ import annotations
 
