@@ -115,7 +115,7 @@ CODES: dict[str, tuple[str, str, torch.Tensor, str]] = {
         "int4",
         "head/out.weight",
         torch.tensor([136, 136, 152], dtype=torch.uint8),
-        "a number too many",
+        "has a nonzero padding code in its last byte",
     ),
     "fp16 as fp32": ("fp16", "global/up.bias", torch.zeros(4), "dtype torch.float32, expected torch.float16"),
     "fp16 as bf16": ("fp16", "global/up.bias", torch.zeros(4, dtype=torch.bfloat16), "dtype torch.bfloat16"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -19,8 +18,11 @@ from silotune.models.backbone.base_forward import encoder_decoder_forward, plain
 from silotune.models.backbone.device import resolve_device
 from silotune.models.backbone.forward_plan import ForwardPlan
 from silotune.models.backbone.hooks import FunctionalWrapper, HookManager
-from silotune.models.backbone.lm_head import LMHead
+from silotune.models.backbone.identity import WeightIdentity
+from silotune.models.backbone.lm_head import LMHead, without_lm_head
+from silotune.models.backbone.memory import linear_weights
 from silotune.models.backbone.padding import Padding, known_masks
+from silotune.models.backbone.placement import WeightPlacement
 from silotune.models.backbone.quantization import NONE
 from silotune.models.backbone.shared_activations import SharedActivations
 from silotune.models.backbone.shared_weights import SharedWeights
@@ -81,7 +83,7 @@ class Backbone:
     ) -> None:
         self.name = name
         self.model = cast(Any, model)  # transformers' annotations fail strict type checking
-        self.base: Any = _transformer(model)
+        self.base: Any = without_lm_head(model)
         self.model.requires_grad_(False)
         self.model.eval()
         self.tokenizer = tokenizer
@@ -94,15 +96,10 @@ class Backbone:
         self.lm_head = None if self.model.get_output_embeddings() is None else LMHead(model, self.base)
         """The language-model head; None if the model was loaded without (`load_backbone(…, model_class=…)`)."""
         self.shape_only = shape_only
-        self._fingerprint = "" if shape_only else fingerprint
-        self._load_float32 = load_float32
+        stored = "" if shape_only else fingerprint
+        self._identity = WeightIdentity(self.model, stored, quantization, load_float32)
         self.device = torch.device("cpu") if shape_only else device or resolve_device("auto")
-        self._on_use = on_use and self.device.type != "cpu" and quantization == NONE
-        self._resting = self._on_use
-        self._host: list[Tensor] | None = None
-        self._shared: SharedWeights | None = None
-        if not shape_only and not self._on_use and quantization == NONE:
-            self.model.to(self.device)
+        self._placement = WeightPlacement(self.model, self.device, quantization, on_use, shape_only)
         self._hooks = HookManager(self.base)
         if checkpointing:
             for stack in self.architecture.stacks:
@@ -151,21 +148,11 @@ class Backbone:
     @property
     def fingerprint(self) -> str:
         """The sha256 of the stored weights and their quantization: the identity on resume and in handshakes."""
-        if self._fingerprint is None:
-            self._fingerprint = _float32_fingerprint(self._in_float32())
-        if self.quantization == NONE:
-            return self._fingerprint
-        return hashlib.sha256(f"{self._fingerprint}|{self.quantization}".encode()).hexdigest()
+        return self._identity.fingerprint
 
     def has_fingerprint(self, recorded: str) -> bool:
         """Return whether a recorded fingerprint is this backbone's; it may be one that silotune 0.1.0 recorded."""
-        if recorded == self.fingerprint:
-            return True
-        return self.quantization == NONE and recorded == _float32_fingerprint(self._in_float32())
-
-    def _in_float32(self) -> Any:
-        """Return the model with its stored weights in float32."""
-        return self.model if self._load_float32 is None else self._load_float32()
+        return self._identity.has(recorded)
 
     def module(self, name: str) -> nn.Module:
         """Look up a module of the base transformer by name."""
@@ -174,7 +161,7 @@ class Backbone:
     @cached_property
     def weights(self) -> int:
         """The number of weights of its linear layers, to which a token's work is proportional."""
-        return sum(map(_linear_weights, self.base.modules()))
+        return linear_weights(self.base)
 
     @property
     def call_cost(self) -> int:
@@ -196,45 +183,26 @@ class Backbone:
 
         This is the one way from the CPU to the device for parts of a model. Weights at rest follow them there.
         """
-        if self._resting:
-            self._host = [tensor.data for tensor in self._tensors()]
-            self.model.to(self.device)
-            self._resting = False
+        self._placement.wake()
         return on_device(tensors, self.device)
 
     def rest(self) -> None:
         """Free the device's memory until the next use; nothing happens to a backbone that is not loaded `on_use`."""
-        if self._on_use and self._host is not None:
-            for tensor, host in zip(self._tensors(), self._host, strict=True):
-                tensor.data = host
-            self._resting, self._host = True, None
+        self._placement.rest()
 
     @property
     def resting_bytes(self) -> int:
         """The bytes that the weights will take on the device, and do not take yet."""
-        return sum(tensor.nbytes for tensor in self._tensors()) if self._resting else 0
+        return self._placement.resting_bytes
+
+    def share(self) -> SharedWeights | None:
+        """Put the weights where other processes of this machine can use them; see `WeightPlacement.share`."""
+        return self._placement.share()
 
     @property
     def modules_of_its_classes(self) -> list[str]:
         """The modules that define model and tokenizer, for processes that will load the same."""
         return [type(self.model).__module__, type(self.tokenizer).__module__]
-
-    def share(self) -> SharedWeights | None:
-        """Put the weights where other processes of this machine can use them.
-
-        Returns:
-            What another process loads the backbone with; None if it shares the files, if they are on a device, or if
-            they are quantized (every process then quantizes its own, which are small).
-        """
-        if self.quantization != NONE:
-            return None
-        self.rest()
-        if self._shared is None and {tensor.device.type for tensor in self._tensors()} == {"cpu"}:
-            self._shared = SharedWeights.of(self.model)
-        return self._shared
-
-    def _tensors(self) -> list[Tensor]:
-        return [*self.model.parameters(), *self.model.buffers()]
 
     def encode(self, inputs: Inputs, plan: ForwardPlan, padding: Padding | None = None) -> Tensor:
         """Run one padded batch under a plan.
@@ -325,56 +293,7 @@ class Backbone:
             yield
 
     def shared_activations(self, plans: Sequence[ForwardPlan]) -> SharedActivations:
-        """Return a record for the activations that forwards under these plans over the same rows share.
-
-        The first of these forwards fills it. It holds the outputs of the embeddings, of the blocks below the first with
-        a change, and of that block's modules before the change. Nothing is shared in families without an entry and in
-        encoder–decoders, whose embeddings run twice.
-        """
+        """Return a record for the activations that forwards under these plans over the same rows share."""
         inputs = frozenset(name for plan in plans for name in plan.inputs)
         outputs = frozenset(name for plan in plans for name in plan.outputs)
-        architecture = self.known_architecture
-        if architecture is None or self.base.config.is_encoder_decoder:
-            return SharedActivations(frozenset(), inputs, outputs)
-        names = [architecture.embeddings]
-        for block in range(self.blocks):
-            name = f"{architecture.blocks}.{block}"
-            names.append(name)
-            if any(changed.startswith(f"{name}.") for changed in inputs | outputs):
-                names += [f"{name}.{inner}" for inner, _ in self.module(name).named_modules() if inner]
-                break
-        return SharedActivations(frozenset(names), inputs, outputs)
-
-
-def _transformer(model: Any) -> Any:
-    """Return the model without its language-model head. T5 has no such module: one is assembled from its submodules."""
-    if model.base_model is not model or model.get_output_embeddings() is None:
-        return model.base_model
-    from transformers import AutoModel
-
-    with torch.device("meta"):
-        bare: Any = AutoModel.from_config(model.config)  # type: ignore[no-untyped-call]
-    for name, _ in bare.named_children():
-        setattr(bare, name, getattr(model, name))
-    return bare.requires_grad_(False).eval()
-
-
-def _linear_weights(module: Any) -> int:
-    if hasattr(module, "in_features"):  # quantized weights have other shapes
-        return int(module.in_features * module.out_features)
-    weight = None if isinstance(module, nn.Embedding) else getattr(module, "weight", None)
-    return weight.numel() if isinstance(weight, Tensor) and weight.dim() == 2 else 0
-
-
-def _float32_fingerprint(model: Any) -> str:
-    """Return the sha256 of a model's parameters in float32, without a pooler: the fingerprint of silotune 0.1.0."""
-    base = _transformer(model)
-    parameters = dict(base.named_parameters())
-    if model.get_output_embeddings() is not None:
-        parameters |= LMHead(model, base).parameters
-    sha = hashlib.sha256()
-    for name, tensor in sorted(parameters.items()):
-        if not name.startswith("pooler."):
-            sha.update(f"{name}|{tuple(tensor.shape)}|".encode())
-            sha.update(tensor.detach().float().cpu().contiguous().reshape(-1).numpy().data)
-    return sha.hexdigest()
+        return SharedActivations.below_first_change(self.base, self.known_architecture, inputs, outputs)

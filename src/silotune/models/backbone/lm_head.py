@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
+import torch
 from torch import Tensor, nn
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 
@@ -134,3 +135,16 @@ def _replaced(module: nn.Module, path: str, new: nn.Module) -> nn.Module:
     modules[first] = _replaced(cast(nn.Module, modules[first]), rest, new) if rest else new
     result.__dict__["_modules"] = modules
     return result
+
+
+def without_lm_head(model: Any) -> Any:
+    """Return the model without its language-model head. T5 has no such module: one is assembled from its submodules."""
+    if model.base_model is not model or model.get_output_embeddings() is None:
+        return model.base_model
+    from transformers import AutoModel
+
+    with torch.device("meta"):
+        bare: Any = AutoModel.from_config(model.config)  # type: ignore[no-untyped-call]
+    for name, _ in bare.named_children():
+        setattr(bare, name, getattr(model, name))
+    return bare.requires_grad_(False).eval()

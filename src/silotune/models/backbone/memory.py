@@ -1,4 +1,4 @@
-"""Whether a backbone fits: a device's free memory, and the size of weights from the shapes in their files."""
+"""Whether a backbone fits: a device's free memory, the size of stored weights, and the number of linear weights."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ import os
 from collections.abc import Mapping, Sequence
 from math import prod
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 from silotune.errors import InputError
 
@@ -96,3 +98,15 @@ def require_room_for_weights(
         f"backbone: the weights of {name!r} take {needed / GIB:.1f} GiB, and {device} has {free / GIB:.1f} GiB free; "
         f"{remedy}"
     )
+
+
+def linear_weights(base: nn.Module) -> int:
+    """Count the weights of a transformer's linear layers, quantized or not."""
+    return sum(map(_weights_of_linear, base.modules()))
+
+
+def _weights_of_linear(module: Any) -> int:
+    if hasattr(module, "in_features"):  # quantized weights have other shapes
+        return int(module.in_features * module.out_features)
+    weight = None if isinstance(module, nn.Embedding) else getattr(module, "weight", None)
+    return weight.numel() if isinstance(weight, Tensor) and weight.dim() == 2 else 0

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from silotune.models.backbone.architectures import Architecture
+
 
 @dataclass
 class SharedActivations:
@@ -30,6 +32,33 @@ class SharedActivations:
     recording: bool = True
     complete: bool = False
     prefix_only: bool = False
+
+    @classmethod
+    def below_first_change(
+        cls, base: Any, architecture: Architecture | None, inputs: frozenset[str], outputs: frozenset[str]
+    ) -> SharedActivations:
+        """Return an empty record for forwards over the same rows, the first of which fills it.
+
+        It holds the outputs of the embeddings, of the blocks below the first with a change, and of that block's modules
+        before the change. Nothing is shared in families without an entry and in encoder–decoders, whose embeddings run
+        twice.
+
+        Args:
+            base: the base transformer.
+            architecture: the family's entry, if it has one.
+            inputs: modules whose input some forward changes.
+            outputs: modules whose output some forward changes.
+        """
+        if architecture is None or base.config.is_encoder_decoder:
+            return cls(frozenset(), inputs, outputs)
+        names = [architecture.embeddings]
+        for block in range(len(base.get_submodule(architecture.blocks))):
+            name = f"{architecture.blocks}.{block}"
+            names.append(name)
+            if any(changed.startswith(f"{name}.") for changed in inputs | outputs):
+                names += [f"{name}.{inner}" for inner, _ in base.get_submodule(name).named_modules() if inner]
+                break
+        return cls(frozenset(names), inputs, outputs)
 
     def stop_recording(self) -> None:
         """Note that the running forward has reached a change: outputs of later modules are not shared.
