@@ -7,7 +7,6 @@ test-time personalization, prediction and generation run as they are; only the b
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -26,6 +25,7 @@ from silotune.runs.build.builder import build
 from silotune.runs.build.resolve import BackboneRequirements, make_method, read_config
 from silotune.runs.personal_model import PersonalModel
 from silotune.training.federation import Federation
+from tests.support.chats import write_lines
 from tests.support.fake_cuda import (
     MISMATCH,
     build_guard,
@@ -50,6 +50,7 @@ HEAD_WORDS: dict[str, tuple[str, ...]] = {
     "linear": ("head=linear",),
     "verbalizer": ("head=verbalizer", WORDS),
     "lm": ("head=lm", "head.max_new_tokens=3"),
+    "dpo": ("head=dpo", "head.max_new_tokens=3"),
 }
 SERVER = ("server.labels_per_class=2", "partition=iid", "partition.silos=2", "head.scope=shared")
 
@@ -74,16 +75,18 @@ def _device(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 @pytest.fixture(scope="session")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """`classes/`: two tasks of classification; `texts/`: two tasks of instructions."""
+    """`classes/`: two tasks of classification; `texts/` and `pairs/`: two tasks of instructions, and of preferences."""
     root = tmp_path_factory.mktemp("placement")
     rows = {"train": 8, "validation": 2, "test": 3}
     write_data(root / "classes", ["alpha", "beta"], rows)
     for task in ("echo", "always"):
-        (root / "texts" / task).mkdir(parents=True)
+        for kind in ("texts", "pairs"):
+            (root / kind / task).mkdir(parents=True)
         for split, count in rows.items():
             lines = [{"instruction": f"say {n}", "input": "now" * (n % 2), "output": "sweet"} for n in range(count)]
-            text = "".join(json.dumps(line) + "\n" for line in lines)
-            (root / "texts" / task / f"{split}.jsonl").write_text(text, encoding="utf-8")
+            write_lines(root / "texts" / task / f"{split}.jsonl", lines)
+            pairs = [{"prompt": f"say {n}", "chosen": "sweet " * (n % 3 + 1), "rejected": "cold"} for n in range(count)]
+            write_lines(root / "pairs" / task / f"{split}.jsonl", pairs)
     return root
 
 
@@ -96,11 +99,12 @@ def make(_device: None, data: Path, tmp_path_factory: pytest.TempPathFactory) ->
     models = tmp_path_factory.mktemp("models")
 
     def federation(method: str, head: str, *words: str, family: str | None = None, on_cuda: bool = True) -> Federation:
-        texts = head == "lm"
+        rows = {"lm": "texts", "dpo": "pairs"}.get(head, "classes")
+        texts = rows != "classes"
         folder = folder_of(family or ("llama" if texts else "bert"), models)
         tasks = "echo,always" if texts else "alpha" if method == "fedfame" else "alpha,beta"
         own = [f"method={method}", f"backbone={folder}", f"data.tasks=[{tasks}]"]
-        own += [f"data.path={data / ('texts' if texts else 'classes')}", f"train.max_length={64 if texts else 32}"]
+        own += [f"data.path={data / rows}", f"train.max_length={64 if texts else 32}"]
         server = SERVER if method == "fedfame" else ()
         config = read_config("demo", [*own, *COMMON, *HEAD_WORDS[head], *server, *words])
         backbone = BackboneRequirements.of(config, make_method(config)).load()

@@ -5,7 +5,6 @@ The reference takes the same micro-batches in one graph, so that dropout draws t
 
 from __future__ import annotations
 
-import json
 import weakref
 from contextlib import contextmanager
 
@@ -24,6 +23,7 @@ from silotune.runs.build.resolve import BackboneRequirements, make_method, read_
 from silotune.training.silo import SiloState
 from silotune.training.step_gradients import _StepGradients
 from tests.properties.test_device_placement import HEAD_WORDS, SERVER
+from tests.support.chats import write_lines
 from tests.support.language_models import folder_of
 from tests.support.numeric_rig import parts_in_double
 from tests.support.tiny import write_data
@@ -103,16 +103,18 @@ def counted(backbone):
 
 @pytest.fixture(scope="session")
 def data(tmp_path_factory):
-    """`classes/`: two tasks of classification; `texts/`: two tasks of instructions; rows of many lengths."""
+    """`classes/`, `texts/` and `pairs/`: two tasks each of classification, instructions and preferences, of many lengths."""
     root = tmp_path_factory.mktemp("steps")
     rows = {"train": 11, "validation": 2, "test": 3}
     write_data(root / "classes", ["alpha", "beta"], rows)
     for task in ("echo", "always"):
-        (root / "texts" / task).mkdir(parents=True)
+        for kind in ("texts", "pairs"):
+            (root / kind / task).mkdir(parents=True)
         for split, count in rows.items():
             lines = [{"instruction": f"say {'now ' * (n % 3)}", "output": "sweet " * (n % 4 + 1)} for n in range(count)]
-            text = "".join(json.dumps(line) + "\n" for line in lines)
-            (root / "texts" / task / f"{split}.jsonl").write_text(text, encoding="utf-8")
+            write_lines(root / "texts" / task / f"{split}.jsonl", lines)
+            pairs = [{"prompt": f"say {n}", "chosen": "sweet " * (n % 3 + 1), "rejected": "cold"} for n in range(count)]
+            write_lines(root / "pairs" / task / f"{split}.jsonl", pairs)
     return root
 
 
@@ -123,11 +125,12 @@ def make(data, tmp_path_factory, monkeypatch):
     models = tmp_path_factory.getbasetemp() / "models of steps"
 
     def federation(method, head, *words, family=None, refused=False):
-        texts = head == "lm"
+        rows = {"lm": "texts", "dpo": "pairs"}.get(head, "classes")
+        texts = rows != "classes"
         folder = folder_of(family or ("llama" if texts else "bert"), models)
         tasks = "echo,always" if texts else "alpha" if method == "fedfame" else "alpha,beta"
         own = [f"method={method}", f"backbone={folder}", f"data.tasks=[{tasks}]"]
-        own += [f"data.path={data / ('texts' if texts else 'classes')}"]
+        own += [f"data.path={data / rows}"]
         server = SERVER if method == "fedfame" else ()
         config = read_config("demo", [*own, *COMMON, *HEAD_WORDS[head], *server, *words])
         try:
@@ -226,7 +229,10 @@ def test_other_families(make, method, head, family, monkeypatch):
 
 
 @pytest.mark.parametrize("words", [DROPOUT, (), (*DROPOUT, "train.gradient_checkpointing=true")], ids=str)
-@pytest.mark.parametrize(("method", "head"), [("fedmcp", "mlp"), ("feddpa-t", "lm")])
+@pytest.mark.parametrize(
+    ("method", "head"),
+    [("fedmcp", "mlp"), ("feddpa-t", "lm"), pytest.param("fedit", "dpo", marks=pytest.mark.long)],
+)
 def test_cohorts(make, method, head, words, monkeypatch):
     compare(make(method, head, "tuner=lora", *words), monkeypatch, together=True)
 
