@@ -93,6 +93,12 @@ def test_a_turn_that_changes_later_is_refused_unless_only_the_last_is_trained():
     assert trained_pieces(tokenizer, encoded) == ["<think>\n\n</think>\n\ncold.<|im_end|>"]
 
 
+def test_a_greeting_of_the_assistant_is_only_read():
+    tokenizer, encoded = encode(CHATML, (("assistant", "Hello."), ("user", "the soup?")), "warm.")
+    assert tokenizer.decode(encoded.ids).startswith("<|im_start|>assistant\nHello.<|im_end|>")
+    assert trained_pieces(tokenizer, encoded) == ["warm.<|im_end|>"]
+
+
 def test_templates_that_cannot_be_used_are_refused():
     with pytest.raises(InputError, match=r"refuses turns of system, .*System role not supported"):
         encode(NO_SYSTEM)

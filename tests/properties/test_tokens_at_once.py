@@ -103,7 +103,7 @@ def counted(backbone):
 
 @pytest.fixture(scope="session")
 def data(tmp_path_factory):
-    """`classes/`, `texts/` and `pairs/`: two tasks each of classification, instructions and preferences, of many lengths."""
+    """`classes/`, `texts/`, `pairs/`: two tasks each of labels, instructions and preferences, of many lengths."""
     root = tmp_path_factory.mktemp("steps")
     rows = {"train": 11, "validation": 2, "test": 3}
     write_data(root / "classes", ["alpha", "beta"], rows)

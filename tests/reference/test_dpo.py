@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 
 import pytest
@@ -73,6 +74,25 @@ def test_before_training_the_loss_is_that_of_a_coin(dpo):
     assert mean_loss(context, state, rows) == pytest.approx(math.log(2), abs=1e-6)
     (trained,) = federation.trainer.rounds([silo], federation.coordinator.shared, 1)
     assert mean_loss(context, trained.state, silo.train["a"]) < 0.6
+
+
+def test_a_shown_row_is_both_answers_of_its_own_prompt(dpo, silotune):
+    outcome = silotune("data", dpo, "--show", 3, "--silo", "a", "--json")
+    assert outcome.code == 0, outcome.err
+    for row in json.loads(outcome.out)["silos"]["a"]["shown"]:
+        asked = row["texts"][0].removeprefix("user: ")
+        read, trained = (
+            {
+                part: "".join(
+                    token["text"] for token in row["tokens"] if token["input"] == part and token["trained"] in flags
+                )
+                for part in ("chosen", "rejected")
+            }
+            for flags in ((False, True), (True,))
+        )
+        assert all(asked in text for text in read.values())
+        assert trained["chosen"] == f"{row['target']}<|im_end|>"
+        assert trained["rejected"] == f"cold {asked.removeprefix('the soup ').removesuffix('?')}<|im_end|>"
 
 
 def test_other_rows_are_refused(dpo, tmp_path):

@@ -93,7 +93,8 @@ class ChatTemplate:
         """Render a conversation that ends with the assistant's turn, and find what the assistant writes in it.
 
         A template with `{% generation %}` marks it itself. With others, a turn of the assistant is what the template
-        adds to the prompt before it. Either way, its turn end belongs to it where the template has one.
+        adds to the prompt before it, and one that opens the conversation is only read. Either way, its turn end belongs
+        to it where the template has one.
 
         Args:
             turns: the conversation.
@@ -122,8 +123,8 @@ class ChatTemplate:
     def _added(self, turns: Sequence[Turn], whole: str, last_only: bool) -> list[Span]:
         spans = []
         for position, (role, _) in enumerate(turns):
-            if role != ASSISTANT or (last_only and position < len(turns) - 1):
-                continue
+            if role != ASSISTANT or not position or (last_only and position < len(turns) - 1):
+                continue  # a turn that opens the conversation has no prompt that the template could write
             prompt = self.prompt(turns[:position])
             so_far = whole if position == len(turns) - 1 else self.text(turns[: position + 1])
             added = so_far[len(prompt) :]

@@ -54,3 +54,24 @@ def test_a_revision_belongs_to_an_id_of_the_hub(name, backbone_folder):
     settings = BackboneConfig(name=name if name == "default" else str(backbone_folder("bert")), revision="main")
     with pytest.raises(InputError, match=r"backbone\.revision: belongs to an id of the hub"):
         load_backbone(settings)
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", b"\x02" + b"\0" * 7 + b"[]"]
+)
+def test_files_that_hold_no_weights_are_refused(content, tmp_path):
+    folder = folder_of("bert", tmp_path)
+    (folder / "model.safetensors").write_bytes(content)
+    with pytest.raises(InputError, match=r"^backbone: .*model\.safetensors is no safetensors file, or not all of it"):
+        load_backbone(str(folder))
+
+
+def test_a_missing_shard_is_refused(tmp_path):
+    folder = folder_of("bert", tmp_path)
+    load_backbone(str(folder)).model.save_pretrained(tmp_path / "shards", max_shard_size="50KB")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / "shards" / name).write_bytes((folder / name).read_bytes())
+    first, *_ = sorted((tmp_path / "shards").glob("*.safetensors"))
+    first.unlink()
+    with pytest.raises(InputError, match=rf"^backbone: .*{first.name} is missing"):
+        load_backbone(str(tmp_path / "shards"))

@@ -33,6 +33,7 @@ from silotune.runs.build.coordinator import build_coordinator
 from silotune.runs.build.model import build_model
 from silotune.runs.build.resolve import BackboneRequirements, make_method, read_config, use_this_machine
 from silotune.runs.build.silos import build_silos
+from silotune.runs.build.step_memory import check_step_memory
 from silotune.runs.build.validation import check_tasks
 from silotune.training.federation import Federation
 from silotune.training.silo import Silo
@@ -158,9 +159,11 @@ class SiloSetup:
         check_tasks(config, method, tasks)
         context = build_model(config, method, tasks.values(), backbone)
         silos, _ = build_silos(config, context, [data])
+        context.check_rows(silos.values())
         if "rows" not in self.settings.share:
             silos = {name: SiloWithoutRowCount(name, silo.train, silo.evaluations) for name, silo in silos.items()}
         coordinator, privacy = build_coordinator(config, context, silos, tasks, labeled=False)
+        check_step_memory(context, silos.values(), coordinator.shared)
         return Federation(config, context, silos, coordinator, tasks, texts, privacy=privacy)
 
     def _check_configuration(self, config: Config) -> None:

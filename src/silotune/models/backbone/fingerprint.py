@@ -9,9 +9,10 @@ import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from silotune.core.files import write_text
+from silotune.errors import InputError
 
 CACHE_FILE = ".silotune-fingerprint.json"
 """Name of the file beside the weights that holds their digest."""
@@ -61,9 +62,28 @@ def _digest(files: Sequence[Path]) -> str:
     return total.hexdigest()
 
 
+def read_header(file: BinaryIO) -> dict[str, Any]:
+    """Read the header of a safetensors file: tensor's name → type, shape and place; the tensors' bytes follow.
+
+    Raises:
+        InputError: it is no safetensors file, or a piece of one.
+    """
+    length, size = int.from_bytes(file.read(8), "little"), os.fstat(file.fileno()).st_size
+    try:
+        header = json.loads(file.read(length)) if 8 + length <= size else None
+    except ValueError:
+        header = None
+    if not isinstance(header, dict):
+        raise InputError(
+            f"backbone: {file.name} is no safetensors file, or not all of it (an unfinished download, or a pointer of "
+            "git LFS?)"
+        )
+    return header
+
+
 def _tensor_digests(file: BinaryIO) -> list[str]:
     """Return one line per tensor of a safetensors file: name, type, shape, and the sha256 of its bytes."""
-    header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+    header = read_header(file)
     start = file.tell()
     lines = []
     for name, tensor in header.items():

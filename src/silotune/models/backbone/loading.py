@@ -229,6 +229,9 @@ def weight_files(source: str, settings: BackboneConfig | None = None) -> list[Pa
     Args:
         source: a folder or a hub id, whose weights are on this machine already.
         settings: the section `backbone`, for the hub's revision; None: the main one.
+
+    Raises:
+        InputError: a shard is missing.
     """
     from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
     from transformers.utils.hub import cached_file, get_checkpoint_shard_files
@@ -243,7 +246,11 @@ def weight_files(source: str, settings: BackboneConfig | None = None) -> list[Pa
     if index is None:
         return []
     shards, _ = cast(Any, get_checkpoint_shard_files)(source, index, local_files_only=True, **revision)
-    return [Path(shard) for shard in shards]
+    files = [Path(shard) for shard in shards]
+    missing = next((file for file in files if not file.is_file()), None)
+    if missing is not None:
+        raise InputError(f"backbone: {missing} is missing, which {Path(index).name} names")
+    return files
 
 
 _DESCRIPTIONS: dict[str, str] = {

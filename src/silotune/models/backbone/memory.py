@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping, Sequence
 from math import prod
@@ -13,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from silotune.errors import InputError
+from silotune.models.backbone.fingerprint import read_header
 
 GIB = 2**30
 
@@ -42,11 +42,11 @@ def free_memory(device: torch.device) -> int:
 
 
 def stored_shapes(files: Sequence[Path]) -> dict[str, tuple[int, ...]]:
-    """Return tensor's name → shape, from the headers of safetensors files alone."""
+    """Return tensor's name → shape, from the headers of safetensors files alone; see `read_header`."""
     shapes: dict[str, tuple[int, ...]] = {}
     for path in files:
         with path.open("rb") as file:
-            header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+            header = read_header(file)
         shapes |= {name: tuple(tensor["shape"]) for name, tensor in header.items() if name != "__metadata__"}
     return shapes
 

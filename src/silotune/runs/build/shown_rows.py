@@ -64,7 +64,19 @@ def show_rows(tokenizer: Any, tokenize: TokenizeRows, silo: SiloData, number: in
 
 
 def _tokens(tokenizer: Any, rows: TokenizedRows, place: int) -> list[ShownToken]:
-    """Return the tokens of one row; in an encoder–decoder, the decoder's targets follow the encoder's tokens."""
+    """Return the tokens of one row.
+
+    In an encoder–decoder, the decoder's targets follow the encoder's tokens; of a preference pair, the rejected answer
+    follows the chosen one, each behind the prompt.
+    """
+    if rows.pairs:
+        chosen, rejected = rows.sequences([place])
+        return [*_sequence(tokenizer, rows, chosen, "chosen"), *_sequence(tokenizer, rows, rejected, "rejected")]
+    return _sequence(tokenizer, rows, place, "text")
+
+
+def _sequence(tokenizer: Any, rows: TokenizedRows, place: int, part: str) -> list[ShownToken]:
+    """Return the tokens of one sequence of token ids; `part` names it in a decoder-only model or an encoder."""
     ids = rows.ids[place]
     if rows.decoder is not None:
         assert rows.targets is not None, "rows for a decoder have targets"
@@ -74,7 +86,7 @@ def _tokens(tokenizer: Any, rows: TokenizedRows, place: int) -> list[ShownToken]
             *_shown(tokenizer, targets, "decoder", [True] * len(targets)),
         ]
     trained = {read + 1 for read in rows.reads[place]} if rows.reads is not None and rows.targets is not None else set()
-    return _shown(tokenizer, ids, "text", [position in trained for position in range(len(ids))])
+    return _shown(tokenizer, ids, part, [position in trained for position in range(len(ids))])
 
 
 def _shown(tokenizer: Any, ids: Sequence[int], part: str, trained: Sequence[bool]) -> list[ShownToken]:
