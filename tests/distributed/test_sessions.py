@@ -17,6 +17,7 @@ from silotune.errors import SilotuneError
 from silotune.runs.load import load_run
 from silotune.runs.run import run
 from silotune.runs.storage.readers import read_summary
+from tests.support.method_cases import timeless
 from tests.support.session_rig import DirectLink, LostError, answering, federate, job, local_configs
 
 SAME = ("shared_sha256", "state_sha256", "silos", "average", "best_round", "bytes_up", "bytes_down", "tasks")
@@ -92,12 +93,9 @@ def test_every_round_is_judged_once_and_logged_with_the_same_scores(whole, in_on
     config, _ = whole("fedmcp", "sampling.count=2")
     reference = in_one_process("fedmcp", "sampling.count=2").folder
     federate(config, tmp_path / "run")
-    timeless = [
-        [{key: value for key, value in event.items() if key != "seconds"} for event in logged(folder, "round")]
-        for folder in (reference, tmp_path / "run")
-    ]
-    assert timeless[0] == timeless[1]
-    assert [event["round"] for event in timeless[1]] == [1, 2, 3]
+    without_times = [[timeless(event) for event in logged(folder, "round")] for folder in (reference, tmp_path / "run")]
+    assert without_times[0] == without_times[1]
+    assert [event["round"] for event in without_times[1]] == [1, 2, 3]
 
 
 def test_a_finished_run_opens_as_any_other(in_one_process, federated):

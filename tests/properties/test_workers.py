@@ -18,7 +18,7 @@ from silotune.core.process_pool import worker_pool
 from silotune.errors import Diverged, InputError, SilotuneError
 from silotune.runs.engines import multi_process as workers
 from silotune.runs.run import run
-from tests.support.method_cases import every_case, logged, same, snapshot
+from tests.support.method_cases import every_case, logged, same, snapshot, timeless
 
 
 @pytest.fixture(scope="module")
@@ -55,10 +55,7 @@ def assert_the_same(run, whole) -> None:
     ]
     assert tensors[0] == tensors[1]
     for kind in ("round", "silo", "final"):  # in any order within a round
-        found = [
-            sorted(json.dumps({k: v for k, v in event.items() if k != "seconds"}) for event in logged(one.folder, kind))
-            for one in (run, whole)
-        ]
+        found = [sorted(json.dumps(timeless(event)) for event in logged(one.folder, kind)) for one in (run, whole)]
         assert found[0] == found[1]
 
 

@@ -223,7 +223,7 @@ def compare_runs(method, federation_of, folder):
         assert found.keys() == expected.keys()
         for key, event in expected.items():
             assert found[key].keys() == event.keys()
-            for name in event.keys() - {"event", "silo", "note", "seconds", "padded_tokens"}:
+            for name in event.keys() - {"event", "silo", "note", "seconds", "time", "padded_tokens"}:
                 assert found[key][name] == pytest.approx(event[name], rel=1e-10, abs=1e-12), (key, name)
             assert found[key].get("note") == event.get("note")
 

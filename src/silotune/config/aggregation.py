@@ -15,6 +15,8 @@ class AggregationConfig(ExtensibleSection):
 
     Attributes:
         name: the aggregation.
+        outlier: updates whose change has a norm of more than so many times the median of the round's are held back, if
+            there are at least 3; `null`: none is.
         max_norm: updates whose change has a larger L2 norm are refused.
         clip: the L2 norm that the change of an update is scaled down to.
         trim: the fraction of the updates that a trimmed mean cuts at each end, rounded up.
@@ -26,10 +28,11 @@ class AggregationConfig(ExtensibleSection):
 
     registry: ClassVar = AGGREGATIONS
     section: ClassVar = "aggregation"
-    common: ClassVar = ("max_norm", "clip")
+    common: ClassVar = ("outlier", "max_norm", "clip")
     owners: ClassVar = {"trim": ("trimmed-mean",), "byzantine": ("krum", "multi-krum"), "keep": ("multi-krum",)}
 
     name: str = "samples"
+    outlier: float | None = Field(100.0, gt=1)
     max_norm: float | None = Field(None, gt=0)
     clip: float | None = Field(None, gt=0)
     trim: float = Field(0.1, gt=0, lt=0.5)

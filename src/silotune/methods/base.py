@@ -56,7 +56,7 @@ def proximal(tensors: Tensors, anchor: Tensors) -> Tensor:
 
 _WORK = ("loss", "steps", "skipped_steps", "rows", "real_tokens", "padded_tokens", "seconds")
 
-EVENT_KEYS = frozenset(("event", "round", "silo", "note", "bytes_up", "bytes_down", *_WORK))
+EVENT_KEYS = frozenset(("event", "time", "round", "silo", "note", "bytes_up", "bytes_down", *_WORK))
 """Keys of the events of a silo's round; a term of a loss cannot have such a name."""
 
 

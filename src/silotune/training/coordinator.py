@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import chain
 
 from silotune.communication.aggregation import Aggregation, Update, change_norm, clipped
+from silotune.communication.aggregation.outliers import OutlierFilter, Refuse, check_aggregate
 from silotune.communication.aggregation.server_optimizer import ServerOptimizer
 from silotune.communication.messages import (
     CHANGE_FIELDS,
@@ -22,6 +23,7 @@ from silotune.communication.uplink.pipeline import NO_UPLINK, UplinkPipeline
 from silotune.core.numeric import ceil_fraction
 from silotune.core.randomness import sampler
 from silotune.core.tensors import State, Tensors, flatten, unflatten
+from silotune.errors import SilotuneError
 from silotune.training.client import SiloReply
 
 _MOST_ROWS = 2**53  # larger weights are not exact in float64, and their sums can overflow
@@ -56,6 +58,7 @@ class Coordinator:
         fraction: the share of the silos that a round samples; None if `count` is given, or if all take part.
         count: the number of silos that a round samples; None if `fraction` is given, or if all take part.
         groups: silo → its group. Fraction and count then apply to every group; if None, to all silos together.
+        outlier: how many times the median norm of a round's changes one may have; None: any.
         max_norm: the largest norm of an update's change that is accepted; if None, any finite norm is.
         clip: the norm to which an update's change is scaled down; if None, changes are not clipped.
         optimizer: the server optimizer; if None, the aggregate replaces the shared parts.
@@ -72,6 +75,7 @@ class Coordinator:
         fraction: float | None = None,
         count: int | None = None,
         groups: Mapping[str, str] | None = None,
+        outlier: float | None = None,
         max_norm: float | None = None,
         clip: float | None = None,
         optimizer: ServerOptimizer | None = None,
@@ -85,6 +89,7 @@ class Coordinator:
         self._fraction = fraction
         self._count = count
         self._groups = groups
+        self._outlier = outlier
         self._max_norm = max_norm
         self._clip = clip
         self.expected = Expected.like(flatten(shared))
@@ -169,24 +174,38 @@ class Coordinator:
         if norm > self._max_norm:
             raise MessageRefused(f"norm of the update {norm:.3g} is above aggregation.max_norm={self._max_norm:g}")
 
-    def aggregate(self, updates: Iterable[Update], number: int | None = None) -> None:
+    def aggregate(self, updates: Iterable[Update], number: int | None = None, refuse: Refuse = lambda *_: None) -> None:
         """Set the shared parts from a round's updates; without updates they stay.
 
         Args:
             updates: a sequence in any order; or an iterator in silo-name order, of which a mean keeps no update.
             number: the round's number, needed with central noise, which is added even without updates.
+            refuse: called with a silo whose update is held back, and the reason. With central noise none is, as every
+                change is clipped, and the guarantee counts all.
+
+        Raises:
+            SilotuneError: the aggregate is not finite; the shared parts stay as they were.
         """
         before = flatten(self.shared)
         ordered = iter(sorted(updates, key=lambda update: update.silo) if isinstance(updates, Sequence) else updates)
         if self._noise is not None:
             assert number is not None, "each round has its own noise"
             self.shared = unflatten(self.optimizer.step(before, self._noise(before, ordered, number)))
-        elif (first := next(ordered, None)) is not None:
+            return
+        without_outliers, momentum = OutlierFilter(before, self._outlier, refuse), dict(self.optimizer.state)
+        ordered = without_outliers(ordered)
+        if (first := next(ordered, None)) is not None:
             ordered = chain([first], ordered)
             if self._clip is not None:
                 limit = self._clip
                 ordered = (clipped(update, before, limit) for update in ordered)
-            self.shared = unflatten(self.optimizer.step(before, self._aggregation(ordered)))
+            aggregate = self.optimizer.step(before, self._aggregation(ordered))
+            try:
+                check_aggregate(aggregate, without_outliers.norms, number)
+            except SilotuneError:
+                self.optimizer.state = momentum
+                raise
+            self.shared = unflatten(aggregate)
 
     def adopt(self, state: State) -> None:
         """Set the shared parts to those of a state: from a server step, or received with a broadcast."""

@@ -53,6 +53,7 @@ def build_coordinator(
         fraction=config.sampling.fraction,
         count=config.sampling.count,
         groups=groups,
+        outlier=config.aggregation.outlier,
         max_norm=config.aggregation.max_norm,
         clip=config.aggregation.clip,
         optimizer=ServerOptimizer(server.optimizer, server.lr, server.beta1, server.beta2, server.tau),

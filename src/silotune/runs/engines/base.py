@@ -129,7 +129,12 @@ class Engine(ABC):
         touched: set[str] = set()
         refused: set[str] = set()
         updates = self._updates(round_number, chosen, coordinator.broadcast(round_number), touched, refused)
-        coordinator.aggregate(in_name_order(updates, chosen), round_number)
+
+        def refuse(silo: str, reason: str) -> None:
+            refused.add(silo)
+            self.folder.event("refused", round=round_number, silo=silo, reason=reason)
+
+        coordinator.aggregate(in_name_order(updates, chosen), round_number, refuse)
         self._judge_pending()
         contributed = [name for name in chosen if name in touched - refused]
         self._server_step(round_number)

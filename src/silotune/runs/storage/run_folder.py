@@ -23,6 +23,7 @@ from safetensors import SafetensorError
 
 from silotune.config import Config, differences
 from silotune.core.async_writer import AsyncWriter
+from silotune.core.clock import utc_now
 from silotune.core.files import make_folder, read_bytes, read_json, write_text
 from silotune.core.locking import LOCK_FILE, folder_lock
 from silotune.core.serialization import read_tensors
@@ -149,8 +150,8 @@ class RunFolder:
         return made
 
     def event(self, kind: str, **fields: object) -> None:
-        """Append one line to `events.jsonl`."""
-        line = json.dumps({"event": kind, **fields}) + "\n"
+        """Append one line to `events.jsonl`, with the time."""
+        line = json.dumps({"event": kind, **fields, "time": utc_now()}) + "\n"
         with (self.path / "events.jsonl").open("ab", buffering=0) as file:
             file.write(line.encode())
 

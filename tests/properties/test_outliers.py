@@ -1,0 +1,120 @@
+"""An update far outside the others' norms is held back and named; an aggregate that is not finite is never adopted."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from silotune.communication.aggregation import Update
+from silotune.communication.aggregation.outliers import OutlierFilter
+from silotune.core.tensors import flatten
+from silotune.distributed.coordinator.coordinate import coordinate
+from silotune.distributed.protocol.frames import Frame, decode
+from silotune.errors import SilotuneError
+from silotune.runs.storage.readers import read_summary
+from tests.properties.test_refused_updates import averaged, repacked
+from tests.support.method_cases import CASES, logged, tapped
+from tests.support.session_rig import DirectLink, answering, job, local_configs
+
+ATTACKED = [name for name, case in CASES.items() if case.adopts_the_mean]
+SOME = ("fedmcp", "fedavg")
+
+
+def scaled(message, factor):
+    def change(tensors, fields):
+        for name, tensor in tensors.items():
+            tensors[name] = tensor * factor
+
+    return repacked(message, change)
+
+
+@pytest.mark.parametrize("factor", [1e6, 3e38])
+@pytest.mark.parametrize("case", [pytest.param(c, marks=() if c in SOME else pytest.mark.long) for c in ATTACKED])
+def test_a_poisoned_update_is_held_back_and_named(federate, reference, case, factor, tmp_path):
+    run, honest = reference(case)
+    if not honest.up:
+        return  # the method sends nothing
+    victim = sorted(run.federation.silos)[1]
+
+    def tamper(number, silo, message):
+        return scaled(message, factor) if silo == victim else message
+
+    with tapped(tamper) as wire:
+        harmed = federate.run(case, tmp_path / "run", "rounds=1")
+    (refusal,) = logged(tmp_path / "run", "refused")
+    assert (refusal["round"], refusal["silo"]) == (1, victim)
+    assert "norm of the update" in refusal["reason"]
+    others = {silo: message for silo, message in wire.updates(1).items() if silo != victim}
+    found = flatten(harmed.federation.coordinator.shared)
+    for name, expected in averaged(others, dict.fromkeys(others, 1.0)).items():
+        assert found[name].numpy() == pytest.approx(expected, abs=1e-6)
+
+
+def test_without_the_key_the_update_is_taken(federate, tmp_path):
+    with tapped(lambda number, silo, message: scaled(message, 1e6) if silo == "beta" else message):
+        federate.run("fedavg", tmp_path / "run", "rounds=1", "aggregation.outlier=null")
+    assert not logged(tmp_path / "run", "refused")
+
+
+def test_an_aggregate_that_is_not_finite_names_who_did_it_and_is_not_adopted(federate, tmp_path):
+    words = ("rounds=1", "aggregation.outlier=null", "server.optimizer=avgm", "server.lr=1e30")
+    with pytest.raises(SilotuneError, match=r"round 1: the aggregate cannot be used .* silo '\w+' sent"):
+        federate.run("fedavg", tmp_path / "run", *words)
+    assert not list((tmp_path / "run" / "checkpoints").glob("round-*.json"))
+
+
+def test_over_flower_the_same_update_is_held_back(tiny_config, tmp_path):
+    config = tiny_config("fedmcp", "rounds=2", "train.steps=1")
+    configs = local_configs(config, tmp_path / "run")
+    answers = answering(configs)
+
+    def poisoned(data):
+        frame = decode(answers[1](data))
+        if frame.kind != "answer":
+            return frame.encode()
+        return Frame(frame.kind, frame.fields, {"message": scaled(frame.blobs["message"], 1e6)}).encode()
+
+    coordinate(job(config, tmp_path / "run", configs), DirectLink({**answers, 1: poisoned}))
+    assert [event["silo"] for event in logged(tmp_path / "run", "refused")] == ["beta", "beta"]
+    assert [event["silos"] for event in logged(tmp_path / "run", "round")] == [["alpha", "gamma"]] * 2
+    assert read_summary(tmp_path / "run")["rounds"] == 2
+
+
+def updates_of(norms):
+    for number, norm in enumerate(norms):
+        yield Update(f"silo-{number}", {"part/x": torch.tensor([float(norm)])}, 1)
+
+
+@pytest.mark.parametrize(
+    ("norms", "held"),
+    [
+        ([1, 1, 101], [2]),
+        ([1, 1, 100], []),
+        ([1, 1e9], []),  # of two, nobody knows which one is wrong
+        ([0, 0, 5], []),  # silos that learned nothing are no measure
+        ([1e9, 1e9, 1, 1, 1], [0, 1]),
+        ([1, float("inf")], [1]),
+    ],
+)
+def test_who_is_held_back(norms, held):
+    refused = []
+    judge = OutlierFilter({"part/x": torch.zeros(1)}, 100.0, lambda silo, _: refused.append(silo))
+    taken = [update.silo for update in judge(updates_of(norms))]
+    assert sorted(refused) == [f"silo-{number}" for number in held]
+    assert taken == [f"silo-{number}" for number in range(len(norms)) if number not in held]
+
+
+def test_of_a_large_round_few_updates_wait():
+    alive = []
+    judge = OutlierFilter({"part/x": torch.zeros(1)}, 100.0, lambda *_: None, window=16)
+    updates = updates_of([1.0] * 50)
+    for place, _ in enumerate(judge((alive.append(1) or update) for update in updates)):
+        assert len(alive) - place <= 6
+
+
+def test_events_have_the_time_in_utc(federate, tmp_path):
+    federate.run("fedavg", tmp_path / "run", "rounds=1")
+    lines = (tmp_path / "run" / "events.jsonl").read_text().splitlines()
+    assert all(json.loads(line)["time"].endswith("+00:00") for line in lines)
