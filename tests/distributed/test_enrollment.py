@@ -338,6 +338,9 @@ def test_what_a_silo_cannot_join_with(settings, tmp_path, nodes, served, rows):
 def test_a_silent_coordinator_is_said(tmp_path, settings, nodes, rows):
     with pytest.raises(SilotuneError, match="does not answer"):
         joining.join(invited(settings, tmp_path), tmp_path / "north", rows)
+    joined = joining.join(invited(settings, tmp_path), tmp_path / "north", rows, registers=False)
+    assert joined.settings.exists()
+    check_public_key((tmp_path / "north" / "silo.key.pub").read_text())
 
 
 # -- the endpoint as an attacker sees it -------------------------------------------------------------------------------

@@ -111,6 +111,9 @@ def silo_join(
         Path | None, typer.Option(help="The silo's folder (default: /etc/silotune with --install, else ./NAME).")
     ] = None,
     new_key: Annotated[bool, typer.Option("--new-key", help="Only replace the key of a silo that is set up.")] = False,
+    register: Annotated[
+        bool, typer.Option(help="Register the key; without, the coordinator does (`federation admit`).")
+    ] = True,
     install: InstallOption = False,
 ) -> None:
     """Make this silo's key and settings from an invitation, and register the key."""
@@ -130,8 +133,10 @@ def silo_join(
     shared = tuple(word.strip() for word in share.split(",") if word.strip())
     answers = joining.Answers(data, tuple(text or ["text"]), label, task, policy, approval, shared, backbone, epsilon)
     say(f"coordinator {found.superlink}, fingerprint {found.fingerprint}")
-    made = joining.join(found, folder, answers, install)
+    made = joining.join(found, folder, answers, install, register)
     say(f"silo {found.silo!r}: {made.rows} rows; settings: {made.settings}")
+    if not register:
+        say(f"to do: give the coordinator {made.settings.with_name('silo.key.pub')}, for `federation admit`")
     for warning in made.warnings:
         say(f"to do: {warning}")
     if not install:

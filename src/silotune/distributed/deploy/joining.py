@@ -94,7 +94,9 @@ class Joined:
     warnings: tuple[str, ...] = ()
 
 
-def join(invitation: Invitation, folder: Path, answers: Answers, install: bool = False) -> Joined:
+def join(
+    invitation: Invitation, folder: Path, answers: Answers, install: bool = False, registers: bool = True
+) -> Joined:
     """Check the rows, make the key, register it, and write the silo's files.
 
     A repeated call after a failed registration uses the key that is there.
@@ -104,6 +106,7 @@ def join(invitation: Invitation, folder: Path, answers: Answers, install: bool =
         folder: where to; the silo's files may not exist.
         answers: the operator's.
         install: make users, give them their files, install units and start them; for root.
+        registers: ask the coordinator to register the key; else its operator does, by `federation admit`.
 
     Raises:
         InputError: rows that cannot be read, files that exist, settings that do not fit, a refused invitation.
@@ -125,7 +128,8 @@ def join(invitation: Invitation, folder: Path, answers: Answers, install: bool =
         replace(folder / "ca.pem", invitation.ca.encode(), 0o644)
         if answers.epsilon is not None and not (folder / "noise.key").exists():
             write_new(folder / "noise.key", secrets.token_bytes(32), 0o600)
-        register(invitation, public)
+        if registers:
+            register(invitation, public)
         fresh.rename(settings)
     except InputError as error:
         raise InputError(str(error).replace(str(fresh), str(settings))) from None
@@ -179,7 +183,9 @@ def register(invitation: Invitation, public: bytes) -> None:
     fields = {"silo": invitation.silo, "token": invitation.token, "public_key": public.decode()}
     status, answer = ask(invitation.superlink, invitation.ca, "POST", PATH, fields)
     if status == 404:
-        raise InputError(f"coordinator {invitation.superlink}: takes no enrollment; ask for `federation admit` instead")
+        raise InputError(
+            f"coordinator {invitation.superlink}: takes no enrollment; give --no-register, and it silo.key.pub"
+        )
     if status in (400, 403, 411, 413):
         raise InputError(f"coordinator {invitation.superlink}: {answer.get('error', status)}")
     if status != 200:
