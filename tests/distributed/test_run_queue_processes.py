@@ -1,20 +1,22 @@
-"""Real processes: three runs one after another, a SuperLink killed in the first, the second stopped and resumed."""
+"""Real processes: a queue of runs, a SuperLink that is killed, silos that announce replies and never upload them."""
 
 from __future__ import annotations
 
 import json
 import os
 import signal
+import sys
 import tempfile
 import time
 from pathlib import Path
 
 import pytest
 
-from silotune.config import dump
+from silotune.config import Config, dump
 from silotune.runs.run import run
 from silotune.runs.storage.readers import events, read_summary
 from tests.support.deployed import Deployed, silo_files
+from tests.support.silent_supernode import python_path
 
 WAIT = 900
 """Seconds: the machine may be busy."""
@@ -31,56 +33,93 @@ def until(condition, deployed: Deployed) -> None:
         time.sleep(0.3)
 
 
+def plain(deployed: Deployed, config: Config) -> dict[str, Path]:
+    """Write the files of a coordinator and its silos without TLS and keys, all on loopback."""
+    deployed.link = deployed.write("plain.yaml", {"folder": "c", "port": deployed.port, "insecure": True})
+    deployed.proxy = deployed.port
+    files = silo_files(deployed, config)
+    for file in files.values():
+        text = file.read_text(encoding="utf-8").replace("root_certificates: ca.pem\nprivate_key: key\n", "")
+        file.write_text(text.replace("localhost:", "127.0.0.1:") + "insecure: true\n", encoding="utf-8")
+    deployed.begin("up", "federation", "up", deployed.link)
+    deployed.until(lambda: "SuperLink on" in deployed.said("up"), "up")
+    return files
+
+
+@pytest.fixture
+def deployed():
+    with tempfile.TemporaryDirectory(prefix="st-") as folder:
+        deployment = Deployed(Path(folder))
+        try:
+            yield deployment
+        finally:
+            deployment.end()
+
+
 @pytest.mark.long
-def test_three_runs_a_killed_superlink_and_a_stop(tiny_config, tmp_path):
+def test_three_runs_a_killed_superlink_and_a_stop(deployed, tiny_config, tmp_path):
     config = tiny_config("fedmcp", "rounds=3", "train.steps=2", "federation.silos=[alpha,beta,gamma]")
     expected = run(config, out=tmp_path / "whole").summary["shared_sha256"]
-    with tempfile.TemporaryDirectory(prefix="st-") as folder:
-        deployed = Deployed(Path(folder))
+    files = plain(deployed, config)
+    for name, file in files.items():
+        deployed.begin(name, "federation", "join", file)
+    settings = deployed.folder / "run.yaml"
+    settings.write_text(dump(config), encoding="utf-8")
+    outs = [deployed.folder / name for name in ("first", "second", "third")]
+    for out in outs:
+        begun = deployed.command("federation", "start", deployed.link, settings, "--out", out, "--no-wait")
+        assert begun.returncode == 0, begun.stderr
+    assert [entry["state"] for entry in listed(deployed)][1:] == ["queued", "queued"]
+
+    # the SuperLink is killed in the first run, which goes on by itself to the same bits
+    until(lambda: any(event["event"] == "silo" for event in events(outs[0])), deployed)
+    for entry in Path("/proc").glob("[0-9]*"):
         try:
-            deployed.link = deployed.write("plain.yaml", {"folder": "c", "port": deployed.port, "insecure": True})
-            deployed.proxy = deployed.port
-            files = silo_files(deployed, config)
-            for file in files.values():
-                text = file.read_text(encoding="utf-8").replace("root_certificates: ca.pem\nprivate_key: key\n", "")
-                file.write_text(text.replace("localhost:", "127.0.0.1:") + "insecure: true\n", encoding="utf-8")
-            deployed.begin("up", "federation", "up", deployed.link)
-            deployed.until(lambda: "SuperLink on" in deployed.said("up"), "up")
-            for name, file in files.items():
-                deployed.begin(name, "federation", "join", file)
-            settings = deployed.folder / "run.yaml"
-            settings.write_text(dump(config), encoding="utf-8")
-            outs = [deployed.folder / name for name in ("first", "second", "third")]
-            for out in outs:
-                begun = deployed.command("federation", "start", deployed.link, settings, "--out", out, "--no-wait")
-                assert begun.returncode == 0, begun.stderr
-            assert [entry["state"] for entry in listed(deployed)][1:] == ["queued", "queued"]
+            words = (entry / "cmdline").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if any(word.endswith(b"flower-superlink") for word in words) and str(deployed.port).encode() in words:
+            os.kill(int(entry.name), signal.SIGKILL)
+    until(lambda: listed(deployed)[0]["state"] == "finished", deployed)
+    assert read_summary(outs[0])["shared_sha256"] == expected
+    assert "run 1: goes on" in deployed.said("up")
 
-            # the SuperLink is killed in the first run, which goes on by itself to the same bits
-            until(lambda: any(event["event"] == "silo" for event in events(outs[0])), deployed)
-            for entry in Path("/proc").glob("[0-9]*"):
-                try:
-                    words = (entry / "cmdline").read_bytes().split(b"\0")
-                except OSError:
-                    continue
-                if any(word.endswith(b"flower-superlink") for word in words) and str(deployed.port).encode() in words:
-                    os.kill(int(entry.name), signal.SIGKILL)
-            until(lambda: listed(deployed)[0]["state"] == "finished", deployed)
-            assert read_summary(outs[0])["shared_sha256"] == expected
-            assert "run 1: goes on" in deployed.said("up")
+    # the second is stopped; the third takes its turn
+    until(lambda: listed(deployed)[1]["state"] == "running", deployed)
+    until(lambda: (outs[1] / "config.yaml").exists(), deployed)
+    assert deployed.command("federation", "stop", deployed.link, 2).stdout.strip() == "run 2: is being stopped"
+    until(lambda: listed(deployed)[2]["state"] == "finished", deployed)
+    assert [entry["state"] for entry in listed(deployed)] == ["finished", "stopped", "finished"]
+    assert read_summary(outs[2])["shared_sha256"] == expected
+    assert not (outs[1] / "summary.json").exists()
+    resumed = deployed.command("federation", "resume", deployed.link, 2, "federation.quorum=0.9")
+    assert resumed.returncode == 0, resumed.stderr
+    assert read_summary(outs[1])["shared_sha256"] == expected
+    table = deployed.command("federation", "runs", deployed.link).stdout
+    assert table.count("finished") == 3
 
-            # the second is stopped; the third takes its turn
-            until(lambda: listed(deployed)[1]["state"] == "running", deployed)
-            until(lambda: (outs[1] / "config.yaml").exists(), deployed)
-            assert deployed.command("federation", "stop", deployed.link, 2).stdout.strip() == "run 2: is being stopped"
-            until(lambda: listed(deployed)[2]["state"] == "finished", deployed)
-            assert [entry["state"] for entry in listed(deployed)] == ["finished", "stopped", "finished"]
-            assert read_summary(outs[2])["shared_sha256"] == expected
-            assert not (outs[1] / "summary.json").exists()
-            resumed = deployed.command("federation", "resume", deployed.link, 2, "federation.quorum=0.9")
-            assert resumed.returncode == 0, resumed.stderr
-            assert read_summary(outs[1])["shared_sha256"] == expected
-            table = deployed.command("federation", "runs", deployed.link).stdout
-            assert table.count("finished") == 3
-        finally:
-            deployed.end()
+
+@pytest.mark.long
+def test_silos_that_announce_and_never_upload_cost_their_own_replies(deployed, tiny_config):
+    """Two colluding silos of three; every round ends at its deadline with the third silo's update."""
+    deadline = 40
+    waits = (f"federation.deadline={deadline}", "federation.quorum=0.3", "federation.patience=100")
+    config = tiny_config("fedmcp", "rounds=2", "train.steps=2", "federation.silos=[alpha,beta,gamma]", *waits)
+    files = plain(deployed, config)
+    deployed.begin("alpha", "federation", "join", files["alpha"])
+    path = f"PYTHONPATH={python_path(deployed.folder / 'silent')}"
+    for name in ("beta", "gamma"):
+        words = ["env", path, sys.executable, "-m", "silotune", "federation", "join", str(files[name])]
+        deployed.begin(name, *words)
+    settings = deployed.folder / "run.yaml"
+    settings.write_text(dump(config), encoding="utf-8")
+    out = deployed.folder / "out"
+    started = deployed.command("federation", "start", deployed.link, settings, "--out", out)
+    assert started.returncode == 0, started.stderr
+    rounds = [event for event in events(out) if event["event"] == "round"]
+    assert [event["silos"] for event in rounds] == [["alpha"], ["alpha"]]
+    ended = [event["seconds"] for event in rounds]
+    assert ended[0] < deadline + 5
+    assert ended[1] - ended[0] < 2 * deadline + 5  # the last round requests scores, too
+    late = {event["silo"] for event in events(out) if event["event"] == "silo-failed"}
+    assert late == {"beta", "gamma"}
