@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -93,6 +94,12 @@ class Deployed:
         """Run `silotune federation …` to its end."""
         words = [*self.inside(party), sys.executable, "-m", "silotune", *map(str, words)]
         return subprocess.run(words, capture_output=True, text=True, timeout=LONGEST, env=self.environment())
+
+    def online(self) -> list[str]:
+        """Names of the silos whose nodes are connected."""
+        state = json.loads(self.command("federation", "status", self.link, "--json").stdout)
+        assert state["coordinator"]["running"]
+        return [silo["silo"] for silo in state["silos"] if silo["online"]]
 
     def begin(self, name: str, *words: object) -> subprocess.Popen:
         """Start `silotune federation …` or another command in the background; its output goes to `<name>.log`."""

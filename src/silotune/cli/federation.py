@@ -48,9 +48,10 @@ def up(coordinator: CoordinatorFile) -> None:
     from silotune.distributed.deploy import commands
     from silotune.distributed.deploy.enrollment import enrollment
     from silotune.distributed.deploy.party_configs import read_coordinator_settings
+    from silotune.distributed.deploy.status_server import status_server
 
     settings = read_coordinator_settings(coordinator)
-    with enrollment(settings, say):
+    with enrollment(settings, say), status_server(settings, say):
         commands.up(settings, say)
 
 
@@ -182,13 +183,28 @@ def _follow(settings: CoordinatorSettings, run: QueuedRun) -> None:
 
 
 @federation.command()
-def status(file: PartyFile) -> None:
-    """Show the running processes."""
-    from silotune.cli.console import say
-    from silotune.distributed.deploy import commands
+def status(file: PartyFile, as_json: JsonOption = False) -> None:
+    """Show the state of a coordinator and its silos, or whether a silo's processes run."""
+    import json
 
-    for line in commands.status(file):
-        say(line)
+    from silotune.cli.console import say
+    from silotune.cli.federation_tables import show_status
+    from silotune.distributed.deploy import commands
+    from silotune.distributed.deploy.federation_status import federation_status
+    from silotune.distributed.deploy.party_configs import CoordinatorSettings, read_party
+
+    settings = read_party(file)
+    if isinstance(settings, CoordinatorSettings):
+        state = federation_status(settings)
+        if as_json:
+            typer.echo(json.dumps(state, indent=1))
+        else:
+            show_status(state)
+    elif as_json:
+        typer.echo(json.dumps(commands.silo_status(settings), indent=1))
+    else:
+        for line in commands.status(file):
+            say(line)
 
 
 @federation.command()

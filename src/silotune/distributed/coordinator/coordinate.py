@@ -28,6 +28,7 @@ from silotune.distributed.coordinator.audited_link import AuditedLink
 from silotune.distributed.coordinator.dispatcher import SiloDispatcher
 from silotune.distributed.coordinator.engine import FlowerEngine
 from silotune.distributed.coordinator.run_registry import FEDERATION_FOLDER, RunRegistry, SiloInfo
+from silotune.distributed.coordinator.silo_board import SiloBoard
 from silotune.distributed.flower.link import ConnectionLost, Link
 from silotune.distributed.protocol.agreement import check_federated, wire_config
 from silotune.distributed.protocol.frames import Frame
@@ -153,11 +154,12 @@ def _run(job: Job, link: Link, record: ChainedLog) -> None:
     admission = AdmissionPolicy(Identity.of(config, text, backbone), _registry(config, out, names), record)
     admission.registry.write(out)  # a start that nobody approved in time goes on under the same id
     run = {"run": admission.registry.run, "config": text, "identity": admission.identity.fields()}
-    progress = partial(status_files.write_progress, out / FEDERATION_FOLDER)
+    board = SiloBoard.open(out / FEDERATION_FOLDER)
+    progress = partial(_write_progress, out / FEDERATION_FOLDER, board)
     failures = _FailureLog(progress)
     patience = config.federation.patience
     link = AuditedLink(link, record, admission.registry.run)
-    dispatcher = SiloDispatcher(link, names, Frame("hello", run).encode(), admission, failures, patience)
+    dispatcher = SiloDispatcher(link, names, Frame("hello", run).encode(), admission, failures, patience, board=board)
     progress(0, "waiting for silos to join", 0, len(names))
     _wait_for_silos(dispatcher, admission, failures, config.federation)
     registry = admission.registry
@@ -174,8 +176,17 @@ def _run(job: Job, link: Link, record: ChainedLog) -> None:
             for line in lines:
                 log_line(f"silotune coordinator: {line}", sys.stdout)
         engine = FlowerEngine(federation, folder, dispatcher, run, job.local, progress)
-        engine.run()
+        try:
+            engine.run()
+        finally:
+            board.write(at_once=True)
         _finish(engine, out, job.local)
+
+
+def _write_progress(folder: Path, board: SiloBoard, number: int, activity: str, done: int, total: int) -> None:
+    """Record progress for those who follow the run; arguments as `engines.base.Progress`."""
+    board.at_round(number)
+    status_files.write_progress(folder, number, activity, done, total)
 
 
 def _checked(job: Job) -> tuple[Config, list[str]]:

@@ -16,11 +16,17 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from silotune.core.files import write_text
 from silotune.distributed.coordinator.status_files import STARTUP_TIMEOUT, read_json
-from silotune.distributed.deploy.node_keys import node_statuses, record_decision
-from silotune.distributed.deploy.party_configs import CoordinatorSettings, NodeSettings, read_party
+from silotune.distributed.deploy.node_keys import record_decision
+from silotune.distributed.deploy.party_configs import (
+    CoordinatorSettings,
+    NodeSettings,
+    read_party,
+    read_silo_or_node_settings,
+)
 from silotune.distributed.deploy.scheduler import Scheduler
 from silotune.distributed.flower.commands import ENVIRONMENT, require_flower, superlink_command, supernode_command
 from silotune.distributed.processes.ports import wait_for_port
@@ -136,20 +142,20 @@ def check_tls(address: str, certificates: str, patience: float = 20.0) -> str:
 
 
 def status(path: Path) -> list[str]:
-    """Return lines on which processes of a coordinator's, silo's or node's file run."""
-    config = read_party(path)
-    active = is_running(Path(config.folder))
-    kind = "coordinator" if isinstance(config, CoordinatorSettings) else f"silo {config.name!r}"
-    lines = [f"{kind}: {'running' if active else 'not running'}"]
-    if not isinstance(config, CoordinatorSettings):
-        pong = ping(config.socket_path)
-        lines.append("worker: " + ("no answer" if pong is None else str(pong.get("busy") or "ready")))
-    elif active:
-        try:
-            lines += [f"{name}: {state}" for name, state in sorted(node_statuses(config).items())]
-        except SilotuneError as error:
-            lines.append(f"SuperLink: does not answer ({error})")
-    return lines
+    """Return lines on which processes of a silo's or node's file run."""
+    config = read_silo_or_node_settings(path)
+    state = silo_status(config)
+    worker = state["worker"]
+    return [
+        f"silo {config.name!r}: {'running' if state['running'] else 'not running'}",
+        "worker: " + ("no answer" if worker is None else str(worker.get("busy") or "ready")),
+    ]
+
+
+def silo_status(config: SiloSettings | NodeSettings) -> dict[str, Any]:
+    """Return the state of a silo's processes on this machine; `worker` is None if it does not answer."""
+    running = is_running(Path(config.folder))
+    return {"silo": config.name, "running": running, "worker": ping(config.socket_path)}
 
 
 def is_running(folder: Path) -> bool:

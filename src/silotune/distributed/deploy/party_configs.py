@@ -38,6 +38,8 @@ class CoordinatorSettings(Section):
         public_address: HOST:PORT of the proxy, at which silos reach this coordinator; invitations name it.
         enrollment_port: the port on 127.0.0.1 at which invited silos register their keys, behind the proxy; None:
             keys are registered by `silotune federation admit` alone.
+        metrics_port: a port on 127.0.0.1 where `up` serves metrics for Prometheus (`/metrics`) and a status page (`/`);
+            None serves none.
     """
 
     folder: str = Field(min_length=1)
@@ -49,6 +51,7 @@ class CoordinatorSettings(Section):
     insecure: bool = False
     public_address: str | None = Field(None, pattern=r"^.+:[1-9]\d{0,4}$")
     enrollment_port: int | None = Field(None, ge=1, le=65535)
+    metrics_port: int | None = Field(None, ge=1, le=65535)
 
     @field_validator("host")
     @classmethod

@@ -22,6 +22,9 @@ from silotune.training.context import TrainingContext
 from silotune.training.federation import Federation
 from silotune.training.silo import Silo
 
+POLICY_REFUSES = "its policy refuses"
+"""Words in every reason of the policy."""
+
 
 class PolicyRefused(HandshakeRefused):
     """The operator's policy excludes a run or a request."""
@@ -219,7 +222,7 @@ class Policy:
 
     def refused(self, what: str, allowed: str) -> PolicyRefused:
         """Return the refusal of something, with what is allowed."""
-        return PolicyRefused(f"silo {self.silo!r}: its policy refuses {what}; {allowed}")
+        return PolicyRefused(f"silo {self.silo!r}: {POLICY_REFUSES} {what}; {allowed}")
 
 
 def _assignment(key: str, value: object) -> str:

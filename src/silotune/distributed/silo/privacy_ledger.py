@@ -66,6 +66,14 @@ class PrivacyLedger:
             raise InputError(f"privacy: the record of what was released cannot be read ({FILE})") from error
         return PrivacySpent(uses, others)
 
+    def total(self) -> float:
+        """Return the ε of all replies over the same rows (plain sum).
+
+        Raises:
+            InputError: the file is damaged.
+        """
+        return self.spent("", Price("", 0.0, 0.0)).epsilon
+
     def record(self, run: str, answer: str, price: Price) -> None:
         """Append a noised reply that is about to leave, and flush it to disk."""
         self.folder.mkdir(parents=True, exist_ok=True)

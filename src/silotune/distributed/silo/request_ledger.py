@@ -74,6 +74,16 @@ class RequestLedger:
             numbers_in_all=sum(other.numbers for other in entries),
         )
 
+    def last_run(self) -> tuple[str, int]:
+        """Return the run of the last request, and the numbers that left in it; an empty name before the first.
+
+        Raises:
+            InputError: the file is damaged.
+        """
+        entries = [Entry(**fields) for fields in self._lines(REQUESTS_FILE, set(Entry.__dataclass_fields__))]
+        run = entries[-1].run if entries else ""
+        return run, sum(entry.numbers for entry in set(entries) if entry.run == run)
+
     def record(self, entry: Entry) -> None:
         """Append a request that is about to be worked on, and flush it to disk."""
         self._append(REQUESTS_FILE, asdict(entry))

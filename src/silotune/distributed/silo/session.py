@@ -31,6 +31,7 @@ from silotune.distributed.protocol.handshake import (
     text_digest,
 )
 from silotune.distributed.silo.admission import WaitsForApproval, require_approval
+from silotune.distributed.silo.operation_status import operation_status
 from silotune.distributed.silo.policy import backbone_numbers
 from silotune.distributed.silo.privacy_ledger import Price, PrivacyLedger
 from silotune.distributed.silo.request_ledger import Entry
@@ -148,13 +149,20 @@ class Session:
         assert self._setup.config is not None, "it was built"
         require_approval(self.settings, self._setup.policy, str(run), self._setup.config, federation)
         if request.kind == "hello":
-            return self._hello(federation)
+            return self._with_status(self._hello(federation), str(run), federation)
         store = StateStore(Path(self.settings.folder), str(run))
         if request.kind in ("round", "final"):
-            return self._train(federation, store, request)
+            return self._with_status(self._train(federation, store, request), str(run), federation)
         if request.kind == "score":
-            return self._score(federation, store, request)
+            return self._with_status(self._score(federation, store, request), str(run), federation)
         raise ProtocolError(f"unknown request {request.kind[:20]!r}")
+
+    def _with_status(self, reply: Frame, run: str, federation: Federation) -> Frame:
+        """Add the silo's state of operation to a reply, where its operator shares it."""
+        if "status" not in self.settings.share:
+            return reply
+        status = operation_status(self.settings, self._setup.rows, run, federation.client().privacy)
+        return Frame(reply.kind, reply.fields | {"status": status.fields()}, reply.blobs)
 
     def _hello(self, federation: Federation) -> Frame:
         task = federation.tasks[self.settings.name]

@@ -19,7 +19,7 @@ from silotune.config.validators import Device, Name
 from silotune.distributed.silo.policy_config import PolicyConfig
 from silotune.errors import InputError
 
-DisclosedNumbers = Literal["validation", "test", "rows", "loss", "seconds"]
+DisclosedNumbers = Literal["validation", "test", "rows", "loss", "seconds", "status"]
 
 LONGEST_SOCKET = 100
 """Bytes in a Unix socket's path; systems allow little more."""
@@ -34,7 +34,8 @@ class SiloSettings(Section):
         data: the silo's rows, with the keys of an entry of `silos` (path, text, label, task, labels, kind, metric).
         rows: a folder of prepared rows, instead of `data`.
         share: the numbers that may leave: `validation` and `test` scores, `rows` (row counts, and the counts of steps
-            and tokens, which follow from them), `loss`, `seconds`. If the list lacks `rows`, only aggregations that do
+            and tokens, which follow from them), `loss`, `seconds`, and `status` (whether the rows changed, the ε that
+            is left, free space on disk). If the list lacks `rows`, only aggregations that do
             not weigh silos are accepted. The list is about numbers; `send` is about shared parts.
         send: names of the parts that may leave (`silotune parts METHOD`); a run that shares others is refused.
         backbone: the backbone's name or folder on this machine, or a section with the keys of how it is loaded.
@@ -61,6 +62,7 @@ class SiloSettings(Section):
         private_key: the file of the key that proves the silo's identity.
         insecure: whether to go without TLS and keys; on one machine only.
         port: the SuperNode's port on this machine.
+        metrics_port: a port on 127.0.0.1 where the worker serves its metrics for Prometheus; None serves none.
     """
 
     name: Name
@@ -88,6 +90,7 @@ class SiloSettings(Section):
     private_key: str | None = Field(None, min_length=1)
     insecure: bool = False
     port: int = Field(9094, ge=1, le=65535)
+    metrics_port: int | None = Field(None, ge=1, le=65535)
 
     @model_validator(mode="before")
     @classmethod

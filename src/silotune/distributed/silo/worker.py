@@ -25,6 +25,7 @@ from silotune.errors import InputError
 
 if TYPE_CHECKING:
     from silotune.distributed.silo.session import Session
+    from silotune.distributed.silo.worker_metrics import WorkerMetrics
 
 
 @dataclass(frozen=True)
@@ -57,15 +58,17 @@ def serve(settings: SiloSettings) -> None:
     threading.Thread(target=_accept, args=(listener, requests, state, settings.name), daemon=True).start()
     try:
         from silotune.distributed.silo.session import Session
+        from silotune.distributed.silo.worker_metrics import WorkerMetrics
 
-        session = Session(settings)
+        session, metrics = Session(settings), WorkerMetrics(settings)
         session.warm()
+        metrics.serve()
         _log(settings, f"ready on {settings.socket_path}")
         while True:
             state["busy"] = ""
             request = requests.get()
             state["busy"] = "working"
-            _log(settings, _work(session, request))
+            _log(settings, _work(session, request, metrics))
     except KeyboardInterrupt:
         _log(settings, "stopped")
     finally:
@@ -73,7 +76,7 @@ def serve(settings: SiloSettings) -> None:
         settings.socket_path.unlink(missing_ok=True)
 
 
-def _work(session: Session, request: _Request) -> str:
+def _work(session: Session, request: _Request, metrics: WorkerMetrics) -> str:
     """Answer one request; returns a line for the log."""
     started = time.monotonic()
     try:
@@ -82,6 +85,7 @@ def _work(session: Session, request: _Request) -> str:
         request.reply.put(b"")
         return f"{request.kind}: no answer leaves, as it cannot be recorded: {error}"
     request.reply.put(reply)
+    metrics.count(request.kind, reply, time.monotonic() - started)
     return f"{request.kind}: {time.monotonic() - started:.2f} s, {len(request.data)} → {len(reply)} bytes"
 
 

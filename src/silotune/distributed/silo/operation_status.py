@@ -1,0 +1,78 @@
+"""What a silo tells of its operation (`share: [status]`): whether its rows changed, the ε that is left, free space."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import secrets
+import shutil
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from silotune.data.tasks import Splits
+from silotune.distributed.protocol.silo_status import SiloStatus
+from silotune.distributed.silo.privacy_ledger import Price, PrivacyLedger
+from silotune.distributed.silo.request_ledger import row_digests
+from silotune.distributed.silo.silo_config import SiloSettings
+
+if TYPE_CHECKING:
+    from silotune.communication.privacy.budget import Privacy
+
+KEY_FILE = "status.key"
+
+
+def operation_status(settings: SiloSettings, rows: Splits, run: str, privacy: Privacy | None) -> SiloStatus:
+    """Return a silo's present state of operation.
+
+    Args:
+        settings: the operator's.
+        rows: those in use.
+        run: the run's id.
+        privacy: the run's guarantee; None if it adds no noise at silos.
+    """
+    folder = Path(settings.folder)
+    return SiloStatus(
+        rows_fingerprint=rows_fingerprint(rows, _key(folder)),
+        epsilon_left=_epsilon_left(settings, folder, run, privacy),
+        disk_free_bytes=free_bytes(folder),
+    )
+
+
+def rows_fingerprint(rows: Splits, key: bytes) -> str:
+    """Return a keyed digest of the rows of all splits: without the key nobody can try rows against it."""
+    digest = hmac.new(key, digestmod=hashlib.sha256)
+    for split in ("train", "validation", "test"):
+        digest.update(f"{split} {' '.join(sorted(row_digests(getattr(rows, split))))}\n".encode())
+    return digest.hexdigest()[:32]
+
+
+def free_bytes(folder: Path) -> int | None:
+    """Return the free space where a folder is, in bytes; None if it cannot be asked for."""
+    with suppress(OSError):
+        return shutil.disk_usage(folder).free
+    return None
+
+
+def _epsilon_left(settings: SiloSettings, folder: Path, run: str, privacy: Privacy | None) -> float | None:
+    """Return the rest of the operator's budget, composed as the worker does before it answers; None without one."""
+    if settings.budget is None:
+        return None
+    ledger = PrivacyLedger(folder)
+    spent = ledger.total()
+    if privacy is not None:
+        before = ledger.spent(run, Price.of(privacy))
+        spent = before.epsilon + (privacy.account.total(before.uses) if before.uses else 0.0)
+    return max(0.0, settings.budget - spent)
+
+
+def _key(folder: Path) -> bytes:
+    """Return the key of this silo's fingerprints; made once, and readable by its operator only."""
+    path = folder / KEY_FILE
+    folder.mkdir(parents=True, exist_ok=True)
+    with suppress(FileExistsError):
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(secrets.token_bytes(32))
+    return path.read_bytes()

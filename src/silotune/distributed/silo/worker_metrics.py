@@ -1,0 +1,84 @@
+"""A worker's metrics for Prometheus on `metrics_port`: counts, times and sizes, and nothing of its rows."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+from silotune.distributed.processes.loopback_server import LoopbackServer
+from silotune.distributed.processes.metrics_text import Measure, metrics_page
+from silotune.distributed.protocol.frames import Frame, decode
+from silotune.distributed.silo.operation_status import free_bytes
+from silotune.distributed.silo.policy import POLICY_REFUSES
+from silotune.distributed.silo.privacy_ledger import PrivacyLedger
+from silotune.distributed.silo.request_ledger import RequestLedger
+from silotune.distributed.silo.silo_config import SiloSettings
+
+KINDS = ("hello", "round", "final", "score")
+"""Kinds of requests; any other is counted as `other`, because the coordinator chooses the word."""
+
+OUTCOMES = ("answered", "waiting", "refused", "refused by policy", "failed")
+
+
+class WorkerMetrics:
+    """Counts a worker's requests.
+
+    Args:
+        settings: the silo's.
+    """
+
+    def __init__(self, settings: SiloSettings) -> None:
+        self._settings = settings
+        self._lock = threading.Lock()
+        self._requests: Counter[tuple[str, str]] = Counter()
+        self._seconds = 0.0
+
+    def count(self, kind: str, reply: bytes, seconds: float) -> None:
+        """Count a request that was worked on.
+
+        Args:
+            kind: the request's.
+            reply: the reply's frame.
+            seconds: time that it took.
+        """
+        with self._lock:
+            self._requests[kind if kind in KINDS else "other", _outcome(decode(reply))] += 1
+            self._seconds += seconds
+
+    def measures(self) -> Iterator[Measure]:
+        """Yield the present values."""
+        with self._lock:
+            requests, seconds = Counter(self._requests), self._seconds
+        values: list[tuple[tuple[str, ...], float | None]] = [
+            ((kind, outcome), requests[kind, outcome]) for kind in (*KINDS, "other") for outcome in OUTCOMES
+        ]
+        yield Measure("worker_requests", "counter", "Requests by kind and outcome.", ("kind", "outcome"), values)
+        yield Measure("worker_busy_seconds", "counter", "Time spent on requests.", (), [((), seconds)])
+        folder = Path(self._settings.folder)
+        yield Measure("worker_disk_free_bytes", "gauge", "Free space for its states.", (), [((), free_bytes(folder))])
+        run, numbers = RequestLedger(folder).last_run()
+        yield Measure(
+            "worker_run_numbers", "gauge", "Numbers that left in the last run.", (), [((), numbers if run else None)]
+        )
+        spent = PrivacyLedger(folder).total()
+        description = "Epsilon of all noised replies, plainly added up: what composition counts is less."
+        yield Measure("worker_epsilon_sum", "gauge", description, (), [((), spent)])
+        budget = self._settings.budget
+        yield Measure("worker_epsilon_budget", "gauge", "Epsilon of all runs together.", (), [((), budget)])
+
+    def serve(self) -> LoopbackServer | None:
+        """Serve `/metrics` if the silo's file has `metrics_port`.
+
+        Raises:
+            InputError: the port cannot be used, or prometheus-client is missing.
+        """
+        port = self._settings.metrics_port
+        return None if port is None else LoopbackServer(port, {"/metrics": metrics_page(self.measures)})
+
+
+def _outcome(reply: Frame) -> str:
+    if reply.kind == "refused" and POLICY_REFUSES in str(reply.fields.get("reason", "")):
+        return "refused by policy"
+    return reply.kind if reply.kind in ("waiting", "refused", "failed") else "answered"
