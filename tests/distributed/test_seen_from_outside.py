@@ -239,7 +239,7 @@ def test_values_of_another_form_are_dropped():
     assert SiloStatus.read({"epsilon_left": -1, "disk_free_bytes": -1}) == SiloStatus()
 
 
-@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("shared", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_a_run_tells_of_its_silos_what_they_share(tiny_config, tmp_path, shared):
     config = tiny_config("fedmcp", "rounds=1")
     configs = local_configs(config, tmp_path / "run", share=[*ALL, *(["status"] if shared else [])])

@@ -44,7 +44,8 @@ def status_page(status: Mapping[str, Any], runs: Sequence[QueuedRun], run: Queue
     coordinator = status["coordinator"]
     state = "running" if coordinator["running"] else "not running"
     problem = f'<p class="bad">SuperLink: {escape(coordinator["superlink"])}</p>' if coordinator["superlink"] else ""
-    facts = f"silotune {coordinator['version']} · {size(coordinator['disk_free_bytes'])} free · {short_time(status['time'])} UTC"
+    free, now = size(coordinator["disk_free_bytes"]), short_time(status["time"])
+    facts = f"silotune {coordinator['version']} · {free} free · {now} UTC"
     body = [
         f"<h1>Coordinator: {state}</h1>",
         f'<p class="dim">{escape(facts)}; refreshed every {REFRESH} s</p>',
