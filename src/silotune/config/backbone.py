@@ -10,7 +10,9 @@ from silotune.config.section import ShortSection
 
 
 class BackboneConfig(ShortSection):
-    """The pretrained model and how this machine loads it; hashable, as equal sections can share a loaded model.
+    """The pretrained model and how this machine loads it.
+
+    It is hashable, as equal sections can share a loaded model.
 
     Attributes:
         name: `default` (offline MiniLM), a hub id, or a local folder; for `silotune cost` also a shape.

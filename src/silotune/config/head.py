@@ -12,7 +12,7 @@ from silotune.config.validators import quoted
 
 
 class HeadConfig(ExtensibleSection):
-    """The head.
+    """The head, which makes a task's logits or answers of the backbone's states.
 
     Attributes:
         name: `mlp` and `linear` classify a pooled state, `verbalizer` scores label words at a template's mask, `lm`

@@ -31,8 +31,19 @@ from silotune.config.validators import Device, distinct
 class Config(Section):
     """All keys of a run, a comparison or a sweep.
 
-    The sections have modules of their own. `start` is a LoRA that the run's adapters begin with: a folder in peft's
-    format, or a file written by `silotune import`.
+    The sections have modules of their own.
+
+    Attributes:
+        description: what a preset says of itself.
+        start: a LoRA that the run's adapters begin with: a folder in peft's format, or a file of `silotune import`.
+        method: what is trained, what leaves a silo, and how parts mix at prediction (`silotune methods`).
+        tuner: the kind of PEFT of the method's adapters.
+        rounds: rounds of the federation.
+        seed: the seed from which all random numbers are derived.
+        threads: CPU threads of PyTorch; its own choice if unset.
+        device: `auto`, `cpu`, or a device of PyTorch such as `cuda:1`.
+        cohort: silos that train in one forward; `auto` chooses the number by device and memory.
+        per_method: method → keys that it gets instead, in comparisons and sweeps.
     """
 
     description: str = ""

@@ -27,10 +27,10 @@ FULL: Mix = {GLOBAL: 0.5, PRIVATE: 0.5}  # section IV-B
 
 
 class FedMCPOptions(MethodOptions):
-    """`gamma`, `mu`: the weights of eq. 8 (`gamma=0`: without backbone loss, `mu=0`: without contrastive loss).
+    """`gamma`: the weight of eq. 8's backbone loss; 0: without. `mu`: that of its contrastive loss; 0: without.
 
-    `similarity` and `representation` are the ablations of Figures 4 and 5. `private_view` is what stands for the
-    private adapter in eq. 5: that adapter alone, or the full model.
+    `similarity`: what compares representations (Figure 4). `representation`: how states are pooled for it (Figure 5).
+    `private_view`: what stands for the private adapter in eq. 5: that adapter alone, or the full model.
     """
 
     gamma: float = Field(0.5, ge=0, le=1)

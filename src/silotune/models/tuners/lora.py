@@ -31,10 +31,11 @@ if TYPE_CHECKING:
 
 
 class LoRAOptions(TargetModuleOptions):
-    """`r`: the rank. `alpha`: the scale is alpha / r. `sites`: linear layers of each block, or patterns of names.
+    """`r`: the rank. `alpha`: the scale is alpha / r.
 
-    `dropout`: probability of dropping an input of A in training, drawn separately for each part and module. Where
-    query, key and value are one fused layer (GPT-2, ModernBERT), each of these words names that layer.
+    `sites`: linear layers of each block, or patterns of names; where query, key and value are one fused layer (GPT-2,
+    ModernBERT), each of these words names that layer. `dropout`: probability of dropping an input of A in training,
+    drawn separately for each part and module.
     """
 
     r: int = Field(8, ge=1)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class PromptOptions(TunerOptions):
-    """`tokens`: number of virtual tokens. `init`, `words`: their initial vectors, see `initial_vectors`."""
+    """`tokens`: number of virtual tokens. `init`: where their initial vectors come from. `words`: the text for it."""
 
     tokens: int = Field(20, ge=1)
     init: Init = "vocabulary"

@@ -35,7 +35,7 @@ class PTuningOptions(TunerOptions):
 
     `width`: the encoder's hidden width (None: the word embeddings'). `layers`: of the LSTM. `offset`: whether trained
     vectors are added to the encoder's output; FedPrompt's 25.420 M parameters (Table 5) hold two embeddings.
-    `init`, `words`: the initial input of the encoder, see `prompt_base.initial_vectors`.
+    `init`: where the encoder's initial input comes from. `words`: the text for `init=words`.
     """
 
     tokens: int = Field(20, ge=1)
