@@ -17,6 +17,7 @@ from silotune.distributed.protocol.frames import Frame, ProtocolError, decode, p
 from silotune.distributed.silo import session as session_module
 from silotune.distributed.silo import worker as worker_module
 from silotune.distributed.silo.session import Session
+from silotune.distributed.silo.worker_metrics import WorkerMetrics
 from silotune.training.coordinator import Coordinator
 from tests.support.session_rig import federate, local_configs
 
@@ -32,6 +33,7 @@ def tensor_reads(monkeypatch):
         return read_tensors(content)
 
     monkeypatch.setattr(messages, "read_tensors", counted)
+    monkeypatch.setattr(session_module, "_change_norm", lambda *_: 0.0)  # a silo reads its own message for its record
     return reads
 
 
@@ -85,7 +87,7 @@ def test_a_worker_decodes_a_request_once(tiny_config, tmp_path, monkeypatch, ten
         thread = threading.Thread(target=worker_module._connection, args=arguments, daemon=True)
         thread.start()
         send(client, request)
-        line = worker_module._work(session, jobs.get(timeout=60))
+        line = worker_module._work(session, jobs.get(timeout=60), WorkerMetrics(session.settings))
         reply = receive(client)
         thread.join(60)
     assert line.startswith("round: ")

@@ -37,9 +37,9 @@ def runs(tiny_config, tmp_path_factory):
             calls: Counter = Counter()
             measure = federation_scores.measure
 
-            def counted(training, state, rows):
+            def counted(training, state, rows, *more):
                 calls[id(rows)] += 1
-                return measure(training, state, rows)
+                return measure(training, state, rows, *more)
 
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(federation_scores, "measure", counted)

@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from silotune.core.chained_log import ChainedLog
 from silotune.distributed.flower.link import Arrival, Link
 from silotune.distributed.protocol.audit import describe_frame, request_of
+from silotune.distributed.protocol.frames import decode
 
 
 class AuditedLink:
@@ -31,8 +32,9 @@ class AuditedLink:
 
     def push(self, node: int, data: bytes) -> str | None:
         """See `Link`."""
-        request = request_of(data)
-        self._record.append({"direction": "sent", "node": str(node), **request, **describe_frame(data)})
+        frame = decode(data)
+        request = request_of(frame)
+        self._record.append({"direction": "sent", "node": str(node), **request, **describe_frame(data, frame)})
         message = self._link.push(node, data)
         if message:
             self._sent[message] = node, request["round"]

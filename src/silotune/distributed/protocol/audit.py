@@ -14,26 +14,24 @@ _LONGEST = 500
 """Characters of a text that another party wrote."""
 
 
-def describe_frame(data: bytes) -> dict[str, Any]:
+def describe_frame(data: bytes, frame: Frame | None = None) -> dict[str, Any]:
     """Return what is recorded of a frame: kind, run, round, tensors with shapes, numbers, bytes and digest.
 
     Args:
         data: the frame as it goes over the wire; other bytes are of kind `?`.
+        frame: the same, if it is decoded already.
     """
     size = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
     try:
-        frame = decode(data)
+        frame = frame or decode(data)
     except ProtocolError:
         return {"kind": "?", **size}
     return {"kind": frame.kind[:40], **_said(frame), **_tensors(frame), **size}
 
 
-def request_of(data: bytes) -> dict[str, Any]:
-    """Return run and round of a request; None where it does not say them."""
-    try:
-        fields = decode(data).fields
-    except ProtocolError:
-        fields = {}
+def request_of(request: Frame | None) -> dict[str, Any]:
+    """Return run and round of a request; None where it does not say them, or cannot be decoded."""
+    fields = {} if request is None else request.fields
     run, number = fields.get("run"), fields.get("round")
     return {"run": run[:40] if isinstance(run, str) else None, "round": number if type(number) is int else None}
 

@@ -84,33 +84,32 @@ class Session:
         Raises:
             InputError, OSError: the record cannot be written; then nothing may leave.
         """
-        reply = self._reply(data)
-        self.record.append(self._recorded(data, reply))
-        return reply
-
-    def _reply(self, data: bytes) -> bytes:
+        request: Frame | None = None
         try:
             with key_named():
-                return self._answer(decode(data)).encode()
+                request = decode(data)
+                reply = self._answer(request)
         except WaitsForApproval as error:
-            return self._reason("waiting", str(error))
+            reply = self._reason("waiting", str(error))
         except HandshakeRefused as error:
-            return self._reason("refused", str(error))
+            reply = self._reason("refused", str(error))
         except ProtocolError as error:
-            return self._reason("failed", f"request: {error}")
+            reply = self._reason("failed", f"request: {error}")
         except SilotuneError as error:
-            return self._reason("failed", self._without_paths(str(error)))
+            reply = self._reason("failed", self._without_paths(str(error)))
         except Exception as error:  # its text may quote rows
             traceback.print_exc()
-            return self._reason("failed", f"{type(error).__name__} (see the worker's log)")
+            reply = self._reason("failed", f"{type(error).__name__} (see the worker's log)")
+        leaving = reply.encode()
+        self.record.append(self._recorded(request, reply, leaving))
+        return leaving
 
-    def _recorded(self, request: bytes, reply: bytes) -> dict[str, Any]:
-        """Return the line of the record for a reply: the request's run and round, and what leaves."""
-        line = {**request_of(request), **describe_frame(reply)}
-        if line["kind"] == "answer" and line["numbers"]:
+    def _recorded(self, request: Frame | None, reply: Frame, leaving: bytes) -> dict[str, Any]:
+        """Return the line of the record for a reply: the request's run and round, and the bytes that leave."""
+        line = {**request_of(request), **describe_frame(leaving, reply)}
+        if request is not None and line["kind"] == "answer" and line["numbers"]:
             federation = self._setup.federation
-            asked, answer = decode(request), decode(reply)
-            line["norm"] = _change_norm(federation, asked.blobs["broadcast"], answer.blobs["message"])
+            line["norm"] = _change_norm(federation, request.blobs["broadcast"], reply.blobs["message"])
             privacy = federation.client().privacy
             line["epsilon"] = None if privacy is None else Price.of(privacy).epsilon
         return line
@@ -131,9 +130,9 @@ class Session:
             reason = reason.replace(path, f"…/{Path(path).name}")
         return reason
 
-    def _reason(self, kind: str, reason: str) -> bytes:
+    def _reason(self, kind: str, reason: str) -> Frame:
         log_line(f"silotune worker {self.settings.name!r}: {kind}: {reason}")
-        return Frame(kind, {"silo": self.settings.name, "reason": reason}).encode()
+        return Frame(kind, {"silo": self.settings.name, "reason": reason})
 
     def _answer(self, request: Frame) -> Frame:
         run, text, identity = require_fields(request.fields, "run", "config", "identity")
