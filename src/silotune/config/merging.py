@@ -89,7 +89,9 @@ def parse_tree(text: str, source: str) -> Tree:
     """
     try:
         loaded = yaml.load(text, _Loader)  # a SafeLoader
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
+    except RecursionError:
+        raise InputError(f"config {source}: nested too deeply") from None
+    except (yaml.YAMLError, ValueError) as error:
         mark = getattr(error, "problem_mark", None)
         line = f" line {mark.line + 1}:" if mark else ""
         raise InputError(f"config {source}:{line} not valid YAML ({getattr(error, 'problem', error)})") from error
