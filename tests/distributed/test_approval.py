@@ -70,6 +70,36 @@ def test_another_configuration_under_an_approved_name_waits(asking):
     assert len(approvals(other).all()) == 5
 
 
+@pytest.mark.parametrize(
+    ("words", "sent", "said"),
+    [
+        (("train.steps=5000",), {}, "passes over the rows in a phase; at most 20"),
+        (("rounds=2",), {"shapes": {"global/x": [1]}}, ""),
+    ],
+)
+def test_what_a_run_comes_to_over_the_rows_is_for_the_operator_alone(asking, words, sent, said):
+    """Refusals would count a silo's rows, and shapes its labels, before anybody approved anything."""
+    coordinator = asking((*ALLOWED, *words), share=[])
+    identity = coordinator.identity.fields() | sent
+    assert coordinator.ask("hello", identity=identity).kind == "waiting"
+    (request,) = approvals(coordinator).all()
+    assert any(said in line for line in request.description)
+    assert any("cannot take place here: " in line for line in request.description) is bool(said)
+    approvals(coordinator).decide(request.name, "approved")
+    reply = coordinator.ask("hello", identity=identity)
+    assert (reply.kind, (said or "other part shapes") in reply.fields["reason"]) == ("refused", True)
+
+
+def test_a_configuration_of_the_same_name_replaces_none(tmp_path):
+    """Two digests that begin alike are found in seconds; what an operator reads must be what is approved."""
+    decisions = Approvals(tmp_path)
+    shown = decisions.ask("a" * 16, "0" * 64, {}, lambda: ["harmless"])
+    with pytest.raises(InputError, match=f"another configuration is named {shown.name}"):
+        decisions.ask("a" * 16, "0" * 63 + "1", {}, lambda: ["harmful"])
+    assert decisions.decide(shown.name, "approved").description == ("harmless",)
+    assert decisions.find("a" * 16, "0" * 63 + "1") is None
+
+
 @pytest.mark.long
 def test_no_more_than_a_few_runs_wait(asking):
     for number in range(10):

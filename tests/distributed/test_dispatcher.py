@@ -192,3 +192,20 @@ def test_a_run_whose_handshake_was_disturbed_ends_with_the_same_bits(tiny_config
     expected = run(config, out=tmp_path / "whole").summary
     assert greeted
     assert read_summary(out)["state_sha256"] == expected["state_sha256"]
+
+
+def test_texts_of_a_silo_are_short_and_printable():
+    """They go to logs and terminals; a silo could fill the one, and write to the other."""
+    nodes, reported = Nodes({1: "a"}), []
+    dispatcher = SiloDispatcher(
+        nodes, ["a"], HELLO, lambda _: None, lambda *event: reported.append(event), PATIENCE, nodes.clock, nodes.sleep
+    )
+    nodes.script = {
+        0.5: lambda: nodes.answer(1, Frame("hello", {"silo": "a"})),
+        1.5: lambda: nodes.answer(2, Frame("waiting", {"silo": "a", "reason": "\x1b[2J" + "x" * 2**20})),
+    }
+    dispatcher.wait_for_all(5.0)
+    assert list(dispatcher.request({"a": ROUND}, 3.0)) == []
+    ((_, text), _) = reported
+    assert text.startswith(r"\x1b[2Jxxx")
+    assert len(text) < 1100

@@ -122,7 +122,7 @@ def test_a_million_score_requests(attack):
     assert answered == 12
     assert "more score requests in this run; at most 12 (policy.scores)" in reason
     attacker.restart()
-    assert "policy.scores" in attacker.reason("score", 0, broadcast=attacker.broadcast(add=0.5))
+    assert "policy.scores" in attacker.reason("score", 0, broadcast=attacker.broadcast(0, add=0.5))
     assert "policy.scores" in attacker.reason("round", judge=True)  # a round that scores as it begins
 
 
@@ -200,6 +200,10 @@ def test_broadcasts_that_were_made_and_not_averaged(attack, change):
         ({"share": ["validation"]}, "unknown key 'share'"),
         ({"attack": {"name": "backdoor", "target": "good"}}, "attack: simulated"),
         ({"method__gamma": 1e30}, "method.gamma=1e+30; too large or too small for an option"),
+        (
+            {"method__mu": "1e30"},
+            "method.mu='1e30'; too large or too small for an option",
+        ),  # the option reads texts, too
         ({"method__gamma": 1e-30}, "method.gamma=1e-30; too large or too small for an option"),
         ({"data__ratio": [0.5, 0.25, 0.25]}, "data.ratio=[0.5, 0.25, 0.25]; the coordinator may not choose among"),
         ({"description": "x" * 300_000}, "a configuration of 30"),
@@ -278,6 +282,43 @@ def test_a_request_ends_at_its_time_and_memory(attack, monkeypatch):
     assert attack(ALLOWED).reason("round", 2) == ""
     monkeypatch.setattr(limits_module, "memory_mib", lambda: 20_000)
     assert "so much memory; at most 16,384 MiB" in attack(ALLOWED).reason("round", 3)
+
+
+def test_a_request_over_a_state_that_changed_counts_again(attack):
+    """Two requests in turn, each from the state that the other left: every answer is new, though the words repeat."""
+    attacker = attack(ALLOWED)
+    assert attacker.reason() == ""
+    broadcasts = [attacker.broadcast(add=1e-3), attacker.broadcast()]
+    replies = [attacker.ask("round", base="0001", broadcast=broadcasts[turn % 2]) for turn in range(5)]
+    assert len({reply.blobs["message"] for reply in replies if reply.kind == "answer"}) == 2
+    assert "more requests for round 1; at most 3" in replies[-1].fields["reason"]
+
+
+def test_a_broadcast_of_another_round(attack):
+    """It would choose the order of rows: that of one round, for as many requests as the run has rounds."""
+    attacker = attack(ALLOWED)
+    for kind in ("round", "score", "final"):
+        reason = attacker.reason(kind, 2, broadcast=attacker.broadcast(number=1))
+        assert "a broadcast of round 1 in a request for round 2" in reason
+
+
+def test_a_refused_request_deletes_nothing(attack):
+    attacker = attack(ALLOWED)
+    assert attacker.reason() == ""
+    folder = attacker.session._setup.limits.ledger.folder / attacker.run
+    before = sorted(path.name for path in folder.iterdir())
+    assert before == ["0001.answer", "0001.safetensors"]
+    assert attacker.reason("round", 4)  # the run has three
+    assert attacker.reason("round", 3, broadcast=attacker.broadcast(3, add=2.0))
+    assert sorted(path.name for path in folder.iterdir()) == before
+
+
+def test_a_refusal_does_not_count_the_rows(attack):
+    """The number of passes that some steps come to would tell the rows of a silo that does not share them."""
+    reason = attack((*ALLOWED, "train.steps=5000"), share=[]).reason("hello")
+    assert "refuses passes over the rows in a phase; at most 20 (policy.epochs)" in reason
+    reason = attack((*ALLOWED, "train.epochs=20"), policy={"steps": 50}, share=[]).reason("hello")
+    assert "refuses optimizer steps of a request; at most 50 (policy.steps)" in reason
 
 
 def test_a_damaged_record_answers_nothing_more(attack):

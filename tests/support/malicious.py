@@ -67,7 +67,7 @@ class Malicious:
 
     def ask(self, kind: str, number: int = 1, **fields: Any) -> Frame:
         """Send a request and return the silo's reply; `broadcast=` replaces the broadcast."""
-        blob = fields.pop("broadcast", None) or self.broadcast()
+        blob = fields.pop("broadcast", None) or self.broadcast(number if 0 <= number < 2**31 else 1)
         header = {"run": self.run, "config": self.text, "identity": self.identity.fields()}
         if kind != "hello":
             header |= {"round": number, "base": "", "keep": [], "judge": False, "splits": ["validation"]}

@@ -32,7 +32,7 @@ RunName = Annotated[str, typer.Argument(help="The run, as `silo pending` names i
 def pending(config: SiloFile = None) -> None:
     """List the runs that wait for approval."""
     from silotune.cli.console import say
-    from silotune.distributed.silo.run_description import printable
+    from silotune.distributed.protocol.frames import printable
 
     waiting = [request for request in _approvals(config).all() if request.state == "pending"]
     for request in waiting:
@@ -45,7 +45,8 @@ def pending(config: SiloFile = None) -> None:
 def show(run: RunName, config: SiloFile = None) -> None:
     """Show a run in plain words: what would leave, how often, how protected, and what changed."""
     from silotune.cli.console import say
-    from silotune.distributed.silo.run_description import changes, printable
+    from silotune.distributed.protocol.frames import printable
+    from silotune.distributed.silo.run_description import changes
 
     approvals = _approvals(config)
     request = approvals.named(run)

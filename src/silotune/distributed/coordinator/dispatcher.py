@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from silotune.distributed.coordinator.silo_board import SiloBoard
 from silotune.distributed.flower.link import Arrival, Link
-from silotune.distributed.protocol.frames import Frame, ProtocolError, decode
+from silotune.distributed.protocol.frames import Frame, ProtocolError, decode, printable
 from silotune.distributed.protocol.handshake import HandshakeRefused
 
 POLL_INTERVAL = 0.1
@@ -22,6 +22,9 @@ RETRY_DELAY = 2.0
 
 APPROVAL_INTERVAL = 5.0
 """Seconds before a silo is asked again whose operator has not approved the run yet."""
+
+LONGEST_REASON = 1000
+"""Characters of a silo's reason that are kept; reasons go to logs, events and terminals."""
 
 _NEVER = float("inf")
 
@@ -198,7 +201,7 @@ class SiloDispatcher:
         frame, error = None, arrival.error
         if not error:
             try:
-                frame = decode(arrival.data)
+                frame = _plain(decode(arrival.data))
             except ProtocolError as problem:
                 error = str(problem)
         if frame is not None:
@@ -265,3 +268,11 @@ class SiloDispatcher:
         elif (node, reason) not in self._refused:
             self._refused.add((node, reason))
             self.report(name or f"node {node}", reason)
+
+
+def _plain(frame: Frame) -> Frame:
+    """Return a reply whose texts are safe to print, and short."""
+    texts = {
+        name: printable(str(frame.fields[name]), LONGEST_REASON) for name in ("silo", "reason") if name in frame.fields
+    }
+    return replace(frame, fields={**frame.fields, **texts})

@@ -207,9 +207,11 @@ class FlowerEngine(Engine):
         if frame.kind != "answer":
             reason = str(frame.fields.get("reason", f"answered with {frame.kind!r}"))
         elif type(frame.fields.get("round")) is not int or frame.fields["round"] != round_number:
-            reason = f"answered for round {frame.fields.get('round')!r}, asked was round {round_number}"
+            reason = f"answered for round {frame.fields.get('round')!r:.60}, asked was round {round_number}"
         elif state != state_name(round_number, kind == "final"):
-            reason = f"answered with state {state!r}, its name must be {state_name(round_number, kind == 'final')!r}"
+            reason = (
+                f"answered with state {state!r:.60}, its name must be {state_name(round_number, kind == 'final')!r}"
+            )
         elif not validate_metrics(metrics) or message is None:
             reason = "answered without metrics or message"
         elif not validate_scores(frame.fields.get("scores", {}), self._judged_by_loss):

@@ -186,3 +186,14 @@ def require_fields(values: Mapping[str, Any], *names: str) -> list[Any]:
 def state_name(number: int, final: bool = False) -> str:
     """Return the name of a silo's state after a round, or after the final phases that follow it."""
     return f"{number:04d}{'-final' if final else ''}"
+
+
+def printable(text: str, longest: int | None = None) -> str:
+    """Return another party's text with control characters written out, which a terminal would obey.
+
+    Args:
+        text: what the other party wrote.
+        longest: most characters that are kept; None: all.
+    """
+    short = text if longest is None or len(text) <= longest else f"{text[:longest]}…"
+    return "".join(character if character.isprintable() else repr(character)[1:-1] for character in short)

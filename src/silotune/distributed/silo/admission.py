@@ -2,32 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from silotune.config import Config
 from silotune.distributed.protocol.handshake import WAITS_FOR_APPROVAL, HandshakeRefused
 from silotune.distributed.silo.approval import Approvals, configuration_digest, configuration_of
 from silotune.distributed.silo.policy import Policy
-from silotune.distributed.silo.run_description import describe
 from silotune.distributed.silo.silo_config import SiloSettings
 from silotune.distributed.silo.state_store import check_run_id
 from silotune.errors import SilotuneError
-from silotune.training.federation import Federation
 
 
 class WaitsForApproval(SilotuneError):
     """A run that the silo's operator has not decided about yet."""
 
 
-def require_approval(settings: SiloSettings, policy: Policy, run: str, config: Config, federation: Federation) -> None:
+def require_approval(
+    settings: SiloSettings, policy: Policy, run: str, config: Config, describe: Callable[[], list[str]]
+) -> None:
     """Require that the operator approved a run; record one that was not seen before.
 
     Args:
         settings: the operator's.
-        policy: the operator's limits, which the run satisfies.
+        policy: the operator's limits.
         run: the run's id.
         config: the run's, as it was sent.
-        federation: what the configuration came to at this silo.
+        describe: returns lines about the run for the operator.
 
     Raises:
         WaitsForApproval: the operator has not decided.
@@ -44,7 +45,7 @@ def require_approval(settings: SiloSettings, policy: Policy, run: str, config: C
         most = settings.policy.waiting
         if most is not None and waiting >= most:
             raise policy.refused("another run that waits for approval", f"at most {most} (policy.waiting)")
-        request = approvals.ask(run, digest, configuration, lambda: describe(config, federation, settings))
+        request = approvals.ask(run, digest, configuration, describe)
     if request.state == "rejected":
         raise HandshakeRefused(f"silo {settings.name!r}: its operator rejected the run {request.name}")
     if request.state == "pending":

@@ -74,7 +74,13 @@ class Approvals:
     def ask(
         self, run: str, digest: str, configuration: Mapping[str, Any], describe: Callable[[], list[str]]
     ) -> Request:
-        """Record a run that waits for its operator."""
+        """Record a run that waits for its operator.
+
+        Raises:
+            InputError: another configuration has the same name; its operator may be reading that one.
+        """
+        if (taken := self._read(self._path(f"{run}-{digest[:12]}"))) is not None and taken.digest != digest:
+            raise InputError(f"approvals: another configuration is named {taken.name}; change the run's description")
         request = Request(run, digest, "pending", utc_now(), "", configuration, tuple(describe()))
         self._write(request)
         return request

@@ -148,8 +148,8 @@ class Policy:
                 raise self.refused(f"scores of a {split} split of so few rows", least)
         for when in ("round", "end"):
             work = Work.of(context, silo, [phase for phase in context.phases if phase.when == when])
-            self._at_most("passes over the rows in a phase", work.epochs, "epochs")
-            self._at_most("optimizer steps of a request", work.steps, "steps")
+            self._at_most("passes over the rows in a phase", work.epochs, "epochs", tell=False)
+            self._at_most("optimizer steps of a request", work.steps, "steps", tell=False)
             self._at_most("tokens of a request", work.tokens, "tokens", tell=False)
             if when == "round" and work.shared_steps and work.rows * work.shared_steps < limits.row_steps:
                 least = f"at least {limits.row_steps} (policy.row_steps)"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
 from typing import Any
@@ -74,9 +75,18 @@ def _of_a_plugin(config: Config, key: str) -> bool:
 def extreme_options(config: Config) -> Iterator[tuple[str, Any]]:
     """Yield the options of method, tuner and head whose magnitude is too large or too small."""
     for key, value in changed_keys(config).items():
-        number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if number and key.startswith(("method.", "tuner.", "head.")) and not _moderate(value):
+        if key.startswith(("method.", "tuner.", "head.")) and not all(map(_moderate, _numbers(value))):
             yield key, value
+
+
+def _numbers(value: object) -> Iterator[float]:
+    """Yield the numbers in an option; its class also reads those that are written as texts, as `"1e30"`."""
+    if isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _numbers(item)
+    elif isinstance(value, (int, float, str)) and not isinstance(value, bool):
+        with contextlib.suppress(ValueError, OverflowError):
+            yield float(value)
 
 
 def _moderate(value: float) -> bool:

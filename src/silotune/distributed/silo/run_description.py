@@ -27,7 +27,6 @@ def describe(config: Config, federation: Federation, settings: SiloSettings) -> 
     """
     from silotune.distributed.silo.policy import backbone_numbers
 
-    train = config.train
     shapes = federation.coordinator.expected.shapes
     numbers: dict[str, int] = {}
     for name, shape in shapes.items():
@@ -37,11 +36,8 @@ def describe(config: Config, federation: Federation, settings: SiloSettings) -> 
         part = name.split("/", 1)[0]
         numbers[part] = numbers.get(part, 0) + count
     total, whole = sum(numbers.values()), backbone_numbers(federation.backbone)
-    passes = f"{train.epochs} epochs" if train.steps is None else f"{train.steps} steps"
     return [
-        f"method: {config.method.name}, tuner {config.tuner.name}, head {config.head.name} ({config.head.scope})",
-        f"training: {config.rounds} rounds, each {passes} of {train.batch_size} rows a step, {train.optimizer} with "
-        f"learning rate {train.lr:g}, rows cut at {train.max_length} tokens",
+        *_training(config),
         "leaves in a round: "
         + (", ".join(f"part {part!r} ({count:,} numbers)" for part, count in sorted(numbers.items())) or "no part"),
         f"in numbers: {total:,} a round, {100 * total / whole:.2f} % of the backbone; {total * config.rounds:,} in the "
@@ -51,6 +47,21 @@ def describe(config: Config, federation: Federation, settings: SiloSettings) -> 
         f"noise: {_noise(federation, settings)}",
         f"combined, as the coordinator says, by: {config.aggregation.name}",
         f"silos, as it says: {', '.join(config.federation.silos) or 'not named'}",
+    ]
+
+
+def describe_unfit(config: Config, reason: str) -> list[str]:
+    """Return lines about a run that cannot take place here; its coordinator learns the reason if it is approved."""
+    return [*_training(config), f"cannot take place here: {reason}"]
+
+
+def _training(config: Config) -> list[str]:
+    train = config.train
+    passes = f"{train.epochs} epochs" if train.steps is None else f"{train.steps} steps"
+    return [
+        f"method: {config.method.name}, tuner {config.tuner.name}, head {config.head.name} ({config.head.scope})",
+        f"training: {config.rounds} rounds, each {passes} of {train.batch_size} rows a step, {train.optimizer} with "
+        f"learning rate {train.lr:g}, rows cut at {train.max_length} tokens",
     ]
 
 
@@ -84,8 +95,3 @@ def changes(request: Request, earlier: Request | None) -> Iterator[str]:
 def _shown(values: Mapping[str, Any], key: str) -> str:
     text = repr(values[key]) if key in values else "unset"
     return text if len(text) <= LONGEST_VALUE else f"{text[:LONGEST_VALUE]}… ({len(text):,} characters)"
-
-
-def printable(text: str) -> str:
-    """Return a text with control characters written out: a coordinator chose parts of it, a terminal would obey."""
-    return "".join(character if character.isprintable() else repr(character)[1:-1] for character in text)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import traceback
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,8 @@ from silotune.distributed.silo.operation_status import operation_status
 from silotune.distributed.silo.policy import backbone_numbers
 from silotune.distributed.silo.privacy_ledger import Price, PrivacyLedger
 from silotune.distributed.silo.request_ledger import Entry
-from silotune.distributed.silo.setup import UNDISCLOSED_ROWS, SiloSetup
+from silotune.distributed.silo.run_description import describe, describe_unfit
+from silotune.distributed.silo.setup import UNDISCLOSED_ROWS, SiloSetup, UnfitRun
 from silotune.distributed.silo.silo_config import SiloSettings
 from silotune.distributed.silo.state_store import StateStore, scores_name
 from silotune.errors import InputError, SilotuneError
@@ -144,9 +146,8 @@ class Session:
                 f"{silo}: another silotune: {__version__}, the coordinator's: {coordinators.version}"
             )
         self._setup.guard.begin()
-        federation = self._setup(str(text), coordinators)
-        assert self._setup.config is not None, "it was built"
-        require_approval(self.settings, self._setup.policy, str(run), self._setup.config, federation)
+        federation = self._approved(str(run), str(text), coordinators)
+        self._setup.check_shapes(coordinators)
         if request.kind == "hello":
             return self._with_status(self._hello(federation), str(run), federation)
         store = StateStore(Path(self.settings.folder), str(run))
@@ -162,6 +163,25 @@ class Session:
             return reply
         status = operation_status(self.settings, self._setup.rows, run, federation.client().privacy)
         return Frame(reply.kind, reply.fields | {"status": status.fields()}, reply.blobs)
+
+    def _approved(self, run: str, text: str, coordinators: Identity) -> Federation:
+        """Return what a configuration comes to here, once the run is approved.
+
+        Raises:
+            WaitsForApproval: the operator has not decided, and alone learns whether the run fits the rows.
+            SilotuneError: the run cannot take place here.
+        """
+        settings, policy = self.settings, self._setup.policy
+        try:
+            federation = self._setup(text, coordinators)
+        except UnfitRun as unfit:
+            described = partial(describe_unfit, unfit.config, str(unfit))
+            require_approval(settings, policy, run, unfit.config, described)
+            raise unfit.reason from unfit
+        config = self._setup.config
+        assert config is not None, "it was built"
+        require_approval(settings, policy, run, config, lambda: describe(config, federation, settings))
+        return federation
 
     def _hello(self, federation: Federation) -> Frame:
         task = federation.tasks[self.settings.name]
@@ -186,18 +206,17 @@ class Session:
         kept = store.find_reply(name, key)
         if kept is not None:
             return self._filtered(kept)
-        store.delete(before=int(number), keep={*map(str, keep), str(base)})
         silo = self._silo(federation, store, str(base))
         client = federation.client()
-        shared, _ = client.open_broadcast(broadcast)
-        self._setup.policy.check_broadcast(shared, self._setup.start)
+        shared = self._checked(client.open_broadcast(broadcast), int(number))
         leaving = 0 if final else sum(tensor.numel() for tensor in flatten(shared).values())
-        digest = fields_digest(key)
+        digest = self._work_digest(key, store, str(base))
         self._count(federation, Entry(store.path.name, request.kind, int(number), digest, leaving))
         scores_before: dict[str, Any] = {}
         if judge:  # of the previous round, whose shared parts the broadcast holds
             self._count(federation, Entry(store.path.name, "score", int(number), digest))
             scores_before = self._evaluate(federation, silo, shared, ["validation"], store)
+        store.delete(before=int(number), keep={*map(str, keep), str(base)})  # a refused request deletes nothing
         if final:
             (reply,) = client.finals([silo], broadcast)
         else:
@@ -240,9 +259,9 @@ class Session:
         if kept is not None:
             return kept
         silo = self._silo(federation, store, str(base))
-        shared, _ = read_broadcast(broadcast, federation.coordinator.expected)
-        self._setup.policy.check_broadcast(shared, self._setup.start)
-        self._count(federation, Entry(store.path.name, "score", int(number), fields_digest(key)))
+        shared = self._checked(read_broadcast(broadcast, federation.coordinator.expected), int(number))
+        digest = self._work_digest(key, store, str(base))
+        self._count(federation, Entry(store.path.name, "score", int(number), digest))
         entry = self._evaluate(federation, silo, shared, splits, store)
         reply = Frame("scores", {"silo": self.settings.name, "scores": entry})
         store.keep_reply(name, key, reply)
@@ -252,6 +271,21 @@ class Session:
         """Count a request before it is worked on, and the choice of rows that it uses."""
         self._setup.use_rows()
         self._setup.limits.admit(entry, federation.config, backbone_numbers(federation.backbone))
+
+    def _checked(self, broadcast: tuple[State, int], asked: int) -> State:
+        """Return the shared parts of a broadcast that the policy allows, and that is of the round that is asked for.
+
+        The broadcast's number decides the order of rows, the request's is counted.
+        """
+        shared, number = broadcast
+        if number != asked:
+            raise ProtocolError(f"a broadcast of round {number} in a request for round {asked}")
+        self._setup.policy.check_broadcast(shared, self._setup.start)
+        return shared
+
+    def _work_digest(self, key: dict[str, str], store: StateStore, base: str) -> str:
+        """Return the digest by which a request is counted: with another content of its state it is another request."""
+        return fields_digest({**key, "state": store.digest(base)} if base else key)
 
     def _request_key(self, request: Frame, **more: str) -> dict[str, str]:
         """Return the fields in which two requests must agree to get the same reply."""

@@ -24,7 +24,7 @@ from silotune.distributed.silo.limits import RequestLimits, WorkGuard
 from silotune.distributed.silo.policy import Policy
 from silotune.distributed.silo.request_ledger import RequestLedger
 from silotune.distributed.silo.silo_config import SiloSettings
-from silotune.errors import InputError
+from silotune.errors import InputError, SilotuneError
 from silotune.methods import Method
 from silotune.methods.parts import Scope, names_with
 from silotune.models.backbone.backbone import Backbone
@@ -52,6 +52,20 @@ class SiloWithoutRowCount(Silo):
     def rows(self) -> int:
         """Stands for the number of rows."""
         return UNDISCLOSED_ROWS
+
+
+class UnfitRun(InputError):
+    """A run that does not fit the silo's rows; the reason tells of them, so it leaves only if the run is approved.
+
+    Args:
+        config: the run's, as it was sent.
+        reason: why the run cannot take place here.
+    """
+
+    def __init__(self, config: Config, reason: SilotuneError) -> None:
+        super().__init__(str(reason))
+        self.config = config
+        self.reason = reason
 
 
 class SiloSetup:
@@ -114,15 +128,24 @@ class SiloSetup:
 
         Raises:
             HandshakeRefused: the identities differ, or the operator's settings exclude the configuration.
-            InputError: rows or backbone cannot be used.
+            UnfitRun: rows cannot be used, or not for this configuration.
+            InputError: the backbone cannot be used.
         """
         if self._federation is None or self.text != text:
             self._federation, self.text = None, ""
             self._federation = self._build(text, coordinator_identity)
             self.text = text
         if coordinator_identity is not None:
-            check_identity(self.settings.name, coordinator_identity, self.identity())
+            check_identity(self.settings.name, replace(coordinator_identity, shapes=None), self.identity())
         return self._federation
+
+    def check_shapes(self, coordinator_identity: Identity) -> None:
+        """Compare the shapes of the shared parts, which follow from the silo's task.
+
+        Raises:
+            HandshakeRefused: they differ.
+        """
+        check_identity(self.settings.name, coordinator_identity, self.identity())
 
     def _build(self, text: str, coordinator_identity: Identity | None) -> Federation:
         if len(text) > LONGEST_CONFIGURATION:
@@ -143,12 +166,15 @@ class SiloSetup:
         backbone = self._load(config, method)
         if coordinator_identity is not None:  # first, as another backbone makes later steps fail
             check_identity(self.settings.name, coordinator_identity, Identity.of(config, text, backbone))
-        data = self._rows(config)
-        federation = self._assemble(config, method, backbone, data)
         self.config = parse_wire_config(text)
-        self.start, self.rows = federation.coordinator.shared, data.splits
-        self.policy.check_federation(federation, self.start)
-        self.limits.check_rows(self.rows)
+        try:
+            data = self._rows(config)
+            federation = self._assemble(config, method, backbone, data)
+            self.start, self.rows = federation.coordinator.shared, data.splits
+            self.policy.check_federation(federation, self.start)
+            self.limits.check_rows(self.rows)
+        except SilotuneError as error:
+            raise UnfitRun(self.config, error) from error
         federation.context.guard = self.guard
         return federation
 

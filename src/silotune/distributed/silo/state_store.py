@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Collection
 from pathlib import Path
@@ -72,6 +73,17 @@ class StateStore:
         try:
             return read_tensors(path.read_bytes())
         except (OSError, SafetensorError) as error:
+            raise InputError(f"state {name!r} of this silo: missing or damaged ({error})") from error
+
+    def digest(self, name: str) -> str:
+        """Return the sha256 of a state's file.
+
+        Raises:
+            InputError: the state is missing.
+        """
+        try:
+            return hashlib.sha256(self._state(name).read_bytes()).hexdigest()
+        except OSError as error:
             raise InputError(f"state {name!r} of this silo: missing or damaged ({error})") from error
 
     def keep_reply(self, name: str, request: dict[str, str], reply: Frame) -> None:
