@@ -18,7 +18,7 @@ def print_audit(folder: Path, as_json: bool) -> None:
     from silotune.cli.console import say
     from silotune.core.chained_log import check_chain
     from silotune.distributed.protocol.audit import totals
-    from silotune.distributed.silo.run_description import printable
+    from silotune.distributed.protocol.frames import printable
 
     entries, problems = check_chain(folder)
     runs = totals(entries)
