@@ -272,7 +272,8 @@ class SiloDispatcher:
 
 def _plain(frame: Frame) -> Frame:
     """Return a reply whose texts are safe to print, and short."""
-    texts = {
-        name: printable(str(frame.fields[name]), LONGEST_REASON) for name in ("silo", "reason") if name in frame.fields
-    }
-    return replace(frame, fields={**frame.fields, **texts})
+    fields = dict(frame.fields)
+    for name in ("silo", "reason"):
+        if name in fields:
+            fields[name] = printable(str(fields[name]), LONGEST_REASON)
+    return replace(frame, fields=fields)
