@@ -224,3 +224,24 @@ def test_a_damaged_file_is_named(party: Party) -> None:
     (Path(party.settings.folder) / "runs" / "0001.json").write_text("{", encoding="utf-8")
     with pytest.raises(InputError, match=r"0001\.json: damaged"):
         party.queue.runs()
+
+
+def test_a_run_that_is_stopped_while_it_is_submitted_does_not_run(
+    party: Party, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The SuperLink takes seconds; `stop` finds the run queued and takes it out of the queue."""
+    number = party.add("a")
+    submit = party._submit
+
+    def slow(job: Path) -> str:
+        taken = submit(job)
+        party.queue.end(number, "stopped")
+        return taken
+
+    monkeypatch.setattr(party, "_submit", slow)
+    party.up()
+    party.tick()
+    assert party.states() == ["stopped"]
+    assert party.stopped == ["flower-1"]
+    party.tick()
+    assert party.submitted == ["a"]

@@ -118,6 +118,17 @@ class RunQueue:
         with self._locked():
             return self._write(replace(self.run(number), **fields))
 
+    def submitted(self, number: int, flower_id: str) -> bool:
+        """Record that the SuperLink took a run; False if the run was stopped in the meantime, which changes nothing."""
+        with self._locked():
+            run = self.run(number)
+            if run.is_over:
+                return False
+            self._write(
+                replace(run, state="running", flower_id=flower_id, submissions=run.submissions + 1, began=utc_now())
+            )
+            return True
+
     def end(self, number: int, state: RunState, error: str = "") -> QueuedRun:
         """Set a run's final state."""
         return self.change(number, state=state, error=error, stop=False, ended=utc_now())

@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from silotune.distributed.coordinator.run_registry import FEDERATION_FOLDER
 from silotune.distributed.coordinator.status_files import CoordinatorMonitor, read_json
 from silotune.distributed.deploy.node_keys import flwr_environment
 from silotune.distributed.deploy.party_configs import CoordinatorSettings
-from silotune.distributed.deploy.run_queue import QueuedRun, RunQueue, utc_now
+from silotune.distributed.deploy.run_queue import QueuedRun, RunQueue
 from silotune.distributed.flower.commands import run_flwr, submit_job, write_app
 from silotune.distributed.processes.restart_policy import RestartPolicy
 from silotune.errors import SilotuneError
@@ -94,9 +95,9 @@ class Scheduler:
             self._not_before = self._clock() + SUBMISSION_DELAY
             self._say(f"run {run.number}: {error}; again in {SUBMISSION_DELAY:g} s")
             return
-        self._queue.change(
-            run.number, state="running", flower_id=flower_id, submissions=run.submissions + 1, began=utc_now()
-        )
+        if not self._queue.submitted(run.number, flower_id):
+            self._end_stopped(replace(run, flower_id=flower_id))
+            return
         self._watch(run)
         self._say(f"run {run.number}: {'goes on' if run.submissions else 'starts'} in {run.out}")
 
