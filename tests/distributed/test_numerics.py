@@ -7,6 +7,7 @@ import os
 import pytest
 import torch
 
+from silotune.core.chained_log import ChainedLog
 from silotune.core.determinism import set_numerics
 from silotune.distributed.coordinator import coordinate as coordinator
 from silotune.distributed.protocol.agreement import wire_config
@@ -63,7 +64,7 @@ def test_so_does_the_coordinator(tiny_config, tmp_path, monkeypatch):
 
     monkeypatch.setattr(BackboneRequirements, "load", load)
     with pytest.raises(InputError, match="seen"):
-        coordinator._run(job(config, tmp_path, ["alpha"]), DirectLink({}))
+        coordinator._run(job(config, tmp_path, ["alpha"]), DirectLink({}), ChainedLog(tmp_path))
     assert found == [(2, ":4096:8")]
 
 

@@ -6,6 +6,7 @@ Updates wait until all of a round are there, as the median of their norms is kno
 
 from __future__ import annotations
 
+import math
 from bisect import insort
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -22,6 +23,9 @@ WINDOW = 256 * 2**20
 LARGEST_NORM = 1e18
 """A larger norm, squared, is above the largest float32 (3.4e38): every silo would diverge in its next forward."""
 
+FAR = 100.0
+"""How many times the others' norms a change is that is to blame for an aggregate that cannot be used."""
+
 FEWEST = 3
 """Updates from which on one can be far from the others."""
 
@@ -34,8 +38,8 @@ class OutlierFilter:
 
     Args:
         before: the shared parts in the round's broadcast.
-        factor: how many times the median of the round's norms a norm may be; None: any up to `LARGEST_NORM`. Where the
-            median is 0, nothing is far from it.
+        factor: how many times the median of the round's norms a norm may be; None: any finite one. Where the median
+            is 0, nothing is far from it.
         refuse: called for every update that is held back.
         window: bytes of updates that wait.
     """
@@ -59,8 +63,8 @@ class OutlierFilter:
         size = 0
         for update in updates:
             norm = change_norm(update.tensors, self._before)
-            if not norm <= LARGEST_NORM:
-                self._refuse(update.silo, f"norm of the update {norm:.3g} is above {LARGEST_NORM:g}")
+            if not math.isfinite(norm):
+                self._refuse(update.silo, f"norm of the update is {norm:.3g}")
                 continue
             insort(self._sorted, norm)
             waiting.append((update, norm))
@@ -86,7 +90,7 @@ class OutlierFilter:
 
 
 def check_aggregate(aggregate: Tensors, norms: dict[str, float], number: int | None) -> None:
-    """Refuse to go on from an aggregate with NaN, infinity or numbers whose squares overflow.
+    """Refuse an aggregate with NaN or infinity, or with numbers that only one silo's change makes so large.
 
     Args:
         aggregate: the new shared parts.
@@ -101,6 +105,8 @@ def check_aggregate(aggregate: Tensors, norms: dict[str, float], number: int | N
         return
     largest = max(norms, key=lambda name: norms[name], default="")
     others = max((norms[name] for name in norms if name != largest), default=0.0)
+    if math.isfinite(norm) and others > LARGEST_NORM and norms[largest] <= FAR * others:
+        return  # no silo stands out: all of them diverge, and the next round names a silo and the learning rate
     who = f"; silo {largest!r} sent the largest change (norm {norms[largest]:.3g}, others up to {others:.3g})"
     raise SilotuneError(
         f"round {number}: the aggregate cannot be used (norm {norm:.3g}), and is not adopted{who if largest else ''}; "
