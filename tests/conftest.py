@@ -41,8 +41,14 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> None:
-    """A test that changed the number of threads must not change the bits of the next one."""
+    """A test that changed the process's settings must not change those of the next one.
+
+    Workers and coordinators are processes of their own, and set threads and determinism for good.
+    """
     torch.set_num_threads(1)
+    torch.set_deterministic_debug_mode("default")
+    for variable in ("CUBLAS_WORKSPACE_CONFIG", "FLASH_ATTENTION_DETERMINISTIC"):
+        os.environ.pop(variable, None)
 
 
 @pytest.fixture(scope="session")
