@@ -90,7 +90,7 @@ def parse_tree(text: str, source: str) -> Tree:
     try:
         loaded = yaml.load(text, _Loader)  # a SafeLoader
     except RecursionError:
-        raise InputError(f"config {source}: nested too deeply") from None
+        raise InputError(f"config {source}: not valid YAML (nested too deeply)") from None
     except (yaml.YAMLError, ValueError) as error:
         mark = getattr(error, "problem_mark", None)
         line = f" line {mark.line + 1}:" if mark else ""

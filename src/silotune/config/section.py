@@ -7,7 +7,6 @@ from typing import Any, ClassVar, Self, get_args
 
 from pydantic import (
     BaseModel,
-    BeforeValidator,
     ConfigDict,
     SerializerFunctionWrapHandler,
     ValidationInfo,
@@ -51,8 +50,10 @@ class Section(BaseModel):
     def _refuse_yes_or_no_for_a_number(cls, value: object, info: ValidationInfo) -> object:
         if isinstance(value, bool) and info.field_name is not None:
             annotation = cls.model_fields[info.field_name].annotation
-            own_check = any(isinstance(data, BeforeValidator) for data in cls.model_fields[info.field_name].metadata)
-            if {int, float} & {annotation, *get_args(annotation)} and not own_check:
+            if {int, float} & {
+                annotation,
+                *get_args(annotation),
+            } and info.field_name != "rows_at_once":  # says it itself
                 raise ValueError(f"must be a number (got {value})")
         return value
 
