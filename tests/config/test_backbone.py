@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from silotune.config import BackboneConfig, Config, dump
-from silotune.config.merging import parse_tree
 from silotune.config.parse import validated
+from silotune.config.trees import parse_tree
 from silotune.errors import InputError
 from silotune.runs.build.resolve import read_config
 

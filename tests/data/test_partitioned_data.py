@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from silotune.config.merging import merged
+from silotune.config.trees import merged
 from silotune.data.loading import load_silos
 from silotune.errors import InputError
 from silotune.runs.build.resolve import read_config

@@ -1,4 +1,4 @@
-"""The typer application `app`, with which the other modules register commands; suggests names for unknown commands."""
+"""`app`, the typer application in which other modules register commands; suggests names for unknown ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Prints what `silotune silo audit` and `silotune federation audit` find in a record."""
+"""`print_audit`: checks and sums up a record of messages, for `silo audit` and `federation audit`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The commands `silotune compare` and `silotune sweep`: run cells with progress bars and print their tables."""
+"""The commands `silotune compare` and `silotune sweep`, with their progress bars and printed tables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command `silotune data`: the silos' rows of a setting, and what a row becomes, token by token."""
+"""The command `silotune data`: a setting's silos and rows; with `--show`, what a row becomes, token by token."""
 
 from __future__ import annotations
 

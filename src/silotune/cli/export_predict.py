@@ -1,4 +1,4 @@
-"""The commands `silotune export`, `import` and `predict`, about models of finished runs and LoRAs of peft."""
+"""The commands `silotune export`, `silotune import` (of a LoRA of peft) and `silotune predict`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The commands `silotune worker` and `silotune federation …`: federations over several machines."""
+"""The commands `silotune worker` and `silotune federation …`; those that set one up are in `cli/enrollment.py`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tables of `silotune federation status`."""
+"""`show_status`: prints the tables of `silotune federation status`."""
 
 from __future__ import annotations
 

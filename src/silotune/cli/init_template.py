@@ -1,4 +1,4 @@
-"""Writes the example of `silotune init`: a configuration and two silos with CSV files from the demo's data."""
+"""`write_example` (`silotune init`): a commented configuration and two silos' CSV files."""
 
 from __future__ import annotations
 

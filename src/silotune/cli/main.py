@@ -1,4 +1,4 @@
-"""Entry point of the command line: runs the command, and turns errors into one line and an exit code."""
+"""`main`, entry point of `silotune`: runs the command; errors become one line and an exit code."""
 
 # All slow imports are inside `main`, which catches a Ctrl-C during them.
 from __future__ import annotations

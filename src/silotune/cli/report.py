@@ -1,4 +1,4 @@
-"""The commands `silotune report`, `watch` and `personalization`, about finished and running runs."""
+"""The commands `silotune report`, `watch` and `personalization`, over finished or running runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parses the lines of `silotune predict`: a text, a pair separated by a tab, JSON, or a conversation as JSON."""
+"""`read_lines`: texts for `predict`: plain, two around a tab, JSON, or a conversation as JSON."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ def transfer(
 
 def _parse_words(words: Sequence[str]) -> tuple[WhoseHead, dict[str, str], list[Path]]:
     """Parse the arguments into (whose head, task to type, run folders)."""
-    from silotune.config.merging import parse_word
+    from silotune.config.trees import parse_word
     from silotune.evaluation.transfer import TASK_TYPES, WhoseHead
 
     options: dict[str, Any] = {"transfer.head": "target", "transfer.types": {}}

@@ -1,4 +1,4 @@
-"""Messages as safetensors bytes: selects shared tensors by scope, packs them with fields, checks them on arrival."""
+"""`shared_tensors` selects by scope; makes broadcasts and updates as safetensors bytes; checks what arrives."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The section `aggregation`: how the coordinator combines updates, clips them and adds noise to their mean."""
+"""Section `aggregation`: mean or robust rule, refusal and clipping of updates, noise on their mean."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The section `attack`: a backdoor attack by a fraction of the silos (trigger, target label, scale)."""
+"""Section `attack`: a backdoor by a fraction of the silos: trigger, target label, poisoned share, scale."""
 
 from __future__ import annotations
 

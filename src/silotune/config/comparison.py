@@ -1,4 +1,4 @@
-"""The section `compare`: methods, seeds and variants of `silotune compare`; `silotune run` ignores it."""
+"""Section `compare`: methods, seeds, variants and best values of `silotune compare`; `silotune run` ignores it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The section `data`: the data set, folder or tasks that rows come from, and how they are split and capped."""
+"""Section `data`: the data set, folder or tasks that rows come from, how they are split, and how many are kept."""
 
 from __future__ import annotations
 

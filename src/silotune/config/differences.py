@@ -1,12 +1,12 @@
-"""`differences` lists the keys in which two configurations differ; resumed runs and comparisons refuse by it."""
+"""`differences` lists the keys in which two configurations differ, by which `--resume` and `compare` refuse one."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from silotune.config.merging import parse_tree
 from silotune.config.parse import validated
+from silotune.config.trees import parse_tree
 
 
 def differences(before: str, after: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""Section `evaluation`: metric or loss for validation, test-time personalization, tasks and silos not trained on."""
+"""Section `evaluation`: validation by metric or loss, scores on all tasks, tasks and silos left out of training."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ from typing import Literal
 
 from pydantic import field_validator, model_validator
 
-from silotune.config.generation import RowsAtOnce
 from silotune.config.section import Section
-from silotune.config.validators import listed
+from silotune.config.validators import RowsAtOnce, listed
 
 
 class EvaluationConfig(Section):

@@ -1,4 +1,4 @@
-"""`ExtensibleSection` (aggregation, head, uplink), whose choice may be a plug-in; `make_registered` makes it."""
+"""`ExtensibleSection`: base of `aggregation`, `head`, `uplink`, whose choice may be a plug-in with own options."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The section `federation`: silos, deadlines and quorum of a run over machines; other engines ignore it."""
+"""Section `federation`: silos, deadlines, retries and quorum of a run over machines; other engines ignore it."""
 
 from __future__ import annotations
 

@@ -1,24 +1,9 @@
-"""Section `generation`: how many prompts are answered at once (beams are keys of `head`); defines `RowsAtOnce`."""
+"""Section `generation`: how many prompts are answered at once; beams and answer length are keys of `head`."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
-
-from pydantic import BeforeValidator
-
 from silotune.config.section import Section
-
-_MOST = 2**16
-
-
-def _rows(given: object) -> object:
-    if given == "auto" or (isinstance(given, int) and not isinstance(given, bool) and 1 <= given <= _MOST):
-        return given
-    raise ValueError(f"must be a number of rows (1 to {_MOST}), or auto (got {given!r})")
-
-
-RowsAtOnce = Annotated[int | Literal["auto"], BeforeValidator(_rows)]
-"""Rows of one batch without gradient; `auto` chooses the number by the device's memory."""
+from silotune.config.validators import RowsAtOnce
 
 
 class GenerationConfig(Section):

@@ -1,4 +1,4 @@
-"""The section `head`: the kind of head, its scope, and the options that only some kinds have."""
+"""Section `head`: its kind, scope and pooling; templates, label words, answer length for the kinds that have them."""
 
 from __future__ import annotations
 

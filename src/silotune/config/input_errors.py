@@ -1,4 +1,4 @@
-"""`input_error` turns pydantic's first error into one line: the key, the allowed values and the rejected value."""
+"""`input_error` makes one line of pydantic's first error: the key, what is allowed, the given value."""
 
 from __future__ import annotations
 

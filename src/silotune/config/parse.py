@@ -1,4 +1,4 @@
-"""`load_config` parses presets, YAML files and `key=value` words into one checked `Config`; `dump` writes it as YAML.
+"""`load_config` merges preset, files and `key=value` words into one checked `Config`; `dump` writes it as YAML.
 
 Layers, each over the one before: the schema's defaults, the preset, the method's defaults, the preset's `per_method`
 entry, the user's file, its `per_method` entry, the command line, its `per_method` entry, and the changes of one row of
@@ -18,9 +18,10 @@ from pydantic import ValidationError
 
 from silotune.config.data import DATA_SOURCES
 from silotune.config.input_errors import input_error, shown
-from silotune.config.merging import NAMED, Tree, absolute, merged, nested, parse_tree, parse_word, read_tree
+from silotune.config.paths import absolute, read_tree
 from silotune.config.registries import METHODS
 from silotune.config.schema import Config
+from silotune.config.trees import NAMED, Tree, merged, nested, parse_tree, parse_word
 from silotune.errors import InputError, unknown_name_error
 
 MethodDefaults = Mapping[str, Mapping[str, object]]

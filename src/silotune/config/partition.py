@@ -1,4 +1,4 @@
-"""The section `partition`: how one labeled data set is divided among silos."""
+"""Section `partition`: how one labeled data set is divided among silos: iid, Dirichlet, shards, by column, …."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Section `precision`: the number type (fp32, bf16, fp16), and whether equal seeds give equal bits on a GPU."""
+"""Section `precision`: number type (fp32, bf16, fp16), TF32, and whether a GPU gives equal bits for equal seeds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The section `privacy`: a run's budget of ε at δ, and the secret file that its noise is derived from."""
+"""Section `privacy`: a run's budget of ε at δ, and the secret file from which its noise is derived."""
 
 from __future__ import annotations
 

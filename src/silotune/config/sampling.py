@@ -1,4 +1,4 @@
-"""The section `sampling`: the number of silos that take part in a round."""
+"""Section `sampling`: how many silos train in a round, drawn from all silos or from those of each task."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`Config`: all sections and keys of a run with their types, defaults and joint checks."""
+"""`Config`: all sections, the keys outside of sections (`rounds`, `seed`, `device`, …), and their joint checks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`Section` and `ShortSection`, the bases of sections; `Choice`, a name with options that the named class checks."""
+"""`Section`: refuses unknown and ineffective keys; `ShortSection`, also given by name; `Choice`, name with options."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The section `server`: the coordinator's optimizer, and the labeled rows that it has of its own (FedFAME)."""
+"""Section `server`: the server optimizer, and the labeled rows that the coordinator has of its own (FedFAME)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The entries of `silos`, for the user's own files: name, path, columns, task and labels of a silo."""
+"""`SiloConfig`, an entry of `silos` for a user's own files: name, path, columns, task, labels and metric."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The sections `train` and `cache` and the key `cohort`: how silos train, and how many of them together."""
+"""Sections `train` (local training) and `cache` (of activations), and the key `cohort` (silos trained together)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The section `uplink`: clipping, noise and codec for a silo's change before it is sent."""
+"""Section `uplink`: the order and options of the steps (`clip`, noise, a codec) that a silo's change passes."""
 
 from __future__ import annotations
 

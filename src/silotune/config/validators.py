@@ -1,4 +1,4 @@
-"""Validators that several sections share: names, lists of distinct words, labels."""
+"""Types and validators that sections share: `Name`, `Metric`, `Device`, `RowsAtOnce`, distinct words, labels."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator
+from pydantic import AfterValidator, BeforeValidator
 
 NAME_RULE = "letters, digits, spaces, '.', '_' and '-', beginning with a letter or digit"
 
@@ -38,6 +38,19 @@ def _device_name(name: str) -> str:
 
 Device = Annotated[str, AfterValidator(_device_name)]
 """A value of the key `device`; whether this machine has it is known when the backbone is loaded."""
+
+
+_MOST_ROWS = 2**16
+
+
+def _row_number(given: object) -> object:
+    if given == "auto" or (isinstance(given, int) and not isinstance(given, bool) and 1 <= given <= _MOST_ROWS):
+        return given
+    raise ValueError(f"must be a number of rows (1 to {_MOST_ROWS}), or auto (got {given!r})")
+
+
+RowsAtOnce = Annotated[int | Literal["auto"], BeforeValidator(_row_number)]
+"""Rows of one batch without gradient; `auto` chooses the number by the device's memory."""
 
 
 def distinct(names: list[str]) -> list[str]:

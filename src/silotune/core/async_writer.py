@@ -1,4 +1,4 @@
-"""`AsyncWriter` writes and removes tensor files in a background thread, while the next silo trains."""
+"""`AsyncWriter` writes and removes files of tensors in order, in a background thread; `write_tensors`, at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The time in UTC and the user, for records and logs; nothing that is computed depends on them."""
+"""`utc_now`, `current_user` and `log_line` (a log's line with its time), for records; results never depend on them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`set_numerics` sets PyTorch for equal bits (`precision.deterministic`, `.tf32`); `numerics` does so for a block."""
+"""`set_numerics` (for a process) and `numerics` (in a block) set PyTorch for equal bits, and TF32."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Makes folders, reads regular files, replaces files atomically: readers see old or new content, even after a crash."""
+"""`read_bytes`, `read_json`, `write_bytes`, `write_text`, `make_folder`; files are replaced atomically."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Imported last by a fork server: what was imported before is left out of garbage collections from here on.
+"""Importing it calls `gc.freeze()`: the last import of the server that `worker_pool` forks processes from.
 
 A collection writes into the objects that it visits, and a forked process would then copy the memory that they lie in.
 """

@@ -1,4 +1,4 @@
-"""`folder_lock` locks a folder for one process at a time by a lock file, e.g. a run folder for one coordinator."""
+"""`folder_lock` keeps other processes out of a folder (a run's, a party's) by a lock file; `is_locked` asks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`delta` (after minus before, by tensor), the L1 or L2 norm over all tensors together, and `clip_to_norm`."""
+"""`delta` (after minus before), `total_norm` (L1 or L2 over all tensors), `clip_to_norm`; all in float64."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Means that ignore missing scores, and fractions of a number rounded up."""
+"""`ceil_fraction`, a share of a number rounded up; `mean_ignoring_none`, the mean of the scores that exist."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`worker_pool`: processes (`--workers`) that end with their parent, and all at once when one task fails."""
+"""`worker_pool`: processes (`--workers`), shared out over GPUs; they end with their parent, or when a task fails."""
 
 from __future__ import annotations
 

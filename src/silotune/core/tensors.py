@@ -1,4 +1,4 @@
-"""Flattens, copies, compacts, counts and hashes the tensors of a state (part → name → tensor).
+"""`Tensors` (name → tensor) and `State` (part → tensors); flattens, copies, compacts, counts and hashes them.
 
 A part's tensors are a flat `dict[str, Tensor]`; a state is `{part name: tensors}`. Engines, checkpoints, messages and
 exports all use this form.

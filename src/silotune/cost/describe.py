@@ -1,4 +1,4 @@
-"""Loads the backbone, sizes a method's parts, and says in a sentence what leaves a silo (`silotune parts`)."""
+"""`describe` (`silotune parts`): loads the backbone, sizes a method's parts, says what leaves a silo."""
 
 from __future__ import annotations
 

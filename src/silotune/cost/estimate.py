@@ -1,4 +1,4 @@
-"""Estimates the cost of one method with one tuner, head and backbone shape (`silotune cost`)."""
+"""`estimate` (`silotune cost`): `Cost` of a method with one tuner and head on a backbone's shape."""
 
 from __future__ import annotations
 

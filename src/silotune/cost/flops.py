@@ -1,4 +1,4 @@
-"""Counts floating-point operations and memory of a method's step, over its real views, losses and heads.
+"""`count_work`: FLOPs and activation memory of a method's real steps and a prediction, on fake tensors.
 
 The method's own phases run on fake tensors, and PyTorch's counter sees every matrix product of a real step.
 

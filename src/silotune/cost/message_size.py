@@ -1,4 +1,4 @@
-"""Computes the exact sizes of messages from the shapes of the shared parts."""
+"""`message_sizes`: exact bytes of update and broadcast, from the shapes of the shared parts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`Backdoor` (FedPrompt, section 2.3) poisons malicious silos' rows, and makes the test rows that measure the attack.
+"""`Backdoor` poisons malicious silos' training rows, and makes the rows that test the attack (FedPrompt, 2.3).
 
 Eqs. 4 and 5: poisoned copies of a share of a silo's training rows are added, with the trigger in the text and the
 target as label; the original rows stay. Validation and test rows are never modified.

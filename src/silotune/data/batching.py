@@ -1,4 +1,4 @@
-"""`Batch` and the functions that make batches: rows sorted by length, cut into micro-batches with little padding.
+"""`Batch`: rows of one step, sorted by length, in micro-batches of little padding; batches of an epoch, for scoring.
 
 Sorting within a batch changes neither its rows nor the mathematics, only the amount of padding.
 """

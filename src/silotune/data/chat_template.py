@@ -1,4 +1,4 @@
-"""`ChatTemplate` renders conversations by the tokenizer's own template, and finds what the assistant writes in them."""
+"""`ChatTemplate` renders conversations by the tokenizer's own template; finds assistant turns and their end."""
 
 from __future__ import annotations
 

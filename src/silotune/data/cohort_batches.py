@@ -1,4 +1,4 @@
-"""`CohortMicroBatch`: rows of several silos in one forward pass, each silo's rows contiguous."""
+"""`CohortMicroBatch`: the rows of one forward, of one silo or of several behind one another; cuts them jointly."""
 
 from __future__ import annotations
 

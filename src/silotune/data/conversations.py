@@ -1,4 +1,4 @@
-"""Makes rows of conversations and of preference pairs: turns in OpenAI's or ShareGPT's shape, checked one by one."""
+"""`conversation_rows` and `preference_rows` make rows of turns in OpenAI's or ShareGPT's shape, which are checked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads labeled data sets from folders: `<set>/<task>/{train,validation,test}.jsonl` and `meta.json`."""
+"""`read_folder` reads a task of the folder `data.path` (splits, `meta.json`) as a `LabeledSet`; `task_folders`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Loads data sets of the Hugging Face hub, under the same task names as the folders of `data.path`."""
+"""`read_hub_set`: tasks of GLUE and FedPrompt from Hugging Face's hub; `read_hub_records`: a silo's own `hub:` set."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from silotune.config.merging import HUB_PREFIX
+from silotune.config.paths import HUB_PREFIX
 from silotune.data.folders import LabeledSet
 from silotune.data.readers import Record
 from silotune.data.tasks import Row, Splits, Task

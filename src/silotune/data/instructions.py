@@ -1,4 +1,4 @@
-"""Makes rows of generation data, in the format that their columns show; here those of instructions and prompts."""
+"""`generation_rows` makes rows of generation data, whose format (`find_format`) its columns tell."""
 
 from __future__ import annotations
 

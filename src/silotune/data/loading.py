@@ -1,4 +1,4 @@
-"""`load_silos` reads silos' rows: own files, folders, the hub, or one partitioned set; `load_absent`, the untrained."""
+"""`load_silos`: all silos' rows, from own files, folders, hub or one partitioned set; `load_absent`: the untrained."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Metrics: accuracy, F1, ROUGE and exact match in percent; loss and perplexity, which are better when lower."""
+"""`METRICS`: accuracy, F1, ROUGE and exact match in percent, loss, perplexity; `lower_is_better`; `majority_score`."""
 
 from __future__ import annotations
 

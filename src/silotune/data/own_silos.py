@@ -1,4 +1,4 @@
-"""`own_sets` reads the silos of the section `silos`: the user's own files, folders and data sets of the hub."""
+"""`own_sets` reads the rows of the section `silos`: the user's own files, folders and data sets of the hub."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from silotune.config import SiloConfig
-from silotune.config.merging import HUB_PREFIX
+from silotune.config.paths import HUB_PREFIX
 from silotune.data.folders import LabeledSet
 from silotune.data.hub import read_hub_records
 from silotune.data.instructions import Format, find_format, generation_rows, instruction_rows

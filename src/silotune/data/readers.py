@@ -1,4 +1,4 @@
-"""From files to records to labeled rows: strict readers of CSV, TSV, JSON lines and Parquet, and label indices."""
+"""`read_records`: strict CSV, TSV, JSON lines and Parquet; `labeled_rows` makes rows of records, with label indices."""
 
 from __future__ import annotations
 

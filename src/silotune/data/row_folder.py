@@ -1,4 +1,4 @@
-"""Writes and reads a silo's rows as a folder: `task.json`, `train.jsonl`, `validation.jsonl` and `test.jsonl`.
+"""`write_rows` and `read_rows`: a silo's rows as a folder of JSON lines, which its own process reads.
 
 `silotune run --engine flower-local` writes one folder per silo, so that each silo's process reads only its own rows.
 """

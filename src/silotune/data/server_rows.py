@@ -1,4 +1,4 @@
-"""Draws the coordinator's labeled rows and removes labels from silos' rows (semi-supervised federations)."""
+"""FedFAME's rows: `draw_labeled_rows` for the coordinator; `without_labels` takes the labels from silos' rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`split` divides one silo's rows into train, validation and test: shuffled by the seed, cut, capped (`SplitRule`)."""
+"""`split` divides one silo's rows into train, validation and test, as a `SplitRule` says: shuffled, cut, capped."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The types `Task`, `Row`, `Splits` and `SiloData`: a silo's data before tokenization, and checks of it."""
+"""`Task`, `Row`, `Splits` and `SiloData`: a silo's rows before tokenization; `check_silo` refuses unusable ones."""
 
 from __future__ import annotations
 

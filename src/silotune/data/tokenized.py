@@ -1,4 +1,4 @@
-"""`TokenizedRows`; `RowTokenizer`, for classification; names of inputs for language-model heads and soft prompts."""
+"""`TokenizedRows`: token ids, labels, positions read by a head; `RowTokenizer` makes them for classification."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Measures a backdoor attack: accuracy on clean rows (ACC) and attack success rate (ASR), FedPrompt section 3.1."""
+"""`with_attack` adds an attack's success rate (ASR) and clean accuracy to silos' entries; `overall`, means."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`embed` and `weigh`: rows as vectors, texts weighed by similarity to them (FedDPA, section 4.3); kept in files.
+"""FedDPA's rows as vectors (`embed`) and texts' weights (`weigh`); vectors are kept with the silo and the run.
 
 The vectors follow from the silo's rows and the parts that embed them, so they are not part of the state: they are
 computed when a model predicts, and kept with the silo until one of those parts changes. They are never sent. A finished

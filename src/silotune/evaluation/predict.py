@@ -1,4 +1,4 @@
-"""Predicts rows with a silo's model (logits or written answers) and scores the predictions by the task's metric."""
+"""A model's predictions on rows: `logits`, or written `answers`; `measure` and `score` judge them by metric or loss."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`exchange` scores runs' tuned parts in other runs' models, `matrix` by task (Malaviya et al. 2023, section 5.4.2).
+"""`exchange` scores runs' tuned parts in other runs' models; `matrix` arranges the scores by task (FedFAME, 5.4.2).
 
 "The delta parameters of PLM trained on one dataset are transferred to all other datasets": every part that a source's
 prediction mixes takes the place of the target's; nothing is trained. The head is the target's own, so that tasks with

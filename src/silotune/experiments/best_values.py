@@ -1,4 +1,4 @@
-"""Writes the best values of a sweep to `best.yaml`, and reads them as `key=value` words for runs."""
+"""`best.yaml` of a sweep: `write_best`, and `read_best`, which gives a run's `key=value` words."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from silotune.config.merging import read_tree
+from silotune.config.paths import read_tree
 from silotune.core.files import write_text
 from silotune.errors import InputError
 

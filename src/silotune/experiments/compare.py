@@ -1,4 +1,4 @@
-"""Runs a whole comparison from Python: plan, runs, tables and report, as `silotune compare` makes them."""
+"""`compare`: a whole comparison from Python: plans cells, runs them, writes tables and report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`Comparison` plans entries (methods and their variants) × seeds, with one configuration per `Cell`."""
+"""`Comparison`: the plan of methods and variants × seeds: a `Cell`, with its configuration, for each run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`run_cells` runs a comparison's or sweep's unfinished cells, in this process (sharing a backbone) or in several."""
+"""`run_cells`: unfinished cells of a comparison or sweep, here with one backbone, or in several processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`Choices` and `Range`, a sweep's search space: parses keys with several values or a range, and lists combinations."""
+"""`Choices` and `Range`: what a sweep's words say to try; `all_combinations` lists a grid."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel
 
-from silotune.config.merging import NAMED, SECTIONS, parse_word
 from silotune.config.schema import Config
+from silotune.config.trees import NAMED, SECTIONS, parse_word
 from silotune.errors import InputError, unknown_name_error
 from silotune.methods import METHODS
 from silotune.models.tuners import TUNERS

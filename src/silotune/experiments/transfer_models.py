@@ -1,4 +1,4 @@
-"""Opens finished runs as the models of `evaluation/transfer.py`, in groups whose tasks form a transfer matrix."""
+"""`open_models` opens finished runs for `evaluation/transfer.py`, and groups those that are comparable."""
 
 from __future__ import annotations
 

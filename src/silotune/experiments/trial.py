@@ -1,4 +1,4 @@
-"""Runs one trial of a sweep: without test rows, scored on validation rows only."""
+"""`TRIAL`: a cell of a sweep: a run without test rows, whose result is its validation score."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`silotune export`: a silo's adapters or whole model from a finished run, for other libraries."""
+"""`export` (`silotune export`) writes a silo's adapters or whole model, head, `export.json` and card."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Folds an adapter into the backbone's weights, which are not quantized: a model that transformers loads alone."""
+"""`fold_in` adds an adapter to plain weights, so that transformers loads the model alone; `load_plain`."""
 
 from __future__ import annotations
 

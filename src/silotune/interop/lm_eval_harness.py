@@ -1,4 +1,4 @@
-"""A silo's model as a model of lm-evaluation-harness, and its results on the harness's tasks (needs `lm-eval`)."""
+"""`HarnessModel`: a silo's model for lm-evaluation-harness; `evaluate_on` runs the harness's tasks."""
 
 from __future__ import annotations
 

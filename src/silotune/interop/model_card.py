@@ -1,4 +1,4 @@
-"""Writes the model card of an export (`README.md`): content, training data, scores, and how to load it."""
+"""`card`: an export's `README.md`: content, training data, scores, privacy, and code that loads it."""
 
 from __future__ import annotations
 

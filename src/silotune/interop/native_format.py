@@ -1,4 +1,4 @@
-"""Lays out adapters that peft does not have (`silotune_adapter`): config and tensors; `export` writes the files.
+"""`native_layout`: an adapter as `silotune_adapter.json` and tensors, for tuners that peft does not have.
 
 docs/export.md describes it; `standalone.py` reads it without silotune.
 """

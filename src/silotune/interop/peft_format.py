@@ -1,4 +1,4 @@
-"""Lays out an adapter as peft saves it, without importing peft; defines `Layout`, whose files `export` writes."""
+"""`peft_layout`: an adapter as peft saves it, without importing peft; `Layout`, for both formats."""
 
 from __future__ import annotations
 

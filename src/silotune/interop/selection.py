@@ -1,4 +1,4 @@
-"""Selects the content of one export: adapters of a run, their mix, and the head that belongs to them."""
+"""`select`: which adapters, weights and head of a run an export holds (`ExportSelection`); merges a mix."""
 
 from __future__ import annotations
 

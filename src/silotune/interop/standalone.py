@@ -1,4 +1,4 @@
-"""Loads a model that `silotune export` wrote; this file is copied into every export.
+"""Loads and runs an export without silotune (`load`, `attach`); the file is copied into every export.
 
 It needs torch, transformers and safetensors, peft for a folder with `adapter_config.json`, and the library that
 quantizes the base model (bitsandbytes or torchao) if `export.json` has a `quantization`; but not silotune.

@@ -1,4 +1,4 @@
-"""`Method`, the base class of methods: parts, phases of local training, a loss over views, and the mix at prediction.
+"""`Method`, base of all methods, and what one declares: `Phase`, `Step` (a loss's arguments), `PredictionMix`.
 
 A method file reads like its paper's algorithm box. Sampling, messages, checkpoints and engines are the same for all
 methods.

@@ -1,4 +1,4 @@
-"""The list of built-in methods, in the order in which `silotune methods` prints them."""
+"""`BUILT_IN`: the classes of the built-in methods, in the order in which `silotune methods` prints them."""
 
 from __future__ import annotations
 

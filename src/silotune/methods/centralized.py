@@ -1,4 +1,4 @@
-"""Centralized training: one model is trained on the rows of all silos; federated methods are compared with it."""
+"""`centralised`: one silo trains on all silos' rows, to compare federated methods with."""
 
 from __future__ import annotations
 

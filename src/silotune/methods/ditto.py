@@ -1,4 +1,4 @@
-"""Ditto (Li et al. 2021): a personal model beside the global one, held near it."""
+"""Ditto (Li et al. 2021): a private adapter held near the shared one, which is trained as in FedAvg."""
 
 from __future__ import annotations
 

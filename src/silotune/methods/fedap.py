@@ -1,4 +1,4 @@
-"""FedAP and FedLR (Zhang et al. 2023, FedPETuning): FedAvg of one bottleneck adapter, or of LoRA."""
+"""`FedAP` and `FedLR` (Zhang et al. 2023, FedPETuning): FedAvg of a bottleneck adapter, and of LoRA."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""FedAvg (McMahan et al. 2017) of adapters, or of all weights (`fedavg-full`); loss and options are `Supervised`'s.
+"""`FedAvg` (McMahan et al. 2017) of adapters, and `FedAvgFull` of all weights; the loss is `Supervised`'s.
 
 Silos train the shared parts on their data, and the coordinator averages their updates.
 """

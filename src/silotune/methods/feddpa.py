@@ -1,4 +1,4 @@
-"""FedDPA (Yang et al. 2024): mixes a global and a local LoRA, weighed by each text's similarity to the silo's texts.
+"""FedDPA-F and FedDPA-T (Yang et al. 2024): a global and a local LoRA, mixed by each text's similarity.
 
 The paper's local LoRA is the part `PRIVATE`. FedDPA-F trains it after the rounds, FedDPA-T in every round.
 """

@@ -1,4 +1,4 @@
-"""FedFAME (Malaviya et al. 2023): silos without labels, a few labeled rows at the coordinator."""
+"""FedFAME (Malaviya et al. 2023): silos contrast and distill without labels; the coordinator trains on labeled rows."""
 
 from __future__ import annotations
 

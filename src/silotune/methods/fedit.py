@@ -1,4 +1,4 @@
-"""FedIT (Zhang et al. 2023): federated instruction tuning of one shared LoRA."""
+"""FedIT (Zhang et al. 2023): federated instruction tuning of one shared LoRA; with `mu`, FedProx."""
 
 from __future__ import annotations
 

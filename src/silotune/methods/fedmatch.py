@@ -1,4 +1,4 @@
-"""FedMatch (Chen et al. 2021): a shared backbone adapter and a private patch, trained together."""
+"""FedMatch (Chen et al. 2021): a shared adapter and a private one (the patch), trained together."""
 
 from __future__ import annotations
 

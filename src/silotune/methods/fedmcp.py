@@ -1,4 +1,4 @@
-"""FedMCP (Zhao et al. 2024): a shared and a private adapter, kept apart by a model-contrastive loss."""
+"""FedMCP (Zhao et al. 2024): a shared and a private adapter, kept apart by a CKA contrast of their views."""
 
 from __future__ import annotations
 

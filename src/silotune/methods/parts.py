@@ -1,4 +1,4 @@
-"""`Part` and `Scope`: a method declares named parts, each a tuner, head or scalar that is shared or private."""
+"""`Part`: a tuner, head or `Scalar` with its `Scope`; `shared()` and `private()` make the parts of a method."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Similarities of representations: linear CKA over HSIC (FedMCP eqs. 6-7), cosine, and MOON's contrastive loss."""
+"""`cka` over `hsic` (FedMCP eqs. 6-7), `cosine`, and MOON's loss `model_contrast`, of representations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks that a method's parts, phases and prediction fit each other; `runs/build` calls it before a run."""
+"""`check_method` compares a method's parts, phases and prediction; `check_shared`, `check_private`: have tensors."""
 
 from __future__ import annotations
 

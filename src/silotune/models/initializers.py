@@ -1,4 +1,4 @@
-"""Draws the initial values of tuners' and heads' tensors."""
+"""`uniform`, and `draw_linear` as PyTorch draws a linear layer; tuners draw other initial values themselves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`load_run` opens a finished run from the run folder and the backbone alone; `load_model`: one silo's model."""
+"""`load_run` opens a finished run without its rows: summary and all silos' models; `load_model`, one silo's."""
 
 from __future__ import annotations
 

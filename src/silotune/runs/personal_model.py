@@ -1,4 +1,4 @@
-"""`PersonalModel` of a silo: texts in, labels or answers out; `explain` gives the mix weights of each text."""
+"""`PersonalModel`: `predict` texts' labels, `write` answers; `explain` gives each text's weights in the mix."""
 
 from __future__ import annotations
 

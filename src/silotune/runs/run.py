@@ -1,4 +1,4 @@
-"""`run` runs a configuration up to its summary; `Run` is a finished run with every silo's personalized model."""
+"""`run`: a configuration from build to summary, by the engine for it; `Run`: its result with silos' models."""
 
 from __future__ import annotations
 

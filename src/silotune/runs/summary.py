@@ -1,4 +1,4 @@
-"""`summarise` makes the content of `summary.json` from an engine whose federation is at its best round."""
+"""`summarise` makes `summary.json` at the best round: scores, counts, costs, attack, tasks left out; `state_digest`."""
 
 from __future__ import annotations
 

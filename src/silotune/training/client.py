@@ -1,4 +1,4 @@
-"""`SiloClient`, a silo's side of the exchange under every engine: a broadcast's bytes in, `SiloReply` out."""
+"""`SiloClient`: a silo's side of every engine: broadcast bytes in, training, uplink, `SiloReply` out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`Cohort` and its size (`cohort=K|auto|1`): as configured, or chosen by `auto` from device and memory."""
+"""`choose` sets the `Cohort` size (`cohort=K|auto`): `auto` goes by device and memory."""
 
 from __future__ import annotations
 

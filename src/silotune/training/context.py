@@ -1,4 +1,4 @@
-"""Everything one local round reads: backbone, method, parts, initial states, batches, views and losses."""
+"""`TrainingContext`: what all local rounds share: backbone, method, initial states; batches, views, losses, mixes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`Coordinator` samples silos, broadcasts the shared parts, checks updates and aggregates them."""
+"""`Coordinator` holds the shared parts: samples silos, broadcasts, checks and aggregates updates, steps."""
 
 from __future__ import annotations
 

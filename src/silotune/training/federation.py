@@ -1,4 +1,4 @@
-"""`Federation` holds everything that a run consists of: configuration, backbone, silos, coordinator, trainer."""
+"""`Federation`: a run's objects (configuration, context, silos, coordinator, privacy, cohort); trainer, client."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`train`: a local round of one silo, or of several silos (a cohort) whose batches share forwards of the backbone.
+"""`train`: a local round of one silo or of a cohort: phases, optimizer steps, the new state and metrics.
 
 A silo does the same either way: it has its own batches in its own order, its own loss over its own views, and its own
 gradients, because its parts are leaves of their own. In a cohort its result is the one it would have alone, up to
@@ -27,7 +27,7 @@ from silotune.methods.base import PREVIOUS, Phase
 from silotune.methods.parts import Scope
 from silotune.models.forward.view_cache import ConstantViewCache
 from silotune.training.context import TrainingContext
-from silotune.training.loss_scaling import PhaseOptimizer
+from silotune.training.phase_optimizer import PhaseOptimizer
 from silotune.training.silo import Silo
 from silotune.training.step_gradients import SiloStep, add_gradients
 

@@ -1,4 +1,4 @@
-"""`LocalTrainer`: local rounds, final phases, late adaptation and the coordinator's server step."""
+"""`LocalTrainer` calls local rounds for rounds, final phases, late adaptation and the server's own step."""
 
 from __future__ import annotations
 

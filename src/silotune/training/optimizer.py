@@ -1,4 +1,4 @@
-"""Makes the optimizer of a local phase from `train.optimizer`."""
+"""`make_optimizer`: PyTorch's optimizer of `train.optimizer` (Adam, AdamW, SGD, Adafactor)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many rows are scored, and prompts answered, at once: as configured, or as many as the memory holds."""
+"""`rows_scored` and `rows_written`: rows scored, and prompts answered, in one batch; `auto` goes by memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`Silo` holds a client's tokenized rows and its state (private parts and memory)."""
+"""`Silo`: tokenized rows by task, and a `SiloState` (private parts, memory); `Evaluation`: rows it is judged on."""
 
 from __future__ import annotations
 

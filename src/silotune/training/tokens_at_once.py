@@ -1,4 +1,4 @@
-"""`tokens_at_once` of a step's graph: as configured, or as many as the memory holds (`train.tokens_at_once=auto`)."""
+"""`tokens_at_once`: the most tokens in a step's graph (`train.tokens_at_once`); `auto` goes by memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Makes the configured aggregation of updates (mean, median, trimmed mean, Krum) and registers plug-ins."""
+"""`make_aggregation`: the configured mean, median, trimmed mean, Krum or plug-in; registers plug-ins."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Means of silos' updates, uniform or by number of rows; each update is added to a float64 sum and released.
+"""`uniform` and `by_samples`: means of updates, which are added to a float64 sum one by one and released.
 
 Float sums depend on the order, so the updates must come in silo-name order: `runs/engines/base.py` passes them through
 `in_name_order` (`communication/aggregation/update.py`), which holds back those that arrive early.

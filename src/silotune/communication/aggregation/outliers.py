@@ -1,4 +1,4 @@
-"""Holds back updates whose change is far larger than the others', and refuses an aggregate that is not finite.
+"""`OutlierFilter` holds back updates far above others' norms; `check_aggregate` refuses infinite results.
 
 Updates wait until all of a round are there, as the median of their norms is known only then. Of rounds larger than
 `WINDOW` the first are judged by the median so far, so that memory stays bounded.

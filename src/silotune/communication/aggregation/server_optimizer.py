@@ -1,4 +1,4 @@
-"""`ServerOptimizer` (momentum, Adagrad, Adam, Yogi): the coordinator steps along the mean change; state in checkpoints.
+"""`ServerOptimizer` (momentum, Adagrad, Adam, Yogi): the coordinator's step along the mean change.
 
 FedAvgM (Hsu et al. 2019); FedAdagrad, FedAdam, FedYogi (Reddi et al. 2021, Algorithm 2, without bias correction).
 They combine with any method.

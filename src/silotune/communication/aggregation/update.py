@@ -1,4 +1,4 @@
-"""The type `Update` of a silo's shared tensors; puts updates in silo-name order and clips their change."""
+"""`Update`: a silo's shared tensors; `in_name_order` sorts arriving ones, `clipped` clips their change."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`CentralNoise` clips silos' changes, averages them and adds Gaussian noise: central differential privacy.
+"""`CentralNoise`: the coordinator clips changes, averages them and adds Gaussian noise (central DP).
 
 McMahan et al. 2018, Algorithm 1.
 """

@@ -1,4 +1,8 @@
-"""`Clip`, a step of the uplink, clips a silo's change to a norm, which bounds its sensitivity for later noise."""
+"""`Clip`, a step of the uplink: a silo clips its own change, to bound what noise must hide.
+
+The coordinator clips updates itself: `aggregation.clip` by `clipped` in `communication/aggregation/update.py`, and
+`central_noise.py`. The factor is `clipping_factor` of `core/norms.py`.
+"""
 
 from __future__ import annotations
 

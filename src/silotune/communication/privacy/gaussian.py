@@ -1,4 +1,4 @@
-"""`Gaussian` adds Gaussian noise to a silo's change (a step of the uplink) or to the coordinator's mean."""
+"""`Gaussian`: adds Gaussian noise to a silo's change (step of the uplink) or to the coordinator's mean."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`Laplace`, a step of the uplink, adds Laplace noise (FedPrompt, section 3.4; Dwork et al. 2006, Proposition 1)."""
+"""`Laplace`, a step of the uplink, adds Laplace noise; `laplace_scale` makes its scale of clip and epsilon."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Uniform random numbers for noise and stochastic rounding, derived from the seed or a secret file; reads that file.
+"""`NoiseStream`: numbers for noise and rounding, from the seed or the file `privacy.secret`, which it reads.
 
 Noise derived from the seed is reproducible, but anyone who knows the seed can subtract it. A silo that needs protection
 therefore has a secret. Its noise is then derived from the secret, the change and the steps: sending the same change

@@ -1,4 +1,4 @@
-"""Makes the configured uplink (clipping, noise, codec of a silo's change) and registers codecs of plug-ins."""
+"""`make_pipeline` makes the configured uplink (clipping, noise, codec); `register_codec` for plug-ins."""
 
 from __future__ import annotations
 

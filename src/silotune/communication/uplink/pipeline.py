@@ -1,4 +1,4 @@
-"""`UplinkPipeline` applies clipping, noise and a codec to a silo's change, and decodes it at the coordinator.
+"""`UplinkPipeline`: a silo sends its change through clipping, noise, codec; the coordinator decodes it.
 
 The steps are ordered: clip, then noise, then one codec. Without steps, messages hold the shared parts themselves.
 Otherwise they hold the change relative to the received parts, and the coordinator adds it to the parts it broadcast.

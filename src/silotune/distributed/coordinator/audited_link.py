@@ -1,4 +1,4 @@
-"""`AuditedLink`: a link that records every message, a request before it is sent and a reply when it has come."""
+"""`AuditedLink` records every message: requests before they are sent, replies when they have come."""
 
 from __future__ import annotations
 

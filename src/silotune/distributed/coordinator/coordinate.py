@@ -1,4 +1,4 @@
-"""A coordinator's run over Flower: admits silos by handshake, runs the rounds and writes the summary."""
+"""`coordinate`: a coordinator's whole run: waits for silos, handshake, rounds, summary, outcome; `Job`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`SiloDispatcher` sends requests to silos, repeats them, and collects replies until a deadline."""
+"""`SiloDispatcher` sends requests to silos by name, repeats them, and yields replies until a deadline."""
 
 from __future__ import annotations
 

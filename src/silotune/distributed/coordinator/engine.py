@@ -1,4 +1,4 @@
-"""`FlowerEngine` runs rounds with silos on other machines, reached by messages; it runs in the ServerApp.
+"""`FlowerEngine` asks silos on other machines for rounds and scores, from named states, up to a quorum.
 
 The coordinator holds no rows and no private part. It knows the name of each silo's last state (`History.taken`) and
 sends with each request the state to start from. Work for a round that was given up is therefore not built upon, and a

@@ -1,4 +1,4 @@
-"""`RunRegistry` keeps a run's id and its silos' tasks in the run folder, so that a resume need not ask the silos."""
+"""`RunRegistry`: run's id and silos' tasks in the run folder, so that a resume need not ask all silos."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The ServerApp: reads its job from Flower's run configuration and coordinates it over Flower's grid."""
+"""Flower's ServerApp: reads its `Job` from Flower's run configuration, and calls `coordinate`."""
 
 from __future__ import annotations
 

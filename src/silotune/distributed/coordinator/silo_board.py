@@ -1,4 +1,4 @@
-"""`SiloBoard`: what a run's coordinator knows of each silo, in `federation/silos.json` for those who look from outside.
+"""`SiloBoard`: what the coordinator knows of each silo, in `federation/silos.json` for status and metrics.
 
 Other processes read the file (`silotune federation status`, the metrics and the status page). A run does not depend on
 it.

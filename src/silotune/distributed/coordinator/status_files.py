@@ -1,4 +1,4 @@
-"""Status files of a coordinator (started, privacy guarantee, progress, outcome), and `CoordinatorMonitor`.
+"""A coordinator's status as files (started, guarantee, progress, outcome); `CoordinatorMonitor` follows them.
 
 The coordinator writes them. The monitor reads them in another process, and decides that a coordinator has died or never
 started.

@@ -1,4 +1,4 @@
-"""Makes a federation's certificate authority, the coordinator's certificates and silos' keys, with `cryptography`."""
+"""Makes the authority's, coordinator's and silos' keys and certificates; reads names, days left, fingerprint."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `federation doctor` and `silo doctor` share: findings, and checks of files, clock, certificates and disk."""
+"""`Finding`, and checks that both doctors share: secrets, certificates, disk, ports, the way to the proxy."""
 
 from __future__ import annotations
 

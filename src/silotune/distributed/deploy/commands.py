@@ -1,4 +1,4 @@
-"""Implements `silotune federation up`, `join`, `status` and `down`; `cli/federation.py` reads their words.
+"""`silotune federation up`, `join`, `down` and a silo's `status`: processes kept running in the foreground.
 
 `up` and `join` stay in the foreground and restart their processes, as systemd and containers expect.
 """

@@ -1,4 +1,4 @@
-"""Curves over rounds as inline SVG, without a drawing library: the status page draws them at every request."""
+"""`curve_chart`: curves over rounds as inline SVG, by hand, for the status page."""
 
 from __future__ import annotations
 

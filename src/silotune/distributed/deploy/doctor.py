@@ -1,4 +1,4 @@
-"""`silotune federation doctor` and `silotune silo doctor`: everything that a run needs, checked before one begins."""
+"""`examine_coordinator` and `examine_silo`: the checks of `federation doctor` and `silo doctor`; a dry round."""
 
 from __future__ import annotations
 

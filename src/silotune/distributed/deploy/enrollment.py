@@ -1,4 +1,4 @@
-"""The coordinator's `/v1/enroll`: an invited silo registers its public key with a one-time token, over TLS on loopback.
+"""`Enrollment`: the coordinator's `/v1/enroll`, where an invited silo's token registers its public key.
 
 It stands behind the proxy, in the process of `silotune federation up`. A GET tells protocol and version.
 """

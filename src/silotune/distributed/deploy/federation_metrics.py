@@ -1,4 +1,4 @@
-"""The coordinator's metrics for Prometheus. Labels are run numbers, silo names, directions and kinds, nothing else."""
+"""`federation_measures`: the coordinator's metrics for Prometheus; labels name runs, silos, kinds alone."""
 
 from __future__ import annotations
 

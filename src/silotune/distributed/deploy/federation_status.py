@@ -1,4 +1,4 @@
-"""State of a federation as its coordinator's machine sees it, as plain values; what is not known is None."""
+"""`federation_status`: runs, silos, nodes, disk of a coordinator as plain values; None where unknown."""
 
 from __future__ import annotations
 

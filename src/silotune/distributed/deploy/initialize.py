@@ -1,4 +1,4 @@
-"""`silotune federation init` and `renew`: a coordinator's files before its first silo, and new certificates."""
+"""`silotune federation init` makes a coordinator's files and units; `renew`, new certificates."""
 
 from __future__ import annotations
 

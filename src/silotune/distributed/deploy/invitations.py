@@ -1,4 +1,4 @@
-"""Invitations: the file that a silo gets, and the coordinator's book of them, which keeps tokens as hashes."""
+"""`Invitation`, the file for a silo, and `InvitationBook` of the coordinator, which keeps hashes of tokens."""
 
 from __future__ import annotations
 

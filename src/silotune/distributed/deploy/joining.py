@@ -1,4 +1,4 @@
-"""`silotune silo join`: from an invitation to a silo's key, its settings and its units; a new key for a silo.
+"""`silotune silo join`: makes and registers a silo's key, writes settings and units; `replace_key`.
 
 The key is made here and never leaves; the coordinator gets the public key and the invitation's token, over TLS.
 """

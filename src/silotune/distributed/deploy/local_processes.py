@@ -1,4 +1,4 @@
-"""The processes of `--engine flower-local`: Flower's, one worker per silo, the coordinator; restarted when they end."""
+"""`LocalProcesses` of `--engine flower-local`: Flower's, workers, the coordinator; restarts them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs a configuration with `--engine flower-local`: all parties are processes on this machine, over 127.0.0.1 only.
+"""`run_local` (`--engine flower-local`): every party as a process here; each silo's rows in its own folder.
 
 Each silo's rows are written to a folder of its own, and its worker reads nothing else; private parts stay in the silos'
 folders, which are in the run folder.

@@ -1,4 +1,4 @@
-"""Registers, unregisters and lists silos' nodes (public keys) at the SuperLink, through Flower's commands.
+"""Registers, removes and lists silos' public keys at the SuperLink (`admit`, `expel`), and records who did.
 
 The SuperLink does not list the names of its nodes, so `<folder>/nodes.json` keeps them: one key per silo.
 """

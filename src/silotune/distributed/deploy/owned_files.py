@@ -1,4 +1,4 @@
-"""Writes files with modes and owners, makes the system's users, and installs systemd units, for `init` and `join`."""
+"""Files with modes and owners, system users and systemd units, for `federation init` and `silo join`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settings of the parties that run Flower's processes: the coordinator, and a node whose worker runs elsewhere.
+"""`CoordinatorSettings` and `NodeSettings`: the YAML files of a coordinator and of a node without worker.
 
 A silo's settings are `silo_config.SiloSettings`. The keys of a file tell which of the three it is.
 """
@@ -11,8 +11,9 @@ from typing import Any
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from silotune.config.input_errors import input_error
-from silotune.config.merging import parse_tree, resolve
+from silotune.config.paths import resolve
 from silotune.config.section import Section
+from silotune.config.trees import parse_tree
 from silotune.config.validators import Name
 from silotune.distributed.silo.silo_config import SiloSettings, read_silo_settings
 from silotune.errors import InputError

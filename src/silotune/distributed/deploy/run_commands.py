@@ -1,4 +1,4 @@
-"""Implements `silotune federation start`, `runs`, `stop` and `resume`; `up` runs what they put into the queue."""
+"""`silotune federation start`, `runs`, `stop`, `resume`: change the queue, whose runs `up` submits."""
 
 from __future__ import annotations
 

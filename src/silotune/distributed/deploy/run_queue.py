@@ -1,4 +1,4 @@
-"""`RunQueue`: the runs of a coordinator, one file each, in the order in which they were started."""
+"""`RunQueue`: a coordinator's runs, one file each, in order of start, with their state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`Scheduler` submits a coordinator's queued runs one after another, and again after Flower or a coordinator failed."""
+"""`Scheduler` submits queued runs one by one, and again where Flower or the coordinator failed."""
 
 from __future__ import annotations
 

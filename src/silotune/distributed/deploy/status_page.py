@@ -1,4 +1,4 @@
-"""The status page of a coordinator: one HTML document without scripts, and without anything from elsewhere."""
+"""`status_page`: a coordinator's runs and silos as one HTML page, without scripts or outside resources."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `silotune federation up` serves on `metrics_port`: the status page (`/`) and the metrics (`/metrics`)."""
+"""`status_server` serves `/` and `/metrics` of a coordinator on its `metrics_port`, on loopback."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The ClientApp: passes a message's frame to the silo's worker and returns the reply, without reading either.
+"""Flower's ClientApp: passes a frame to the silo's worker and returns its reply, reading neither.
 
 Flower starts it anew for every message, so it does not import torch. The SuperNode's operator names the worker's
 socket in the node configuration (`worker="/path/worker.sock"`), so a coordinator cannot choose where messages go.

@@ -1,4 +1,4 @@
-"""Makes the command lines of Flower 1.41's processes, and the files that they read."""
+"""Command lines of Flower 1.41's processes and the files they read; runs `flwr` and parses its output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Wraps a frame into a Flower message and unwraps it: one array of bytes, which Flower sends in pieces of 5 MB."""
+"""`wrap` and `unwrap`: a frame's bytes as a Flower message, which Flower sends in pieces of 5 MB."""
 
 from __future__ import annotations
 

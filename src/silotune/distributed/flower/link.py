@@ -1,4 +1,4 @@
-"""`FlowerLink`, the coordinator's connection to silos' nodes: sends frames and collects replies without waiting.
+"""`Link` and `FlowerLink`: push frames to silos' nodes, pull replies without waiting; errors of Flower.
 
 A *node* is Flower's word for the SuperNode of a silo. The dispatcher polls the link.
 """

@@ -1,4 +1,4 @@
-"""The supervisor's side of the fork server: starts it, has it fork processes, and reads their exit codes."""
+"""`ForkServerHandle` starts a fork server and has it fork processes (`ForkedProcess`): its exit codes."""
 
 from __future__ import annotations
 

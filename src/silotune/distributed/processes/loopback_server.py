@@ -1,4 +1,4 @@
-"""`LoopbackServer`: read-only pages over HTTP on 127.0.0.1, for a browser or Prometheus on the same machine."""
+"""`LoopbackServer`: read-only pages over HTTP on 127.0.0.1, for browsers or Prometheus on this machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Metrics in Prometheus's text format, by prometheus-client, from values that are read when they are asked for."""
+"""`metrics_page`: values (`Measure`) as text for Prometheus, read whenever it asks."""
 
 from __future__ import annotations
 

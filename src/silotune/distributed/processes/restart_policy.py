@@ -1,4 +1,4 @@
-"""`RestartPolicy`: processes may be restarted until one has ended too often without progress of the run."""
+"""`RestartPolicy`: whether an ended process may start again: not too often without progress of the run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`RotatingLog`: a process's output in files of limited size.
+"""`RotatingLog`: a thread writes a process's output, whole lines, to files of limited size.
 
 The process writes to a pipe, and a thread of the supervisor moves whole lines to the file. So no line is lost or cut
 while files change their names, as it can be where a file is truncated under a process that writes to it.

@@ -1,4 +1,4 @@
-"""`Supervisor` starts processes with a log each, restarts them when asked, and always ends them together.
+"""`Supervisor` starts processes with a log each, restarts them on request, and ends them all together.
 
 `silotune federation` and `--engine flower-local` run Flower's processes and the workers under it.
 """

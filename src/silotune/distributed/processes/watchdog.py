@@ -1,4 +1,4 @@
-"""Program that ends a group of processes on request, or when the process that started them is gone, even by `kill -9`.
+"""Program that ends all processes with a token, on request or when their supervisor is gone (`kill -9`).
 
 A random token in the environment identifies the group. Children inherit it, including those that Flower starts in
 sessions of their own. `python -m silotune.distributed.processes.watchdog` reads the token from its standard input and

@@ -1,4 +1,8 @@
-"""`wire_config`: the configuration as sent to silos, without local paths; refuses one that machines cannot run."""
+"""`wire_config`: what silos get of a configuration; `check_federated`, `check_agreed`: what is refused.
+
+`handshake.py` compares the sha256 of this configuration with other things that both sides must have alike;
+`check_agreed` names the key that differs from the configuration that a silo's operator agreed on.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +13,9 @@ from typing import Any
 from silotune.config import BackboneConfig, Config, dump
 from silotune.config.data import DataConfig
 from silotune.config.federation import FederationConfig
-from silotune.config.merging import parse_tree
 from silotune.config.parse import validated
 from silotune.config.partition import PartitionConfig
+from silotune.config.trees import parse_tree
 from silotune.errors import InputError
 from silotune.methods import METHODS
 

@@ -1,4 +1,4 @@
-"""What the record of messages (`audit.jsonl`) says of a frame, and the sums over a record."""
+"""`describe_frame`: what a record (`audit.jsonl`) says of a frame; `totals`: sums per run of a record."""
 
 from __future__ import annotations
 

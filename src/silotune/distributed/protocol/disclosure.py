@@ -1,4 +1,4 @@
-"""Disclosure of numbers: filters what leaves a silo, and validates what a coordinator receives."""
+"""Numbers beside tensors: which a silo sends (`filter_…`), and which a coordinator takes (`validate_…`)."""
 
 from __future__ import annotations
 

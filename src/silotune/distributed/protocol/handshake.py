@@ -1,4 +1,7 @@
-"""`Identity` and `Hello`: a silo with another protocol, version, backbone, method or configuration is refused."""
+"""`Identity` and `Hello`: a silo of another protocol, version, backbone, method or shapes is refused.
+
+Of the configuration it compares the sha256 alone; `agreement.py` says what is sent of it, and names keys that differ.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`SiloStatus`: what a silo says about its operation in hellos and answers, where its operator shares `status`.
+"""`SiloStatus`: what a silo says of its operation (rows changed, ε left, disk), if its operator allows.
 
 The field is optional: parties that do not know it leave it out, or do not read it.
 """

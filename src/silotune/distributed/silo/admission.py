@@ -1,4 +1,4 @@
-"""`require_approval` by a silo's operator, before the coordinator learns anything about the rows."""
+"""`require_approval`: a run that the silo's operator has not approved is noted, and waits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`RequestLimits` and `WorkGuard`: how many requests a silo works on, over which rows, for how long; over all runs."""
+"""`RequestLimits`: requests, numbers and choices of rows, over all runs; `WorkGuard`: time and memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a silo tells of its operation (`share: [status]`): whether its rows changed, the ε that is left, free space."""
+"""`operation_status` fills in a silo's `SiloStatus`: keyed digest of its rows, ε left, free space."""
 
 from __future__ import annotations
 

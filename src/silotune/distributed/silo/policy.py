@@ -1,4 +1,4 @@
-"""`Policy` judges a run by the operator's limits: its configuration, then its tensors and rows, then every message.
+"""`Policy` judges by the operator's limits: a configuration, tensors and rows, numbers, every broadcast.
 
 It looks at what the resolved configuration, the parts' tensors and the rows are, not at their names: a part called
 `global` is an adapter of one method and the whole backbone of another. What it cannot judge, it refuses.

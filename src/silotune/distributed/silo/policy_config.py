@@ -1,4 +1,4 @@
-"""The section `policy` of `silo.yaml` and its presets: what a silo answers at all, whatever a coordinator sends.
+"""`PolicyConfig`, the section `policy` of `silo.yaml`, and its presets `partners`, `hospital` and `lab`.
 
 Three presets, of which the operator's own keys change what they name:
 

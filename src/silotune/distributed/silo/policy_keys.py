@@ -1,4 +1,4 @@
-"""Which keys of a configuration a policy can judge: all others must keep their defaults."""
+"""Which keys of a configuration a policy can judge (`JUDGED`); `unjudged`, `extreme_options`: what it refuses."""
 
 from __future__ import annotations
 

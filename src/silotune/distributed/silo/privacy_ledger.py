@@ -1,4 +1,4 @@
-"""`PrivacyLedger` of a silo: one line for every noised reply, over all runs.
+"""`PrivacyLedger`: the file with a line for each noised reply of a silo, over all runs; ε spent so far.
 
 The coordinator chooses the state that a silo starts from, so it could rewind a count kept in that state. This file only
 grows. A line is written before its reply leaves: a crash between the two spends a round's ε and hides none.

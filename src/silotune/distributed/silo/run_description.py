@@ -1,4 +1,4 @@
-"""`describe`: a run in plain words for a silo's operator: what would leave, how often, how protected, what changed."""
+"""`describe`: a run in plain words for a silo's operator: what leaves, how protected; `changes` to a run."""
 
 from __future__ import annotations
 

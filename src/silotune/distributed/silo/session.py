@@ -1,4 +1,4 @@
-"""A silo's session: replies to the coordinator's requests with backbone, tokenized rows and state.
+"""`Session.answer`: every reply of a silo: hello, training, scores, each after all checks and records.
 
 Torch runs here, in one thread. `Session.answer` makes every reply to a coordinator; `worker.py` answers pings, which
 come from tools on the same machine.

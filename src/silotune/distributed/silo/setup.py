@@ -1,4 +1,4 @@
-"""`SiloSetup` checks a coordinator's configuration by operator and policy and builds (and caches) a federation."""
+"""`SiloSetup` checks a coordinator's configuration; builds and keeps backbone, rows and `Federation`."""
 
 from __future__ import annotations
 

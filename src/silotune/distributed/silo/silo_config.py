@@ -1,4 +1,4 @@
-"""`SiloSettings`, the YAML file in which a silo's operator sets what the worker reads and which numbers may leave.
+"""`SiloSettings`: the operator's file `silo.yaml`: rows, backbone, numbers that may leave, policy, budget.
 
 The coordinator cannot change it. `config.silos.SiloConfig`, a silo's entry in a run's configuration, is its key `data`.
 """
@@ -12,9 +12,10 @@ from pydantic import Field, ValidationError, model_validator
 
 from silotune.config.backbone import BackboneConfig
 from silotune.config.input_errors import input_error
-from silotune.config.merging import parse_tree, resolve, resolve_backbone
+from silotune.config.paths import resolve, resolve_backbone
 from silotune.config.section import Section
 from silotune.config.silos import SiloConfig
+from silotune.config.trees import parse_tree
 from silotune.config.validators import Device, Name
 from silotune.distributed.silo.policy_config import PolicyConfig
 from silotune.errors import InputError

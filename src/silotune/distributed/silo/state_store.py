@@ -1,4 +1,4 @@
-"""`StateStore`: a silo's folder with its state after each of its rounds, and its last replies, written atomically.
+"""`StateStore`: a silo's states and last replies by round, on its disk; a repeated request gets its reply.
 
 `<folder>/<run>/<name>.safetensors` is a state (`0003`, or `0003-final` after the method's final phases), and
 `<name>.answer` the reply that led to it. The state is written first, so that every reply has its state.

@@ -1,4 +1,4 @@
-"""A worker's metrics for Prometheus on `metrics_port`: counts, times and sizes, and nothing of its rows."""
+"""`WorkerMetrics`: counts, times and sizes of a worker for Prometheus, and nothing of its rows."""
 
 from __future__ import annotations
 

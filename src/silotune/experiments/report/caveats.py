@@ -1,4 +1,4 @@
-"""Collects warnings about the numbers of a report, and describes the parts that left the silos."""
+"""`list_caveats`: warnings about a report's numbers; `describe_sent_parts`: which parts left silos."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a finished run trained and sent, in percent of full fine-tuning."""
+"""`CostShares`: what an entry trained and sent, in percent of full fine-tuning; `message_bytes`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads finished runs as entries of a report (a method over its seeds); says which entries share their test data."""
+"""`FinishedRun` and `ReportEntry` (a method over seeds): reads and groups run folders for a report."""
 
 from __future__ import annotations
 

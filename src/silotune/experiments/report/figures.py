@@ -1,4 +1,4 @@
-"""Draws the figures of a report: scores, traffic, loss terms, similarities, bytes and seconds."""
+"""`report_figures`: a report's figures: scores, traffic, loss terms, similarities, bytes, seconds."""
 
 from __future__ import annotations
 

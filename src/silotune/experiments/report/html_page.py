@@ -1,4 +1,4 @@
-"""Writes the report as one self-contained HTML file, for all screen widths, light and dark themes."""
+"""`write_report`: one HTML page that works offline, with tables, figures, caveats, configurations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shows a running run live in the terminal, from its event log (`silotune watch`)."""
+"""`watch_run` (`silotune watch`): a running run in the terminal, read from its events."""
 
 from __future__ import annotations
 

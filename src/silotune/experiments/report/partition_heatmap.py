@@ -1,4 +1,4 @@
-"""Counts training rows per silo and label, and draws them as a heatmap (`silotune partition`)."""
+"""`label_counts` per silo, and `partition_figure`, their heatmap (`silotune partition`)."""
 
 from __future__ import annotations
 

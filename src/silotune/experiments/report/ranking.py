@@ -1,4 +1,4 @@
-"""Ranks a column of scores: best and second best among those on the same data."""
+"""`ranks` of a column of scores: 1 for best, 2 for second, among entries on the same data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The result table that `silotune run` and `demo` print: one row per silo, one column per method."""
+"""`result_table`, printed by `silotune run` and `demo`: a row per silo, a column per method."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`Score`: test scores and attack success rates of a report's entry, as mean and standard deviation over seeds."""
+"""`Score`: an entry's test score or attack success rate: mean and standard deviation over seeds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`Curve`: scores, bytes and loss terms over rounds from event logs, with their mean over an entry's seeds."""
+"""`Curve`: series over rounds from events (validation, traffic, loss terms), as means over seeds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Wilcoxon tests between the best entry of a report and the others, paired over seeds and silos."""
+"""`paired_tests`: Wilcoxon tests of the best entry against others, by seed and silo; Holm's correction."""
 
 from __future__ import annotations
 

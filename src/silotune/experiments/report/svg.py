@@ -1,4 +1,4 @@
-"""Describes figures (`Panel`, `FigureSpec`) and renders them by matplotlib, as inline SVG or as PNG and SVG files."""
+"""`Panel` and `FigureSpec` describe figures; matplotlib renders them as inline SVG, or PNG and SVG files."""
 
 from __future__ import annotations
 

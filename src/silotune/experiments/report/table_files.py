@@ -1,4 +1,4 @@
-"""Writes a comparison's table as files: `table.csv`, `table.md` and `table.tex`."""
+"""`write_tables`: a comparison's `table.csv`, `table.md` and `table.tex`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tables of scores and costs with one row per method, for the terminal and as Markdown, LaTeX and HTML."""
+"""`score_table` and `cost_table`, one row per method; for terminal, Markdown, LaTeX and HTML."""
 
 from __future__ import annotations
 

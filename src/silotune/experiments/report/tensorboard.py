@@ -1,4 +1,4 @@
-"""Writes a run's numbers for TensorBoard from its event log, round by round (`run --tensorboard`)."""
+"""`TensorBoard` (`run --tensorboard`): writes a run's events as scalars by round."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writes transfer matrices as CSV and draws them as heatmaps (`silotune transfer`)."""
+"""Transfer matrices as CSV and heatmaps: `write_transfer_csv`, `transfer_figure` (`silotune transfer`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`Architecture`: per family of backbones, the names of the modules at which tuners act.
+"""`ARCHITECTURES`: per family, the modules at which tuners act, and how it takes positions and prefixes.
 
 Module names are relative to the base transformer (`model.base_model`), or to one of its blocks. A new family is one
 entry; a family without an entry can still be tuned by naming its modules (`tuner.sites=`).

@@ -1,4 +1,4 @@
-"""`Backbone` runs the frozen transformer under plans, each of which changes one forward; loaded once per process."""
+"""`Backbone`: the frozen transformer and its tokenizer, loaded once per process; `encode` runs it under a plan."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ from silotune.models.backbone.device import resolve_device
 from silotune.models.backbone.forward_plan import ForwardPlan
 from silotune.models.backbone.hooks import FunctionalWrapper, HookManager
 from silotune.models.backbone.identity import WeightIdentity
+from silotune.models.backbone.known_masks import known_masks
 from silotune.models.backbone.lm_head import LMHead, without_lm_head
 from silotune.models.backbone.memory import linear_weights
-from silotune.models.backbone.padding import Padding, known_masks
+from silotune.models.backbone.padding import Padding
 from silotune.models.backbone.placement import WeightPlacement
 from silotune.models.backbone.quantization import NONE
 from silotune.models.backbone.shared_activations import SharedActivations

@@ -1,4 +1,4 @@
-"""`plain_forward` and `encoder_decoder_forward` of the base transformer, with virtual tokens in place."""
+"""`plain_forward` and `encoder_decoder_forward`: the base transformer over inputs with virtual tokens."""
 
 from __future__ import annotations
 

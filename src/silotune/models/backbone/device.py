@@ -1,4 +1,4 @@
-"""The device and precision of a backbone: as configured, or chosen for this machine."""
+"""`resolve_device` and `resolve_precision`: what `auto` (or a named device) means on this machine."""
 
 from __future__ import annotations
 

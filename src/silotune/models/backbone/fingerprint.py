@@ -1,4 +1,4 @@
-"""`stored_fingerprint`: a digest of a model's weights as stored, kept beside them between starts."""
+"""`stored_fingerprint`: sha256 of a model's weights, read from safetensors files; kept beside them in a cache."""
 
 from __future__ import annotations
 

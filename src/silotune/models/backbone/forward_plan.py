@@ -1,4 +1,4 @@
-"""`ForwardPlan` lists the changes of one forward of the backbone. Tuners write it, `Backbone.encode` applies it."""
+"""`ForwardPlan`: what one forward of the backbone changes; tuners write it, `Backbone.encode` applies it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`HookManager` applies a plan to the modules of a frozen model by hooks, which do nothing without a plan.
+"""`HookManager`: hooks on a model's modules that carry out the present plan; without one they do nothing.
 
 The hooks change modules' inputs and outputs, give attention modules their prefixes, record and reuse shared
 activations, and run blocks under gradient checkpointing. `Backbone.applied` replaces weights, and `ReplicateMode` of

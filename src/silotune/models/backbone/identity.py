@@ -1,4 +1,4 @@
-"""`WeightIdentity`: the fingerprint of a backbone's weights, for resume and handshakes; also silotune 0.1.0's."""
+"""`WeightIdentity`: fingerprint of the loaded weights and their quantization; also knows silotune 0.1.0's."""
 
 from __future__ import annotations
 

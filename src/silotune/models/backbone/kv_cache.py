@@ -1,4 +1,4 @@
-"""`GenerationCache`: keys and values in the backbone's compute type, in buffers with room where that pays."""
+"""`GenerationCache`: keys and values that grow by a token a step, in place where copying would cost more."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`PrefixCache` hands prefix tuning's keys and values to the attention of transformers."""
+"""`PrefixCache` hands prefix tuning's keys and values to attention as transformers' past; it never grows."""
 
 from __future__ import annotations
 

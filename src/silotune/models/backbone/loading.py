@@ -1,4 +1,4 @@
-"""Loads a backbone from the hub, a local folder, or the offline default."""
+"""`load_backbone`: from the hub, a folder or the offline default; refuses missing weights, unusable heads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a backbone fits: a device's free memory, the size of stored weights, and the number of linear weights."""
+"""`require_room_for_weights` refuses a backbone larger than free memory; sizes of stored and linear weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`WeightPlacement`: where a backbone's weights are: on the device, at rest on the CPU, or shared between processes."""
+"""`WeightPlacement`: moves weights to the device, back to rest on the CPU, or into memory that processes share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Quantized backbones (`backbone.quantization`): linear layers stored in 8 or 4 bits by bitsandbytes or torchao."""
+"""`QUANTIZATIONS`: linear layers in 8 or 4 bits by bitsandbytes or torchao: loading, settling, size in bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`Segments`: rows of several silos in one forward, concatenated; each silo's parts act on its own segment."""
+"""`Segments`: a forward over several silos' rows, in which each silo's parts act on its own rows."""
 
 from __future__ import annotations
 

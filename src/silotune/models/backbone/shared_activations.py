@@ -1,4 +1,4 @@
-"""`SharedActivations` below the first adapted module, computed once for all forwards over the same rows."""
+"""`SharedActivations`: outputs below the first adapted module, recorded in one forward, reused in others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`SharedWeights`: a model's tensors in memory that the processes of one machine share.
+"""`SharedWeights`: a model's converted tensors, once in memory for all processes of a machine.
 
 Weights that stay as they are stored are mapped from their files, and every process that loads them shares the same
 pages. Weights that loading converts (another type, merged tensors) would be a copy in every process: `SharedWeights`

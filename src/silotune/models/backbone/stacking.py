@@ -1,4 +1,4 @@
-"""Runs several views of the same rows in one forward: each view changes its own replica of the rows.
+"""`stack_plans`: several views of the same rows in one forward, each acting on its own replica of the rows.
 
 The forward begins with one replica, because below the first module that any view changes all views are the same. There
 the rows become one replica per view, concatenated; from then on every frozen matrix product is one product over all of

@@ -1,4 +1,4 @@
-"""`prepare_inputs` puts virtual tokens into a padded batch: embeddings, attention mask and positions.
+"""`prepare_inputs` puts a `Prompt` or `Prefix` into a batch: embeddings, mask, positions; pads on the right.
 
 Prompts are vectors before the text's embeddings, or inside the text where the inputs say (`SOFT_AT`); a prefix is keys
 and values that every attention layer sees before the text's own. Both are in the attention mask, neither is in the

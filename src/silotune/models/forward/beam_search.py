@@ -1,4 +1,4 @@
-"""`beam_search` over all rows of a batch at once, on the device; the host waits once per token."""
+"""`beam_search` for all rows of a batch at once, on the device; best answer by mean log-probability."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`Decoding`: one batch's generation in progress, with its cache of keys and values; one more token per row a step."""
+"""`Decoding`: a batch's generation in progress with its cache, for decoder-only and encoder–decoder models."""
 
 from __future__ import annotations
 

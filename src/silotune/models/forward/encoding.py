@@ -1,4 +1,4 @@
-"""`encode_views` runs the backbone under several mixes, which share a forward where tuners and rows allow it."""
+"""`encode_views`: last states of the same rows under several mixes, in one forward where they can share it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`generate` writes answers token by token under a mix: in batches, with cached keys and values, greedy or by beams."""
+"""`generate` writes answers to prompts under a mix: batches, a cache of keys and values, greedy or beams."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mixes: which parts act in a forward, with what weight (one per batch, or one per row), and the plan of a mix."""
+"""`Mix` and `MixEntry`: parts and weights of a forward (per batch or row), anchors, and a mix's plan."""
 
 from __future__ import annotations
 

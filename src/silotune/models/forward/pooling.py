@@ -1,4 +1,4 @@
-"""Pooling functions: from the last layer's states to one vector per row (first token, mean, or last token)."""
+"""`POOLINGS`: from the last layer's states to one vector per row: first token, mean, or last token."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`ConstantViewCache` keeps the poolings of views that do not change during a phase, for later passes over the rows.
+"""`ConstantViewCache`: pooled views whose parts do not train in a phase, kept for its later epochs.
 
 Anchors (FedMCP's averaged adapter, MOON's and FedFAME's previous and global model) and parts that a phase does not
 train give a row the same representation in every local epoch; only the first epoch computes it.

@@ -1,4 +1,4 @@
-"""`run_views` runs a batch under several mixes and pools each result to one vector per row; equal mixes run once."""
+"""`run_views`: batches under several mixes, each pooled to one vector per row or read by a head (`View`)."""
 
 from __future__ import annotations
 

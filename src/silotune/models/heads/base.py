@@ -1,4 +1,4 @@
-"""`Head`, the interface of heads: from a view's pooled states to a task's logits and loss.
+"""`Head`, the interface of heads: makes a task's tensors and tokens; from a view to logits and loss.
 
 Each task has its own head; one part may hold the heads of many tasks.
 """

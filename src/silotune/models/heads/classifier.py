@@ -1,4 +1,4 @@
-"""`MLPHead` and `LinearHead`: trained classifiers over a pooled state."""
+"""`MLPHead` and `LinearHead`: trained classifiers over the first token's or the mean state."""
 
 from __future__ import annotations
 

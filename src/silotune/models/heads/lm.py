@@ -1,4 +1,4 @@
-"""`LanguageModelHead` computes the loss over the tokens of responses, by the backbone's frozen language-model head.
+"""`LanguageModelHead`: loss over response tokens by the backbone's frozen output layer; tokenizes generation rows.
 
 It uses the backbone's own frozen output layer and has no tensors to train. Vocabulary scores are computed for response
 tokens alone, never for the prompt's. Answers are generated in `models/forward/generation.py`.

@@ -1,4 +1,4 @@
-"""`PreferenceHead`: DPO (Rafailov et al. 2023) on preference pairs, against the backbone without any part."""
+"""`PreferenceHead`: DPO (Rafailov et al. 2023) on preference pairs; the backbone alone is the reference."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`Projection` of contrastive losses: one linear layer from the pooled state to the compared representation."""
+"""`Projection`: a linear layer for contrastive losses (FedFAME); a part's module, but no `Head`."""
 
 from __future__ import annotations
 

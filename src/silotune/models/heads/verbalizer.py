@@ -1,4 +1,4 @@
-"""`VerbalizerHead`: the backbone's own frozen language-model head scores label words at the template's mask.
+"""`VerbalizerHead`: the frozen language-model head scores label words at the mask of a cloze (FedPrompt).
 
 FedPrompt, section 2; it has no tensors to train. Masked language models are read at the mask; encoder–decoders get
 `<extra_id_0>` in the text and are read at the decoder's second position, which answers it.

@@ -1,4 +1,4 @@
-"""BitFit: trains the backbone's bias terms alone (Ben Zaken et al. 2022)."""
+"""BitFit: trains offsets of the bias terms of linear layers and norms (Ben Zaken et al. 2022)."""
 
 from __future__ import annotations
 

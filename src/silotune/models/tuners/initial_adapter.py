@@ -1,4 +1,4 @@
-"""`InitialAdapter`: the LoRA that a run's adapters start from (key `start`): its file, and its match with the tuner.
+"""`InitialAdapter`: a LoRA as a run's start (key `start`): its file format, and its match with a tuner.
 
 Every adapter of the method starts as this LoRA, private ones too: mixes whose weights sum to 1 then start as the
 imported model.

@@ -1,4 +1,4 @@
-"""Reads a LoRA that peft saved, from safetensors and JSON alone, under the backbone's module names."""
+"""`read_peft_lora`: a LoRA that peft saved, under the backbone's module names; refuses LoRA's variants."""
 
 from __future__ import annotations
 

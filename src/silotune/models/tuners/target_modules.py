@@ -1,4 +1,4 @@
-"""`find_target_modules`: the linear layers that `tuner.sites` names (`query,value`, `*.c_attn`); peft's names."""
+"""`find_target_modules`: the linear layers that `tuner.sites` names; their widths, orientation, peft's names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`build` makes a run's whole federation from its configuration: the model, the silos and the coordinator."""
+"""`build`: a `Federation` of all its silos' rows: model, silos, coordinator, and all checks before training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`build_coordinator`: sampling, aggregation, uplink, and the privacy guarantee of a run's rounds."""
+"""`build_coordinator` makes the `Coordinator` as configured; `privacy_guarantee` of a run's rounds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The initial adapter of a run (configuration key `start`): reading it, and keeping a copy in the run's folder."""
+"""`read_start` reads the LoRA that `start` names, for a run's tuner; `keep_start` copies it to the run folder."""
 
 from __future__ import annotations
 

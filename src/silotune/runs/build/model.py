@@ -1,4 +1,4 @@
-"""`build_model` makes a run's `TrainingContext`: backbone, method, tuner, initial adapter and activation cache."""
+"""`build_model`: a run's `TrainingContext`, of backbone, method, tuner, initial adapter and activation cache."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Resolves a configuration: fills in the defaults of method, tuner and machine."""
+"""`read_config` fills in method's and tuner's defaults; `on_this_machine`, what is `auto`; `make_method`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Says what silos' rows become: their format, and token by token what the model reads and what is trained."""
+"""`show_rows`: token by token, what a silo's rows become and what is trained (`silotune data`)."""
 
 from __future__ import annotations
 

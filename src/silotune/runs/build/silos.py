@@ -1,4 +1,4 @@
-"""`build_silos`: from rows, tokenized and poisoned if they attack; `silos_without_rows`: from tasks, rows elsewhere."""
+"""`build_silos` of rows: tokenized, poisoned in malicious silos; `silos_without_rows`, whose rows are elsewhere."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Refuses training steps whose activations cannot fit into the device's free memory, before training."""
+"""`check_step_memory` refuses, before training, steps that need more memory than the device has free."""
 
 from __future__ import annotations
 

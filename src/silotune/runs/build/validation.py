@@ -1,4 +1,4 @@
-"""Refuses configurations whose data, method and backbone do not fit together, before training."""
+"""`check_tasks` and `check_backbone` refuse data, method, head and backbone that do not fit, before training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`Engine`, the base of all engines: rounds, the best round, events, checkpoints and resume.
+"""`Engine`, base of all engines: rounds, best round, events, checkpoints, resume; a subclass reaches silos.
 
 An engine adds how silos are reached. Everything passes between coordinator and silo as bytes.
 """

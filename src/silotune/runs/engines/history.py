@@ -1,4 +1,4 @@
-"""`History`: a run's counters and scores so far, and the choice of its best round."""
+"""`History`: counters and scores so far, in every checkpoint; `is_better` chooses the best round."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`InProcessEngine`: all silos in one process over one backbone. Every message is serialized and checked."""
+"""`InProcessEngine`: silos, or cohorts, one after another in this process; messages are bytes all the same."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`MultiProcessEngine`: the in-process engine with worker processes; those silos with most tokens first.
+"""`MultiProcessEngine` (`--workers`): silos in several processes, which share the weights; the same bits.
 
 Each process has the silos' rows and a backbone, whose weights are in this machine's memory once. The main process keeps
 the silos' states, and sends and receives them with the work; it has no weights on a device while others work. A silo's

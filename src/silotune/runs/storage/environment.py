@@ -1,4 +1,4 @@
-"""Lists the versions of Python and libraries that a run uses, for `versions.json`."""
+"""`versions`: of Python and of the libraries that may change results, for `versions.json`."""
 
 from __future__ import annotations
 

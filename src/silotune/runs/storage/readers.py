@@ -1,4 +1,4 @@
-"""Readers of a run folder: events, summary and versions."""
+"""Readers of a run folder's files: `events`, `read_summary` and `read_versions`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`load_silo` reads a silo's state from a checkpoint into a `Silo`."""
+"""`load_silo` sets a `Silo` to its state in a checkpoint; without a file, to that before its first round."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`PhaseOptimizer` steps the leaves of a phase's silos; in float16 it scales their losses against underflow."""
+"""`PhaseOptimizer`: one optimizer for all silos of a phase; in float16 one for each, with dynamic loss scaling."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from silotune.core.tensors import flatten
 from silotune.errors import Diverged
-from silotune.training import loss_scaling
+from silotune.training import phase_optimizer
 from silotune.training.federation import Federation
 from silotune.training.local_round import LocalResult
 
@@ -60,13 +60,13 @@ def test_gradients_that_float16_cannot_hold_arrive(federation_of, monkeypatch):
     (result,) = rounds(federation)
     assert (change(federation, result) - expected).norm() < 0.05 * expected.norm()
     assert result.metrics["skipped_steps"] == 0
-    monkeypatch.setattr(loss_scaling, "INITIAL_SCALE", 1.0)  # without it, most of the gradients are zero
+    monkeypatch.setattr(phase_optimizer, "INITIAL_SCALE", 1.0)  # without it, most of the gradients are zero
     lost = change(federation, rounds(federation)[0])
     assert (lost - expected).norm() > 0.5 * expected.norm()
 
 
 def test_a_step_that_overflows_is_left_out_and_counted(federation_of, monkeypatch):
-    monkeypatch.setattr(loss_scaling, "INITIAL_SCALE", 2.0**26)
+    monkeypatch.setattr(phase_optimizer, "INITIAL_SCALE", 2.0**26)
     federation = federation_of(1.0, "train.lr=0.01", "train.steps=16")
     (result,) = rounds(federation)
     assert 2 < result.metrics["skipped_steps"] < 16
@@ -78,7 +78,7 @@ def test_a_step_that_overflows_is_left_out_and_counted(federation_of, monkeypatc
 
 @pytest.mark.parametrize("optimizer", ["adam", "sgd", "adafactor"])
 def test_a_skipped_step_leaves_the_parts_as_they_are(federation_of, monkeypatch, optimizer):
-    monkeypatch.setattr(loss_scaling, "INITIAL_SCALE", 2.0**60)
+    monkeypatch.setattr(phase_optimizer, "INITIAL_SCALE", 2.0**60)
     federation = federation_of(1.0, "train.lr=0.1", "train.steps=2", f"train.optimizer={optimizer}")
     (result,) = rounds(federation)
     assert result.metrics["skipped_steps"] == 2
@@ -91,7 +91,7 @@ def test_a_loss_that_is_not_finite_ends_the_run(federation_of):
 
 
 def test_a_phase_begins_with_a_new_factor(federation_of, monkeypatch):
-    monkeypatch.setattr(loss_scaling, "INITIAL_SCALE", 2.0**26)
+    monkeypatch.setattr(phase_optimizer, "INITIAL_SCALE", 2.0**26)
     federation = federation_of(1.0, "train.lr=0.01", "train.steps=12")
     (first,), (again,) = rounds(federation), rounds(federation)
     assert first.metrics["skipped_steps"] == again.metrics["skipped_steps"] > 0

@@ -1,0 +1,102 @@
+"""`read_tree` reads a YAML file of keys; `absolute` and `resolve` make the paths in it absolute."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from silotune.config.trees import Tree, nested, parse_tree
+from silotune.errors import InputError
+
+HUB_PREFIX = "hub:"
+"""How the path of a silo's data set on the Hugging Face hub begins."""
+
+_MOST_BYTES = 32 * 2**20
+"""Size of the largest configuration that is read; tens of thousands of silos fit in."""
+
+
+def read_tree(path: Path) -> Tree:
+    """Read a YAML file as a tree; its paths are relative to the file.
+
+    Raises:
+        InputError: if it cannot be read, or is not a YAML mapping in UTF-8.
+    """
+    try:
+        if path.stat().st_size > _MOST_BYTES:
+            raise InputError(f"config {path}: larger than {_MOST_BYTES >> 20} MiB")
+        text = path.read_bytes().decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InputError(f"config {path}: not UTF-8 (byte {error.start})") from error
+    except OSError as error:
+        raise InputError(f"config {path}: cannot be read ({error.strerror})") from error
+    return absolute(parse_tree(text, str(path)), path.parent)
+
+
+def absolute(tree: Tree, folder: Path) -> Tree:
+    """Make the tree's paths absolute, relative to a folder: a resolved configuration works from anywhere.
+
+    This includes the paths in `per_method` and `compare.variants`. A backbone counts as a path only if the path exists;
+    otherwise it may be an id of the hub.
+    """
+    data = tree.get("data")
+    if isinstance(data, dict):
+        resolve(data, "path", folder)
+    silos = tree.get("silos")
+    for silo in silos if isinstance(silos, list) else []:
+        if isinstance(silo, dict) and not str(silo.get("path")).startswith(HUB_PREFIX):
+            resolve(silo, "path", folder)
+    compare = tree.get("compare")
+    if isinstance(compare, dict):
+        best = compare.get("best")
+        folders = best.split(",") if best and isinstance(best, str) else best
+        if isinstance(folders, list):
+            compare["best"] = [_resolved(path.strip() if isinstance(path, str) else path, folder) for path in folders]
+        _entries(compare, "variants", folder)
+    _entries(tree, "per_method", folder)
+    federation = tree.get("federation")
+    if isinstance(federation, dict):
+        resolve(federation, "labelled", folder)
+    privacy = tree.get("privacy")
+    if isinstance(privacy, dict):
+        resolve(privacy, "secret", folder)
+    resolve(tree, "start", folder)
+    resolve_backbone(tree, folder)
+    return tree
+
+
+def _entries(tree: Tree, key: str, folder: Path) -> None:
+    """Make the paths in each entry of a mapping from names to groups of keys absolute."""
+    if isinstance(tree.get(key), dict):
+        tree[key] = {
+            name: absolute(nested(entry.items()), folder) if isinstance(entry, dict) else entry
+            for name, entry in tree[key].items()
+        }
+
+
+def resolve(tree: Tree, key: str, folder: Path) -> None:
+    """Make one key's path absolute, if the key is set; the schema refuses values that are no text later."""
+    if key in tree:
+        tree[key] = _resolved(tree[key], folder)
+
+
+def resolve_backbone(tree: Tree, folder: Path) -> None:
+    """Make a backbone's path absolute if there is such a path; it may be an id of the hub."""
+    backbone = tree.get("backbone")
+    if not isinstance(backbone, dict):
+        return
+    name = backbone.get("name")
+    if isinstance(name, str) and name not in ("", "default") and _under(folder, name).exists():
+        resolve(backbone, "name", folder)
+
+
+def _resolved(value: Any, folder: Path) -> Any:
+    if isinstance(value, str) and value and "\0" not in value:
+        return str(_under(folder, value).resolve())
+    return value
+
+
+def _under(folder: Path, path: str) -> Path:
+    try:
+        return folder / Path(path).expanduser()
+    except RuntimeError as error:
+        raise InputError(f"{path}: no user of this name has a home; allowed: ~/…, or a path without ~") from error
