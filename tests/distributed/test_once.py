@@ -8,7 +8,7 @@ from silotune.config.federation import FederationConfig
 from silotune.distributed.coordinator import coordinate as coordinator_module
 from silotune.distributed.coordinator.coordinate import coordinate, prepare
 from silotune.distributed.protocol.frames import decode
-from silotune.distributed.silo import session as session_module
+from silotune.distributed.silo import local_work
 from silotune.distributed.silo.session import Session
 from silotune.errors import InputError
 from silotune.evaluation.federation_scores import score_silos, summary_entries
@@ -23,8 +23,8 @@ def test_a_silo_judges_once_however_often_it_is_asked(tiny_config, tmp_path, mon
     config = tiny_config("fedmcp", "rounds=2", "train.steps=1", "sampling.count=2")
     _, link = federate(config, tmp_path / "run")
     judged = []
-    monkeypatch.setattr(session_module, "summary_entries", lambda *a: judged.append("test") or summary_entries(*a))
-    monkeypatch.setattr(session_module, "score_silos", lambda *a: judged.append("validation") or score_silos(*a))
+    monkeypatch.setattr(local_work, "summary_entries", lambda *a: judged.append("test") or summary_entries(*a))
+    monkeypatch.setattr(local_work, "score_silos", lambda *a: judged.append("validation") or score_silos(*a))
     requests = [data for node, data in link.sent if node == 0 and decode(data).kind == "score"]
     (last,) = [data for data in requests if decode(data).fields["splits"] == ["validation", "test"]]
     local = local_configs(config, tmp_path / "run")["alpha"]

@@ -407,7 +407,7 @@ def test_what_leaves_is_measured_not_promised(attack, monkeypatch):
 
     attacker = attack(ALLOWED, policy={"numbers_per_round": 600})
     assert attacker.reason("hello") == ""
-    monkeypatch.setattr("silotune.distributed.silo.session.message_numbers", lambda _: 601)
+    monkeypatch.setattr("silotune.distributed.silo.local_work.message_numbers", lambda _: 601)
     reply = attacker.ask("round")
     assert (reply.kind, reply.blobs) == ("refused", {})
     assert "601 numbers in a message; at most 600" in reply.fields["reason"]

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
-from silotune.communication.messages import Expected, change_message, read_broadcast, shared_tensors, update_message
+from silotune.communication.messages import (
+    Expected,
+    MessageRefused,
+    change_message,
+    read_broadcast,
+    shared_tensors,
+    update_message,
+)
 from silotune.communication.privacy.budget import Privacy
 from silotune.communication.uplink.pipeline import NO_UPLINK, UplinkPipeline
-from silotune.core.norms import delta
+from silotune.core.norms import delta, iter_delta, total_norm
 from silotune.core.tensors import State, Tensors, flatten
 from silotune.methods.parts import Scope
 from silotune.training.local_round import LocalResult
@@ -34,13 +43,15 @@ class PrivacySpent:
 class SiloReply:
     """A silo's reply: its message (empty if nothing is shared), and metrics and a note for the log.
 
-    A metric that the silo keeps to itself is None.
+    A metric that the silo keeps to itself is None. `norm` is the L2 norm of the change as the message has it; None
+    unless the client measures it, and where nothing is shared.
     """
 
     silo: str
     message: bytes
     metrics: Mapping[str, float | None]
     note: str = ""
+    norm: float | None = None
 
 
 class SiloClient:
@@ -51,6 +62,7 @@ class SiloClient:
         expected: names and shapes of the tensors in a broadcast.
         uplink: encodes the change of the shared parts; an empty pipeline: the parts are sent unchanged.
         privacy: the guarantee that the silo keeps; None: no noise is added here.
+        measures: whether replies say the norm of their change.
     """
 
     def __init__(
@@ -59,11 +71,13 @@ class SiloClient:
         expected: Expected,
         uplink: UplinkPipeline = NO_UPLINK,
         privacy: Privacy | None = None,
+        measures: bool = False,
     ) -> None:
         self.trainer = trainer
         self.expected = expected
         self.uplink = uplink
         self.privacy = privacy
+        self.measures = measures
         self._last: tuple[bytes, State, int] | None = None
 
     def rounds(self, silos: Sequence[Silo], broadcast: bytes, spent: PrivacySpent = PrivacySpent()) -> list[SiloReply]:
@@ -97,22 +111,21 @@ class SiloClient:
 
     def _reply(self, silo: Silo, result: LocalResult, shared: State, number: int, uses: Tensors) -> SiloReply:
         memory = silo.state.memory if silo.state else {}
-        message = b""
+        message, norm = b"", None
         if self.expected.shapes:
-            sent = scale_update(result.state, shared, self.trainer.context.parts, silo.attack_scale)
+            parts, before = self.trainer.context.parts, flatten(shared)
+            sent = scale_update(result.state, shared, parts, silo.attack_scale)
             if self.uplink.names:
-                message, kept = self._change(sent, shared, memory, number, silo)
+                encoded, kept = self.uplink.send(delta(before, shared_tensors(sent, parts)), memory, silo.name, number)
+                message = change_message(encoded, self.uplink.label, number, silo.name, silo.rows)
                 result.memory |= kept | uses
+                leaving = self.uplink.changes(encoded, before)
             else:
-                message = update_message(sent, self.trainer.context.parts, number, silo.name, silo.rows)
+                message = update_message(sent, parts, number, silo.name, silo.rows)
+                leaving = iter_delta(before, shared_tensors(sent, parts))
+            norm = _norm(leaving) if self.measures else None
         self._keep(silo, result)
-        return SiloReply(silo.name, message, result.metrics, result.note)
-
-    def _change(self, state: State, received: State, memory: Tensors, number: int, silo: Silo) -> tuple[bytes, Tensors]:
-        """Return the message with the shared parts' change, and what the uplink keeps of it in the silo."""
-        change = delta(flatten(received), shared_tensors(state, self.trainer.context.parts))
-        encoded, kept = self.uplink.send(change, memory, silo.name, number)
-        return change_message(encoded, self.uplink.label, number, silo.name, silo.rows), kept
+        return SiloReply(silo.name, message, result.metrics, result.note, norm)
 
     def _next_use(self, memory: Tensors, spent: PrivacySpent) -> Tensors:
         """Return the silo's count of noised changes including the next one; empty if no noise is added here."""
@@ -138,3 +151,11 @@ class SiloClient:
         silo.state = SiloState(
             {name: result.state[name] for name, part in parts.items() if part.scope is Scope.PRIVATE}, result.memory
         ).compact()
+
+
+def _norm(changes: Iterable[tuple[str, Tensor]]) -> float:
+    """Return the L2 norm of a change; NaN if it diverged so far that the coordinator cannot decode it either."""
+    try:
+        return total_norm((change for _, change in changes), "l2")
+    except MessageRefused:
+        return math.nan

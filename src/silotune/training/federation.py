@@ -83,8 +83,8 @@ class Federation:
         """Trains the silos of this federation."""
         return LocalTrainer(self.context)
 
-    def client(self) -> SiloClient:
-        """Return a silo's side of the exchange, for any of the silos."""
+    def client(self, measures: bool = False) -> SiloClient:
+        """Return a silo's side of the exchange, for any of the silos; `measures`: as in `SiloClient`."""
         noised_in_silos = self.config.uplink.noise is not None
         privacy = self.privacy if noised_in_silos else None
-        return SiloClient(self.trainer, self.coordinator.expected, self.coordinator.uplink, privacy)
+        return SiloClient(self.trainer, self.coordinator.expected, self.coordinator.uplink, privacy, measures)

@@ -6,7 +6,7 @@ Otherwise they hold the change relative to the received parts, and the coordinat
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -116,20 +116,29 @@ class UplinkPipeline:
             MessageRefused: the message has codes or scales that no silo writes, or sums are not finite.
         """
         tensors: Tensors = {}
-        for name, tensor in before.items():
-            shape = tuple(tensor.shape)
-            if self.codec is None:
-                change = written[name]
-            else:
-                entry = {suffix: written[name + suffix] for suffix in self.codec.layout(shape)}
-                try:
-                    change = self.codec.decode(entry, shape)
-                except ValueError as error:
-                    raise MessageRefused(f"tensor {name!r} {error}") from error
+        for name, change in self.changes(written, before):
+            tensor = before[name]
             tensors[name] = (tensor.double() + change.double()).to(tensor.dtype)
             if not bool(torch.isfinite(tensors[name]).all()):
                 raise MessageRefused(f"tensor {name!r} becomes NaN or infinity")
         return tensors
+
+    def changes(self, written: Mapping[str, Tensor], before: Tensors) -> Iterator[tuple[str, Tensor]]:
+        """Yield the change of each tensor of `before`, as a message has it.
+
+        Raises:
+            MessageRefused: the message has codes or scales that no silo writes.
+        """
+        for name, tensor in before.items():
+            if self.codec is None:
+                yield name, written[name]
+                continue
+            shape = tuple(tensor.shape)
+            entry = {suffix: written[name + suffix] for suffix in self.codec.layout(shape)}
+            try:
+                yield name, self.codec.decode(entry, shape)
+            except ValueError as error:
+                raise MessageRefused(f"tensor {name!r} {error}") from error
 
 
 NO_UPLINK = UplinkPipeline(())

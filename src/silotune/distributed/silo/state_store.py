@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from safetensors import SafetensorError
 
@@ -42,11 +44,24 @@ def check_run_id(run: str) -> None:
         raise InputError(f"run id {run[:40]!r}: must be 16 hexadecimal digits")
 
 
+@dataclass(frozen=True)
+class Reply:
+    """A reply to the coordinator.
+
+    Args:
+        frame: what leaves.
+        about: what the record of what left says beside it; it does not leave.
+    """
+
+    frame: Frame
+    about: Mapping[str, Any] = field(default_factory=dict)
+
+
 class StateStore:
     """The states and replies of one silo in one run.
 
     Args:
-        folder: the silo's folder.
+        folder: the silo's folder; the run's folder in it is made with its first file.
         run: the run's id, 16 hexadecimal digits.
 
     Raises:
@@ -56,11 +71,15 @@ class StateStore:
     def __init__(self, folder: Path, run: str) -> None:
         check_run_id(run)
         self.path = folder / run
+
+    def make(self) -> None:
+        """Make the run's folder, for the operator alone."""
         self.path.mkdir(parents=True, exist_ok=True)
         self.path.chmod(0o700)
 
     def write(self, name: str, tensors: Tensors) -> None:
         """Write a state."""
+        self.make()
         write_bytes(self._state(name), tensor_bytes(tensors))
 
     def read(self, name: str) -> Tensors:
@@ -86,12 +105,13 @@ class StateStore:
         except OSError as error:
             raise InputError(f"state {name!r} of this silo: missing or damaged ({error})") from error
 
-    def keep_reply(self, name: str, request: dict[str, str], reply: Frame) -> None:
+    def keep_reply(self, name: str, request: dict[str, str], reply: Reply) -> None:
         """Write a reply together with the request's key fields."""
-        wrapped = Frame("stored", {"asked": request}, {"answer": reply.encode()})
+        self.make()
+        wrapped = Frame("stored", {"asked": request, "about": dict(reply.about)}, {"answer": reply.frame.encode()})
         write_bytes(self.path / f"{name}.answer", wrapped.encode())
 
-    def find_reply(self, name: str, request: dict[str, str]) -> Frame | None:
+    def find_reply(self, name: str, request: dict[str, str]) -> Reply | None:
         """Return the reply kept for the same request; None if it or its state is missing."""
         try:
             stored = decode((self.path / f"{name}.answer").read_bytes())
@@ -99,7 +119,8 @@ class StateStore:
                 return None
             if not name.endswith(_SCORES) and not self._state(name).is_file():
                 return None
-            return decode(stored.blobs["answer"])
+            about = stored.fields.get("about", {})  # a reply of an earlier version has none
+            return Reply(decode(stored.blobs["answer"]), about)
         except (OSError, ProtocolError, KeyError):
             return None
 
@@ -110,7 +131,7 @@ class StateStore:
             before: number of the round.
             keep: names of states.
         """
-        for path in self.path.iterdir():
+        for path in self.path.glob("*"):
             known = path.suffix in (".safetensors", ".answer") and _NAME.fullmatch(path.stem.removesuffix(_SCORES))
             if known and path.stem not in keep and int(path.stem.split("-")[0]) < before:
                 path.unlink(missing_ok=True)

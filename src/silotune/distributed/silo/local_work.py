@@ -1,0 +1,163 @@
+"""`LocalWork`: what a silo does for a request once it is approved: local rounds, final phases and scores."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from silotune.communication.messages import message_numbers, read_broadcast, with_rows
+from silotune.core.tensors import State, flatten
+from silotune.distributed.protocol.disclosure import filter_metrics, filter_scores
+from silotune.distributed.protocol.frames import Frame, ProtocolError, require_fields, state_name
+from silotune.distributed.protocol.handshake import fields_digest, text_digest
+from silotune.distributed.silo.policy import backbone_numbers
+from silotune.distributed.silo.privacy_ledger import Price, PrivacyLedger
+from silotune.distributed.silo.request_ledger import Entry
+from silotune.distributed.silo.setup import UNDISCLOSED_ROWS, SiloSetup
+from silotune.distributed.silo.state_store import Reply, StateStore, scores_name
+from silotune.errors import InputError
+from silotune.evaluation.federation_scores import score_silos, summary_entries
+from silotune.evaluation.instance_vectors import keep_instances
+from silotune.training.client import PrivacySpent
+from silotune.training.federation import Federation
+from silotune.training.silo import Silo, SiloState
+
+
+class LocalWork:
+    """Trains and scores one silo, counted against its operator's limits.
+
+    Args:
+        setup: holds the operator's settings, and what the run's configuration came to.
+    """
+
+    def __init__(self, setup: SiloSetup) -> None:
+        self.settings = setup.settings
+        self._setup = setup
+
+    def train(self, federation: Federation, store: StateStore, request: Frame) -> Reply:
+        """Run a local round or the final phases; a repeated request gets the kept reply without training again."""
+        number, base, keep = require_fields(request.fields, "round", "base", "keep")
+        (broadcast,) = require_fields(request.blobs, "broadcast")
+        final = request.kind == "final"
+        name = state_name(int(number), final)
+        judge = bool(request.fields.get("judge")) and not final
+        key = self._request_key(request, judge=str(judge), base=str(base))
+        kept = store.find_reply(name, key)
+        if kept is not None:
+            return self._filtered(kept)
+        silo = self._silo(federation, store, str(base))
+        client = federation.client(measures=True)
+        shared = self._checked(client.open_broadcast(broadcast), int(number))
+        leaving = 0 if final else sum(tensor.numel() for tensor in flatten(shared).values())
+        digest = self._work_digest(key, store, str(base))
+        self._count(federation, Entry(store.path.name, request.kind, int(number), digest, leaving))
+        scores_before: dict[str, Any] = {}
+        if judge:  # of the previous round, whose shared parts the broadcast holds
+            self._count(federation, Entry(store.path.name, "score", int(number), digest))
+            scores_before = self._evaluate(federation, silo, shared, ["validation"], store)
+        store.delete(before=int(number), keep={*map(str, keep), str(base)})  # a refused request deletes nothing
+        price = None if client.privacy is None else Price.of(client.privacy)
+        if final:
+            (reply,) = client.finals([silo], broadcast)
+        else:
+            ledger, run = PrivacyLedger(Path(self.settings.folder)), store.path.name
+            spent = PrivacySpent() if price is None else ledger.spent(run, price)
+            (reply,) = client.rounds([silo], broadcast, spent)
+            if reply.message:
+                self._setup.policy.check_numbers(message_numbers(reply.message), federation.backbone)
+                if price is not None:
+                    ledger.record(run, name, price)
+        assert silo.state is not None, "a silo that trained has a state"
+        store.write(name, silo.state.flat())
+        fields = {"silo": silo.name, "round": int(number), "state": name, "metrics": reply.metrics, "note": reply.note}
+        if judge:
+            fields["scores"] = scores_before
+        about = {"norm": reply.norm, "epsilon": None if price is None else price.epsilon} if reply.message else {}
+        answer = Reply(Frame("answer", fields, {"message": reply.message}), about)
+        store.keep_reply(name, key, answer)
+        return self._filtered(answer)
+
+    def _filtered(self, reply: Reply) -> Reply:
+        """Keep the numbers that may leave now; a kept reply may be older than the operator's settings."""
+        share, fields, blobs = self.settings.share, dict(reply.frame.fields), dict(reply.frame.blobs)
+        fields["metrics"] = filter_metrics(fields["metrics"], share)
+        if "scores" in fields:
+            fields["scores"] = filter_scores(fields["scores"], share)
+        if "rows" not in share and blobs["message"]:
+            blobs["message"] = with_rows(blobs["message"], UNDISCLOSED_ROWS)
+        return replace(reply, frame=Frame(reply.frame.kind, fields, blobs))
+
+    def score(self, federation: Federation, store: StateStore, request: Frame) -> Reply:
+        """Score the aggregated shared parts with this silo's private ones; computed once, as `train`."""
+        number, base, splits = require_fields(request.fields, "round", "base", "splits")
+        (broadcast,) = require_fields(request.blobs, "broadcast")
+        name, splits = scores_name(int(number)), [str(split) for split in splits]
+        if splits not in (["validation"], ["validation", "test"]):
+            raise ProtocolError(f"no such splits to score: {splits!r:.60}")
+        key = self._request_key(request, base=str(base), splits=",".join(splits), share=",".join(self.settings.share))
+        kept = store.find_reply(name, key)
+        if kept is not None:
+            return kept
+        silo = self._silo(federation, store, str(base))
+        shared = self._checked(read_broadcast(broadcast, federation.coordinator.expected), int(number))
+        digest = self._work_digest(key, store, str(base))
+        self._count(federation, Entry(store.path.name, "score", int(number), digest))
+        entry = self._evaluate(federation, silo, shared, splits, store)
+        reply = Reply(Frame("scores", {"silo": self.settings.name, "scores": entry}))
+        store.keep_reply(name, key, reply)
+        return reply
+
+    def _count(self, federation: Federation, entry: Entry) -> None:
+        """Count a request before it is worked on, and the choice of rows that it uses."""
+        self._setup.use_rows()
+        self._setup.limits.admit(entry, federation.config, backbone_numbers(federation.backbone))
+
+    def _checked(self, broadcast: tuple[State, int], asked: int) -> State:
+        """Return the shared parts of a broadcast that the policy allows, and that is of the round that is asked for.
+
+        The broadcast's number decides the order of rows, the request's is counted.
+        """
+        shared, number = broadcast
+        if number != asked:
+            raise ProtocolError(f"a broadcast of round {number} in a request for round {asked}")
+        self._setup.policy.check_broadcast(shared, self._setup.start)
+        return shared
+
+    def _work_digest(self, key: dict[str, str], store: StateStore, base: str) -> str:
+        """Return the digest by which a request is counted: with another content of its state it is another request."""
+        return fields_digest({**key, "state": store.digest(base)} if base else key)
+
+    def _request_key(self, request: Frame, **more: str) -> dict[str, str]:
+        """Return the fields in which two requests must agree to get the same reply."""
+        return {
+            "kind": request.kind,
+            "broadcast": hashlib.sha256(request.blobs["broadcast"]).hexdigest(),
+            "config": text_digest(self._setup.text),
+            **more,
+        }
+
+    def _evaluate(
+        self, federation: Federation, silo: Silo, shared: State, splits: list[str], store: StateStore
+    ) -> dict[str, Any]:
+        """Score shared parts with the silo's present private ones; returns what may leave."""
+        federation.coordinator.adopt(shared)
+        if splits == ["validation"]:
+            entry: dict[str, Any] = {"validation": score_silos(federation, "validation")[self.settings.name]}
+        else:
+            entry = summary_entries(federation)[self.settings.name]
+            keep_instances(store.path, [silo])
+        return filter_scores(entry, self.settings.share)
+
+    def _silo(self, federation: Federation, store: StateStore, base: str) -> Silo:
+        """Return the silo at one of its states; the empty name stands for the state before its first round."""
+        silo = federation.silos[self.settings.name]
+        silo.state = None
+        if base:
+            kept = SiloState.from_flat(store.read(base))
+            wanted = {name: tensor.shape for name, tensor in flatten(federation.context.state_of(silo).private).items()}
+            if {name: tensor.shape for name, tensor in flatten(kept.private).items()} != wanted:
+                raise InputError(f"silo {self.settings.name!r}: its state {base!r} is of another method or tuner")
+            silo.state = kept
+        return silo
