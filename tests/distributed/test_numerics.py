@@ -50,7 +50,7 @@ def test_a_silos_worker_sets_them_before_it_loads_the_backbone(tiny_config, tmp_
 
     monkeypatch.setattr(BackboneRequirements, "load", load)
     with pytest.raises(InputError, match="seen"):
-        SiloSetup(settings)(wire_config(config, ["alpha"]), None)
+        SiloSetup(settings).federation_for(wire_config(config, ["alpha"]), None)
     assert found == [expected]
 
 

@@ -82,8 +82,8 @@ def test_a_worker_decodes_a_request_once(tiny_config, tmp_path, monkeypatch, ten
     jobs = queue.SimpleQueue()
     client, server = socket.socketpair()
     with client:
-        arguments = (server, jobs, {"busy": ""}, "alpha")
-        thread = threading.Thread(target=worker_module._connection, args=arguments, daemon=True)
+        waiting = worker_module._Worker(session.settings, jobs)
+        thread = threading.Thread(target=worker_module._connection, args=(server, waiting), daemon=True)
         thread.start()
         send(client, request)
         line = worker_module._work(session, jobs.get(timeout=60), WorkerMetrics(session.settings))

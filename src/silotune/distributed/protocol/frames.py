@@ -101,12 +101,13 @@ def send(connection: socket.socket, data: bytes) -> None:
     connection.sendall(data)
 
 
-def receive(connection: socket.socket, until: float | None = None) -> bytes:
+def receive(connection: socket.socket, until: float | None = None, largest: int = LARGEST_FRAME) -> bytes:
     """Read one frame's bytes from a socket.
 
     Args:
         connection: a stream socket.
         until: deadline on the clock of `time.monotonic`; None: no deadline.
+        largest: bytes of the largest frame that is read.
 
     Returns:
         The frame's bytes.
@@ -115,8 +116,8 @@ def receive(connection: socket.socket, until: float | None = None) -> bytes:
         ProtocolError: the peer closed or is too slow, or the frame is too large.
     """
     (length,) = struct.unpack(">Q", _receive_exactly(connection, 8, until))
-    if length > LARGEST_FRAME:
-        raise ProtocolError(f"a frame of {length} bytes is too large")
+    if length > largest:
+        raise ProtocolError(f"a frame of {length:,} bytes is too large (at most {largest:,})")
     return _receive_exactly(connection, length, until)
 
 

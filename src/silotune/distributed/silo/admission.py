@@ -50,3 +50,17 @@ def require_approval(
         raise HandshakeRefused(f"silo {settings.name!r}: its operator rejected the run {request.name}")
     if request.state == "pending":
         raise WaitsForApproval(f"{WAITS_FOR_APPROVAL} at {settings.name} (silotune silo show {request.name})")
+
+
+def still_approved(settings: SiloSettings, run: str, config: Config) -> bool:
+    """Return whether a run that was let in still is: its operator may have rejected it since.
+
+    Args:
+        settings: the operator's.
+        run: the run's id.
+        config: the run's, as it was sent.
+    """
+    if settings.approval == "policy" or settings.config is not None:
+        return True
+    request = Approvals(Path(settings.folder)).find(run, configuration_digest(configuration_of(config)))
+    return request is not None and request.state == "approved"

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from silotune.communication.messages import message_numbers, read_broadcast, with_rows
+from silotune.config import Config
 from silotune.core.tensors import State, flatten
 from silotune.distributed.protocol.disclosure import filter_metrics, filter_scores
 from silotune.distributed.protocol.frames import Frame, ProtocolError, require_fields, state_name
@@ -15,6 +16,7 @@ from silotune.distributed.protocol.handshake import fields_digest, text_digest
 from silotune.distributed.silo.policy import backbone_numbers
 from silotune.distributed.silo.privacy_ledger import Price, PrivacyLedger
 from silotune.distributed.silo.request_ledger import Entry
+from silotune.distributed.silo.row_fingerprint import RowRecord
 from silotune.distributed.silo.setup import UNDISCLOSED_ROWS, SiloSetup
 from silotune.distributed.silo.state_store import Reply, StateStore, scores_name
 from silotune.errors import InputError
@@ -35,12 +37,17 @@ class LocalWork:
     def __init__(self, setup: SiloSetup) -> None:
         self.settings = setup.settings
         self._setup = setup
+        self._rows = RowRecord(setup.settings)
+
+    def check_rows(self, run: str) -> str:
+        """Compare the rows with those that the run has used so far; returns and raises as `RowRecord.check`."""
+        return self._rows.check(run, self._config, self._setup.rows_digest)
 
     def train(self, federation: Federation, store: StateStore, request: Frame) -> Reply:
         """Run a local round or the final phases; a repeated request gets the kept reply without training again."""
         number, base, keep = require_fields(request.fields, "round", "base", "keep")
         (broadcast,) = require_fields(request.blobs, "broadcast")
-        final = request.kind == "final"
+        changed, final = self.check_rows(store.path.name), request.kind == "final"
         name = state_name(int(number), final)
         judge = bool(request.fields.get("judge")) and not final
         key = self._request_key(request, judge=str(judge), base=str(base))
@@ -71,7 +78,8 @@ class LocalWork:
                     ledger.record(run, name, price)
         assert silo.state is not None, "a silo that trained has a state"
         store.write(name, silo.state.flat())
-        fields = {"silo": silo.name, "round": int(number), "state": name, "metrics": reply.metrics, "note": reply.note}
+        fields = {"silo": silo.name, "round": int(number), "state": name, "metrics": reply.metrics}
+        fields["note"] = "; ".join(filter(None, (changed, reply.note)))
         if judge:
             fields["scores"] = scores_before
         about = {"norm": reply.norm, "epsilon": None if price is None else price.epsilon} if reply.message else {}
@@ -93,6 +101,7 @@ class LocalWork:
         """Score the aggregated shared parts with this silo's private ones; computed once, as `train`."""
         number, base, splits = require_fields(request.fields, "round", "base", "splits")
         (broadcast,) = require_fields(request.blobs, "broadcast")
+        self.check_rows(store.path.name)
         name, splits = scores_name(int(number)), [str(split) for split in splits]
         if splits not in (["validation"], ["validation", "test"]):
             raise ProtocolError(f"no such splits to score: {splits!r:.60}")
@@ -110,9 +119,16 @@ class LocalWork:
         return reply
 
     def _count(self, federation: Federation, entry: Entry) -> None:
-        """Count a request before it is worked on, and the choice of rows that it uses."""
-        self._setup.use_rows()
+        """Count a request before it is worked on, and record the rows that it uses."""
+        self._setup.record_rows()
         self._setup.limits.admit(entry, federation.config, backbone_numbers(federation.backbone))
+        self._rows.keep(entry.run, self._config, self._setup.rows_digest)
+
+    @property
+    def _config(self) -> Config:
+        """The run's configuration, as it was sent."""
+        assert self._setup.config is not None, "it was built"
+        return self._setup.config
 
     def _checked(self, broadcast: tuple[State, int], asked: int) -> State:
         """Return the shared parts of a broadcast that the policy allows, and that is of the round that is asked for.
@@ -147,6 +163,7 @@ class LocalWork:
             entry: dict[str, Any] = {"validation": score_silos(federation, "validation")[self.settings.name]}
         else:
             entry = summary_entries(federation)[self.settings.name]
+            store.make()
             keep_instances(store.path, [silo])
         return filter_scores(entry, self.settings.share)
 

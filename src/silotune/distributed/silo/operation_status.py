@@ -11,10 +11,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from silotune.data.tasks import Splits
 from silotune.distributed.protocol.silo_status import SiloStatus
 from silotune.distributed.silo.privacy_ledger import Price, PrivacyLedger
-from silotune.distributed.silo.request_ledger import row_digests
 from silotune.distributed.silo.silo_config import SiloSettings
 
 if TYPE_CHECKING:
@@ -23,12 +21,12 @@ if TYPE_CHECKING:
 KEY_FILE = "status.key"
 
 
-def operation_status(settings: SiloSettings, rows: Splits, run: str, privacy: Privacy | None) -> SiloStatus:
+def operation_status(settings: SiloSettings, rows: str, run: str, privacy: Privacy | None) -> SiloStatus:
     """Return a silo's present state of operation.
 
     Args:
         settings: the operator's.
-        rows: those in use.
+        rows: digest of those in use (`row_fingerprint.rows_digest`).
         run: the run's id.
         privacy: the run's guarantee; None if it adds no noise at silos.
     """
@@ -40,12 +38,9 @@ def operation_status(settings: SiloSettings, rows: Splits, run: str, privacy: Pr
     )
 
 
-def rows_fingerprint(rows: Splits, key: bytes) -> str:
-    """Return a keyed digest of the rows of all splits: without the key nobody can try rows against it."""
-    digest = hmac.new(key, digestmod=hashlib.sha256)
-    for split in ("train", "validation", "test"):
-        digest.update(f"{split} {' '.join(sorted(row_digests(getattr(rows, split))))}\n".encode())
-    return digest.hexdigest()[:32]
+def rows_fingerprint(rows: str, key: bytes) -> str:
+    """Return a keyed digest of the rows' digest: without the key nobody can try rows against it."""
+    return hmac.new(key, rows.encode(), hashlib.sha256).hexdigest()[:32]
 
 
 def free_bytes(folder: Path) -> int | None:

@@ -124,6 +124,12 @@ class RequestLedger:
 
 
 def row_digests(rows: Iterable[Row]) -> frozenset[str]:
-    """Return short digests of rows by their texts, label and answer."""
-    contents = (json.dumps([row.texts, row.label, row.answer]).encode() for row in rows)
+    """Return short digests of rows by their texts, label and answer, and by what conversations and pairs have more."""
+    contents = (json.dumps(_content(row)).encode() for row in rows)
     return frozenset(hashlib.sha256(content).hexdigest()[:16] for content in contents)
+
+
+def _content(row: Row) -> list[Any]:
+    """Return what tells a row from others; a plain row has no further entries, as in records of earlier versions."""
+    more = [row.turns, row.rejected] if row.turns or row.rejected else []
+    return [row.texts, row.label, row.answer, *more]

@@ -7,10 +7,11 @@ come from tools on the same machine.
 from __future__ import annotations
 
 import traceback
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 
+from silotune.config import Config
 from silotune.core.chained_log import ChainedLog
 from silotune.core.clock import log_line
 from silotune.core.determinism import key_named
@@ -18,7 +19,7 @@ from silotune.distributed.protocol.agreement import parse_wire_config, wire_conf
 from silotune.distributed.protocol.audit import describe_frame, request_of
 from silotune.distributed.protocol.frames import PROTOCOL, Frame, ProtocolError, decode, require_fields
 from silotune.distributed.protocol.handshake import HandshakeRefused, Identity, check_protocol, protocol_of
-from silotune.distributed.silo.admission import WaitsForApproval, require_approval
+from silotune.distributed.silo.admission import WaitsForApproval, require_approval, still_approved
 from silotune.distributed.silo.local_work import LocalWork
 from silotune.distributed.silo.operation_status import operation_status
 from silotune.distributed.silo.run_description import describe, describe_unfit
@@ -29,6 +30,16 @@ from silotune.errors import InputError, SilotuneError
 from silotune.runs.build.resolve import read_config
 from silotune.training.federation import Federation
 from silotune.version import __version__
+
+
+@dataclass(frozen=True)
+class _Hello:
+    """The last greeting that got a hello, with that hello, the run's id and its configuration."""
+
+    request: bytes
+    reply: bytes
+    run: str
+    config: Config
 
 
 class Session:
@@ -44,6 +55,7 @@ class Session:
         self._work = LocalWork(self._setup)
         self.record = ChainedLog(Path(settings.folder), settings.audit_mib * 2**20)
         """The record of what left."""
+        self._last_hello: _Hello | None = None
 
     def warm(self) -> None:
         """Load backbone and rows for the agreed configuration, before the first request."""
@@ -53,7 +65,7 @@ class Session:
                 parse_wire_config(text)
             except InputError:  # not in the form of `wire_config`: rows are read again with the first request
                 text = wire_config(read_config(self.settings.config), [self.settings.name])
-            self._setup(text, None)
+            self._setup.federation_for(text, None)
 
     def answer(self, data: bytes) -> bytes:
         """Answer a request.
@@ -85,8 +97,29 @@ class Session:
             traceback.print_exc()
             reply = self._reason("failed", f"{type(error).__name__} (see the worker's log)")
         leaving = reply.frame.encode()
+        if reply.frame.kind == "hello":
+            assert request is not None and self._setup.config is not None, "it was answered"
+            self._last_hello = _Hello(data, leaving, str(request.fields["run"]), self._setup.config)
         self.record.append({**request_of(request), **describe_frame(leaving, reply.frame), **reply.about})
         return leaving
+
+    def known_hello(self, data: bytes) -> bytes | None:
+        """Answer a greeting as before, without torch: for other threads, while a request is worked on.
+
+        Args:
+            data: bytes of the request's frame.
+
+        Returns:
+            The last hello, if the same greeting got it and the operator has not rejected the run since; else None.
+
+        Raises:
+            InputError, OSError: as `answer`.
+        """
+        known = self._last_hello
+        if known is None or known.request != data or not still_approved(self.settings, known.run, known.config):
+            return None
+        self.record.append({**request_of(decode(data)), **describe_frame(known.reply)})
+        return known.reply
 
     def _without_paths(self, reason: str) -> str:
         """Remove local paths from error messages before they leave the silo."""
@@ -122,6 +155,7 @@ class Session:
         self._setup.check_shapes(coordinators)
         store = StateStore(Path(self.settings.folder), str(run))
         if request.kind == "hello":
+            self._work.check_rows(str(run))
             reply = self._hello(federation)
         elif request.kind in ("round", "final"):
             reply = self._work.train(federation, store, request)
@@ -135,7 +169,7 @@ class Session:
         """Add the silo's state of operation to a reply, where its operator shares it."""
         if "status" not in self.settings.share:
             return reply
-        status = operation_status(self.settings, self._setup.rows, run, federation.client().privacy)
+        status = operation_status(self.settings, self._setup.rows_digest, run, federation.client().privacy)
         fields = reply.frame.fields | {"status": status.fields()}
         return replace(reply, frame=replace(reply.frame, fields=fields))
 
@@ -148,7 +182,7 @@ class Session:
         """
         settings, policy = self.settings, self._setup.policy
         try:
-            federation = self._setup(text, coordinators)
+            federation = self._setup.federation_for(text, coordinators)
         except UnfitRun as unfit:
             described = partial(describe_unfit, unfit.config, str(unfit))
             require_approval(settings, policy, run, unfit.config, described)

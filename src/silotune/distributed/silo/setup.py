@@ -23,6 +23,7 @@ from silotune.distributed.protocol.handshake import HandshakeRefused, Identity, 
 from silotune.distributed.silo.limits import RequestLimits, WorkGuard
 from silotune.distributed.silo.policy import Policy
 from silotune.distributed.silo.request_ledger import RequestLedger
+from silotune.distributed.silo.row_fingerprint import rows_digest
 from silotune.distributed.silo.silo_config import SiloSettings
 from silotune.errors import InputError, SilotuneError
 from silotune.methods import Method
@@ -87,6 +88,8 @@ class SiloSetup:
         """The shared parts with which the run starts."""
         self.rows: Splits = Splits()
         """The rows as the configuration splits them."""
+        self.rows_digest = ""
+        """Their sha256."""
         self.policy = Policy(settings.name, settings.policy, tuple(settings.share))
         self.limits = RequestLimits(self.policy, RequestLedger(Path(settings.folder)))
         self.guard = WorkGuard(self.policy)
@@ -106,7 +109,7 @@ class SiloSetup:
         identity = Identity.of(federation.config, self.text, federation.backbone)
         return replace(identity, shapes=federation.coordinator.expected.shapes)
 
-    def use_rows(self) -> None:
+    def record_rows(self) -> None:
         """Record the present choice of rows before its first use.
 
         Raises:
@@ -116,7 +119,7 @@ class SiloSetup:
         if chosen is not None:
             self.limits.ledger.record_rows(chosen)
 
-    def __call__(self, text: str, coordinator_identity: Identity | None) -> Federation:
+    def federation_for(self, text: str, coordinator_identity: Identity | None) -> Federation:
         """Build the federation for a configuration; cached until the configuration changes.
 
         Args:
@@ -171,6 +174,7 @@ class SiloSetup:
             data = self._rows(config)
             federation = self._assemble(config, method, backbone, data)
             self.start, self.rows = federation.coordinator.shared, data.splits
+            self.rows_digest = rows_digest(data.splits)
             self.policy.check_federation(federation, self.start)
             self.limits.check_rows(self.rows)
         except SilotuneError as error:

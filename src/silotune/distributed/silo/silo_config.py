@@ -54,7 +54,10 @@ class SiloSettings(Section):
         approval: `ask`: a run that this silo has not seen waits until its operator approves it (`silotune silo`);
             `policy`: what the policy allows is approved. With `config`, the agreed configuration is approved.
         config: the file of the configuration that the parties agreed on; any other is refused.
+        changed_rows: whether a run goes on whose rows are others than at its first request: `refuse` or `accept`. The
+            coordinator is told in both cases, without counts.
         audit_mib: MiB after which a file of the record of what left (`audit.jsonl`) is renamed and a new one begun.
+        largest_frame_mib: MiB of the largest request that the worker reads.
         socket: the path of the worker's socket.
         socket_group: whether the socket's group may connect, so that the SuperNode can run as a user who cannot read
             the rows.
@@ -83,7 +86,9 @@ class SiloSettings(Section):
     policy: PolicyConfig = Field(default_factory=PolicyConfig.of)
     approval: Literal["ask", "policy"] = "ask"
     config: str | None = Field(None, min_length=1)
+    changed_rows: Literal["refuse", "accept"] = "refuse"
     audit_mib: int = Field(16, ge=1)
+    largest_frame_mib: int = Field(1024, ge=1)
     socket: str | None = Field(None, min_length=1)
     socket_group: bool = False
     superlink: str | None = Field(None, min_length=1)

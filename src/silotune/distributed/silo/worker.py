@@ -37,6 +37,25 @@ class _Request:
     reply: queue.SimpleQueue[bytes] = field(default_factory=queue.SimpleQueue)
 
 
+@dataclass
+class _Worker:
+    """What threads of connections share with the main thread.
+
+    Args:
+        settings: the operator's.
+        requests: those that wait for the main thread.
+        busy: what the main thread does; empty while it waits.
+        session: once it is ready.
+        metrics: once the session is ready.
+    """
+
+    settings: SiloSettings
+    requests: queue.SimpleQueue[_Request] = field(default_factory=queue.SimpleQueue)
+    busy: str = "loading"
+    session: Session | None = None
+    metrics: WorkerMetrics | None = None
+
+
 _SLOW_PEER = 60.0
 """Seconds for a request to arrive, and for a reply to be taken."""
 
@@ -47,15 +66,14 @@ def serve(settings: SiloSettings) -> None:
     Raises:
         InputError: another worker of this silo runs, or the socket cannot be created.
     """
-    requests: queue.SimpleQueue[_Request] = queue.SimpleQueue()
-    state = {"busy": "loading"}
+    worker = _Worker(settings)
 
     def stop(_number: int, _frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
     signal.signal(signal.SIGTERM, stop)
     listener = _listen(settings.socket_path, settings.socket_group)
-    threading.Thread(target=_accept, args=(listener, requests, state, settings.name), daemon=True).start()
+    threading.Thread(target=_accept, args=(listener, worker), daemon=True).start()
     try:
         from silotune.distributed.silo.session import Session
         from silotune.distributed.silo.worker_metrics import WorkerMetrics
@@ -63,11 +81,12 @@ def serve(settings: SiloSettings) -> None:
         session, metrics = Session(settings), WorkerMetrics(settings)
         session.warm()
         metrics.serve()
+        worker.session, worker.metrics = session, metrics
         _log(settings, f"ready on {settings.socket_path}")
         while True:
-            state["busy"] = ""
-            request = requests.get()
-            state["busy"] = "working"
+            worker.busy = ""
+            request = worker.requests.get()
+            worker.busy = "working"
             _log(settings, _work(session, request, metrics))
     except KeyboardInterrupt:
         _log(settings, "stopped")
@@ -122,36 +141,51 @@ def _listen(path: Path, group: bool = False) -> socket.socket:
     return listener
 
 
-def _accept(listener: socket.socket, requests: queue.SimpleQueue[_Request], state: dict[str, str], name: str) -> None:
+def _accept(listener: socket.socket, worker: _Worker) -> None:
     """Accept connections, one thread each, until the listener is closed."""
     while True:
         try:
             connection, _ = listener.accept()
         except OSError:  # closed
             return
-        threading.Thread(target=_connection, args=(connection, requests, state, name), daemon=True).start()
+        threading.Thread(target=_connection, args=(connection, worker), daemon=True).start()
 
 
-def _connection(
-    connection: socket.socket, requests: queue.SimpleQueue[_Request], state: dict[str, str], name: str
-) -> None:
-    """Read one request, wait for its reply and send that; pings are answered here."""
+def _connection(connection: socket.socket, worker: _Worker) -> None:
+    """Read one request, wait for its reply and send that; pings and known greetings are answered here."""
+    settings = worker.settings
     with connection:
         try:
-            data = receive(connection, time.monotonic() + _SLOW_PEER)
+            data = receive(connection, time.monotonic() + _SLOW_PEER, settings.largest_frame_mib * 2**20)
             kind = peek_kind(data)
             if kind == "ping":
-                send(connection, Frame("pong", {"silo": name, "busy": state["busy"], "pid": os.getpid()}).encode())
+                fields = {"silo": settings.name, "busy": worker.busy, "pid": os.getpid()}
+                send(connection, Frame("pong", fields).encode())
                 return
-            request = _Request(kind, data)
-            requests.put(request)
-            reply = request.reply.get()
+            reply = _known_hello(kind, data, worker)
+            if reply is None:
+                request = _Request(kind, data)
+                worker.requests.put(request)
+                reply = request.reply.get()
             if not reply:  # the record of what leaves cannot be written
                 return
             connection.settimeout(_SLOW_PEER)
             send(connection, reply)
         except (ProtocolError, OSError) as error:  # the peer is gone; the reply is stored for a repeated request
-            log_line(f"silotune worker {name!r}: {error}")
+            _log(settings, str(error))
+
+
+def _known_hello(kind: str, data: bytes, worker: _Worker) -> bytes | None:
+    """Answer a greeting that was answered before while the main thread works; None for all others."""
+    if kind != "hello" or worker.busy != "working" or worker.session is None or worker.metrics is None:
+        return None
+    try:
+        reply = worker.session.known_hello(data)
+    except (InputError, OSError) as error:
+        raise ProtocolError(f"no answer leaves, as it cannot be recorded: {error}") from error
+    if reply is not None:
+        worker.metrics.count(kind, reply, 0.0)
+    return reply
 
 
 def _log(settings: SiloSettings, text: str) -> None:
