@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from silotune.distributed.coordinator.coordinate import coordinate, prepare
+from silotune.distributed.coordinator.coordinate import coordinate
+from silotune.distributed.coordinator.job import prepare
 from silotune.distributed.protocol.frames import decode
 from silotune.errors import InputError, SilotuneError
 from silotune.runs.storage.readers import events, read_summary

@@ -77,6 +77,24 @@ def dispatcher_of(nodes, *silos, admit=lambda frame: None):
     return dispatcher, reports
 
 
+def test_a_reply_that_is_too_large_is_a_failure_and_not_asked_for_again():
+    nodes = Nodes({1: "a"})
+    dispatcher, reports = dispatcher_of(nodes, "a")
+    dispatcher.largest_reply = 200
+    nodes.script = {0.5: lambda: nodes.answer(1, Frame("hello", {"silo": "a"}, {"x": b"0" * 200}))}
+    assert dispatcher.wait_for_all(5.0) == ["a"]
+    (report,) = reports
+    assert report[0] == "node 1"
+    assert report[1].endswith("bytes is too large (at most 200)")
+    nodes.script = {20.5: lambda: nodes.answer(2, hello("a"))}
+    assert dispatcher.wait_for_all(60.0) == []
+    nodes.script = {nodes.now + 1: lambda: nodes.answer(3, Frame("answer", {"silo": "a"}, {"x": b"0" * 200}))}
+    (reply,) = dispatcher.request({"a": ROUND}, 60.0)
+    assert (reply.kind, reply.fields["silo"]) == ("failed", "a")
+    assert "bytes is too large" in reply.fields["reason"]
+    assert nodes.when("round") == [(nodes.when("round")[0][0], 1)]
+
+
 def test_a_greeting_that_went_under_is_repeated_until_the_silo_is_in():
     """Its process died, or it was restarted before anybody saw it away; nobody is greeted once it is in."""
     nodes = Nodes({1: "", 2: ""})

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from silotune.distributed.deploy import enrollment, initialize, invitations, joining
+from silotune.distributed.deploy import coordinator_client, enrollment, initialize, invitations, joining
 from silotune.distributed.deploy.certificates import check_public_key, fingerprint, make_node_key, names_in
 from silotune.distributed.deploy.checks import check_proxy, check_secret
 from silotune.distributed.deploy.invitations import Invitation, InvitationBook, InvitationRefused
@@ -282,16 +282,16 @@ def test_a_silo_joins_with_one_command(settings, tmp_path, nodes, served, rows):
 
 def test_a_lost_answer_is_asked_for_again(settings, tmp_path, nodes, served, rows, monkeypatch):
     invitation = invited(settings, tmp_path)
-    ask = joining.ask
+    ask = coordinator_client.ask
 
     def lost(*words, **options):
         ask(*words, **options)
         raise SilotuneError("the line broke")
 
-    monkeypatch.setattr(joining, "ask", lost)
+    monkeypatch.setattr(coordinator_client, "ask", lost)
     with pytest.raises(SilotuneError, match="the line broke"):
         joining.join(invitation, tmp_path / "north", rows)
-    monkeypatch.setattr(joining, "ask", ask)
+    monkeypatch.setattr(coordinator_client, "ask", ask)
     joining.join(invitation, tmp_path / "north", rows)
     assert len(served) == 1
 

@@ -6,7 +6,8 @@ import pytest
 
 from silotune.config.federation import FederationConfig
 from silotune.distributed.coordinator import coordinate as coordinator_module
-from silotune.distributed.coordinator.coordinate import coordinate, prepare
+from silotune.distributed.coordinator.coordinate import coordinate
+from silotune.distributed.coordinator.job import prepare
 from silotune.distributed.protocol.frames import decode
 from silotune.distributed.silo import local_work
 from silotune.distributed.silo.session import Session

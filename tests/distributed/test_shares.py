@@ -12,7 +12,8 @@ from silotune.config import dump
 from silotune.config.federation import FederationConfig
 from silotune.data.loading import load_silos
 from silotune.data.row_folder import write_rows
-from silotune.distributed.coordinator.coordinate import Job, coordinate, prepare
+from silotune.distributed.coordinator.coordinate import coordinate
+from silotune.distributed.coordinator.job import Job, prepare
 from silotune.distributed.protocol.agreement import parse_wire_config, wire_config
 from silotune.distributed.protocol.frames import Frame, decode
 from silotune.distributed.silo.session import Session

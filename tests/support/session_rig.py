@@ -10,7 +10,8 @@ from silotune.config import Config, dump
 from silotune.data.loading import load_silos
 from silotune.data.row_folder import write_rows
 from silotune.data.server_rows import draw_labeled_rows
-from silotune.distributed.coordinator.coordinate import Job, coordinate
+from silotune.distributed.coordinator.coordinate import coordinate
+from silotune.distributed.coordinator.job import Job
 from silotune.distributed.flower.link import Arrival
 from silotune.distributed.silo.session import Session
 from silotune.distributed.silo.silo_config import SiloSettings

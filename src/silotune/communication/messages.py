@@ -47,6 +47,11 @@ class Expected:
         """Return the shapes of these tensors."""
         return cls({name: tuple(tensor.shape) for name, tensor in tensors.items()})
 
+    @property
+    def bytes(self) -> int:
+        """Bytes of the tensors, without the message's header."""
+        return sum(math.prod(shape) * self.dtype(name).itemsize for name, shape in self.shapes.items())
+
     def dtype(self, name: str) -> torch.dtype:
         """Return a tensor's dtype."""
         return self.dtypes.get(name, torch.float32)

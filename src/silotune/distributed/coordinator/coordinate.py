@@ -1,4 +1,4 @@
-"""`coordinate`: a coordinator's whole run: waits for silos, handshake, rounds, summary, outcome; `Job`."""
+"""`coordinate`: a coordinator's whole run: waits for silos, handshake, rounds, summary, outcome."""
 
 from __future__ import annotations
 
@@ -7,14 +7,11 @@ import os
 import sys
 from collections.abc import Mapping
 from contextlib import closing, nullcontext
-from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from silotune.config import Config, dump
-from silotune.config.federation import FederationConfig
-from silotune.config.partition import PartitionConfig
 from silotune.core.chained_log import ChainedLog
 from silotune.core.clock import current_user, log_line
 from silotune.core.determinism import set_numerics
@@ -27,13 +24,15 @@ from silotune.distributed.coordinator import status_files
 from silotune.distributed.coordinator.audited_link import AuditedLink
 from silotune.distributed.coordinator.dispatcher import SiloDispatcher
 from silotune.distributed.coordinator.engine import FlowerEngine
+from silotune.distributed.coordinator.job import Job
 from silotune.distributed.coordinator.run_registry import FEDERATION_FOLDER, RunRegistry, SiloInfo
+from silotune.distributed.coordinator.silo_admission import AdmissionPolicy, FailureLog, wait_for_silos
 from silotune.distributed.coordinator.silo_board import SiloBoard
 from silotune.distributed.flower.link import ConnectionLost, Link
 from silotune.distributed.protocol.agreement import check_federated, wire_config
 from silotune.distributed.protocol.frames import Frame
-from silotune.distributed.protocol.handshake import WAITS_FOR_APPROVAL, Hello, Identity, check_identity
-from silotune.errors import OR_RESUME, InputError, SilotuneError, require_unused
+from silotune.distributed.protocol.handshake import Identity
+from silotune.errors import InputError
 from silotune.methods import Method
 from silotune.models.backbone.backbone import Backbone
 from silotune.runs.build.coordinator import build_coordinator
@@ -48,7 +47,6 @@ from silotune.runs.build.resolve import (
 )
 from silotune.runs.build.silos import server_silo, silos_without_rows
 from silotune.runs.build.validation import check_tasks
-from silotune.runs.engines.base import Progress
 from silotune.runs.storage.run_folder import RunFolder
 from silotune.runs.summary import state_digest, summarise
 from silotune.training.federation import Federation
@@ -56,67 +54,6 @@ from silotune.training.silo import SiloState
 
 PREDECESSOR_TIMEOUT = 30.0
 """Seconds to wait for an earlier coordinator in the folder to end."""
-
-
-@dataclass(frozen=True)
-class Job:
-    """A coordinator's job.
-
-    Args:
-        config: path of the run's configuration.
-        out: the run folder.
-        silos: the silos' names; if empty, those of `federation.silos`.
-        labelled: the folder of the coordinator's labeled rows.
-        local: whether all silos' folders are in the run folder.
-    """
-
-    config: str
-    out: str
-    silos: tuple[str, ...] = ()
-    labelled: str | None = None
-    local: bool = False
-
-    @classmethod
-    def read(cls, path: str | Path) -> Job:
-        """Read a job from a JSON file."""
-        fields = json.loads(Path(path).read_text(encoding="utf-8"))
-        return cls(**(fields | {"silos": tuple(fields["silos"])}))
-
-    def write(self, path: Path) -> None:
-        """Write the job to a JSON file."""
-        write_text(path, json.dumps(asdict(self), indent=1))
-
-
-def prepare(config: Config, out: Path, resume: bool) -> Path:
-    """Prepare a run folder for its coordinator.
-
-    Args:
-        config: the run's.
-        out: the run folder.
-        resume: continue an interrupted run.
-
-    Returns:
-        Path of the job file.
-
-    Raises:
-        InputError: the folder is in use, or holds anything but a run of this configuration to resume; it is unchanged.
-    """
-    check_federated(config)
-    # silos have their own rows: nothing is partitioned, and there is no central test set
-    config = on_this_machine(config).model_copy(update={"partition": PartitionConfig()})
-    if not config.federation.silos:
-        raise InputError("federation.silos: name the silos that take part")
-    refused_before = RunFolder.nothing_began(out)  # such a start leaves only its files for the coordinator
-    if not resume and not refused_before:
-        require_unused(out, "--out", OR_RESUME)
-    RunFolder.check(out, dump(config), resume or refused_before)
-    RunRegistry.check(out)
-    status_folder = out / FEDERATION_FOLDER
-    with folder_lock(out), folder_lock(status_folder):
-        status_files.clear(status_folder)
-        write_text(status_folder / "config.yaml", dump(config))
-        Job(str(status_folder / "config.yaml"), str(out)).write(status_folder / "job.json")
-    return status_folder / "job.json"
 
 
 def coordinate(job: Job, link: Link) -> None:
@@ -156,16 +93,17 @@ def _run(job: Job, link: Link, record: ChainedLog) -> None:
     run = {"run": admission.registry.run, "config": text, "identity": admission.identity.fields()}
     board = SiloBoard.open(out / FEDERATION_FOLDER)
     progress = partial(_write_progress, out / FEDERATION_FOLDER, board)
-    failures = _FailureLog(progress)
+    failures = FailureLog(progress)
     patience = config.federation.patience
     link = AuditedLink(link, record, admission.registry.run)
     dispatcher = SiloDispatcher(link, names, Frame("hello", run).encode(), admission, failures, patience, board=board)
     progress(0, "waiting for silos to join", 0, len(names))
-    _wait_for_silos(dispatcher, admission, failures, config.federation)
+    wait_for_silos(dispatcher, admission, failures, config.federation)
     registry = admission.registry
     labeled = _labeled(job, config, bool(method.server_phases()))
     federation = _federation(config, method, backbone, {name: registry.silos[name] for name in names}, labeled)
     admission.expect(federation.coordinator.expected.shapes)
+    dispatcher.largest_reply += federation.coordinator.uplink.expected(federation.coordinator.expected).bytes
     with closing(_run_folder(out, federation)) as folder:
         failures.folder = folder
         registry.write(out)
@@ -217,45 +155,6 @@ def _registry(config: Config, out: Path, names: list[str]) -> RunRegistry:
     return registry
 
 
-@dataclass
-class _FailureLog:
-    """Prints silos' failures. Before there is a run folder it keeps the last of each silo, later it writes events."""
-
-    progress: Progress
-    folder: RunFolder | None = None
-    refusals: dict[str, str] = field(default_factory=dict)
-
-    def __call__(self, sender: str, event: str) -> None:
-        """Log one failure of a silo or node."""
-        sender, event = sender[:100], event[:500]  # both may quote a silo
-        log_line(f"silotune coordinator: {sender}: {event}", sys.stdout)
-        waits = event.startswith(WAITS_FOR_APPROVAL)
-        if self.folder is not None:
-            self.folder.event("silo-waiting" if waits else "silo-failed", silo=sender, reason=event)
-        else:
-            self.refusals[sender] = event
-            self.progress(1, event, 0, 1)
-
-
-def _wait_for_silos(
-    dispatcher: SiloDispatcher, admission: AdmissionPolicy, failures: _FailureLog, options: FederationConfig
-) -> None:
-    """Wait until all silos are admitted; for silos of an earlier start of the run, only `federation.away` seconds.
-
-    Raises:
-        SilotuneError: silos that never took part did not join in time.
-    """
-    known = admission.registry.silos
-    absent = dispatcher.wait_for_all(options.join, known, options.away)
-    missing = [name for name in absent if name not in known]
-    if missing:
-        reasons = "".join(f"; {sender}: {event}" for sender, event in sorted(failures.refusals.items()))
-        late = f"silos that did not join within federation.join={options.join:g} s: {', '.join(missing)}"
-        raise SilotuneError(f"{late}; nothing began{reasons}")
-    for name in absent:
-        failures(name, f"did not join again within federation.away={options.away:g} s; the run goes on")
-
-
 def _federation(
     config: Config, method: Method, backbone: Backbone, silos: Mapping[str, SiloInfo], labeled: SiloData | None
 ) -> Federation:
@@ -270,34 +169,6 @@ def _federation(
     texts = {name: silo.texts for name, silo in silos.items()}
     server = None if labeled is None else server_silo(context, labeled)
     return Federation(config, context, members, coordinator, tasks, texts, server, privacy=privacy)
-
-
-class AdmissionPolicy:
-    """Admits a silo whose identity equals the coordinator's and whose task is unchanged in this run."""
-
-    def __init__(self, identity: Identity, registry: RunRegistry, record: ChainedLog) -> None:
-        self.identity = identity
-        self.registry = registry
-        self._record = record
-        self._identities: dict[str, Identity] = {}
-
-    def __call__(self, frame: Frame) -> None:
-        """Check a silo's hello and register the silo.
-
-        Raises:
-            HandshakeRefused: its identity differs from the coordinator's.
-        """
-        hello = Hello.read(frame)
-        check_identity(hello.silo, self.identity, hello.identity)
-        self.registry = self.registry.with_silo(hello)
-        self._identities[hello.silo] = hello.identity
-        self._record.append({"kind": "joined", "run": self.registry.run, "silo": hello.silo})
-
-    def expect(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
-        """Compare the shapes of shared parts, too: of admitted silos now, of others at their hello."""
-        self.identity = replace(self.identity, shapes=shapes)
-        for name, identity in sorted(self._identities.items()):
-            check_identity(name, self.identity, identity)
 
 
 def _labeled(job: Job, config: Config, wanted: bool) -> SiloData | None:

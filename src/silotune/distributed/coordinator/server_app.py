@@ -14,7 +14,8 @@ TTL = 7 * 24 * 3600.0
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """Run one job."""
-    from silotune.distributed.coordinator.coordinate import Job, coordinate
+    from silotune.distributed.coordinator.coordinate import coordinate
+    from silotune.distributed.coordinator.job import Job
     from silotune.distributed.flower.link import FlowerLink
 
     job = str(context.run_config["job"])

@@ -5,11 +5,8 @@ The key is made here and never leaves; the coordinator gets the public key and t
 
 from __future__ import annotations
 
-import http.client
-import json
 import os
 import secrets
-import ssl
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -19,7 +16,7 @@ import yaml
 
 from silotune.config import Config
 from silotune.distributed.deploy.certificates import check_public_key, make_node_key, public_node_key
-from silotune.distributed.deploy.enrollment import PATH
+from silotune.distributed.deploy.coordinator_client import register
 from silotune.distributed.deploy.invitations import Invitation
 from silotune.distributed.deploy.owned_files import (
     filled,
@@ -35,17 +32,12 @@ from silotune.distributed.deploy.owned_files import (
     write_new,
 )
 from silotune.distributed.flower.commands import require_flower
-from silotune.distributed.protocol.frames import PROTOCOL
 from silotune.distributed.silo.silo_config import read_silo_settings
-from silotune.errors import InputError, SilotuneError
+from silotune.errors import InputError
 from silotune.runs.build.resolve import read_config
-from silotune.version import __version__
 
 WORKER, NODE = "silotune-worker", "silotune-node"
 """Users of an installed silo; their folders under /var/lib have the same names."""
-
-PATIENCE = 300.0
-"""Seconds for the coordinator's answer: registering a key takes Flower some ten."""
 
 _SOCKET = "/run/silotune/worker.sock"
 
@@ -171,84 +163,6 @@ def replace_key(invitation: Invitation, folder: Path) -> Path:
     if authority.read_bytes() != invitation.ca.encode():
         replace(authority, invitation.ca.encode(), 0o644)
     return key
-
-
-def register(invitation: Invitation, public: bytes) -> None:
-    """Send the public key and the token to the coordinator.
-
-    Raises:
-        InputError: the coordinator refuses, is not the invitation's, or has another protocol or version.
-        SilotuneError: it does not answer.
-    """
-    fields = {"silo": invitation.silo, "token": invitation.token, "public_key": public.decode()}
-    status, answer = ask(invitation.superlink, invitation.ca, "POST", PATH, fields)
-    if status == 404:
-        raise InputError(
-            f"coordinator {invitation.superlink}: takes no enrollment; give --no-register, and it silo.key.pub"
-        )
-    if status in (400, 403, 411, 413):
-        raise InputError(f"coordinator {invitation.superlink}: {answer.get('error', status)}")
-    if status != 200:
-        reason = answer.get("error", f"HTTP status {status}; its SuperLink may not run")
-        raise SilotuneError(f"coordinator {invitation.superlink}: {reason}; run the same command again later")
-    if (answer.get("protocol"), answer.get("version")) != (PROTOCOL, __version__):
-        raise InputError(
-            f"coordinator {invitation.superlink}: has silotune {answer.get('version')} (protocol "
-            f"{answer.get('protocol')}), this machine {__version__} ({PROTOCOL}); install the same and run this again"
-        )
-
-
-def ask(
-    address: str,
-    authority: str,
-    method: str,
-    path: str,
-    fields: dict[str, Any] | None = None,
-    seconds: float = PATIENCE,
-) -> tuple[int, dict[str, Any]]:
-    """Ask the coordinator's proxy, over TLS with its own authority.
-
-    Args:
-        address: HOST:PORT.
-        authority: certificates, PEM.
-        method: `GET` or `POST`.
-        path: of the request.
-        fields: sent as JSON.
-        seconds: the longest wait.
-
-    Returns:
-        HTTP's status, and the answer's fields; those of its headers are under `headers`.
-
-    Raises:
-        InputError: another party is at that address.
-        SilotuneError: it does not answer.
-    """
-    host, _, port = address.rpartition(":")
-    bare = host.strip("[]")
-    context = ssl.create_default_context(cadata=authority)
-    connection = http.client.HTTPSConnection(bare, int(port), timeout=seconds, context=context)
-    try:
-        body = None if fields is None else json.dumps(fields)
-        connection.request(method, path, body, {"Content-Type": "application/json"})
-        reply = connection.getresponse()
-        content = reply.read(65536)
-        headers = {name.lower(): value for name, value in reply.getheaders()}
-    except ssl.SSLCertVerificationError as error:
-        raise InputError(
-            f"coordinator {address}: its certificate is not one that the invitation's authority vouches for "
-            f"({error.verify_message})"
-        ) from error
-    except ssl.SSLError as error:
-        raise InputError(f"coordinator {address}: TLS failed ({error.reason}); is the name right?") from error
-    except (OSError, http.client.HTTPException) as error:
-        raise SilotuneError(f"coordinator {address}: does not answer ({error})") from error
-    finally:
-        connection.close()
-    try:
-        parsed = json.loads(content)
-    except (ValueError, RecursionError):
-        parsed = None
-    return reply.status, {"headers": headers} | (parsed if isinstance(parsed, dict) else {})
 
 
 def _count_rows(silo: str, answers: Answers) -> int:

@@ -24,7 +24,8 @@ from silotune.data.metrics import METRICS, majority_score
 from silotune.data.row_folder import write_rows
 from silotune.data.server_rows import draw_labeled_rows
 from silotune.data.tasks import SiloData
-from silotune.distributed.coordinator.coordinate import PREDECESSOR_TIMEOUT, Job
+from silotune.distributed.coordinator.coordinate import PREDECESSOR_TIMEOUT
+from silotune.distributed.coordinator.job import Job
 from silotune.distributed.coordinator.run_registry import FEDERATION_FOLDER, RunRegistry
 from silotune.distributed.deploy.local_processes import LocalProcesses
 from silotune.distributed.flower.commands import ENVIRONMENT, require_flower

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from silotune.config import Config
-from silotune.distributed.coordinator.coordinate import prepare
+from silotune.distributed.coordinator.job import prepare
 from silotune.distributed.coordinator.run_registry import FEDERATION_FOLDER
 from silotune.distributed.coordinator.status_files import CoordinatorMonitor, require_finished
 from silotune.distributed.deploy.commands import CHECK_INTERVAL, is_running

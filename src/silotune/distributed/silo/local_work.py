@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from silotune.communication.messages import message_numbers, read_broadcast, with_rows
-from silotune.config import Config
 from silotune.core.tensors import State, flatten
 from silotune.distributed.protocol.disclosure import filter_metrics, filter_scores
 from silotune.distributed.protocol.frames import Frame, ProtocolError, require_fields, state_name
@@ -41,7 +40,7 @@ class LocalWork:
 
     def check_rows(self, run: str) -> str:
         """Compare the rows with those that the run has used so far; returns and raises as `RowRecord.check`."""
-        return self._rows.check(run, self._config, self._setup.rows_digest)
+        return self._rows.check(run, self._setup.config, self._setup.rows_digest)
 
     def train(self, federation: Federation, store: StateStore, request: Frame) -> Reply:
         """Run a local round or the final phases; a repeated request gets the kept reply without training again."""
@@ -122,13 +121,7 @@ class LocalWork:
         """Count a request before it is worked on, and record the rows that it uses."""
         self._setup.record_rows()
         self._setup.limits.admit(entry, federation.config, backbone_numbers(federation.backbone))
-        self._rows.keep(entry.run, self._config, self._setup.rows_digest)
-
-    @property
-    def _config(self) -> Config:
-        """The run's configuration, as it was sent."""
-        assert self._setup.config is not None, "it was built"
-        return self._setup.config
+        self._rows.keep(entry.run, self._setup.config, self._setup.rows_digest)
 
     def _checked(self, broadcast: tuple[State, int], asked: int) -> State:
         """Return the shared parts of a broadcast that the policy allows, and that is of the round that is asked for.

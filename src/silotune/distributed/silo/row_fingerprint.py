@@ -1,4 +1,4 @@
-"""Digest of a silo's rows, and `RowRecord`, which keeps it for each run: a silo whose rows change within one says so."""
+"""Digest of a silo's rows, and `RowRecord`, which keeps it per run: a silo whose rows change within one says so."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ class Session:
             reply = self._reason("failed", f"{type(error).__name__} (see the worker's log)")
         leaving = reply.frame.encode()
         if reply.frame.kind == "hello":
-            assert request is not None and self._setup.config is not None, "it was answered"
+            assert request is not None, "it was answered"
             self._last_hello = _Hello(data, leaving, str(request.fields["run"]), self._setup.config)
         self.record.append({**request_of(request), **describe_frame(leaving, reply.frame), **reply.about})
         return leaving
@@ -188,7 +188,6 @@ class Session:
             require_approval(settings, policy, run, unfit.config, described)
             raise unfit.reason from unfit
         config = self._setup.config
-        assert config is not None, "it was built"
         require_approval(settings, policy, run, config, lambda: describe(config, federation, settings))
         return federation
 

@@ -82,8 +82,7 @@ class SiloSetup:
         """The configuration it was built for, as it was sent."""
         self._backbone: tuple[BackboneRequirements, Backbone] | None = None
         self._federation: Federation | None = None
-        self.config: Config | None = None
-        """The configuration it was built for."""
+        self._config: Config | None = None
         self.start: State = {}
         """The shared parts with which the run starts."""
         self.rows: Splits = Splits()
@@ -96,6 +95,12 @@ class SiloSetup:
         self._agreed: Config | None = None
         if settings.config is not None:
             self._agreed = read_config(settings.config)
+
+    @property
+    def config(self) -> Config:
+        """The configuration of the federation that was built last, as it was sent."""
+        assert self._config is not None, "nothing was built"
+        return self._config
 
     @property
     def federation(self) -> Federation:
@@ -169,7 +174,7 @@ class SiloSetup:
         backbone = self._load(config, method)
         if coordinator_identity is not None:  # first, as another backbone makes later steps fail
             check_identity(self.settings.name, coordinator_identity, Identity.of(config, text, backbone))
-        self.config = parse_wire_config(text)
+        self._config = sent = parse_wire_config(text)
         try:
             data = self._rows(config)
             federation = self._assemble(config, method, backbone, data)
@@ -178,7 +183,7 @@ class SiloSetup:
             self.policy.check_federation(federation, self.start)
             self.limits.check_rows(self.rows)
         except SilotuneError as error:
-            raise UnfitRun(self.config, error) from error
+            raise UnfitRun(sent, error) from error
         federation.context.guard = self.guard
         return federation
 
