@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -219,11 +220,25 @@ def test_waiting_for_a_run_ends_with_it(party: Party, monkeypatch: pytest.Monkey
         run_commands.follow(party.settings, 2, lambda *_: None)
 
 
-def test_a_damaged_file_is_named(party: Party) -> None:
+def test_a_damaged_file_is_named_once_and_the_others_go_on(party: Party, silotune: Any, tmp_path: Path) -> None:
     party.add("a")
-    (Path(party.settings.folder) / "runs" / "0001.json").write_text("{", encoding="utf-8")
-    with pytest.raises(InputError, match=r"0001\.json: damaged"):
-        party.queue.runs()
+    party.add("b")
+    (Path(party.settings.folder) / "runs" / "0002.json").write_text("{", encoding="utf-8")
+    assert party.add("c") == 3
+    party.tick()
+    status_files.write_outcome(party.status("a"))
+    for _ in range(3):
+        party.tick()
+    assert party.submitted == ["a", "c"]
+    (problem,) = [line for line in party.said if "damaged" in line]
+    assert "0002.json: damaged" in problem
+    with pytest.raises(InputError, match=r"0002\.json: damaged .* repair it, or move it away"):
+        party.queue.run(2)
+    file = tmp_path / "coordinator.yaml"
+    file.write_text(yaml.safe_dump({"folder": party.settings.folder, "insecure": True}), encoding="utf-8")
+    done = silotune("federation", "runs", str(file), "--json")
+    assert [run["run"] for run in json.loads(done.out)] == [1, 3]
+    assert "0002.json: damaged" in done.err
 
 
 def test_a_run_that_is_stopped_while_it_is_submitted_does_not_run(

@@ -125,7 +125,10 @@ def runs(coordinator: CoordinatorFile, as_json: JsonOption = False) -> None:
     from silotune.distributed.deploy import run_commands
     from silotune.distributed.deploy.party_configs import read_coordinator_settings
 
-    listed = run_commands.listed(read_coordinator_settings(coordinator))
+    settings = read_coordinator_settings(coordinator)
+    listed = run_commands.listed(settings)
+    for problem in run_commands.damaged(settings):
+        typer.echo(problem, err=True)
     if as_json:
         typer.echo(json.dumps(listed, indent=1))
         return

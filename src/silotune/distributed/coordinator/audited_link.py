@@ -26,6 +26,15 @@ class AuditedLink:
         self._sent: dict[str, tuple[int, int | None]] = {}
         """Message → its node and round."""
 
+    @property
+    def largest_reply(self) -> int:
+        """See `Link`."""
+        return self._link.largest_reply
+
+    @largest_reply.setter
+    def largest_reply(self, count: int) -> None:
+        self._link.largest_reply = count
+
     def nodes(self) -> Mapping[int, str]:
         """See `Link`."""
         return self._link.nodes()

@@ -103,7 +103,7 @@ def _run(job: Job, link: Link, record: ChainedLog) -> None:
     labeled = _labeled(job, config, bool(method.server_phases()))
     federation = _federation(config, method, backbone, {name: registry.silos[name] for name in names}, labeled)
     admission.expect(federation.coordinator.expected.shapes)
-    dispatcher.largest_reply += federation.coordinator.uplink.expected(federation.coordinator.expected).bytes
+    link.largest_reply += federation.coordinator.uplink.expected(federation.coordinator.expected).bytes
     with closing(_run_folder(out, federation)) as folder:
         failures.folder = folder
         registry.write(out)

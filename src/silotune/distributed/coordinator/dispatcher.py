@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from silotune.distributed.coordinator.silo_board import SiloBoard
 from silotune.distributed.flower.link import Arrival, Link
-from silotune.distributed.protocol.frames import LARGEST_HEADER, Frame, ProtocolError, decode, printable
+from silotune.distributed.protocol.frames import Frame, ProtocolError, decode, printable
 from silotune.distributed.protocol.handshake import HandshakeRefused
 
 POLL_INTERVAL = 0.1
@@ -59,7 +59,6 @@ class SiloDispatcher:
         clock: current time in seconds.
         sleep: waits for a number of seconds.
         board: notes what goes to and comes from silos.
-        largest_reply: bytes of the largest reply that is read.
     """
 
     link: Link
@@ -71,7 +70,6 @@ class SiloDispatcher:
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
     board: SiloBoard = field(default_factory=SiloBoard)
-    largest_reply: int = 2 * LARGEST_HEADER
     hellos: dict[str, Frame] = field(default_factory=dict)
     """Replies to the greeting, by silo."""
     _nodes: dict[str, int] = field(default_factory=dict)
@@ -200,16 +198,16 @@ class SiloDispatcher:
         if request is None:
             return None
         sender = request.silo or f"node {request.node}"
-        frame, error, size = None, arrival.error, len(arrival.data)
-        if size > self.largest_reply:
-            return self._too_large(request, size, waiting)
+        frame, error = None, arrival.error
+        if arrival.too_large:
+            return self._too_large(request, error, waiting)
         if not error:
             try:
                 frame = _plain(decode(arrival.data))
             except ProtocolError as problem:
                 error = str(problem)
         if frame is not None:
-            self._note(request, frame, size)
+            self._note(request, frame, len(arrival.data))
         if frame is None or frame.kind == "unavailable":
             self.report(sender, error or str(frame and frame.fields.get("reason")))
             self._retry_later(request, waiting)
@@ -225,9 +223,8 @@ class SiloDispatcher:
             frame = Frame("failed", {"silo": request.silo, "reason": "answered in another name"})
         return frame if request.silo in waiting else None
 
-    def _too_large(self, request: _PendingRequest, size: int, waiting: dict[str, float]) -> Frame | None:
+    def _too_large(self, request: _PendingRequest, reason: str, waiting: dict[str, float]) -> Frame | None:
         """Take a reply that is not read for a failure: asked again at once, the silo would send another."""
-        reason = f"a reply of {size:,} bytes is too large (at most {self.largest_reply:,})"
         if request.greeting:
             self.report(f"node {request.node}", reason)
         return Frame("failed", {"silo": request.silo, "reason": reason}) if request.silo in waiting else None

@@ -14,11 +14,12 @@ import ssl
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 from silotune.core.files import write_text
+from silotune.core.locking import folder_lock, is_locked
 from silotune.distributed.coordinator.status_files import STARTUP_TIMEOUT, read_json
 from silotune.distributed.deploy.node_keys import record_decision
 from silotune.distributed.deploy.party_configs import (
@@ -186,23 +187,45 @@ def down(path: Path) -> bool:
 
 @contextmanager
 def _supervised(folder: Path) -> Iterator[Supervisor]:
-    """A supervisor whose token is kept in `running.json`, for `status` and `down`.
+    """A supervisor that alone runs in a folder; its token is kept in `running.json`, for `status` and `down`.
 
     Raises:
         InputError: processes of this folder run already.
     """
     folder.mkdir(parents=True, exist_ok=True)
     folder.chmod(0o700)
-    before = read_json(folder / "running.json")
-    if before is not None and process_group(str(before["token"])):
-        raise InputError(f"{folder}: already running (process {before['pid']}); `silotune federation down` ends it")
     environment = {**ENVIRONMENT, "FLWR_HOME": str(folder / "flwr")}
-    with Supervisor(folder / "logs", environment) as supervisor:
+    with _alone(folder), Supervisor(folder / "logs", environment) as supervisor:
         write_text(folder / "running.json", json.dumps({"pid": os.getpid(), "token": supervisor.token}))
         try:
             yield supervisor
         finally:
             (folder / "running.json").unlink(missing_ok=True)
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Lock a folder for its supervisor, also against one that starts at the same moment.
+
+    Raises:
+        InputError: another one has it, or processes that one left behind run on.
+    """
+    with ExitStack() as lock:
+        try:
+            lock.enter_context(folder_lock(folder))
+        except InputError as error:
+            if not is_locked(folder):
+                raise
+            raise _already_running(folder) from error
+        if is_running(folder):
+            raise _already_running(folder)
+        yield
+
+
+def _already_running(folder: Path) -> InputError:
+    running = read_json(folder / "running.json") or {}
+    process = f" (process {running['pid']})" if "pid" in running else ""
+    return InputError(f"{folder}: already running{process}; `silotune federation down` ends it")
 
 
 def _keep_running(supervisor: Supervisor, say: Callable[[str], None], tick: Callable[[], None] = lambda: None) -> None:

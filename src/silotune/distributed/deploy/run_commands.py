@@ -144,6 +144,11 @@ def listed(settings: CoordinatorSettings) -> list[dict[str, Any]]:
     return runs
 
 
+def damaged(settings: CoordinatorSettings) -> list[str]:
+    """Return a line for each run whose file cannot be read."""
+    return RunQueue(Path(settings.folder)).damaged()
+
+
 def finished_rounds(run: QueuedRun) -> int:
     """Return the number of the last round that has a checkpoint."""
     rounds = [path.stem.removeprefix("round-") for path in (Path(run.out) / "checkpoints").glob("round-*.json")]

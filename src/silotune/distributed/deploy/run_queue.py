@@ -77,12 +77,21 @@ class RunQueue:
         self._folder = folder / "runs"
 
     def runs(self) -> list[QueuedRun]:
-        """Return all runs, oldest first.
+        """Return all runs whose files can be read, oldest first; `damaged` names the others."""
+        return self._all()[0]
 
-        Raises:
-            InputError: a file is damaged.
-        """
-        return [self._read(path) for path in sorted(self._folder.glob("*.json"))]
+    def damaged(self) -> list[str]:
+        """Return a line for each run whose file cannot be read: it neither begins nor goes on."""
+        return self._all()[1]
+
+    def _all(self) -> tuple[list[QueuedRun], list[str]]:
+        runs, damaged = [], []
+        for path in sorted(self._folder.glob("*.json")):
+            try:
+                runs.append(self._read(path))
+            except InputError as error:
+                damaged.append(str(error))
+        return runs, damaged
 
     def run(self, number: int) -> QueuedRun:
         """Return a run.
@@ -106,7 +115,7 @@ class RunQueue:
             same = [run for run in self.runs() if run.out == str(out)]
             if same and not same[-1].is_over:
                 raise InputError(f"run {same[-1].number}: is {same[-1].state} in {out}")
-            number = same[-1].number if same else max((run.number for run in self.runs()), default=0) + 1
+            number = same[-1].number if same else self._highest() + 1
             return self._write(QueuedRun(number, str(out), method, rounds, silos, queued=utc_now()))
 
     def change(self, number: int, **fields: Any) -> QueuedRun:
@@ -147,6 +156,11 @@ class RunQueue:
         with folder_lock(self._folder, LOCK_PATIENCE):
             yield
 
+    def _highest(self) -> int:
+        """Return the highest number that is in use, also by a file that cannot be read; 0 if there is none."""
+        names = [path.stem for path in self._folder.glob("*.json")]
+        return max((int(name) for name in names if name.isdecimal()), default=0)
+
     def _path(self, number: int) -> Path:
         return self._folder / f"{number:04d}.json"
 
@@ -159,7 +173,7 @@ class RunQueue:
             fields = json.loads(path.read_text(encoding="utf-8"))
             return QueuedRun(**(fields | {"silos": tuple(fields["silos"])}))
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise InputError(f"{path}: damaged ({error})") from error
+            raise InputError(f"{path}: damaged ({error}); repair it, or move it away") from error
 
 
 def utc_now() -> str:

@@ -62,9 +62,14 @@ class Scheduler:
         self._monitor: CoordinatorMonitor | None = None
         self._restarts: RestartPolicy | None = None
         self._not_before = 0.0
+        self._said: set[str] = set()
 
     def tick(self) -> None:
-        """Look after the active run, or submit the next one."""
+        """Look after the active run, or submit the next one; a run whose file is damaged is named once."""
+        for problem in self._queue.damaged():
+            if problem not in self._said:
+                self._said.add(problem)
+                self._say(problem)
         run = self._queue.active()
         if run is None:
             run = self._queue.next()

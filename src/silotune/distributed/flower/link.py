@@ -14,12 +14,16 @@ from typing import Protocol
 from flwr.app import Message, MessageType
 from flwr.serverapp import Grid
 
+from silotune.distributed.flower.bounded_grid import ReplyTooLarge, bounded
 from silotune.distributed.flower.frame_message import unwrap, wrap
-from silotune.distributed.protocol.frames import ProtocolError
+from silotune.distributed.protocol.frames import LARGEST_HEADER, ProtocolError
 from silotune.errors import SilotuneError
 
 PULL_INTERVAL = 0.1
 """Least seconds between polls for the reply to a message."""
+
+SMALLEST_LIMIT = 2 * LARGEST_HEADER
+"""Bytes of the largest reply before the coordinator knows what a run's messages hold."""
 
 PULLS_PER_SECOND = 100.0
 """Most polls a second, over all messages."""
@@ -41,11 +45,13 @@ class Arrival:
         message_id: the id of the message that was replied to.
         data: the reply's frame.
         error: the reason if there is no frame.
+        too_large: whether it is that the reply is larger than any that was asked for.
     """
 
     message_id: str
     data: bytes = b""
     error: str = ""
+    too_large: bool = False
 
 
 class ConnectionLost(SilotuneError):
@@ -54,6 +60,9 @@ class ConnectionLost(SilotuneError):
 
 class Link(Protocol):
     """Carries frames between the coordinator and nodes."""
+
+    largest_reply: int
+    """Bytes of the largest reply that is read."""
 
     def nodes(self) -> Mapping[int, str]:
         """Return the connected nodes: id → name under which the node's key is registered; empty if it has none."""
@@ -76,6 +85,7 @@ class FlowerLink:
     def __init__(self, grid: Grid, ttl: float) -> None:
         self._grid = grid
         self._ttl = ttl
+        self.largest_reply = SMALLEST_LIMIT
         self._pulls: dict[str, _Pull] = {}
 
     def nodes(self) -> Mapping[int, str]:
@@ -96,7 +106,7 @@ class FlowerLink:
             self._pulls.pop(message_id).abandon()
         for message_id in message_ids:
             if message_id not in self._pulls:
-                self._pulls[message_id] = _Pull(self._grid, message_id)
+                self._pulls[message_id] = _Pull(self._grid, message_id, self.largest_reply)
         interval = max(PULL_INTERVAL, len(self._pulls) / PULLS_PER_SECOND)
         for pull in self._pulls.values():
             pull.interval = interval
@@ -109,6 +119,8 @@ class FlowerLink:
         Raises:
             ConnectionLost: the pull failed and Flower cannot be reached; otherwise the reply itself was at fault.
         """
+        if isinstance(pull.error, ReplyTooLarge):
+            return Arrival(message_id, error=str(pull.error), too_large=True)
         if pull.error is not None:
             self.nodes()
             return Arrival(message_id, error=f"unreadable reply ({type(pull.error).__name__}: {str(pull.error)[:120]})")
@@ -128,20 +140,21 @@ class _Pull(Thread):
     Args:
         grid: Flower's.
         message_id: the message that is replied to.
+        largest: bytes of the largest reply that is read.
     """
 
-    def __init__(self, grid: Grid, message_id: str) -> None:
+    def __init__(self, grid: Grid, message_id: str, largest: int) -> None:
         super().__init__(name=f"pull {message_id[:8]}", daemon=True)
         self.interval = PULL_INTERVAL
         self.reply: Message | None = None
         self.error: Exception | None = None
-        self._grid = grid
         self._message_id = message_id
         self._abandoned = Event()
+        self._grid = bounded(grid, largest, self._abandoned)
         self.start()
 
     def abandon(self) -> None:
-        """End the polling; a reply that is being uploaded is dropped when it is complete."""
+        """End the polling, also for a reply that is being uploaded."""
         self._abandoned.set()
 
     def run(self) -> None:
