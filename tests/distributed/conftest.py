@@ -10,7 +10,10 @@ from pathlib import Path
 import pytest
 
 from silotune.distributed.coordinator import dispatcher
+from silotune.distributed.silo.silo_config import SiloSettings
+from tests.support.malicious import Malicious
 from tests.support.processes import begin, processes
+from tests.support.session_rig import local_configs
 
 
 @pytest.fixture(autouse=True)
@@ -45,3 +48,18 @@ def start(tmp_path):
         process.wait(timeout=30)
         for left in processes(out):
             os.kill(left, signal.SIGKILL)
+
+
+@pytest.fixture
+def attack(tiny_config, tmp_path):
+    """`attack(words, **settings)` → a malicious coordinator and a silo with the default policy, or with `policy`."""
+
+    def begin(words, run="0" * 16, changes=None, **settings):
+        method, *more = words
+        config = tiny_config(method, *more)
+        local = local_configs(config, tmp_path / "silo")["alpha"]
+        fields = local.model_dump() | {"policy": {}, "approval": "policy"} | settings
+        fields = {key: value for key, value in fields.items() if value is not None}
+        return Malicious(SiloSettings(**fields), config, run, changes or {})
+
+    return begin

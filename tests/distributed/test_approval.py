@@ -230,3 +230,20 @@ def test_a_damaged_decision_is_no_approval(asking):
     assert "cannot be read; remove it" in coordinator.reason("round")
     with pytest.raises(InputError, match="cannot be read"):
         approvals(coordinator).all()
+
+
+def test_a_description_follows_the_silo_while_the_run_waits(asking):
+    """The operator reads what the run is now, not what it was when it first asked."""
+    coordinator = asking(share=["validation"])
+    coordinator.ask("hello")
+    (before,) = approvals(coordinator).all()
+    coordinator = asking(share=["validation", "loss"])
+    coordinator.ask("hello")
+    (after,) = approvals(coordinator).all()
+    assert (after.name, after.state, after.seen) == (before.name, "pending", before.seen)
+    line = "numbers about the rows that are shared: validation"
+    assert line in before.description
+    assert f"{line}, loss" in after.description
+    approvals(coordinator).decide(after.name, "approved")
+    assert approvals(coordinator).described_anew(before, ["other"]).state == "approved"
+    assert coordinator.ask("hello").kind == "hello"

@@ -99,6 +99,20 @@ def test_without_an_address_a_silo_cannot_join(tmp_path):
         read_silo_or_node_settings(written(tmp_path, NODE | {"superlink": None}))
 
 
+def test_one_supervisor_has_a_folder(tmp_path):
+    """Also of two that start at the same moment, before either has written anything."""
+    words = rf"^{tmp_path}: already running \(process \d+\); `silotune federation down` ends it$"
+    with commands._supervised(tmp_path):
+        with pytest.raises(InputError, match=words), commands._supervised(tmp_path):
+            pass
+        assert commands.read_json(tmp_path / "running.json") is not None
+    with commands._alone(tmp_path):  # the first one, before it wrote running.json
+        with pytest.raises(InputError, match="already running; `silotune federation down`"), commands._alone(tmp_path):
+            pass
+    with commands._supervised(tmp_path):
+        pass
+
+
 # -- keys --------------------------------------------------------------------------------------------------------------
 
 

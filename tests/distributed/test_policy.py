@@ -18,32 +18,14 @@ from silotune.errors import InputError
 from silotune.methods.fedavg import FedAvg
 from silotune.runs.run import run
 from silotune.runs.storage.readers import read_summary
-from tests.support.malicious import Malicious
+from tests.support.malicious import ALLOWED
 from tests.support.session_rig import DirectLink, answering, job, local_configs
-
-ALLOWED = ("fedmcp", "tuner.r=1", "train.epochs=1", "rounds=3")
-"""Words of a run that the default policy allows on the tiny backbone, whose adapters are large beside it."""
 
 B1 = ("fedavg", "method.adapters=1", "tuner=full", "train.optimizer=sgd", "train.steps=1", "train.batch_size=1",
       "train.lr=1.0")  # fmt: skip
 """The attack that gave the tokens of a single row: one step of one row, of the whole backbone."""
 
 FEW = {"data__train_rows": 2}
-
-
-@pytest.fixture
-def attack(tiny_config, tmp_path):
-    """`attack(words, **settings)` → a malicious coordinator and a silo with the default policy, or with `policy`."""
-
-    def begin(words, run="0" * 16, changes=None, **settings):
-        method, *more = words
-        config = tiny_config(method, *more)
-        local = local_configs(config, tmp_path / "silo")["alpha"]
-        fields = local.model_dump() | {"policy": {}, "approval": "policy"} | settings
-        fields = {key: value for key, value in fields.items() if value is not None}
-        return Malicious(SiloSettings(**fields), config, run, changes or {})
-
-    return begin
 
 
 # -- the attacks of the review -----------------------------------------------------------------------------------------

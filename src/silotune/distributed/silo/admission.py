@@ -46,6 +46,8 @@ def require_approval(
         if most is not None and waiting >= most:
             raise policy.refused("another run that waits for approval", f"at most {most} (policy.waiting)")
         request = approvals.ask(run, digest, configuration, describe)
+    elif request.state == "pending":  # the rows or the operator's settings may be others than when it first asked
+        request = approvals.described_anew(request, describe())
     if request.state == "rejected":
         raise HandshakeRefused(f"silo {settings.name!r}: its operator rejected the run {request.name}")
     if request.state == "pending":

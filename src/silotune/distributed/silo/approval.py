@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -84,6 +84,15 @@ class Approvals:
         request = Request(run, digest, "pending", utc_now(), "", configuration, tuple(describe()))
         self._write(request)
         return request
+
+    def described_anew(self, request: Request, description: Sequence[str]) -> Request:
+        """Replace the description of a run that waits, if it is another one by now."""
+        known = self._read(self._path(request.name)) or request  # its operator may have decided meanwhile
+        if known.state != "pending" or known.description == tuple(description):
+            return known
+        renewed = replace(known, description=tuple(description))
+        self._write(renewed)
+        return renewed
 
     def decide(self, name: str, state: State) -> Request:
         """Record the operator's decision.

@@ -1,4 +1,4 @@
-"""`RequestLimits`: requests, numbers and choices of rows, over all runs; `WorkGuard`: time and memory."""
+"""`RequestLimits` and `WorkGuard`: how many requests a silo works on, over which rows, how often, for how long."""
 
 from __future__ import annotations
 
@@ -9,12 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from silotune.config import Config
-from silotune.data.tasks import Splits
+from silotune.distributed.silo.exposure import RowUse
 from silotune.distributed.silo.policy import Policy
 from silotune.distributed.silo.policy_config import most
-from silotune.distributed.silo.request_ledger import Entry, RequestLedger, row_digests
-
-_SPLITS = ("train", "validation", "test")
+from silotune.distributed.silo.request_ledger import Entry, RequestLedger
 
 SPARE_SCORES = 10
 """Score requests of a run beyond two for each of its rounds, more than an honest coordinator needs."""
@@ -69,35 +67,77 @@ class RequestLimits:
             )
         self.ledger.record(entry)
 
-    def check_rows(self, splits: Splits) -> dict[str, frozenset[str]] | None:
+    def check_use(self, use: RowUse) -> None:
+        """Judge what a run does with the rows against what earlier runs did.
+
+        Raises:
+            PolicyRefused: naming the limit.
+        """
+        self._is_new_choice(use)
+        self._is_new_exposure(use)
+
+    def record_use(self, use: RowUse) -> None:
+        """Record what a run is about to do with the rows; raises as `check_use`."""
+        choice, exposure = self._is_new_choice(use), self._is_new_exposure(use)
+        if choice:
+            self.ledger.record_rows(use.splits)
+        if exposure:
+            self.ledger.record_exposure(use.exposure)
+
+    def _is_new_choice(self, use: RowUse) -> bool:
         """Judge a choice of rows: two that differ by a few rows would tell these by the difference of two answers.
 
-        Args:
-            splits: the rows as the run's configuration splits them.
-
         Returns:
-            The choice, to be recorded when it is first used; None if it was used before, or if nothing limits it.
+            Whether it is to be recorded: it was not used before, and something limits it.
 
         Raises:
             PolicyRefused: naming the limit.
         """
         limits, refused = self.policy.limits, self.policy.refused
         if limits.row_sets is None and not limits.row_difference:
-            return None
-        chosen = {split: row_digests(getattr(splits, split)) for split in _SPLITS}
+            return False
         used = self.ledger.row_sets()
-        if chosen in used:
-            return None
+        if use.splits in used:
+            return False
         if limits.row_sets is not None and len(used) >= limits.row_sets:
             raise refused("another choice of rows", f"at most {limits.row_sets} (policy.row_sets)")
         for earlier in used:
-            for split, rows in chosen.items():
+            for split, rows in use.splits.items():
                 if rows != earlier[split] and len(rows ^ earlier[split]) < limits.row_difference:
                     raise refused(
                         f"a {split} split that differs by a few rows from one of an earlier run",
                         f"at least {limits.row_difference} rows (policy.row_difference)",
                     )
-        return chosen
+        return True
+
+    def _is_new_exposure(self, use: RowUse) -> bool:
+        """Judge how often rows are used: the difference of two answers must not be that of a few rows, either.
+
+        Returns, Raises:
+            As `_is_new_choice`.
+        """
+        limits, refused = self.policy.limits, self.policy.refused
+        if not limits.row_steps:
+            return False
+        used, own = self.ledger.exposures(), use.exposure
+        if own in used:
+            return False
+        for earlier in used:
+            if earlier.rows != own.rows:
+                continue
+            difference = own.difference(earlier, use.rows)
+            if difference is not None and difference < limits.row_steps:
+                raise refused(
+                    "an update that may differ from one of an earlier run by so few rows × steps",
+                    f"the same steps or epochs and rows of a step, or a difference of at least {limits.row_steps} "
+                    "(policy.row_steps)",
+                )
+            if 0 < use.cut_otherwise(earlier.max_length) < limits.row_difference:
+                raise refused(
+                    f"train.max_length={own.max_length}, which cuts a few rows otherwise than an earlier run did",
+                    f"the same, or at least {limits.row_difference} such rows (policy.row_difference)",
+                )
+        return True
 
 
 @dataclass

@@ -119,7 +119,7 @@ class LocalWork:
 
     def _count(self, federation: Federation, entry: Entry) -> None:
         """Count a request before it is worked on, and record the rows that it uses."""
-        self._setup.record_rows()
+        self._setup.limits.record_use(self._setup.row_use)
         self._setup.limits.admit(entry, federation.config, backbone_numbers(federation.backbone))
         self._rows.keep(entry.run, self._setup.config, self._setup.rows_digest)
 

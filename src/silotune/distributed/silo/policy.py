@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from silotune.config import Config
 from silotune.core.tensors import State, flatten
 from silotune.distributed.protocol.handshake import HandshakeRefused
+from silotune.distributed.silo.exposure import rounded_rows, stretch
 from silotune.distributed.silo.policy_config import PolicyConfig, most
 from silotune.distributed.silo.policy_keys import PROMPTS, ROW_CHOICE, extreme_options, unjudged
 from silotune.methods.base import Phase
@@ -34,7 +35,8 @@ class PolicyRefused(HandshakeRefused):
 class Work:
     """The work of one request: passes in its longest phase, optimizer steps, tokens at most, and rows seen.
 
-    `shared_steps` counts the steps of phases that train a part that leaves.
+    `shared_steps` counts the steps of phases that train a part that leaves. The number of rows enters rounded down:
+    steps and epochs at which a limit begins to refuse would tell it.
     """
 
     epochs: int
@@ -46,14 +48,13 @@ class Work:
     @classmethod
     def of(cls, context: TrainingContext, silo: Silo, phases: Iterable[Phase]) -> Work:
         """Return the work of a silo in phases, before anything is trained."""
-        train, rows = context.train, sum(len(rows) for rows in silo.train.values())
-        per_epoch = sum(-(-len(task) // train.batch_size) for task in silo.train.values())
+        train, tasks = context.train, [rounded_rows(rows.examples) for rows in silo.train.values()]
+        rows, per_epoch = sum(tasks), sum(-(-task // train.batch_size) for task in tasks)
         epochs, steps, shared_steps = 0, 0, 0
         for phase in phases:
-            by_steps = phase.epochs is None and train.steps is not None
-            passes = phase.epochs or train.epochs
-            number = (train.steps or 0) if by_steps else per_epoch * passes
-            epochs = max(epochs, math.ceil(number / max(per_epoch, 1)) if by_steps else passes)
+            unit, count = stretch(context, phase)
+            number = count if unit == "steps" else per_epoch * count
+            epochs = max(epochs, math.ceil(number / max(per_epoch, 1)) if unit == "steps" else count)
             steps += number
             if any(context.parts[name].scope is Scope.SHARED for name in phase.trains):
                 shared_steps += number
@@ -156,7 +157,7 @@ class Policy:
                 raise self.refused("an update of so few rows × steps", least)
         longest = federation.config.head.max_new_tokens * federation.config.head.beams
         if silo.evaluations and any(task.kind == "generation" for task in federation.tasks.values()):
-            answered = sum(len(each.validation) + len(each.test) for each in silo.evaluations.values())
+            answered = rounded_rows(sum(len(each.validation) + len(each.test) for each in silo.evaluations.values()))
             self._at_most("tokens of generated answers", answered * longest, "tokens", tell=False)
 
     def _check_shapes(self, shapes: Mapping[str, tuple[int, ...]], backbone: Backbone) -> None:

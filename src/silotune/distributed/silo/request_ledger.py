@@ -1,4 +1,4 @@
-"""`RequestLedger`: files (plain JSON lines, no hash chain) of a silo's requests and choices of rows.
+"""`RequestLedger` of a silo: every request worked on, every choice of rows used, and how often, over all runs.
 
 The coordinator names runs, numbers rounds and says from which state to start, so no count that follows from what it
 sends can bind it. These files only grow. A line is written before the work: a crash in between spends a request and
@@ -7,18 +7,17 @@ hides none. A request repeated word for word tells nothing new, and counts once.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from silotune.data.tasks import Row
+from silotune.distributed.silo.exposure import Exposure
 from silotune.errors import InputError
 
-REQUESTS_FILE, ROWS_FILE = "requests.jsonl", "rows.jsonl"
+REQUESTS_FILE, ROWS_FILE, EXPOSURES_FILE = "requests.jsonl", "rows.jsonl", "exposures.jsonl"
 
 
 @dataclass(frozen=True)
@@ -103,6 +102,19 @@ class RequestLedger:
         """Append a choice of rows that is about to be used."""
         self._append(ROWS_FILE, {"splits": {split: sorted(rows) for split, rows in splits.items()}})
 
+    def exposures(self) -> list[Exposure]:
+        """Return the exposures of all runs that were worked on.
+
+        Raises:
+            InputError: the file is damaged.
+        """
+        lines = self._lines(EXPOSURES_FILE, set(Exposure.__dataclass_fields__))
+        return [Exposure(**(line | {"phases": tuple(map(tuple, line["phases"]))})) for line in lines]
+
+    def record_exposure(self, exposure: Exposure) -> None:
+        """Append the exposure of a run that is about to be worked on."""
+        self._append(EXPOSURES_FILE, asdict(exposure))
+
     def _lines(self, name: str, keys: set[str]) -> Iterator[dict[str, Any]]:
         try:
             for line in (self.folder / name).read_text(encoding="utf-8").splitlines():
@@ -121,15 +133,3 @@ class RequestLedger:
             file.write(json.dumps(fields) + "\n")
             file.flush()
             os.fsync(file.fileno())
-
-
-def row_digests(rows: Iterable[Row]) -> frozenset[str]:
-    """Return short digests of rows by their texts, label and answer, and by what conversations and pairs have more."""
-    contents = (json.dumps(_content(row)).encode() for row in rows)
-    return frozenset(hashlib.sha256(content).hexdigest()[:16] for content in contents)
-
-
-def _content(row: Row) -> list[Any]:
-    """Return what tells a row from others; a plain row has no further entries, as in records of earlier versions."""
-    more = [row.turns, row.rejected] if row.turns or row.rejected else []
-    return [row.texts, row.label, row.answer, *more]

@@ -1,17 +1,18 @@
-"""Digest of a silo's rows, and `RowRecord`, which keeps it per run: a silo whose rows change within one says so."""
+"""Digests of a silo's rows, and `RowRecord`, which keeps one per run: a silo whose rows change within one says so."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from silotune.config import Config
 from silotune.core.clock import log_line
 from silotune.core.files import write_text
-from silotune.data.tasks import Splits
+from silotune.data.tasks import Row, Splits
 from silotune.distributed.protocol.handshake import HandshakeRefused
 from silotune.distributed.silo.approval import configuration_digest
 from silotune.distributed.silo.silo_config import SiloSettings
@@ -30,6 +31,18 @@ def rows_digest(splits: Splits) -> str:
         for row in getattr(splits, name):
             digest.update(json.dumps([name, asdict(row)]).encode())
     return digest.hexdigest()
+
+
+def row_digests(rows: Iterable[Row]) -> frozenset[str]:
+    """Return short digests of rows by their texts, label and answer, and by what conversations and pairs have more."""
+    contents = (json.dumps(_content(row)).encode() for row in rows)
+    return frozenset(hashlib.sha256(content).hexdigest()[:16] for content in contents)
+
+
+def _content(row: Row) -> list[Any]:
+    """Return what tells a row from others; a plain row has no further entries, as in records of earlier versions."""
+    more = [row.turns, row.rejected] if row.turns or row.rejected else []
+    return [row.texts, row.label, row.answer, *more]
 
 
 class RowRecord:

@@ -17,9 +17,10 @@ from silotune.core.determinism import set_numerics
 from silotune.core.tensors import State
 from silotune.data.loading import load_silos
 from silotune.data.row_folder import read_rows
-from silotune.data.tasks import SiloData, Splits
+from silotune.data.tasks import SiloData
 from silotune.distributed.protocol.agreement import check_agreed, check_federated, parse_wire_config
 from silotune.distributed.protocol.handshake import HandshakeRefused, Identity, check_identity
+from silotune.distributed.silo.exposure import RowUse
 from silotune.distributed.silo.limits import RequestLimits, WorkGuard
 from silotune.distributed.silo.policy import Policy
 from silotune.distributed.silo.request_ledger import RequestLedger
@@ -85,16 +86,21 @@ class SiloSetup:
         self._config: Config | None = None
         self.start: State = {}
         """The shared parts with which the run starts."""
-        self.rows: Splits = Splits()
-        """The rows as the configuration splits them."""
         self.rows_digest = ""
-        """Their sha256."""
+        """The sha256 of the rows as the configuration splits them."""
+        self._row_use: RowUse | None = None
         self.policy = Policy(settings.name, settings.policy, tuple(settings.share))
         self.limits = RequestLimits(self.policy, RequestLedger(Path(settings.folder)))
         self.guard = WorkGuard(self.policy)
         self._agreed: Config | None = None
         if settings.config is not None:
             self._agreed = read_config(settings.config)
+
+    @property
+    def row_use(self) -> RowUse:
+        """What the run does with the rows."""
+        assert self._row_use is not None, "nothing was built"
+        return self._row_use
 
     @property
     def config(self) -> Config:
@@ -113,16 +119,6 @@ class SiloSetup:
         federation = self.federation
         identity = Identity.of(federation.config, self.text, federation.backbone)
         return replace(identity, shapes=federation.coordinator.expected.shapes)
-
-    def record_rows(self) -> None:
-        """Record the present choice of rows before its first use.
-
-        Raises:
-            PolicyRefused: an earlier run used a choice too near to it.
-        """
-        chosen = self.limits.check_rows(self.rows)
-        if chosen is not None:
-            self.limits.ledger.record_rows(chosen)
 
     def federation_for(self, text: str, coordinator_identity: Identity | None) -> Federation:
         """Build the federation for a configuration; cached until the configuration changes.
@@ -178,10 +174,12 @@ class SiloSetup:
         try:
             data = self._rows(config)
             federation = self._assemble(config, method, backbone, data)
-            self.start, self.rows = federation.coordinator.shared, data.splits
+            self.start = federation.coordinator.shared
             self.rows_digest = rows_digest(data.splits)
             self.policy.check_federation(federation, self.start)
-            self.limits.check_rows(self.rows)
+            (silo,) = federation.silos.values()
+            self._row_use = RowUse.of(data.splits, federation.context, silo)
+            self.limits.check_use(self._row_use)
         except SilotuneError as error:
             raise UnfitRun(sent, error) from error
         federation.context.guard = self.guard

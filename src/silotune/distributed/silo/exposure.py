@@ -1,0 +1,165 @@
+"""What a run does with a silo's rows (`RowUse`), and by how little two updates may differ in it (`Exposure`).
+
+Two updates of one seed, of 6 and of 7 steps, differ by the gradient of one batch, although each has many steps behind
+it. While learning rates are small, the same holds for any two updates that differ by a few rows, whatever the seed,
+method or batch size. So updates over the same rows have equal exposures, or differ by as much as an update must have.
+The number of rows enters rounded down: what depends on it leaves in refusals.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from itertools import zip_longest
+from typing import Literal
+
+from silotune.data.tasks import Splits
+from silotune.data.tokenized import TokenizedRows
+from silotune.distributed.silo.row_fingerprint import row_digests
+from silotune.methods.base import Phase
+from silotune.training.context import TrainingContext
+from silotune.training.silo import Silo
+
+Stretch = tuple[Literal["epochs", "steps"], int]
+"""The length of a phase."""
+
+
+def rounded_rows(rows: int) -> int:
+    """Round a number of rows down to 1, 2, 5, 10, 20, 50, …"""
+    return max((step for step in _steps(rows) if step <= rows), default=0)
+
+
+def _next(rows: int) -> int:
+    """Return the smallest of these numbers above one."""
+    return min(step for step in _steps(10 * rows + 1) if step > rows)
+
+
+def _steps(up_to: int) -> list[int]:
+    return [leading * 10**power for power in range(len(str(up_to))) for leading in (1, 2, 5)]
+
+
+def stretch(context: TrainingContext, phase: Phase) -> Stretch:
+    """Return a phase's length as it is configured, which tells nothing about the rows."""
+    if phase.epochs is None and context.train.steps is not None:
+        return "steps", context.train.steps
+    return "epochs", phase.epochs or context.train.epochs
+
+
+@dataclass(frozen=True)
+class Exposure:
+    """What decides how often which rows are behind an update.
+
+    Args:
+        rows: digest of the training rows.
+        phases: the lengths of a round's phases.
+        batch_size: rows of a step.
+        max_length: tokens at which rows are cut.
+    """
+
+    rows: str
+    phases: tuple[Stretch, ...]
+    batch_size: int
+    max_length: int
+
+    @classmethod
+    def of(cls, context: TrainingContext, rows: Iterable[str]) -> Exposure:
+        """Return the exposure of a run's local rounds.
+
+        Args:
+            context: the run's.
+            rows: digests of the training rows.
+        """
+        phases = tuple(stretch(context, phase) for phase in context.phases if phase.when == "round")
+        digest = hashlib.sha256(" ".join(sorted(rows)).encode()).hexdigest()
+        return cls(digest[:16], phases, context.train.batch_size, context.train.max_length)
+
+    def difference(self, other: Exposure, rows: int) -> float | None:
+        """Return the fewest rows × steps that the difference of two updates over the same rows can be made of.
+
+        Args:
+            other: another update's.
+            rows: the number of training rows, rounded down.
+
+        Returns:
+            None if both have seen every row equally often.
+        """
+        batch_size, alike = max(self.batch_size, other.batch_size), self.batch_size == other.batch_size
+        positions = steps = 0.0
+        same = True
+        for (unit, count), (others_unit, others_count) in zip_longest(
+            self.phases, other.phases, fillvalue=("steps", 0)
+        ):
+            if unit == others_unit == "epochs":
+                apart = abs(count - others_count)
+                positions, steps = positions + apart * rows, steps + apart * rows / batch_size
+                same &= not apart
+            elif unit == others_unit and alike:
+                apart = abs(count - others_count)
+                positions, steps = positions + apart * batch_size, steps + apart
+                same &= not apart
+            else:
+                mine = _positions((unit, count), self.batch_size, rows)
+                theirs = _positions((others_unit, others_count), other.batch_size, rows)
+                between = max(0.0, mine[0] - theirs[1], theirs[0] - mine[1])
+                positions, steps = positions + between, steps + between / batch_size
+                same = False
+        return None if same else min(rows, positions) * steps
+
+
+def _positions(length: Stretch, batch_size: int, rows: int) -> tuple[float, float]:
+    """Return how many rows a phase sees at least and at most, counting repetitions.
+
+    The last batch of an epoch is smaller: n rows take up to n / batch_size + 1 steps.
+    """
+    unit, count = length
+    if unit == "epochs":
+        return count * rows, count * (_next(rows) - 1)
+    return count * batch_size * rows / (rows + batch_size), count * batch_size
+
+
+def _row_lengths(tasks: Collection[TokenizedRows]) -> list[int]:
+    """Return the tokens of each training row, as it is cut; of a pair of answers those of the longer one."""
+    lengths = []
+    for rows in tasks:
+        decoder = rows.decoder or [[]] * len(rows)
+        for example in range(rows.examples):
+            parts = rows.sequences([example])
+            lengths.append(max(max(len(rows.ids[part]), len(decoder[part])) for part in parts))
+    return lengths
+
+
+@dataclass(frozen=True)
+class RowUse:
+    """What a run does with a silo's rows.
+
+    Args:
+        splits: split → digests of its rows.
+        exposure: how often which of them are behind an update.
+        lengths: tokens of each training row, as the run cuts them.
+    """
+
+    splits: Mapping[str, frozenset[str]]
+    exposure: Exposure
+    lengths: tuple[int, ...]
+
+    @classmethod
+    def of(cls, splits: Splits, context: TrainingContext, silo: Silo) -> RowUse:
+        """Return what a run with these splits does with them."""
+        digests = {name: row_digests(getattr(splits, name)) for name in ("train", "validation", "test")}
+        return cls(digests, Exposure.of(context, digests["train"]), tuple(_row_lengths(silo.train.values())))
+
+    @property
+    def rows(self) -> int:
+        """The number of training rows, rounded down."""
+        return rounded_rows(len(self.lengths))
+
+    def cut_otherwise(self, other: int) -> int:
+        """Return how many training rows are cut otherwise than at `other` tokens.
+
+        Rows of exactly as many tokens as this run leaves count as cut.
+        """
+        own = self.exposure.max_length
+        if other == own:
+            return 0
+        return sum(length > other if other < own else length >= own for length in self.lengths)
