@@ -206,6 +206,9 @@ def test_three_silos_from_nothing(machines, capsys):
         shutil.copy(coordinator.root / "home" / f"{silo}.invite", machine.root / "home")  # by another channel
         said = machine.typed(join.replace("north", silo).replace("chmod 640", "true"))
         assert fingerprint in said
+        # as the command warned: the worker alone may read the rows
+        rows = "/srv/silotune/reviews.csv"
+        machine.typed(f"sudo chown silotune-worker {rows} && chmod 600 {rows}", counted=False)
         machine.systemd("silotune-worker")
         wait(lambda at=machine: (at.root / "run/silotune/worker.sock").exists(), "worker", machine)
         machine.systemd("silotune-node")
@@ -226,6 +229,10 @@ def test_three_silos_from_nothing(machines, capsys):
         }
         machines[silo].typed("sudo -u silotune-node test -r /etc/silotune/silo.yaml", counted=False, code=1)
         machines[silo].typed("sudo -u silotune-worker test -r /etc/silotune/silo.key", counted=False, code=1)
+        # worker and node are apart: who runs the coordinator's app reaches the socket, and no row
+        machines[silo].typed("sudo -u silotune-worker test -r /srv/silotune/reviews.csv", counted=False)
+        machines[silo].typed("sudo -u silotune-node test -r /srv/silotune/reviews.csv", counted=False, code=1)
+        machines[silo].typed("sudo -u silotune-node ls /var/lib/silotune-worker", counted=False, code=2)
     # 3. the run, which the silos' operators approve
     start, pending, approve, *doctors = commands_of("3. A run")
     start = start.replace("[north,south]", "[north,south,east]").replace("run.yaml", "demo rounds=2")

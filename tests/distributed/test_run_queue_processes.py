@@ -15,7 +15,7 @@ import pytest
 from silotune.config import Config, dump
 from silotune.runs.run import run
 from silotune.runs.storage.readers import events, read_summary
-from tests.support.deployed import Deployed, silo_files
+from tests.support.deployed import Deployed, plain
 from tests.support.silent_supernode import python_path
 
 WAIT = 900
@@ -31,19 +31,6 @@ def until(condition, deployed: Deployed) -> None:
     while not condition():
         assert time.monotonic() < end, (listed(deployed), deployed.said("up"))
         time.sleep(0.3)
-
-
-def plain(deployed: Deployed, config: Config) -> dict[str, Path]:
-    """Write the files of a coordinator and its silos without TLS and keys, all on loopback."""
-    deployed.link = deployed.write("plain.yaml", {"folder": "c", "port": deployed.port, "insecure": True})
-    deployed.proxy = deployed.port
-    files = silo_files(deployed, config)
-    for file in files.values():
-        text = file.read_text(encoding="utf-8").replace("root_certificates: ca.pem\nprivate_key: key\n", "")
-        file.write_text(text.replace("localhost:", "127.0.0.1:") + "insecure: true\n", encoding="utf-8")
-    deployed.begin("up", "federation", "up", deployed.link)
-    deployed.until(lambda: "SuperLink on" in deployed.said("up"), "up")
-    return files
 
 
 @pytest.fixture

@@ -126,6 +126,19 @@ def test_only_the_node_api_passes_and_only_for_admitted_keys(deployed):
         commands.check_tls(deployed.address, str(deployed.folder / "other" / "ca.pem"))
 
 
+def test_the_proxy_admits_only_the_addresses_that_it_names(short):
+    deployed = Deployed(short)
+    try:
+        deployed.begin_proxy(allow="allow 127.0.0.9; deny all;")
+        context = ssl.create_default_context(cafile=str(deployed.tls / "ca.pem"))
+        for address, status in (("127.0.0.1", 403), ("127.0.0.9", 502)):  # nothing is behind it
+            transport = httpx.HTTPTransport(verify=context, local_address=address)
+            with httpx.Client(transport=transport, timeout=60) as silo:
+                assert silo.get(f"https://localhost:{deployed.proxy}/health").status_code == status
+    finally:
+        deployed.end()
+
+
 # -- long --------------------------------------------------------------------------------------------------------------
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -118,6 +119,10 @@ class Deployed:
         """Start the SuperLink, and nginx in front of it with the configuration of `deploy/`."""
         self.begin("up", "federation", "up", self.link)
         self.until(lambda: "SuperLink on" in self.said("up"), "up")
+        self.begin_proxy()
+
+    def begin_proxy(self, **changes: str) -> None:
+        """Start nginx with the configuration of `deploy/`; `changes` are made by the first words of a line."""
         text = (DEPLOY / "nginx.conf").read_text(encoding="utf-8")
         for old, new in (
             ("listen 443 ssl", f"listen {self.interface}:{self.proxy} ssl"),
@@ -128,6 +133,9 @@ class Deployed:
         ):
             assert old in text
             text = text.replace(old, new)
+        for old, new in changes.items():
+            text, count = re.subn(rf"^ *# {old} .*$", new, text, flags=re.MULTILINE)
+            assert count == 1
         (self.folder / "nginx.conf").write_text(text, encoding="utf-8")
         words = [NGINX, "-p", str(self.folder), "-c", str(self.folder / "nginx.conf"), "-e", "stderr"]
         subprocess.run([*self.inside("nginx"), *words, "-t"], check=True, capture_output=True, timeout=60)
@@ -216,3 +224,16 @@ def silo_files(deployed: Deployed, config: Config) -> dict[str, Path]:
             },
         )
     return silos
+
+
+def plain(deployed: Deployed, config: Config) -> dict[str, Path]:
+    """Write the files of a coordinator and its silos without TLS and keys, all on loopback."""
+    deployed.link = deployed.write("plain.yaml", {"folder": "c", "port": deployed.port, "insecure": True})
+    deployed.proxy = deployed.port
+    files = silo_files(deployed, config)
+    for file in files.values():
+        text = file.read_text(encoding="utf-8").replace("root_certificates: ca.pem\nprivate_key: key\n", "")
+        file.write_text(text.replace("localhost:", "127.0.0.1:") + "insecure: true\n", encoding="utf-8")
+    deployed.begin("up", "federation", "up", deployed.link)
+    deployed.until(lambda: "SuperLink on" in deployed.said("up"), "up")
+    return files

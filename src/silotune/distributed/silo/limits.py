@@ -1,4 +1,4 @@
-"""`RequestLimits` and `WorkGuard`: how many requests a silo works on, over which rows, how often, for how long."""
+"""`RequestLimits`: requests, numbers, choices of rows and how often each is used; `WorkGuard`: time and memory."""
 
 from __future__ import annotations
 

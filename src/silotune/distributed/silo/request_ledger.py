@@ -1,4 +1,4 @@
-"""`RequestLedger` of a silo: every request worked on, every choice of rows used, and how often, over all runs.
+"""`RequestLedger`: files (plain JSON lines, no hash chain) of a silo's requests, choices of rows, and their exposures.
 
 The coordinator names runs, numbers rounds and says from which state to start, so no count that follows from what it
 sends can bind it. These files only grow. A line is written before the work: a crash in between spends a request and
