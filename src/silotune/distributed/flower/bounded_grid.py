@@ -32,8 +32,8 @@ def bounded(grid: Grid, largest: int, abandoned: Event) -> Grid:
     client = getattr(grid, "_runtime_client", None)
     if client is None:
         return grid
-    limited: Any = copy(grid)
-    limited._client = _BoundedClient(client, largest, abandoned)
+    limited = copy(grid)
+    vars(limited)["_client"] = _BoundedClient(client, largest, abandoned)
     return limited
 
 

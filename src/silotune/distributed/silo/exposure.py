@@ -24,6 +24,8 @@ from silotune.training.silo import Silo
 Stretch = tuple[Literal["epochs", "steps"], int]
 """The length of a phase."""
 
+_NOTHING: Stretch = ("steps", 0)
+
 
 def rounded_rows(rows: int) -> int:
     """Round a number of rows down to 1, 2, 5, 10, 20, 50, …"""
@@ -87,9 +89,7 @@ class Exposure:
         batch_size, alike = max(self.batch_size, other.batch_size), self.batch_size == other.batch_size
         positions = steps = 0.0
         same = True
-        for (unit, count), (others_unit, others_count) in zip_longest(
-            self.phases, other.phases, fillvalue=("steps", 0)
-        ):
+        for (unit, count), (others_unit, others_count) in zip_longest(self.phases, other.phases, fillvalue=_NOTHING):
             if unit == others_unit == "epochs":
                 apart = abs(count - others_count)
                 positions, steps = positions + apart * rows, steps + apart * rows / batch_size
