@@ -106,9 +106,9 @@ def test_one_supervisor_has_a_folder(tmp_path):
         with pytest.raises(InputError, match=words), commands._supervised(tmp_path):
             pass
         assert commands.read_json(tmp_path / "running.json") is not None
-    with commands._alone(tmp_path):  # the first one, before it wrote running.json
-        with pytest.raises(InputError, match="already running; `silotune federation down`"), commands._alone(tmp_path):
-            pass
+    words = "already running; `silotune federation down`"
+    with commands._alone(tmp_path), pytest.raises(InputError, match=words), commands._alone(tmp_path):
+        pass  # the first one has not written running.json yet
     with commands._supervised(tmp_path):
         pass
 

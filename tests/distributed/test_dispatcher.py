@@ -43,7 +43,9 @@ class Nodes:
 
     def pull(self, messages):
         large = [Arrival(message, error="too large", too_large=True) for message in self.large & {*messages}]
-        return large + [Arrival(message, self.answers.pop(message)) for message in [*messages] if message in self.answers]
+        return large + [
+            Arrival(message, self.answers.pop(message)) for message in [*messages] if message in self.answers
+        ]
 
     def clock(self):
         return self.now

@@ -119,13 +119,13 @@ class Client:
         self.pieces = pieces
         self.pulled = []
 
-    def PullMessages(self, _request):  # noqa: N802 (Flower's name)
+    def PullMessages(self, _request):
         metadata = Metadata(1, "reply", 2, 1, "m", "", time.time(), 60.0, MessageType.QUERY)
         proto = message_to_proto(make_message(metadata, content=RecordDict()))
         tree = ObjectTree(object_id="0", children=[ObjectTree(object_id=str(n + 1)) for n in range(self.pieces)])
         return PullAppMessagesResponse(messages_list=[proto], message_object_trees=[tree])
 
-    def PullObject(self, request):  # noqa: N802
+    def PullObject(self, request):
         self.pulled.append(time.monotonic())
         there = request.object_id != str(self.pieces)
         return PullObjectResponse(object_found=True, object_available=there, object_content=b"0" * 100 * there)

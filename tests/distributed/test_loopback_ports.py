@@ -70,7 +70,11 @@ def test_other_users_reach_what_listens_on_loopback(machine):
 @pytest.mark.skipif(NFT is None, reason="nft is not installed")
 def test_the_rule_of_the_page_keeps_other_users_out(machine):
     (rule,) = re.findall(r"`nft (add rule .*?)`", PAGE, re.S)
-    for words in ("add table inet filter", "add chain inet filter output { type filter hook output priority 0 ; }", rule):
+    for words in (
+        "add table inet filter",
+        "add chain inet filter output { type filter hook output priority 0 ; }",
+        rule,
+    ):
         code, problem = machine(str(NFT), words.replace("silotune, www-data", "1, 2"))
         assert code == 0, problem
     assert reaches(machine, 0, 8443)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from silotune.config import Config, dump
+from silotune.config import dump
 from silotune.runs.run import run
 from silotune.runs.storage.readers import events, read_summary
 from tests.support.deployed import Deployed, plain

@@ -34,11 +34,11 @@ def of_rows(attacker, folder, count, long=0):
     [
         {"train__steps": 7},
         {"train__steps": 7, "seed": 2},
-        {"train__steps": 7, "train__lr": 1e-4, "train__optimizer": "sgd"},
-        {"train__steps": 7, "train__batch_size": 9},
-        {"train__batch_size": 9},
         {"train__steps": None, "train__epochs": 1},
-        {"train__steps": 11, "rounds": 4},
+        {"train__batch_size": 9},
+        pytest.param({"train__steps": 7, "train__lr": 1e-4, "train__optimizer": "sgd"}, marks=pytest.mark.long),
+        pytest.param({"train__steps": 7, "train__batch_size": 9}, marks=pytest.mark.long),
+        pytest.param({"train__steps": 11, "rounds": 4}, marks=pytest.mark.long),
     ],
 )
 def test_a_run_that_differs_from_an_earlier_one_by_a_few_steps(attack, changes):
@@ -53,7 +53,7 @@ def test_a_run_that_differs_from_an_earlier_one_by_a_few_steps(attack, changes):
     assert REFUSED in attacker.reason()
 
 
-@pytest.mark.parametrize("changes", [{"seed": 2}, {"train__steps": 12}, {"rounds": 4, "train__lr": 1e-4}])
+@pytest.mark.parametrize("changes", [{"seed": 2}, {"train__steps": 12, "rounds": 4, "train__lr": 1e-4}])
 def test_equal_runs_and_very_different_ones_are_answered(attack, changes):
     assert attack(SIX).reason() == ""
     attacker = attack(SIX, run="b" * 16)
@@ -70,6 +70,7 @@ def test_two_runs_that_both_begin_before_either_trains(attack):
     assert first.reason("round", 2) == ""
 
 
+@pytest.mark.long
 def test_the_same_with_a_policy_that_allows_it(attack):
     """What the limit keeps back: one step of eight rows, as the difference of two updates of 48 and 56."""
     lifted = {"row_steps": 0}
@@ -102,7 +103,14 @@ def test_refusals_do_not_count_rows(attack, tmp_path):
     assert [bool(reason) for reason in reasons[0]] == [True, False, True, True, True, True, False]
 
 
-@pytest.mark.parametrize(("long", "refused"), [(1, True), (0, False), (12, False)])
+@pytest.mark.parametrize(
+    ("long", "refused"),
+    [
+        (1, True),
+        pytest.param(0, False, marks=pytest.mark.long),
+        pytest.param(12, False, marks=pytest.mark.long),
+    ],
+)
 def test_rows_that_are_cut_otherwise(attack, tmp_path, long, refused):
     """Of 33 tokens instead of 32 an answer tells the last token of the only row that is so long."""
     rows = of_rows(attack(SIX), tmp_path / "rows", 60, long)

@@ -28,7 +28,7 @@ _NOTHING: Stretch = ("steps", 0)
 
 
 def rounded_rows(rows: int) -> int:
-    """Round a number of rows down to 1, 2, 5, 10, 20, 50, …"""
+    """Round a number of rows down, to 1, 2 or 5 times a power of ten."""
     return max((step for step in _steps(rows) if step <= rows), default=0)
 
 
