@@ -88,7 +88,7 @@ def test_a_reply_that_is_too_large_is_a_failure_and_not_asked_for_again():
     nodes.script = {0.5: lambda: nodes.large.add("m1")}
     assert dispatcher.wait_for_all(5.0) == ["a"]
     assert reports == [("node 1", "too large")]
-    nodes.script = {20.5: lambda: nodes.answer(2, hello("a"))}
+    nodes.script = {12.0: lambda: nodes.answer(2, hello("a"))}
     assert dispatcher.wait_for_all(60.0) == []
     nodes.script = {nodes.now + 1: lambda: nodes.large.add("m3")}
     (reply,) = dispatcher.request({"a": ROUND}, 60.0)

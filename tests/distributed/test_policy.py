@@ -289,7 +289,7 @@ def test_a_refused_request_deletes_nothing(attack):
     assert attacker.reason() == ""
     folder = attacker.session._setup.limits.ledger.folder / attacker.run
     before = sorted(path.name for path in folder.iterdir())
-    assert before == ["0001.answer", "0001.safetensors"]
+    assert before == ["0001.answer", "0001.safetensors", "rows.json"]
     assert attacker.reason("round", 4)  # the run has three
     assert attacker.reason("round", 3, broadcast=attacker.broadcast(3, add=2.0))
     assert sorted(path.name for path in folder.iterdir()) == before
