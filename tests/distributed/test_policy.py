@@ -89,6 +89,9 @@ def test_wide_adapters(attack):
         ("train.batch_size=100000", "tokens of a step"),
         ("train.max_length=8", "train.max_length=8; at least 32"),
         ("train.lr=1", "train.lr=1.0; at most 0.01"),
+        ("train.server_lr=1", "train.server_lr=1.0; at most 0.01"),
+        ("train.weight_decay=100", "train.weight_decay=100.0; at most 0.1"),
+        ("train.dropout=0.99", "train.dropout=0.99; at most 0.5"),
     ],
 )
 def test_work_without_end_and_updates_of_few_tokens(attack, word, refused):
@@ -175,6 +178,8 @@ def test_broadcasts_that_were_made_and_not_averaged(attack, change):
         ({"data__test_rows": 1}, "data.test_rows=1; the coordinator may not choose among the rows"),
         ({"data__rows_per_silo": 10}, "data.rows_per_silo=10; the coordinator may not choose among the rows"),
         ({"data__tasks": ["alpha"]}, "data.tasks"),
+        ({"train__class_weights": "balanced"}, "train.class_weights='balanced'; the coordinator may not choose among"),
+        ({"train__class_weights": {"good": 1e-6}}, "train.class_weights.good=1e-06; the coordinator may not choose"),
         ({"partition": {"name": "iid", "silos": 3}}, "partition.name='iid'; the policy cannot judge"),
         ({"silos": [{"name": "alpha", "path": "/etc/passwd"}]}, "silos="),
         ({"per_method": {"fedmcp": {"tuner": "full"}}}, "per_method.fedmcp.tuner='full'; the policy cannot judge"),
@@ -196,6 +201,24 @@ def test_broadcasts_that_were_made_and_not_averaged(attack, change):
 def test_keys_that_a_coordinator_puts_in(attack, changes, refused):
     attacker = attack(ALLOWED, changes=changes)
     assert refused in attacker.reason("hello")
+
+
+def test_a_recipe_within_the_limits(attack):
+    words = ("train.schedule=linear", "train.schedule_over=run", "train.warmup=0.1", "train.weight_decay=0.01")
+    words += ("train.clip_norm=1", "train.keep_optimizer=true", "train.dropout=own", "train.label_smoothing=0.1")
+    words += ("train.early_stopping=3", "train.server_lr=0.001")
+    assert attack((*ALLOWED, *words)).reason() == ""
+
+
+def test_steps_under_a_schedule_count_half(attack):
+    """A warmup of all steps but the last would otherwise hide the first ones' rows."""
+    steps, refused = 12, "an update of so few rows × steps"
+    limit = {"row_steps": 60 * steps}  # the silo has 60 rows
+    assert attack((*ALLOWED, f"train.steps={steps}"), policy=limit).reason() == ""
+    words = (*ALLOWED, f"train.steps={steps}", f"train.warmup={steps - 1}")
+    assert refused in attack(words, policy=limit).reason()
+    half = {"row_steps": 8 * (steps // 2) * (steps // 2)}  # six batches of eight rows
+    assert attack(words, policy=half).reason() == ""
 
 
 def test_words_around_the_rows(attack):

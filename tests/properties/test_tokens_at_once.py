@@ -33,6 +33,7 @@ COMMON = (
     *("train.batch_size=8", "train.optimizer=sgd", "train.lr=0.1", "train.steps=1", "train.max_length=48"),
 )
 DROPOUT = ("tuner=lora", "tuner.dropout=0.3")
+P_TUNING = ("tuner=p-tuning", "method.adapters=1")
 ROWS_AT_LEAST = 2
 """Rows of the longest text for which a step's graph has room."""
 
@@ -204,7 +205,12 @@ MORE = {
     "gradient checkpointing, one pass": ("feddpa-t", "lm", *DROPOUT, "train.gradient_checkpointing=true"),
     "full fine-tuning in several views": ("fedmcp", "mlp", "tuner=full"),
     "tied vocabulary that is trained": ("fedmcp", "verbalizer", "tuner=full"),
-    "p-tuning and a contrast": ("moon", "verbalizer", "tuner=p-tuning", "method.adapters=1"),
+    "p-tuning and a contrast": ("moon", "verbalizer", *P_TUNING),
+    "dropout of the backbone": ("fedmcp", "mlp", "train.dropout=own"),
+    "one rate of dropout, checkpointed": ("moon", "mlp", "train.dropout=0.3", "train.gradient_checkpointing=true"),
+    "dropout beside vectors that are folded": ("moon", "verbalizer", *P_TUNING, "train.dropout=0.3"),
+    "class weights and smoothing": ("fedmcp", "mlp", "train.class_weights=balanced", "train.label_smoothing=0.2"),
+    "smoothed words": ("feddpa-t", "lm", "train.label_smoothing=0.2"),
     "prefixes": ("fedmcp", "mlp", "tuner=prefix"),
     "constant views from a cache": ("moon", "mlp", "train.steps=4"),
     "activations from a cache": ("fedmcp", "mlp", "cache=frozen-prefix", "train.steps=4"),

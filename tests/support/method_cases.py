@@ -70,6 +70,14 @@ CASES: dict[str, Case] = {name: Case(name) for name in METHODS} | {
     "fedmcp, full": Case("fedmcp", ("tuner=full",)),
     "fedfame": Case("fedfame", _SEMI_SUPERVISED, one_task=True),
     "feddpa-t, dropout": Case("feddpa-t", ("tuner=lora", "tuner.dropout=0.3")),
+    "fedavg, whole recipe": Case(
+        "fedavg",
+        (
+            *("train.optimizer=adamw", "train.schedule=linear", "train.schedule_over=run", "train.warmup=0.2"),
+            *("train.weight_decay=0.1", "train.clip_norm=0.5", "train.dropout=own", "train.keep_optimizer=true"),
+            *("train.label_smoothing=0.1", "train.class_weights=balanced", "method.adapters=1"),
+        ),
+    ),
     "fedavg, server adam": Case("fedavg", ("server.optimizer=adam", "server.lr=0.01")),
 }
 

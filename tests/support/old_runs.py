@@ -57,7 +57,10 @@ CASES: dict[str, tuple[str, tuple[str, ...]]] = {
     "fedprompt": ("demo", (*_CLASSIFICATION, "tuner=prompt", "tuner.tokens=3", "head=verbalizer", _LABEL_WORDS)),
     "feddpa-t": (
         "feddpa-dataset1",
-        (*_INSTRUCTIONS, "head.beams=1", "head.max_new_tokens=4", "tuner.r=3", "tuner.alpha=5", "train.lr=0.01"),
+        (
+            *(*_INSTRUCTIONS, "head.beams=1", "head.max_new_tokens=4", "tuner.r=3", "tuner.alpha=5", "train.lr=0.01"),
+            *("train.schedule=constant", "train.clip_norm=", "train.weight_decay="),  # as the preset was then
+        ),
     ),
 }
 """Method → preset and words of its recorded run."""

@@ -17,6 +17,7 @@ from silotune.models.backbone.backbone import Backbone
 from silotune.runs.build.builder import build
 from silotune.runs.build.initial_adapter import keep_start
 from silotune.runs.build.resolve import make_method
+from silotune.runs.build.validation import check_labels
 from silotune.runs.engines.base import Progress
 from silotune.runs.engines.in_process import InProcessEngine
 from silotune.runs.storage.run_folder import working_in
@@ -40,7 +41,9 @@ def _trial(
     """
     none: list[Row] = []  # one object: silos that share validation rows must share their test rows, too
     data = [replace(silo, splits=replace(silo.splits, test=none)) for silo in load_silos(config)]
-    make_method(config).setting.head.check_names(silo.task for silo in [*data, *load_absent(config)])
+    tasks = [silo.task for silo in [*data, *load_absent(config)]]
+    make_method(config).setting.head.check_names(tasks)
+    check_labels(config, tasks)
     if not any(silo.splits.validation for silo in data):
         raise InputError("sweep: no silo has validation rows, so there is nothing to choose by")
     federation = build(config, backbone, data)

@@ -25,7 +25,7 @@ from silotune.models.forward.mixing import frozen as frozen
 from silotune.models.forward.mixing import previous as previous
 from silotune.models.forward.mixing import received as received
 from silotune.models.forward.views import View
-from silotune.models.heads import Head
+from silotune.models.heads import PLAIN, Head, LossRecipe
 from silotune.models.tuners.base import Tuner
 
 # Usual names of parts.
@@ -83,6 +83,7 @@ class Step:
         memory: tensors that the silo keeps between participations.
         modules: the method's parts by name.
         terms: terms of the loss for the log, filled by `log`.
+        recipe: label smoothing and class weights of training.
     """
 
     batch: Batch
@@ -92,6 +93,7 @@ class Step:
     memory: Tensors
     modules: Mapping[str, Part]
     terms: dict[str, Tensor] = field(default_factory=dict)
+    recipe: LossRecipe = PLAIN
 
     def logits(self, view: str, head: str = HEAD) -> Tensor:
         """Return a head's logits over a view, shape (rows, classes)."""
@@ -102,7 +104,7 @@ class Step:
         module, tensors = self._head(head), self.state.get(head, {})
         if module.reads_reference:
             return module.referenced_loss(tensors, self.views[view], self.views[REFERENCE], self.batch)
-        return module.cross_entropy(tensors, self.views[view], self.batch)
+        return module.training_loss(tensors, self.views[view], self.batch, self.recipe)
 
     def previous(self, part: str) -> Tensors:
         """Return a part as of the end of the silo's last participation; in its first one, as received."""

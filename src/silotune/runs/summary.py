@@ -45,6 +45,7 @@ def summarise(engine: Engine) -> dict[str, Any]:
         "backbone": config.backbone.name,
         "seed": config.seed,
         "rounds": federation.rounds,
+        **({} if engine.stopped_after is None else {"stopped_after": engine.stopped_after}),
         "engine": engine.name,
         "precision": federation.backbone.precision,
         "quantization": federation.backbone.quantization,

@@ -83,6 +83,8 @@ def _fitting(context: TrainingContext) -> Cohort:
 def _obstacle(context: TrainingContext) -> str:
     """Return why silos cannot share a forward; empty if they can."""
     backbone = context.backbone
+    if context.train.dropout:
+        return "silos cannot share a forward with train.dropout, which every silo draws for itself"
     for tuner in context.tuners:
         if not can_share_forward(backbone, tuner):
             return (

@@ -24,7 +24,7 @@ from silotune.models.forward.activation_cache import ActivationCache
 from silotune.models.forward.mixing import Mix, MixEntry, can_share_forward, parse_name, resolve_weights
 from silotune.models.forward.view_cache import ConstantViewCache, constant_views
 from silotune.models.forward.views import View, ViewRequest, run_views
-from silotune.models.heads import Head
+from silotune.models.heads import Head, LossRecipe
 from silotune.models.tuners.base import Tuner
 from silotune.training.silo import Silo, SiloState
 
@@ -42,6 +42,7 @@ class TrainingContext:
         tokens_at_once: the most tokens of a step's graph; None: `train.tokens_at_once`, where it is a number.
         rows_scored: rows of one batch without gradient.
         rows_written: prompts that are answered together.
+        rounds: rounds of the run, which a schedule of the learning rate may span.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class TrainingContext:
         tokens_at_once: int | None = None,
         rows_scored: int = 64,
         rows_written: int = 32,
+        rounds: int = 1,
     ) -> None:
         self.backbone = backbone
         self.method = method
@@ -68,6 +70,9 @@ class TrainingContext:
         self.cache = cache
         self.rows_scored = rows_scored
         self.rows_written = rows_written
+        self.rounds = rounds
+        self.recipe = LossRecipe(train.label_smoothing, train.class_weights)
+        method.setting.head.check_loss(self.recipe)
         own = train.tokens_at_once
         self.tokens_at_once = own if tokens_at_once is None and isinstance(own, int) else tokens_at_once
         self.guard: Callable[[], None] = lambda: None
@@ -157,11 +162,14 @@ class TrainingContext:
                 )
                 count += 1
 
+        return islice(passes(), self.steps(silo, phase))
+
+    def steps(self, silo: Silo, phase: Phase) -> int:
+        """Return the number of optimizer steps that a silo takes in a phase."""
         epochs = self._epochs(phase)
         if epochs is None:
-            return islice(passes(), train.steps)
-        per_epoch = sum(-(-rows.examples // train.batch_size) for rows in silo.train.values())
-        return islice(passes(), per_epoch * epochs)
+            return self.train.steps or 0
+        return epochs * sum(-(-rows.examples // self.train.batch_size) for rows in silo.train.values())
 
     def _epochs(self, phase: Phase) -> int | None:
         """Return the number of passes over the rows, or None if `train.steps` counts instead."""
@@ -252,6 +260,7 @@ class TrainingContext:
         mixes: Sequence[Mapping[str, Sequence[MixEntry]]],
         streams: Sequence[Stream] = (),
         caches: Sequence[ConstantViewCache] = (),
+        training: bool = False,
     ) -> list[dict[str, View]]:
         """Run each silo's batch under its mixes, with the readings of the method's heads; see `run_views`.
 
@@ -261,6 +270,7 @@ class TrainingContext:
             mixes: per silo, view name → mix.
             streams: per silo, where its random numbers come from; empty for a single silo.
             caches: per silo, its constant views; empty: none are kept.
+            training: whether views are for the loss of training, with `train.dropout` and `train.label_smoothing`.
 
         Returns:
             Per silo, view name → view.
@@ -268,7 +278,8 @@ class TrainingContext:
         self.guard()
         head_readings = []
         for batch in batches:
-            readings = {head.name: head.reading(self.backbone, batch.task) for head in self.heads}
+            smoothing = self.recipe.label_smoothing if training else 0.0
+            readings = {head.name: head.smoothed_reading(self.backbone, batch.task, smoothing) for head in self.heads}
             head_readings.append({name: reading for name, reading in readings.items() if reading is not None})
         request = ViewRequest(
             batches,
@@ -278,6 +289,7 @@ class TrainingContext:
             activation_cache=self.cache,
             streams=streams,
             view_caches=caches,
+            dropout=self.train.dropout if training else None,
         )
         return run_views(self.backbone, request)
 

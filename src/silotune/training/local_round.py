@@ -18,6 +18,7 @@ from itertools import zip_longest
 import torch
 from torch import Tensor
 
+from silotune.config import TrainConfig
 from silotune.core import tensors as part_tools
 from silotune.core.tensors import State, Tensors
 from silotune.data.batching import Batch
@@ -28,6 +29,7 @@ from silotune.methods.parts import Scope
 from silotune.models.forward.view_cache import ConstantViewCache
 from silotune.training.context import TrainingContext
 from silotune.training.phase_optimizer import PhaseOptimizer
+from silotune.training.schedule import Schedule
 from silotune.training.silo import Silo
 from silotune.training.step_gradients import SiloStep, add_gradients
 
@@ -70,13 +72,13 @@ class _SiloRound:
             return False
         return True
 
-    def begin(self, phase: Phase) -> list[Tensor]:
-        """Set the phase's parts to their starting tensors, as leaves of the graph; return those leaves."""
+    def begin(self, phase: Phase) -> Tensors:
+        """Set the phase's parts to their starting tensors, as leaves of the graph; return those leaves by name."""
         for target, source in phase.start.items():
             self.state[target] = part_tools.copy(self.state[source])
         for name in phase.trains:
             self.state[name] = {key: tensor.clone().requires_grad_() for key, tensor in self.state[name].items()}
-        return [tensor for name in phase.trains for tensor in self.state[name].values()]
+        return part_tools.flatten({name: self.state[name] for name in phase.trains})
 
     def step(
         self,
@@ -148,6 +150,7 @@ def train(
     shared: State,
     number: int,
     phases: Sequence[Phase],
+    settings: TrainConfig | None = None,
 ) -> list[LocalResult]:
     """Run phases in order, in all silos at once.
 
@@ -157,6 +160,7 @@ def train(
         shared: the shared parts as received.
         number: the round's number.
         phases: the phases to run.
+        settings: the optimizer's; None: the context's.
 
     Returns:
         One result per silo, in the order of `silos`. The time is divided among silos by their rows.
@@ -164,7 +168,7 @@ def train(
     Raises:
         Diverged: a silo's loss is not finite.
     """
-    started = time.perf_counter()
+    started, settings = time.perf_counter(), settings or context.train
     received = context.place(shared)
     runs = []
     for silo in silos:
@@ -181,8 +185,19 @@ def train(
         members = [run for run, tensors in zip(members, leaves, strict=True) if tensors]
         if members:
             backbone, trained = context.backbone, [tensors for tensors in leaves if tensors]
-            optimizer = PhaseOptimizer(context.train, trained, backbone.device, scaled=backbone.precision == "fp16")
+            every_round = phase.when == "round"
+            schedules = [
+                Schedule.of(settings, context.steps(run.silo, phase), number, context.rounds if every_round else None)
+                for run in members
+            ]
+            scaled = backbone.precision == "fp16"
+            optimizer = PhaseOptimizer(settings, trained, schedules, backbone.device, scaled)
+            kept = members if settings.keep_optimizer and every_round else []
+            for index, run in enumerate(kept):
+                optimizer.restore(index, phase.name, run.memory)
             _train_phase(context, members, phase, number, optimizer)
+            for index, run in enumerate(kept):
+                run.memory = run.memory | optimizer.state(index, phase.name)
             for run, skipped in zip_longest(members, optimizer.skipped()):
                 run.end(skipped)
     seconds, rows = time.perf_counter() - started, sum(run.rows for run in runs)
@@ -214,7 +229,7 @@ def _train_phase(
                     f"silo {run.silo.name!r}, round {number}, phase {phase.name!r}: training diverged, the loss is "
                     f"{logged['loss']} (train.lr is {context.train.lr:g})"
                 )
-        optimizer.step([index for index, _ in drawn])
+        optimizer.step([index for index, _ in drawn], taken)
         for member, ((run, batch), logged) in enumerate(zip(active, terms, strict=True)):
             run.count(batch, logged, micro_batches, member)
 

@@ -21,7 +21,8 @@ class LocalTrainer:
     def rounds(self, silos: Sequence[Silo], shared: State, number: int) -> list[LocalResult]:
         """Run one local round of each silo: the method's phases in order, from the received shared parts.
 
-        Several silos train as a cohort (`silotune.training.local_round`). Each phase of each round has a new optimizer.
+        Several silos train as a cohort (`silotune.training.local_round`). Each phase of each round has a new optimizer,
+        which continues from the last one's state with `train.keep_optimizer`.
 
         Args:
             silos: the silos that train.
@@ -66,7 +67,7 @@ class LocalTrainer:
         parts = self.context.parts
         private = [name for name, part in parts.items() if part.scope is Scope.PRIVATE]
         phases = [
-            replace(phase, start=phase.start if from_start else {})
+            replace(phase, start=phase.start if from_start else {}, when="end")  # once, whatever the rounds
             for phase in self.context.phases
             if {*phase.trains} <= {*private}
         ]
@@ -74,6 +75,11 @@ class LocalTrainer:
         return {name: state[name] for name in private}
 
     def server_step(self, server: Silo, shared: State, number: int) -> LocalResult:
-        """Run the method's server phases on the coordinator's labeled rows, from the aggregated shared parts."""
-        coordinator = replace(server, state=SiloState({}))
-        return train(self.context, [coordinator], shared, number, self.context.server_phases)[0]
+        """Run the method's server phases on the coordinator's labeled rows, from the aggregated shared parts.
+
+        Their learning rate is `train.server_lr`, if it is given; their optimizer is always new.
+        """
+        coordinator, settings = replace(server, state=SiloState({})), self.context.train
+        if settings.server_lr is not None:
+            settings = settings.with_lr(settings.server_lr)
+        return train(self.context, [coordinator], shared, number, self.context.server_phases, settings)[0]

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from silotune.config import TrainConfig
-from silotune.training.optimizer import make_optimizer
+from silotune.core.tensors import Tensors
+from silotune.training.optimizer import Group, make_groups, make_optimizer
+from silotune.training.optimizer_state import pack, restore
+from silotune.training.schedule import Schedule
 
 INITIAL_SCALE = 2.0**12
 """The factor at the beginning of a phase. PyTorch's 2¹⁶ costs the first steps of many phases, and phases are short."""
@@ -21,20 +24,31 @@ class PhaseOptimizer:
     scaling, Micikevicius et al. 2018): its loss is multiplied before the backward pass, its gradients are divided
     afterwards, and a step whose gradients are not finite is skipped and halves the factor. A silo's steps then do not
     depend on its cohort; the factor begins anew in every phase, so that no state outlives it. Otherwise nothing is
-    scaled, and one optimizer serves all silos, because optimizers update tensor by tensor.
+    scaled, and one optimizer serves all silos, because optimizers update tensor by tensor; the silos' learning rates
+    are their own, and so are the norms to which gradients are clipped.
 
     Args:
         train: the optimizer's settings.
-        leaves: each silo's tensors that train.
+        leaves: each silo's tensors that train, by name.
+        schedules: each silo's learning rates.
         device: where they are.
         scaled: whether the backward pass runs in float16.
     """
 
     def __init__(
-        self, train: TrainConfig, leaves: Sequence[Sequence[Tensor]], device: torch.device, scaled: bool
+        self,
+        train: TrainConfig,
+        leaves: Sequence[Mapping[str, Tensor]],
+        schedules: Sequence[Schedule],
+        device: torch.device,
+        scaled: bool,
     ) -> None:
-        groups = leaves if scaled else [[tensor for tensors in leaves for tensor in tensors]]
-        self._optimizers = [make_optimizer(train, [*group]) for group in groups]
+        self._leaves, self._schedules, self._clip_norm = leaves, schedules, train.clip_norm
+        groups = [make_groups(train, named) for named in leaves]
+        together = groups if scaled else [[group for own in groups for group in own]]
+        self._optimizers = [make_optimizer(train, own) for own in together]
+        made = iter([group for optimizer in self._optimizers for group in optimizer.param_groups])
+        self._groups: list[list[Group]] = [[next(made) for _ in own] for own in groups]
         self._scalers = [torch.amp.GradScaler(device.type, INITIAL_SCALE) for _ in leaves] if scaled else []
         self._skipped = [torch.zeros((), device=device) for _ in self._scalers]
 
@@ -47,14 +61,25 @@ class PhaseOptimizer:
         """Return the loss of a silo, by position, as its backward pass begins with it."""
         return self._scalers[silo].scale(loss) if self._scalers else loss
 
-    def step(self, silos: Collection[int]) -> None:
-        """Update the leaves of the silos, by position, that took part in the last backward passes."""
+    def step(self, silos: Collection[int], taken: int) -> None:
+        """Update the leaves of the silos, by position, that took part in the last backward passes.
+
+        Args:
+            silos: their positions.
+            taken: the number of earlier steps in the phase.
+        """
+        for silo in silos:
+            for group in self._groups[silo]:
+                group["lr"] = self._schedules[silo].rate(taken)
+            if self._scalers:
+                self._scalers[silo].unscale_(self._optimizers[silo])
+            if self._clip_norm is not None:
+                torch.nn.utils.clip_grad_norm_([*self._leaves[silo].values()], self._clip_norm)
         if not self._scalers:
             self._optimizers[0].step()
             return
         for silo in silos:
             scaler = self._scalers[silo]
-            scaler.unscale_(self._optimizers[silo])
             scaler.step(self._optimizers[silo])  # fused optimizers decide on the device, without a transfer
             before = self._factor(silo)
             scaler.update()
@@ -63,6 +88,17 @@ class PhaseOptimizer:
     def skipped(self) -> list[int]:
         """Return each silo's number of skipped steps; empty where nothing is scaled."""
         return [int(number) for number in torch.stack(self._skipped).tolist()] if self._scalers else []
+
+    def state(self, silo: int, phase: str) -> Tensors:
+        """Return the state of a silo's optimizer, by the silo's position; see `optimizer_state.pack`."""
+        return pack(self._of(silo), phase, self._leaves[silo])
+
+    def restore(self, silo: int, phase: str, memory: Tensors) -> None:
+        """Set the state of a silo's optimizer to the one that its memory keeps, if it keeps any."""
+        restore(self._of(silo), phase, self._leaves[silo], memory)
+
+    def _of(self, silo: int) -> torch.optim.Optimizer:
+        return self._optimizers[silo if self._scalers else 0]
 
     def _factor(self, silo: int) -> Tensor:
         """A silo's present factor, shape (), on the device."""

@@ -59,7 +59,8 @@ class SiloStep:
 
     def step(self, context: TrainingContext, views: dict[str, View], batch: Batch | None = None) -> Step:
         """Return the arguments of a loss over the batch, or over a piece of it."""
-        return Step(batch or self.batch, views, self.state, self.received, self.memory, context.parts)
+        parts, recipe = context.parts, context.recipe
+        return Step(batch or self.batch, views, self.state, self.received, self.memory, parts, recipe=recipe)
 
 
 def add_gradients(
@@ -106,6 +107,8 @@ class _StepGradients:
 
     def _units(self, batch: Batch) -> int | None:
         """The number of terms over which all heads' cross-entropies of a batch are means; None if they are not."""
+        if self.context.recipe.class_weights != "none":  # means of rows that differ in weight
+            return None
         found = {head.loss_units(batch) for head in self.context.heads}
         return found.pop() if len(found) == 1 else None
 
@@ -222,7 +225,7 @@ class _StepGradients:
         if names is not None:
             mixes, caches = [{name: mix[name] for name in names} for mix in mixes], []
         return self.context.views(
-            [member.batch for member in self.members], micro_batches, mixes, draws.of_cohort, caches
+            [member.batch for member in self.members], micro_batches, mixes, draws.of_cohort, caches, training=True
         )
 
 

@@ -46,7 +46,7 @@ from silotune.runs.build.resolve import (
     use_this_machine,
 )
 from silotune.runs.build.silos import server_silo, silos_without_rows
-from silotune.runs.build.validation import check_tasks
+from silotune.runs.build.validation import check_labels, check_tasks
 from silotune.runs.storage.run_folder import RunFolder
 from silotune.runs.summary import state_digest, summarise
 from silotune.training.federation import Federation
@@ -162,6 +162,7 @@ def _federation(
     config = use_this_machine(config)
     tasks = {name: silo.task for name, silo in silos.items()}
     method.setting.head.check_names(tasks.values())
+    check_labels(config, tasks.values())
     check_tasks(config, method, tasks, labeled=None if labeled is None else labeled.task)
     context = build_model(config, method, tasks.values(), backbone)
     members = silos_without_rows(method, tasks)

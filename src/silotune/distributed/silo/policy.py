@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 
 from silotune.config import Config
 from silotune.core.tensors import State, flatten
@@ -35,7 +36,8 @@ class PolicyRefused(HandshakeRefused):
 class Work:
     """The work of one request: passes in its longest phase, optimizer steps, tokens at most, and rows seen.
 
-    `shared_steps` counts the steps of phases that train a part that leaves. The number of rows enters rounded down:
+    `shared_steps` counts the steps of phases that train a part that leaves; half of them where a schedule lets some
+    weigh less than others, as as many equal ones say no more about a row. The number of rows enters rounded down:
     steps and epochs at which a limit begins to refuse would tell it.
     """
 
@@ -57,7 +59,7 @@ class Work:
             epochs = max(epochs, math.ceil(number / max(per_epoch, 1)) if unit == "steps" else count)
             steps += number
             if any(context.parts[name].scope is Scope.SHARED for name in phase.trains):
-                shared_steps += number
+                shared_steps += number if train.steady else max(1, number // 2)
         tokens = steps * min(train.batch_size, rows) * train.max_length
         return cls(epochs, steps, tokens, min(rows, shared_steps * train.batch_size), shared_steps)
 
@@ -94,7 +96,10 @@ class Policy:
         self._check_keys(config)
         self._at_least("train.batch_size", train.batch_size, "batch_size")
         self._at_least("train.max_length", train.max_length, "max_length")
-        self._at_most("train.lr", train.lr, "lr")
+        self._at_most("train.lr", train.lr, "lr")  # a schedule only lowers it
+        self._at_most("train.server_lr", train.server_lr or 0.0, "lr")
+        self._at_most("train.weight_decay", train.weight_decay or 0.0, "weight_decay")
+        self._at_most("train.dropout", 0.0 if isinstance(train.dropout, str) else train.dropout or 0.0, "dropout")
         self._at_most("train.epochs", train.epochs, "epochs")
         self._at_most("train.steps", train.steps or 0, "steps")
         self._at_most("rounds", config.rounds, "rounds")
@@ -112,7 +117,7 @@ class Policy:
         if allowed == "any":
             return
         for key, value in unjudged(config):
-            prompt, choice = key.startswith(PROMPTS), key in ROW_CHOICE
+            prompt, choice = key.startswith(PROMPTS), any(fnmatchcase(key, pattern) for pattern in ROW_CHOICE)
             if key in allowed or (prompt and self.limits.prompts):
                 continue
             why = "the policy cannot judge this key"

@@ -60,6 +60,8 @@ _PARTNERS: dict[str, Any] = {
     "row_sets": 20,
     "row_difference": 10,
     "lr": 0.01,
+    "weight_decay": 0.1,
+    "dropout": 0.5,
     "drift": 1.0,
     "epochs": 20,
     "steps": 10_000,
@@ -136,6 +138,8 @@ class PolicyConfig(Section):
         row_sets: most different choices of training rows in all runs.
         row_difference: fewest rows in which two different choices of rows must differ.
         lr: largest learning rate.
+        weight_decay: largest weight decay: a large one undoes all steps of an update but the last.
+        dropout: largest dropout of the backbone: near 1 it hides all rows but a few, which the run's seed chooses.
         drift: largest distance of a number in a broadcast from the value with which the run starts.
         epochs: most passes over the rows in a phase.
         steps: most optimizer steps of one request.
@@ -171,6 +175,8 @@ class PolicyConfig(Section):
     row_sets: Count
     row_difference: Annotated[int, Field(ge=0)]
     lr: Bound
+    weight_decay: Bound
+    dropout: Bound
     drift: Bound
     epochs: Count
     steps: Count

@@ -20,7 +20,9 @@ JUDGED = (
     *("head.max_new_tokens", "train.lr", "train.epochs", "train.steps", "train.batch_size", "train.optimizer"),
     *("train.max_length", "train.gradient_checkpointing", "data.merge", "data.seed"),
     *("uplink.name", "uplink.clip", "uplink.norm", "uplink.epsilon", "uplink.delta", "uplink.rounding"),
-    *("uplink.feedback", "train.tokens_at_once"),
+    *("uplink.feedback", "train.tokens_at_once", "train.server_lr", "train.schedule", "train.schedule_over"),
+    *("train.warmup", "train.weight_decay", "train.clip_norm", "train.keep_optimizer", "train.dropout"),
+    *("train.label_smoothing", "train.early_stopping"),
 )
 """Patterns of keys that limits bound, or that choose nothing at a silo: who takes part, how the coordinator combines
 updates. `attack.*` belongs to them because a run with an attack is refused for every silo (`check_federated`)."""
@@ -30,9 +32,11 @@ PROMPTS = ("head.template", "head.words", "head.chat_template", "head.chat_kwarg
 
 ROW_CHOICE = (
     *("data.rows_per_silo", "data.train_rows", "data.validation_rows", "data.test_rows", "data.parts", "data.ratio"),
+    *("train.class_weights", "train.class_weights.*"),
 )
-"""Keys by which a coordinator picks some of the rows: with 100 and then 101 of them, two updates differ by one row; and
-the share at which a limit on rows begins to refuse would tell how many there are."""
+"""Patterns of keys by which a coordinator picks some of the rows: with 100 and then 101 of them, two updates differ by
+one row; and the share at which a limit on rows begins to refuse would tell how many there are. Class weights can make
+all rows but those of one label weigh nothing."""
 
 LARGEST_OPTION, SMALLEST_OPTION = 10_000, 1e-6
 """Magnitudes of a method's or tuner's options. A factor of 1e30 in a loss, or a temperature of 1e-30, would undo the

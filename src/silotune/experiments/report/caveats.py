@@ -13,7 +13,9 @@ from silotune.methods.parts import Scope, names_with
 from silotune.runs.build.resolve import make_method, read_config
 from silotune.runs.storage.readers import read_versions
 
-_EXPECTED_EVENTS = {"silo", "round", "final", "refused", "evaluation", "server", "versions", "cohort", "budget"}
+_EXPECTED_EVENTS = {"silo", "round", "final", "refused", "evaluation", "server", "versions", "cohort", "budget"} | {
+    "stopped"
+}
 """Events that need no generic warning (`_warnings_of_run` has specific ones for some)."""
 
 

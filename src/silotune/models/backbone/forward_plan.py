@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import Tensor
 
+from silotune.config.train import Dropout
 from silotune.models.backbone.shared_activations import SharedActivations
 from silotune.models.backbone.virtual_tokens import Prefix, Prompt
 
@@ -35,6 +36,7 @@ class ForwardPlan:
             one; filled in by the backbone.
         weights: parameter's name → the tensor used instead.
         dropout: whether the model runs in training mode.
+        dropout_rate: the rate of its dropout there; None: each place's own.
         rows: rows of the batch, in a plan for several views (see `stacking`).
         replicas: how many views the plan is for; each has a replica of the rows.
         shared: activations shared with other forwards over the same rows; None: none are.
@@ -47,9 +49,16 @@ class ForwardPlan:
     past: dict[str, Any] = field(default_factory=dict)
     weights: dict[str, Tensor] = field(default_factory=dict)
     dropout: bool = False
+    dropout_rate: float | None = None
     rows: int = 0
     replicas: int = 1
     shared: SharedActivations | None = None
+
+    def with_dropout(self, dropout: Dropout) -> ForwardPlan:
+        """Return the plan with dropout at the backbone's `own` rates or at one rate; with None, the plan itself."""
+        if dropout is None:
+            return self
+        return replace(self, dropout=bool(dropout), dropout_rate=None if isinstance(dropout, str) else dropout)
 
     @property
     def by_row(self) -> bool:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from silotune.models.backbone.dropout import dropout_of
 from silotune.models.backbone.forward_plan import ForwardPlan
 from silotune.models.backbone.shared_activations import SharedActivations
 from silotune.models.backbone.stacking import ReplicateMode
@@ -57,16 +58,12 @@ class HookManager:
             self._prepare_shared_activations(plan.shared)
         self._plan = plan
         try:
-            with _replicate_mode(plan):
-                if plan.dropout:
-                    self._base.train()
+            with _replicate_mode(plan), dropout_of(self._base, plan):
                 yield
         finally:
             self._plan = None
             if plan.shared is not None:
                 plan.shared.complete = True
-            if plan.dropout:
-                self._base.eval()
 
     def register(self, names: Iterable[str]) -> None:
         """Hook these modules, so that plans can change their inputs and outputs."""
@@ -89,18 +86,17 @@ class HookManager:
             }
 
             def recompute(*args: Any, **kwargs: Any) -> Any:
-                current_plan, training, self._plan = self._plan, block.training, plan
+                current_plan, self._plan = self._plan, plan
                 try:
-                    block.train(plan.dropout)
-                    if not weights:
-                        with _replicate_mode(plan):
-                            return forward(*args, **kwargs)
-                    return torch.func.functional_call(
-                        FunctionalWrapper(block), weights, (lambda: forward(*args, **kwargs),)
-                    )
+                    with dropout_of(block, plan):
+                        if not weights:
+                            with _replicate_mode(plan):
+                                return forward(*args, **kwargs)
+                        return torch.func.functional_call(
+                            FunctionalWrapper(block), weights, (lambda: forward(*args, **kwargs),)
+                        )
                 finally:
                     self._plan = current_plan
-                    block.train(training)
 
             return checkpoint(recompute, *args, use_reentrant=False, **kwargs)
 

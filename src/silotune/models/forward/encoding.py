@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import TypeVar
 
 import torch
 from torch import Tensor
 
+from silotune.config.train import Dropout
 from silotune.data.tokenized import Inputs
 from silotune.errors import InputError
 from silotune.models.backbone.backbone import Backbone
@@ -40,13 +42,14 @@ def encode_views(
     segments: Segments | None = None,
     fill: Callable[[SharedActivations], None] | None = None,
     padding: Padding | None = None,
+    dropouts: Mapping[Key, Dropout] = MappingProxyType({}),
 ) -> dict[Key, Encoded]:
     """Compute the last layer's states of the same rows under several mixes.
 
     Mixes that have gradients go through in one forward over stacked rows, constant ones in another without gradient,
     and activations below the first changed module are computed once for all (see `backbone.stacking`).
     Tuners that cannot tell rows apart on this backbone, or that bring tokens or weights of their own, take one forward
-    for each mix.
+    for each mix; so do views with dropout of the backbone, as each draws its own.
 
     Args:
         backbone: runs the forwards.
@@ -55,6 +58,7 @@ def encode_views(
         segments: which rows are which silo's; None: all rows are one segment.
         fill: puts cached activations into those that the forwards share; None: nothing is cached.
         padding: where the rows are padded; None: the device is asked.
+        dropouts: view → the backbone's dropout (see `ForwardPlan.with_dropout`); without an entry, as tuners choose.
 
     Returns:
         View → states and plan.
@@ -73,7 +77,7 @@ def encode_views(
                 encoded[key] = _encode_groups(backbone, inputs, groups), None
                 continue
             segment_mixes = [groups[0][1]]
-        plan = plan_of_segments(backbone, segment_mixes, segments)
+        plan = plan_of_segments(backbone, segment_mixes, segments).with_dropout(dropouts.get(key))
         if not all(_may_share(backbone, mix, plan) for mix in segment_mixes):
             if len(segment_mixes) > 1:
                 raise InputError("cohort: silos with such parts cannot share a forward; allowed: cohort=1")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from silotune.config.train import Dropout
 from silotune.core.randomness import Stream
 from silotune.core.tensors import Tensors
 from silotune.data.batching import Batch
@@ -22,7 +23,7 @@ from silotune.models.backbone.padding import Padding
 from silotune.models.backbone.segments import Segments
 from silotune.models.backbone.shared_activations import SharedActivations
 from silotune.models.forward.encoding import Encoded, encode_views
-from silotune.models.forward.mixing import MixEntry, fold_entries, identity, select_rows
+from silotune.models.forward.mixing import MixEntry, fold_entries, has_gradient, identity, select_rows
 from silotune.models.forward.pooling import POOLINGS, HeadReading, Pooling
 from silotune.models.forward.view_cache import ConstantViewCache
 
@@ -65,6 +66,7 @@ class ViewRequest:
         activation_cache: keeps activations below the first part from batch to batch; None: they are computed each time.
         streams: per silo, the random numbers for tuners that draw (see `Segments`); empty where none does.
         view_caches: per silo, the cache of views that stay constant during a phase, read and filled here; empty: none.
+        dropout: the backbone's dropout in views with gradient: its `own` rates, or one rate; None: as tuners choose.
     """
 
     batches: Sequence[Batch]
@@ -75,6 +77,7 @@ class ViewRequest:
     activation_cache: ActivationCache | None = None
     streams: Sequence[Stream] = ()
     view_caches: Sequence[ConstantViewCache] = ()
+    dropout: Dropout = None
 
     @classmethod
     def of_batch(
@@ -153,11 +156,13 @@ class _DistinctView:
     Args:
         mixes: each silo's mix, with reparametrized parts.
         cached_as: the view's name in the constant view caches; None if it is not cached.
+        dropout: its dropout of the backbone; None: as tuners choose.
         collected: each silo's results so far.
     """
 
     mixes: list[list[MixEntry]]
     cached_as: str | None = None
+    dropout: Dropout = None
     collected: list[_Collected] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -170,7 +175,7 @@ def _distinct_views(request: ViewRequest) -> tuple[dict[str, Hashable], dict[Has
         name: tuple(identity(mixes[name]) for mixes in request.mixes) for name in request.mixes[0]
     }
     distinct = {
-        key: _DistinctView([fold_entries(mixes[name]) for mixes in request.mixes])
+        key: _DistinctView([fold_entries(mixes[name]) for mixes in request.mixes], dropout=_dropout(request, name))
         for name, key in reversed(keys.items())
     }
     if request.view_caches and not any(request.head_readings):  # heads read states, which the caches do not hold
@@ -178,6 +183,14 @@ def _distinct_views(request: ViewRequest) -> tuple[dict[str, Hashable], dict[Has
             if name in request.view_caches[0].views:
                 distinct[key].cached_as = name
     return keys, distinct
+
+
+def _dropout(request: ViewRequest, name: str) -> Dropout:
+    """The dropout of a view: none where no gradient flows."""
+    # asked of the leaves: in a pass without graph, what they are folded into requires no gradient
+    if request.dropout is None:
+        return None
+    return request.dropout if any(has_gradient(mixes[name]) for mixes in request.mixes) else 0.0
 
 
 def _take_cached(request: ViewRequest, micro_batch: CohortMicroBatch, view: _DistinctView) -> bool:
@@ -225,7 +238,8 @@ def _encode(
         for key, view in views.items()
     }
     filler = _activation_filler(backbone, request, micro_batch)
-    return encode_views(backbone, text, mixes, segments, filler, padding)
+    dropouts = {key: view.dropout for key, view in views.items()}
+    return encode_views(backbone, text, mixes, segments, filler, padding, dropouts)
 
 
 def _activation_filler(

@@ -9,6 +9,7 @@ from silotune.core.registry import Registry
 from silotune.models.heads.base import Head
 from silotune.models.heads.classifier import LinearHead, MLPHead
 from silotune.models.heads.lm import LanguageModelHead
+from silotune.models.heads.loss_recipe import PLAIN, LossRecipe
 from silotune.models.heads.preference import PreferenceHead
 from silotune.models.heads.verbalizer import VerbalizerHead
 
@@ -38,9 +39,11 @@ def register_head(head: Kind) -> Kind:
 
 __all__ = [
     "HEADS",
+    "PLAIN",
     "Head",
     "LanguageModelHead",
     "LinearHead",
+    "LossRecipe",
     "MLPHead",
     "PreferenceHead",
     "VerbalizerHead",

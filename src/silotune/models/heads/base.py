@@ -16,10 +16,12 @@ from silotune.core.tensors import Tensors
 from silotune.data.batching import Batch
 from silotune.data.tasks import Row, Task, TaskKind
 from silotune.data.tokenized import RowTokenizer, TokenizedRows
+from silotune.errors import InputError
 from silotune.models.backbone.backbone import Backbone
 from silotune.models.backbone.loading import ModelClass
 from silotune.models.forward.pooling import HeadReading
 from silotune.models.forward.views import View
+from silotune.models.heads.loss_recipe import LossRecipe
 
 if TYPE_CHECKING:
     from silotune.config.head import HeadConfig
@@ -92,6 +94,10 @@ class Head(ABC):
         """
         return None
 
+    def smoothed_reading(self, backbone: Backbone, task: Task, smoothing: float) -> HeadReading | None:
+        """Return `reading` for a loss with label smoothing; it is another where the reading holds the loss itself."""
+        return self.reading(backbone, task)
+
     @abstractmethod
     def logits(self, tensors: Tensors, view: View, task: Task) -> Tensor:
         """Compute class logits, shape (rows, classes)."""
@@ -100,6 +106,22 @@ class Head(ABC):
         """Compute a batch's loss, a scalar: the mean over its rows."""
         logits = self.logits(tensors, view, batch.task)
         return nn.functional.cross_entropy(logits, batch.labels.to(logits.device))
+
+    def training_loss(self, tensors: Tensors, view: View, batch: Batch, recipe: LossRecipe) -> Tensor:
+        """Compute the loss of training, a scalar: `cross_entropy` with label smoothing and class weights."""
+        if recipe.plain:
+            return self.cross_entropy(tensors, view, batch)
+        return recipe.cross_entropy(self.logits(tensors, view, batch.task), batch)
+
+    def check_loss(self, recipe: LossRecipe) -> None:
+        """Check before training that the head's loss has label smoothing or class weights, where they are given.
+
+        Raises:
+            InputError: it has not.
+        """
+        own = type(self).cross_entropy is not Head.cross_entropy
+        if not recipe.plain and own and type(self).training_loss is Head.training_loss:
+            raise InputError(f"{recipe.key}: head={self.name} has a loss of its own; leave it out")
 
     def referenced_loss(self, tensors: Tensors, view: View, reference: View, batch: Batch) -> Tensor:
         """Compute the loss of a head that `reads_reference`, shape ().

@@ -28,6 +28,7 @@ from silotune.models.forward.generation import GenerationOptions
 from silotune.models.forward.pooling import HeadReading
 from silotune.models.forward.views import View
 from silotune.models.heads.base import Head, TokenizeRows
+from silotune.models.heads.loss_recipe import LossRecipe
 
 if TYPE_CHECKING:
     from silotune.config.head import HeadConfig
@@ -119,10 +120,14 @@ class LanguageModelHead(Head):
 
     def reading(self, backbone: Backbone, task: Task) -> HeadReading:
         """See `Head.reading`; shape (rows, 2): the sum of a row's token losses, and its number of response tokens."""
+        return self.smoothed_reading(backbone, task, 0.0)
+
+    def smoothed_reading(self, backbone: Backbone, task: Task, smoothing: float) -> HeadReading:
+        """See `Head.smoothed_reading`; a token's probability is spread over the vocabulary."""
 
         def read(states: Tensor, inputs: Inputs, plan: ForwardPlan) -> Tensor:
-            rows = inputs[READ_ROWS]
-            losses = token_losses(backbone, states[rows, inputs[READ_POSITIONS]], inputs[READ_TARGETS], plan.weights)
+            rows, targets = inputs[READ_ROWS], inputs[READ_TARGETS]
+            losses = token_losses(backbone, states[rows, inputs[READ_POSITIONS]], targets, plan.weights, smoothing)
             counts = inputs[READ_COUNTS]  # on the CPU
             sums = torch.stack([row_losses.sum() for row_losses in torch.split(losses, counts.tolist())])
             return torch.stack([sums, counts.to(sums)], 1)
@@ -142,6 +147,17 @@ class LanguageModelHead(Head):
         sums, counts = view[self.name].unbind(1)
         return sums.sum() / counts.sum()
 
+    def training_loss(self, tensors: Tensors, view: View, batch: Batch, recipe: LossRecipe) -> Tensor:
+        """See `Head.training_loss`; the view's reading is smoothed already."""
+        return self.cross_entropy(tensors, view, batch)
+
+    def check_loss(self, recipe: LossRecipe) -> None:
+        """See `Head.check_loss`; tokens have no labels, and DPO's loss has its own."""
+        if recipe.class_weights != "none":
+            raise InputError(f"train.class_weights: head={self.name} has no labels; leave it out")
+        if recipe.label_smoothing and type(self).cross_entropy is not LanguageModelHead.cross_entropy:
+            raise InputError(f"train.label_smoothing: head={self.name} has a loss of its own; leave it out")
+
     def loss_units(self, batch: Batch) -> int | None:
         """See `Head.loss_units`; response tokens."""
         if type(self).cross_entropy is not LanguageModelHead.cross_entropy:
@@ -159,7 +175,9 @@ def prompt_rows(rows: TokenizedRows) -> TokenizedRows:
     return replace(rows, ids=ids, decoder=None, reads=None, targets=None, prompts=None, pairs=False)
 
 
-def token_losses(backbone: Backbone, states: Tensor, targets: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
+def token_losses(
+    backbone: Backbone, states: Tensor, targets: Tensor, weights: Mapping[str, Tensor], smoothing: float = 0.0
+) -> Tensor:
     """Compute the cross-entropy of each target token.
 
     Args:
@@ -167,6 +185,7 @@ def token_losses(backbone: Backbone, states: Tensor, targets: Tensor, weights: M
         states: the states that predict the targets, shape (tokens, hidden).
         targets: token ids, shape (tokens,).
         weights: replaced tensors of the backbone, as `ForwardPlan.weights`.
+        smoothing: the share of a target's probability that is spread over the vocabulary.
 
     Returns:
         Shape (tokens,), at least float32.
@@ -178,7 +197,7 @@ def token_losses(backbone: Backbone, states: Tensor, targets: Tensor, weights: M
         with backbone.autocast():
             scores = lm_head(states, None, weights)
         scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
-        return nn.functional.cross_entropy(scores, targets, reduction="none")
+        return nn.functional.cross_entropy(scores, targets, reduction="none", label_smoothing=smoothing)
 
     piece = max(SCORES_AT_ONCE // lm_head.vocabulary_size, 1)
     if len(states) <= piece:

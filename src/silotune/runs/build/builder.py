@@ -19,7 +19,7 @@ from silotune.runs.build.resolve import (
 )
 from silotune.runs.build.silos import absent_silo, build_silos, server_silo
 from silotune.runs.build.step_memory import check_step_memory
-from silotune.runs.build.validation import check_tasks
+from silotune.runs.build.validation import check_labels, check_tasks
 from silotune.training.cohort import choose
 from silotune.training.federation import Federation
 
@@ -36,7 +36,8 @@ def build(
     Args:
         config: the run's configuration.
         backbone: one already loaded; None: it is loaded.
-        data: the silos' rows; None: they are loaded. A caller that gives them calls `Head.check_names` itself.
+        data: the silos' rows; None: they are loaded. A caller that gives them calls `Head.check_names` and
+            `check_labels` itself.
         labeled: the coordinator's labeled rows; None: they are drawn from the silos' rows if the method needs them.
         load: loads the backbone if none is given.
 
@@ -49,6 +50,7 @@ def build(
     method = make_method(with_chat_template(config, rows))
     if data is None:
         method.setting.head.check_names(silo.task for silo in [*rows, *absent])
+        check_labels(config, (silo.task for silo in [*rows, *absent]))
     tasks = {silo.name: silo.task for silo in rows}
     absent_tasks = {silo.name: silo.task for silo in absent}
     check_tasks(config, method, tasks, absent_tasks, None if labeled is None else labeled.task)

@@ -53,4 +53,5 @@ def build_model(
         tokens_at_once=tokens_at_once(config.train, backbone),
         rows_scored=rows_scored(config, backbone),
         rows_written=rows_written(config, backbone, head),
+        rounds=config.rounds,
     )

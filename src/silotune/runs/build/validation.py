@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
 from silotune.config import Config
 from silotune.data.backdoor import check_attack
 from silotune.data.metrics import lower_is_better
 from silotune.data.tasks import Task
-from silotune.errors import InputError
+from silotune.errors import InputError, unknown_name_error
 from silotune.methods import Method
 from silotune.methods.parts import Scope, names_with
 from silotune.models.backbone.backbone import Backbone
@@ -56,7 +56,29 @@ def check_tasks(
     if config.attack.name != "none":
         check_attack(config.attack, tasks)
     _check_head(config, method, tasks)
+    if config.train.early_stopping is not None and any(phase.when == "end" for phase in method.phases()):
+        raise InputError(
+            f"train.early_stopping: method {method.name} is finished by its last phase, so no earlier round is judged; "
+            "leave it out"
+        )
     _check_evaluation(config, method, tasks, absent)
+
+
+def check_labels(config: Config, tasks: Iterable[Task]) -> None:
+    """Refuse `train.class_weights` of labels that no task has.
+
+    Args:
+        config: the run's configuration.
+        tasks: all tasks of the run.
+
+    Raises:
+        InputError: naming the label.
+    """
+    known = {label for task in tasks for label in task.labels}
+    weights = config.train.class_weights
+    for label in weights if isinstance(weights, dict) else ():
+        if label not in known:
+            raise unknown_name_error("label in train.class_weights", label, known)
 
 
 def _check_head(config: Config, method: Method, tasks: Mapping[str, Task]) -> None:

@@ -37,6 +37,7 @@ class Engine(ABC):
         self.history = History()
         self.cohort = 1  # silos that train together
         self.workers = 1  # processes that train
+        self.stopped_after: int | None = None  # the last round, if `train.early_stopping` ended the run
         self._best: Checkpoint | None = None
         self._last: Checkpoint | None = None
 
@@ -74,9 +75,21 @@ class Engine(ABC):
         rounds = self.federation.rounds
         done = self._last.round if self._last else 0
         for round_number in range(done + 1, rounds + 1):
+            if self._stops(round_number - 1):
+                return
             if round_number == rounds and self.federation.privacy is not None and self.federation.privacy.stops:
                 self.folder.event("budget", round=round_number, reason=self.federation.privacy.stops)
             self._round(round_number, final=round_number == rounds)
+
+    def _stops(self, judged: int) -> bool:
+        """Return whether the run ends after a round: `train.early_stopping` rounds were not better than the best."""
+        patience = self.federation.config.train.early_stopping
+        if patience is None or judged - self.history.best_round < patience:
+            return False
+        self.stopped_after = judged
+        self.folder.forget_event("stopped", judged)  # of a finished run that is resumed
+        self.folder.event("stopped", round=judged, reason=f"{patience} rounds without a better validation score")
+        return True
 
     def load(self, checkpoint: Checkpoint) -> None:
         """Set the federation to a checkpoint's state."""
@@ -143,7 +156,8 @@ class Engine(ABC):
         if final and ends:
             touched |= self._finish(round_number)
         judged = final or not ends  # with final phases, only the last round's models are complete
-        if judged and not final and self.scores_deferred:
+        stops_early = self.federation.config.train.early_stopping is not None  # it needs each round's scores at once
+        if judged and not final and self.scores_deferred and not stops_early:
             history.pending, history.pending_silos = round_number, contributed
             history.seconds += time.perf_counter() - started
             self._checkpoint(round_number, touched, better=False)

@@ -1,0 +1,144 @@
+"""Defaults are the papers': every option of every method and tuner, and the keys that methods bring along.
+
+Each value stands beside the place that says it. A changed default, and an option without an entry here, fail.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from silotune.methods import METHODS
+from silotune.models.tuners import TUNERS
+
+Values = dict[str, tuple[object, str]]
+
+ADAPTERS: Values = {"adapters": (1, "one adapter a site, as all papers but FedMCP's Table I, whose presets set 2")}
+FEDPROX_TERM: Values = {"mu": (0.0, "FedAvg; FedDPA's Table 8 sets FedProx's term")}
+DUAL: Values = FEDPROX_TERM | {
+    "alpha": (0.5, "FedDPA, section 5.1: 0.5 on data set 1"),
+    "weighting": ("dynamic", "FedDPA, section 4.3"),
+    "scale": (None, "FedDPA, section 4.3: λ is 1 for F and α for T"),
+    "similarity": ("cosine", "FedDPA, section 4.3"),
+    "representation": ("last", "FedDPA, section 4.3: the last token's state"),
+    "samples": (5, "FedDPA, section 5.1: S = 5"),
+    "embed": ("global", "FedDPA, section 4.3: w under the global adapter"),
+    "clip": (True, "FedDPA, section 4.3: similarities in [0, 1]"),
+}
+METHOD_OPTIONS: dict[str, Values] = {
+    "local": ADAPTERS,
+    "centralised": ADAPTERS,
+    "fedavg": ADAPTERS,
+    "fedavg-full": ADAPTERS,
+    "fedprox": ADAPTERS | {"mu": (0.01, "Li et al. 2020, section 5: of {0.001, 0.01, 0.1, 1}")},
+    "fedap": ADAPTERS,
+    "fedlr": ADAPTERS,
+    "moon": ADAPTERS
+    | {
+        "mu": (1.0, "Li et al. 2021, section 4.1: of {0.1, 1, 5, 10}"),
+        "tau": (0.5, "Li et al. 2021, section 4.1"),
+        "representation": ("mean", "as FedMCP's own contrast"),
+    },
+    "fedrep": ADAPTERS | {"head_epochs": (1, "Collins et al. 2021, Algorithm 1: the head first")},
+    "fedper": ADAPTERS,
+    "fedmatch": {},
+    "ditto": {"lam": (0.1, "Li et al. 2021 (Ditto), section 4: of {0.1, 1, 2}")},
+    "fedmcp": {
+        "gamma": (0.5, "FedMCP, section V-A"),
+        "mu": (0.05, "FedMCP, section V-A"),
+        "similarity": ("cka", "FedMCP, eqs. 6 and 7"),
+        "representation": ("mean", "FedMCP, section IV-D"),
+        "private_view": ("alone", "FedMCP, eq. 5 and the list before it"),
+    },
+    "fedfame": {
+        "tau": (0.5, "unstated"),
+        "projection": (256, "PEFT in FL, appendix A.1"),
+        "server_epochs": (1, "PEFT in FL, section 5.3"),
+    },
+    "fedprompt": ADAPTERS,
+    "fedit": FEDPROX_TERM,
+    "fedlora": FEDPROX_TERM,
+    "feddpa-f": DUAL,
+    "feddpa-t": DUAL | {"sees": ("trained", "FedDPA, Algorithm 2: the local phase follows the global one")},
+}
+"""Method → option → (default, where the paper says it)."""
+
+BROUGHT: dict[str, Values] = {
+    "fedavg-full": {"tuner": ("full", "McMahan et al. 2017")},
+    "fedap": {"tuner": ("bottleneck", "Zhang et al. 2023")},
+    "fedlr": {"tuner": ("lora", "Zhang et al. 2023"), "tuner.r": (16, "FedMCP, section V-A")},
+    "fedmcp": {"aggregation": ("uniform", "FedMCP, Algorithm 1, line 6: 1/m")},
+    "fedprompt": {
+        "tuner": ("prompt", "FedPrompt, section 2.2"),
+        "tuner.tokens": (20, "FedPrompt, section 3.1"),
+        "head": ("verbalizer", "FedPrompt, section 2.1"),
+        "aggregation": ("samples", "FedPrompt, eq. 3: n_k / N_t"),
+    },
+    "fedit": {
+        "tuner": ("lora", "FedDPA, section 5.1"),
+        "head": ("lm", "FedDPA, section 5.1"),
+        "aggregation": ("uniform", "FedDPA, eq. 2"),
+    },
+}
+BROUGHT |= dict.fromkeys(("fedlora", "feddpa-f", "feddpa-t"), BROUGHT["fedit"])
+"""Method → key that it sets where the user does not → (value, place)."""
+
+TUNER_OPTIONS: dict[str, Values] = {
+    "bottleneck": {
+        "r": (16, "FedMCP, section V-A"),
+        "reduction": (None, "a width is given"),
+        "sites": (("houlsby",), "FedMCP, section IV-B: after attention and feed-forward"),
+    },
+    "lora": {
+        "r": (8, "FedDPA, section 5.1"),
+        "alpha": (16.0, "FedDPA, the authors' code"),
+        "dropout": (0.0, "FedDPA's presets set the authors' 0.05"),
+        "sites": (("query", "value"), "FedDPA, section 5.1; Hu et al. 2022, section 4.2"),
+    },
+    "prefix": {
+        "tokens": (6, "PEFT in FL: 8.16 % of BERT-base (Table 2)"),
+        "reparametrise": (512, "PEFT in FL, Table 2; Li and Liang 2021, section 4.3"),
+        "width": (None, "the keys'"),
+        "stack": ("encoder", "FedPrompt, Table 5: 9,853,184 on T5"),
+    },
+    "prompt": {
+        "tokens": (20, "FedPrompt, section 3.1"),
+        "init": ("vocabulary", "Lester et al. 2021, section 3.2"),
+        "words": ("", "of init=words"),
+    },
+    "p-tuning": {
+        "tokens": (20, "FedPrompt, section 3.1"),
+        "encoder": ("lstm", "Liu et al. 2021, section 3.2"),
+        "width": (None, "the word embeddings'"),
+        "layers": (2, "FedPrompt, Table 5: 25.420 M"),
+        "offset": (True, "FedPrompt, Table 5: 25.420 M hold two embeddings"),
+        "init": ("vocabulary", "as prompt"),
+        "words": ("", "of init=words"),
+    },
+    "bitfit": {"sites": (("*",), "Ben Zaken et al. 2022: every bias")},
+    "ia3": {
+        "sites": (("key", "value"), "Liu et al. 2022, section 3.3"),
+        "feedforward": (("feedforward_output",), "Liu et al. 2022, section 3.3"),
+    },
+    "full": {},
+}
+"""Tuner → option → (default, place)."""
+
+
+def values(places: Values) -> dict[str, object]:
+    return {key: value for key, (value, _) in places.items()}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_of_methods(method):
+    assert METHODS[method].Options().model_dump() == values(METHOD_OPTIONS[method])
+    assert dict(METHODS[method].defaults) == values(BROUGHT.get(method, {}))
+
+
+@pytest.mark.parametrize("tuner", TUNERS)
+def test_of_tuners(tuner):
+    assert TUNERS[tuner].Options().model_dump() == values(TUNER_OPTIONS[tuner])
+
+
+def test_every_value_has_a_place():
+    for table in (METHOD_OPTIONS, BROUGHT, TUNER_OPTIONS):
+        assert all(place for places in table.values() for _, place in places.values())
