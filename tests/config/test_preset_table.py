@@ -180,7 +180,8 @@ def given(preset: str) -> dict[str, Any]:
     (path,) = [file for folder in (files("silotune") / "presets").iterdir() if folder.is_dir()
                for file in folder.iterdir() if file.name == f"{preset}.yaml"]  # fmt: skip
     resolved = _named(read_config(preset, ["data.path=."]).model_dump(mode="json"))
-    return {key: resolved[key] for key in _named(yaml.safe_load(path.read_text(encoding="utf-8")))}
+    written = _named(yaml.safe_load(path.read_text(encoding="utf-8")))
+    return {key: value if key.startswith("per_method.") else resolved[key] for key, value in written.items()}
 
 
 def _named(tree: dict[str, Any]) -> dict[str, Any]:

@@ -37,7 +37,10 @@ WORDS: dict[str, tuple[list[str], list[str]]] = {
     "decay-negative": (["train.weight_decay=-1"], ["train.weight_decay", "greater than or equal to 0"]),
     "smoothing-whole": (["train.label_smoothing=1"], ["train.label_smoothing", "less than 1"]),
     "schedule-unknown": (["train.schedule=step"], ["train.schedule", "constant", "linear", "cosine", "step"]),
-    "schedule-over-nothing": (["train.schedule_over=run"], ["train", "schedule_over", "train.schedule or train.warmup"]),
+    "schedule-over-nothing": (
+        ["train.schedule_over=run"],
+        ["train", "schedule_over", "train.schedule or train.warmup"],
+    ),
     "sgd-keeps-nothing": (
         ["train.keep_optimizer=true", "train.optimizer=sgd"],
         ["train", "keep_optimizer", "optimizer=sgd keeps no state", "adamw"],

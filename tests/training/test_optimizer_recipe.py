@@ -8,7 +8,7 @@ import torch
 from silotune.config import TrainConfig
 from silotune.core.tensors import digest, flatten
 from silotune.training.client import SiloClient
-from silotune.training.loss_scaling import PhaseOptimizer
+from silotune.training.phase_optimizer import PhaseOptimizer
 from silotune.training.optimizer import make_groups, make_optimizer
 from silotune.training.optimizer_state import KEPT, pack, restore
 from silotune.training.schedule import Schedule
@@ -56,7 +56,7 @@ def test_the_decay_of_adamw_is_said_or_torchs():
 
 @pytest.mark.parametrize("optimizer", ["adamw", "adafactor", "sgd", "adam"])
 def test_decay_by_hand(optimizer):
-    """Without gradient: decoupled decay shrinks by lr · decay, a part of the gradient is what the optimizer makes of it."""
+    """Without gradient: decoupled decay shrinks by lr · decay; else the optimizer steps along the weights."""
     train = TrainConfig(optimizer=optimizer, lr=0.1, weight_decay=0.2)
     leaves = tensors(1)
     (leaf,) = leaves.values()

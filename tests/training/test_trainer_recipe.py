@@ -90,8 +90,9 @@ def assert_same_end(found, expected, initial):
     assert worst <= 1e-5, worst
 
 
+@pytest.mark.long
 def test_bert_with_lora_and_a_classifier(tiny_federation, backbone_folder, tmp_path):
-    federation = tiny_federation("fedavg", *RECIPE, "method.adapters=1", "head=mlp", "head.scope=private")
+    federation = tiny_federation("fedavg", *RECIPE, "method.adapters=1", "head=mlp", "head.pooling=first")
     silo, shared = federation.silos["alpha"], federation.coordinator.shared
     start = flatten(shared | federation.context.state_of(silo).private)
     state = flatten(federation.trainer.rounds([silo], shared, 1)[0].state)
@@ -138,10 +139,11 @@ def instructions(tmp_path):
     return folder.parent
 
 
+@pytest.mark.long
 def test_llama_with_lora(instructions, tmp_path):
     folder = folder_of("llama", tmp_path / "models")
     words = [f"backbone={folder}", f"data.path={instructions}", "data.tasks=[echo]", "method=fedit", "head=lm"]
-    words += ["data.merge=false", "threads=1", "train.max_length=48", "rounds=1", "per_method={}", *RECIPE]
+    words += ["data.merge=false", "threads=1", "train.max_length=96", "rounds=1", "per_method={}", *RECIPE]
     federation = build(read_config("demo", words))
     silo, shared = federation.silos["echo"], federation.coordinator.shared
     start = flatten(shared)

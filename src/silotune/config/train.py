@@ -93,13 +93,14 @@ class TrainConfig(Section):
         optimizer: the silos' optimizer.
         weight_decay: the decay of weights, not of biases and norms; decoupled in `adamw` and `adafactor`, part of the
             gradient in `adam` and `sgd`. Unset: 0.01 of all tensors in `adamw`, none elsewhere.
-        clip_norm: the largest L2 norm of a step's gradient over all tensors that a silo trains in the phase; longer ones
-            are scaled down.
+        clip_norm: the largest L2 norm of a step's gradient, over all tensors that a silo trains in the phase; longer
+            ones are scaled down.
         keep_optimizer: whether a silo keeps its optimizers' states from round to round, beside its private parts;
             otherwise each phase of each round has a new optimizer.
         dropout: the backbone's dropout in views with trained parts: its `own` rates, or one rate everywhere. Unset: its
             own where its weights themselves are trained (`tuner=full`), and none elsewhere.
-        label_smoothing: the share of a label's (or answer's token's) probability that the loss spreads over all of them.
+        label_smoothing: the share of a label's, or of an answer's token's, probability that the loss spreads over all
+            of them.
         class_weights: the weights of labels in the loss, which is then a weighted mean over rows: `balanced` are rows /
             (labels × rows of the label), by the silo's training rows; of labels that are not named, 1.
         early_stopping: end the run after so many rounds without a better validation score; unset: never.

@@ -192,11 +192,11 @@ def train(
             ]
             scaled = backbone.precision == "fp16"
             optimizer = PhaseOptimizer(settings, trained, schedules, backbone.device, scaled)
-            kept = members if settings.keep_optimizer and every_round else []
-            for index, run in enumerate(kept):
+            keep = settings.keep_optimizer and every_round
+            for index, run in enumerate(members if keep else []):
                 optimizer.restore(index, phase.name, run.memory)
             _train_phase(context, members, phase, number, optimizer)
-            for index, run in enumerate(kept):
+            for index, run in enumerate(members if keep else []):
                 run.memory = run.memory | optimizer.state(index, phase.name)
             for run, skipped in zip_longest(members, optimizer.skipped()):
                 run.end(skipped)
