@@ -206,7 +206,7 @@ def test_keys_that_a_coordinator_puts_in(attack, changes, refused):
 def test_a_recipe_within_the_limits(attack):
     words = ("train.schedule=linear", "train.schedule_over=run", "train.warmup=0.1", "train.weight_decay=0.01")
     words += ("train.clip_norm=1", "train.keep_optimizer=true", "train.dropout=own", "train.label_smoothing=0.1")
-    words += ("train.early_stopping=3", "train.server_lr=0.001")
+    words += ("train.early_stopping=3", "train.server_lr=0.001", "train.epochs=2")
     assert attack((*ALLOWED, *words)).reason() == ""
 
 
