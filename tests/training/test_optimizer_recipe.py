@@ -8,9 +8,9 @@ import torch
 from silotune.config import TrainConfig
 from silotune.core.tensors import digest, flatten
 from silotune.training.client import SiloClient
-from silotune.training.phase_optimizer import PhaseOptimizer
 from silotune.training.optimizer import make_groups, make_optimizer
 from silotune.training.optimizer_state import KEPT, pack, restore
+from silotune.training.phase_optimizer import PhaseOptimizer
 from silotune.training.schedule import Schedule
 
 NAMES = {
