@@ -1,4 +1,4 @@
-"""`print_audit`: checks and sums up a record of messages, for `silo audit` and `federation audit`."""
+"""`print_audit`: checks and sums up an audit log, for `silo audit` and `federation audit`."""
 
 from __future__ import annotations
 

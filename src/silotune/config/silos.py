@@ -1,4 +1,4 @@
-"""`SiloConfig`, an entry of `silos` for a user's own files: name, path, columns, task, labels and metric."""
+"""`SiloConfig`, one item of the list `silos` for a user's own files: name, path, columns, task, labels and metric."""
 
 from __future__ import annotations
 

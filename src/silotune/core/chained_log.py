@@ -1,4 +1,4 @@
-"""`ChainedLog` appends JSON lines that hold the sha256 of the line before; `check_chain` finds changed ones.
+"""`ChainedLog` (`audit.jsonl`): JSON lines that hold the sha256 of the line before; `check_chain` finds changes.
 
 `audit.jsonl` is the newest file; full ones are renamed `audit-0001.jsonl`, `audit-0002.jsonl`, …, and the chain goes on
 over them. `audit.head` holds the number and the digest of the last line, so that a missing end is noticed. A line is on

@@ -1,4 +1,4 @@
-"""`compare`: a whole comparison from Python: plans cells, runs them, writes tables and report."""
+"""`compare`: a whole comparison from Python: makes its cells, runs them, writes tables and report."""
 
 from __future__ import annotations
 

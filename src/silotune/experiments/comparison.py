@@ -1,4 +1,4 @@
-"""`Comparison`: the plan of methods and variants × seeds: a `Cell`, with its configuration, for each run."""
+"""`Comparison`: methods and variants × seeds as cells; a `Cell` has one run's configuration."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`AuditedLink` records every message: requests before they are sent, replies when they have come."""
+"""`AuditedLink`: a link that notes all messages in the audit log, requests before they are sent."""
 
 from __future__ import annotations
 

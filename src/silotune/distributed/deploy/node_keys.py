@@ -1,4 +1,4 @@
-"""Registers, removes and lists silos' public keys at the SuperLink (`admit`, `expel`), and records who did.
+"""Registers, removes and lists silos' public keys at the SuperLink (`admit`, `expel`); logs who did it.
 
 The SuperLink does not list the names of its nodes, so `<folder>/nodes.json` keeps them: one key per silo.
 """

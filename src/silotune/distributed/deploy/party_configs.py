@@ -1,4 +1,4 @@
-"""`CoordinatorSettings` and `NodeSettings`: the YAML files of a coordinator and of a node without worker.
+"""`CoordinatorSettings`, `NodeSettings`: YAML files of a coordinator, and of a node apart from its worker.
 
 A silo's settings are `silo_config.SiloSettings`. The keys of a file tell which of the three it is.
 """

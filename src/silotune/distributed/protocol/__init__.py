@@ -1,1 +1,1 @@
-"""What coordinator and silos exchange: frames, handshake, the configuration, numbers that may be said; records."""
+"""What coordinator and silos exchange: frames, handshake, the configuration, numbers; what is logged of it."""

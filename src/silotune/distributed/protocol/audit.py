@@ -1,4 +1,4 @@
-"""`describe_frame`: what a record (`audit.jsonl`) says of a frame; `totals`: sums per run of a record."""
+"""`describe_frame`: what the audit log (`audit.jsonl`) says of a frame; `totals`: sums of a log per run."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""A silo's side of a run over Flower: the worker, its replies, the operator's settings, policy and records."""
+"""A silo's side of a run over Flower: the worker, its replies, the operator's settings, policy and ledgers."""

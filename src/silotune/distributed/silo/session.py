@@ -1,4 +1,4 @@
-"""`Session.answer`: every reply of a silo: hello, training, scores, each after all checks and records.
+"""`Session.answer`: every reply of a silo (hello, training, scores), after all checks and notes in ledgers.
 
 Torch runs here, in one thread. `Session.answer` makes every reply to a coordinator; `worker.py` answers pings, which
 come from tools on the same machine.

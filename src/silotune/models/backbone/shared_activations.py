@@ -1,4 +1,4 @@
-"""`SharedActivations`: outputs below the first adapted module, recorded in one forward, reused in others."""
+"""`SharedActivations`: outputs below the first adapted module, kept from one forward for others."""
 
 from __future__ import annotations
 
