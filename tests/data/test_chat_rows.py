@@ -66,6 +66,17 @@ def test_with_last_the_earlier_answers_are_only_read():
         assert trained_pieces(tokenizer, encoded) == ["cold.<|im_end|>"]
 
 
+def test_the_header_that_a_template_without_prompt_writes_is_read_and_not_trained():
+    """ChatML, and roles in plain words, that ignore `add_generation_prompt`."""
+    for template, header in ((CHATML, "<|im_start|>assistant\n"), (PLAIN, "assistant: ")):
+        without = template[: template.index("{% if add_generation_prompt %}")]
+        tokenizer, encoded = encode(without)
+        _, expected = encode(template)
+        assert encoded == expected
+        assert tokenizer.decode(encoded.ids[: encoded.prompt]).endswith(header)
+        assert ChatTemplate(tokenizer).prompt(TWO[:2]) == ChatTemplate(chat_tokenizer(template)).prompt(TWO[:2])
+
+
 def test_a_template_without_turn_end_gets_the_tokenizers_end():
     tokenizer, encoded = encode(PLAIN, TWO[:2])
     assert trained_pieces(tokenizer, encoded) == ["cold.</s>"]

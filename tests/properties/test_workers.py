@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, nullcontext
@@ -139,6 +141,19 @@ def test_a_process_that_dies_is_reported_in_one_line(federate, pool, monkeypatch
     monkeypatch.setattr(workers, "run_job", dies)
     with pytest.raises(SilotuneError, match="a worker process ended abruptly"):
         federate.run("fedavg", tmp_path / "run", workers=2)
+
+
+def test_a_script_without_guard_ends_with_one_line(tmp_path):
+    """Workers import the script; what starts processes in it would start them again, in every worker."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "from silotune.core.process_pool import worker_pool\n"
+        "with worker_pool(2) as pool:\n    print(pool.submit(max, 1, 2).result())\n"
+    )
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 1
+    assert done.stderr.count("Traceback") == 1, done.stderr
+    assert 'start it under `if __name__ == "__main__":`, or with workers=1' in done.stderr.splitlines()[-1]
 
 
 def numerics_here(_: int) -> tuple[bool, int, str | None]:

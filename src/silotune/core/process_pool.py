@@ -14,7 +14,20 @@ from contextlib import contextmanager
 from multiprocessing.sharedctypes import Synchronized
 from typing import Any
 
-from silotune.errors import SilotuneError
+from silotune.errors import InputError, SilotuneError
+
+_UNGUARDED = 77
+"""Exit code of a worker that ran into the start of a run while it imported the main script."""
+
+
+_PATIENCE = 5
+"""Seconds in which a process that has ended reports its exit code."""
+
+
+def end_unguarded_worker() -> None:
+    """End this process if it is a worker that imports the main script: the script would start its run once more."""
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        os._exit(_UNGUARDED)
 
 
 @contextmanager
@@ -33,17 +46,27 @@ def worker_pool(
         given: its argument; it is pickled while a process is started, so that it may hold files.
 
     Raises:
+        InputError: the main script starts the pool when it is imported, which the workers do.
         SilotuneError: a worker process died.
     """
+    end_unguarded_worker()
     forked = sys.platform == "linux"
     context: Any = multiprocessing.get_context("forkserver" if forked else "spawn")
     if forked:
         context.set_forkserver_preload([*imports, "silotune.core.frozen_imports"])
     earlier_children = set(multiprocessing.active_children())
     pool = ProcessPoolExecutor(workers, context, _initialize_worker, (context.Value("i", 0), prepare, given))
+    processes = pool._processes or {}
     try:
         yield pool
     except BrokenProcessPool as error:
+        for process in processes.values():
+            process.join(_PATIENCE)
+        if any(process.exitcode == _UNGUARDED for process in processes.values()):
+            raise InputError(
+                "workers: worker processes import the script that starts the run; start it under "
+                '`if __name__ == "__main__":`, or with workers=1'
+            ) from None
         raise SilotuneError("a worker process ended abruptly (out of memory?); run again with --resume") from error
     except BaseException:  # Ctrl-C or a failed task: end the other workers at once; checkpoints stay
         for child in multiprocessing.active_children():

@@ -53,7 +53,7 @@ class ChatTemplate:
 
     def prompt(self, turns: Sequence[Turn]) -> str:
         """Return the text after which the assistant's next turn begins."""
-        return self._render(turns, add_generation_prompt=True)
+        return self._render(turns, add_generation_prompt=True) + self._header
 
     def __call__(self, texts: Texts) -> str:
         """Return the prompt of a row that is no conversation: one turn of the user, its texts joined by line breaks."""
@@ -74,6 +74,16 @@ class ChatTemplate:
         """The token that ends the assistant's turn; None if the template has none."""
         begin, end = self._end_token
         return int(self._tokenizer.convert_tokens_to_ids(self._tail[begin:end])) if end > begin else None
+
+    @cached_property
+    def _header(self) -> str:
+        """What a template without a generation prompt writes before an answer; empty where that is white space."""
+        asked = [("user", "Say it.")]
+        begun, answered = self._render(asked, add_generation_prompt=True), self.text([*asked, (ASSISTANT, _PROBE)])
+        if begun != self.text(asked) or not answered.startswith(begun) or _PROBE not in answered:
+            return ""
+        header = answered[len(begun) : answered.rindex(_PROBE)]
+        return header if header.strip() else ""
 
     @cached_property
     def _tail(self) -> str:

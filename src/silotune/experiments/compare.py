@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from silotune.core.files import make_folder
+from silotune.core.process_pool import end_unguarded_worker
 from silotune.errors import OR_RESUME, require_unused
 from silotune.experiments.comparison import Comparison, read_comparison
 from silotune.experiments.report.entries import ReportEntry, read_run
@@ -42,6 +43,7 @@ def compare(
         InputError: a run's configuration cannot work; raised before any training.
         Diverged: some runs diverged, which the message names; raised after all others are finished.
     """
+    end_unguarded_worker()
     folder = Path(out)
     if not resume:
         require_unused(folder, "--out", OR_RESUME)

@@ -12,6 +12,7 @@ from typing import Any
 from silotune.config import Config, dump
 from silotune.core.determinism import numerics
 from silotune.core.files import write_text
+from silotune.core.process_pool import end_unguarded_worker
 from silotune.core.tensors import digest, flatten
 from silotune.errors import OR_RESUME, require_unused, unknown_name_error
 from silotune.evaluation.instance_vectors import keep_instances
@@ -81,6 +82,7 @@ def run(
         InputError: for bad configuration or data, before any training; or for an operation that is not deterministic
             (`precision.deterministic`). PyTorch's settings are restored at the end.
     """
+    end_unguarded_worker()
     config = source if isinstance(source, Config) else read_config(source, list(overrides))
     with numerics(config.precision.deterministic, config.precision.tf32):
         return _run(config, Path(out), resume, progress, backbone, announce, workers)

@@ -17,8 +17,8 @@ from silotune.errors import InputError
 CACHE_FILE = ".silotune-fingerprint.json"
 """Name of the file beside the weights that holds their digest."""
 
-_FORM = 1
-"""Number of the digest's definition; a kept digest of another form is not used."""
+_FORM = 2
+"""Number of the kept file's form; one of another form is not used."""
 
 _CHUNK = 2**24
 """Bytes read at once."""
@@ -36,19 +36,25 @@ def stored_fingerprint(files: Sequence[Path]) -> str:
     Args:
         files: the weight files of one model, in one folder.
     """
-    stamps = {path.name: [path.stat().st_size, path.stat().st_mtime_ns] for path in files}
+    stamps = {path.name: _stamp(path) for path in files}
     places = _places(files[0].parent)
     for place in places:
         kept = _read(place)
         if kept.get("form") == _FORM and kept.get("files") == stamps and isinstance(kept.get("sha256"), str):
             return str(kept["sha256"])
-    digest = _digest(files)
-    if max(changed for _, changed in stamps.values()) < time.time_ns() - _SETTLED_NS:
+    digest, now = _digest(files), time.time_ns()
+    if max(stamp for _, *times in stamps.values() for stamp in times) < now - _SETTLED_NS:
         text = json.dumps({"form": _FORM, "files": stamps, "sha256": digest}, indent=1) + "\n"
         with contextlib.suppress(OSError):  # a full disk costs the next start some seconds
             places[0].parent.mkdir(parents=True, exist_ok=True)
             write_text(places[0], text)
     return digest
+
+
+def _stamp(path: Path) -> list[int]:
+    """A file's size, time of its content, and time of its last change, which a program cannot set back."""
+    status = path.stat()
+    return [status.st_size, status.st_mtime_ns, status.st_ctime_ns]
 
 
 def _digest(files: Sequence[Path]) -> str:

@@ -11,6 +11,7 @@ import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
+from weakref import ReferenceType, ref
 
 import torch
 from torch import Tensor, nn
@@ -113,6 +114,7 @@ class _Projection(nn.Module):
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
         self.weight, self.bias = linear.weight, linear.bias
+        self._cast: tuple[ReferenceType[Tensor], tuple[int, torch.dtype], Tensor] | None = None
 
     def forward(self, x: Tensor) -> Tensor:
         """States of shape (…, hidden) → logits of shape (…, words)."""
@@ -120,7 +122,18 @@ class _Projection(nn.Module):
         bias = cast("Tensor | None", self.bias)
         if self.words is not None:
             weight, bias = weight[self.words], None if bias is None else bias[self.words]
+        elif not torch.is_grad_enabled() and torch.is_autocast_enabled(x.device.type):
+            weight = self._in(torch.get_autocast_dtype(x.device.type), weight)
         return nn.functional.linear(x, weight, bias)
+
+    def _in(self, dtype: torch.dtype, weight: Tensor) -> Tensor:
+        """Return master weights in the type of products, cast once; autocast would do so for every token."""
+        if weight.dtype == dtype:
+            return weight
+        version = (weight._version, dtype)
+        if self._cast is None or self._cast[0]() is not weight or self._cast[1] != version:
+            self._cast = ref(weight), version, weight.to(dtype)
+        return self._cast[2]
 
 
 def _name_of(model: nn.Module, submodule: nn.Module) -> str:
