@@ -23,7 +23,8 @@ import torch
 
 from silotune.core.process_pool import worker_pool
 from silotune.models.backbone.backbone import Backbone
-from silotune.models.backbone.loading import default_backbone, load_backbone, weight_files
+from silotune.models.backbone.loading import load_backbone
+from silotune.models.backbone.stored_model import default_backbone, weight_files
 from silotune.runs.engines import multi_process
 
 MIB = 2**20

@@ -47,7 +47,7 @@ def require(module: str, what: str, install: str) -> None:
 def same_rows(data: str | None) -> Iterator[Path]:
     """A folder with `rows.json` for the peer and `ours.yaml` for silotune: equal training rows, silo by silo."""
     from silotune.data.loading import load_silos
-    from silotune.models.backbone.loading import default_backbone
+    from silotune.models.backbone.stored_model import default_backbone
     from silotune.runs.build.resolve import read_config
 
     words = [] if data is None else [f"data.path={data}", "data.tasks=[]", "data.merge=false"]

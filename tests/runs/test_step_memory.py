@@ -10,6 +10,7 @@ from silotune.models.backbone.backbone import Backbone
 from silotune.models.backbone.forward_plan import ForwardPlan
 from silotune.models.backbone.loading import load_backbone
 from silotune.runs.build import step_memory
+from silotune.training.token_memory import least_kept
 from tests.support.language_models import folder_of
 
 
@@ -82,6 +83,6 @@ def test_the_lower_bound_is_one(tmp_path, family):
         states = backbone.encode({"input_ids": ids, "attention_mask": torch.ones_like(ids)}, plan)
     assert states.requires_grad
     of_a_token = sum(kept.values()) / ids.numel()
-    estimated = step_memory.bytes_of_a_token(backbone, checkpointing=False)
+    estimated = least_kept(backbone, checkpointing=False)
     assert estimated < of_a_token < 5 * estimated
-    assert step_memory.bytes_of_a_token(backbone, checkpointing=True) < estimated
+    assert least_kept(backbone, checkpointing=True) < estimated

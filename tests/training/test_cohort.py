@@ -19,6 +19,7 @@ from silotune.runs.build.resolve import read_config
 from silotune.runs.engines.in_process import InProcessEngine
 from silotune.runs.run import run
 from silotune.runs.storage.run_folder import RunFolder
+from silotune.training import cohort, token_memory
 from silotune.training.cohort import ON_A_CPU, ON_A_GPU
 from silotune.training.local_trainer import LocalTrainer
 from tests.support.method_cases import assert_as_if_never_interrupted, logged, tapped
@@ -439,30 +440,31 @@ def test_auto_says_why_silos_train_one_by_one(words, tmp_path):
 
 @pytest.mark.parametrize(("device", "most"), [("cpu", ON_A_CPU), ("cuda", ON_A_GPU)])
 def test_auto_is_what_pays_where_memory_has_room(device, most, words, monkeypatch):
-    from silotune.training import cohort
-
     federation = build(read_config("demo", words("fedmcp")))
     monkeypatch.setattr(federation.backbone, "device", torch.device(device))
     # 8 rows of 32 tokens, three trained views, two blocks: 40 float32 numbers for each of 32 in width, and three for
     # each of the heads and of 32 tokens
     of_a_silo = 8 * 32 * 3 * 2 * (32 * 40 + 3 * ATTENTION_HEADS * 32) * 4
     for memory, size in ((2 * most * of_a_silo, most), (2 * 7 * of_a_silo, 7), (of_a_silo, 1), (2**40, most)):
-        monkeypatch.setattr(cohort, "memory_of", lambda _, memory=memory: memory)
+        for module in (cohort, token_memory):
+            monkeypatch.setattr(module, "total_memory", lambda _, memory=memory: memory)
         found = cohort.choose("auto", federation.context)
         assert found.size == size
         assert ("memory" in found.reason) == (size < most)
     assert cohort.choose(5, federation.context) == cohort.Cohort(5)
 
 
-def test_a_containers_memory_is_its_share_of_the_machines(tmp_path, monkeypatch):
-    from silotune.training import cohort
-
-    limit = tmp_path / "memory.max"
-    monkeypatch.setattr(cohort, "_LIMIT", limit)
-    machine = cohort.memory_of(torch.device("cpu"))
-    for text, expected in (("1048576\n", 2**20), ("max\n", machine), (f"{2**60}\n", machine)):
-        limit.write_text(text)
-        assert cohort.memory_of(torch.device("cpu")) == expected
+def test_auto_takes_what_tokens_at_once_has_room_for(words):
+    """FedMCP trains three views of 8 rows of 32 tokens a silo."""
+    of_a_silo = 3 * 8 * 32
+    context = build(read_config("demo", words("fedmcp", "train.tokens_at_once=2000"))).context
+    for bound, size in ((3 * of_a_silo + 1, 3), (2 * of_a_silo, 2), (of_a_silo - 1, 1), (10_000 * of_a_silo, ON_A_CPU)):
+        context.tokens_at_once = bound
+        found = cohort.choose("auto", context)
+        assert found.size == size
+        reason = f"train.tokens_at_once={bound} has room for {bound // of_a_silo}"
+        assert found.reason == ("" if size == ON_A_CPU else reason)
+    assert cohort.choose(5, context) == cohort.Cohort(5)
 
 
 @pytest.mark.parametrize("given", ["0", "-3", "many", "1.5", "true", "[2]", ""])

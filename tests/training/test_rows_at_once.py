@@ -9,8 +9,8 @@ from silotune.errors import InputError
 from silotune.evaluation import predict
 from silotune.models.heads import LanguageModelHead
 from silotune.runs.build.resolve import read_config
-from silotune.training import rows_at_once
-from silotune.training.rows_at_once import rows_scored, rows_written
+from silotune.training import at_once
+from silotune.training.at_once import rows_scored, rows_written
 from tests.support.language_models import backbone_of
 
 
@@ -35,10 +35,10 @@ def test_auto_follows_memory_and_answers(monkeypatch):
     settings = config("evaluation.rows_at_once=auto", "generation.rows_at_once=auto")
     found = []
     for memory in (2**10, 2**22, 2**23, 2**50):
-        monkeypatch.setattr(rows_at_once, "memory_of", lambda _, memory=memory: memory)
+        monkeypatch.setattr(at_once, "total_memory", lambda _, memory=memory: memory)
         found.append((rows_scored(settings, backbone), rows_written(settings, backbone, head)))
     assert found[0] == (1, 1)
-    assert 1 < found[1][1] < found[2][1] < found[3][1] == rows_at_once.ON_A_CPU
+    assert 1 < found[1][1] < found[2][1] < found[3][1] == at_once.ON_A_CPU
     assert found == sorted(found)
 
 

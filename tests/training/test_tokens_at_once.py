@@ -11,7 +11,9 @@ from silotune.models.backbone.forward_plan import ForwardPlan
 from silotune.models.backbone.loading import load_backbone
 from silotune.models.forward.mixing import MixEntry, make_plan
 from silotune.models.tuners import TUNERS
-from silotune.training.tokens_at_once import bytes_per_token, tokens_at_once
+from silotune.training import token_memory
+from silotune.training.at_once import tokens_at_once
+from silotune.training.token_memory import most_kept
 from tests.support.language_models import folder_of
 
 
@@ -47,17 +49,18 @@ def test_a_token_takes_no_more_than_counted_on(models, family):
     backbone = load_backbone(str(folder_of(family, models)), precision="fp32")
     train = TrainConfig(max_length=96)
     found = kept(backbone, 8, 96) / (8 * 96)
-    assert found <= bytes_per_token(backbone, train) <= 12 * found
+    assert found <= most_kept(backbone, train) <= 12 * found
 
 
-def test_auto_follows_the_memory_without_the_weights(models):
+def test_auto_follows_the_memory_without_the_weights(models, monkeypatch):
     backbone = load_backbone(str(folder_of("llama", models)), precision="fp32")
     weights = sum(tensor.numel() * 4 for tensor in backbone.model.parameters())
     train = TrainConfig(max_length=96, tokens_at_once="auto")
-    one = bytes_per_token(backbone, train)
-    assert tokens_at_once(train, backbone, lambda device: weights + 1000 * one) == pytest.approx(700, abs=1)
-    assert tokens_at_once(train, backbone, lambda device: weights) == 1
+    one = most_kept(backbone, train)
+    for memory, expected in ((weights + 1000 * one, 700), (weights, 1)):
+        monkeypatch.setattr(token_memory, "total_memory", lambda _, memory=memory: memory)
+        assert tokens_at_once(train, backbone) == pytest.approx(expected, abs=1)
     saving = train.model_copy(update={"gradient_checkpointing": True})
-    assert bytes_per_token(backbone, saving) < one
+    assert most_kept(backbone, saving) < one
     assert tokens_at_once(TrainConfig(tokens_at_once=77), backbone) == 77
     assert tokens_at_once(TrainConfig(), backbone) is None

@@ -19,7 +19,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from silotune.cost.vocabulary_stub import LANGUAGE_MODEL_HEADS
 from silotune.errors import InputError, unknown_name_error
 from silotune.models.backbone.backbone import Backbone
-from silotune.models.backbone.loading import default_backbone, silence_transformers
+from silotune.models.backbone.loading import silence_transformers
+from silotune.models.backbone.stored_model import default_backbone
 
 PREFIX = "shape:"
 

@@ -8,7 +8,7 @@ import torch
 
 from silotune.config import BackboneConfig
 from silotune.errors import InputError
-from silotune.models.backbone.loading import default_backbone, hub_options
+from silotune.models.backbone.stored_model import default_backbone, hub_options
 from silotune.models.tuners import Tuner
 from silotune.models.tuners.base import MergedAdapter
 from silotune.models.tuners.target_modules import is_transposed

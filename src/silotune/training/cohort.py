@@ -2,27 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
-from pathlib import Path
-
-import torch
 
 from silotune.errors import InputError
+from silotune.models.backbone.device_memory import total_memory
 from silotune.models.forward.mixing import can_share_forward
 from silotune.training.context import TrainingContext
+from silotune.training.token_memory import most_kept, room_for_steps
 
 ON_A_CPU, ON_A_GPU = 8, 32
 """The largest cohort of `cohort=auto`; the second number is chosen, not measured."""
-
-_KEPT = 40
-"""Upper bound of the values a block keeps per token for the backward pass, per unit of width (34 in a plain block)."""
-
-_SCORES = 3
-"""Values it keeps per pair of tokens and attention head."""
-
-_LIMIT = Path("/sys/fs/cgroup/memory.max")
-"""The memory limit of a container."""
 
 
 @dataclass(frozen=True)
@@ -54,29 +43,21 @@ def choose(configured: int | str, context: TrainingContext) -> Cohort:
     return Cohort(1, obstacle) if obstacle else _fitting(context)
 
 
-def memory_of(device: torch.device) -> int:
-    """Return a device's total memory in bytes; free memory could differ on resume, and lead to other bits."""
-    if device.type == "cpu":
-        machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        limit = _LIMIT.read_text().strip() if _LIMIT.is_file() else "max"
-        return min(machine, int(limit)) if limit.isdecimal() else machine
-    if device.type == "mps":
-        return torch.mps.recommended_max_memory()
-    return int(torch.cuda.get_device_properties(device).total_memory)
-
-
 def _fitting(context: TrainingContext) -> Cohort:
     """Return the largest cohort whose activations of full-length rows fit into half the memory."""
     backbone, settings = context.backbone, context.train
+    of_a_view = settings.batch_size * settings.max_length  # tokens of a silo's batch
     replicas = max(context.replicas(phase) for phase in context.phases)
-    number = 4 if backbone.precision == "fp32" else 2  # bytes
-    blocks = sum(len(backbone.base.get_submodule(stack.blocks)) for stack in backbone.architecture.stacks)
-    scores = _SCORES * int(getattr(backbone.base.config, "num_attention_heads", 0)) * settings.max_length
-    of_a_token = replicas * blocks * (backbone.hidden_size * _KEPT + scores) * number
-    room = memory_of(backbone.device) // 2 // (settings.batch_size * settings.max_length * of_a_token)
+    memory = min(sum(map(total_memory, backbone.block_devices.all)) // 2, room_for_steps(backbone))
+    room, reason = memory // (of_a_view * replicas * most_kept(backbone, settings)), "half the memory"
+    bound = context.tokens_at_once
+    if bound is not None:
+        views = max(phase.views_with_gradient for phase in context.phases)
+        if (of_bound := bound // (of_a_view * max(1, views))) <= room:
+            room, reason = of_bound, f"train.tokens_at_once={bound}"
     most = ON_A_CPU if backbone.device.type == "cpu" else ON_A_GPU
     if room < most:
-        return Cohort(max(1, room), f"half the memory has room for {room}")
+        return Cohort(max(1, room), f"{reason} has room for {room}")
     return Cohort(most)
 
 

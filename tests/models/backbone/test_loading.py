@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 
@@ -9,7 +11,7 @@ from silotune.config import BackboneConfig
 from silotune.errors import InputError
 from silotune.models.backbone.forward_plan import ForwardPlan
 from silotune.models.backbone.loading import load_backbone
-from tests.support.language_models import folder_of
+from tests.support.language_models import folder_of, made
 
 
 @pytest.mark.parametrize("family", ["bert", "t5", "llama"])
@@ -75,3 +77,36 @@ def test_a_missing_shard_is_refused(tmp_path):
     first.unlink()
     with pytest.raises(InputError, match=rf"^backbone: .*{first.name} is missing"):
         load_backbone(str(tmp_path / "shards"))
+
+
+def test_a_tokenizer_with_tokens_that_have_no_embedding_is_refused(tmp_path):
+    folder = str(folder_of("llama", tmp_path))
+    tokenizer = made("llama")[1]
+    larger = copy.deepcopy(tokenizer)
+    larger.add_tokens([f"<new{number}>" for number in range(3)])
+    larger.save_pretrained(folder)
+    with pytest.raises(InputError, match=rf"has {len(tokenizer) + 3} tokens and its model {len(tokenizer)} word embed"):
+        load_backbone(folder, precision="fp32")
+
+
+def test_a_head_of_master_weights_is_cast_once_for_all_tokens(tmp_path, monkeypatch):
+    """Autocast would cast the float32 head at every token."""
+    folder = str(folder_of("llama", tmp_path))
+    options = {"precision": "bf16", "keep_master": True, "model_class": "AutoModelForCausalLM"}
+    head = load_backbone(folder, **options).lm_head
+    states = torch.randn(3, 32)
+
+    def scores() -> torch.Tensor:
+        with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+            return head(states)
+
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        expected = head(states)  # with gradient, as in training
+    assert expected.requires_grad is False
+    first, cast = scores(), head._projection._cast
+    assert torch.equal(first, expected)
+    assert torch.equal(scores(), first)
+    assert head._projection._cast is cast
+    with torch.no_grad():
+        head._projection.weight.zero_()
+    assert not scores().any()

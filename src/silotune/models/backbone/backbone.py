@@ -15,6 +15,7 @@ from silotune.data.batching import call_cost_for
 from silotune.data.tokenized import Inputs
 from silotune.models.backbone.architectures import ARCHITECTURES, Architecture, architecture_of
 from silotune.models.backbone.base_forward import encoder_decoder_forward, plain_forward
+from silotune.models.backbone.block_devices import BlockDevices
 from silotune.models.backbone.device import resolve_device
 from silotune.models.backbone.forward_plan import ForwardPlan
 from silotune.models.backbone.hooks import FunctionalWrapper, HookManager
@@ -64,6 +65,7 @@ class Backbone:
         on_use: leave the weights where they are until the first use, and let `rest` take them back.
         load_float32: loads the stored weights in float32, to compare them with fingerprints of silotune 0.1.0.
         quantization: how the model's linear layers are stored; such a model is on its device already.
+        block_devices: where each block is; None: on `device`.
     """
 
     def __init__(
@@ -81,6 +83,7 @@ class Backbone:
         load_float32: Callable[[], PreTrainedModel] | None = None,
         on_use: bool = False,
         quantization: str = NONE,
+        block_devices: BlockDevices | None = None,
     ) -> None:
         self.name = name
         self.model = cast(Any, model)  # transformers' annotations fail strict type checking
@@ -100,7 +103,9 @@ class Backbone:
         stored = "" if shape_only else fingerprint
         self._identity = WeightIdentity(self.model, stored, quantization, load_float32)
         self.device = torch.device("cpu") if shape_only else device or resolve_device("auto")
-        self._placement = WeightPlacement(self.model, self.device, quantization, on_use, shape_only)
+        self.block_devices = block_devices or BlockDevices(self.device)
+        self._placement = WeightPlacement(self.model, self.base, self.block_devices, quantization, on_use, shape_only)
+        self.block_devices.move_at_borders(self.base, self.known_architecture)
         self._hooks = HookManager(self.base)
         if checkpointing:
             for stack in self.architecture.stacks:

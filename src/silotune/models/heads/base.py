@@ -18,7 +18,7 @@ from silotune.data.tasks import Row, Task, TaskKind
 from silotune.data.tokenized import RowTokenizer, TokenizedRows
 from silotune.errors import InputError
 from silotune.models.backbone.backbone import Backbone
-from silotune.models.backbone.loading import ModelClass
+from silotune.models.backbone.stored_model import ModelClass
 from silotune.models.forward.pooling import HeadReading
 from silotune.models.forward.views import View
 from silotune.models.heads.loss_recipe import LossRecipe

@@ -12,9 +12,8 @@ from silotune.models.forward.activation_cache import ActivationCache
 from silotune.runs.build.initial_adapter import read_start
 from silotune.runs.build.resolve import BackboneRequirements
 from silotune.runs.build.validation import check_backbone
+from silotune.training.at_once import rows_scored, rows_written, tokens_at_once
 from silotune.training.context import TrainingContext
-from silotune.training.rows_at_once import rows_scored, rows_written
-from silotune.training.tokens_at_once import tokens_at_once
 
 
 def build_model(

@@ -18,9 +18,10 @@ from silotune.methods import METHODS, Method, Setting
 from silotune.methods.parts import Scope
 from silotune.models.backbone.backbone import Backbone
 from silotune.models.backbone.device import resolve_device, resolve_precision
-from silotune.models.backbone.loading import ModelClass, load_backbone
+from silotune.models.backbone.loading import load_backbone
 from silotune.models.backbone.quantization import NONE, resolve_quantization
 from silotune.models.backbone.shared_weights import SharedWeights
+from silotune.models.backbone.stored_model import ModelClass
 from silotune.models.heads import HEADS
 from silotune.models.tuners import TUNERS
 
@@ -97,7 +98,7 @@ class BackboneRequirements:
         """Return the requirements of a configuration and its method.
 
         Raises:
-            InputError: the tuner trains weights that are stored quantized.
+            InputError: the tuner trains weights that are stored quantized or spread over devices.
         """
         tuner, head = method.setting.tuner, method.setting.head
         checkpointing = config.train.gradient_checkpointing
@@ -107,6 +108,11 @@ class BackboneRequirements:
             raise InputError(
                 f"tuner={tuner.name}: trains the weights that backbone.quantization={quantization} rounds; allowed: "
                 f"backbone.quantization=none, or the tuners {others}"
+            )
+        if tuner.trains_backbone and config.backbone.device_map is not None:
+            raise InputError(
+                f"tuner={tuner.name}: trains the weights that backbone.device_map spreads over devices; leave the key "
+                "out, or choose another tuner"
             )
         return cls(
             config.backbone,

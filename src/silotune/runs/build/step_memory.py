@@ -7,13 +7,10 @@ from collections.abc import Iterable
 from silotune.core.tensors import State, count_parameters
 from silotune.data.tokenized import TokenizedRows
 from silotune.errors import InputError
-from silotune.models.backbone.backbone import Backbone
-from silotune.models.backbone.memory import GIB, free_memory
+from silotune.models.backbone.device_memory import GIB, free_memory
 from silotune.training.context import TrainingContext
 from silotune.training.silo import Silo
-
-_KEPT = 5
-"""Values of the width that a block keeps at least per token for the backward pass: query, key, value, and two norms."""
+from silotune.training.token_memory import least_kept
 
 _STATES = 4
 """Tensors of a part's size while it trains: itself, its gradient, and the two moments of Adam."""
@@ -51,13 +48,14 @@ def check_step_memory(context: TrainingContext, silos: Iterable[Silo], shared: S
             sum(count_parameters(shared[name]) for name in phase.trains if name in shared) for phase in context.phases
         )
     )
-    free = free_memory(backbone.device) - backbone.resting_bytes
-    needed = held * bytes_of_a_token(backbone, context.train.gradient_checkpointing) + parts
+    free = sum(map(free_memory, backbone.block_devices.all)) - backbone.resting_bytes
+    needed = held * least_kept(backbone, context.train.gradient_checkpointing) + parts
     if needed <= free:
         return
+    devices = " and ".join(map(str, backbone.block_devices.all))
     raise InputError(
         f"train: a batch of about {round(batch)} tokens in {views} views keeps at least {needed / GIB:.1f} GiB "
-        f"for its backward pass, and {backbone.device} has {max(free, 0) / GIB:.1f} GiB free; "
+        f"for its backward pass, and {devices} has {max(free, 0) / GIB:.1f} GiB free; "
         f"{_remedy(context, free - parts, tokens, rows)}"
     )
 
@@ -66,9 +64,9 @@ def _remedy(context: TrainingContext, room: int, tokens: float, rows: TokenizedR
     """Name the keys under which a batch of so many tokens fits into the room (bytes)."""
     fitting = []
     checkpointing = context.train.gradient_checkpointing
-    if not checkpointing and tokens * bytes_of_a_token(context.backbone, True) <= room:
+    if not checkpointing and tokens * least_kept(context.backbone, True) <= room:
         fitting.append("train.gradient_checkpointing=true")
-    of_a_token = bytes_of_a_token(context.backbone, checkpointing)
+    of_a_token = least_kept(context.backbone, checkpointing)
     at_once = int(room / of_a_token)
     longest = max(map(len, rows.ids))
     if at_once >= longest:
@@ -86,27 +84,3 @@ def _remedy(context: TrainingContext, room: int, tokens: float, rows: TokenizedR
 def _batch_tokens(rows: TokenizedRows, batch_size: int) -> float:
     """Return the tokens of an average batch, without padding."""
     return sum(map(len, rows.ids)) / max(len(rows.ids), 1) * min(batch_size, len(rows.ids))
-
-
-def bytes_of_a_token(backbone: Backbone, checkpointing: bool) -> float:
-    """Return a lower bound of the bytes that a forward keeps per token for its backward pass.
-
-    Args:
-        backbone: of a family in the table of architectures.
-        checkpointing: whether blocks keep their inputs alone.
-    """
-    config, stack = backbone.base.config, backbone.architecture.stacks[0]
-    values = backbone.hidden_size
-    if not checkpointing:
-        inner = int(getattr(config, "intermediate_size", 0) or getattr(config, "d_ff", 0) or 0)
-        gated = any(_has(backbone, name) for name in stack.modules("feedforward_gate", 0))
-        values = _KEPT * values + inner * (3 if gated else 1)  # the activation's input; gate, its activation and factor
-    return backbone.blocks * values * (4 if backbone.precision == "fp32" else 2)
-
-
-def _has(backbone: Backbone, module: str) -> bool:
-    try:
-        backbone.module(module)
-    except AttributeError:
-        return False
-    return True

@@ -1,25 +1,37 @@
-"""`rows_scored` and `rows_written`: rows scored, and prompts answered, in one batch; `auto` goes by memory."""
+"""`tokens_at_once`, `rows_scored`, `rows_written`: what goes through the backbone at once; `auto` goes by memory."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from silotune.config import Config
+from silotune.config import Config, TrainConfig
 from silotune.models.backbone.backbone import Backbone
+from silotune.models.backbone.device_memory import total_memory
 from silotune.models.heads import Head, LanguageModelHead
-from silotune.training.cohort import memory_of
+from silotune.training.token_memory import most_kept, passing, room_for_steps
 
 ON_A_CPU, ON_A_GPU = 64, 512
 """The most rows that `auto` chooses; more do not make a CPU faster, and the second number is chosen, not measured."""
 
-_SHARE = 4
+_FOR_GRAPHS = 0.7
+"""`auto` gives this part of the memory beside the weights to graphs."""
+
+_FOR_ROWS = 4
 """`auto` takes this part of the device's memory: weights and parts need theirs."""
 
-_KEPT = 12
-"""Values that one block holds per token and unit of width at a time, without gradient."""
+_WORD_SCORES = 3
+"""Values per word and answer that a search holds."""
 
-_SCORES = 3
-"""Values that it holds per pair of tokens and attention head; values per word and answer that a search holds."""
+
+def tokens_at_once(train: TrainConfig, backbone: Backbone) -> int | None:
+    """Return the most tokens of a step's graph; None: any number.
+
+    `auto` goes by the device's whole memory without the backbone's weights: what is free right now could differ on
+    resume, and lead to other bits.
+    """
+    if train.tokens_at_once != "auto":
+        return train.tokens_at_once
+    return max(1, int(_FOR_GRAPHS * room_for_steps(backbone)) // most_kept(backbone, train))
 
 
 def rows_scored(config: Config, backbone: Backbone) -> int:
@@ -36,14 +48,12 @@ def _chosen(configured: int | str, backbone: Backbone, bytes_of_one: Callable[[]
     if isinstance(configured, int):
         return configured
     most = ON_A_CPU if backbone.device.type == "cpu" else ON_A_GPU
-    return max(1, min(most, memory_of(backbone.device) // _SHARE // bytes_of_one()))
+    return max(1, min(most, total_memory(backbone.device) // _FOR_ROWS // bytes_of_one()))
 
 
 def _bytes_of_a_row(config: Config, backbone: Backbone) -> int:
     """Activations of one block over a row of full length."""
-    length, settings = config.train.max_length, backbone.base.config
-    scores = _SCORES * int(getattr(settings, "num_attention_heads", 0)) * length
-    return length * (backbone.hidden_size * _KEPT + scores) * backbone.word_embeddings.element_size()
+    return config.train.max_length * passing(backbone, config.train.max_length)
 
 
 def _bytes_of_a_prompt(config: Config, backbone: Backbone, head: Head) -> int:
@@ -56,5 +66,5 @@ def _bytes_of_a_prompt(config: Config, backbone: Backbone, head: Head) -> int:
     width = key_heads * int(getattr(settings, "head_dim", None) or backbone.hidden_size // heads)
     layers = int(getattr(settings, "num_hidden_layers", 1))
     kept = 2 * layers * width * (config.train.max_length + new) * backbone.word_embeddings.element_size()
-    words = len(backbone.word_embeddings) * _SCORES * 4
+    words = len(backbone.word_embeddings) * _WORD_SCORES * 4
     return beams * (kept + words) + _bytes_of_a_row(config, backbone)

