@@ -8,13 +8,17 @@ import torch
 from silotune.core.randomness import Stream
 
 
-@pytest.mark.parametrize("kind", ["cuda", "mps"])
+@pytest.mark.parametrize("kind", ["cuda", "second cuda", "mps"])
 def test_a_stream_seeds_and_restores_the_accelerators_generator(kind, monkeypatch):
-    generator, module = torch.Generator().manual_seed(3), getattr(torch, kind)
-    monkeypatch.setattr(torch.cuda if kind == "cuda" else torch.backends.mps, "is_available", lambda: True)
-    monkeypatch.setattr(module, "manual_seed", generator.manual_seed)
-    monkeypatch.setattr(module, "get_rng_state", generator.get_state)
-    monkeypatch.setattr(module, "set_rng_state", generator.set_state)
+    generator, other = torch.Generator().manual_seed(3), torch.Generator()
+    if kind == "mps":
+        monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+        monkeypatch.setattr(torch.mps, "_get_default_mps_generator", lambda: generator)
+    else:
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(torch.cuda, "init", lambda: None)
+        found = (generator, other) if kind == "cuda" else (other, generator)
+        monkeypatch.setattr(torch.cuda, "default_generators", found)
     outside = generator.get_state()
 
     def drawn(stream):

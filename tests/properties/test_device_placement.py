@@ -7,52 +7,21 @@ test-time personalization, prediction and generation run as they are; only the b
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
-
 import pytest
 from torch import Tensor
 
-from silotune.core.tensors import flatten
-from silotune.errors import InputError
-from silotune.evaluation.federation_scores import score_silos
-from silotune.evaluation.personalization import score_test_time as every_model_on_every_task
 from silotune.methods import METHODS
 from silotune.models.backbone.backbone import Backbone
-from silotune.models.forward.mixing import can_share_forward
 from silotune.models.heads import HEADS
-from silotune.runs.build.builder import build
-from silotune.runs.build.resolve import BackboneRequirements, make_method, read_config
-from silotune.runs.personal_model import PersonalModel
-from silotune.training.federation import Federation
-from tests.support.chats import write_lines
+from tests.support.device_rig import actions, at_rest, made_or_skipped, prediction
 from tests.support.fake_cuda import (
     MISMATCH,
-    build_guard,
     counted_syncs,
     fake_cuda,
     is_on_device,
     is_tensor_on_device,
-    load_guard,
-    to_fake_cuda,
     without_float64,
 )
-from tests.support.language_models import folder_of
-from tests.support.tiny import write_data
-
-WORDS = "head.words={bad: awful, good: [great, warm], other: cold, same: kind}"
-COMMON = (
-    *("precision=fp32", "device=cpu", "threads=1", "data.merge=false", "aggregation=uniform", "rounds=1"),
-    *("train.batch_size=6", "train.steps=1", "per_method={}"),
-)
-HEAD_WORDS: dict[str, tuple[str, ...]] = {
-    "mlp": ("head=mlp",),
-    "linear": ("head=linear",),
-    "verbalizer": ("head=verbalizer", WORDS),
-    "lm": ("head=lm", "head.max_new_tokens=3"),
-    "dpo": ("head=dpo", "head.max_new_tokens=3"),
-}
-SERVER = ("server.labels_per_class=2", "partition=iid", "partition.silos=2", "head.scope=shared")
 
 
 def quick(method: str, head: str) -> bool:
@@ -66,154 +35,6 @@ CASES = [
     for head in HEADS
 ]
 every_case = pytest.mark.parametrize(("method", "head"), CASES)
-
-
-@pytest.fixture(scope="session")
-def _device(tmp_path_factory: pytest.TempPathFactory) -> None:
-    load_guard(build_guard(tmp_path_factory.mktemp("guard")))
-
-
-@pytest.fixture(scope="session")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """`classes/`: two tasks of classification; `texts/` and `pairs/`: two tasks of instructions, and of preferences."""
-    root = tmp_path_factory.mktemp("placement")
-    rows = {"train": 8, "validation": 2, "test": 3}
-    write_data(root / "classes", ["alpha", "beta"], rows)
-    for task in ("echo", "always"):
-        for kind in ("texts", "pairs"):
-            (root / kind / task).mkdir(parents=True)
-        for split, count in rows.items():
-            lines = [{"instruction": f"say {n}", "input": "now" * (n % 2), "output": "sweet"} for n in range(count)]
-            write_lines(root / "texts" / task / f"{split}.jsonl", lines)
-            pairs = [{"prompt": f"say {n}", "chosen": "sweet " * (n % 3 + 1), "rejected": "cold"} for n in range(count)]
-            write_lines(root / "pairs" / task / f"{split}.jsonl", pairs)
-    return root
-
-
-Make = Callable[..., Federation]
-
-
-@pytest.fixture(scope="session")
-def make(_device: None, data: Path, tmp_path_factory: pytest.TempPathFactory) -> Make:
-    """`make(method, head, *words)` → a federation of two silos; with `on_cuda=False` on the CPU."""
-    models = tmp_path_factory.mktemp("models")
-
-    def federation(method: str, head: str, *words: str, family: str | None = None, on_cuda: bool = True) -> Federation:
-        rows = {"lm": "texts", "dpo": "pairs"}.get(head, "classes")
-        texts = rows != "classes"
-        folder = folder_of(family or ("llama" if texts else "bert"), models)
-        tasks = "echo,always" if texts else "alpha" if method == "fedfame" else "alpha,beta"
-        own = [f"method={method}", f"backbone={folder}", f"data.tasks=[{tasks}]"]
-        own += [f"data.path={data / rows}", f"train.max_length={64 if texts else 32}"]
-        server = SERVER if method == "fedfame" else ()
-        config = read_config("demo", [*own, *COMMON, *HEAD_WORDS[head], *server, *words])
-        backbone = BackboneRequirements.of(config, make_method(config)).load()
-        if not on_cuda:
-            return build(config, backbone)
-        with fake_cuda():
-            return build(config, to_fake_cuda(backbone))
-
-    return federation
-
-
-# -- what is done with a model -----------------------------------------------------------------------------------------
-
-
-def local_rounds(federation: Federation) -> None:
-    """One round of each silo, alone; the coordinator adopts what the last one shares."""
-    client, broadcast = federation.client(), federation.coordinator.broadcast(1)
-    for silo in federation.silos.values():
-        (reply,) = client.rounds([silo], broadcast)
-        if reply.message:
-            federation.coordinator.aggregate([federation.coordinator.receive(1, silo.name, reply.message)], 1)
-
-
-def cohort(federation: Federation) -> None:
-    """One round of all silos together."""
-    federation.client().rounds([*federation.silos.values()], federation.coordinator.broadcast(2))
-
-
-def final_phases(federation: Federation) -> None:
-    """The phases after the last round."""
-    federation.client().finals([*federation.silos.values()], federation.coordinator.broadcast(2))
-
-
-def late_adaptation(federation: Federation) -> None:
-    """The training of a silo that joins late."""
-    silo = next(iter(federation.silos.values()))
-    federation.trainer.adapt(silo, federation.coordinator.shared, 3, from_start=False)
-
-
-def server_step(federation: Federation) -> None:
-    """The coordinator's own training."""
-    assert federation.server is not None
-    result = federation.trainer.server_step(federation.server, federation.coordinator.shared, 1)
-    federation.coordinator.adopt(result.state)
-
-
-def validation(federation: Federation) -> None:
-    """Validation scores of every silo."""
-    assert all(value is not None for value in score_silos(federation, "validation").values())
-
-
-def test_time_scores(federation: Federation) -> None:
-    """Every silo's model on every task."""
-    every_model_on_every_task(federation)
-
-
-test_time_scores.__test__ = False  # type: ignore[attr-defined]
-
-
-def prediction(federation: Federation) -> list[object]:
-    """Answers of one silo's personal model, and the weights of its parts."""
-    silo = next(iter(federation.silos.values()))
-    task = federation.tasks[next(iter(federation.tasks))]
-    model = PersonalModel(
-        federation.context, silo, federation.coordinator.shared, task, federation.texts.get(task.name, 1)
-    )
-    texts: list[str | tuple[str, str]] = ["the garden was kind", "a song"]
-    assert len(model.explain(texts)) == 2
-    if task.kind == "generation":
-        return list(model.write(texts))
-    return [answer.probabilities for answer in model.predict(texts)]
-
-
-def actions(federation: Federation) -> dict[str, Callable[[Federation], object]]:
-    """What there is to do with a federation, in order."""
-    context = federation.context
-    found: dict[str, Callable[[Federation], object]] = {}
-    if context.phases:
-        found["round"], found["second round"] = local_rounds, local_rounds
-    if any(phase.when == "end" for phase in context.phases):
-        found["final phases"] = final_phases
-    if federation.server is not None:
-        found["server step"] = server_step
-    if context.phases and all(can_share_forward(context.backbone, tuner) for tuner in context.tuners):
-        found["cohort"] = cohort
-    if context.method.name.startswith("feddpa"):
-        found["late adaptation"] = late_adaptation
-    found["validation"] = validation
-    if not context.method.setting.head.has_tensors:
-        found["test-time personalization"] = test_time_scores
-    found["prediction"] = prediction
-    return found
-
-
-def at_rest(federation: Federation) -> list[Tensor]:
-    """All tensors that a federation keeps between calls."""
-    kept = [*flatten(federation.coordinator.shared).values()]
-    for silo in federation.silos.values():
-        kept += [] if silo.state is None else silo.state.flat().values()
-        kept += [] if silo.instances is None else silo.instances[1].values()
-    return kept
-
-
-def made_or_skipped(make: Make, method: str, head: str, *words: str) -> Federation:
-    """Make a federation; skip combinations that a run refuses on any device."""
-    try:
-        return make(method, head, *words)
-    except InputError as refusal:
-        pytest.skip(f"refused: {refusal}")
 
 
 # -- every case --------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""A CUDA device without a GPU: tensors that say they are on `cuda:0`, are checked as such, and compute on the CPU.
+"""CUDA devices without a GPU: tensors say that they are on `cuda:0` or another; they are checked as such, and compute.
 
 Every operation is caught below autograd. If its tensors are on two devices, it is refused as CUDA refuses it; otherwise
 the CPU computes it, so that results are real numbers. Transfers from the device to the host are counted, because each
@@ -15,7 +15,7 @@ import os
 import shutil
 import subprocess
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from silotune.models.backbone.backbone import Backbone
+from silotune.models.backbone.block_devices import BlockDevices
 
 REAL = os.environ.get("SILOTUNE_TEST_DEVICE")
 """The real device to use; None: the fake one."""
@@ -65,18 +66,19 @@ class OnDevice(Tensor):
 
     Args:
         inner: its values, on the CPU.
+        device: the fake device.
     """
 
     inner: Tensor
 
     @staticmethod
-    def __new__(cls, inner: Tensor) -> OnDevice:
+    def __new__(cls, inner: Tensor, device: torch.device = CUDA) -> OnDevice:
         if inner.dtype in _refused:
             raise TypeError(f"the device has no {inner.dtype}")
         options = {"strides": inner.stride(), "storage_offset": inner.storage_offset(), "dtype": inner.dtype}
-        return torch.Tensor._make_wrapper_subclass(cls, inner.shape, device=CUDA, **options)  # type: ignore[attr-defined]
+        return torch.Tensor._make_wrapper_subclass(cls, inner.shape, device=device, **options)  # type: ignore[attr-defined]
 
-    def __init__(self, inner: Tensor) -> None:
+    def __init__(self, inner: Tensor, device: torch.device = CUDA) -> None:
         self.inner = inner
 
     def __repr__(self) -> str:
@@ -101,8 +103,8 @@ class FakeCuda(TorchDispatchMode):
 
 def _dispatch(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     tensors = [*_tensors(args), *_tensors(kwargs.values())]
-    on_device = any(isinstance(tensor, OnDevice) for tensor in tensors)
-    target = kwargs.get("device")
+    devices = {tensor.device: None for tensor in tensors if isinstance(tensor, OnDevice)}
+    on_device, target = bool(devices), kwargs.get("device")
     to_device = on_device if target is None else torch.device(target).type == "cuda"
     if not on_device and not to_device:
         return func(*args, **kwargs)
@@ -118,7 +120,12 @@ def _dispatch(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
                 return outer
     if not to_device:
         return result.clone() if func is _aten._to_copy.default else result
-    return _mapped(OnDevice, result)
+    device = next(iter(devices), CUDA) if target is None else _with_index(torch.device(target))
+    return _mapped(lambda tensor: OnDevice(tensor, device), result)
+
+
+def _with_index(device: torch.device) -> torch.device:
+    return CUDA if device.index is None else device
 
 
 def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
@@ -147,9 +154,11 @@ def _check(func: Any, args: Sequence[Any], tensors: Sequence[Tensor]) -> None:
         return
     if func in _INDEXED:
         tensors = [args[0], *(args[2:3] if len(args) > 2 else [])]
-        tensors += [index for index in args[1] if index is not None and not isinstance(args[0], OnDevice)]
-    if any(not isinstance(tensor, OnDevice) and tensor.dim() for tensor in tensors):
-        raise DeviceMismatch(f"Expected all tensors to be on the same device, cuda:0 and cpu: {func}")
+        indices = [index for index in args[1] if index is not None]
+        tensors += [index for index in indices if isinstance(index, OnDevice) or not isinstance(args[0], OnDevice)]
+    devices = {tensor.device for tensor in tensors if isinstance(tensor, OnDevice) or tensor.dim()}
+    if len(devices) > 1:
+        raise DeviceMismatch(f"Expected all tensors to be on the same device, {devices}: {func}")
 
 
 def _count(func: Any, args: Sequence[Any], to_device: bool) -> None:
@@ -220,19 +229,16 @@ def fake_cuda() -> Iterator[None]:
             yield
 
 
-def to_fake_cuda(backbone: Backbone) -> Backbone:
-    """Move a backbone to the device, inside `fake_cuda`; its parameters keep their identity."""
-    if REAL:
-        backbone.model.to(CUDA)
-        backbone.device = CUDA
-        return backbone
+def to_fake_cuda(backbone: Backbone, blocks: Mapping[str, torch.device] | None = None) -> Backbone:
+    """Move a backbone to the device, some blocks to others, inside `fake_cuda`; parameters keep their identity."""
+    backbone.device, backbone.block_devices = CUDA, BlockDevices(CUDA, blocks)
     swap = torch.__future__.get_swap_module_params_on_conversion()
-    torch.__future__.set_swap_module_params_on_conversion(True)
+    torch.__future__.set_swap_module_params_on_conversion(not REAL)
     try:
-        backbone.model.to(CUDA)
+        backbone.block_devices.place(backbone.model, backbone.base)
     finally:
         torch.__future__.set_swap_module_params_on_conversion(swap)
-    backbone.device = CUDA
+    backbone.block_devices.move_at_borders(backbone.base, backbone.known_architecture)
     return backbone
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import random
-from typing import Any
 
 import torch
 
@@ -29,8 +28,8 @@ def sampler(seed: int, *purpose: str | int) -> random.Random:
     return random.Random(derive(seed, *purpose))
 
 
-States = tuple[torch.Tensor, torch.Tensor | None]
-"""States of PyTorch's global generators: the CPU's, and the accelerator's (the current GPU's) if there is one."""
+States = list[torch.Tensor]
+"""States of PyTorch's global generators, in the order of `_generators`."""
 
 
 class Stream:
@@ -48,10 +47,8 @@ class Stream:
     def __enter__(self) -> None:
         self._outside = _states()
         if self.state is None:
-            torch.default_generator.manual_seed(self._seed)  # faster than torch.manual_seed, which asks every device
-            accelerator = _accelerator()
-            if accelerator is not None:
-                accelerator.manual_seed(self._seed)
+            for each in _generators():  # faster than torch.manual_seed, which asks every kind of device
+                each.manual_seed(self._seed)
         else:
             _set(self.state)
 
@@ -61,19 +58,21 @@ class Stream:
         _set(self._outside)
 
 
-def _accelerator() -> Any:
-    """Return PyTorch's module of this machine's accelerator; None if it has none."""
+def _generators() -> list[torch.Generator]:
+    """PyTorch's global generators: the CPU's, and those of this machine's GPUs, any of which may have the backbone."""
+    found: list[torch.Generator] = [torch.default_generator]
     if torch.cuda.is_available():
-        return torch.cuda
-    return torch.mps if torch.backends.mps.is_available() else None
+        torch.cuda.init()  # type: ignore[no-untyped-call]
+        found += torch.cuda.default_generators
+    elif torch.backends.mps.is_available():
+        found.append(torch.mps._get_default_mps_generator())
+    return found
 
 
 def _states() -> States:
-    accelerator = _accelerator()
-    return torch.default_generator.get_state(), None if accelerator is None else accelerator.get_rng_state()
+    return [each.get_state() for each in _generators()]
 
 
 def _set(states: States) -> None:
-    torch.default_generator.set_state(states[0])
-    if states[1] is not None:
-        _accelerator().set_rng_state(states[1])
+    for each, state in zip(_generators(), states, strict=True):
+        each.set_state(state)

@@ -135,7 +135,10 @@ class _FinishedRun:
             config = with_template(config, CHAT)
         method = make_method(config)
         _check_private_parts(path, summary, method)
-        config = config.model_copy(update={"device": "auto"})  # this machine may not have the run's
+        elsewhere: dict[str, Any] = {"device": "auto"}  # this machine may not have the run's
+        if config.backbone.device_map is not None:
+            elsewhere["backbone"] = config.backbone.model_copy(update={"device_map": "auto"})
+        config = config.model_copy(update=elsewhere)
         if precision is not None:
             config = config.model_copy(update={"precision": config.precision.model_copy(update={"name": precision})})
         return cls(RunFolder(path), summary, config, method, *_tasks(path, summary))

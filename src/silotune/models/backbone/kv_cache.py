@@ -36,6 +36,11 @@ class GenerationCache(DynamicCache):
             key_states, value_states = key_states.to(self._dtype), value_states.to(self._dtype)
         return super().update(key_states, value_states, layer_idx, *args, **kwargs)
 
+    def batch_select_indices(self, indices: Tensor) -> None:
+        """Continue with these rows, shape (new rows,), in every layer; layers may be on several devices."""
+        for layer in cast("list[Any]", self.layers):
+            layer.batch_select_indices(indices if layer.keys is None else indices.to(layer.keys.device))
+
     @property
     def sees_everything(self) -> bool:
         """Whether every layer looks at all tokens before, rather than at a window of them."""

@@ -35,8 +35,8 @@ class PrefixCache(DynamicCache):
         layer = cast(Any, self.layers[layer_idx])
         keys, values = cast(Tensor, layer.keys), cast(Tensor, layer.values)
         return (
-            torch.cat([keys.to(key_states.dtype), key_states], 2),
-            torch.cat([values.to(value_states.dtype), value_states], 2),
+            torch.cat([keys.to(key_states), key_states], 2),
+            torch.cat([values.to(value_states), value_states], 2),
         )
 
 

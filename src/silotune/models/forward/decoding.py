@@ -88,13 +88,13 @@ class Decoding(ABC):
     def _cache_with(self, prefixes: Sequence[Prefix]) -> GenerationCache:
         """A cache that begins with the keys and values of prefixes."""
         backbone = self._backbone
-        dtype = backbone.autocast_dtype
-        cache = GenerationCache(backbone.base.config, dtype, room_pays(backbone.device, dtype))
+        kept = backbone.autocast_dtype
+        cache = GenerationCache(backbone.base.config, kept, room_pays(backbone.device, kept))
         for prefix in prefixes:
+            stack = backbone.architecture.stacks[-1 if prefix.decoder else 0]
             for layer, pair in enumerate(prefix.layers):
-                keys, values = (
-                    tensor.expand(self.rows, -1, -1, -1).to(backbone.word_embeddings.dtype) for tensor in pair
-                )
+                device, dtype = backbone.block_devices.of(f"{stack.blocks}.{layer}"), backbone.word_embeddings.dtype
+                keys, values = (tensor.expand(self.rows, -1, -1, -1).to(device, dtype) for tensor in pair)
                 cache.update(keys, values, layer)
         return cache
 

@@ -161,9 +161,9 @@ def identity(mix: Sequence[MixEntry]) -> Hashable:
 
 def make_plan(backbone: Backbone, mix: Sequence[MixEntry]) -> ForwardPlan:
     """Make the plan of a mix. A part of weight 0 is absent, exactly."""
-    plan = ForwardPlan()
+    plan, beside = ForwardPlan(), backbone.block_devices.beside
     for tuner, weighted in _by_tuner(mix):
-        tuner.act(backbone, weighted, plan)
+        tuner.act(backbone, [replace(part, tensors=beside(part.tensors)) for part in weighted], plan)
     return plan
 
 
@@ -184,9 +184,9 @@ def plan_of_segments(backbone: Backbone, mixes: Sequence[Sequence[MixEntry]], se
         plan = make_plan(backbone, mixes[0])
         return segment_plans([plan] * len(mixes), segments) if draws else plan
     if not by_row and len({_form(mix) for mix in mixes}) == 1:  # each tensor then has a counterpart in every silo
-        plan = ForwardPlan()
+        plan, beside = ForwardPlan(), backbone.block_devices.beside
         weighted = [
-            WeightedTensors(segments.stack_tensors([part.tensors for part in parts]), parts[0].weight)
+            WeightedTensors(beside(segments.stack_tensors([part.tensors for part in parts])), parts[0].weight)
             for parts in zip(*([part for part in mix if part.present] for mix in mixes), strict=True)
         ]
         tuners = {id(part.tuner): part.tuner for part in mixes[0]}

@@ -69,6 +69,8 @@ class MultiProcessEngine(InProcessEngine):
         self, federation: Federation, folder: RunFolder, progress: Progress | None = None, workers: int = 2
     ) -> None:
         super().__init__(federation, folder, progress)
+        if len(federation.backbone.block_devices.all) > 1:
+            raise InputError(f"workers={workers}: backbone.device_map takes all devices for one process; allowed: 1")
         self.workers = workers
         self._tokens = {name: tokens(silo) for name, silo in federation.silos.items()}
         self._pool: ProcessPoolExecutor | None = None
