@@ -1,4 +1,4 @@
-"""`least_kept`, `most_kept`: bounds of the bytes that a forward holds per token; `room_for_steps` is what there is."""
+"""`least_kept`, `most_kept`: bounds of the bytes that a forward holds per token; `room_for_steps` is what there is.
 
 What is refused goes by the lower bound: nothing that would fit is. What `auto` chooses goes by the upper one.
 """
@@ -61,7 +61,7 @@ def passing(backbone: Backbone, length: int) -> int:
 
 def room_for_steps(backbone: Backbone) -> int:
     """Return the memory of the backbone's devices beside its weights."""
-    weights = sum(tensor.nbytes for tensor in backbone.model.parameters())
+    weights: int = sum(tensor.nbytes for tensor in backbone.model.parameters())
     return max(0, sum(map(total_memory, backbone.block_devices.all)) - weights)
 
 
