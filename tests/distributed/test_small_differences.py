@@ -157,6 +157,21 @@ def test_differences_of_exposures(one, other, difference):
         assert this.difference(that, 50) == difference
 
 
+def test_steps_that_weigh_otherwise(attack, tmp_path):
+    """With a warmup of one step, the first batch has no part in an update: the difference of two is that batch's."""
+    settings = {"folder": str(tmp_path / "one"), "policy": {"row_steps": 100}}
+    words = (*SIX, "train.steps=12")
+    for run, more, refused in (
+        ("a", (), False),
+        ("b", ("train.warmup=1",), True),
+        ("c", ("train.schedule=linear",), True),
+        ("d", ("train.lr=0.002",), False),
+    ):
+        reason = attack((*words, *more), run=run * 16, **settings).reason()
+        assert ("may differ from one of an earlier run by so few rows" in reason) is refused, more
+        assert refused or reason == ""
+
+
 def test_a_damaged_record_of_exposures_answers_nothing_more(attack):
     attacker = attack(SIX)
     assert attacker.reason() == ""

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Literal
 
+from silotune.config import TrainConfig
 from silotune.data.tasks import Splits
 from silotune.data.tokenized import TokenizedRows
 from silotune.distributed.silo.row_fingerprint import row_digests
@@ -57,12 +58,14 @@ class Exposure:
         phases: the lengths of a round's phases.
         batch_size: rows of a step.
         max_length: tokens at which rows are cut.
+        rates: how the learning rate goes over the steps.
     """
 
     rows: str
     phases: tuple[Stretch, ...]
     batch_size: int
     max_length: int
+    rates: str = "constant"
 
     @classmethod
     def of(cls, context: TrainingContext, rows: Iterable[str]) -> Exposure:
@@ -74,7 +77,8 @@ class Exposure:
         """
         phases = tuple(stretch(context, phase) for phase in context.phases if phase.when == "round")
         digest = hashlib.sha256(" ".join(sorted(rows)).encode()).hexdigest()
-        return cls(digest[:16], phases, context.train.batch_size, context.train.max_length)
+        rates = _rates(context.train, context.rounds)
+        return cls(digest[:16], phases, context.train.batch_size, context.train.max_length, rates)
 
     def difference(self, other: Exposure, rows: int) -> float | None:
         """Return the fewest rows × steps that the difference of two updates over the same rows can be made of.
@@ -84,8 +88,11 @@ class Exposure:
             rows: the number of training rows, rounded down.
 
         Returns:
-            None if both have seen every row equally often.
+            None if both have seen every row equally often. 0 if their steps weigh otherwise: a warmup of one step, for
+            example, leaves out the first batch alone.
         """
+        if self.rates != other.rates:
+            return 0.0
         batch_size, alike = max(self.batch_size, other.batch_size), self.batch_size == other.batch_size
         positions = steps = 0.0
         same = True
@@ -105,6 +112,14 @@ class Exposure:
                 positions, steps = positions + between, steps + between / batch_size
                 same = False
         return None if same else min(rows, positions) * steps
+
+
+def _rates(train: TrainConfig, rounds: int) -> str:
+    """Name the schedule of the learning rate, over how many rounds it goes, and its warmup."""
+    if train.steady:
+        return "constant"
+    over = f"{rounds} rounds" if train.schedule_over == "run" else "a round"
+    return f"{train.schedule} over {over} after {train.warmup:g}"
 
 
 def _positions(length: Stretch, batch_size: int, rows: int) -> tuple[float, float]:
