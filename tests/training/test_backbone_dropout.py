@@ -84,6 +84,7 @@ def test_it_is_drawn_from_seed_silo_round_phase_and_step(tiny_federation):
     assert trained(tiny_federation("fedmcp", "train.steps=2", "train.dropout=0.3")) != first
 
 
+@pytest.mark.long
 def test_full_fine_tuning_has_it_unless_it_is_switched_off(tiny_federation):
     words = ("tuner=full", "train.steps=1", "train.optimizer=sgd")
     default, own, none = (trained(tiny_federation("fedavg", *words, *more))

@@ -241,6 +241,20 @@ def test_a_run_is_the_serial_one_with_every_method(method, federation_of, tmp_pa
     compare_runs(method, federation_of, tmp_path)
 
 
+RECIPE = (
+    *("train.optimizer=adamw", "train.schedule=cosine", "train.schedule_over=run", "train.warmup=0.2"),
+    *("train.weight_decay=0.1", "train.clip_norm=0.3", "train.keep_optimizer=true", "train.epochs=2"),
+    *("train.label_smoothing=0.1", "train.class_weights=balanced"),
+)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("method", ["fedavg", "fedmcp"])
+def test_a_run_under_a_whole_recipe_is_the_serial_one(method, federation_of, tmp_path):
+    """Each silo has its own rates, norm, weights and optimizer's state, which its memory holds."""
+    compare_runs(method, lambda name, *words: federation_of(name, *words, *RECIPE), tmp_path)
+
+
 def test_one_silo_at_a_time_keeps_its_bits(words, tmp_path):
     """`cohort=1` is the default, and what `auto` falls back to; the whole run, to the bit."""
     for tuner, one in (("bottleneck", "1"), ("prompt", "auto")):

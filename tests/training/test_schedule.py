@@ -63,6 +63,7 @@ class Rates:
         monkeypatch.setattr("torch.optim.Adam.step", recorded)
 
 
+@pytest.mark.long
 def test_each_silo_of_a_cohort_has_its_own_rates(tiny_federation, monkeypatch):
     """Silos with unlike numbers of steps: each falls to 0 by its own, and their parts are those of a serial run."""
     words = ("train.schedule=linear", "train.clip_norm=0.1", "head.pooling=mean")
