@@ -1,13 +1,17 @@
 """Fixtures of all suites: tiny backbones, tiny data, and federations over them. No network, one thread."""
 
+# ruff: noqa: E402 - the settings come before the imports that read them
+
 from __future__ import annotations
 
+import gc
 import os
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TRANSFORMERS_OFFLINE"] = "1"
 os.environ["MPLBACKEND"] = "Agg"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
+gc.disable()  # until the tests are collected: imports make millions of objects, and none of them is garbage
 
 from collections.abc import Callable
 from pathlib import Path
@@ -22,15 +26,23 @@ from silotune.runs.build.resolve import read_config
 from silotune.training.federation import Federation
 from tests.support.command_line import command, place, refused
 from tests.support.federate import federate, reference, silos_folder, small_backbone
+from tests.support.small_runs import runs
 from tests.support.tiny import save_backbone, tiny_overrides, write_data
 
-__all__ = ["command", "federate", "place", "reference", "refused", "silos_folder", "small_backbone"]
+__all__ = ["command", "federate", "place", "reference", "refused", "runs", "silos_folder", "small_backbone"]
 
 torch.set_num_threads(1)
 
 BackboneFolder = Callable[[str], Path]
 TinyConfig = Callable[..., Config]
 TinyFederation = Callable[..., Federation]
+
+
+def pytest_collection_finish() -> None:
+    """Collect garbage from here on, and leave what was imported out of it."""
+    gc.collect()
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 import pytest
@@ -115,10 +117,18 @@ VALUES: dict[tuple[str, str], float] = {  # the checklist's shares and sizes, an
 
 
 @pytest.fixture(scope="module")
-def rows() -> dict[tuple[str, str], PaperRow]:
-    from benchmarks.paper_tables import paper_rows
+def tables() -> Iterator[ModuleType]:
+    """The module of the tables, which estimates each configuration once for all tests here."""
+    from benchmarks import paper_tables
 
-    return {(row.claim.where, row.claim.what): row for row in paper_rows()}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(paper_tables, "estimate", cache(paper_tables.estimate))
+        yield paper_tables
+
+
+@pytest.fixture(scope="module")
+def rows(tables: ModuleType) -> dict[tuple[str, str], PaperRow]:
+    return {(row.claim.where, row.claim.what): row for row in tables.paper_rows()}
 
 
 def test_arithmetic_by_hand_gives_the_numbers_known_from_the_papers() -> None:
@@ -161,11 +171,12 @@ def test_fedmcp_trains_what_fedavg_trains_and_sends_exactly_half(rows: dict[tupl
     assert 2 * fedmcp.sent_parameters == fedavg.sent_parameters
 
 
-def test_the_document_is_the_commands_output() -> None:
-    from benchmarks.paper_tables import measure
+@pytest.mark.usefixtures("tables")
+def test_the_document_is_the_commands_output(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from benchmarks.__main__ import main
 
-    document = (ROOT / "docs" / "fidelity-parameters.md").read_text("utf-8")
-    assert document == measure() + "\n"
-    command = [sys.executable, "-m", "benchmarks", "paper-tables"]
-    printed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=True)
-    assert printed.stdout == document
+    monkeypatch.setattr(sys, "argv", ["benchmarks", "paper-tables"])
+    assert main() == 0
+    assert capsys.readouterr().out == (ROOT / "docs" / "fidelity-parameters.md").read_text("utf-8")

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from silotune.runs.run import Run
+from tests.support.audit_events import audited
 from tests.support.method_cases import assert_as_if_never_interrupted
 
 
@@ -24,9 +24,8 @@ class CrashPoints:
         self.below: str | None = None
         self.at: int | None = None
         self.seen: list[str] = []
-        sys.addaudithook(self._hook)
 
-    def _hook(self, event: str, args: tuple[object, ...]) -> None:
+    def listen(self, event: str, args: tuple[object, ...]) -> None:
         if self.below is None or event not in ("open", "os.rename", "os.remove", "os.mkdir", "os.rmdir"):
             return
         flags = args[2] if event == "open" and isinstance(args[2], int) else 0
@@ -49,8 +48,10 @@ class CrashPoints:
 
 
 @pytest.fixture(scope="module")
-def crash_points() -> CrashPoints:
-    return CrashPoints()  # an audit hook stays for the process's life; it is idle while `below` is None
+def crash_points() -> Iterator[CrashPoints]:
+    points = CrashPoints()
+    with audited(points.listen):
+        yield points
 
 
 STEPS = ("train.steps=1", "sampling.count=2", "data.validation_rows=2", "data.test_rows=2")

@@ -11,6 +11,7 @@ import pytest
 import silotune as library
 from silotune.errors import InputError
 from silotune.runs.load import load_model, load_run
+from tests.support.audit_events import audited
 from tests.support.small_runs import SINGLE
 from tests.support.tiny import tiny_overrides, write_data
 
@@ -18,26 +19,17 @@ FILES, FUNCTIONS = 76, 330
 """Of silotune, passed by opening a model and one prediction: 66 and 289 (FedAvg with bottlenecks) when this was set; 74
 since `precision` and `generation` are sections, and padding, placement and identity of weights have modules."""
 
-_opened: list[tuple[str, str]] | None = None
-
-
-def _hook(event, args):
-    if _opened is not None and event in ("open", "os.listdir", "os.scandir") and isinstance(args[0], str | os.PathLike):
-        _opened.append((event, os.fspath(args[0])))
-
-
-sys.addaudithook(_hook)  # cannot be removed: it writes only while a test reads
-
 
 def opened_under(folder: Path, silo: str) -> list[str]:
     """The files under the folder that `load_model` and one prediction open, in order; no folder may be listed."""
-    global _opened
-    _opened = []
-    try:
+    seen: list[tuple[str, str]] = []
+
+    def note(event, args):
+        if event in ("open", "os.listdir", "os.scandir") and isinstance(args[0], str | os.PathLike):
+            seen.append((event, os.fspath(args[0])))
+
+    with audited(note):
         load_model(folder, silo).predict(SINGLE[:1])
-        seen = _opened
-    finally:
-        _opened = None
     inside = [(event, path) for event, path in seen if Path(path).is_relative_to(folder)]
     assert {event for event, _ in inside} == {"open"}
     return [Path(path).relative_to(folder).as_posix() for _, path in inside]

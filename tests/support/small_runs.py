@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
@@ -25,6 +26,8 @@ import silotune
 from silotune.data.batching import make_batch
 from silotune.data.tasks import Row
 from silotune.evaluation.federation_scores import current_model_state
+from silotune.models.backbone.backbone import Backbone
+from silotune.models.backbone.loading import ModelClass, load_backbone
 from silotune.models.forward.mixing import make_plan
 from silotune.runs.load import load_run
 from tests.support.tiny import FAMILIES, tiny_overrides, unsettle, write_data
@@ -44,6 +47,12 @@ OPTIONS = {
     "full": (),
 }
 _KINDS = {"masked": AutoModelForMaskedLM, "causal": AutoModelForCausalLM, "seq2seq": AutoModelForSeq2SeqLM}
+_CLASSES: dict[str, ModelClass] = {
+    "plain": "AutoModel",
+    "masked": "AutoModelForMaskedLM",
+    "causal": "AutoModelForCausalLM",
+    "seq2seq": "AutoModelForCausalLM",
+}
 _IDS = {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2}
 
 
@@ -84,9 +93,17 @@ class Runs:
         self.data = write_data(root / "data", ["alpha", "beta"], ROWS)
         self.run = cache(self._run)
         self.model = cache(self._model)
+        self.backbone = cache(self._backbone)
 
     def _model(self, family: str, kind: str = "plain") -> Path:
         return save_model(family, kind, self.root / f"{family}-{kind}")
+
+    def _backbone(self, family: str, kind: str) -> Backbone:
+        return load_backbone(str(self.model(family, kind)), precision="fp32", model_class=_CLASSES[kind])
+
+    def _shared(self, family: str, kind: str, overrides: Sequence[str]) -> Backbone | None:
+        """The model, loaded once for all runs that leave the section `backbone` alone; None: a run loads its own."""
+        return None if any(word.startswith("backbone") for word in overrides) else self.backbone(family, kind)
 
     def folder(self, family: str, tuner: str, *overrides: str, kind: str = "plain") -> Path:
         """Run and return the run's folder; not cached."""
@@ -94,7 +111,7 @@ class Runs:
         words = [*self.words(family, tuner, kind), *overrides]
         if any(word.startswith("method=") for word in overrides):
             words.remove("method.adapters=1")
-        silotune.run("demo", *words, out=place)
+        silotune.run("demo", *words, out=place, backbone=self._shared(family, kind, overrides))
         return place
 
     def words(self, family: str, tuner: str, kind: str = "plain") -> list[str]:
@@ -107,7 +124,8 @@ class Runs:
         ]
 
     def _run(self, family: str, tuner: str, *overrides: str, kind: str = "plain") -> silotune.Run:
-        return load_run(self.folder(family, tuner, *overrides, kind=kind), precision="fp32")
+        folder = self.folder(family, tuner, *overrides, kind=kind)
+        return load_run(folder, self._shared(family, kind, overrides), precision="fp32")
 
     def generation(self, family: str, kind: str, tuner: str, *overrides: str) -> silotune.Run:
         """Return a finished run of instructions under a language-model head."""
@@ -126,8 +144,9 @@ class Runs:
         path = self.root / "say.yaml"
         path.write_text(yaml.safe_dump(keys))
         place = self.root / f"run-{len(list(self.root.iterdir()))}"
-        silotune.run(str(path), f"tuner={tuner}", *OPTIONS[tuner], *overrides, out=place)
-        return load_run(place)
+        backbone = self._shared(family, kind, overrides)
+        silotune.run(str(path), f"tuner={tuner}", *OPTIONS[tuner], *overrides, out=place, backbone=backbone)
+        return load_run(place, backbone)
 
 
 def tokenised(run: silotune.Run, silo: str, texts):

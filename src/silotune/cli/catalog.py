@@ -30,13 +30,12 @@ def methods(as_json: JsonOption = False) -> None:
 @app.command()
 def presets(as_json: JsonOption = False) -> None:
     """List the presets (settings)."""
-    import yaml
-
     from silotune.config import preset_names, preset_text
+    from silotune.core.yaml_text import load_yaml
 
     rows = []
     for name in preset_names():
-        tree = yaml.safe_load(preset_text(name))
+        tree = load_yaml(preset_text(name))
         rows.append({"preset": name, "description": tree["description"], "method": tree["method"]})
     _show(rows, as_json, "presets")
 

@@ -13,7 +13,6 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import ValidationError
 
 from silotune.config.data import DATA_SOURCES
@@ -22,6 +21,7 @@ from silotune.config.paths import absolute, read_tree
 from silotune.config.registries import METHODS
 from silotune.config.schema import Config
 from silotune.config.trees import NAMED, Tree, merged, nested, parse_tree, parse_word
+from silotune.core.yaml_text import dump_yaml
 from silotune.errors import InputError, unknown_name_error
 
 MethodDefaults = Mapping[str, Mapping[str, object]]
@@ -179,7 +179,7 @@ def dump(config: Config) -> str:
                 del tree[section][key]
         if not tree[section]:
             del tree[section]
-    return yaml.safe_dump(tree, sort_keys=False, allow_unicode=True)
+    return dump_yaml(tree)
 
 
 def _source(source: str) -> tuple[Tree, Tree]:

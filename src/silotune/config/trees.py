@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import yaml
 
 from silotune.config.schema import Config
 from silotune.config.section import Choice, Section, has_effect
+from silotune.core.yaml_text import load_yaml
 from silotune.errors import InputError
 
 Tree = dict[str, Any]
@@ -23,41 +24,6 @@ SECTIONS: dict[str, type[Section] | type[Choice]] = {
 NAMED = tuple(name for name, section in SECTIONS.items() if "name" in section.model_fields)
 """The sections for which `x=name` is short for `x.name=name`."""
 
-_MOST_VALUES = 2_000_000
-"""Values of the largest configuration. A short YAML file can hold more than any memory by aliases of aliases."""
-
-
-class _Loader(yaml.SafeLoader):
-    """YAML in which a key given twice is an error instead of the last one winning."""
-
-    def construct_document(self, node: yaml.Node) -> Any:
-        if _expanded_size(node, {}) > _MOST_VALUES:
-            raise yaml.constructor.ConstructorError(
-                None, None, f"more than {_MOST_VALUES} values, with aliases in place", node.start_mark
-            )
-        return super().construct_document(node)
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        seen: set[str] = set()
-        for key, _ in node.value:
-            if isinstance(key, yaml.ScalarNode) and key.value in seen:
-                raise yaml.constructor.ConstructorError(None, None, f"key {key.value!r} appears twice", key.start_mark)
-            seen.add(str(key.value))
-        return super().construct_mapping(node, deep)
-
-
-def _expanded_size(node: yaml.Node, sizes: dict[int, int]) -> int:
-    """Return the number of values of a YAML document in which every alias is replaced by a copy.
-
-    Raises:
-        RecursionError: an alias holds itself.
-    """
-    if id(node) not in sizes:
-        inner = node.value if isinstance(node, yaml.CollectionNode) else ()
-        nodes = [item for pair in inner for item in pair] if isinstance(node, yaml.MappingNode) else inner
-        sizes[id(node)] = 1 + sum(_expanded_size(item, sizes) for item in nodes)
-    return sizes[id(node)]
-
 
 def parse_tree(text: str, source: str) -> Tree:
     """Parse YAML as a tree.
@@ -66,7 +32,7 @@ def parse_tree(text: str, source: str) -> Tree:
         InputError: naming `source` and the line.
     """
     try:
-        loaded = yaml.load(text, _Loader)  # a SafeLoader
+        loaded = load_yaml(text)
     except RecursionError:
         raise InputError(f"config {source}: not valid YAML (nested too deeply)") from None
     except (yaml.YAMLError, ValueError) as error:
@@ -91,7 +57,7 @@ def parse_word(text: str) -> tuple[str, Any]:
     if not equals or not key.strip():
         raise InputError(f"expected key=value, got {text!r}")
     try:
-        return key.strip(), yaml.load(value, _Loader)
+        return key.strip(), load_yaml(value)
     except (yaml.YAMLError, ValueError, RecursionError):
         return key.strip(), value
 

@@ -7,10 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from silotune.config.paths import read_tree
 from silotune.core.files import write_text
+from silotune.core.yaml_text import dump_yaml
 from silotune.errors import InputError
 
 FILE = "best.yaml"
@@ -35,7 +34,7 @@ def write_best(out: Path, best: Mapping[str, Mapping[str, Any]], remark: str) ->
     comment = "".join(f"# {line}\n" for line in remark.splitlines())
     tree = {"per_method": {method: dict(keys) for method, keys in best.items()}}
     path = out / FILE
-    write_text(path, comment + yaml.safe_dump(tree, sort_keys=False, allow_unicode=True))
+    write_text(path, comment + dump_yaml(tree))
     return path
 
 

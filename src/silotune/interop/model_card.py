@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import yaml
+from silotune.core.yaml_text import dump_yaml
 
 _LOADING = {
     "peft": """\
@@ -55,7 +55,7 @@ def card(about: dict[str, Any], head: dict[str, Any]) -> str:
         about: the content of `export.json`.
         head: the content of `head.json`.
     """
-    header = yaml.safe_dump(_header(about), sort_keys=False, allow_unicode=True)
+    header = dump_yaml(_header(about))
     sections = [
         f"---\n{header}---\n",
         f"# {about['method']['name']}: {about['part']} of silo {about['silo']}\n",

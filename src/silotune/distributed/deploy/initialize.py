@@ -6,8 +6,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-import yaml
-
+from silotune.core.yaml_text import dump_yaml
 from silotune.distributed.deploy.certificates import (
     KeyPair,
     days_left,
@@ -125,7 +124,7 @@ def init(folder: Path, host: str, port: int = 443, inner_port: int = 8443, insta
     write_new(tls / "server.key", server.key, 0o600)
     write_new(tls / "server.pem", server.certificate)
     write_new(proxy, nginx)
-    write_new(coordinator, yaml.safe_dump(tree, sort_keys=False))
+    write_new(coordinator, dump_yaml(tree))
     started = False
     if install:
         make_user(USER)

@@ -12,9 +12,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import yaml
-
 from silotune.config import Config
+from silotune.core.yaml_text import dump_yaml
 from silotune.distributed.deploy.certificates import check_public_key, make_node_key, public_node_key
 from silotune.distributed.deploy.coordinator_client import register
 from silotune.distributed.deploy.invitations import Invitation
@@ -113,7 +112,7 @@ def join(
     rows = _count_rows(invitation.silo, answers)
     fresh = folder / ".silo.yaml.new"
     fresh.unlink(missing_ok=True)
-    write_new(fresh, yaml.safe_dump(_silo_tree(invitation, answers, install), sort_keys=False), 0o600)
+    write_new(fresh, dump_yaml(_silo_tree(invitation, answers, install)), 0o600)
     try:
         read_silo_settings(fresh)
         public = _key(key, invitation.silo)
@@ -129,7 +128,7 @@ def join(
         fresh.unlink(missing_ok=True)
     if not install:
         return Joined(settings, rows, False)
-    write_new(node, yaml.safe_dump(_node_tree(invitation), sort_keys=False), 0o600)
+    write_new(node, dump_yaml(_node_tree(invitation)), 0o600)
     return _install(folder, settings, rows, answers)
 
 
@@ -185,7 +184,7 @@ def config_of_one(tree: dict[str, Any]) -> Config:
     """
     with TemporaryDirectory(prefix="silotune-") as folder:
         path = Path(folder) / "one.yaml"
-        path.write_text(yaml.safe_dump({"method": "local"} | tree), encoding="utf-8")
+        path.write_text(dump_yaml({"method": "local"} | tree), encoding="utf-8")
         return read_config(str(path))
 
 

@@ -10,10 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from silotune.config import Config
 from silotune.core.files import write_text
+from silotune.core.yaml_text import dump_yaml
 from silotune.distributed.coordinator.run_registry import FEDERATION_FOLDER
 from silotune.distributed.coordinator.status_files import STARTUP_TIMEOUT, CoordinatorMonitor, clear, require_finished
 from silotune.distributed.flower.commands import (
@@ -135,7 +134,7 @@ class LocalProcesses:
             "socket": str(self._socket(number)),
         }
         path = home / "silo.yaml"
-        write_text(path, yaml.safe_dump(tree, sort_keys=False, allow_unicode=True))
+        write_text(path, dump_yaml(tree))
         return path
 
     def _socket(self, number: int) -> Path:

@@ -14,6 +14,7 @@ from typing import Any
 
 import yaml
 
+from silotune.core.yaml_text import load_yaml
 from silotune.errors import InputError
 from silotune.runs.storage.readers import events, read_summary
 
@@ -117,8 +118,8 @@ def read_run(folder: Path) -> FinishedRun:
         if key not in summary:
             raise InputError(f"{folder}/summary.json: damaged (no {key!r})")
     try:
-        config = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError) as error:
+        config = load_yaml((folder / "config.yaml").read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         raise InputError(f"{folder}/config.yaml: missing or damaged") from error
     if not isinstance(config, dict):
         raise InputError(f"{folder}/config.yaml: damaged (no mapping of keys)")

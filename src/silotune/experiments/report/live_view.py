@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from silotune.core.locking import is_locked
+from silotune.core.yaml_text import load_yaml
 from silotune.errors import InputError
 from silotune.experiments.report.result_table import mebibytes
 from silotune.runs.storage.readers import events, read_summary
@@ -64,9 +65,9 @@ def frame(run: Path) -> Group:
         InputError: `config.yaml` is missing or damaged.
     """
     try:
-        config = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))
+        config = load_yaml((run / "config.yaml").read_text(encoding="utf-8"))
         rounds, method = int(config["rounds"]), str(config["method"]["name"])
-    except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError, yaml.YAMLError) as error:
         raise InputError(f"{run}/config.yaml: missing or damaged") from error
     log = list(events(run))
     parts: list[Any] = [_head(run, method, rounds, log)]

@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
 from safetensors import SafetensorError
 
 from silotune.config import Config, differences
@@ -28,6 +27,7 @@ from silotune.core.files import make_folder, read_bytes, read_json, write_text
 from silotune.core.locking import LOCK_FILE, folder_lock
 from silotune.core.serialization import read_tensors
 from silotune.core.tensors import State, Tensors, flatten
+from silotune.core.yaml_text import load_yaml
 from silotune.errors import InputError
 from silotune.models.backbone.backbone import Backbone
 from silotune.runs.storage.environment import versions
@@ -312,7 +312,7 @@ def continued(config: Config, path: Path) -> Config:
     file = path / "config.yaml"
     if config.evaluation.validation is not None or not file.is_file():
         return config
-    tree = yaml.safe_load(file.read_text(encoding="utf-8"))
+    tree = load_yaml(file.read_text(encoding="utf-8"))
     if not isinstance(tree, dict) or "validation" in (tree.get("evaluation") or {}):
         return config
     return config.model_copy(update={"evaluation": config.evaluation.model_copy(update={"validation": "metric"})})
