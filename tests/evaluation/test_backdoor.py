@@ -115,15 +115,22 @@ def test_three_malicious_silos_of_five_succeed_and_a_clean_federation_has_no_bac
 REPLACEMENT = ("attack.fraction=0.2", "attack.scale=5")
 
 
-def test_a_single_silo_with_a_scaled_update_succeeds_and_robust_aggregation_lowers_it(attacked):
+def test_a_single_silo_with_a_scaled_update_succeeds_and_clipping_lowers_it(attacked):
     plain = attacked(*REPLACEMENT).summary["attack"]["asr"]
     assert plain > 90
     assert attacked("attack.fraction=0.2").summary["attack"]["asr"] < plain - 30  # it is the scale that does it
-    for defence in ("median", "trimmed-mean", "krum", "multi-krum"):
-        found = attacked(*REPLACEMENT, f"aggregation={defence}").summary["attack"]
-        assert found["asr"] < 30, defence
-        assert found["accuracy"] > 65, defence
     assert attacked(*REPLACEMENT, "aggregation.clip=1").summary["attack"]["asr"] < plain - 30
+
+
+@pytest.mark.parametrize(
+    "defence",
+    ["median", "krum", *(pytest.param(name, marks=pytest.mark.long) for name in ("trimmed-mean", "multi-krum"))],
+)
+def test_robust_aggregation_lowers_it(attacked, defence):
+    """In the short suite a mean by coordinate and a choice of updates; the long one has the others of each kind."""
+    found = attacked(*REPLACEMENT, f"aggregation={defence}").summary["attack"]
+    assert found["asr"] < 30
+    assert found["accuracy"] > 65
 
 
 def test_weights_stay_and_the_scaled_update_is_what_leaves(attacked, place):
