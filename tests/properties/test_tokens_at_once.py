@@ -22,8 +22,8 @@ from silotune.runs.build.builder import build
 from silotune.runs.build.resolve import BackboneRequirements, make_method, read_config
 from silotune.training.silo import SiloState
 from silotune.training.step_gradients import _StepGradients
-from tests.properties.test_device_placement import HEAD_WORDS, SERVER
 from tests.support.chats import write_lines
+from tests.support.device_rig import HEAD_WORDS, SERVER
 from tests.support.language_models import folder_of
 from tests.support.numeric_rig import parts_in_double
 from tests.support.tiny import write_data
