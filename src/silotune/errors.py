@@ -1,4 +1,4 @@
-"""The errors that users can cause, each printed as one line, and the line for an unknown name with a suggestion."""
+"""`SilotuneError`, `InputError` (users' mistakes, one line), `Diverged`; unknown names; outputs that exist."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The commands `silotune methods`, `presets`, `parts` and `init`."""
+"""The commands `silotune methods`, `presets`, `parts` (of a method) and `init` (an example to edit)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shared by all commands: argument types, the console, printed lines, progress bars, and default run folders."""
+"""For all commands: `say`, `console`, `progress_bars`, types of arguments, default run folders."""
 
 from __future__ import annotations
 

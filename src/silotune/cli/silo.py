@@ -1,4 +1,4 @@
-"""The commands `silotune silo …`: a silo's operator sees which runs ask to take part, and decides about them."""
+"""The commands `silotune silo pending`, `show`, `approve`, `reject`, `audit`, of a silo's operator; `usual_file`."""
 
 from __future__ import annotations
 

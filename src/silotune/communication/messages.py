@@ -1,4 +1,4 @@
-"""`shared_tensors` selects by scope; makes broadcasts and updates as safetensors bytes; checks what arrives."""
+"""`shared_tensors` selects by scope; broadcasts and updates as safetensors bytes, checked against `Expected`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sections `train` (local training) and `cache` (of activations), and the key `cohort` (silos trained together)."""
+"""Sections `train` (local training: batches, optimizer, schedule, dropout, …) and `cache`; the key `cohort`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`set_numerics` (for a process) and `numerics` (in a block) set PyTorch for equal bits, and TF32."""
+"""`set_numerics` (a process) and `numerics` (a block): PyTorch gives equal bits, or names the key that it refuses."""
 
 from __future__ import annotations
 

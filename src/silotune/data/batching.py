@@ -1,4 +1,4 @@
-"""`Batch`: rows of one step, sorted by length, in micro-batches of little padding; batches of an epoch, for scoring.
+"""`Batch`: one step's rows, sorted by length, cut into padded micro-batches; an epoch's batches; `TokenLimit`.
 
 Sorting within a batch changes neither its rows nor the mathematics, only the amount of padding.
 """

@@ -1,4 +1,4 @@
-"""`CohortMicroBatch`: the rows of one forward, of one silo or of several behind one another; cuts them jointly."""
+"""`CohortMicroBatch`: inputs of one forward, of one silo's rows or of several silos' behind one another."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`generation_rows` makes rows of generation data, whose format (`find_format`) its columns tell."""
+"""`generation_rows` makes rows of instructions, prompts or conversations; `find_format` tells which by columns."""
 
 from __future__ import annotations
 

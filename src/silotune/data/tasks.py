@@ -1,4 +1,4 @@
-"""`Task`, `Row`, `Splits` and `SiloData`: a silo's rows before tokenization; `check_silo` refuses unusable ones."""
+"""`Task`, `Row`, `Splits`, `SiloData`: a silo's data before tokenization; makes tasks, checks silos (`check_silo`)."""
 
 from __future__ import annotations
 

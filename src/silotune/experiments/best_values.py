@@ -1,4 +1,4 @@
-"""`best.yaml` of a sweep: `write_best`, and `read_best`, which gives a run's `key=value` words."""
+"""`write_best` and `read_best`: a sweep's best values as `best.yaml`, and as a run's `key=value` words."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`Comparison`: methods and variants × seeds as cells; a `Cell` has one run's configuration."""
+"""`read_comparison` makes a `Comparison`: methods and variants × seeds; a `Cell` has one run's configuration."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`run_cells`: unfinished cells of a comparison or sweep, here with one backbone, or in several processes."""
+"""`run_cells`: unfinished cells of a comparison or sweep (`CellKind`), here or in several processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`Choices` and `Range`: what a sweep's words say to try; `all_combinations` lists a grid."""
+"""`split_search` finds the keys that a sweep varies, as `Choices` or `Range`; `all_combinations` is the grid."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`run_sweep`: trials of all combinations, or of optuna's proposals; writes `sweep.csv` and best values.
+"""`run_sweep`: a `TrialResult` for each of all combinations or optuna's proposals; `sweep.csv`, best values.
 
 It tries all combinations, or a number of trials proposed by optuna's TPE sampler (Bergstra et al. 2011). A trial's
 folder is named after its configuration, so an interrupted or extended sweep repeats no trial. The sampler's state is

@@ -1,4 +1,4 @@
-"""`TrainingContext`: what all local rounds share: backbone, method, initial states; batches, views, losses, mixes."""
+"""`TrainingContext`: what all local rounds share: backbone, method, initial states; makes batches, views, losses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`LocalTrainer` calls local rounds for rounds, final phases, late adaptation and the server's own step."""
+"""`LocalTrainer`: which phases a silo's round, end, late adaptation and the coordinator's own step train."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Packs and restores the states of a silo's optimizers, which `train.keep_optimizer` keeps in its memory."""
+"""`pack` and `restore`: a silo's optimizer states, kept in its memory with `train.keep_optimizer`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`add_gradients` of one step: by one graph of the batch, or in pieces of `train.tokens_at_once` tokens.
+"""`add_gradients` of one step: by one graph of the whole batch, or `train.tokens_at_once` tokens at a time.
 
 A loss reads the backbone through its views' readings alone: pooled vectors, and what heads read. So a batch that is too
 large for one graph takes two passes, as in GradCache (Gao et al. 2021, arXiv:2101.06983). The first runs all rows

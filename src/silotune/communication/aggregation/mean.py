@@ -1,4 +1,4 @@
-"""`uniform` and `by_samples`: means of updates, which are added to a float64 sum one by one and released.
+"""`by_samples` and `uniform`: weighted means of updates in float64; each update is added to a sum, then released.
 
 Float sums depend on the order, so the updates must come in silo-name order: `runs/engines/base.py` passes them through
 `in_name_order` (`communication/aggregation/update.py`), which holds back those that arrive early.

@@ -1,4 +1,4 @@
-"""`Privacy`: a run's guarantee, known before it starts: ε and δ in total, and the rounds that a budget allows."""
+"""`Privacy`: a run's guarantee, known before it starts: total ε and δ, and rounds that a budget allows."""
 
 from __future__ import annotations
 

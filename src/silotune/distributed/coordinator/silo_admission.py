@@ -1,4 +1,4 @@
-"""Which silos a coordinator lets in, how long it waits for them, and what it says of those that fail."""
+"""`wait_for_silos`, `AdmissionPolicy` (handshake, unchanged task), `FailureLog`: who takes part in a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Makes the authority's, coordinator's and silos' keys and certificates; reads names, days left, fingerprint."""
+"""Makes keys and certificates of authority, coordinator and silos; reads names, fingerprint, days left."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`RunQueue`: a coordinator's runs, one file each, in order of start, with their state."""
+"""`RunQueue` of a coordinator: a file for each `QueuedRun` with its state, in the order of `start`."""
 
 from __future__ import annotations
 

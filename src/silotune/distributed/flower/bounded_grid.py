@@ -1,4 +1,4 @@
-"""`bounded`: a grid that pulls one reply up to a size, and no further once nobody waits for it.
+"""`bounded`: Flower's grid for one reply, pulled up to a size, and no further once nobody waits for it.
 
 Flower's grid pulls a reply's pieces until the last one is uploaded, for up to 180 seconds, of any size and number. It
 offers no hook there, so the bounded grid is a copy whose client looks at each piece (`HttpGrid._client`, Flower 1.41).

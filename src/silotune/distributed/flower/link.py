@@ -1,4 +1,4 @@
-"""`Link` and `FlowerLink`: push frames to silos' nodes, pull replies without waiting; errors of Flower.
+"""`FlowerLink`: pushes frames to silos' nodes and pulls replies (`Arrival`), without waiting, over Flower's grid.
 
 A *node* is Flower's word for the SuperNode of a silo. The dispatcher polls the link.
 """

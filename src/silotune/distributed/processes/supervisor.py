@@ -1,4 +1,4 @@
-"""`Supervisor` starts processes with a log each, restarts them on request, and ends them all together.
+"""`Supervisor`: a context of processes (`ManagedProcess`) with a log each: starts, restarts, ends them together.
 
 `silotune federation` and `--engine flower-local` run Flower's processes and the workers under it.
 """

@@ -1,4 +1,4 @@
-"""`Identity` and `Hello`: a silo of another protocol, version, backbone, method or shapes is refused.
+"""`Identity`, `Hello`, `check_identity`: a silo of another protocol, version, backbone or method is refused.
 
 Of the configuration it compares the sha256 alone; `agreement.py` says what is sent of it, and names keys that differ.
 """

@@ -1,4 +1,4 @@
-"""`require_approval`: a run that the silo's operator has not approved is noted, and waits."""
+"""`require_approval`: a run that the silo's operator has not approved is noted and waits; `still_approved`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`Approvals`: the operator's decisions on runs, as files in `<folder>/approvals`, by id and configuration.
+"""`Approvals`: the operator's decisions on `Request`s of runs, files by run id and configuration.
 
 A decision belongs to a run's id and to the digest of its resolved configuration: the same name with another
 configuration is another run, and waits anew.

@@ -1,4 +1,4 @@
-"""What a run does with a silo's rows (`RowUse`), and by how little two updates may differ in it (`Exposure`).
+"""`RowUse`: what a run does with a silo's rows; `Exposure`: by how little two updates may differ in that.
 
 Two updates of one seed, of 6 and of 7 steps, differ by the gradient of one batch, although each has many steps behind
 it. While learning rates are small, the same holds for any two updates that differ by a few rows, whatever the seed,

@@ -1,4 +1,4 @@
-"""`LocalWork`: what a silo does for a request once it is approved: local rounds, final phases and scores."""
+"""`LocalWork`: what an approved request has a silo do: local rounds, final phases, scores; counts them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Digests of a silo's rows, and `RowRecord`, which keeps one per run: a silo whose rows change within one says so."""
+"""`rows_digest`, and `RowRecord` by run: a silo whose rows change within one says so."""
 
 from __future__ import annotations
 

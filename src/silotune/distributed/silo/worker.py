@@ -1,4 +1,4 @@
-"""`silotune worker`: the process with a silo's backbone and rows, behind a Unix socket; `ping` asks it.
+"""`serve` (`silotune worker`): a silo's process with backbone and rows behind a Unix socket; `ping` asks it.
 
 Flower starts a process for every message, which only forwards the request (`client_app.py`). Connections are read in
 threads; torch runs in the main thread alone, one request after another, so that its number of threads holds for all.

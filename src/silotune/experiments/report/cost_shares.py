@@ -1,4 +1,4 @@
-"""`CostShares`: what an entry trained and sent, in percent of full fine-tuning; `message_bytes`."""
+"""`cost_shares`: what an entry trained and sent, in percent of full fine-tuning; bytes of a message."""
 
 from __future__ import annotations
 

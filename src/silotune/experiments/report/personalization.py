@@ -1,4 +1,4 @@
-"""FedDPA's measures (own task, all tasks, unseen tasks) as tables and figures, over finished runs.
+"""FedDPA's measures of finished runs (own task, all tasks, unseen tasks), as tables and figures.
 
 The paper calls the score of a silo's model on its own task's test rows personalization, and the mean of its scores on
 the test rows of every task of the federation test-time personalization (FedDPA, section 3.1).

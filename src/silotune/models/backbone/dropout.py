@@ -1,4 +1,4 @@
-"""`dropout_of` runs modules of a frozen model with the dropout that a plan wants: its own rates, or another."""
+"""`dropout_of`: a context in which a frozen module has the dropout rate that a plan wants."""
 
 from __future__ import annotations
 

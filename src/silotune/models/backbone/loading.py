@@ -1,4 +1,4 @@
-"""`load_backbone`: from the hub, a folder or the offline default; refuses missing weights, unusable heads."""
+"""`load_backbone`: from the hub, a folder or the offline default; refuses missing weights and unusable heads."""
 
 from __future__ import annotations
 

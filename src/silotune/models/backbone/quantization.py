@@ -1,4 +1,4 @@
-"""`QUANTIZATIONS`: linear layers in 8 or 4 bits by bitsandbytes or torchao: loading, settling, size in bytes."""
+"""`QUANTIZATIONS` (8 or 4 bits, by bitsandbytes or torchao): loads, settles, measures; refuses stored ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`stack_plans`: several views of the same rows in one forward, each acting on its own replica of the rows.
+"""`stack_plans`: several views of the same rows in one forward, on replicas of the rows (`ReplicateMode`).
 
 The forward begins with one replica, because below the first module that any view changes all views are the same. There
 the rows become one replica per view, concatenated; from then on every frozen matrix product is one product over all of

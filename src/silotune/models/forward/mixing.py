@@ -1,4 +1,4 @@
-"""`Mix` and `MixEntry`: parts and weights of a forward (per batch or row), anchors, and a mix's plan."""
+"""`Mix`, `MixEntry`: parts with weights (per batch or row) and anchors; groups rows; makes the plan of a mix."""
 
 from __future__ import annotations
 

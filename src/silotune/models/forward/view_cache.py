@@ -1,4 +1,4 @@
-"""`ConstantViewCache`: pooled views whose parts do not train in a phase, kept for its later epochs.
+"""`ConstantViewCache`: poolings of views in which nothing trains in a phase, kept for its later epochs.
 
 Anchors (FedMCP's averaged adapter, MOON's and FedFAME's previous and global model) and parts that a phase does not
 train give a row the same representation in every local epoch; only the first epoch computes it.

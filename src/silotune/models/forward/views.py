@@ -1,4 +1,4 @@
-"""`run_views`: batches under several mixes, each pooled to one vector per row or read by a head (`View`)."""
+"""`run_views` answers `ViewRequest`s: batches under several mixes, pooled or read for heads (`View`)."""
 
 from __future__ import annotations
 

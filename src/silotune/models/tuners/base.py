@@ -1,4 +1,4 @@
-"""`Tuner`, the interface of all kinds of PEFT: makes a part's tensors, writes plans, merges and exports parts."""
+"""`Tuner`, the interface of all kinds of PEFT: makes a part's tensors, writes plans, merges, exports parts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`VirtualTokenTuner`, base of prompt tuning, P-tuning and prefix tuning; initial vectors and their mixes.
+"""`VirtualTokenTuner`, base of prompt tuning, P-tuning, prefix tuning: initial vectors, mixes of vectors.
 
 A mix interpolates the vectors of equally many tokens: `Σ weight·vector`, usually with weights that sum to 1. Rows whose
 weights sum to 0 have no virtual tokens: their positions are masked out, because zero vectors would still get attention.

@@ -1,4 +1,4 @@
-"""`find_target_modules`: the linear layers that `tuner.sites` names; their widths, orientation, peft's names."""
+"""`find_target_modules`: linear layers that the words of `tuner.sites` name; their widths; peft's names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`read_config` fills in method's and tuner's defaults; `on_this_machine`, what is `auto`; `make_method`."""
+"""`read_config` fills in defaults, `on_this_machine` what is `auto`; `make_method`; `BackboneRequirements`."""
 
 from __future__ import annotations
 

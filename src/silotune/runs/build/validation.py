@@ -1,4 +1,4 @@
-"""`check_tasks` and `check_backbone` refuse data, method, head and backbone that do not fit, before training."""
+"""`check_tasks`, `check_backbone`, `check_labels` refuse data, head and backbone that do not fit a method."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`RunFolder`: writes and reads configuration, events, checkpoints; `working_in` claims it; `Checkpoint`.
+"""`RunFolder` writes events and each `Checkpoint`, and reads them; `working_in` claims the folder for a process.
 
 A checkpoint is a manifest (`checkpoints/round-0007.json`) that names the file of the shared parts and, for every silo
 that ever took part, the file of its last state. Files are written first, while silos train, and the manifest is moved
