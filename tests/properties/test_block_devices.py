@@ -25,7 +25,7 @@ CASES = [
     ("fedavg", "mlp", "bert", ("tuner=prefix",)),
     ("moon", "mlp", "bert", ("tuner=lora", "tuner.dropout=0.1", "train.tokens_at_once=120")),
     ("fedprompt", "verbalizer", "bert", ()),
-    ("fedfame", "verbalizer", "bert", ()),
+    ("fedfame", "mlp", "bert", ()),
     ("fedavg", "verbalizer", "t5", ("tuner=lora",)),
     ("fedmcp", "mlp", "gpt2", ("tuner=lora", "train.gradient_checkpointing=true")),
     ("feddpa-t", "lm", "llama", ("train.gradient_checkpointing=true",)),
