@@ -180,6 +180,10 @@ def wait(condition, what: str, machine: Machine) -> None:
         time.sleep(1)
 
 
+def online_silos(status: str) -> set[str]:
+    return {silo["silo"] for silo in json.loads(status)["silos"] if silo["online"]}
+
+
 def test_three_silos_from_nothing(machines, capsys):
     coordinator = machines["coordinator"]
     for number, silo in enumerate(SILOS):
@@ -212,8 +216,8 @@ def test_three_silos_from_nothing(machines, capsys):
         machine.systemd("silotune-worker")
         wait(lambda at=machine: (at.root / "run/silotune/worker.sock").exists(), "worker", machine)
         machine.systemd("silotune-node")
-    status = "sudo -u silotune silotune federation status /etc/silotune/coordinator.yaml"
-    wait(lambda: coordinator.typed(status, counted=False).count(": online") == 3, "online", machines["north"])
+    status = "sudo -u silotune silotune federation status /etc/silotune/coordinator.yaml --json"
+    wait(lambda: online_silos(coordinator.typed(status, counted=False)) == set(SILOS), "online", machines["north"])
     online = time.monotonic() - begin
     # users and modes
     for silo in SILOS:
