@@ -26,7 +26,7 @@ PAIRS = [
 @pytest.mark.parametrize(("method", "defence"), PAIRS)
 def test_every_method_is_defended(method, defence, tiny_config, tmp_path):
     words = ["rounds=2", "train.steps=1", "attack=backdoor", "attack.target=good", "attack.fraction=0.3"]
-    words += ["attack.scale=10"] if method not in ("local", "centralised") else []
+    words += ["attack.scale=10"] if method not in ("local", "centralised", "server-only") else []
     config = tiny_config(method, *words, *DEFENCES[defence])
     done = run(config, out=tmp_path / "run")
     assert done.summary["attack"]["malicious"]

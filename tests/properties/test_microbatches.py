@@ -63,7 +63,7 @@ def compare(federation):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_micro_batches_change_no_gradient(method, tiny_federation):
-    one_silo_with_many_lengths = ["partition.silos=1", "data.tasks=[beta]"]
+    one_silo_with_many_lengths = ["partition.silos=1", "data.tasks=[beta]", "server.labels_per_class=10"]
     words = one_silo_with_many_lengths if method in ONE_TASK else []
     compare(doubled(tiny_federation(method, *words)))
 

@@ -26,7 +26,7 @@ from tests.support.chats import write_lines
 from tests.support.device_rig import HEAD_WORDS, SERVER
 from tests.support.language_models import folder_of
 from tests.support.numeric_rig import parts_in_double
-from tests.support.tiny import write_data
+from tests.support.tiny import ONE_TASK, write_data
 
 COMMON = (
     *("precision=fp32", "threads=1", "data.merge=false", "aggregation=uniform", "rounds=1", "per_method={}"),
@@ -129,10 +129,10 @@ def make(data, tmp_path_factory, monkeypatch):
         rows = {"lm": "texts", "dpo": "pairs"}.get(head, "classes")
         texts = rows != "classes"
         folder = folder_of(family or ("llama" if texts else "bert"), models)
-        tasks = "echo,always" if texts else "alpha" if method == "fedfame" else "alpha,beta"
+        tasks = "echo,always" if texts else "alpha" if method in ONE_TASK else "alpha,beta"
         own = [f"method={method}", f"backbone={folder}", f"data.tasks=[{tasks}]"]
         own += [f"data.path={data / rows}"]
-        server = SERVER if method == "fedfame" else ()
+        server = SERVER if method in ONE_TASK else ()
         config = read_config("demo", [*own, *COMMON, *HEAD_WORDS[head], *server, *words])
         try:
             made = build(config, BackboneRequirements.of(config, make_method(config)).load())

@@ -17,6 +17,7 @@ from tests.support.method_cases import CASES, ONE_TASK_ROWS, TRAIN_ROWS, every_c
 SENT = {
     "local": set(),
     "centralised": set(),
+    "server-only": set(),
     "fedavg": {"global", "global_2"},
     "fedavg-full": {"global"},
     "fedprox": {"global", "global_2"},

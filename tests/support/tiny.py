@@ -35,7 +35,7 @@ METHODS: list[str] = list(_METHODS)
 
 UNPARTITIONED = ("partition=none", "partition.silos=10")
 """Words that undo the partition of one task among silos."""
-ONE_TASK = {"fedfame"}
+ONE_TASK = {"fedfame", "server-only"}
 """Methods that share a head and therefore need one task in all silos."""
 
 TASKS = ("alpha", "beta", "gamma")

@@ -99,7 +99,7 @@ def _describe_uploads(config: Config, summary: dict[str, Any]) -> str:
     from silotune.runs.build.resolve import make_method
 
     method = make_method(config)
-    if method.centralized:
+    if method.collects_rows:
         return "all rows were in one place"
     shared = names_with(method.parts(), Scope.SHARED)
     if not shared:

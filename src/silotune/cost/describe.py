@@ -49,12 +49,12 @@ def describe(method: str, overrides: list[str]) -> dict[str, Any]:
         )
         if part.scope is Scope.SHARED:
             sent.append(rows[-1])
-    leaves = _sentence(sent, config.uplink.name, made.centralized)
+    leaves = _sentence(sent, config.uplink.name, made.collects_rows)
     return {"method": method, "backbone": config.backbone.name, "parts": rows, "leaves": leaves}
 
 
-def _sentence(sent: list[dict[str, Any]], uplink: list[str], centralized: bool) -> str:
-    if centralized:
+def _sentence(sent: list[dict[str, Any]], uplink: list[str], collects_rows: bool) -> str:
+    if collects_rows:
         return "What leaves a silo: all its rows; this method is no federation."
     if not sent:
         return "What leaves a silo: nothing."

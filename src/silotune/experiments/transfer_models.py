@@ -12,6 +12,7 @@ from silotune.data.tokenized import TokenizedRows
 from silotune.errors import InputError
 from silotune.evaluation.federation_scores import current_model_state
 from silotune.evaluation.transfer import TransferModel, WhoseHead, check_alike
+from silotune.methods import is_centralized
 from silotune.methods.parts import Scope
 from silotune.models.backbone.backbone import Backbone
 from silotune.models.heads import Head
@@ -156,7 +157,7 @@ def _detailed_label(config: Config) -> str:
 
 def alpha_of(config: Config) -> float | None:
     """Return the partition's alpha; None if it has none or the rows are pooled."""
-    skewed = config.partition.name in ("dirichlet", "quantity") and config.method.name != "centralised"
+    skewed = config.partition.name in ("dirichlet", "quantity") and not is_centralized(config.method.name)
     return config.partition.alpha if skewed else None
 
 

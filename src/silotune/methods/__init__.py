@@ -29,9 +29,9 @@ from silotune.methods.base import (
     mean_over_rows,
     proximal,
 )
-from silotune.methods.instance_weighting import InstanceWeighting, Representation, Similarity
+from silotune.methods.instance_weighting import InstanceWeighting, Representation, Similarity, WeightOf
 from silotune.methods.parts import Part, Scalar, Scope, private, shared
-from silotune.methods.similarity import SIMILARITIES, model_contrast
+from silotune.methods.similarity import SIMILARITIES, distillation, model_contrast, row_cosine, row_cosine_by_distance
 from silotune.methods.supervised import Supervised, SupervisedOptions
 from silotune.models.forward.mixing import Mix, frozen, previous, received
 from silotune.models.heads.projection import Projection
@@ -63,6 +63,11 @@ def register_method(method: MethodClass) -> MethodClass:
     return method
 
 
+def is_centralized(method: str) -> bool:
+    """Return whether a method trains in one place, not in silos; False for a name that is not known here."""
+    return method in METHODS and METHODS[method].centralized
+
+
 __all__ = [
     "GLOBAL",
     "HEAD",
@@ -87,7 +92,10 @@ __all__ = [
     "Supervised",
     "SupervisedOptions",
     "Tensors",
+    "WeightOf",
+    "distillation",
     "frozen",
+    "is_centralized",
     "mean_over_rows",
     "model_contrast",
     "previous",
@@ -95,5 +103,7 @@ __all__ = [
     "proximal",
     "received",
     "register_method",
+    "row_cosine",
+    "row_cosine_by_distance",
     "shared",
 ]

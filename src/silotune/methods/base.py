@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import ConfigDict
@@ -153,9 +153,13 @@ class Phase:
         loss: the scalar to minimize; see `mean_over_rows`.
         when: in every round, or once after the last round.
         who: for `when="end"`: the silos that were ever sampled, or all.
+        from_round: for `when="round"`: the first round that has the phase.
         epochs: passes over the silo's rows; None: `train.epochs` or `train.steps`.
         start: target part → source part; the target becomes a copy of the source before the phase.
         skips_first: whether the phase is skipped in a silo's first participation (it has no `previous` parts yet).
+        same_at_start: anchor's view → view. In the phase's first step the silo's parts are still those received; the
+            anchor's view is then the other one without gradient, to the bit. A loss whose terms have a gradient of 0
+            for equal views is then exactly stationary there; Adam would make whole steps of the rounding otherwise.
     """
 
     name: str
@@ -164,9 +168,11 @@ class Phase:
     loss: Loss
     when: Literal["round", "end"] = "round"
     who: Literal["sampled", "all"] = "sampled"
+    from_round: int = 1
     epochs: int | None = None
     start: Mapping[str, str] = field(default_factory=dict)
     skips_first: bool = False
+    same_at_start: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def by_row(self) -> bool:
@@ -200,9 +206,20 @@ class PredictionMix:
 
 
 class MethodOptions(Section):
-    """Base of a method's options, the keys `method.*`."""
+    """Base of a method's options, the keys `method.*`.
+
+    `newer`: options that older run folders lack; a resolved configuration has them only where they were chosen.
+    """
+
+    newer: ClassVar[tuple[str, ...]] = ()
 
     model_config = ConfigDict(frozen=True)
+
+    def resolved(self) -> dict[str, Any]:
+        """Return the options as they are in a resolved configuration."""
+        fields = type(self).model_fields
+        left_out = {key for key in self.newer if getattr(self, key) == fields[key].get_default()}
+        return self.model_dump(mode="json", exclude=left_out)
 
 
 class Method(ABC):
@@ -220,6 +237,8 @@ class Method(ABC):
     """The tuners that the method is defined for; None: all."""
     centralized: ClassVar[bool] = False
     """Whether one silo trains on the rows of all."""
+    labeled_only: ClassVar[bool] = False
+    """Whether the one silo of a `centralized` method has the coordinator's labeled rows instead."""
     unlabeled: ClassVar[bool] = False
     """Whether silos' training rows have no labels."""
 
@@ -242,6 +261,16 @@ class Method(ABC):
     @abstractmethod
     def prediction(self) -> PredictionMix:
         """Return how a silo's personalized model predicts."""
+
+    @property
+    def needs_labeled_rows(self) -> bool:
+        """Whether something is trained on the coordinator's labeled rows."""
+        return self.labeled_only or bool(self.server_phases())
+
+    @property
+    def collects_rows(self) -> bool:
+        """Whether the silos' training rows are put into one place."""
+        return self.centralized and not self.labeled_only
 
     @property
     def remembers(self) -> tuple[str, ...]:

@@ -19,9 +19,10 @@ from silotune.methods.fedprox import FedProx
 from silotune.methods.fedrep import FedRep
 from silotune.methods.local import Local
 from silotune.methods.moon import MOON
+from silotune.methods.server_only import ServerOnly
 
 BUILT_IN: tuple[type[Method], ...] = (
-    *(Local, Centralized, FedAvg, FedAvgFull, FedProx),
+    *(Local, Centralized, ServerOnly, FedAvg, FedAvgFull, FedProx),
     *(FedAP, FedLR, MOON, FedRep, FedPer, FedMatch, Ditto, FedMCP, FedFAME, FedPrompt),
     *(FedIT, FedLoRA, FedDPAF, FedDPAT),
 )

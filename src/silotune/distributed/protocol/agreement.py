@@ -17,7 +17,7 @@ from silotune.config.parse import validated
 from silotune.config.partition import PartitionConfig
 from silotune.config.trees import parse_tree
 from silotune.errors import InputError
-from silotune.methods import METHODS
+from silotune.methods import is_centralized
 
 _SPLIT_KEYS = ("merge", "ratio", "seed", "rows_per_silo", "train_rows", "validation_rows", "test_rows")
 """The keys of `data` by which a silo splits its own rows."""
@@ -32,8 +32,8 @@ def check_federated(config: Config) -> None:
     Raises:
         InputError: naming the key.
     """
-    if config.method.name in METHODS and METHODS[config.method.name].centralized:
-        raise InputError(f"method={config.method.name}: needs all silos' rows in one place; use --engine inprocess")
+    if is_centralized(config.method.name):
+        raise InputError(f"method={config.method.name}: trains in one place, not in silos; use --engine inprocess")
     if config.attack.name != "none":
         raise InputError("attack: simulated with --engine inprocess only; here silos are what they are")
     if config.cohort not in (1, "auto"):

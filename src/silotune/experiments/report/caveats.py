@@ -78,7 +78,7 @@ def _warnings_of_run(run: FinishedRun) -> list[str]:
     silos = run.summary["silos"]
     trained = {event["silo"] for event in (*run.events_of("silo"), *run.events_of("final"))}
     never = sorted({*silos} - trained)
-    if never and "centralised" not in trained:
+    if never and run.summary["method"] not in trained:  # the one training silo of a centralized method has its name
         remarks.append(f"never sampled, so never trained: {', '.join(never)}")
     unvalidated = sorted(silo for silo, result in silos.items() if result.get("validation") is None)
     if unvalidated:
@@ -118,7 +118,7 @@ def describe_sent_parts(entry: ReportEntry) -> str:
         method = make_method(read_config(str(run.folder / "config.yaml")))
     except (InputError, ValueError):  # the run was made by another version of the package
         return f"{run.summary['sent_parameters']:,} parameters left a silo in every round it took part in."
-    if method.centralized:
+    if method.collects_rows:
         return "All rows were in one place: no federation."
     shared, private = (", ".join(names_with(method.parts(), scope)) for scope in (Scope.SHARED, Scope.PRIVATE))
     if not message_bytes(run):

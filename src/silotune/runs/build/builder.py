@@ -55,10 +55,10 @@ def build(
     absent_tasks = {silo.name: silo.task for silo in absent}
     check_tasks(config, method, tasks, absent_tasks, None if labeled is None else labeled.task)
     context = build_model(config, method, [*tasks.values(), *absent_tasks.values()], backbone, load)
-    if labeled is None and method.server_phases():
+    if labeled is None and method.needs_labeled_rows:
         labeled = draw_labeled_rows(rows, config.server, config.data_seed)
-    silos, malicious = build_silos(config, context, rows)
-    server = None if labeled is None else server_silo(context, labeled)
+    silos, malicious = build_silos(config, context, rows, labeled if method.labeled_only else None)
+    server = server_silo(context, labeled) if labeled is not None and method.server_phases() else None
     context.check_rows([*silos.values(), *([server] if server else [])])
     coordinator, privacy = build_coordinator(config, context, silos, tasks, labeled is not None)
     check_step_memory(context, silos.values(), coordinator.shared)

@@ -21,9 +21,15 @@ _ANY_LENGTH = 2**20  # tokens; no row is cut at this
 
 
 def build_silos(
-    config: Config, context: TrainingContext, data: Sequence[SiloData]
+    config: Config, context: TrainingContext, data: Sequence[SiloData], labeled: SiloData | None = None
 ) -> tuple[dict[str, Silo], tuple[str, ...]]:
     """Build silos from their rows; a centralized method puts them together.
+
+    Args:
+        config: the run's configuration.
+        context: method and backbone.
+        data: the silos' rows.
+        labeled: the coordinator's rows, if the method trains on them alone.
 
     Returns:
         Silos by name, and the names of the malicious ones in name order.
@@ -51,7 +57,11 @@ def build_silos(
         scale = config.attack.scale if malicious else 1.0
         silos[item.name] = Silo(item.name, {item.task.name: rows}, {item.name: evaluations[key]}, attack_scale=scale)
     attackers = () if backdoor is None else tuple(sorted(backdoor.malicious))
-    return _centralized(silos) if context.method.centralized else silos, attackers
+    if context.method.centralized:
+        silos = _centralized(silos, context.method.name)
+    if labeled is not None:
+        silos[context.method.name].train = server_silo(context, labeled).train
+    return silos, attackers
 
 
 def absent_silo(context: TrainingContext, data: SiloData) -> Silo:
@@ -69,7 +79,7 @@ def silos_without_rows(method: Method, tasks: Mapping[str, Task]) -> dict[str, S
     for name, task in tasks.items():
         rows = TokenizedRows(task, [], None, torch.zeros(0, dtype=torch.int64))
         silos[name] = Silo(name, {task.name: rows}, {name: Evaluation(rows, rows)})
-    return _centralized(silos) if method.centralized else silos
+    return _centralized(silos, method.name) if method.centralized else silos
 
 
 def server_silo(context: TrainingContext, labeled: SiloData) -> Silo:
@@ -79,14 +89,14 @@ def server_silo(context: TrainingContext, labeled: SiloData) -> Silo:
     return Silo(":coordinator", {labeled.task.name: rows}, {})  # no other silo can have this name
 
 
-def _centralized(silos: Mapping[str, Silo]) -> dict[str, Silo]:
-    """Return one training silo of all silos' rows, judged on each silo's rows."""
+def _centralized(silos: Mapping[str, Silo], name: str) -> dict[str, Silo]:
+    """Return one training silo of this name with all silos' rows, judged on each silo's rows."""
     train: dict[str, TokenizedRows] = {}
     for silo in sorted(silos.values(), key=lambda silo: silo.name):  # the order in which they were named cannot matter
         for task, rows in silo.train.items():
             train[task] = train[task].concatenated(rows) if task in train else rows
     evaluations = {name: evaluation for silo in silos.values() for name, evaluation in silo.evaluations.items()}
-    return {"centralised": Silo("centralised", train, evaluations)}
+    return {name: Silo(name, train, evaluations)}
 
 
 def _backdoor(config: Config, data: Sequence[SiloData], method: Method, backbone: Backbone) -> Backdoor | None:
