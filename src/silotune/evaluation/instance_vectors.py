@@ -84,7 +84,7 @@ def weigh(context: TrainingContext, state: State, rows: TokenizedRows) -> Weight
     instances = state[INSTANCES]
     if not instances:
         empty = torch.zeros(len(rows), 0)
-        return Weights(torch.zeros(len(rows)), empty, empty.long())
+        return Weights(torch.full((len(rows),), weighting.untrained), empty, empty.long())
     texts = prompt_rows(rows).ids if rows.task.kind == "generation" else rows.ids
     sampled = weighting.sample_rows(instances, texts)
     similarities = weighting.similarities(instances, embed(context, state, rows), sampled)
@@ -99,7 +99,7 @@ def personalized_state(context: TrainingContext, silo: Silo, shared: State) -> S
 def with_instances(context: TrainingContext, silo: Silo, state: State) -> State:
     """Add the vectors of the silo's own rows to its model, if the method weights texts.
 
-    A silo that never trained has an untrained local part; without vectors, its weight is 0.
+    A silo that never trained has an untrained local part; without vectors, that part's weight is 0.
     """
     weighting = context.method.prediction().weighting
     if weighting is None:

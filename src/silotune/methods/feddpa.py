@@ -5,7 +5,8 @@ The paper's local LoRA is the part `PRIVATE`. FedDPA-F trains it after the round
 
 from __future__ import annotations
 
-from typing import Literal, cast
+from dataclasses import replace
+from typing import ClassVar, Literal, cast
 
 from pydantic import Field
 from torch import Tensor
@@ -22,6 +23,7 @@ from silotune.methods import (
     Representation,
     Similarity,
     Step,
+    WeightOf,
     mean_over_rows,
     private,
     received,
@@ -37,14 +39,20 @@ _EMBED: dict[str, Mix] = {"global": {GLOBAL: 1}, "local": {PRIVATE: 1}, "base": 
 class FedDPAOptions(FedITOptions):
     """Options for the weights of the global and the local part; the defaults are the paper's.
 
-    `weighting`: `dynamic`, a weight α for each text (section 4.3), or `fixed`. `alpha`: the local part's weight under
-    `fixed`. `scale`: λ; by default 1 for FedDPA-F and `alpha` for FedDPA-T. `similarity`: the function that compares a
-    text with rows. `representation`: how a text's states are pooled. `samples`: S, the number of rows that a text is
-    compared with. `embed`: the part under which texts are embedded. `clip`: whether similarities are clipped to [0, 1].
+    The authors' code differs from the paper: docs/feddpa-readings.md.
+
+    `weighting`: `dynamic`, a weight α for each text (section 4.3), or `fixed`. `alpha`: the weight under `fixed`.
+    `weight_of`: the part that has this weight at prediction; the other one has the rest. `scale`: λ; by default 1 for
+    FedDPA-F and `alpha` for FedDPA-T. `similarity`: the function that compares a text with rows. `representation`: how
+    a text's states are pooled. `samples`: S, the number of rows that a text is compared with. `embed`: the part under
+    which texts are embedded. `clip`: whether similarities are clipped to [0, 1].
     """
+
+    newer: ClassVar[tuple[str, ...]] = ("weight_of",)
 
     alpha: float = Field(0.5, ge=0, le=1)
     weighting: Literal["dynamic", "fixed"] = "dynamic"
+    weight_of: WeightOf = "local"
     scale: float | None = Field(None, gt=0, le=1)
     similarity: Similarity = "cosine"
     representation: Representation = "last"
@@ -54,14 +62,25 @@ class FedDPAOptions(FedITOptions):
 
 
 class FedDPATOptions(FedDPAOptions):
-    """`sees`: the global part beside which the local one is trained: as this round trained it, or as received."""
+    """`order`: the part that a round trains first; with `local-first`, the first round trains the global one alone.
 
+    `sees`: the global part beside which the local one is trained: as this round trained it, or as received (which it
+    is anyway where the local one comes first).
+    """
+
+    newer = (*FedDPAOptions.newer, "order")
+
+    order: Literal["global-first", "local-first"] = "global-first"
     sees: Literal["trained", "received"] = "trained"
 
 
 def prediction_mix(options: FedDPAOptions, scale: float) -> PredictionMix:
-    """Return the mix `base + (1 − α)·Δθ_g + α·Δθ_l`, with α computed for each text or fixed (Table 3)."""
-    fixed: Mix = {GLOBAL: 1 - options.alpha, PRIVATE: options.alpha}
+    """Return the mix `base + (1 − α)·Δθ_g + α·Δθ_l`, with α computed for each text or fixed (Table 3).
+
+    With `weight_of=global` the two weights are exchanged.
+    """
+    weighted, other = (PRIVATE, GLOBAL) if options.weight_of == "local" else (GLOBAL, PRIVATE)
+    fixed: Mix = {other: 1 - options.alpha, weighted: options.alpha}
     if options.weighting == "fixed":
         return PredictionMix(fixed)
     weighting = InstanceWeighting(
@@ -73,6 +92,7 @@ def prediction_mix(options: FedDPAOptions, scale: float) -> PredictionMix:
         samples=options.samples,
         scale=scale if options.scale is None else options.scale,
         clip=options.clip,
+        weight_of=options.weight_of,
     )
     return PredictionMix(fixed, weighting=weighting)
 
@@ -102,11 +122,14 @@ class FedDPAT(FedIT):
         return super().parts() | {PRIVATE: private(self.setting.tuner), HEAD: private(self.setting.head)}
 
     def phases(self) -> list[Phase]:
-        """Global (eq. 2), then local under `(1 − α)·global + α·local` (eq. 3)."""
+        """Global (eq. 2), then local under `(1 − α)·global + α·local` (eq. 3); or local first, from round 2 on."""
         options = cast(FedDPATOptions, self.options)
         global_part = GLOBAL if options.sees == "trained" else received(GLOBAL)
         views: dict[str, Mix] = {"both": {global_part: 1 - options.alpha, PRIVATE: options.alpha}}
-        return [*super().phases(), Phase("local", trains=(PRIVATE, HEAD), views=views, loss=self.local_loss)]
+        local = Phase("local", trains=(PRIVATE, HEAD), views=views, loss=self.local_loss)
+        if options.order == "local-first":
+            return [replace(local, from_round=2), *super().phases()]
+        return [*super().phases(), local]
 
     @mean_over_rows
     def local_loss(self, step: Step) -> Tensor:

@@ -1,4 +1,4 @@
-"""`InstanceWeighting`: a text's weight α of the local part, by similarity to the silo's rows (FedDPA, 4.3).
+"""`InstanceWeighting`: a text's α, the weight of a part, by similarity to the silo's rows (FedDPA, 4.3).
 
 `α = λ · mean_i Sim(w_x, w_xi)` over S sampled training rows xi of the silo; `w_x` is the embedding of text x, pooled
 from the last layer's states. The sample depends on the silo and the text's tokens alone, so a text's α does not depend
@@ -22,10 +22,13 @@ Similarity = Literal["cosine", "l2", "pearson"]
 
 Representation = Literal["last", "mean"]
 
+WeightOf = Literal["local", "global"]
+"""The part whose weight is α: `local` in FedDPA's paper, `global` in its authors' code."""
+
 
 INSTANCES = "instances"
 """Name in a silo's state at prediction, beside its parts, of two tensors, `VECTORS` and `SEED`. It is empty if the silo
-never trained; α is then 0."""
+never trained; the global part then answers alone."""
 
 VECTORS = "vectors"
 """Name of the embeddings of the silo's rows, shape (rows, hidden)."""
@@ -57,14 +60,15 @@ class InstanceWeighting:
     """The computation of texts' weights, as a prediction declares it.
 
     Args:
-        local_part: the part of weight α.
-        global_part: the part of weight 1 − α.
+        local_part: the silo's own part.
+        global_part: the shared part.
         view: the mix under which texts are embedded.
         similarity: a key of `TEXT_SIMILARITIES`.
         representation: the pooling of the last layer's states.
         samples: S; a silo with fewer rows takes all.
         scale: λ.
         clip: whether similarities are clipped to [0, 1].
+        weight_of: which of the two parts has the weight α; the other one's is 1 − α.
     """
 
     local_part: str
@@ -75,10 +79,18 @@ class InstanceWeighting:
     samples: int = 5
     scale: float = 1.0
     clip: bool = True
+    weight_of: WeightOf = "local"
 
     def mix(self, alpha: Tensor) -> dict[str, Tensor]:
         """Return the mix for α of shape (rows,)."""
+        if self.weight_of == "global":
+            return {self.global_part: alpha, self.local_part: 1 - alpha}
         return {self.global_part: 1 - alpha, self.local_part: alpha}
+
+    @property
+    def untrained(self) -> float:
+        """The α of a silo that never trained: the global part answers alone."""
+        return 0.0 if self.weight_of == "local" else 1.0
 
     def sample_rows(self, instances: Tensors, texts: Sequence[Sequence[int]]) -> Tensor:
         """Return the indices of the silo's rows that each text (token ids) is compared with, shape (texts, S)."""

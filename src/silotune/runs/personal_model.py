@@ -37,7 +37,7 @@ class Explanation:
 
     Args:
         mix: weight of each part.
-        alpha: weight of the local part, if the method weights each text.
+        alpha: weight of the local part (or of the global one, see `method.weight_of`), if the method weights each text.
         similarities: the text's similarities to the silo's rows that were drawn for it; `alpha` follows from them.
     """
 

@@ -55,7 +55,7 @@ def read_config(source: str, overrides: list[str] | None = None, changes: Sequen
     tuner = method.setting.tuner
     return config.model_copy(
         update={
-            "method": Choice(name=config.method.name, **method.options.model_dump(mode="json")),
+            "method": Choice(name=config.method.name, **method.options.resolved()),
             "tuner": Choice(name=config.tuner.name, **tuner.options.model_dump(mode="json")),
         }
     )
