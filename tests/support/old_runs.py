@@ -51,7 +51,7 @@ CASES: dict[str, tuple[str, tuple[str, ...]]] = {
         (
             *_CLASSIFICATION,
             *("data.tasks=[alpha]", "partition=iid", "partition.silos=3", "server.labels_per_class=4"),
-            *("head=linear", "head.scope=shared", "tuner.r=4"),
+            *("head=linear", "head.scope=shared", "tuner.r=4", "method.guard=false"),
         ),
     ),
     "fedprompt": ("demo", (*_CLASSIFICATION, "tuner=prompt", "tuner.tokens=3", "head=verbalizer", _LABEL_WORDS)),

@@ -13,7 +13,7 @@ def differences(before: str, after: str) -> list[str]:
     """Return the keys in which two configurations differ, as `section.key: old → key: new`.
 
     Keys that one text lacks have their defaults, so that a configuration written by an earlier version compares equal.
-    `evaluation.validation` is the exception: earlier versions always validated by the metric.
+    Exceptions: earlier versions always validated by the metric (`evaluation.validation`), and had no `method.guard`.
 
     Args:
         before: a configuration as `dump` writes it.
@@ -38,8 +38,12 @@ def differences(before: str, after: str) -> list[str]:
 
 def _with_earlier_defaults(tree: dict[str, Any]) -> dict[str, Any]:
     """Return the tree with the keys whose defaults differed in earlier versions."""
-    evaluation = tree.get("evaluation") or {}
-    return tree | {"evaluation": {"validation": "metric"} | evaluation} if isinstance(evaluation, dict) else tree
+    earlier: dict[str, dict[str, Any]] = {"evaluation": {"validation": "metric"}}
+    method = tree.get("method")
+    if isinstance(method, dict) and method.get("name") == "fedfame":
+        earlier["method"] = {"guard": False}
+    given = {section: tree.get(section) or {} for section in earlier}
+    return tree | {key: earlier[key] | keys for key, keys in given.items() if isinstance(keys, dict)}
 
 
 def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

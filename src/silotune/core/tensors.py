@@ -34,6 +34,11 @@ def unflatten(tensors: Mapping[str, Tensor]) -> State:
     return state
 
 
+def detached(tensors: Mapping[str, Tensor]) -> Tensors:
+    """Return the same tensors as constants: no gradient flows into them."""
+    return {name: tensor.detach() for name, tensor in tensors.items()}
+
+
 def copy(tensors: Mapping[str, Tensor]) -> Tensors:
     """Clone tensors, detached from the graph."""
     return {name: tensor.detach().clone() for name, tensor in tensors.items()}

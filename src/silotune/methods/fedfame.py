@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import cast
 
 from pydantic import Field
-from torch import Tensor, nn
+from torch import Tensor
 
 from silotune.methods import (
     GLOBAL,
@@ -18,10 +19,13 @@ from silotune.methods import (
     Projection,
     Setting,
     Step,
+    distillation,
     mean_over_rows,
     model_contrast,
     previous,
     received,
+    row_cosine,
+    row_cosine_by_distance,
     shared,
 )
 
@@ -32,18 +36,23 @@ class FedFAMEOptions(MethodOptions):
     """`tau`: eq. 2's temperature, which the paper does not state.
 
     `projection`: the projection head's width; `server_epochs`: E_g, the coordinator's passes over its labeled rows.
+    `guard`: whether gradients that are 0 where the silo's model is the received one are exactly 0 there; `false`
+    repeats runs of silotune 0.1, whose first steps were rounding.
     """
 
     tau: float = Field(0.5, gt=0)
     projection: int = Field(256, ge=1, le=65536)
     server_epochs: int = Field(1, ge=1)
+    guard: bool = True
 
 
 class FedFAME(Method):
     """Algorithm 1 with appendix A.1. All parts are shared, the head too, whatever the setting's head scope.
 
-    In a silo's first participation its current, previous and received model are one: the gradient of eq. 4 is zero,
-    and an optimizer would turn its rounding noise into whole steps. Such a silo keeps what it received.
+    A silo's model starts every participation as the received one: in the first step eq. 3 and the positive pair of
+    eq. 2 have no gradient, exactly (`Phase.same_at_start`), because Adam would turn rounding into whole steps. In a
+    silo's first participation the previous model is the received one, too, and eq. 4 has no gradient at all: such a
+    silo keeps what it received.
     """
 
     name = "fedfame"
@@ -71,7 +80,8 @@ class FedFAME(Method):
     def phases(self) -> list[Phase]:
         """Local training on texts alone."""
         views = {"own": {GLOBAL: 1}, "received": {received(GLOBAL): 1}, "previous": {previous(GLOBAL): 1}}
-        return [Phase("train", trains=tuple(self.parts()), views=views, loss=self.loss, skips_first=True)]
+        train = Phase("train", trains=tuple(self.parts()), views=views, loss=self.loss, skips_first=True)
+        return [replace(train, same_at_start={"received": "own"}) if self._options.guard else train]
 
     @mean_over_rows
     def loss(self, step: Step) -> Tensor:
@@ -79,12 +89,13 @@ class FedFAME(Method):
         q = self.projection(step.state[PROJECTION], step.views["own"])
         q_global = self.projection(step.received[PROJECTION], step.views["received"]).detach()
         q_previous = self.projection(step.previous(PROJECTION), step.views["previous"]).detach()
-        contrastive = model_contrast(q, q_global, q_previous, self._options.tau)  # eq. 2
+        guard = self._options.guard
+        similarity = row_cosine_by_distance if guard else row_cosine
+        contrastive = model_contrast(q, q_global, q_previous, self._options.tau, similarity)  # eq. 2
         teacher = self.setting.head.logits(step.received.get(HEAD, {}), step.views["received"], step.batch.task)
-        targets = teacher.detach().softmax(-1)
-        distillation = nn.functional.cross_entropy(step.logits("own"), targets)  # eq. 3
-        step.log(contrastive=contrastive, distillation=distillation)
-        return contrastive + distillation
+        distilled = distillation(step.logits("own"), teacher, exact=guard)  # eq. 3
+        step.log(contrastive=contrastive, distillation=distilled)
+        return contrastive + distilled
 
     def server_phases(self) -> list[Phase]:
         """The coordinator trains the aggregated adapter and classifier on its labeled rows (eq. 5)."""

@@ -1,4 +1,4 @@
-"""`cka` over `hsic` (FedMCP eqs. 6-7), `cosine`, and MOON's loss `model_contrast`, of representations."""
+"""`cka` over `hsic` (FedMCP eqs. 6-7), `cosine`, MOON's loss `model_contrast`, and `distillation`, of representations."""
 
 from __future__ import annotations
 
@@ -55,7 +55,26 @@ def cosine(x: Tensor, y: Tensor) -> Tensor:
 SIMILARITIES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"cka": cka, "cosine": cosine}
 
 
-def model_contrast(z: Tensor, positive: Tensor, negative: Tensor, tau: float) -> Tensor:
+RowSimilarity = Callable[[Tensor, Tensor], Tensor]
+"""Two tensors of shape (rows, width) → the similarities of their rows, shape (rows,)."""
+
+
+def row_cosine(x: Tensor, y: Tensor) -> Tensor:
+    """Return the cosine of x's and y's rows, shape (rows,)."""
+    return nn.functional.cosine_similarity(x, y, dim=-1)
+
+
+def row_cosine_by_distance(x: Tensor, y: Tensor) -> Tensor:
+    """Return the same as `row_cosine`, as `1 − ½·‖x/‖x‖ − y/‖y‖‖²`; where rows are equal, the gradient is exactly 0.
+
+    The cosine is at its maximum there, and its usual gradient is a difference of equal terms: rounding.
+    """
+    return 1 - (nn.functional.normalize(x, dim=-1) - nn.functional.normalize(y, dim=-1)).square().sum(-1) / 2
+
+
+def model_contrast(
+    z: Tensor, positive: Tensor, negative: Tensor, tau: float, similarity: RowSimilarity = row_cosine
+) -> Tensor:
     """Return `−log( e^{sim(z, z⁺)/τ} / (e^{sim(z, z⁺)/τ} + e^{sim(z, z⁻)/τ}) )`, mean over rows, shape ().
 
     FedFAME eq. 2; sim is the cosine.
@@ -65,7 +84,25 @@ def model_contrast(z: Tensor, positive: Tensor, negative: Tensor, tau: float) ->
         positive: what z is pulled toward, shape (rows, width).
         negative: what z is pushed from, shape (rows, width).
         tau: the temperature.
+        similarity: how the cosine is computed.
     """
-    similar = nn.functional.cosine_similarity(z, positive, dim=-1) / tau
-    unlike = nn.functional.cosine_similarity(z, negative, dim=-1) / tau
+    similar, unlike = similarity(z, positive) / tau, similarity(z, negative) / tau
     return (torch.logaddexp(similar, unlike) - similar).mean()
+
+
+def distillation(logits: Tensor, teacher: Tensor, exact: bool = True) -> Tensor:
+    """Return the cross-entropy of logits toward a teacher's classes, `−Σ_c p_t(c)·log p(c)`, mean over rows, shape ().
+
+    FedFAME eq. 3. The gradient is `p − p_t`, exactly 0 where both are equal; autograd's own is rounding there.
+
+    Args:
+        logits: shape (rows, classes).
+        teacher: logits of the teacher, a constant, shape (rows, classes).
+        exact: whether the gradient is computed as that difference; otherwise autograd computes it.
+    """
+    targets, constant = teacher.detach().softmax(-1), logits.detach()
+    if not exact:
+        return nn.functional.cross_entropy(logits, targets)
+    gradient = constant.softmax(-1) - targets
+    value = nn.functional.cross_entropy(constant, targets)
+    return value + (gradient * (logits - constant)).sum(-1).mean()

@@ -7,7 +7,7 @@ from silotune.errors import InputError
 from silotune.methods.base import Method, Phase
 from silotune.methods.instance_weighting import INSTANCES, InstanceWeighting
 from silotune.methods.parts import Part, Scope
-from silotune.models.forward.mixing import ANCHORS, parse_name
+from silotune.models.forward.mixing import ANCHORS, parse_name, received
 from silotune.models.heads import Head
 from silotune.models.tuners import Tuner
 
@@ -127,6 +127,13 @@ def _check_phase(method: Method, parts: dict[str, Part], phase: Phase) -> None:
     for mix in phase.views.values():
         for key in mix:
             _check_key(method, parts, where, key)
+    for anchor, view in phase.same_at_start.items():
+        own = phase.views.get(view, {})
+        if not own or phase.views.get(anchor) != {received(name): weight for name, weight in own.items()}:
+            raise ValueError(
+                f"method {method.name}: {where} calls the views {anchor!r} and {view!r} the same at its start, but the "
+                "first is not the second with received parts"
+            )
 
 
 def _check_key(method: Method, parts: dict[str, Part], where: str, key: str) -> None:

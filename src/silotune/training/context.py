@@ -306,7 +306,7 @@ class TrainingContext:
             elif anchor == "previous":
                 tensors = previous_tensors(memory, part) or received[part]
             elif anchor == "frozen":
-                tensors = {key: tensor.detach() for key, tensor in state[part].items()}
+                tensors = part_tools.detached(state[part])
             else:
                 tensors = state[part]
             module = self.parts[part].module

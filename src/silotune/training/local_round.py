@@ -57,6 +57,10 @@ class _SiloRound:
     counts: Counter[str] = field(default_factory=Counter)
     """Number of steps that logged the term."""
     view_cache: ConstantViewCache = field(default_factory=ConstantViewCache)
+    changed: set[str] = field(default_factory=set)
+    """Parts that are no longer as the round began with them."""
+    starts_as_received: bool = False
+    """Whether the present phase began with the round's own parts."""
     note: str = ""
     steps: int = 0
     skipped: int | None = None
@@ -76,6 +80,9 @@ class _SiloRound:
         """Set the phase's parts to their starting tensors, as leaves of the graph; return those leaves by name."""
         for target, source in phase.start.items():
             self.state[target] = part_tools.copy(self.state[source])
+        changed = {*phase.trains, *phase.start}
+        self.starts_as_received = not changed & self.changed and not phase.start
+        self.changed |= changed
         for name in phase.trains:
             self.state[name] = {key: tensor.clone().requires_grad_() for key, tensor in self.state[name].items()}
         return part_tools.flatten({name: self.state[name] for name in phase.trains})
@@ -99,11 +106,14 @@ class _SiloRound:
             taken: number of earlier steps in the phase.
             scaled: scales the loss for the backward pass.
         """
-        mixes = {
-            name: context.resolve(mix, self.state, self.received, self.memory) for name, mix in phase.views.items()
-        }
+        # With dropout every view draws its own numbers: equal parts do not make equal views.
+        same = phase.same_at_start if taken == 0 and self.starts_as_received and not context.draws else {}
+        received = self.received
+        if same:  # also what a loss computes from them is then the same, to the bit
+            received = {name: part_tools.detached(self.state[name]) for name in received}
+        mixes = {name: context.resolve(mix, self.state, received, self.memory) for name, mix in phase.views.items()}
         drawn_for = ("dropout", self.silo.name, number, phase.name, taken)
-        return SiloStep(batch, self.state, self.received, self.memory, mixes, self.view_cache, drawn_for, scaled)
+        return SiloStep(batch, self.state, received, self.memory, mixes, self.view_cache, drawn_for, scaled, same)
 
     def end(self, skipped: int | None) -> None:
         """Detach all parts after a phase; add its skipped steps, None where no loss is scaled."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -46,6 +46,7 @@ class SiloStep:
         view_cache: its constant views.
         drawn_for: the purpose of its random numbers in this step; see `core.randomness`.
         scaled: scales the loss for the backward pass, in float16.
+        same: anchor's view → the view that it equals in this step; see `Phase.same_at_start`.
     """
 
     batch: Batch
@@ -56,6 +57,7 @@ class SiloStep:
     view_cache: ConstantViewCache
     drawn_for: tuple[str | int, ...]
     scaled: Callable[[Tensor], Tensor]
+    same: Mapping[str, str] = field(default_factory=dict)
 
     def step(self, context: TrainingContext, views: dict[str, View], batch: Batch | None = None) -> Step:
         """Return the arguments of a loss over the batch, or over a piece of it."""
@@ -220,13 +222,32 @@ class _StepGradients:
             draws: where random numbers come from.
             names: the views; None: all of the phase, and constant ones are kept for later passes over the rows.
         """
-        mixes = [member.mixes for member in self.members]
+        same = self.members[0].same if all(member.same for member in self.members) else {}
         caches = [member.view_cache for member in self.members]
-        if names is not None:
-            mixes, caches = [{name: mix[name] for name in names} for mix in mixes], []
-        return self.context.views(
+        if names is None:
+            names = [name for name in self.phase.views if name not in same]
+        else:
+            same, caches = {}, []
+        mixes = [{name: member.mixes[name] for name in names} for member in self.members]
+        views = self.context.views(
             [member.batch for member in self.members], micro_batches, mixes, draws.of_cohort, caches, training=True
         )
+        for index, own in enumerate(views):
+            for anchor, view in same.items():
+                own[anchor] = _ConstantView(own[view])
+                self._keep(anchor, own[anchor], index, micro_batches)
+        return views
+
+    def _keep(self, anchor: str, view: View, index: int, micro_batches: Sequence[CohortMicroBatch]) -> None:
+        """Keep an anchor's view of a member's rows for later passes, if it is one that stays constant."""
+        member, start = self.members[index], 0
+        if anchor not in member.view_cache.views:
+            return
+        for piece in (piece for batch in micro_batches for piece in batch.slices if piece.batch_index == index):
+            end = start + piece.rows.stop - piece.rows.start
+            poolings = {name: reading[start:end] for name, reading in view.items()}
+            member.view_cache.put(anchor, member.batch, piece.rows, poolings)
+            start = end
 
 
 class _Draws:
@@ -246,6 +267,22 @@ class _Draws:
         """What the forwards of a cohort draw from."""
         self.of_each: Sequence[AbstractContextManager[None]] = [nullcontext()] if alone else streams
         """Context of each member's loss."""
+
+
+class _ConstantView(View):
+    """Another view's readings, without gradient.
+
+    Args:
+        view: the other view.
+    """
+
+    def __init__(self, view: View) -> None:
+        super().__init__({name: reading.detach() for name, reading in view.items()})
+        self._view = view
+
+    def __missing__(self, name: str) -> Tensor:
+        self[name] = reading = self._view[name].detach()
+        return reading
 
 
 class _LeafView(View):

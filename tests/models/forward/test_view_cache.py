@@ -102,6 +102,9 @@ def test_the_later_passes_run_trained_views_alone(method, rounds, monkeypatch):
     assert steps
     first, later = asked[-EPOCHS * steps :][:steps], asked[-(EPOCHS - 1) * steps :]
     anchors = {"fedmcp": 1, "moon": 2, "fedfame": 2}[method]
+    if method == "fedfame":  # in the first step the received model is the silo's own
+        assert first[0][0] == first[0][1]
+        first = first[1:]
     assert all(rows == anchors * batch for rows, batch in first)
     assert all(rows == 0 for rows, _ in later)
 

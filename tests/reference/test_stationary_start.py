@@ -1,0 +1,116 @@
+"""FedFAME at the start of a participation: what has no gradient does not move, in any precision and in all ways."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from silotune.methods.fedfame import PROJECTION
+from silotune.methods.similarity import distillation, model_contrast, row_cosine, row_cosine_by_distance
+from silotune.training.silo import SiloState
+from tests.support import by_hand
+
+DTYPES = [torch.float32, torch.float64]
+
+
+def drawn(dtype, *shape, seed=1):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
+# -- the two terms ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.bfloat16])
+@pytest.mark.parametrize("classes", [2, 3, 7])
+def test_distillation_of_a_model_by_itself_has_no_gradient(dtype, classes):
+    logits = drawn(dtype, 33, classes).requires_grad_()
+    (gradient,) = torch.autograd.grad(distillation(logits, logits.detach()), logits)
+    assert torch.equal(gradient, torch.zeros_like(logits))
+
+
+def test_autograds_own_gradient_is_rounding_there():
+    """So that the test above can fail."""
+    logits = drawn(torch.float32, 33, 3).requires_grad_()
+    (gradient,) = torch.autograd.grad(distillation(logits, logits.detach(), exact=False), logits)
+    assert 0 < float(gradient.abs().max()) < 1e-7
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_distillation_is_the_cross_entropy_and_its_gradient(exact):
+    logits, teacher = drawn(torch.float64, 9, 4).requires_grad_(), drawn(torch.float64, 9, 4, seed=2)
+    loss = distillation(logits, teacher, exact)
+    p, p_t = torch.log_softmax(logits.detach(), -1), torch.softmax(teacher, -1)
+    assert float(loss.detach()) == pytest.approx(float(-(p_t * p).sum(-1).mean()), rel=1e-14)
+    (gradient,) = torch.autograd.grad(3 * loss, logits)
+    torch.testing.assert_close(gradient, 3 * (p.exp() - p_t) / 9, rtol=1e-12, atol=1e-15)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_cosine_of_equal_rows_has_no_gradient(dtype):
+    x = drawn(dtype, 17, 31).requires_grad_()
+    (gradient,) = torch.autograd.grad(row_cosine_by_distance(x, x.detach()).sum(), x)
+    assert torch.equal(gradient, torch.zeros_like(x))
+    (usual,) = torch.autograd.grad(row_cosine(x, x.detach()).sum(), x)
+    assert 0 < float(usual.abs().max()) < 100 * torch.finfo(dtype).eps
+
+
+def test_the_contrast_by_distance_is_the_contrast():
+    z, positive, negative = (drawn(torch.float64, 6, 5, seed=seed) for seed in (1, 2, 3))
+    for tau in (0.05, 0.5, 2.0):
+        expected = by_hand.model_contrast(z.numpy(), positive.numpy(), negative.numpy(), tau)
+        found = model_contrast(z, positive, negative, tau, row_cosine_by_distance)
+        assert float(found) == pytest.approx(expected, rel=1e-12)
+    assert float(model_contrast(z, z, -z, 0.5, row_cosine_by_distance)) == pytest.approx(math.log(1 + math.exp(-4)))
+
+
+# -- a participation --------------------------------------------------------------------------------------------------
+
+
+def participations(tiny_federation, *words):
+    """Return a federation whose silos took part before, and the shared parts that they are sent now."""
+    federation = tiny_federation("fedfame", "head=linear", "train.steps=1", *words)
+    shared = federation.coordinator.shared
+    for silo in federation.silos.values():
+        previous = federation.trainer.rounds([silo], shared, 1)[0].memory
+        silo.state = SiloState({}, previous)
+    moved = {part: {key: t + 0.05 * torch.sin(t * 99 + 1) for key, t in shared[part].items()} for part in shared}
+    return federation, moved
+
+
+WAYS = {
+    "whole batch": (),
+    "mlp head": ("head=mlp",),
+    "one pass": ("train.tokens_at_once=64",),
+    "cohort": ("cohort=3",),
+    "bf16": ("precision=bf16",),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_first_step_moves_no_classifier(tiny_federation, way):
+    """Its whole gradient is eq. 3's; what eq. 2 has by the previous model moves."""
+    federation, shared = participations(tiny_federation, *WAYS[way])
+    silos = list(federation.silos.values())
+    for result in federation.trainer.rounds(silos, shared, 2):
+        assert result.metrics["steps"] == 1
+        for key, tensor in shared["head"].items():
+            assert torch.equal(result.state["head"][key], tensor)
+        for part in ("global", PROJECTION):
+            assert any(not torch.equal(result.state[part][key], tensor) for key, tensor in shared[part].items())
+
+
+def test_without_the_guard_it_moves_by_rounding(tiny_federation):
+    """So that the test above can fail; the answer in exact arithmetic is 0."""
+    federation, shared = participations(tiny_federation, "method.guard=false")
+    result = federation.trainer.rounds([next(iter(federation.silos.values()))], shared, 2)[0]
+    moved = max(float((result.state["head"][key] - tensor).abs().max()) for key, tensor in shared["head"].items())
+    assert moved > 1e-5
+
+
+def test_with_dropout_the_two_models_are_not_the_same(tiny_federation):
+    """Each view draws its own numbers, so the start is not stationary and nothing is taken for equal."""
+    federation, shared = participations(tiny_federation, "tuner=lora", "tuner.dropout=0.3")
+    result = federation.trainer.rounds([next(iter(federation.silos.values()))], shared, 2)[0]
+    assert any(not torch.equal(result.state["head"][key], tensor) for key, tensor in shared["head"].items())
