@@ -109,8 +109,9 @@ def test_without_the_guard_it_moves_by_rounding(tiny_federation):
     assert moved > 1e-5
 
 
-def test_with_dropout_the_two_models_are_not_the_same(tiny_federation):
+@pytest.mark.parametrize("words", [("tuner=lora", "tuner.dropout=0.3"), ("train.dropout=own",), ("tuner=full",)])
+def test_with_dropout_the_two_models_are_not_the_same(tiny_federation, words):
     """Each view draws its own numbers, so the start is not stationary and nothing is taken for equal."""
-    federation, shared = participations(tiny_federation, "tuner=lora", "tuner.dropout=0.3")
+    federation, shared = participations(tiny_federation, *words)
     result = federation.trainer.rounds([next(iter(federation.silos.values()))], shared, 2)[0]
     assert any(not torch.equal(result.state["head"][key], tensor) for key, tensor in shared["head"].items())

@@ -1,4 +1,4 @@
-"""`cka` over `hsic` (FedMCP eqs. 6-7), `cosine`, MOON's loss `model_contrast`, and `distillation`, of representations."""
+"""`cka` over `hsic` (FedMCP eqs. 6-7) and `cosine` of representations; the losses `model_contrast`, `distillation`."""
 
 from __future__ import annotations
 

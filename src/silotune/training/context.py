@@ -242,6 +242,12 @@ class TrainingContext:
         """Whether any tuner draws random numbers in training."""
         return any(tuner.draws for tuner in self.tuners)
 
+    @property
+    def views_draw(self) -> bool:
+        """Whether views with gradient draw random numbers: dropout of a tuner or of the backbone."""
+        chosen = self.train.dropout
+        return self.draws or bool(any(tuner.trains_backbone for tuner in self.tuners) if chosen is None else chosen)
+
     # -- views -------------------------------------------------------------------------------------------------------
 
     def view_cache(self, phase: Phase) -> ConstantViewCache:

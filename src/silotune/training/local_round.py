@@ -106,8 +106,8 @@ class _SiloRound:
             taken: number of earlier steps in the phase.
             scaled: scales the loss for the backward pass.
         """
-        # With dropout every view draws its own numbers: equal parts do not make equal views.
-        same = phase.same_at_start if taken == 0 and self.starts_as_received and not context.draws else {}
+        # Under dropout equal parts do not make equal views.
+        same = phase.same_at_start if taken == 0 and self.starts_as_received and not context.views_draw else {}
         received = self.received
         if same:  # also what a loss computes from them is then the same, to the bit
             received = {name: part_tools.detached(self.state[name]) for name in received}
