@@ -7,10 +7,12 @@ import math
 import pytest
 import torch
 
+from silotune.core.tensors import flatten
 from silotune.methods.fedfame import PROJECTION
 from silotune.methods.similarity import distillation, model_contrast, row_cosine, row_cosine_by_distance
 from silotune.training.silo import SiloState
 from tests.support import by_hand
+from tests.support.numeric_rig import doubled
 
 DTYPES = [torch.float32, torch.float64]
 
@@ -115,3 +117,57 @@ def test_with_dropout_the_two_models_are_not_the_same(tiny_federation, words):
     federation, shared = participations(tiny_federation, *words)
     result = federation.trainer.rounds([next(iter(federation.silos.values()))], shared, 2)[0]
     assert any(not torch.equal(result.state["head"][key], tensor) for key, tensor in shared["head"].items())
+
+
+# -- three rounds -----------------------------------------------------------------------------------------------------
+
+
+def after_three_rounds(tiny_federation, double, *words):
+    """Return the shared parts before and after, as vectors in float64; uniform mean, then the coordinator's step."""
+    federation = tiny_federation("fedfame", "head=linear", *words)
+    shared = federation.coordinator.shared
+    if double:
+        doubled(federation)
+        shared = {part: {key: t.double() for key, t in tensors.items()} for part, tensors in shared.items()}
+    before = vector(shared)
+    for number in (1, 2, 3):
+        found = [federation.trainer.rounds([silo], shared, number)[0] for silo in federation.silos.values()]
+        for silo, result in zip(federation.silos.values(), found, strict=True):
+            silo.state = SiloState({}, result.memory)
+        shared = {
+            part: {key: torch.stack([result.state[part][key] for result in found]).mean(0) for key in tensors}
+            for part, tensors in shared.items()
+        }
+        shared |= federation.trainer.server_step(federation.server, shared, number).state
+    return before, vector(shared)
+
+
+def vector(state):
+    return torch.cat([tensor.double().flatten() for _, tensor in sorted(flatten(state).items())])
+
+
+def differences(tiny_federation, *words):
+    """Return how far float32 ends from float64, as a share of what moved: of the norm, and of the largest number."""
+    start, single = after_three_rounds(tiny_federation, False, *words)
+    begun, double = after_three_rounds(tiny_federation, True, *words)
+    assert torch.equal(start, begun)
+    apart, moved = single - double, double - begun
+    assert moved.abs().max() > 5e-3
+    return float(apart.norm() / moved.norm()), float(apart.abs().max() / moved.abs().max())
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_three_rounds_in_both_precisions_end_alike(tiny_federation, seed):
+    """Adam: by norm; and every single number where ε is above the rounding of gradients."""
+    by_norm, _ = differences(tiny_federation, f"seed={seed}")
+    assert by_norm < 1e-4
+    _, largest = differences(tiny_federation, f"seed={seed}", "train.adam_epsilon=1e-4")
+    assert largest < 1e-4
+
+
+@pytest.mark.long
+def test_without_the_guard_they_do_not(tiny_federation):
+    by_norm, largest = differences(tiny_federation, "method.guard=false")
+    assert by_norm > 1e-3
+    assert largest > 0.1

@@ -76,6 +76,10 @@ def _class_weights(given: object) -> object:
 ClassWeights = Annotated[dict[str, float] | Literal["none", "balanced"], BeforeValidator(_class_weights)]
 
 
+_ADAM_EPSILON = 1e-8
+"""Of the paper (Kingma and Ba 2015), torch and transformers' Trainer."""
+
+
 class TrainConfig(Section):
     """Local training, per phase.
 
@@ -93,6 +97,8 @@ class TrainConfig(Section):
         optimizer: the silos' optimizer.
         weight_decay: the decay of weights, not of biases and norms; decoupled in `adamw` and `adafactor`, part of the
             gradient in `adam` and `sgd`. Unset: 0.01 of all tensors in `adamw`, none elsewhere.
+        adam_epsilon: what Adam and AdamW add to the root of the second moment. Of gradients far below it they make
+            small steps; of all others steps of the size of `lr`, however small they are.
         clip_norm: the largest L2 norm of a step's gradient, over all tensors that a silo trains in the phase; longer
             ones are scaled down.
         keep_optimizer: whether a silo keeps its optimizers' states from round to round, beside its private parts;
@@ -121,6 +127,7 @@ class TrainConfig(Section):
     batch_size: int = Field(16, ge=1)
     optimizer: Literal["adam", "adamw", "sgd", "adafactor"] = "adam"
     weight_decay: float | None = Field(None, ge=0)
+    adam_epsilon: float = Field(_ADAM_EPSILON, gt=0, le=1)
     clip_norm: float | None = Field(None, gt=0)
     keep_optimizer: bool = False
     dropout: Dropout = None
@@ -142,6 +149,8 @@ class TrainConfig(Section):
     def _with_effect(self) -> TrainConfig:
         if self.schedule_over == "run" and self.steady:
             raise ValueError("schedule_over: nothing changes the learning rate; give train.schedule or train.warmup")
+        if self.optimizer not in ("adam", "adamw") and self.adam_epsilon != _ADAM_EPSILON:
+            raise ValueError(f"adam_epsilon: belongs to optimizer=adam or adamw, not to {self.optimizer}")
         if self.keep_optimizer and self.optimizer == "sgd":
             raise ValueError("keep_optimizer: optimizer=sgd keeps no state; allowed: adam, adamw, adafactor")
         return self

@@ -55,4 +55,4 @@ def make_optimizer(train: TrainConfig, groups: Sequence[Tensor] | Sequence[Group
     kind = torch.optim.Adam if train.optimizer == "adam" else torch.optim.AdamW
     tensors = [tensor for group in parameters for tensor in (group["params"] if isinstance(group, dict) else [group])]
     fused = all(tensor.dtype is torch.float32 for tensor in tensors)
-    return kind(parameters, lr=train.lr, fused=fused)
+    return kind(parameters, lr=train.lr, eps=train.adam_epsilon, fused=fused)

@@ -22,6 +22,7 @@ JUDGED = (
     *("uplink.name", "uplink.clip", "uplink.norm", "uplink.epsilon", "uplink.delta", "uplink.rounding"),
     *("uplink.feedback", "train.tokens_at_once", "train.server_lr", "train.schedule", "train.schedule_over"),
     *("train.warmup", "train.weight_decay", "train.clip_norm", "train.keep_optimizer", "train.dropout"),
+    "train.adam_epsilon",
     *("train.label_smoothing", "train.early_stopping"),
 )
 """Patterns of keys that limits bound, or that choose nothing at a silo: who takes part, how the coordinator combines
