@@ -156,6 +156,7 @@ PRESETS: dict[str, Table] = {
     "fractions-sst2": PEFT_IN_FL | HUNDRED | labels(300),
     "fractions-mrpc": PEFT_IN_FL | TEN | labels(175) | F1,
     "table45-sst2": PEFT_IN_FL | CPU | labels(300) | {"data.rows": (6000, "small")},
+    "server-only-sst2": PEFT_IN_FL | CPU | labels(300) | {"data.rows": (6000, "small")},
     "table45-mrpc": PEFT_IN_FL | CPU | labels(175) | F1,
     **{
         f"fedprompt-{task}": FEDPROMPT

@@ -17,6 +17,7 @@ FEDPROX_TERM: Values = {"mu": (0.0, "FedAvg; FedDPA's Table 8 sets FedProx's ter
 DUAL: Values = FEDPROX_TERM | {
     "alpha": (0.5, "FedDPA, section 5.1: 0.5 on data set 1"),
     "weighting": ("dynamic", "FedDPA, section 4.3"),
+    "weight_of": ("local", "FedDPA, section 4.3: α is the local adapter's weight"),
     "scale": (None, "FedDPA, section 4.3: λ is 1 for F and α for T"),
     "similarity": ("cosine", "FedDPA, section 4.3"),
     "representation": ("last", "FedDPA, section 4.3: the last token's state"),
@@ -27,6 +28,7 @@ DUAL: Values = FEDPROX_TERM | {
 METHOD_OPTIONS: dict[str, Values] = {
     "local": ADAPTERS,
     "centralised": ADAPTERS,
+    "server-only": ADAPTERS,
     "fedavg": ADAPTERS,
     "fedavg-full": ADAPTERS,
     "fedprox": ADAPTERS | {"mu": (0.01, "Li et al. 2020, section 5: of {0.001, 0.01, 0.1, 1}")},
@@ -53,12 +55,17 @@ METHOD_OPTIONS: dict[str, Values] = {
         "tau": (0.5, "unstated"),
         "projection": (256, "PEFT in FL, appendix A.1"),
         "server_epochs": (1, "PEFT in FL, section 5.3"),
+        "guard": (True, "eq. 3 has no gradient where both models are one"),
     },
     "fedprompt": ADAPTERS,
     "fedit": FEDPROX_TERM,
     "fedlora": FEDPROX_TERM,
     "feddpa-f": DUAL,
-    "feddpa-t": DUAL | {"sees": ("trained", "FedDPA, Algorithm 2: the local phase follows the global one")},
+    "feddpa-t": DUAL
+    | {
+        "order": ("global-first", "FedDPA, Algorithm 2"),
+        "sees": ("trained", "FedDPA, Algorithm 2: the local phase follows the global one"),
+    },
 }
 """Method → option → (default, where the paper says it)."""
 
