@@ -21,7 +21,7 @@ from silotune.training.federation import Federation
 from tests.support.chats import write_lines
 from tests.support.fake_cuda import build_guard, fake_cuda, load_guard, to_fake_cuda
 from tests.support.language_models import folder_of
-from tests.support.tiny import write_data
+from tests.support.tiny import ONE_TASK, write_data
 
 WORDS = "head.words={bad: awful, good: [great, warm], other: cold, same: kind}"
 COMMON = (
@@ -80,10 +80,10 @@ def make(device: None, data: Path, tmp_path_factory: pytest.TempPathFactory) -> 
         rows = {"lm": "texts", "dpo": "pairs"}.get(head, "classes")
         texts = rows != "classes"
         folder = folder_of(family or ("llama" if texts else "bert"), models)
-        tasks = "echo,always" if texts else "alpha" if method == "fedfame" else "alpha,beta"
+        tasks = "echo,always" if texts else "alpha" if method in ONE_TASK else "alpha,beta"
         own = [f"method={method}", f"backbone={folder}", f"data.tasks=[{tasks}]"]
         own += [f"data.path={data / rows}", f"train.max_length={64 if texts else 32}"]
-        server = SERVER if method == "fedfame" else ()
+        server = SERVER if method in ONE_TASK else ()
         config = read_config("demo", [*own, *COMMON, *HEAD_WORDS[head], *server, *words])
         backbone = BackboneRequirements.of(config, make_method(config)).load()
         if not on_cuda:
