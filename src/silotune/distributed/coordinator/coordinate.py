@@ -1,4 +1,4 @@
-"""`coordinate`: a coordinator's whole run: waits for silos, handshake, rounds, summary, outcome."""
+"""`coordinate`: a coordinator's whole run: greets silos, runs the rounds, writes summary and outcome."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`require_room_for_weights` refuses a backbone larger than free memory; `linear_weights` counts its linear ones."""
+"""`require_room_for_weights` refuses a backbone larger than free memory; `linear_weights` counts weights."""
 
 from __future__ import annotations
 
