@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Self, get_args
 
 from pydantic import (
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     SerializerFunctionWrapHandler,
     ValidationInfo,
@@ -49,11 +50,9 @@ class Section(BaseModel):
     @classmethod
     def _refuse_yes_or_no_for_a_number(cls, value: object, info: ValidationInfo) -> object:
         if isinstance(value, bool) and info.field_name is not None:
-            annotation = cls.model_fields[info.field_name].annotation
-            if {int, float} & {
-                annotation,
-                *get_args(annotation),
-            } and info.field_name != "rows_at_once":  # says it itself
+            field = cls.model_fields[info.field_name]
+            says_it_itself = any(isinstance(check, BeforeValidator) for check in field.metadata)
+            if {int, float} & {field.annotation, *get_args(field.annotation)} and not says_it_itself:
                 raise ValueError(f"must be a number (got {value})")
         return value
 

@@ -8,7 +8,10 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from silotune.config.section import Section
-from silotune.config.validators import quoted
+from silotune.config.validators import number_or_auto, quoted
+
+CohortSize = Annotated[int | Literal["auto"], number_or_auto("silos", 10_000)]
+"""The number of silos that train in one forward; `auto` chooses it by device, or 1 if the tuner cannot do so."""
 
 
 class CacheConfig(Section):
@@ -24,28 +27,6 @@ class CacheConfig(Section):
 
     name: Literal["none", "frozen-prefix"] = "none"
     mib: int = Field(512, ge=1, le=2**22)
-
-
-_MOST = 10_000
-
-
-def _size(given: object) -> object:
-    if given == "auto" or (isinstance(given, int) and 1 <= given <= _MOST):
-        return given
-    raise ValueError(f"must be a number of silos (1 to {_MOST}), or auto (got {given!r})")
-
-
-CohortSize = Annotated[int | Literal["auto"], BeforeValidator(_size)]
-"""The number of silos that train in one forward; `auto` chooses it by device, or 1 if the tuner cannot do so."""
-
-
-def _tokens(given: object) -> object:
-    if given in (None, "auto") or (isinstance(given, int) and not isinstance(given, bool) and given >= 1):
-        return given
-    raise ValueError(f"must be a number of tokens (at least 1), or auto (got {given!r})")
-
-
-TokensAtOnce = Annotated[int | Literal["auto"] | None, BeforeValidator(_tokens)]
 
 
 def _dropout(given: object) -> object:
@@ -136,7 +117,7 @@ class TrainConfig(Section):
     early_stopping: int | None = Field(None, ge=1)
     max_length: int = Field(128, ge=8, le=8192)
     gradient_checkpointing: bool = False
-    tokens_at_once: TokensAtOnce = None
+    tokens_at_once: Annotated[int | Literal["auto"] | None, number_or_auto("tokens", or_none=True)] = None
 
     @field_validator("warmup")
     @classmethod

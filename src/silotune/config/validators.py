@@ -1,4 +1,4 @@
-"""Types and validators that sections share: `Name`, `Metric`, `Device`, `RowsAtOnce`, distinct words, labels."""
+"""Types and validators that sections share: `Name`, `Metric`, `Device`, `RowsAtOnce`, a number or `auto`, distinct words, labels."""
 
 from __future__ import annotations
 
@@ -40,16 +40,27 @@ Device = Annotated[str, AfterValidator(_device_name)]
 """A value of the key `device`; whether this machine has it is known when the backbone is loaded."""
 
 
-_MOST_ROWS = 2**16
+def number_or_auto(of: str, most: int | None = None, *, or_none: bool = False) -> BeforeValidator:
+    """Return the validator of a key that takes a number from 1, or `auto`.
+
+    Args:
+        of: what is counted, as the message names it.
+        most: the largest number; None: any.
+        or_none: whether null is allowed too.
+    """
+    allowed = "at least 1" if most is None else f"1 to {most}"
+
+    def check(given: object) -> object:
+        if given == "auto" or (given is None and or_none):
+            return given
+        if isinstance(given, int) and not isinstance(given, bool) and 1 <= given <= (most or given):
+            return given
+        raise ValueError(f"must be a number of {of} ({allowed}), or auto (got {given!r})")
+
+    return BeforeValidator(check)
 
 
-def _row_number(given: object) -> object:
-    if given == "auto" or (isinstance(given, int) and not isinstance(given, bool) and 1 <= given <= _MOST_ROWS):
-        return given
-    raise ValueError(f"must be a number of rows (1 to {_MOST_ROWS}), or auto (got {given!r})")
-
-
-RowsAtOnce = Annotated[int | Literal["auto"], BeforeValidator(_row_number)]
+RowsAtOnce = Annotated[int | Literal["auto"], number_or_auto("rows", 2**16)]
 """Rows of one batch without gradient; `auto` chooses the number by the device's memory."""
 
 
