@@ -9,9 +9,9 @@ from datetime import UTC, datetime
 from typing import TextIO
 
 
-def utc_now() -> str:
-    """Return the time in UTC, to the second (ISO 8601)."""
-    return datetime.now(UTC).isoformat(timespec="seconds")
+def utc_now(timespec: str = "seconds") -> str:
+    """Return the time in UTC (ISO 8601), to the second or as `datetime.isoformat` cuts it."""
+    return datetime.now(UTC).isoformat(timespec=timespec)
 
 
 def log_line(text: str, file: TextIO | None = None) -> None:

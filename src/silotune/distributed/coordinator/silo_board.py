@@ -9,10 +9,10 @@ from __future__ import annotations
 import json
 import time
 from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from silotune.core.clock import utc_now
 from silotune.core.files import write_text
 from silotune.distributed.protocol.frames import Frame, peek_kind
 from silotune.distributed.protocol.handshake import protocol_of
@@ -80,14 +80,14 @@ class SiloBoard:
     def at_round(self, number: int) -> None:
         """Note the round that is worked on."""
         if number != self.round or not self.since:
-            self.round, self.since, self._changed = number, _utc_now(), True
+            self.round, self.since, self._changed = number, utc_now(), True
 
     def sent(self, silo: str, data: bytes) -> None:
         """Note a message to a silo; the empty name stands for a node that was only greeted."""
         self.messages_down += 1
         self.bytes_down += len(data)
         if silo:
-            self._of(silo).asked = {"kind": peek_kind(data), "round": self.round, "since": _utc_now()}
+            self._of(silo).asked = {"kind": peek_kind(data), "round": self.round, "since": utc_now()}
         self._changed = True
 
     def received(self, silo: str, frame: Frame, size: int) -> None:
@@ -98,7 +98,7 @@ class SiloBoard:
         if not silo:
             return
         entry = self._of(silo)
-        entry.seen, entry.asked, entry.waits = _utc_now(), None, frame.kind == "waiting"
+        entry.seen, entry.asked, entry.waits = utc_now(), None, frame.kind == "waiting"
         status = SiloStatus.read(frame.fields.get("status"))
         if status is not None:
             entry.status = status.fields()
@@ -136,7 +136,3 @@ def read_board(folder: Path) -> dict[str, Any] | None:
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
     return dict(fields)
-
-
-def _utc_now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")

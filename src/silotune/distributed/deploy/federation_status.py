@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from silotune.core.clock import utc_now
 from silotune.distributed.coordinator.run_registry import FEDERATION_FOLDER
 from silotune.distributed.coordinator.silo_board import read_board
 from silotune.distributed.deploy.commands import is_running
@@ -50,7 +50,7 @@ def federation_status(settings: CoordinatorSettings, nodes: Nodes = node_statuse
     active = next((run for run in runs if run.state == "running"), None)
     names |= set(active.silos) if active is not None else set()
     return {
-        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+        "time": utc_now(),
         "coordinator": {
             "running": running,
             "superlink": problem,

@@ -6,10 +6,10 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
+from silotune.core.clock import utc_now
 from silotune.core.files import write_text
 from silotune.core.locking import folder_lock
 from silotune.distributed.coordinator.run_registry import FEDERATION_FOLDER
@@ -116,7 +116,7 @@ class RunQueue:
             if same and not same[-1].is_over:
                 raise InputError(f"run {same[-1].number}: is {same[-1].state} in {out}")
             number = same[-1].number if same else self._highest() + 1
-            return self._write(QueuedRun(number, str(out), method, rounds, silos, queued=utc_now()))
+            return self._write(QueuedRun(number, str(out), method, rounds, silos, queued=utc_now("milliseconds")))
 
     def change(self, number: int, **fields: Any) -> QueuedRun:
         """Set fields of a run.
@@ -133,14 +133,13 @@ class RunQueue:
             run = self.run(number)
             if run.is_over:
                 return False
-            self._write(
-                replace(run, state="running", flower_id=flower_id, submissions=run.submissions + 1, began=utc_now())
-            )
+            running = replace(run, state="running", flower_id=flower_id, submissions=run.submissions + 1)
+            self._write(replace(running, began=utc_now("milliseconds")))
             return True
 
     def end(self, number: int, state: RunState, error: str = "") -> QueuedRun:
         """Set a run's final state."""
-        return self.change(number, state=state, error=error, stop=False, ended=utc_now())
+        return self.change(number, state=state, error=error, stop=False, ended=utc_now("milliseconds"))
 
     def active(self) -> QueuedRun | None:
         """Return the run that is running; there is at most one."""
@@ -174,8 +173,3 @@ class RunQueue:
             return QueuedRun(**(fields | {"silos": tuple(fields["silos"])}))
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise InputError(f"{path}: damaged ({error}); repair it, or move it away") from error
-
-
-def utc_now() -> str:
-    """Return the present time, UTC in ISO format."""
-    return datetime.now(UTC).isoformat(timespec="milliseconds")
