@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from typing import Any
 
 from silotune.config.parse import validated
-from silotune.config.trees import parse_tree
+from silotune.config.trees import flat, parse_tree
 
 
 def differences(before: str, after: str) -> list[str]:
@@ -25,7 +24,7 @@ def differences(before: str, after: str) -> list[str]:
     if before == after:
         return []
     old, new = (
-        dict(_leaves(validated(_with_earlier_defaults(parse_tree(text, "of the run"))).model_dump(mode="json")))
+        dict(flat(validated(_with_earlier_defaults(parse_tree(text, "of the run"))).model_dump(mode="json")))
         for text in (before, after)
     )
     names = dict.fromkeys([*old, *new])
@@ -44,12 +43,3 @@ def _with_earlier_defaults(tree: dict[str, Any]) -> dict[str, Any]:
         earlier["method"] = {"guard": False}
     given = {section: tree.get(section) or {} for section in earlier}
     return tree | {key: earlier[key] | keys for key, keys in given.items() if isinstance(keys, dict)}
-
-
-def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield all values that are no sections, with the keys that lead to them."""
-    for name, value in tree.items():
-        if isinstance(value, Mapping) and value:
-            yield from _leaves(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import yaml
@@ -68,6 +68,15 @@ def nested(pairs: Iterable[tuple[Any, Any]]) -> Tree:
     for key, value in pairs:
         _set(tree, str(key), value)
     return tree
+
+
+def flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the dotted keys and values of a tree; lists and empty groups are values."""
+    for key, value in tree.items():
+        if isinstance(value, Mapping) and value:
+            yield from flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
 
 
 def _set(tree: Tree, key: str, value: Any) -> None:

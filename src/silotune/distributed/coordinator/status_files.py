@@ -49,6 +49,14 @@ def write_progress(folder: Path, number: int, activity: str, done: int, total: i
     write_text(folder / _PROGRESS, json.dumps([number, activity, done, total]))
 
 
+def read_progress(folder: Path) -> tuple[int, str, int, int] | None:
+    """Return the progress that a coordinator recorded last; None before its first."""
+    with contextlib.suppress(OSError, ValueError, TypeError):
+        number, activity, done, total = json.loads((folder / _PROGRESS).read_text(encoding="utf-8"))
+        return number, activity, done, total
+    return None
+
+
 def write_outcome(folder: Path, error: Exception | None = None, resumable: bool = False) -> None:
     """Record how the coordinator ended.
 
@@ -91,7 +99,7 @@ class CoordinatorMonitor:
         self._folder = folder
         self._progress = progress
         self._announce = announce
-        self._last_progress = ""
+        self._last_progress: tuple[int, str, int, int] | None = None
         self._since = time.monotonic()
 
     def outcome(self) -> dict[str, Any] | None:
@@ -104,11 +112,10 @@ class CoordinatorMonitor:
             for line in json.loads((self._folder / _GUARANTEE).read_text(encoding="utf-8")):
                 self._announce(line)
             self._announce = None
-        with contextlib.suppress(OSError, ValueError):
-            text = (self._folder / _PROGRESS).read_text(encoding="utf-8")
-            if text != self._last_progress:
-                self._last_progress = text
-                self._progress(*json.loads(text))
+        progress = read_progress(self._folder)
+        if progress is not None and progress != self._last_progress:
+            self._last_progress = progress
+            self._progress(*progress)
 
     def failure_reason(self) -> str:
         """Return why the coordinator cannot finish any more (never started, process gone), or ''."""

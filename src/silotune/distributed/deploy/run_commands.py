@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,7 +10,7 @@ from typing import Any
 from silotune.config import Config
 from silotune.distributed.coordinator.job import prepare
 from silotune.distributed.coordinator.run_registry import FEDERATION_FOLDER
-from silotune.distributed.coordinator.status_files import CoordinatorMonitor, require_finished
+from silotune.distributed.coordinator.status_files import CoordinatorMonitor, read_progress, require_finished
 from silotune.distributed.deploy.commands import CHECK_INTERVAL, is_running
 from silotune.distributed.deploy.node_keys import record_decision
 from silotune.distributed.deploy.party_configs import CoordinatorSettings
@@ -157,10 +155,8 @@ def finished_rounds(run: QueuedRun) -> int:
 
 def activity(run: QueuedRun) -> str:
     """Return a running coordinator's activity, e.g. the silos it waits for; empty if it says none."""
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        text = (Path(run.out) / FEDERATION_FOLDER / "progress.json").read_text(encoding="utf-8")
-        return str(json.loads(text)[1])
-    return ""
+    progress = read_progress(Path(run.out) / FEDERATION_FOLDER)
+    return "" if progress is None else progress[1]
 
 
 def require_up(settings: CoordinatorSettings) -> None:

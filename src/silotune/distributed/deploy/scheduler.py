@@ -14,7 +14,7 @@ from pathlib import Path
 from silotune.core.locking import is_locked
 from silotune.distributed.coordinator import status_files
 from silotune.distributed.coordinator.run_registry import FEDERATION_FOLDER
-from silotune.distributed.coordinator.status_files import CoordinatorMonitor, read_json
+from silotune.distributed.coordinator.status_files import CoordinatorMonitor, read_json, read_progress
 from silotune.distributed.deploy.node_keys import flwr_environment
 from silotune.distributed.deploy.party_configs import CoordinatorSettings
 from silotune.distributed.deploy.run_queue import QueuedRun, RunQueue
@@ -143,13 +143,6 @@ class Scheduler:
     def _over(self, run: QueuedRun) -> None:
         self._monitor = self._restarts = None
         self._say(f"run {run.number}: {run.state}{f' ({run.error})' if run.error else ''}")
-
-
-def read_progress(folder: Path) -> str:
-    """Return the text of a coordinator's progress file; empty before its first progress."""
-    with contextlib.suppress(OSError):
-        return (folder / "progress.json").read_text(encoding="utf-8")
-    return ""
 
 
 def _coordinator_works(run: QueuedRun) -> bool:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from typing import Any
 
 from silotune.config import Config
+from silotune.config.trees import flat
 from silotune.config.registries import AGGREGATIONS, CODECS
 from silotune.config.uplink import NOISES
 
@@ -42,15 +43,6 @@ all rows but those of one label weigh nothing."""
 LARGEST_OPTION, SMALLEST_OPTION = 10_000, 1e-6
 """Magnitudes of a method's or tuner's options. A factor of 1e30 in a loss, or a temperature of 1e-30, would undo the
 other limits."""
-
-
-def flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield dotted keys and values of a nested dictionary; lists and empty groups are values."""
-    for key, value in tree.items():
-        if isinstance(value, dict) and value:
-            yield from flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
 
 
 def changed_keys(config: Config) -> dict[str, Any]:

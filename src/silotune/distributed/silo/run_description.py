@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from silotune.distributed.silo.policy_keys import flat
+from silotune.config.trees import flat
 from silotune.distributed.silo.silo_config import SiloSettings
 
 if TYPE_CHECKING:

@@ -15,6 +15,7 @@ from typing import Any
 import yaml
 
 from silotune.core.yaml_text import load_yaml
+from silotune.config.trees import flat
 from silotune.errors import InputError
 from silotune.runs.storage.readers import events, read_summary
 
@@ -189,18 +190,16 @@ def group_runs(runs: Sequence[FinishedRun]) -> list[ReportEntry]:
     groups: dict[str, list[FinishedRun]] = {}
     for run in runs:
         groups.setdefault(run.setting, []).append(run)
-    flat = {key: flatten_keys(json.loads(key)) for key in groups}
+    values = {key: {name: value for name, value in flat(json.loads(key)) if value != {}} for key in groups}
     labels: list[str] = []
     for key, group in groups.items():
         method = str(group[0].summary["method"])
-        same_method = [
-            flat[other] for other, other_runs in groups.items() if str(other_runs[0].summary["method"]) == method
-        ]
+        same_method = [values[other] for other, found in groups.items() if str(found[0].summary["method"]) == method]
         names = sorted({name for config in same_method for name in config})
         differing = [name for name in names if len({str(config.get(name)) for config in same_method}) > 1]
         differing.sort(key=lambda name: not name.startswith("method."))  # a method's own options say most
-        values = [(name.removeprefix("method."), flat[key].get(name)) for name in differing]
-        description = ", ".join(f"{name}={_brief(value)}" for name, value in values[:3] if value is not None)
+        shown = [(name.removeprefix("method."), values[key].get(name)) for name in differing[:3]]
+        description = ", ".join(f"{name}={_brief(value)}" for name, value in shown if value is not None)
         labels.append(_unique_label(f"{method} ({description})" if description else method, labels))
     pairs = zip(labels, groups.values(), strict=True)
     return [ReportEntry(label, tuple(sorted(group, key=lambda run: run.seed))) for label, group in pairs]
@@ -217,17 +216,6 @@ def _unique_label(label: str, taken: Sequence[str]) -> str:
     while candidate in taken:
         candidate, number = f"{label} #{number}", number + 1
     return candidate
-
-
-def flatten_keys(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Flatten nested keys to dotted ones."""
-    flat: dict[str, Any] = {}
-    for key, value in tree.items():
-        if isinstance(value, dict):
-            flat |= flatten_keys(value, f"{prefix}{key}.")
-        else:
-            flat[f"{prefix}{key}"] = value
-    return flat
 
 
 def group_by_data(entries: Sequence[ReportEntry]) -> list[list[ReportEntry]]:
