@@ -22,22 +22,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.deployed import NGINX
+from tests.support.deployed import IP, NGINX, may_have_namespaces
 
 PAGE = (Path(__file__).parents[2] / "docs" / "deployment.md").read_text(encoding="utf-8")
-IP = shutil.which("ip") or shutil.which("ip", path="/usr/sbin:/sbin")
 HOST, NET = "coordinator.example.org", "10.213.78"
 SILOS = ("north", "south", "east")
 WORKER, NODE = "silotune-worker", "silotune-node"
 LONGEST = 900
-
-
-def may_have_namespaces() -> bool:
-    if IP is None or os.geteuid() != 0:
-        return False
-    probe = f"sn{os.getpid()}-probe"
-    created = subprocess.run([IP, "netns", "add", probe], capture_output=True, check=False).returncode == 0
-    return created and subprocess.run([IP, "netns", "del", probe], check=False).returncode == 0
 
 
 pytestmark = [

@@ -24,9 +24,8 @@ from silotune.data.loading import load_silos
 from silotune.runs.build.resolve import read_config
 from silotune.runs.run import run
 from silotune.runs.storage.readers import read_summary
-from tests.support.deployed import LONGEST, NGINX, Deployed, silo_files
+from tests.support.deployed import IP, LONGEST, NGINX, Deployed, may_have_namespaces, silo_files
 
-IP = shutil.which("ip") or shutil.which("ip", path="/usr/sbin:/sbin")
 TCPDUMP = shutil.which("tcpdump") or shutil.which("tcpdump", path="/usr/sbin:/sbin")
 NET = "10.213.77"
 MADE_OF_LETTERS = re.compile(rb"[\x20-\x7e]{12,}")
@@ -34,14 +33,6 @@ MADE_OF_LETTERS = re.compile(rb"[\x20-\x7e]{12,}")
 
 def ip(*words: object) -> subprocess.CompletedProcess:
     return subprocess.run([IP, *map(str, words)], check=True, capture_output=True, text=True, timeout=60)
-
-
-def may_have_namespaces() -> bool:
-    if IP is None or os.geteuid() != 0:
-        return False
-    probe = f"st{os.getpid()}-probe"
-    created = subprocess.run([IP, "netns", "add", probe], capture_output=True, check=False).returncode == 0
-    return created and subprocess.run([IP, "netns", "del", probe], check=False).returncode == 0
 
 
 pytestmark = [

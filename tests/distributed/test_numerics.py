@@ -38,34 +38,33 @@ def state() -> tuple[int, str | None]:
     return torch.get_deterministic_debug_mode(), os.environ.get("CUBLAS_WORKSPACE_CONFIG")
 
 
+@pytest.fixture
+def at_loading(monkeypatch):
+    """The settings that were in effect when a backbone was to be loaded; it is refused then, as "seen"."""
+    found = []
+
+    def load(_requirements):
+        found.append(state())
+        raise InputError("seen")
+
+    monkeypatch.setattr(BackboneRequirements, "load", load)
+    return found
+
+
 @pytest.mark.parametrize(("word", "expected"), [("true", (2, ":4096:8")), ("false", (0, None))])
-def test_a_silos_worker_sets_them_before_it_loads_the_backbone(tiny_config, tmp_path, monkeypatch, word, expected):
+def test_a_silos_worker_sets_them_before_it_loads_the_backbone(tiny_config, tmp_path, at_loading, word, expected):
     config = on_this_machine(tiny_config("fedavg", f"precision.deterministic={word}"))
     settings = local_configs(config, tmp_path)["alpha"]
-    found = []
-
-    def load(_requirements):
-        found.append(state())
-        raise InputError("seen")
-
-    monkeypatch.setattr(BackboneRequirements, "load", load)
     with pytest.raises(InputError, match="seen"):
         SiloSetup(settings).federation_for(wire_config(config, ["alpha"]), None)
-    assert found == [expected]
+    assert at_loading == [expected]
 
 
-def test_so_does_the_coordinator(tiny_config, tmp_path, monkeypatch):
+def test_so_does_the_coordinator(tiny_config, tmp_path, at_loading):
     config = on_this_machine(tiny_config("fedavg"))
-    found = []
-
-    def load(_requirements):
-        found.append(state())
-        raise InputError("seen")
-
-    monkeypatch.setattr(BackboneRequirements, "load", load)
     with pytest.raises(InputError, match="seen"):
         coordinator._run(job(config, tmp_path, ["alpha"]), DirectLink({}), ChainedLog(tmp_path))
-    assert found == [(2, ":4096:8")]
+    assert at_loading == [(2, ":4096:8")]
 
 
 @pytest.fixture

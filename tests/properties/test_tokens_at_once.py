@@ -22,11 +22,11 @@ from silotune.runs.build.builder import build
 from silotune.runs.build.resolve import BackboneRequirements, make_method, read_config
 from silotune.training.silo import SiloState
 from silotune.training.step_gradients import _StepGradients
-from tests.support.chats import write_lines
 from tests.support.device_rig import HEAD_WORDS, SERVER
 from tests.support.language_models import folder_of
 from tests.support.numeric_rig import parts_in_double
-from tests.support.tiny import ONE_TASK, write_data
+from tests.support.tiny import ONE_TASK
+from tests.support.preferences import write_kinds
 
 COMMON = (
     *("precision=fp32", "threads=1", "data.merge=false", "aggregation=uniform", "rounds=1", "per_method={}"),
@@ -104,19 +104,7 @@ def counted(backbone):
 
 @pytest.fixture(scope="session")
 def data(tmp_path_factory):
-    """`classes/`, `texts/`, `pairs/`: two tasks each of labels, instructions and preferences, of many lengths."""
-    root = tmp_path_factory.mktemp("steps")
-    rows = {"train": 11, "validation": 2, "test": 3}
-    write_data(root / "classes", ["alpha", "beta"], rows)
-    for task in ("echo", "always"):
-        for kind in ("texts", "pairs"):
-            (root / kind / task).mkdir(parents=True)
-        for split, count in rows.items():
-            lines = [{"instruction": f"say {'now ' * (n % 3)}", "output": "sweet " * (n % 4 + 1)} for n in range(count)]
-            write_lines(root / "texts" / task / f"{split}.jsonl", lines)
-            pairs = [{"prompt": f"say {n}", "chosen": "sweet " * (n % 3 + 1), "rejected": "cold"} for n in range(count)]
-            write_lines(root / "pairs" / task / f"{split}.jsonl", pairs)
-    return root
+    return write_kinds(tmp_path_factory.mktemp("steps"), {"train": 11, "validation": 2, "test": 3})
 
 
 @pytest.fixture

@@ -24,6 +24,7 @@ from tests.support.session_rig import local_configs
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 NGINX = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin")
+IP = shutil.which("ip") or shutil.which("ip", path="/usr/sbin:/sbin")
 SILOS = ("alpha", "beta", "gamma")
 LONGEST = 900
 """Seconds: the machine may be busy."""
@@ -189,6 +190,15 @@ class Deployed:
         environment = os.environ | flower | {"TEST_FOLDER": str(self.folder), "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
         environment.pop(TOKEN, None)
         return environment
+
+
+def may_have_namespaces() -> bool:
+    """Whether this process may make network namespaces."""
+    if IP is None or os.geteuid() != 0:
+        return False
+    probe = f"st{os.getpid()}-probe"
+    created = subprocess.run([IP, "netns", "add", probe], capture_output=True, check=False).returncode == 0
+    return created and subprocess.run([IP, "netns", "del", probe], check=False).returncode == 0
 
 
 def listens(port: int) -> bool:

@@ -18,10 +18,10 @@ from silotune.runs.build.builder import build
 from silotune.runs.build.resolve import BackboneRequirements, make_method, read_config
 from silotune.runs.personal_model import PersonalModel
 from silotune.training.federation import Federation
-from tests.support.chats import write_lines
 from tests.support.fake_cuda import build_guard, fake_cuda, load_guard, to_fake_cuda
 from tests.support.language_models import folder_of
-from tests.support.tiny import ONE_TASK, write_data
+from tests.support.tiny import ONE_TASK
+from tests.support.preferences import write_kinds
 
 WORDS = "head.words={bad: awful, good: [great, warm], other: cold, same: kind}"
 COMMON = (
@@ -46,19 +46,7 @@ def device(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 @pytest.fixture(scope="session")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """`classes/`: two tasks of classification; `texts/` and `pairs/`: two tasks of instructions, and of preferences."""
-    root = tmp_path_factory.mktemp("placement")
-    rows = {"train": 8, "validation": 2, "test": 3}
-    write_data(root / "classes", ["alpha", "beta"], rows)
-    for task in ("echo", "always"):
-        for kind in ("texts", "pairs"):
-            (root / kind / task).mkdir(parents=True)
-        for split, count in rows.items():
-            lines = [{"instruction": f"say {n}", "input": "now" * (n % 2), "output": "sweet"} for n in range(count)]
-            write_lines(root / "texts" / task / f"{split}.jsonl", lines)
-            pairs = [{"prompt": f"say {n}", "chosen": "sweet " * (n % 3 + 1), "rejected": "cold"} for n in range(count)]
-            write_lines(root / "pairs" / task / f"{split}.jsonl", pairs)
-    return root
+    return write_kinds(tmp_path_factory.mktemp("placement"), {"train": 8, "validation": 2, "test": 3})
 
 
 Make = Callable[..., Federation]

@@ -1,4 +1,4 @@
-"""Preference pairs, and a configuration of a silo of them over a tiny Llama."""
+"""Preference pairs, alone and beside rows of the other kinds, and a configuration of them over a tiny Llama."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.chats import chat_model, write_lines
+from tests.support.tiny import write_data
 
 
 def preferences(count: int = 20) -> list[dict[str, Any]]:
@@ -46,3 +47,24 @@ silos: [{{name: a, path: {folder / "a.jsonl"}}}, {{name: b, path: {folder / "b.j
         encoding="utf-8",
     )
     return folder / "dpo.yaml"
+
+
+def write_kinds(root: Path, rows: dict[str, int]) -> Path:
+    """Write `classes/`, `texts/`, `pairs/`: two tasks each of labels, instructions and preferences, of many lengths.
+
+    Args:
+        root: the folder.
+        rows: split → number of rows of every task.
+    """
+    write_data(root / "classes", ["alpha", "beta"], rows)
+    for task in ("echo", "always"):
+        for split, count in rows.items():
+            texts = [
+                {"instruction": f"say {'now ' * (n % 3)}", "input": "now" * (n % 2), "output": "sweet " * (n % 4 + 1)}
+                for n in range(count)
+            ]
+            pairs = [{"prompt": f"say {n}", "chosen": "sweet " * (n % 3 + 1), "rejected": "cold"} for n in range(count)]
+            for kind, records in (("texts", texts), ("pairs", pairs)):
+                (root / kind / task).mkdir(parents=True, exist_ok=True)
+                write_lines(root / kind / task / f"{split}.jsonl", records)
+    return root
