@@ -37,6 +37,7 @@ from silotune.models.backbone.quantization import QUANTIZATIONS, quantized_shape
 from silotune.models.heads import HEADS
 from silotune.models.tuners import TUNERS
 from silotune.training.context import TrainingContext
+from silotune.training.phase_batches import token_limit
 from silotune.training.step_gradients import SiloStep, add_gradients
 
 GIB = 2**30
@@ -77,7 +78,7 @@ def measure(
     for phase in context.phases:
         if phase.when != "round":
             continue
-        limit = context.token_limit(phase, [])
+        limit = token_limit(context, phase, [])
         chosen = make_batch(rows, range(batch), 0, backbone.call_cost, limit)
         with mode:
             draws = torch.Generator().manual_seed(0)

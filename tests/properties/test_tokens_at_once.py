@@ -20,13 +20,14 @@ from silotune.methods.parts import Scope
 from silotune.models.heads import HEADS
 from silotune.runs.build.builder import build
 from silotune.runs.build.resolve import BackboneRequirements, make_method, read_config
+from silotune.training.phase_batches import check_rows, token_limit
 from silotune.training.silo import SiloState
 from silotune.training.step_gradients import _StepGradients
 from tests.support.device_rig import HEAD_WORDS, SERVER
 from tests.support.language_models import folder_of
 from tests.support.numeric_rig import parts_in_double
-from tests.support.tiny import ONE_TASK
 from tests.support.preferences import write_kinds
+from tests.support.tiny import ONE_TASK
 
 COMMON = (
     *("precision=fp32", "threads=1", "data.merge=false", "aggregation=uniform", "rounds=1", "per_method={}"),
@@ -137,7 +138,7 @@ def make(data, tmp_path_factory, monkeypatch):
 def least(context, silos):
     """The number of tokens that `ROWS_AT_LEAST` of the longest rows hold."""
     context.tokens_at_once = 2**40
-    limits = [(context.token_limit(phase, [silo]), silo) for phase in context.phases for silo in silos]
+    limits = [(token_limit(context, phase, [silo]), silo) for phase in context.phases for silo in silos]
     return max(
         ROWS_AT_LEAST * limit.views * (rows.longest + limit.beside)
         for limit, silo in limits
@@ -172,7 +173,7 @@ def compare(federation, monkeypatch, *, together=False, more_than_bound=True):
     """Compare training under a bound with training whose graphs hold whole batches, over the same micro-batches."""
     silos = [*federation.silos.values(), *([federation.server] if federation.server else [])]
     bound = federation.context.tokens_at_once = least(federation.context, silos)
-    federation.context.check_rows(silos)
+    check_rows(federation.context, silos)
     with counted(federation.backbone) as tally:
         tensors, numbers = trained(federation, together)
     assert tally.most <= bound
@@ -259,10 +260,10 @@ def test_a_row_that_is_too_long_is_refused_before_training(make):
     silos = [*federation.silos.values()]
     longest = max(rows.longest for silo in silos for rows in silo.train.values())
     federation.context.tokens_at_once = 3 * longest  # three views have a gradient
-    federation.context.check_rows(silos)
+    check_rows(federation.context, silos)
     federation.context.tokens_at_once -= 1
     with pytest.raises(InputError, match=rf"tokens_at_once=.*{longest} tokens in 3 views.*at least {3 * longest}"):
-        federation.context.check_rows(silos)
+        check_rows(federation.context, silos)
 
 
 def test_a_run_refuses_such_a_row(make, data):

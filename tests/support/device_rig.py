@@ -20,8 +20,8 @@ from silotune.runs.personal_model import PersonalModel
 from silotune.training.federation import Federation
 from tests.support.fake_cuda import build_guard, fake_cuda, load_guard, to_fake_cuda
 from tests.support.language_models import folder_of
-from tests.support.tiny import ONE_TASK
 from tests.support.preferences import write_kinds
+from tests.support.tiny import ONE_TASK
 
 WORDS = "head.words={bad: awful, good: [great, warm], other: cold, same: kind}"
 COMMON = (

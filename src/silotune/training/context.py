@@ -1,10 +1,9 @@
-"""`TrainingContext`: what all local rounds share: backbone, method, initial states; makes batches, views, losses."""
+"""`TrainingContext`: what all local rounds share: backbone, method, initial states; views, mixes, predictions."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from itertools import islice
 
 import torch
 from torch import Tensor
@@ -13,8 +12,8 @@ from silotune.config import TrainConfig
 from silotune.core import tensors as part_tools
 from silotune.core.randomness import Stream, generator
 from silotune.core.tensors import State, Tensors
-from silotune.data.batching import Batch, TokenLimit, epoch_batches
-from silotune.data.cohort_batches import CohortMicroBatch, cut_jointly, own_micro_batches, zip_micro_batches
+from silotune.data.batching import Batch
+from silotune.data.cohort_batches import CohortMicroBatch, own_micro_batches
 from silotune.data.tasks import Task
 from silotune.methods.base import REFERENCE, Method, Phase, Step, previous_tensors
 from silotune.methods.parts import Part, Scope
@@ -137,84 +136,12 @@ class TrainingContext:
         """Return the parts of a model on the backbone's device, for one call that uses them (`Backbone.place`)."""
         return {name: self.backbone.place(tensors) for name, tensors in state.items() if name in self.parts}
 
-    # -- batches -----------------------------------------------------------------------------------------------------
-
-    def batches(self, silo: Silo, phase: Phase, number: int, own_micro_batches: bool = True) -> Iterator[Batch]:
-        """Yield a phase's batches, in the order derived for this silo and round.
-
-        Args:
-            silo: whose training rows.
-            phase: sets the number of epochs.
-            number: the round's number.
-            own_micro_batches: cut each batch into micro-batches of its own. Otherwise `cohort_micro_batches` cuts them
-                with those of other silos, unless a tuner draws random numbers: a row's draws depend on its micro-batch.
-        """
-        train = self.train
-        cost = self._call_cost(phase) if own_micro_batches or self.draws else None
-        limit = self.token_limit(phase, [silo])
-
-        def passes() -> Iterator[Batch]:
-            count = 0
-            while True:
-                purpose = (silo.name, number, phase.name, count)
-                yield from epoch_batches(
-                    silo.train, train.batch_size, self.backbone.pad_id, self.seed, *purpose, call_cost=cost, limit=limit
-                )
-                count += 1
-
-        return islice(passes(), self.steps(silo, phase))
-
-    def steps(self, silo: Silo, phase: Phase) -> int:
-        """Return the number of optimizer steps that a silo takes in a phase."""
-        epochs = self._epochs(phase)
-        if epochs is None:
-            return self.train.steps or 0
-        return epochs * sum(-(-rows.examples // self.train.batch_size) for rows in silo.train.values())
-
-    def _epochs(self, phase: Phase) -> int | None:
-        """Return the number of passes over the rows, or None if `train.steps` counts instead."""
-        if phase.epochs is None and self.train.steps is not None:
-            return None
-        return phase.epochs or self.train.epochs
-
-    def cohort_micro_batches(
-        self, batches: Sequence[Batch], phase: Phase, silos: Sequence[Silo]
-    ) -> list[CohortMicroBatch]:
-        """Group the rows of several silos' batches into micro-batches that share a forward."""
-        limit = self.token_limit(phase, silos)
-        if batches[0].micro:
-            return zip_micro_batches(batches, self.backbone.pad_id, limit)
-        return cut_jointly(batches, self.backbone.pad_id, self._call_cost(phase), limit)
-
-    def token_limit(self, phase: Phase, silos: Sequence[Silo]) -> TokenLimit | None:
-        """Return the most tokens of a micro-batch in a phase of these silos; None: any number."""
-        if self.tokens_at_once is None:
-            return None
-        decoders = [rows.longest_decoder for silo in silos for rows in silo.train.values()]
-        beside = self.virtual_tokens + max(decoders, default=0)
-        return TokenLimit(self.tokens_at_once, max(1, phase.views_with_gradient), beside)
-
-    def check_rows(self, silos: Iterable[Silo]) -> None:
-        """Refuse rows that are longer than `train.tokens_at_once` has room for.
-
-        Raises:
-            InputError: for the first such row.
-        """
-        for silo in silos:
-            for phase in (*self.phases, *self.server_phases):
-                limit = self.token_limit(phase, [silo])
-                for rows in silo.train.values():
-                    if limit is not None and len(rows):
-                        limit.rows(rows.longest)
+    # -- parts ---------------------------------------------------------------------------------------------------------
 
     @property
     def virtual_tokens(self) -> int:
         """The tokens that tuners put beside every row's own."""
         return sum(tuner.virtual_tokens for tuner in self.tuners)
-
-    def _call_cost(self, phase: Phase) -> int:
-        """Return the overhead of a backbone call in tokens per replica of the rows."""
-        return self.backbone.call_cost // self.replicas(phase)
 
     def replicas(self, phase: Phase) -> int:
         """Return how many of a phase's trained views share a forward.
@@ -250,12 +177,25 @@ class TrainingContext:
 
     # -- views -------------------------------------------------------------------------------------------------------
 
+    def epochs(self, phase: Phase) -> int | None:
+        """Return the number of passes over the rows, or None if `train.steps` counts instead."""
+        if phase.epochs is None and self.train.steps is not None:
+            return None
+        return phase.epochs or self.train.epochs
+
+    def steps(self, silo: Silo, phase: Phase) -> int:
+        """Return the number of optimizer steps that a silo takes in a phase."""
+        epochs = self.epochs(phase)
+        if epochs is None:
+            return self.train.steps or 0
+        return epochs * sum(-(-rows.examples // self.train.batch_size) for rows in silo.train.values())
+
     def view_cache(self, phase: Phase) -> ConstantViewCache:
         """Return an empty cache for a phase's constant views.
 
         It caches no view if rows pass once, or if a tuner draws random numbers.
         """
-        if self._epochs(phase) == 1 or self.draws:
+        if self.epochs(phase) == 1 or self.draws:
             return ConstantViewCache()
         return ConstantViewCache(constant_views(phase.views, phase.trains))
 

@@ -28,6 +28,7 @@ from silotune.methods.base import PREVIOUS, Phase
 from silotune.methods.parts import Scope
 from silotune.models.forward.view_cache import ConstantViewCache
 from silotune.training.context import TrainingContext
+from silotune.training.phase_batches import cohort_micro_batches, phase_batches
 from silotune.training.phase_optimizer import PhaseOptimizer
 from silotune.training.schedule import Schedule
 from silotune.training.silo import Silo
@@ -219,14 +220,13 @@ def _train_phase(
     context: TrainingContext, members: Sequence[_SiloRound], phase: Phase, number: int, optimizer: PhaseOptimizer
 ) -> None:
     own_micro_batches = len(members) == 1
-    batches = [context.batches(run.silo, phase, number, own_micro_batches) for run in members]
+    batches = [phase_batches(context, run.silo, phase, number, own_micro_batches) for run in members]
     for run in members:
         run.view_cache = context.view_cache(phase)
     for taken, drawn in enumerate(_in_step(batches)):  # steps are counted per phase, for the random draws
         active = [(members[index], batch) for index, batch in drawn]
-        micro_batches = context.cohort_micro_batches(
-            [batch for _, batch in active], phase, [run.silo for run, _ in active]
-        )
+        silos = [run.silo for run, _ in active]
+        micro_batches = cohort_micro_batches(context, [batch for _, batch in active], phase, silos)
         optimizer.zero_grad()
         steps = [
             members[index].step(context, phase, batch, number, taken, partial(optimizer.scaled, index))

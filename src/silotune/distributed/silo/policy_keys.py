@@ -8,8 +8,8 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from silotune.config import Config
-from silotune.config.trees import flat
 from silotune.config.registries import AGGREGATIONS, CODECS
+from silotune.config.trees import flat
 from silotune.config.uplink import NOISES
 
 JUDGED = (

@@ -38,6 +38,7 @@ from silotune.runs.build.silos import build_silos
 from silotune.runs.build.step_memory import check_step_memory
 from silotune.runs.build.validation import check_tasks
 from silotune.training.federation import Federation
+from silotune.training.phase_batches import check_rows
 from silotune.training.silo import Silo
 
 LONGEST_CONFIGURATION = 2**18
@@ -192,7 +193,7 @@ class SiloSetup:
         check_tasks(config, method, tasks)
         context = build_model(config, method, tasks.values(), backbone)
         silos, _ = build_silos(config, context, [data])
-        context.check_rows(silos.values())
+        check_rows(context, silos.values())
         if "rows" not in self.settings.share:
             silos = {name: SiloWithoutRowCount(name, silo.train, silo.evaluations) for name, silo in silos.items()}
         coordinator, privacy = build_coordinator(config, context, silos, tasks, labeled=False)

@@ -22,6 +22,7 @@ from silotune.runs.build.step_memory import check_step_memory
 from silotune.runs.build.validation import check_labels, check_tasks
 from silotune.training.cohort import choose
 from silotune.training.federation import Federation
+from silotune.training.phase_batches import check_rows
 
 
 def build(
@@ -59,7 +60,7 @@ def build(
         labeled = draw_labeled_rows(rows, config.server, config.data_seed)
     silos, malicious = build_silos(config, context, rows, labeled if method.labeled_only else None)
     server = server_silo(context, labeled) if labeled is not None and method.server_phases() else None
-    context.check_rows([*silos.values(), *([server] if server else [])])
+    check_rows(context, [*silos.values(), *([server] if server else [])])
     coordinator, privacy = build_coordinator(config, context, silos, tasks, labeled is not None)
     check_step_memory(context, silos.values(), coordinator.shared)
     return Federation(
