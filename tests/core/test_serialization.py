@@ -7,7 +7,7 @@ from safetensors.torch import save
 
 from silotune.core.serialization import tensor_bytes
 from silotune.core.tensors import compact
-from silotune.runs.storage.run_folder import Checkpoint, RunFolder
+from silotune.runs.storage.checkpoints import Checkpoint, Checkpoints
 
 DTYPES = (
     *(torch.float64, torch.float32, torch.float16, torch.bfloat16),
@@ -46,8 +46,8 @@ def test_a_compact_copy_is_the_same_and_lies_in_lines_of_64_bytes() -> None:
 
 
 def test_a_commit_drops_what_no_checkpoint_needs_also_what_a_killed_run_left(tmp_path: Path) -> None:
-    folder = RunFolder.create(tmp_path / "run", "a: 1\n", "backbone")
-    left = folder.checkpoints / "silos" / "a.safetensors" / "0009.safetensors"  # a silo may be called so
+    folder = Checkpoints(tmp_path)
+    left = folder.path / "silos" / "a.safetensors" / "0009.safetensors"  # a silo may be called so
     left.parent.mkdir(parents=True)
     left.write_bytes(b"cut o")
     there: list[Checkpoint] = []
@@ -60,8 +60,6 @@ def test_a_commit_drops_what_no_checkpoint_needs_also_what_a_killed_run_left(tmp
         there.append(checkpoint)
         folder.close()
         files = {
-            path.relative_to(folder.checkpoints).as_posix()
-            for path in folder.checkpoints.rglob("*.safetensors")
-            if path.is_file()
+            path.relative_to(folder.path).as_posix() for path in folder.path.rglob("*.safetensors") if path.is_file()
         }
         assert files == there[0].files | checkpoint.files

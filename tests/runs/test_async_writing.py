@@ -12,13 +12,14 @@ from silotune.communication.messages import Expected, MessageRefused, broadcast_
 from silotune.core import async_writer as writing
 from silotune.core.async_writer import AsyncWriter
 from silotune.core.tensors import Tensors
-from silotune.runs.storage.run_folder import Checkpoint, RunFolder
+from silotune.runs.storage.checkpoints import Checkpoint, Checkpoints
 from silotune.training.client import SiloClient
 
 
 @pytest.fixture
-def folder(tmp_path) -> RunFolder:
-    return RunFolder.create(tmp_path / "run", "config\n", "backbone")
+def folder(tmp_path) -> Checkpoints:
+    (tmp_path / "checkpoints").mkdir()
+    return Checkpoints(tmp_path / "checkpoints")
 
 
 @pytest.fixture
@@ -49,8 +50,8 @@ def test_a_commit_waits_for_every_file_written_before(folder, gate):
     names = [folder.write(f"silos/{n}/0001", one) for n, one in enumerate(tensors)]
     committing = threading.Thread(target=folder.commit, args=(checkpoint(*names), None))
     committing.start()
-    assert not (folder.checkpoints / "round-0001.json").exists()
-    assert not any((folder.checkpoints / name).exists() for name in names)
+    assert not (folder.path / "round-0001.json").exists()
+    assert not any((folder.path / name).exists() for name in names)
     gate.set()
     committing.join(60)
     assert folder.latest() == checkpoint(*names)
@@ -67,7 +68,7 @@ def test_what_is_read_was_written_first(folder, gate):
 def test_a_file_that_cannot_be_written_stops_the_commit(folder):
     name = folder.write("shared-0001", {"x": torch.ones(3)})
     folder.commit(checkpoint(name), None)
-    (folder.checkpoints / ".shared-0002.safetensors.tmp").mkdir()  # where the file would be made
+    (folder.path / ".shared-0002.safetensors.tmp").mkdir()  # where the file would be made
     second = folder.write("shared-0002", {"x": torch.zeros(3)})
     with pytest.raises(IsADirectoryError):
         folder.commit(Checkpoint(2, second, {}, {}), None)
@@ -82,10 +83,10 @@ def test_files_are_removed_beside_the_work_and_after_the_manifest(folder, gate, 
     monkeypatch.setattr(writing, "remove_files", lambda paths: removed.wait(60) and remove(paths))
     folder.commit(second, None)
     assert folder.latest() == second
-    assert (folder.checkpoints / first.shared).exists()
+    assert (folder.path / first.shared).exists()
     removed.set()
     folder.close()
-    assert [path.name for path in folder.checkpoints.glob("*.safetensors")] == [second.shared]
+    assert [path.name for path in folder.path.glob("*.safetensors")] == [second.shared]
 
 
 def test_an_error_comes_up_at_a_later_file_too_and_few_files_wait_in_memory(tmp_path, gate):

@@ -148,7 +148,7 @@ def test_tests_are_taken_at_the_best_round_and_digests_at_the_last(federate, cas
     # The federation stands at the best round; the digest is that of the last one.
     assert state_digest(run.federation) != run.summary["state_sha256"]
     folder = RunFolder(run.folder)
-    last = folder.latest()
+    last = folder.checkpoints.latest()
     assert last.round == 3
     InProcessEngine(run.federation, folder).load(last)
     assert state_digest(run.federation) == run.summary["state_sha256"]

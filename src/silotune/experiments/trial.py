@@ -59,7 +59,7 @@ def _trial(
         else:
             summary |= {"validation": engine.history.best_validation, "best_round": engine.history.best_round}
             summary |= {"lower_is_better": True} if federation.lower_is_better else {}
-        folder.forget_checkpoints()
+        folder.checkpoints.forget()
         write_text(path / FILE, json.dumps(summary | {"seconds": engine.history.seconds}, indent=1) + "\n")
     return summary, federation.backbone
 

@@ -22,9 +22,9 @@ from silotune.runs.build.model import build_model
 from silotune.runs.build.resolve import make_method, read_config, use_this_machine, with_template
 from silotune.runs.build.silos import silos_without_rows
 from silotune.runs.personal_model import PersonalModel
+from silotune.runs.storage.checkpoints import Checkpoint, Checkpoints, load_silo, validated_state
 from silotune.runs.storage.readers import read_summary, read_versions
-from silotune.runs.storage.run_folder import Checkpoint, RunFolder, validated_state
-from silotune.runs.storage.silo_state import load_silo
+from silotune.runs.storage.run_folder import RunFolder
 from silotune.training.context import TrainingContext
 
 if TYPE_CHECKING:
@@ -86,16 +86,16 @@ def load_model(
         context.method, finished.tasks if context.method.centralized else {silo: task}
     ).values()
     best = finished.best_checkpoint()
-    shared = _read_shared(finished.folder, best, context.initial_shared([owner]))
-    load_silo(finished.folder, best, context, owner)
+    shared = _read_shared(finished.folder.checkpoints, best, context.initial_shared([owner]))
+    load_silo(finished.folder.checkpoints, best, context, owner)
     read_instances(finished.folder.path, context, [owner])
     return PersonalModel(context, owner, shared, task, finished.texts[silo])
 
 
-def _read_shared(folder: RunFolder, checkpoint: Checkpoint, expected: State) -> State:
+def _read_shared(checkpoints: Checkpoints, checkpoint: Checkpoint, expected: State) -> State:
     """Return a checkpoint's shared parts."""
     with validated_state(checkpoint.shared, expected) as check:
-        tensors = folder.read(checkpoint.shared)
+        tensors = checkpoints.read(checkpoint.shared)
         prefix = "shared/"
         shared = unflatten({n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)})
         check(shared)
@@ -166,7 +166,7 @@ class _FinishedRun:
             InputError: it is missing or damaged.
         """
         try:
-            return self.folder.load(int(self.summary["best_round"]))
+            return self.folder.checkpoints.load(int(self.summary["best_round"]))
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise InputError(f"{self.folder.path}/summary.json: damaged (no best_round)") from error
 

@@ -104,7 +104,8 @@ def _run(job: Job, link: Link, record: ChainedLog) -> None:
     federation = _federation(config, method, backbone, {name: registry.silos[name] for name in names}, labeled)
     admission.expect(federation.coordinator.expected.shapes)
     link.largest_reply += federation.coordinator.uplink.expected(federation.coordinator.expected).bytes
-    with closing(_run_folder(out, federation)) as folder:
+    folder = _run_folder(out, federation)
+    with closing(folder.checkpoints):
         failures.folder = folder
         registry.write(out)
         run["identity"] = admission.identity.fields()
@@ -194,10 +195,10 @@ def _finish(engine: FlowerEngine, out: Path, local: bool) -> None:
     federation, folder = engine.federation, engine.folder
     final: dict[str, Any] = {"shared_sha256": digest(flatten(federation.coordinator.shared)), "state_sha256": None}
     if local:  # the silos' folders are in the run folder
-        last = folder.latest()
+        last = folder.checkpoints.latest()
         assert last is not None, "no round was run"
         for name, file in last.silos.items():
-            federation.silos[name].state = SiloState.from_flat(folder.read(file))
+            federation.silos[name].state = SiloState.from_flat(folder.checkpoints.read(file))
         final["state_sha256"] = state_digest(federation)
         for silo in federation.silos.values():
             silo.state = None

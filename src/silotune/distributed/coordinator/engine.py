@@ -19,7 +19,8 @@ from silotune.errors import InputError, SilotuneError
 from silotune.evaluation.federation_scores import mean_score
 from silotune.runs.engines.base import Engine, Progress
 from silotune.runs.engines.history import Scores
-from silotune.runs.storage.run_folder import Checkpoint, RunFolder
+from silotune.runs.storage.checkpoints import Checkpoint
+from silotune.runs.storage.run_folder import RunFolder
 from silotune.training.client import SiloReply
 from silotune.training.coordinator import Received
 from silotune.training.federation import Federation

@@ -14,7 +14,8 @@ from silotune.communication.aggregation import Update, in_name_order
 from silotune.core.numeric import mean_ignoring_none
 from silotune.errors import InputError
 from silotune.runs.engines.history import History, Scores, is_better
-from silotune.runs.storage.run_folder import Checkpoint, RunFolder, validated_state
+from silotune.runs.storage.checkpoints import Checkpoint, validated_state
+from silotune.runs.storage.run_folder import RunFolder
 from silotune.training.client import SiloReply
 from silotune.training.coordinator import Received
 from silotune.training.federation import Federation
@@ -95,7 +96,7 @@ class Engine(ABC):
         """Set the federation to a checkpoint's state."""
         coordinator = self.federation.coordinator
         with validated_state(checkpoint.shared, coordinator.shared) as check:
-            coordinator.load_flat(self.folder.read(checkpoint.shared))
+            coordinator.load_flat(self.folder.checkpoints.read(checkpoint.shared))
             check(coordinator.shared)
         self.load_states(checkpoint)
 
@@ -112,7 +113,7 @@ class Engine(ABC):
         return self._best.round
 
     def _restore(self) -> None:
-        self._last = self.folder.latest()
+        self._last = self.folder.checkpoints.latest()
         if self._last is not None:
             self._restore_from(self._last)
         # Last, so that a folder that cannot be resumed stays unchanged.
@@ -129,9 +130,9 @@ class Engine(ABC):
             raise InputError(f"checkpoint round-{last.round:04d}.json: damaged ({error})") from error
         self.load(last)
         if self.history.best_round not in (0, last.round):
-            self._best = self.folder.load(self.history.best_round)
+            self._best = self.folder.checkpoints.load(self.history.best_round)
             for name in sorted(self._best.files):  # finds damage before the remaining rounds run
-                self.folder.read(name)
+                self.folder.checkpoints.read(name)
         else:
             self._best = last if self.history.best_round else None
 
@@ -239,11 +240,11 @@ class Engine(ABC):
         return answered
 
     def _checkpoint(self, round_number: int, touched: set[str], better: bool) -> None:
-        shared = self.folder.write(f"shared-{round_number:04d}", self.federation.coordinator.flat())
+        shared = self.folder.checkpoints.write(f"shared-{round_number:04d}", self.federation.coordinator.flat())
         files = dict(self._last.silos) if self._last else {}
         files |= self.save_states(round_number, sorted(touched), better)
         checkpoint = Checkpoint(round_number, shared, files, dict(self.history.__dict__))
         if better:
             self._best = checkpoint
-        self.folder.commit(checkpoint, self._best)
+        self.folder.checkpoints.commit(checkpoint, self._best)
         self._last = checkpoint

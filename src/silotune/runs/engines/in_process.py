@@ -10,8 +10,8 @@ from silotune.evaluation.federation_scores import mean_score, score_silos, summa
 from silotune.evaluation.personalization import score_test_time
 from silotune.runs.engines.base import Engine, Progress
 from silotune.runs.engines.history import Scores
-from silotune.runs.storage.run_folder import Checkpoint, RunFolder
-from silotune.runs.storage.silo_state import load_silo
+from silotune.runs.storage.checkpoints import Checkpoint, load_silo
+from silotune.runs.storage.run_folder import RunFolder
 from silotune.training.client import SiloReply
 from silotune.training.coordinator import Received
 from silotune.training.federation import Federation
@@ -98,12 +98,13 @@ class InProcessEngine(Engine):
         for name in names:
             state = self.federation.silos[name].state
             assert state is not None, "a silo that trained has a state"
-            self._written[name] = self.folder.write(f"silos/{name}/{round_number:04d}", state.flat())
+            file = f"silos/{name}/{round_number:04d}"
+            self._written[name] = self.folder.checkpoints.write(file, state.flat())
 
     def load_states(self, checkpoint: Checkpoint) -> None:
         """See `Engine.load_states`."""
         for silo in self.federation.silos.values():
-            load_silo(self.folder, checkpoint, self.federation.context, silo)
+            load_silo(self.folder.checkpoints, checkpoint, self.federation.context, silo)
 
 
 def named(names: Sequence[str], kind: Training) -> str:
