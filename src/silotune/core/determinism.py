@@ -56,17 +56,21 @@ def set_numerics(deterministic: bool, tf32: bool) -> Callable[[], None]:
 
 @contextmanager
 def numerics(deterministic: bool, tf32: bool) -> Iterator[None]:
-    """Set the numerics while the block runs, then restore what was; see `set_numerics`.
+    """Set the numerics while the block runs, then restore them and the number of threads, which the block may set.
+
+    See `set_numerics`.
 
     Raises:
         InputError: as `key_named`.
     """
+    threads = torch.get_num_threads()
     undo = set_numerics(deterministic, tf32)
     try:
         with key_named():
             yield
     finally:
         undo()
+        torch.set_num_threads(threads)
 
 
 @contextmanager

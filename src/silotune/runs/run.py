@@ -17,6 +17,7 @@ from silotune.core.tensors import digest, flatten
 from silotune.errors import OR_RESUME, require_unused, unknown_name_error
 from silotune.evaluation.instance_vectors import keep_instances
 from silotune.models.backbone.backbone import Backbone
+from silotune.models.backbone.loading import transformers_messages_kept
 from silotune.runs.build.builder import build
 from silotune.runs.build.initial_adapter import keep_start
 from silotune.runs.build.resolve import BackboneRequirements, read_config
@@ -80,11 +81,11 @@ def run(
 
     Raises:
         InputError: for bad configuration or data, before any training; or for an operation that is not deterministic
-            (`precision.deterministic`). PyTorch's settings are restored at the end.
+            (`precision.deterministic`). The settings of PyTorch and transformers are restored at the end.
     """
     end_unguarded_worker()
     config = source if isinstance(source, Config) else read_config(source, list(overrides))
-    with numerics(config.precision.deterministic, config.precision.tf32):
+    with numerics(config.precision.deterministic, config.precision.tf32), transformers_messages_kept():
         return _run(config, Path(out), resume, progress, backbone, announce, workers)
 
 

@@ -48,7 +48,20 @@ def silence_transformers() -> None:
 
     transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    logging.getLogger("transformers").setLevel(logging.ERROR)
+
+
+@contextmanager
+def transformers_messages_kept() -> Iterator[None]:
+    """Restore after the block what `silence_transformers` turns off in it."""
+    from transformers.utils import logging as transformers_logging
+
+    verbosity, bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(verbosity)
+        if bars:
+            transformers_logging.enable_progress_bar()  # type: ignore[no-untyped-call]
 
 
 def pretrained_options(settings: BackboneConfig, dtype: torch.dtype, device: torch.device) -> dict[str, Any]:
