@@ -1,4 +1,4 @@
-"""Types and validators that sections share: `Name`, `Metric`, `Device`, `RowsAtOnce`, a number or `auto`, distinct words, labels."""
+"""Types and validators that sections share: `Name`, `Metric`, `Device`, numbers or `auto`, distinct words, labels."""
 
 from __future__ import annotations
 
