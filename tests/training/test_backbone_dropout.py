@@ -13,6 +13,7 @@ from silotune.errors import InputError
 from silotune.models.backbone.backbone import Backbone
 from silotune.models.backbone.forward_plan import ForwardPlan
 from silotune.training.cohort import choose
+from silotune.training.phase_batches import phase_batches
 from tests.support.tiny import FAMILIES as TOKENIZERS
 from tests.support.tuner_families import batch, make_backbone, make_model
 
@@ -110,7 +111,7 @@ def test_predictions_and_constant_views_have_none(tiny_federation, monkeypatch):
     silo = federation.silos["alpha"]
     context = federation.context
     state = federation.coordinator.shared | context.state_of(silo).private
-    own = next(context.batches(silo, context.phases[0], 1))
+    own = next(phase_batches(context, silo, context.phases[0], 1))
     context.logits(context.place(state), own)
     assert set(modes) == {(False, None)}
 

@@ -12,6 +12,7 @@ from transformers import optimization
 from silotune.config import TrainConfig
 from silotune.core.tensors import digest, flatten
 from silotune.methods.base import Phase
+from silotune.training.phase_batches import phase_batches
 from silotune.training.schedule import Schedule
 
 THEIRS = {
@@ -116,4 +117,4 @@ def test_the_steps_of_a_phase_are_those_that_are_taken(tiny_federation):
         silo, context = federation.silos["gamma"], federation.context
         for phase in context.phases:
             assert isinstance(phase, Phase)
-            assert context.steps(silo, phase) == len(list(context.batches(silo, phase, 1)))
+            assert context.steps(silo, phase) == len(list(phase_batches(context, silo, phase, 1)))

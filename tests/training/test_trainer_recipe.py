@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 from silotune.core.tensors import flatten
 from silotune.runs.build.builder import build
 from silotune.runs.build.resolve import read_config
+from silotune.training.phase_batches import phase_batches
 from tests.support.chats import write_lines
 from tests.support.language_models import folder_of
 
@@ -76,7 +77,7 @@ def train_with_transformers(model, rows, pad, folder):
 def rows_in_order(federation, silo):
     """The rows of the first round's batches, with their set, in the order in which silotune draws them."""
     (phase,) = federation.context.phases
-    batches = list(federation.context.batches(silo, phase, 1))
+    batches = list(phase_batches(federation.context, silo, phase, 1))
     assert [len(batch) for batch in batches] == [BATCH] * (EPOCHS * ROWS // BATCH)
     return [(batch.source, row) for batch in batches for row in batch.rows.tolist()]
 
