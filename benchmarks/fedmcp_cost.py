@@ -94,5 +94,5 @@ def _one_by_one(federation: Federation) -> None:
                 silo_views |= view
         return views
 
-    training.views = apart  # type: ignore[method-assign]
+    training.views = apart  # type: ignore[assignment, method-assign]
     training.replicas = lambda phase: 1  # type: ignore[method-assign]

@@ -89,7 +89,7 @@ def prepare(settings: Settings) -> Settings:
     if settings.model is None and not (encoder / "config.json").is_file():
         tiny_backbone(encoder, *((32, 2) if tiny else (768, 12)), masked=True)
     if settings.language_model is None and not (llama / "config.json").is_file():
-        save_random_llama(llama, *((32, 2) if tiny else (2048, 16, 16)), vocabulary=2000 if tiny else 32_000)
+        save_random_llama(llama, *((32, 2, 4) if tiny else (2048, 16, 16)), vocabulary=2000 if tiny else 32_000)
     if settings.data is None and not data.is_dir():
         _make_rows(data / "glue", {"train": 60, "validation": 12} if tiny else {"train": 4000, "validation": 400})
     return dataclasses.replace(

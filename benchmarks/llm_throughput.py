@@ -219,9 +219,9 @@ def _peft(folder: str, attention: str, precision: str, device: torch.device) -> 
     from transformers import AutoModelForCausalLM
 
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation=attention).to(device)
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation=attention)
     config = LoraConfig(r=8, lora_alpha=16, lora_dropout=0.0, target_modules=list(TARGETS), task_type="CAUSAL_LM")
-    return get_peft_model(model, config)
+    return get_peft_model(model.to(device), config)
 
 
 def _load_adapter(peer: Any, ours: Federation, tensors: Tensors) -> None:
@@ -232,7 +232,7 @@ def _load_adapter(peer: Any, ours: Federation, tensors: Tensors) -> None:
     adapter = MergedAdapter(tensors, tuner.options.model_dump(mode="json"))
     layout = peft_layout(ours.backbone, tuner, adapter, "", "AutoModelForCausalLM")
     assert layout is not None, "peft has LoRA"
-    told = set_peft_model_state_dict(peer, layout.tensors)
+    told: Any = set_peft_model_state_dict(peer, layout.tensors)
     assert not told.unexpected_keys, told.unexpected_keys
     peer.eval()
 

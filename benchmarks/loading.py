@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -159,4 +160,5 @@ def _pss(pid: str) -> float:
 
 
 if __name__ == "__main__":
-    print(json.dumps({"make": _make, "load": _load, "spread": _spread}[sys.argv[1]](*sys.argv[2:])))
+    steps: dict[str, Callable[..., object]] = {"make": _make, "load": _load, "spread": _spread}
+    print(json.dumps(steps[sys.argv[1]](*sys.argv[2:])))

@@ -74,11 +74,13 @@ def _client(path: str, precision: str, threads: int) -> Any:
         torch.set_num_threads(threads)
         number = int(context.node_config["partition-id"])
         model = _model(path, number)
-        if "head" in context.state:
-            head = context.state["head"].to_torch_state_dict()
+        kept: Any = context.state
+        content: Any = message.content
+        if "head" in kept:
+            head = kept["head"].to_torch_state_dict()
         else:
             head = {name: tensor for name, tensor in get_peft_model_state_dict(model).items() if "lora" not in name}
-        set_peft_model_state_dict(model, message.content["arrays"].to_torch_state_dict() | head)
+        set_peft_model_state_dict(model, content["arrays"].to_torch_state_dict() | head)
         loader = _loader(path, number)
         optimizer = torch.optim.Adam([p for p in model.parameters() if p.requires_grad], lr=RATE)
         model.train()
@@ -91,7 +93,7 @@ def _client(path: str, precision: str, threads: int) -> Any:
             optimizer.step()
             total += float(loss.detach())
         state = get_peft_model_state_dict(model)
-        context.state["head"] = ArrayRecord({name: t for name, t in state.items() if "lora" not in name})
+        kept["head"] = ArrayRecord({name: t for name, t in state.items() if "lora" not in name})
         shared = ArrayRecord({name: tensor for name, tensor in state.items() if "lora" in name})
         metrics = MetricRecord({"train_loss": total / len(loader), "num-examples": len(loader.dataset)})
         return Message(content=RecordDict({"arrays": shared, "metrics": metrics}), reply_to=message)
@@ -116,7 +118,7 @@ def _loader(path: str, number: int) -> Any:
 
     known = json.loads(Path(path).read_text(encoding="utf-8"))
     tokenizer = AutoTokenizer.from_pretrained(known["model"])
-    rows = [
+    rows: Any = [
         dict(tokenizer(*texts, truncation=True, max_length=LENGTH)) | {"labels": label}
         for texts, label in known["silos"][number]["rows"]
     ]

@@ -63,9 +63,10 @@ def main(path: str, precision: str, threads: int) -> None:
     labels = max(silo["labels"] for silo in known["silos"])
     base = AutoModelForSequenceClassification.from_pretrained(known["model"], num_labels=labels)
     lora = LoraConfig(task_type="SEQ_CLS", r=8, lora_alpha=16, target_modules=["query", "value"])
-    network = get_peft_model(base, lora)
+    network: Any = get_peft_model(base, lora)
 
-    def loss(self: Any, ids: Any, mask: Any, types_: Any, wanted: Any, eval: bool = False) -> Any:
+    def loss(self: Any, *batch: Any, eval: bool = False) -> Any:
+        ids, mask, types_, wanted = batch
         self.train(not eval)
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=precision == "bf16"):
             return self(input_ids=ids, attention_mask=mask, token_type_ids=types_, labels=wanted).loss

@@ -169,7 +169,7 @@ def _difference(place: Path, run: Path) -> float:
     settings = AutoQuantizationConfig.from_dict(about["quantization"] | {"bnb_4bit_compute_dtype": "float32"})
     auto = getattr(transformers, about["base_class"])
     base = auto.from_pretrained(about["base_model"], dtype=torch.float32, quantization_config=settings)
-    model = PeftModel.from_pretrained(base, str(to)).eval()
+    model: Any = PeftModel.from_pretrained(base, str(to)).eval()
     for layer in model.modules():
         if hasattr(layer, "support_avx512bf16_for_cpu"):
             layer.support_avx512bf16_for_cpu = False

@@ -27,7 +27,7 @@ def random_llama(width: int, blocks: int = 4, heads: int = 4, vocabulary: int = 
         intermediate_size=3 * width,
         num_hidden_layers=blocks,
         num_attention_heads=heads,
-        attn_implementation="eager",
+        attn_implementation="eager",  # type: ignore[call-arg]  # every configuration takes it
         tie_word_embeddings=False,
         eos_token_id=2,
         pad_token_id=0,

@@ -150,7 +150,7 @@ def tiny_backbone(folder: Path, hidden: int, layers: int, masked: bool = False) 
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     names = dict(zip(("pad_token", "unk_token", "cls_token", "sep_token", "mask_token"), special, strict=True))
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_max_length=128, **names).save_pretrained(folder)
-    shape = {"hidden_size": hidden, "num_hidden_layers": layers, "num_attention_heads": 4}
+    shape: dict[str, Any] = {"hidden_size": hidden, "num_hidden_layers": layers, "num_attention_heads": 4}
     torch.manual_seed(0)
     config = BertConfig(vocab_size=len(words), intermediate_size=2 * hidden, max_position_embeddings=128, **shape)
     (BertForMaskedLM if masked else BertModel)(config).save_pretrained(folder)

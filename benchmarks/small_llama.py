@@ -205,7 +205,7 @@ def probes(folder: Path, seed: int, number: int = PROBES) -> dict[str, Any]:
     report: dict[str, Any] = {"loss": held_out_loss(backbone.model, backbone.tokenizer, seed)}
     for kind in PROBED:
         stream = rows_of(seed, "probes", kind, kept=True)
-        rows = []
+        rows: list[Row] = []
         while len(rows) < number:
             row = next(stream)
             if row.kind == kind:

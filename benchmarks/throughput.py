@@ -58,7 +58,7 @@ def measure() -> dict[str, Any]:
     config = read_config("demo", [f"method={METHOD}", ADAPTERS, f"train.batch_size={BATCH}", "threads=2"])
     federation = build(config)
     silos = sorted(federation.silos)
-    dtype = federation.backbone.module("encoder.layer.0.output.dense").weight.dtype
+    dtype = next(federation.backbone.module("encoder.layer.0.output.dense").parameters()).dtype
     ours: list[float] = []
     bare: list[float] = []
     peaks: list[float] = []
