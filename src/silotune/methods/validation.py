@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from silotune.core.tensors import State
 from silotune.errors import InputError
 from silotune.methods.base import Method, Phase
-from silotune.methods.instance_weighting import INSTANCES, InstanceWeighting
+from silotune.methods.instance_weighting import INSTANCES
 from silotune.methods.parts import Part, Scope
 from silotune.models.forward.mixing import ANCHORS, parse_name, received
 from silotune.models.heads import Head
@@ -19,36 +21,37 @@ def check_method(method: Method) -> None:
         ValueError: if a name is no part or no anchor, a part cannot be used where it is named, a private part is copied
             into a shared one or used by a phase of the coordinator, or no silo would ever run a phase.
     """
-    parts = method.parts()
-    for name in parts:
+    for fault in _faults(method, method.parts()):
+        raise ValueError(f"method {method.name}: {fault}")
+
+
+def _faults(method: Method, parts: dict[str, Part]) -> Iterator[str]:
+    """Yield what is wrong; what follows the first fault may rest on it."""
+    for name, part in parts.items():
         if "/" in name or ":" in name:
-            raise ValueError(f"method {method.name}: part name {name!r} holds a slash or colon")
+            yield f"part name {name!r} holds a slash or colon"
         if name == INSTANCES:
-            raise ValueError(
-                f"method {method.name}: the part name {name!r} is reserved for the vectors of a silo's rows"
-            )
-        if parts[name].start is not None and parts[name].start not in parts:
-            raise ValueError(f"method {method.name}: part {name!r} starts from an unknown part {parts[name].start!r}")
+            yield f"the part name {name!r} is reserved for the vectors of a silo's rows"
+        if part.start is not None and part.start not in parts:
+            yield f"part {name!r} starts from an unknown part {part.start!r}"
     for phase in (*method.phases(), *method.server_phases()):
-        _check_phase(method, parts, phase)
+        yield from _phase_faults(method, parts, phase)
     for phase in method.server_phases():
-        used = {
-            *phase.trains,
-            *phase.start.values(),
-            *(parse_name(key)[1] for mix in phase.views.values() for key in mix),
-        }
+        mixed = (parse_name(key)[1] for mix in phase.views.values() for key in mix)
+        used = {*phase.trains, *phase.start.values(), *mixed}
         private = sorted(name for name in used if parts[name].scope is Scope.PRIVATE)
         if private:
-            raise ValueError(
-                f"method {method.name}: the server phase {phase.name!r} uses the private part {private[0]!r}"
-            )
+            yield f"the server phase {phase.name!r} uses the private part {private[0]!r}"
     prediction = method.prediction()
+    weighting = prediction.weighting
     for key in prediction.mix:
-        _check_key(method, parts, "the prediction", key)
+        yield from _key_faults(method, parts, "the prediction", key)
     if prediction.head not in parts or not isinstance(parts[prediction.head].module, Head):
-        raise ValueError(f"method {method.name}: the prediction names an unknown head {prediction.head!r}")
-    if prediction.weighting is not None:
-        _check_weighting(method, parts, prediction.weighting)
+        yield f"the prediction names an unknown head {prediction.head!r}"
+    for key in () if weighting is None else (weighting.local_part, weighting.global_part, *weighting.view):
+        yield from _key_faults(method, parts, "the prediction", key)
+        if key not in parts:
+            yield f"the prediction weighs the anchor {key!r}; anchors exist in training only"
 
 
 def check_shared(method: Method, shared: State) -> None:
@@ -97,60 +100,42 @@ def _has_no_tensors(method: Method, name: str, purpose: str) -> InputError:
     )
 
 
-def _check_weighting(method: Method, parts: dict[str, Part], weighting: InstanceWeighting) -> None:
-    """Check that instance weighting uses parts of the prediction alone; anchors do not exist after training."""
-    for key in (weighting.local_part, weighting.global_part, *weighting.view):
-        _check_key(method, parts, "the prediction", key)
-        if key not in parts:
-            raise ValueError(
-                f"method {method.name}: the prediction weighs the anchor {key!r}; anchors exist in training only"
-            )
-
-
-def _check_phase(method: Method, parts: dict[str, Part], phase: Phase) -> None:
+def _phase_faults(method: Method, parts: dict[str, Part], phase: Phase) -> Iterator[str]:
     where = f"phase {phase.name!r}"
     if phase.skips_first and not method.remembers:
-        raise ValueError(
-            f"method {method.name}: {where} skips a silo's first participation, but 'remembers' names no part, so "
-            "no silo can tell it from later ones"
+        yield (
+            f"{where} skips a silo's first participation, but 'remembers' names no part, so no silo can tell it from "
+            "later ones"
         )
     for name in (*phase.trains, *phase.start, *phase.start.values(), *method.remembers):
         if name not in parts:
-            raise ValueError(
-                f"method {method.name}: {where} names an unknown part {name!r}; there are: {', '.join(parts)}"
-            )
+            yield f"{where} names an unknown part {name!r}; there are: {', '.join(parts)}"
     for target, source in phase.start.items():
         if parts[target].scope is Scope.SHARED and parts[source].scope is Scope.PRIVATE:
-            raise ValueError(
-                f"method {method.name}: {where} copies the private part {source!r} into the shared {target!r}"
-            )
+            yield f"{where} copies the private part {source!r} into the shared {target!r}"
     for mix in phase.views.values():
         for key in mix:
-            _check_key(method, parts, where, key)
+            yield from _key_faults(method, parts, where, key)
     for anchor, view in phase.same_at_start.items():
         own = phase.views.get(view, {})
         if not own or phase.views.get(anchor) != {received(name): weight for name, weight in own.items()}:
-            raise ValueError(
-                f"method {method.name}: {where} calls the views {anchor!r} and {view!r} the same at its start, but the "
-                "first is not the second with received parts"
+            yield (
+                f"{where} calls the views {anchor!r} and {view!r} the same at its start, but the first is not the "
+                "second with received parts"
             )
 
 
-def _check_key(method: Method, parts: dict[str, Part], where: str, key: str) -> None:
+def _key_faults(method: Method, parts: dict[str, Part], where: str, key: str) -> Iterator[str]:
     anchor, name = parse_name(key)
     if anchor and anchor not in ANCHORS:
-        raise ValueError(
-            f"method {method.name}: {where} names an unknown anchor {anchor!r}; allowed: {', '.join(ANCHORS)}"
-        )
+        yield f"{where} names an unknown anchor {anchor!r}; allowed: {', '.join(ANCHORS)}"
     if name not in parts:
-        raise ValueError(f"method {method.name}: {where} mixes an unknown part {name!r}; there are: {', '.join(parts)}")
+        yield f"{where} mixes an unknown part {name!r}; there are: {', '.join(parts)}"
     if not isinstance(parts[name].module, Tuner):
-        raise ValueError(f"method {method.name}: {where} mixes {name!r}, which is not an adapter")
+        yield f"{where} mixes {name!r}, which is not an adapter"
     if anchor == "received" and parts[name].scope is Scope.PRIVATE:
-        raise ValueError(
-            f"method {method.name}: {where} asks for the private part {name!r} as received; private parts are not sent"
-        )
+        yield f"{where} asks for the private part {name!r} as received; private parts are not sent"
     if anchor == "previous" and name not in method.remembers:
-        raise ValueError(f"method {method.name}: {where} asks for previous {name!r}, which 'remembers' does not name")
+        yield f"{where} asks for previous {name!r}, which 'remembers' does not name"
     if anchor == "previous" and parts[name].scope is Scope.PRIVATE:
-        raise ValueError(f"method {method.name}: {where} asks for previous {name!r}; use the private part itself")
+        yield f"{where} asks for previous {name!r}; use the private part itself"
