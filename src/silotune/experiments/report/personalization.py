@@ -15,9 +15,8 @@ from silotune.core.numeric import mean_ignoring_none
 from silotune.data.metrics import lower_is_better
 from silotune.errors import InputError
 from silotune.experiments.report.entries import FinishedRun, ReportEntry, silo_names
-from silotune.experiments.report.ranking import ranks
-from silotune.experiments.report.scores import AVERAGE, metric_name, standard_deviation
-from silotune.experiments.report.tables_by_method import MOST_SILOS, ResultTable, TableCell
+from silotune.experiments.report.scores import AVERAGE, metric_name, over_seeds
+from silotune.experiments.report.tables_by_method import MOST_SILOS, ResultTable, ranked_cells
 
 MEASURES = {"personalization": "personalization", "test_time": "test-time personalization"}
 """Both measures: key in a silo's summary and in evaluation events → title."""
@@ -92,23 +91,13 @@ def _table(
     read: Callable[[FinishedRun, str], float | None],
     ddof: int,
 ) -> ResultTable:
-    values = [
-        [[value for run in entry.runs if (value := read(run, column)) is not None] for column in columns]
-        for entry in entries
-    ]
-    cells: list[list[TableCell]] = [[] for _ in entries]
-    for position in range(len(columns)):
-        means = [mean_ignoring_none(row[position]) for row in values]
-        lower = lower_is_better(metric_name(entries[0], AVERAGE))
-        ranked = ranks(means, [entry.evaluated_on for entry in entries], lower)
-        for row_index, mean in enumerate(means):
-            if mean is None:
-                cells[row_index].append(TableCell("–"))
-                continue
-            std = standard_deviation(values[row_index][position], ddof)
-            text = f"{mean:.2f}" if std is None else f"{mean:.2f} ± {std:.2f}"
-            cells[row_index].append(TableCell(text, ranked[row_index]))
-    return ResultTable(title, columns, [(entry.label, row) for entry, row in zip(entries, cells, strict=True)])
+    lower = lower_is_better(metric_name(entries[0], AVERAGE))
+    table = []
+    for column in columns:
+        values = [[value for run in entry.runs if (value := read(run, column)) is not None] for entry in entries]
+        table.append(ranked_cells(entries, [over_seeds(of_entry, ddof) for of_entry in values], lower))
+    rows = [(entry.label, [cells[number] for cells in table]) for number, entry in enumerate(entries)]
+    return ResultTable(title, columns, rows)
 
 
 def silo_task_heatmap(entries: Sequence[ReportEntry], path: Path) -> Path:

@@ -38,6 +38,11 @@ def standard_deviation(values: Sequence[float], ddof: int) -> float | None:
     return statistics.pstdev(values) if ddof == 0 else statistics.stdev(values)
 
 
+def over_seeds(values: Sequence[float], ddof: int) -> Score | None:
+    """Return mean and standard deviation of values, one per seed; None without values."""
+    return Score(statistics.fmean(values), standard_deviation(values, ddof), len(values)) if values else None
+
+
 def scores_over_seeds(entry: ReportEntry, silo: str) -> list[float]:
     """Return the test score of every run that has one, for a silo or the average."""
     if silo == AVERAGE:
@@ -49,8 +54,7 @@ def scores_over_seeds(entry: ReportEntry, silo: str) -> list[float]:
 
 def mean_score(entry: ReportEntry, silo: str, ddof: int = 1) -> Score | None:
     """Return mean and standard deviation of a silo's test score over seeds; None without scores."""
-    values = scores_over_seeds(entry, silo)
-    return Score(statistics.fmean(values), standard_deviation(values, ddof), len(values)) if values else None
+    return over_seeds(scores_over_seeds(entry, silo), ddof)
 
 
 def any_attacked(entries: Sequence[ReportEntry]) -> bool:
@@ -62,7 +66,7 @@ def success_rate(entry: ReportEntry, silo: str = AVERAGE, ddof: int = 1) -> Scor
     """Return the attack's success rate (percent) over seeds, for a silo or the average; None if not measured."""
     results = [run.summary.get("attack") if silo == AVERAGE else run.summary["silos"].get(silo) for run in entry.runs]
     values = [float(result["asr"]) for result in results if result and result.get("asr") is not None]
-    return Score(statistics.fmean(values), standard_deviation(values, ddof), len(values)) if values else None
+    return over_seeds(values, ddof)
 
 
 def metric_name(entry: ReportEntry, silo: str) -> str:

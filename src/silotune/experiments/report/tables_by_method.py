@@ -15,7 +15,7 @@ from silotune.data.metrics import lower_is_better
 from silotune.experiments.report.cost_shares import cost_shares
 from silotune.experiments.report.entries import ReportEntry, distinguishable_silos, group_by_data
 from silotune.experiments.report.ranking import ranks
-from silotune.experiments.report.scores import AVERAGE, any_attacked, mean_score, metric_name, success_rate
+from silotune.experiments.report.scores import AVERAGE, Score, any_attacked, mean_score, metric_name, success_rate
 
 MOST_SILOS = 12
 """Number of silos up to which each has a column; beyond it the table has the average only (`table.csv` has all
@@ -48,7 +48,14 @@ def score_table(entries: Sequence[ReportEntry], ddof: int) -> ResultTable:
     """
     silos = distinguishable_silos(entries)
     columns = [*(silos if len(silos) <= MOST_SILOS else []), AVERAGE]
-    table = [_ranked(entries, silo, ddof) for silo in columns]
+    table = [
+        ranked_cells(
+            entries,
+            [mean_score(entry, silo, ddof) for entry in entries],
+            lower=lower_is_better(metric_name(entries[0], silo)),
+        )
+        for silo in columns
+    ]
     if any_attacked(entries):
         columns.append("ASR")
         rates = [success_rate(entry, ddof=ddof) for entry in entries]
@@ -61,16 +68,13 @@ def score_table(entries: Sequence[ReportEntry], ddof: int) -> ResultTable:
     return ResultTable(f"test score (%), {repetitions}{ranking}", columns, rows)
 
 
-def _ranked(entries: Sequence[ReportEntry], silo: str, ddof: int) -> list[TableCell]:
-    scores = [mean_score(entry, silo, ddof) for entry in entries]
-    column_ranks = ranks(
-        [test_score.mean if test_score else None for test_score in scores],
-        [entry.evaluated_on for entry in entries],
-        lower=lower_is_better(metric_name(entries[0], silo)),
-    )
+def ranked_cells(entries: Sequence[ReportEntry], scores: Sequence[Score | None], lower: bool) -> list[TableCell]:
+    """Return a column's cells: each entry's score, with its rank among entries on the same data."""
+    means = [score.mean if score else None for score in scores]
+    column_ranks = ranks(means, [entry.evaluated_on for entry in entries], lower)
     return [
-        TableCell(test_score.text, rank) if test_score else TableCell("–")
-        for test_score, rank in zip(scores, column_ranks, strict=True)
+        TableCell(score.text, rank) if score else TableCell("–")
+        for score, rank in zip(scores, column_ranks, strict=True)
     ]
 
 
