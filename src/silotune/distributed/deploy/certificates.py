@@ -32,29 +32,29 @@ class KeyPair:
     certificate: bytes
 
 
-def make_authority(host: str, days: int = AUTHORITY_DAYS) -> KeyPair:
+def make_authority(host: str) -> KeyPair:
     """Make the key and the self-signed certificate of a federation's authority.
 
     Args:
         host: the coordinator's name, which the authority's own name tells.
-        days: how long it is valid.
     """
     from cryptography import x509
 
     key = _new_key("p256")
     name = _name(f"silotune federation of {host}")
-    builder = _builder(name, name, key, days).add_extension(x509.BasicConstraints(ca=True, path_length=0), True)
+    builder = _builder(name, name, key, AUTHORITY_DAYS).add_extension(
+        x509.BasicConstraints(ca=True, path_length=0), True
+    )
     builder = builder.add_extension(_usage(signs_certificates=True), True)
     return KeyPair(_key_pem(key), _signed(builder, key))
 
 
-def make_server_certificate(authority: KeyPair, host: str, days: int = SERVER_DAYS) -> KeyPair:
+def make_server_certificate(authority: KeyPair, host: str) -> KeyPair:
     """Make a key and a certificate for the coordinator: for its public name, for localhost and for 127.0.0.1.
 
     Args:
         authority: who signs; its certificate may be a bundle that begins with the signer's.
         host: the public name or address.
-        days: how long it is valid; not longer than the authority.
 
     Raises:
         InputError: the authority's key is not that of its certificate, or the authority has expired.
@@ -78,7 +78,7 @@ def make_server_certificate(authority: KeyPair, host: str, days: int = SERVER_DA
     if host not in ("localhost", "127.0.0.1"):
         names.insert(0, _general_name(host))
     builder = (
-        _builder(_name("coordinator"), signer.subject, key, min(days, left))
+        _builder(_name("coordinator"), signer.subject, key, min(SERVER_DAYS, left))
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), True)
         .add_extension(_usage(signs_certificates=False), True)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), False)

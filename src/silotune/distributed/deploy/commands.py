@@ -101,7 +101,7 @@ def join(path: Path, config: SiloSettings | NodeSettings, say: Callable[[str], N
             _keep_running(supervisor, say)
 
 
-def check_tls(address: str, certificates: str, patience: float = 20.0) -> str:
+def check_tls(address: str, certificates: str) -> str:
     """Check that the party at an address has a certificate by these authorities.
 
     Flower's SuperNode retries for ever, even if no retry can succeed.
@@ -109,7 +109,6 @@ def check_tls(address: str, certificates: str, patience: float = 20.0) -> str:
     Args:
         address: HOST:PORT.
         certificates: file of the authorities.
-        patience: seconds.
 
     Returns:
         A problem that may pass, such as an unreachable address; empty if there is none.
@@ -125,7 +124,7 @@ def check_tls(address: str, certificates: str, patience: float = 20.0) -> str:
     bare = host.strip("[]")
     try:
         with (
-            socket.create_connection((bare, int(port)), timeout=patience) as plain,
+            socket.create_connection((bare, int(port)), timeout=20) as plain,
             context.wrap_socket(plain, server_hostname=bare),
         ):
             return ""

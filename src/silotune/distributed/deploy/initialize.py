@@ -77,7 +77,7 @@ def init(folder: Path, host: str, port: int = 443, inner_port: int = 8443, insta
     if not 1 <= inner_port <= 65534 or port in (inner_port, inner_port + 1):
         raise InputError("--inner-port: needs two free ports, this and the next, other than --port")
     if install:
-        require_root("--install")
+        require_root()
     folder = folder.resolve()
     link = STATE / "link" if install else folder / "link"
     tree = {

@@ -105,7 +105,7 @@ def join(
     """
     require_flower()
     if install:
-        require_root("--install")
+        require_root()
     folder = folder.resolve()
     settings, node, key = folder / "silo.yaml", folder / "node.yaml", folder / "silo.key"
     require_absent([settings, node], "choose another folder; for a new key of this silo give --new-key")

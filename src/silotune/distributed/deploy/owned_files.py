@@ -88,14 +88,14 @@ def program() -> str:
     return str(beside) if beside.exists() else shutil.which("silotune") or "silotune"
 
 
-def require_root(option: str) -> None:
-    """Refuse an option that makes users and units.
+def require_root() -> None:
+    """Refuse `--install`, which makes users and units.
 
     Raises:
         InputError: this process is not root's.
     """
     if os.geteuid() != 0:
-        raise InputError(f"{option}: makes users and units, so it needs root (sudo); without it, files alone are made")
+        raise InputError("--install: makes users and units, so it needs root (sudo); without it, files alone are made")
 
 
 def make_user(name: str) -> None:

@@ -97,9 +97,9 @@ class ForkServerHandle:
         pid = self._started.get()
         return None if pid == _SERVER_GONE else ForkedProcess(pid, self)
 
-    def exit_code(self, pid: int, timeout: float = 1.0) -> int:
-        """Return the exit code of a process that ended; -1 if the server does not report it in `timeout` seconds."""
-        until = time.monotonic() + timeout
+    def exit_code(self, pid: int) -> int:
+        """Return the exit code of a process that ended; -1 if the server does not report it within a second."""
+        until = time.monotonic() + 1
         while pid not in self._codes and self._process.poll() is None and time.monotonic() < until:
             time.sleep(0.01)
         return self._codes.get(pid, -1)

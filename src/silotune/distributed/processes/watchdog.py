@@ -33,14 +33,14 @@ def process_group(token: str) -> list[int]:
     return processes
 
 
-def end_process_group(token: str, grace: float = _GRACE) -> list[int]:
-    """End all processes with a token: SIGTERM, and SIGKILL after `grace` seconds.
+def end_process_group(token: str) -> list[int]:
+    """End all processes with a token: SIGTERM, and SIGKILL after `_GRACE` seconds.
 
     Returns:
         The processes that still run after another 20 seconds.
     """
     _signal(process_group(token), signal.SIGTERM)
-    forced = time.monotonic() + grace
+    forced = time.monotonic() + _GRACE
     until = forced + _LONGEST
     while (remaining := process_group(token)) and time.monotonic() < until:
         if time.monotonic() >= forced:
