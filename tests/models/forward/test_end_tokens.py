@@ -7,8 +7,7 @@ import copy
 import pytest
 import torch
 
-from silotune.models.forward.end_tokens import end_tokens
-from silotune.models.forward.generation import GenerationOptions, generate_ids
+from silotune.models.forward.generation import GenerationOptions, end_tokens, generate_ids
 from tests.support.language_models import backbone_of, byte_tokenizer, made
 
 CHATML = (

@@ -181,27 +181,20 @@ ARCHITECTURES: dict[str, Architecture] = {
         embeddings="embeddings",
         positions="embeddings.position_embeddings",
     ),
-    "mpnet": Architecture(
-        blocks="encoder.layer",
+    "mpnet": replace(
+        _BERT,
         query="attention.attn.q",
         key="attention.attn.k",
         value="attention.attn.v",
         attention_output="attention.attn.o",
-        feedforward_input="intermediate.dense",
-        feedforward_output="output.dense",
-        embeddings="embeddings",
-        positions="embeddings.position_embeddings",
+        prefix=None,
     ),
-    "deberta-v2": Architecture(
-        blocks="encoder.layer",
+    "deberta-v2": replace(  # no positions in models with relative ones only
+        _BERT,
         query="attention.self.query_proj",
         key="attention.self.key_proj",
         value="attention.self.value_proj",
-        attention_output="attention.output.dense",
-        feedforward_input="intermediate.dense",
-        feedforward_output="output.dense",
-        embeddings="embeddings",
-        positions="embeddings.position_embeddings",  # None in models with relative positions only
+        prefix=None,
         allows_row_weights=False,  # query and key projections also act on the table of relative positions
     ),
     "modernbert": Architecture(

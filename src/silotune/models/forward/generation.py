@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
+from silotune.data.chat_template import turn_end_ids
 from silotune.data.tokenized import TokenizedRows
 from silotune.models.backbone.backbone import Backbone
 from silotune.models.forward.beam_search import beam_search
 from silotune.models.forward.decoding import Decoding, start_decoding
-from silotune.models.forward.end_tokens import end_tokens
 from silotune.models.forward.mixing import MixEntry, fold_entries, group_by_weight, make_plan, select_rows
 
 
@@ -82,6 +82,18 @@ def generate_ids(
             for index, ids in zip(indices, found, strict=True):
                 answers[rows[index]] = ids
     return answers
+
+
+def end_tokens(backbone: Backbone) -> frozenset[int]:
+    """Return the tokens after which an answer is complete.
+
+    They are the tokenizer's end token, those of the model's `generation_config` (one or a list), and those by which the
+    tokenizer's chat templates end the assistant's turn, such as `<|im_end|>`.
+    """
+    own: Any = backbone.tokenizer.eos_token_id
+    listed: Any = getattr(getattr(backbone.model, "generation_config", None), "eos_token_id", None)
+    ends = [*(listed if isinstance(listed, list) else [listed]), own, *turn_end_ids(backbone.tokenizer)]
+    return frozenset(int(token) for token in ends if token is not None)
 
 
 def _is_out_of_window(backbone: Backbone, mix: Sequence[MixEntry], longest: int) -> bool:
