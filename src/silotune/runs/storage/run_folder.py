@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-
 from silotune.config import Config, differences
 from silotune.core.clock import utc_now
 from silotune.core.files import make_folder, write_text
