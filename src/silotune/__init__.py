@@ -31,25 +31,34 @@ if TYPE_CHECKING:
     from silotune.models.heads import Head, register_head
     from silotune.models.tuners import Tuner, TunerOptions, register_tuner
     from silotune.runs.build.resolve import read_config
+    from silotune.runs.callbacks import Callback, RoundEnd
+    from silotune.runs.callbacks.trackers import CsvLog, MLflow, TensorBoard, WandB
     from silotune.runs.load import load_model, load_run
     from silotune.runs.personal_model import PersonalModel, Prediction
-    from silotune.runs.run import Run, run
+    from silotune.runs.run import run
+    from silotune.runs.run_result import Run
 
 __all__ = [
+    "Callback",
     "Config",
+    "CsvLog",
     "Head",
     "InputError",
+    "MLflow",
     "Method",
     "MethodOptions",
     "Part",
     "PersonalModel",
     "Phase",
     "Prediction",
+    "RoundEnd",
     "Run",
     "SilotuneError",
     "Step",
+    "TensorBoard",
     "Tuner",
     "TunerOptions",
+    "WandB",
     "__version__",
     "compare",
     "frozen",
@@ -75,14 +84,17 @@ _MODULES = {
     **dict.fromkeys(("Tuner", "TunerOptions", "register_tuner"), "silotune.models.tuners"),
     **dict.fromkeys(("Head", "register_head"), "silotune.models.heads"),
     **dict.fromkeys(("PersonalModel", "Prediction"), "silotune.runs.personal_model"),
-    **dict.fromkeys(("Run", "run"), "silotune.runs.run"),
+    **dict.fromkeys(("Callback", "RoundEnd"), "silotune.runs.callbacks"),
+    **dict.fromkeys(("CsvLog", "MLflow", "TensorBoard", "WandB"), "silotune.runs.callbacks.trackers"),
     "Config": "silotune.config",
+    "Run": "silotune.runs.run_result",
     "compare": "silotune.experiments.compare",
     "load_model": "silotune.runs.load",
     "load_run": "silotune.runs.load",
     "read_config": "silotune.runs.build.resolve",
     "register_aggregation": "silotune.communication.aggregation",
     "register_codec": "silotune.communication.uplink",
+    "run": "silotune.runs.run",
 }
 """Public name → the module that it is imported from on first use: importing torch takes seconds."""
 

@@ -16,7 +16,7 @@ from silotune.errors import InputError
 from silotune.runs.build.builder import build
 from silotune.runs.build.resolve import read_config
 from silotune.runs.load import load_run
-from silotune.runs.run import Run
+from silotune.runs.run_result import Run
 from tests.support.command_line import Silotune
 from tests.support.small_runs import PAIRS, close, encoded, own_states, rows_of
 from tests.support.tiny import save_backbone

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from silotune.runs.run import Run
+from silotune.runs.run_result import Run
 from tests.support.audit_events import audited
 from tests.support.method_cases import assert_as_if_never_interrupted
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from transformers import BertModel
 
-from silotune.runs.run import Run
+from silotune.runs.run_result import Run
 from tests.support.method_cases import Federate, Wire, write_silos
 
 Reference = Callable[[str], tuple[Run, Wire]]

@@ -24,7 +24,8 @@ from silotune.models.backbone.loading import load_backbone
 from silotune.models.heads import HEADS
 from silotune.models.tuners import TUNERS
 from silotune.runs.build.resolve import read_config
-from silotune.runs.run import Run, run
+from silotune.runs.run import run
+from silotune.runs.run_result import Run
 from silotune.training.client import SiloClient, SiloReply
 from silotune.training.context import TrainingContext
 from silotune.training.coordinator import Coordinator

@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from silotune.cli.app import app
-from silotune.cli.console import console, progress_bars, say
+from silotune.cli.console import LogFile, Quiet, Verbose, console, say
 from silotune.core.files import make_folder
 from silotune.errors import OR_RESUME, InputError, require_unused
 
@@ -48,8 +48,12 @@ def compare(
     workers: Annotated[int, typer.Option(min=1, help="Worker processes; with several, give threads=1 too.")] = 1,
     ablation: Annotated[bool, typer.Option("--ablation", help="Also the ablations of the method's paper.")] = False,
     variant: Annotated[list[str] | None, typer.Option(help="Another entry: 'name: key=value …'; repeatable.")] = None,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+    log_file: LogFile = None,
 ) -> None:
     """Several methods over several seeds: one table, `table.csv` and `report.html`."""
+    from silotune.cli.progress import show_progress
     from silotune.experiments import Cell, read_comparison, run_cells
 
     out = _output_folder(out, resume, "compare")
@@ -57,14 +61,13 @@ def compare(
     make_folder(out, f"--out {out}")
     comparison.write(out)
 
-    with progress_bars() as bars:
+    with show_progress(quiet, verbose, log_file) as followers:
 
         def done(cell: Cell, summary: dict[str, Any]) -> None:
-            for task in bars.progress.task_ids:
-                bars.progress.remove_task(task)
+            followers.clear()
             say(f"{cell.folder}: {summary['average']:.2f} ({summary['seconds']:.0f} s)")
 
-        run_cells(comparison.cells, out, workers=workers, bars=bars, done=done, announce=say)
+        run_cells(comparison.cells, out, workers=workers, callbacks=followers, done=done, announce=say)
     _report(comparison, out)
 
 
@@ -79,8 +82,12 @@ def sweep(
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on; no finished trial is repeated.")] = False,
     workers: Annotated[int, typer.Option(min=1, help="Worker processes; with several, give threads=1 too.")] = 1,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+    log_file: LogFile = None,
 ) -> None:
     """Search learning rates and other keys for each method, on validation rows alone: `sweep.csv` and `best.yaml`."""
+    from silotune.cli.progress import show_progress
     from silotune.experiments import Cell
     from silotune.experiments.sweep import TABLE, read_sweep, run_sweep
 
@@ -88,15 +95,14 @@ def sweep(
     search = read_sweep(source, words or [], trials)
     make_folder(out, f"--out {out}")
 
-    with progress_bars() as bars:
+    with show_progress(quiet, verbose, log_file) as followers:
 
         def done(cell: Cell, summary: dict[str, Any]) -> None:
-            for task in bars.progress.task_ids:
-                bars.progress.remove_task(task)
+            followers.clear()
             score = summary["validation"]
             say(f"{cell.folder}: {summary['reason'] if score is None else f'{score:.2f}'}")
 
-        finished = run_sweep(search, out, workers=workers, bars=bars, done=done)
+        finished = run_sweep(search, out, workers=workers, callbacks=followers, done=done)
     console.print(_trials_table(search, finished))
     say(f"wrote {out / TABLE}, {out / 'best.yaml'}; silotune compare {source} best={out} … takes each method's best")
 

@@ -99,10 +99,11 @@ def start(
     wait: Annotated[bool, typer.Option(help="Follow the run until it ends.")] = True,
 ) -> None:
     """Start a run with the silos that `federation.silos` names, after those that were started before it."""
-    from silotune.cli.console import default_folder, say
+    from silotune.cli.console import say
     from silotune.distributed.deploy import run_commands
     from silotune.distributed.deploy.party_configs import read_coordinator_settings
     from silotune.runs.build.resolve import read_config
+    from silotune.runs.run import default_folder
 
     settings = read_coordinator_settings(coordinator)
     config = read_config(source, overrides or [])
@@ -175,13 +176,18 @@ def resume(
 
 def _follow(settings: CoordinatorSettings, run: QueuedRun) -> None:
     """Show a run's progress until it is over, then its results."""
-    from silotune.cli.console import console, progress_bars, say
+    from silotune.cli.console import console, say
+    from silotune.cli.progress import show_progress
     from silotune.distributed.deploy import run_commands
     from silotune.experiments.report.result_table import result_table
+    from silotune.runs.callbacks.feed import EventFeed
     from silotune.runs.storage.readers import read_summary
 
-    with progress_bars() as bars:
-        run_commands.follow(settings, run.number, bars(run.method, run.rounds), say)
+    with (
+        show_progress() as followers,
+        EventFeed(Path(run.out), run.rounds, followers(run.method, run.rounds)) as feed,
+    ):
+        run_commands.follow(settings, run.number, feed, say)
     console.print(result_table([read_summary(Path(run.out))]))
 
 

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from silotune.cli.app import app
-from silotune.cli.console import Overrides, console, default_folder, progress_bars, say
+from silotune.cli.console import LogFile, Overrides, Quiet, Verbose, console, say
 from silotune.errors import OR_RESUME, InputError, require_unused, unknown_name_error
 
 if TYPE_CHECKING:
     from silotune.config import Config
-    from silotune.runs.run import Run
+    from silotune.runs.run_result import Run
 
 
 ENGINES = ("inprocess", "flower-local")
@@ -35,29 +34,48 @@ def run_command(
         int, typer.Option(min=1, help="Processes that train the silos; with threads=1 each takes one core.")
     ] = 1,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Also write the run's numbers for it.")] = False,
+    track: Annotated[
+        list[str] | None, typer.Option(help="Also write the numbers to csv, tensorboard, wandb or mlflow; repeatable.")
+    ] = None,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+    log_file: LogFile = None,
 ) -> None:
     """Run one method over one setting."""
     if engine not in ENGINES:
         raise unknown_name_error("engine", engine, ENGINES)
     if engine != "inprocess" and workers > 1:
         raise InputError(f"--workers: of the engine inprocess; {engine} has a process for each silo")
+    from silotune.cli.progress import show_progress
     from silotune.experiments.report.result_table import result_table
-    from silotune.experiments.report.tensorboard import TensorBoard
     from silotune.runs.build.resolve import read_config
-    from silotune.runs.run import run
+    from silotune.runs.callbacks.feed import EventFeed
+    from silotune.runs.callbacks.trackers import make_tracker
+    from silotune.runs.run import default_folder, run
 
     config = read_config(source, overrides or [])
     folder = out or default_folder(source, config)
-    with progress_bars() as bars:
-        progress = bars(config.method.name, config.rounds)
-        with TensorBoard(folder, progress) if tensorboard else nullcontext(progress) as report:
-            if engine == "flower-local":
-                from silotune.distributed.deploy.local_run import run_local
+    names = dict.fromkeys([*(track or []), *(["tensorboard"] if tensorboard else [])])
+    trackers = [make_tracker(name) for name in names]
+    with show_progress(quiet, verbose, log_file) as followers:
+        callbacks = [*trackers, *followers(config.method.name, config.rounds)]
+        if engine == "flower-local":
+            from silotune.distributed.deploy.local_run import run_local
 
-                summary, privacy = run_local(config, folder, resume=resume, progress=report, announce=say)
-            else:
-                finished = run(config, out=folder, resume=resume, progress=report, announce=say, workers=workers)
-                summary, privacy = finished.summary, finished.federation.privacy
+            with EventFeed(folder, config.rounds, callbacks) as feed:
+                summary, privacy = run_local(config, folder, resume=resume, progress=feed, announce=say)
+                feed.end(summary)
+        else:
+            finished = run(
+                config,
+                out=folder,
+                resume=resume,
+                progress=False,
+                announce=say,
+                workers=workers,
+                callbacks=callbacks,
+            )
+            summary, privacy = finished.summary, finished.federation.privacy
     console.print(result_table([summary]))
     say(_describe_uploads(config, summary))
     if privacy is not None and privacy.stops:
@@ -69,8 +87,12 @@ def run_command(
 def demo(
     out: Annotated[Path, typer.Option(help="Where the run folders and the report go.")] = Path("runs/demo"),
     resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted demo.")] = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+    log_file: LogFile = None,
 ) -> None:
     """Federate six small tasks: Local, FedAvg (PEFT) and FedMCP, side by side."""
+    from silotune.cli.progress import show_progress
     from silotune.experiments.report.entries import read_entries
     from silotune.experiments.report.html_page import write_report
     from silotune.experiments.report.result_table import result_table
@@ -80,13 +102,13 @@ def demo(
     if not resume:
         require_unused(out, "--out", OR_RESUME)
     runs: list[Run] = []
-    with progress_bars() as bars:
+    with show_progress(quiet, verbose, log_file) as followers:
         for method in DEMO_METHODS:
             config = read_config("demo", [f"method={method}"])
             folder = out / method
             backbone = runs[-1].federation.backbone if runs else None
-            report = bars(method, config.rounds)
-            runs.append(run(config, out=folder, resume=resume, progress=report, backbone=backbone))
+            callbacks = followers(method, config.rounds)
+            runs.append(run(config, out=folder, resume=resume, progress=False, backbone=backbone, callbacks=callbacks))
     console.print(result_table([finished.summary for finished in runs]))
     page = write_report(read_entries([finished.folder for finished in runs]), out / "report.html", title="The demo")
     say(f"run folders: {', '.join(str(finished.folder) for finished in runs)}")

@@ -20,7 +20,7 @@ from silotune.config.input_errors import input_error, shown
 from silotune.config.paths import absolute, read_tree
 from silotune.config.registries import METHODS
 from silotune.config.schema import Config
-from silotune.config.trees import NAMED, Tree, merged, nested, parse_tree, parse_word
+from silotune.config.trees import NAMED, Tree, merged, nested, parse_tree, parse_word, plain
 from silotune.core.yaml_text import dump_yaml
 from silotune.errors import InputError, unknown_name_error
 
@@ -56,6 +56,7 @@ def load_config(
     overrides: Sequence[str] = (),
     method_defaults: MethodDefaults = {},
     changes: Sequence[str] = (),
+    keys: Mapping[str, object] = {},
 ) -> Config:
     """Return the checked configuration of a run.
 
@@ -64,13 +65,15 @@ def load_config(
         overrides: `key=value` words, dotted keys.
         method_defaults: method id → the method's defaults, by dotted key.
         changes: words that override all others.
+        keys: as `overrides`, with values of Python: `{"rounds": 2, "train": {"lr": 1e-3}}`.
 
     Raises:
         InputError: one line that names the key and what is allowed.
     """
     try:
         preset, file = _source(source)
-        words, last = (absolute(nested(map(parse_word, texts)), Path()) for texts in (overrides, changes))
+        pairs = (*map(parse_word, overrides), *((key, plain(value, key)) for key, value in keys.items()))
+        words, last = (absolute(nested(pairs), Path()) for pairs in (pairs, map(parse_word, changes)))
         return validated(_layered(preset, file, words, last, method_defaults))
     except RecursionError:
         raise InputError(f"config {source}: nested too deeply") from None

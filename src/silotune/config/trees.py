@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import PurePath
 from typing import Any
 
 import yaml
@@ -94,6 +95,29 @@ def _set(tree: Tree, key: str, value: Any) -> None:
         if not isinstance(tree, dict):
             raise InputError(f"{key}: {word!r} already has a plain value")
     tree[last] = value
+
+
+def plain(value: object, key: str) -> Any:
+    """Return a value of Python as YAML would give it: paths become text, tuples lists.
+
+    Args:
+        value: of a key or a group of keys.
+        key: for the message.
+
+    Raises:
+        InputError: YAML has no such value.
+    """
+    if isinstance(value, Mapping):
+        return {str(name): plain(item, f"{key}.{name}") for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item, f"{key}.{position}") for position, item in enumerate(value)]
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, PurePath):
+        return str(value)
+    raise InputError(
+        f"{key}: must be text, a number, true or false, a list or a group of keys (got {type(value).__name__})"
+    )
 
 
 def merged(layers: Sequence[Mapping[str, Any]]) -> Tree:

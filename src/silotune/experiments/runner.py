@@ -15,7 +15,7 @@ from silotune.errors import Diverged, InputError
 from silotune.experiments.comparison import Cell
 from silotune.models.backbone.backbone import Backbone
 from silotune.runs.build.resolve import BackboneRequirements, make_method, on_this_machine
-from silotune.runs.engines.base import Progress
+from silotune.runs.callbacks import Callback
 from silotune.runs.run import run
 from silotune.runs.storage.run_folder import continued
 
@@ -23,8 +23,8 @@ Summary = dict[str, Any]
 
 _Outcome = Summary | Diverged
 
-ProgressFactory = Callable[[str, int], Progress]
-"""From (title, rounds) to the progress report of one run."""
+CallbackFactory = Callable[[str, int], Sequence[Callback]]
+"""From (title, rounds) to what follows one run."""
 
 OnCellDone = Callable[[Cell, Summary], None]
 """Called with every cell that was run, and its summary."""
@@ -32,8 +32,8 @@ OnCellDone = Callable[[Cell, Summary], None]
 Announce = Callable[[str], None]
 """Called with the privacy guarantee of a cell before its first round; must be importable by name for processes."""
 
-CellFunction = Callable[[Config, Path, Progress | None, Backbone | None, Announce | None], tuple[Summary, Backbone]]
-"""From (configuration, folder, progress, a fitting backbone, announce) to the summary and the backbone for the next
+CellFunction = Callable[[Config, Path, Sequence[Callback], Backbone | None, Announce | None], tuple[Summary, Backbone]]
+"""From (configuration, folder, callbacks, a fitting backbone, announce) to the summary and the backbone for the next
 cell."""
 
 
@@ -62,13 +62,25 @@ class CellKind:
 
 
 def _whole_run(
-    config: Config, folder: Path, progress: Progress | None, backbone: Backbone | None, announce: Announce | None
+    config: Config,
+    folder: Path,
+    callbacks: Sequence[Callback],
+    backbone: Backbone | None,
+    announce: Announce | None,
 ) -> tuple[Summary, Backbone]:
     def announce_cell(line: str) -> None:
         if announce is not None:
             announce(f"{folder.name}: {line}")
 
-    finished = run(config, out=folder, resume=True, progress=progress, backbone=backbone, announce=announce_cell)
+    finished = run(
+        config,
+        out=folder,
+        resume=True,
+        progress=False,
+        backbone=backbone,
+        announce=announce_cell,
+        callbacks=callbacks,
+    )
     return finished.summary, finished.federation.backbone
 
 
@@ -81,7 +93,7 @@ def run_cells(
     *,
     kind: CellKind = RUN,
     workers: int = 1,
-    bars: ProgressFactory | None = None,
+    callbacks: CallbackFactory | None = None,
     done: OnCellDone | None = None,
     announce: Announce | None = None,
 ) -> dict[str, Summary]:
@@ -95,7 +107,7 @@ def run_cells(
         out: parent of the run folders.
         kind: the function that runs a cell, and the file that it writes last.
         workers: number of processes; each loads the backbone once.
-        bars: makes the progress report of a run; used with one worker only.
+        callbacks: makes what follows a run; used with one worker only.
         done: called after every cell that was run now.
         announce: called with a cell's privacy guarantee before its first round.
 
@@ -112,7 +124,7 @@ def run_cells(
     outcomes = (
         _run_in_processes(unfinished, out, kind, processes, announce)
         if processes > 1
-        else _run_here(unfinished, out, kind, bars, announce)
+        else _run_here(unfinished, out, kind, callbacks, announce)
     )
     diverged = {}
     for cell, outcome in outcomes:
@@ -141,12 +153,16 @@ def _finished(cell: Cell, out: Path, kind: CellKind) -> bool:
 
 
 def _run_here(
-    cells: Sequence[Cell], out: Path, kind: CellKind, bars: ProgressFactory | None, announce: Announce | None
+    cells: Sequence[Cell],
+    out: Path,
+    kind: CellKind,
+    callbacks: CallbackFactory | None,
+    announce: Announce | None,
 ) -> Iterator[tuple[Cell, _Outcome]]:
     backbones = _Backbones()
     for cell in cells:
-        progress = bars(cell.folder, cell.config.rounds) if bars else None
-        yield cell, backbones.run(kind, cell.config, out / cell.folder, progress, announce)
+        followers = callbacks(cell.folder, cell.config.rounds) if callbacks else ()
+        yield cell, backbones.run(kind, cell.config, out / cell.folder, followers, announce)
 
 
 class _Backbones:
@@ -157,14 +173,14 @@ class _Backbones:
         self._backbone: Backbone | None = None
 
     def run(
-        self, kind: CellKind, config: Config, folder: Path, progress: Progress | None, announce: Announce | None
+        self, kind: CellKind, config: Config, folder: Path, callbacks: Sequence[Callback], announce: Announce | None
     ) -> _Outcome:
         """Run one cell."""
         requirements = BackboneRequirements.of(config, make_method(config))
         if requirements != self._needs:
             self._backbone = None  # free its memory before another is loaded
         try:
-            summary, backbone = kind.work(config, folder, progress, self._backbone, announce)
+            summary, backbone = kind.work(config, folder, callbacks, self._backbone, announce)
         except Diverged as error:
             return Diverged(str(error))  # drops the traceback, which would keep the run in memory
         self._needs, self._backbone = requirements, backbone
@@ -184,4 +200,4 @@ def _run_in_processes(
 
 
 def _run_in_worker(kind: CellKind, config: Config, folder: Path, announce: Announce | None) -> _Outcome:
-    return _WORKER_BACKBONES.run(kind, config, folder, None, announce)
+    return _WORKER_BACKBONES.run(kind, config, folder, (), announce)

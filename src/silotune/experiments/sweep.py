@@ -22,7 +22,7 @@ from silotune.core.files import write_text
 from silotune.errors import InputError, SilotuneError, unknown_name_error
 from silotune.experiments.best_values import to_words, write_best
 from silotune.experiments.comparison import Cell, compared_methods, split_words
-from silotune.experiments.runner import OnCellDone, ProgressFactory, Summary, run_cells
+from silotune.experiments.runner import CallbackFactory, OnCellDone, Summary, run_cells
 from silotune.experiments.search_space import (
     Choices,
     Dimension,
@@ -142,7 +142,12 @@ def _methods_word(word: str) -> str:
 
 
 def run_sweep(
-    sweep: Sweep, out: Path, *, workers: int = 1, bars: ProgressFactory | None = None, done: OnCellDone | None = None
+    sweep: Sweep,
+    out: Path,
+    *,
+    workers: int = 1,
+    callbacks: CallbackFactory | None = None,
+    done: OnCellDone | None = None,
 ) -> list[TrialResult]:
     """Run the unfinished trials, then write `sweep.csv` and `best.yaml`.
 
@@ -151,7 +156,7 @@ def run_sweep(
         out: folder for the trials and the two files.
         workers: number of processes. All combinations run in parallel; with a sampler only the seeds of one trial do,
             because a proposal depends on the scores before it.
-        bars: makes the progress report of a run; used with one worker only.
+        callbacks: makes what follows a run; used with one worker only.
         done: called after every run.
 
     Returns:
@@ -163,7 +168,7 @@ def run_sweep(
     """
 
     def run(cells: Sequence[Cell]) -> dict[str, Summary]:
-        return run_cells(cells, out, kind=TRIAL, workers=workers, bars=bars, done=done)
+        return run_cells(cells, out, kind=TRIAL, workers=workers, callbacks=callbacks, done=done)
 
     if sweep.trials is None:
         planned = [(method, chosen) for method, space in sweep.spaces.items() for chosen in all_combinations(space)]

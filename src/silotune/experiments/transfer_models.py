@@ -18,7 +18,7 @@ from silotune.models.backbone.backbone import Backbone
 from silotune.models.heads import Head
 from silotune.runs.build.resolve import BackboneRequirements, make_method, read_config
 from silotune.runs.load import load_run
-from silotune.runs.run import Run
+from silotune.runs.run_result import Run
 from silotune.runs.storage.readers import read_summary
 from silotune.training.federation import Federation
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +19,8 @@ from silotune.runs.build.builder import build
 from silotune.runs.build.initial_adapter import keep_start
 from silotune.runs.build.resolve import make_method
 from silotune.runs.build.validation import check_labels
-from silotune.runs.engines.base import Progress
+from silotune.runs.callbacks import Callback
+from silotune.runs.callbacks.feed import EventFeed
 from silotune.runs.engines.in_process import InProcessEngine
 from silotune.runs.storage.run_folder import working_in
 
@@ -26,7 +28,11 @@ FILE = "trial.json"
 
 
 def _trial(
-    config: Config, path: Path, progress: Progress | None, backbone: Backbone | None, _announce: Announce | None
+    config: Config,
+    path: Path,
+    callbacks: Sequence[Callback],
+    backbone: Backbone | None,
+    _announce: Announce | None,
 ) -> tuple[Summary, Backbone]:
     """Run a trial.
 
@@ -47,9 +53,12 @@ def _trial(
     if not any(silo.splits.validation for silo in data):
         raise InputError("sweep: no silo has validation rows, so there is nothing to choose by")
     federation = build(config, backbone, data)
-    with working_in(path, dump(federation.config), federation.backbone, resume=True) as folder:
+    with (
+        EventFeed(path, config.rounds, callbacks) as feed,
+        working_in(path, dump(federation.config), federation.backbone, resume=True) as folder,
+    ):
         keep_start(path, federation.context)
-        engine = InProcessEngine(federation, folder, progress)
+        engine = InProcessEngine(federation, folder, feed)
         summary: Summary = {"validation": None, "best_round": None}
         try:
             with numerics(config.precision.deterministic, config.precision.tf32):

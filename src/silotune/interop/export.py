@@ -22,7 +22,7 @@ from silotune.interop.peft_format import Layout, peft_layout
 from silotune.interop.selection import ExportSelection, select
 from silotune.models.backbone.backbone import WEIGHT_TYPES
 from silotune.models.backbone.quantization import NONE, QUANTIZATIONS
-from silotune.runs.run import Run
+from silotune.runs.run_result import Run
 
 DEFAULT_BASE = "sentence-transformers/all-MiniLM-L6-v2"
 """Name on the Hugging Face hub of the backbone `default`."""

@@ -18,7 +18,7 @@ from silotune.models.forward.mixing import resolve_weights
 from silotune.models.heads import Head
 from silotune.models.tuners import TUNERS, Tuner, Weight, WeightedTensors
 from silotune.models.tuners.base import MergedAdapter
-from silotune.runs.run import Run
+from silotune.runs.run_result import Run
 
 WORDS = {"global": Scope.SHARED, "private": Scope.PRIVATE, "mixed": None, "merged": None}
 """Values of `--part`: an adapter by its scope, or the silo's whole model as one adapter or folded into the weights."""

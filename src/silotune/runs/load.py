@@ -28,7 +28,7 @@ from silotune.runs.storage.run_folder import RunFolder
 from silotune.training.context import TrainingContext
 
 if TYPE_CHECKING:
-    from silotune.runs.run import Run
+    from silotune.runs.run_result import Run
 
 
 def load_run(folder: str | Path, backbone: Backbone | None = None, precision: str | None = None) -> Run:
@@ -46,7 +46,7 @@ def load_run(folder: str | Path, backbone: Backbone | None = None, precision: st
     # Only here: one silo's model needs neither an engine nor a coordinator.
     from silotune.communication.aggregation import AGGREGATIONS
     from silotune.runs.engines.in_process import InProcessEngine
-    from silotune.runs.run import Run
+    from silotune.runs.run_result import Run
     from silotune.training.coordinator import Coordinator
     from silotune.training.federation import Federation
 

@@ -1,99 +1,99 @@
-"""`run`: a configuration from build to summary, by the engine for it; `Run`: its result with silos' models."""
+"""`run` runs a configuration from its build to its summary, by the engine for it, and tells callbacks how far it is."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from silotune.config import Config, dump
 from silotune.core.determinism import numerics
 from silotune.core.files import write_text
 from silotune.core.process_pool import end_unguarded_worker
 from silotune.core.tensors import digest, flatten
-from silotune.errors import OR_RESUME, require_unused, unknown_name_error
+from silotune.errors import OR_RESUME, InputError, require_unused
 from silotune.evaluation.instance_vectors import keep_instances
 from silotune.models.backbone.backbone import Backbone
 from silotune.models.backbone.loading import transformers_messages_kept
 from silotune.runs.build.builder import build
 from silotune.runs.build.initial_adapter import keep_start
 from silotune.runs.build.resolve import BackboneRequirements, read_config
+from silotune.runs.callbacks import Callback
+from silotune.runs.callbacks.display import default_display
+from silotune.runs.callbacks.feed import EventFeed
 from silotune.runs.engines.base import Engine, Progress
 from silotune.runs.engines.in_process import InProcessEngine
 from silotune.runs.engines.multi_process import MultiProcessEngine
-from silotune.runs.personal_model import PersonalModel
+from silotune.runs.run_result import Run
 from silotune.runs.storage.run_folder import continued, working_in
 from silotune.runs.summary import state_digest, summarise
-from silotune.training.federation import Federation
 
 
-@dataclass
-class Run:
-    """A finished run: its summary, and every silo's personalized model at the best round."""
-
-    folder: Path
-    summary: dict[str, Any]
-    federation: Federation
-
-    @property
-    def silos(self) -> dict[str, dict[str, Any]]:
-        """Per silo: metric, validation and test score (percent), row counts."""
-        return dict(self.summary["silos"])
-
-    def model(self, silo: str) -> PersonalModel:
-        """Return the silo's personalized model.
-
-        Raises:
-            InputError: if there is no such silo.
-        """
-        for owner in self.federation.silos.values():
-            if silo in owner.evaluations:
-                federation = self.federation
-                task, texts = federation.tasks[silo], federation.texts[silo]
-                return PersonalModel(federation.context, owner, federation.coordinator.shared, task, texts)
-        raise unknown_name_error("silo", silo, self.silos)
+def default_folder(source: str, config: Config) -> Path:
+    """Return the run folder if the user gives none: `runs/SOURCE-METHOD-seedN`."""
+    return Path("runs") / f"{Path(source).stem}-{config.method.name}-seed{config.seed}"
 
 
 def run(
     source: str | Config,
     *overrides: str,
-    out: str | Path,
+    out: str | Path | None = None,
     resume: bool = False,
-    progress: Progress | None = None,
-    backbone: Backbone | None = None,
+    progress: bool | Progress | None = None,
+    backbone: Backbone | str | Mapping[str, object] | None = None,
     announce: Callable[[str], None] | None = None,
     workers: int = 1,
+    callbacks: Sequence[Callback] = (),
+    **keys: object,
 ) -> Run:
-    """Run a preset, a YAML file or a configuration.
+    """Run a preset, a YAML file or a configuration: `run("demo", method="fedmcp", rounds=2, train={"lr": 1e-3})`.
 
     Args:
         source: preset name, path of a YAML file, or a `Config`.
-        overrides: `key=value` words.
-        out: the run folder; must be new or empty unless `resume`.
+        overrides: `key=value` words, as on the command line.
+        out: the run folder; must be new or empty unless `resume`. If None, `runs/SOURCE-METHOD-seedN`.
         resume: continue an interrupted run (a finished one is only summarized again).
-        progress: called before every piece of work.
-        backbone: one already loaded, to run several configurations over it.
+        progress: True: shows a bar in a notebook, lines on stderr elsewhere; None: the bar only; False: nothing; or
+            what is called before every piece of work with (round, description, silos done, silos).
+        backbone: one already loaded, to run several configurations over it; or the configuration's key.
         announce: called with each line about the run's privacy guarantee, before the first round.
         workers: number of processes that train silos; the bits do not depend on it.
+        callbacks: follow the run.
+        keys: keys of the configuration; a group of keys is a dictionary.
 
     Raises:
         InputError: for bad configuration or data, before any training; or for an operation that is not deterministic
             (`precision.deterministic`). The settings of PyTorch and transformers are restored at the end.
     """
     end_unguarded_worker()
-    config = source if isinstance(source, Config) else read_config(source, list(overrides))
-    with numerics(config.precision.deterministic, config.precision.tf32), transformers_messages_kept():
-        return _run(config, Path(out), resume, progress, backbone, announce, workers)
+    loaded = backbone if isinstance(backbone, Backbone) else None
+    if backbone is not None and loaded is None:
+        keys["backbone"] = backbone
+    if not isinstance(source, Config):
+        config = read_config(source, overrides, (), **keys)
+    elif overrides or keys:
+        raise InputError(f"{[*overrides, *keys][0]}: goes with a preset or a file; a Config has its values already")
+    else:
+        config = source
+    path = Path(out) if out is not None else default_folder("run" if isinstance(source, Config) else source, config)
+    called = progress if callable(progress) else None
+    shown = [] if callable(progress) else default_display(progress, config.method.name, config.rounds)
+    with (
+        numerics(config.precision.deterministic, config.precision.tf32),
+        transformers_messages_kept(),
+        EventFeed(path, config.rounds, [*callbacks, *shown], called) as feed,
+    ):
+        finished = _run(config, path, resume, feed, loaded, announce, workers)
+        feed.end(finished.summary)
+    return finished
 
 
 def _run(
     config: Config,
     path: Path,
     resume: bool,
-    progress: Progress | None,
+    progress: Progress,
     backbone: Backbone | None,
     announce: Callable[[str], None] | None,
     workers: int,

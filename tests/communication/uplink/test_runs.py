@@ -19,7 +19,7 @@ from silotune.communication.uplink import BUILT_IN_CODECS
 from silotune.core.tensors import digest, flatten
 from silotune.methods import METHODS
 from silotune.methods.parts import Scope
-from silotune.runs.run import Run
+from silotune.runs.run_result import Run
 from silotune.training.coordinator import Coordinator
 from tests.support.method_cases import CASES, Federate, Wire, read_message, same, tapped
 

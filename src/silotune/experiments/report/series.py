@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from silotune.core.numeric import mean_ignoring_none
 from silotune.experiments.report.entries import FinishedRun, ReportEntry
 from silotune.experiments.report.scores import standard_deviation
-from silotune.methods.base import EVENT_KEYS
+from silotune.runs.callbacks.base import logged_values
 
 _SIMILARITY = "similarity_"
 
@@ -85,15 +84,6 @@ def traffic(run: FinishedRun) -> Series:
         total += by_round[number]
         totals[number] = total
     return totals
-
-
-def logged_values(event: Mapping[str, Any]) -> dict[str, float]:
-    """Return the loss, its terms and similarities in one event: all numbers but those under the engine's own keys."""
-    return {
-        key: float(value)
-        for key, value in event.items()
-        if key not in EVENT_KEYS - {"loss"} and isinstance(value, (int, float))
-    }
 
 
 def loss_terms(entries: Sequence[ReportEntry]) -> list[str]:

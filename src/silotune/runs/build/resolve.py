@@ -44,13 +44,21 @@ class _MethodDefaults(Mapping[str, Mapping[str, object]]):
 METHOD_DEFAULTS = _MethodDefaults()
 
 
-def read_config(source: str, overrides: list[str] | None = None, changes: Sequence[str] = ()) -> Config:
+def read_config(
+    source: str, overrides: Sequence[str] | None = None, changes: Sequence[str] = (), **keys: object
+) -> Config:
     """Return the configuration of a preset or file, with method and tuner options filled in; see `load_config`.
+
+    Args:
+        source: a preset's name or the path of a YAML file.
+        overrides: `key=value` words, dotted keys.
+        changes: words that override all others.
+        keys: as `overrides`: `rounds=2`, or a group of keys as a dictionary: `train={"lr": 1e-3}`.
 
     Raises:
         InputError: for a bad key or value.
     """
-    config = load_config(source, overrides or [], METHOD_DEFAULTS, changes)
+    config = load_config(source, overrides or [], METHOD_DEFAULTS, changes, keys)
     method = make_method(config)
     tuner = method.setting.tuner
     return config.model_copy(

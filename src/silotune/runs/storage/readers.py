@@ -10,10 +10,13 @@ from typing import Any
 from silotune.core.files import read_json
 from silotune.errors import InputError
 
+EVENTS = "events.jsonl"
+"""The event log in a run folder: a JSON object a line."""
+
 
 def events(run: Path) -> Iterator[dict[str, Any]]:
     """Yield the events of a run; a last line cut off by a kill is skipped."""
-    path = run / "events.jsonl"
+    path = run / EVENTS
     if not path.is_file():
         return
     with path.open(encoding="utf-8") as file:

@@ -17,7 +17,7 @@ from silotune.errors import InputError
 from silotune.models.backbone.backbone import Backbone
 from silotune.runs.storage.checkpoints import Checkpoints
 from silotune.runs.storage.environment import versions
-from silotune.runs.storage.readers import events, read_versions
+from silotune.runs.storage.readers import EVENTS, events, read_versions
 
 
 class RunFolder:
@@ -116,7 +116,7 @@ class RunFolder:
     def event(self, kind: str, **fields: object) -> None:
         """Append one line to `events.jsonl`, with the time."""
         line = json.dumps({"event": kind, **fields, "time": utc_now()}) + "\n"
-        with (self.path / "events.jsonl").open("ab", buffering=0) as file:
+        with (self.path / EVENTS).open("ab", buffering=0) as file:
             file.write(line.encode())
 
     def forget_events_after(self, number: int) -> None:
@@ -128,7 +128,7 @@ class RunFolder:
         self._keep_events(lambda event: (event["event"], event.get("round")) != (kind, number))
 
     def _keep_events(self, keeps: Callable[[dict[str, Any]], bool]) -> None:
-        path = self.path / "events.jsonl"
+        path = self.path / EVENTS
         if path.exists():
             write_text(path, "".join(json.dumps(event) + "\n" for event in events(self.path) if keeps(event)))
 

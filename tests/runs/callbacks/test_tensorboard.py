@@ -13,7 +13,8 @@ import pytest
 from silotune.distributed.coordinator.coordinate import coordinate
 from silotune.distributed.protocol.frames import decode
 from silotune.distributed.silo.session import Session
-from silotune.experiments.report.tensorboard import TensorBoard
+from silotune.runs.callbacks.feed import EventFeed
+from silotune.runs.callbacks.trackers import TensorBoard
 from silotune.runs.run import run
 from tests.support.command_line import Silotune, tree
 from tests.support.session_rig import DirectLink, job, local_configs
@@ -72,8 +73,8 @@ def test_each_round_is_there_while_it_runs_and_once_after_a_resume(silotune: Sil
             raise Killed
 
     words = [word for word in WORDS[2:] if "=" in word]
-    with pytest.raises(Killed), TensorBoard(place / "out", kill) as progress:
-        run("federation.yaml", *words, out="out", progress=progress)
+    with pytest.raises(Killed):
+        run("federation.yaml", *words, out="out", progress=kill, callbacks=[TensorBoard()])
     (place / "out" / "tensorboard" / "notes.txt").write_text("mine")
     assert silotune(*WORDS, "--resume", "--tensorboard").code == 0
     check(place / "out", 3)
@@ -88,7 +89,7 @@ def test_a_federation_logs_a_round_when_the_next_one_is_trained(tiny_config, tmp
     """Written while it runs, from a log in which a round's losses come before the scores of the round before."""
     config, out = tiny_config("fedmcp", "rounds=3", "train.steps=1"), tmp_path / "out"
     configs = local_configs(config, out)
-    with TensorBoard(out) as progress:
+    with EventFeed(out, 3, [TensorBoard()]) as progress:
 
         def watched(session: Session, data: bytes) -> bytes:
             if (number := decode(data).fields.get("round")) and (out / "events.jsonl").exists():
@@ -134,8 +135,7 @@ def test_without_the_package_it_says_what_to_install(silotune: Silotune, place: 
 
 def test_partitioned_and_server_phases(tiny_config, tmp_path: Path) -> None:
     """FedFAME over one partitioned data set: one score for all silos, and what the coordinator trains."""
-    with TensorBoard(tmp_path / "out") as progress:
-        run(tiny_config("fedfame"), out=tmp_path / "out", progress=progress)
+    run(tiny_config("fedfame"), out=tmp_path / "out", callbacks=[TensorBoard()])
     written = scalars(tmp_path / "out")
     scores = [
         (e["round"], pytest.approx(e["validation"]["global"], rel=1e-6)) for e in logged(tmp_path / "out", "round")
@@ -147,6 +147,6 @@ def test_partitioned_and_server_phases(tiny_config, tmp_path: Path) -> None:
 
 def test_nothing_is_written_before_the_run_folder_is_made(tmp_path: Path) -> None:
     """Who makes it (a federation's coordinator, in another process) wants it empty."""
-    with TensorBoard(tmp_path / "out") as progress:
+    with EventFeed(tmp_path / "out", 3, [TensorBoard()]) as progress:
         progress(1, "starting", 0, 2)
     assert not (tmp_path / "out").exists()

@@ -1,0 +1,112 @@
+"""`show_progress`: bars on a terminal, lines elsewhere, and a log file, for the commands that run something."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress as Bars
+
+from silotune.cli.console import console, say
+from silotune.core.clock import utc_now
+from silotune.errors import InputError
+from silotune.runs.callbacks import Callback
+from silotune.runs.callbacks.display import RoundLines
+
+
+class Followers:
+    """Makes what follows a run: `followers(title, rounds)`.
+
+    Args:
+        bars: the open display; None where lines are printed instead.
+        lines: whether lines are printed.
+        silos: also a line for every silo's round.
+        log: the open log file.
+    """
+
+    def __init__(self, bars: Bars | None, lines: bool, silos: bool, log: Any) -> None:
+        self._bars = bars
+        self._lines = lines
+        self._silos = silos
+        self._log = log
+
+    def __call__(self, title: str, rounds: int) -> Sequence[Callback]:
+        """Return the callbacks of one run."""
+        made: list[Callback] = [] if self._bars is None else [_Bar(self._bars, title, rounds)]
+        if self._lines:
+            made.append(RoundLines(say, title, rounds, self._silos))
+        if self._log is not None:
+            made.append(RoundLines(self._write, title, rounds, self._silos))
+        return made
+
+    def clear(self) -> None:
+        """Remove the bars of runs that are over."""
+        for task in self._bars.task_ids if self._bars is not None else []:
+            assert self._bars is not None
+            self._bars.remove_task(task)
+
+    def _write(self, line: str) -> None:
+        self._log.write(f"{utc_now()} {line}\n")
+        self._log.flush()
+
+
+@contextmanager
+def show_progress(quiet: bool = False, verbose: bool = False, log_file: Path | None = None) -> Iterator[Followers]:
+    """Show the progress of runs while the context is open.
+
+    Args:
+        quiet: show nothing; the log file is written all the same.
+        verbose: also a line for every silo's round.
+        log_file: lines are appended to it, with times.
+
+    Raises:
+        InputError: both quiet and verbose, or the log file cannot be written.
+    """
+    if quiet and verbose:
+        raise InputError("--quiet: does not go with --verbose")
+    with ExitStack() as stack:
+        log = None
+        if log_file is not None:
+            try:
+                log = stack.enter_context(log_file.open("a", encoding="utf-8"))
+            except OSError as error:
+                raise InputError(f"--log-file {log_file}: {error.strerror}") from error
+        bars = stack.enter_context(_bars()) if console.is_terminal and not quiet else None
+        lines = not quiet and (verbose or bars is None)
+        yield Followers(bars, lines, verbose, log)
+
+
+def _bars() -> Bars:
+    return Bars(
+        TextColumn("{task.fields[title]:<12}"),
+        BarColumn(bar_width=30),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("eta"),
+        TimeRemainingColumn(),
+        TextColumn("{task.description}"),
+        console=console,
+    )
+
+
+class _Bar(Callback):
+    """Progress bar of one run; its unit is one silo's round."""
+
+    def __init__(self, bars: Bars, title: str, rounds: int) -> None:
+        self._bars = bars
+        self._rounds = rounds
+        self._total = 1
+        self._task = bars.add_task("loading", total=None, title=title)
+
+    def on_progress(self, round: int, what: str, done: int, total: int) -> None:
+        """See `Callback.on_progress`."""
+        self._total = self._rounds * total
+        text = f"round {round}/{self._rounds}: {what}"
+        self._bars.update(self._task, completed=(round - 1) * total + done, total=self._total, description=text)
+
+    def on_end(self, summary: Mapping[str, Any]) -> None:
+        """See `Callback.on_end`."""
+        self._bars.update(self._task, completed=self._total, total=self._total, description="done")

@@ -1,0 +1,11 @@
+"""Callbacks follow a run while it goes on: its silos, rounds and end, from the event log, whatever the engine.
+
+- `base`: `Callback`, which users subclass, and `RoundEnd`
+- `feed`: reads new events and calls callbacks
+- `display`: a line a round, or a bar in a notebook
+- `trackers`: rounds as CSV, in TensorBoard, Weights & Biases and MLflow
+"""
+
+from silotune.runs.callbacks.base import Callback, RoundEnd
+
+__all__ = ["Callback", "RoundEnd"]

@@ -1,0 +1,120 @@
+"""`Run`: the result of a run with its silos' models and its rounds, as text, table, data frame and picture."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from silotune.data.metrics import lower_is_better
+from silotune.errors import unknown_name_error
+from silotune.runs.callbacks import RoundEnd
+from silotune.runs.callbacks.feed import read_rounds
+from silotune.runs.personal_model import PersonalModel
+from silotune.training.federation import Federation
+
+if TYPE_CHECKING:
+    import pandas
+    from matplotlib.figure import Figure
+
+
+@dataclass(repr=False)
+class Run:
+    """A finished run: its summary, and every silo's personalized model at the best round."""
+
+    folder: Path
+    summary: dict[str, Any]
+    federation: Federation
+
+    @property
+    def silos(self) -> dict[str, dict[str, Any]]:
+        """Per silo: metric, validation and test score (percent), row counts."""
+        return dict(self.summary["silos"])
+
+    def model(self, silo: str) -> PersonalModel:
+        """Return the silo's personalized model.
+
+        Raises:
+            InputError: if there is no such silo.
+        """
+        for owner in self.federation.silos.values():
+            if silo in owner.evaluations:
+                federation = self.federation
+                task, texts = federation.tasks[silo], federation.texts[silo]
+                return PersonalModel(federation.context, owner, federation.coordinator.shared, task, texts)
+        raise unknown_name_error("silo", silo, self.silos)
+
+    @cached_property
+    def history(self) -> list[RoundEnd]:
+        """The rounds that have ended, with scores, losses and bytes, as the event log says."""
+        return read_rounds(self.folder, int(self.summary["rounds"]))
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """Return the rounds as a table: a line for each silo and round, with score, loss, its terms and bytes."""
+        import pandas
+
+        lines: list[dict[str, Any]] = []
+        for ended in self.history:
+            silos: dict[str, dict[str, Any]] = {name: {"validation": score} for name, score in ended.validation.items()}
+            for event in ended.events:
+                if event["event"] == "silo":
+                    values = {
+                        key: value for key, value in event.items() if key not in ("event", "round", "silo", "time")
+                    }
+                    silos.setdefault(event["silo"], {}).update(values)
+            lines += [{"round": ended.round, "silo": name} | values for name, values in silos.items()]
+        return pandas.DataFrame(lines)
+
+    def plot(self) -> Figure:
+        """Draw every silo's validation score by round."""
+        from silotune.runs.notebook_figure import NotebookFigure
+
+        figure = NotebookFigure(figsize=(6, 3.5), layout="constrained")
+        axes = figure.subplots()
+        for silo in sorted({name for ended in self.history for name in ended.validation}):
+            points = [(ended.round, ended.validation.get(silo)) for ended in self.history]
+            judged = [(number, score) for number, score in points if score is not None]
+            axes.plot([number for number, _ in judged], [score for _, score in judged], marker=".", label=silo)
+        metrics = sorted({str(entry["metric"]) for entry in self.silos.values()})
+        axes.set(xlabel="round", ylabel=f"validation {', '.join(metrics)}", title=str(self.summary["method"]))
+        axes.legend(fontsize="small")
+        return figure
+
+    def __repr__(self) -> str:
+        return f"Run({str(self.folder)!r}): {self._heading()}\n{self._scores()}"
+
+    def _heading(self) -> str:
+        summary = self.summary
+        return (
+            f"{summary['method']}, {len(self.silos)} silos, best round {summary['best_round']} of {summary['rounds']}, "
+            f"backbone {summary['backbone']}"
+        )
+
+    def _scores(self) -> str:
+        scores = [f"{name} {_score(entry['test'])}" for name, entry in list(self.silos.items())[:8]]
+        more = ", …" if len(self.silos) > len(scores) else ""
+        return f"test average {_score(self.summary['average'])} ({', '.join(scores)}{more})"
+
+    def _repr_html_(self) -> str:
+        """Return the table that a notebook shows: a row for each silo."""
+        rows = [
+            (name, str(entry["metric"]), *(_score(entry.get(key)) for key in ("validation", "test")))
+            for name, entry in self.silos.items()
+        ]
+        rows.append(("average", "", "", _score(self.summary["average"])))
+        better = "lower" if all(lower_is_better(entry["metric"]) for entry in self.silos.values()) else "higher"
+        head = _html_row(("silo", "metric", "validation", "test"), "th")
+        body = "".join(_html_row(row, "td") for row in rows)
+        caption = f"<caption>{html.escape(self._heading())}; {better} is better</caption>"
+        return f"<table>{caption}<thead>{head}</thead><tbody>{body}</tbody></table>"
+
+
+def _score(value: float | None) -> str:
+    return "–" if value is None else f"{value:.2f}"
+
+
+def _html_row(cells: Sequence[str], tag: str) -> str:
+    return "<tr>" + "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in cells) + "</tr>"

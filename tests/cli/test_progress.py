@@ -1,0 +1,67 @@
+"""Progress of commands: a line a round off a terminal, none with --quiet, more with --verbose, and a log file."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.support.command_line import Silotune
+
+WORDS = ("run", "federation.yaml", "rounds=2", "train.steps=1", "method=fedmcp", "--out", "out")
+LINE = re.compile(
+    r"^fedmcp: round (\d)/2: validation \d+\.\d\d \(north \d+\.\d\d, south \d+\.\d\d\), \d+ s", re.MULTILINE
+)
+
+
+def test_a_line_a_round(silotune: Silotune, place: Path) -> None:
+    assert LINE.findall(silotune(*WORDS).out) == ["1", "2"]
+
+
+def test_quiet_prints_the_table_alone_and_the_log_file_has_the_lines(silotune: Silotune, place: Path) -> None:
+    outcome = silotune(*WORDS, "-q", "--log-file", "run.log")
+    assert "round" not in outcome.out.replace("best round", "")
+    lines = (place / "run.log").read_text().splitlines()
+    assert all(re.match(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00 fedmcp: round", line) for line in lines)
+    assert LINE.findall("\n".join(line.split(" ", 1)[1] for line in lines)) == ["1", "2"]
+
+
+def test_verbose_adds_the_silos_losses(silotune: Silotune, place: Path) -> None:
+    out = silotune(*WORDS, "--verbose").out
+    for number in (1, 2):
+        for silo in ("north", "south"):
+            assert re.search(rf"^fedmcp: round {number}/2, silo {silo}: .*loss \d", out, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("-q", "-v"), "--quiet: does not go with --verbose"),
+        (("--log-file", "no/such/folder.log"), "--log-file no/such/folder.log: No such file"),
+        (("--track", "tensorbord"), "unknown tracker 'tensorbord'"),
+    ],
+)
+def test_bad_options(silotune: Silotune, place: Path, words: tuple[str, ...], message: str) -> None:
+    outcome = silotune(*WORDS, *words)
+    assert outcome.code == 2
+    assert message in outcome.err
+    assert len(outcome.err.splitlines()) == 1
+    assert not (place / "out").exists()
+
+
+def test_trackers_by_name(silotune: Silotune, place: Path) -> None:
+    assert silotune(*WORDS, "-q", "--track", "csv").code == 0
+    assert (place / "out" / "rounds.csv").read_text().startswith("round,seconds,name,value\n1,")
+
+
+def test_a_comparison_says_a_line_a_round_of_each_run(silotune: Silotune, place: Path) -> None:
+    out = silotune(
+        "compare", "federation.yaml", "methods=local,fedavg", "seeds=1", "rounds=2", "train.steps=1", "--out", "out"
+    ).out
+    assert re.findall(r"^(local-1|fedavg-1): round (\d)/2: validation", out, re.MULTILINE) == [
+        ("local-1", "1"),
+        ("local-1", "2"),
+        ("fedavg-1", "1"),
+        ("fedavg-1", "2"),
+    ]

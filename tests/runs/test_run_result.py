@@ -1,0 +1,92 @@
+"""A finished run as text, table, data frame and picture; `run` with keys of Python, and its progress."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from silotune import InputError, read_config, run
+from silotune.runs.run import default_folder
+from silotune.runs.run_result import Run
+
+
+@pytest.fixture(scope="module")
+def finished(tiny_config, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return run(tiny_config("fedmcp", "rounds=2", "train.steps=1"), out=tmp_path_factory.mktemp("run") / "out")
+
+
+def test_text_and_table_are_short_and_name_every_silo(finished: Run) -> None:
+    assert len(repr(finished).splitlines()) == 2
+    assert len(repr(finished)) < 600
+    assert len(finished._repr_html_()) < 3000
+    for name, entry in finished.silos.items():
+        assert f"{name} {entry['test']:.2f}" in repr(finished)
+        assert f"<td>{name}</td><td>{entry['metric']}</td>" in finished._repr_html_()
+
+
+def test_history_data_frame_and_picture(finished: Run) -> None:
+    assert [ended.round for ended in finished.history] == [1, 2]
+    frame = finished.to_pandas()
+    assert len(frame) == 2 * len(finished.silos)
+    assert {"round", "silo", "validation", "loss", "bytes_up"} <= set(frame.columns)
+    last = finished.history[-1]
+    for name, score in last.validation.items():
+        assert frame[(frame["round"] == 2) & (frame["silo"] == name)]["validation"].item() == score
+    axes = finished.plot().axes[0]
+    assert sorted(line.get_label() for line in axes.lines) == sorted(finished.silos)
+
+
+def test_keys_of_python_equal_words() -> None:
+    words = read_config("demo", ["method=fedmcp", "rounds=2", "train.lr=1e-3", "silos=[{name: a, path: x}]"])
+    keys = read_config("demo", method="fedmcp", rounds=2, train={"lr": 1e-3}, silos=[{"name": "a", "path": Path("x")}])
+    assert keys == words
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"train": {"lr": {1, 2}}}, "train.lr: must be text, a number"),
+        ({"rounds": 0}, "rounds: must be"),
+        ({"trian": {"lr": 1e-3}}, "unknown key 'trian'"),
+    ],
+)
+def test_bad_keys_are_named(keys: dict, message: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=re.escape(message)):
+        run("demo", out=tmp_path / "out", **keys)
+
+
+def test_keys_beside_a_config_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="rounds: goes with a preset or a file"):
+        run(read_config("demo"), out=tmp_path / "out", rounds=2)
+
+
+def test_the_default_folder_is_named_after_source_method_and_seed() -> None:
+    assert default_folder("my/federation.yaml", read_config("demo", seed=3)) == Path("runs/federation-fedmcp-seed3")
+
+
+def test_lines_of_progress_on_stderr(tiny_config, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    config = tiny_config("fedavg", "rounds=2", "train.steps=1")
+    run(config, out=tmp_path / "silent")
+    assert capfd.readouterr().err == ""
+    run(config, out=tmp_path / "out", progress=True)
+    lines = capfd.readouterr().err.splitlines()
+    assert [line for line in lines if re.match(r"fedavg: round \d/2: validation \d+\.\d\d \(.*\), \d+ s", line)]
+    assert "about" in lines[1]
+    assert "left" not in lines[-1]
+
+
+def test_a_bar_in_a_notebook(tiny_config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from types import SimpleNamespace
+
+    pages: list[str] = []
+    handle = SimpleNamespace(update=pages.append)
+    shown = SimpleNamespace(HTML=str, display=lambda page, display_id: handle)
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: SimpleNamespace(kernel=1)))
+    monkeypatch.setitem(sys.modules, "IPython.display", shown)
+    run(tiny_config("fedavg", "rounds=2", "train.steps=1"), out=tmp_path / "out")
+    assert 'value="1.000"' in pages[-1]
+    assert "round 2: validation" in pages[-1]
+    assert all(page.count("<progress") == 1 for page in pages)
