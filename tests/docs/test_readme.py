@@ -18,6 +18,6 @@ def test_the_python_block_runs(
     (block,) = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
     exec(compile(block, str(README), "exec"), {})
     printed = capsys.readouterr().out.splitlines()
-    assert len(printed) == 7  # six silos and one prediction
+    assert len(printed) == 9  # the run in two lines, six silos and one prediction
     assert printed[-1].split()[0] in {"different", "paraphrase"}
     assert (tmp_path / "runs/python/summary.json").is_file()

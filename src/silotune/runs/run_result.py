@@ -6,6 +6,7 @@ import html
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -70,9 +71,15 @@ class Run:
 
     def plot(self) -> Figure:
         """Draw every silo's validation score by round."""
-        from silotune.runs.notebook_figure import NotebookFigure
+        from matplotlib.figure import Figure
 
-        figure = NotebookFigure(figsize=(6, 3.5), layout="constrained")
+        class Shown(Figure):  # a notebook draws other figures only if pyplot is loaded
+            def _repr_png_(self) -> bytes:
+                content = BytesIO()
+                self.savefig(content, format="png")
+                return content.getvalue()
+
+        figure = Shown(figsize=(6, 3.5), layout="constrained")
         axes = figure.subplots()
         for silo in sorted({name for ended in self.history for name in ended.validation}):
             points = [(ended.round, ended.validation.get(silo)) for ended in self.history]
