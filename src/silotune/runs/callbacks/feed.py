@@ -9,8 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import yaml
-
+from silotune.core.yaml_text import load_yaml
 from silotune.runs.callbacks.base import Callback, RoundEnd
 from silotune.runs.storage.readers import EVENTS
 
@@ -84,7 +83,7 @@ class EventFeed:
             if not (self._folder / "versions.json").is_file():
                 return  # the folder is not made yet, and must be empty when it is
             self._started = True
-            config = yaml.safe_load((self._folder / "config.yaml").read_text(encoding="utf-8"))
+            config = load_yaml((self._folder / "config.yaml").read_text(encoding="utf-8"))
             for callback in self._callbacks:
                 callback.on_start(self._folder, config)
         for event in self._new_events():

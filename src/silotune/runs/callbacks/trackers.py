@@ -13,6 +13,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import IO, Any
 
+from silotune.config.trees import flat
 from silotune.core.files import read_json, write_text
 from silotune.errors import InputError, unknown_name_error
 from silotune.runs.callbacks.base import Callback, RoundEnd
@@ -185,7 +186,7 @@ class MLflow(_Remote):
         found = self._client.get_experiment_by_name(self._experiment)
         experiment = found.experiment_id if found else self._client.create_experiment(self._experiment)
         begun = str(self._client.create_run(experiment, run_name=folder.name).info.run_id)
-        for key, value in _flat(config).items():
+        for key, value in flat(config):
             self._client.log_param(begun, key, str(value)[:500])
         return begun
 
@@ -240,13 +241,6 @@ def _installed(module: str, extra: str) -> Any:
         return import_module(module)
     except ImportError as error:
         raise InputError(f"{extra}: is not installed; pip install 'silotune[{extra}]'") from error
-
-
-def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in tree.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
-    return flat
 
 
 def _allowed(name: str) -> str:
