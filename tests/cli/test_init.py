@@ -10,6 +10,7 @@ import yaml
 
 from silotune import read_config
 from silotune.data.loading import load_silos
+from silotune.data.tasks import Task
 from tests.support.command_line import Silotune
 
 
@@ -56,17 +57,14 @@ def test_its_rows_are_the_demo_s_and_its_labels_are_names(example: Path) -> None
 def test_the_keys_in_its_comments_are_keys(example: Path) -> None:
     """Every commented-out key can be switched on by removing the `#`."""
     text = (example / "federation.yaml").read_text(encoding="utf-8")
-    commented = [line for line in text.splitlines() if line.strip().startswith(("# task:", "# labels:", "# metric:"))]
-    assert len(commented) == 3
+    keys = ("# task:", "# labels:", "# metric:", "# positive:")
+    commented = [line for line in text.splitlines() if line.strip().startswith(keys)]
+    assert len(commented) == 4
     for line in commented:
         text = text.replace(line, line.replace("# ", "", 1))
     (example / "federation.yaml").write_text(text, encoding="utf-8")
     support = load_silos(read_config(str(example / "federation.yaml")))[1]
-    assert (support.task.name, support.task.labels, support.task.metric) == (
-        "duplicates",
-        ("different", "duplicate"),
-        "f1",
-    )
+    assert support.task == Task("duplicates", ("different", "duplicate"), "f1", positive="duplicate")
 
 
 def test_it_can_be_moved(example: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

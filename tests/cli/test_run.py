@@ -32,7 +32,8 @@ def test_what_a_run_prints_and_leaves(silotune: Silotune, place: Path) -> None:
     for word in ("fedmcp", "north", "south", "average"):
         assert word in outcome.out
     left = {path.name for path in (place / "out").iterdir()}
-    assert left == {"config.yaml", "versions.json", "events.jsonl", "checkpoints", "summary.json"}
+    files = {"config.yaml", "versions.json", "events.jsonl", "summary.json", "scores.json", "predictions.parquet"}
+    assert left == {*files, "checkpoints"}
     kinds = [json.loads(line)["event"] for line in (place / "out" / "events.jsonl").read_text().splitlines()]
     assert kinds == ["silo", "silo", "round"] * 2
 

@@ -139,8 +139,8 @@ def test_parquet_without_the_column_or_with_a_null_is_refused(refused: Refused, 
 def test_labels_that_do_not_fit_are_refused(refused: Refused, place: Path) -> None:
     change_silo(place, labels=["good", "worse"])
     refused(*RUN, names=["north.csv", "row 1", "'bad'", "good, worse"])
-    change_silo(place, labels=["good", "bad", "mixed"], metric="f1")
-    refused(*RUN, names=["'north'", "f1", "2 labels", "accuracy"])
+    change_silo(place, labels=["good", "bad", "mixed"], metric="f1", positive="worse")
+    refused(*RUN, names=["'north'", "positive", "'worse'", "bad, good, mixed"])
 
 
 def test_silos_of_one_task_must_agree(refused: Refused, place: Path) -> None:

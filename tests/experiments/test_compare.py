@@ -70,7 +70,8 @@ def compared(comparison: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_what_it_leaves(compared: Path, silotune: Silotune) -> None:
     files = {path.name for path in compared.iterdir()}
-    assert files == {*CELLS, "comparison.json", "table.csv", "table.md", "table.tex", "report.html", "figures"}
+    tables = {"table.csv", "table.md", "table.tex", "baselines.csv"}
+    assert files == {*CELLS, *tables, "comparison.json", "report.html", "figures"}
     for cell in CELLS:
         assert (compared / cell / "summary.json").is_file()
     # a cell is exactly what `run` makes
@@ -79,6 +80,21 @@ def test_what_it_leaves(compared: Path, silotune: Silotune) -> None:
     assert alone["config.yaml"] == cell["config.yaml"]
     one, other = (json.loads(found["summary.json"]) for found in (alone, cell))
     assert one["state_sha256"] == other["state_sha256"]
+
+
+def test_the_baselines_by_hand(compared: Path) -> None:
+    with (compared / "baselines.csv").open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["baseline"], row["silo"]) for row in rows] == [
+        (name, silo) for name in ("most frequent label", "bag of words") for silo in ("north", "south", "average")
+    ]
+    by_run = [run["baselines"]["silos"] for run in summaries(compared, "local")]
+    for row in rows:
+        key = {"most frequent label": "majority", "bag of words": "bag_of_words"}[row["baseline"]]
+        names = ("north", "south") if row["silo"] == "average" else (row["silo"],)
+        expected = np.mean([run[name][key] for run in by_run for name in names])
+        assert float(row["mean"]) == pytest.approx(expected, abs=1e-5)
+        assert (row["metric"], row["n"]) == ("accuracy", "2")
 
 
 def test_the_table_by_hand(compared: Path, backbone_folder) -> None:

@@ -55,6 +55,7 @@ def compare(
     """Several methods over several seeds: one table, `table.csv` and `report.html`."""
     from silotune.cli.progress import show_progress
     from silotune.experiments import Cell, read_comparison, run_cells
+    from silotune.experiments.report.scores import average_text
 
     out = _output_folder(out, resume, "compare")
     comparison = read_comparison(source, words or [], variant or [], ablation)
@@ -65,7 +66,7 @@ def compare(
 
         def done(cell: Cell, summary: dict[str, Any]) -> None:
             followers.clear()
-            say(f"{cell.folder}: {summary['average']:.2f} ({summary['seconds']:.0f} s)")
+            say(f"{cell.folder}: {average_text(summary)} ({summary['seconds']:.0f} s)")
 
         run_cells(comparison.cells, out, workers=workers, callbacks=followers, done=done, announce=say)
     _report(comparison, out)

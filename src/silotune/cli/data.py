@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.markup import escape
 from rich.table import Table
 
 from silotune.cli.app import app
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
     from silotune.data.tasks import SiloData
     from silotune.runs.build.shown_rows import ShownRow
 
+_MOST_LABELS = 12
+"""Labels whose shares a line shows."""
+
 
 @app.command()
 def data(
@@ -28,14 +32,17 @@ def data(
     silo: Annotated[str | None, typer.Option(help="Only this silo.")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show the silos' rows: how many, in which format, and with --show what a row becomes, token by token.
+    """Show the silos' rows: labels, lengths, duplicates, what looks wrong; with --show what a row becomes.
 
-    A row is tokenized as in training: by the backbone's tokenizer, with the head's template, and cut to
+    With --show a row is tokenized as in training: by the backbone's tokenizer, with the head's template, and cut to
     train.max_length. Tokens that the loss counts are marked.
     """
     from silotune.data.loading import load_silos
+    from silotune.data.row_checks import row_warnings
+    from silotune.errors import InputError
     from silotune.runs.build.resolve import read_config
     from silotune.runs.build.shown_rows import describe_silo
+    from silotune.runs.build.token_lengths import token_lengths
 
     config = read_config(source, overrides or [])
     silos = {item.name: item for item in load_silos(config)}
@@ -43,21 +50,25 @@ def data(
         raise unknown_name_error("silo", silo, silos)
     chosen = [item for name, item in silos.items() if silo in (None, name)]
     described: dict[str, Any] = {item.name: describe_silo(item) for item in chosen}
+    notes = [warning for item in chosen for warning in row_warnings(item, described[item.name])]
+    try:
+        for name, tokens in token_lengths(config, chosen).items():
+            described[name]["tokens"] = tokens
+    except InputError as error:
+        notes.append(str(error))
     shown = _shown(config, list(silos.values()), chosen, show) if show else {}
     if as_json:
         for name, rows in shown.items():
             described[name]["shown"] = [asdict(row) for row in rows]
-        typer.echo(json.dumps({"silos": described}, indent=1, ensure_ascii=False))
+        typer.echo(json.dumps({"silos": described, "warnings": notes}, indent=1, ensure_ascii=False))
         return
-    table = Table(title=f"{len(described)} silos")
-    for column in ("silo", "task", "format", "metric"):
-        table.add_column(column)
-    for column in ("train", "validation", "test"):
-        table.add_column(column, justify="right")
+    console.print(_rows_table(described))
+    console.print(_texts_table(described, config.train.max_length))
     for name, entry in described.items():
-        counts = (f"{number:,}" for number in entry["rows"].values())
-        table.add_row(name, entry["task"], entry["format"], entry["metric"], *counts)
-    console.print(table)
+        if labels := entry["label_rows"]["train"]:
+            say(f"labels of {name}'s training rows: {_shares(labels)}")
+    for note in notes:
+        say(f"warning: {note}")
     for name, rows in shown.items():
         for number, row in enumerate(rows, start=1):
             _print_row(name, number, row)
@@ -78,6 +89,48 @@ def _shown(config: Config, silos: list[SiloData], chosen: list[SiloData], number
     backbone = build_model(config, method, tasks.values()).backbone
     tokenize = head.row_tokenizer(backbone, config.train.max_length)
     return {item.name: show_rows(backbone.tokenizer, tokenize, item, number) for item in chosen}
+
+
+def _rows_table(described: dict[str, Any]) -> Table:
+    """Return the table of tasks and numbers of rows."""
+    from silotune.data.metrics import metric_title
+
+    table = Table(title=f"{len(described)} silos")
+    for column in ("silo", "task", "format", "metric"):
+        table.add_column(column)
+    for column in ("train", "validation", "test"):
+        table.add_column(column, justify="right")
+    for name, entry in described.items():
+        counts = (f"{number:,}" for number in entry["rows"].values())
+        metric = metric_title(entry["metric"], entry["positive"])
+        table.add_row(name, entry["task"], entry["format"], escape(metric), *counts)
+    return table
+
+
+def _shares(labels: dict[str, int]) -> str:
+    """Return the labels with their shares, the most frequent first."""
+    total, ordered = sum(labels.values()), sorted(labels.items(), key=lambda item: -item[1])
+    shown = ", ".join(f"{label} {100 * number / total:.0f} %" for label, number in ordered[:_MOST_LABELS])
+    return f"{shown}, … ({len(ordered)})" if len(ordered) > _MOST_LABELS else shown
+
+
+def _texts_table(described: dict[str, Any], limit: int) -> Table:
+    """Return the table of lengths and duplicates."""
+    table = Table(
+        title=f"training rows: median / 95 % of rows up to / longest; cut at {limit} tokens; rows there twice"
+    )
+    table.add_column("silo")
+    for column in ("characters", "tokens", "cut", "duplicates", "in validation", "in test"):
+        table.add_column(column, justify="right")
+    for name, entry in described.items():
+        tokens, counts = entry.get("tokens"), [entry["duplicates"]["train"], *entry["shared"].values()]
+        cut = "–" if tokens is None else f"{tokens['cut']:.0f} %"
+        table.add_row(name, _spread(entry["characters"]["train"]), _spread(tokens), cut, *map(str, counts))
+    return table
+
+
+def _spread(numbers: dict[str, Any] | None) -> str:
+    return "–" if numbers is None else f"{numbers['median']:,} / {numbers['p95']:,} / {numbers['maximum']:,}"
 
 
 def _print_row(silo: str, number: int, row: ShownRow) -> None:

@@ -1,16 +1,18 @@
-"""The command `silotune evaluate`: a silo's model of a finished run on tasks of lm-evaluation-harness."""
+"""The command `silotune evaluate`: a silo's model on a labeled file, or on tasks of lm-evaluation-harness."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from rich.markup import escape
+from rich.table import Table
 
 from silotune.cli.app import app
 from silotune.cli.catalog import JsonOption
-from silotune.cli.console import say
+from silotune.cli.console import console, say
 from silotune.cli.export_predict import RunArgument, SiloOption
 from silotune.errors import InputError
 
@@ -19,21 +21,90 @@ from silotune.errors import InputError
 def evaluate(
     run: RunArgument,
     silo: SiloOption,
-    lm_eval: Annotated[str, typer.Option("--lm-eval", help="Tasks of lm-evaluation-harness, separated by commas.")],
-    tasks_folder: Annotated[Path | None, typer.Option(help="A folder with task definitions of your own.")] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Rows per task; default: all.")] = None,
+    file: Annotated[
+        Path | None, typer.Option(help="Score on the rows of this file (.csv, .tsv, .jsonl or .parquet).")
+    ] = None,
+    text: Annotated[
+        str | None, typer.Option(help="The file's text column, or two separated by a comma; default: the silo's.")
+    ] = None,
+    label: Annotated[str | None, typer.Option(help="The file's label column; default: the silo's.")] = None,
+    predictions: Annotated[
+        Path | None, typer.Option(help="Also write every row's prediction, as Parquet.", metavar="PARQUET")
+    ] = None,
+    lm_eval: Annotated[
+        str | None, typer.Option("--lm-eval", help="Tasks of lm-evaluation-harness, separated by commas.")
+    ] = None,
+    tasks_folder: Annotated[Path | None, typer.Option(help="A folder with harness tasks of your own.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Rows per harness task; default: all.")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Evaluate one silo's language model on tasks of lm-evaluation-harness."""
+    """Score one silo's model of a finished run on a labeled file, or on tasks of lm-evaluation-harness."""
+    if (file is None) == (lm_eval is None):
+        raise InputError("evaluate: give either --file or --lm-eval")
+    if file is not None:
+        if tasks_folder is not None or limit is not None:
+            raise InputError("--tasks-folder, --limit: belong to --lm-eval, not to --file")
+        _on_file(run, silo, file, text, label, predictions, as_json)
+        return
+    if text is not None or label is not None or predictions is not None:
+        raise InputError("--text, --label, --predictions: belong to --file, not to --lm-eval")
+    _on_harness(run, silo, str(lm_eval), tasks_folder, limit, as_json)
+
+
+def _on_file(
+    run: Path, silo: str, file: Path, text: str | None, label: str | None, predictions: Path | None, as_json: bool
+) -> None:
+    from silotune.runs.labeled_file import evaluate_file
+
+    if predictions is not None and not predictions.parent.is_dir():
+        raise InputError(f"--predictions {predictions}: its folder does not exist")
+    columns = [name.strip() for name in text.split(",")] if text else []
+    scores = evaluate_file(run, silo, file, text=columns, label=label or "", predictions=predictions)
+    if as_json:
+        typer.echo(json.dumps(scores, indent=1, ensure_ascii=False))
+        return
+    for table in _tables(scores):
+        console.print(table)
+    if predictions is not None:
+        say(f"predictions: {predictions}")
+
+
+def _tables(scores: dict[str, Any]) -> list[Table]:
+    """Return the tables of all metrics, and of precision, recall and F1 per class."""
+    from silotune.data.metrics import metric_title
+
+    table = Table(title=escape(f"{scores['rows']:,} rows of {scores['file']}, silo {scores['silo']}"))
+    table.add_column("metric")
+    table.add_column("score", justify="right")
+    table.add_column(f"{scores['level']} % interval", justify="right")
+    for name, value in scores["metrics"].items():
+        bounds = scores["intervals"].get(name)
+        shown = "–" if bounds is None else f"{bounds[0]:.2f} to {bounds[1]:.2f}"
+        style = "bold" if name == scores["metric"] else None
+        title = metric_title(name, scores.get("positive", ""))
+        table.add_row(escape(title), "–" if value is None else f"{value:.2f}", shown, style=style)
+    if "per_class" not in scores:
+        return [table]
+    classes = Table(title="per class (%)")
+    classes.add_column("label")
+    for column in ("precision", "recall", "f1", "rows"):
+        classes.add_column(metric_title(column), justify="right")
+    for name, of_class in scores["per_class"].items():
+        values = (f"{of_class[key]:.2f}" for key in ("precision", "recall", "f1"))
+        classes.add_row(escape(name), *values, f"{of_class['rows']:,}")
+    return [table, classes]
+
+
+def _on_harness(run: Path, silo: str, tasks: str, folder: Path | None, limit: int | None, as_json: bool) -> None:
     from silotune.runs.load import load_model
 
     try:
         from silotune.interop.lm_eval_harness import evaluate_on
     except ImportError as error:
         raise InputError("--lm-eval: needs the package lm-eval; pip install 'silotune[lm-eval]'") from error
-    if tasks_folder is not None and not tasks_folder.is_dir():
-        raise InputError(f"--tasks-folder {tasks_folder}: no such folder")
-    results = evaluate_on(load_model(run, silo), [name.strip() for name in lm_eval.split(",")], tasks_folder, limit)
+    if folder is not None and not folder.is_dir():
+        raise InputError(f"--tasks-folder {folder}: no such folder")
+    results = evaluate_on(load_model(run, silo), [name.strip() for name in tasks.split(",")], folder, limit)
     if as_json:
         typer.echo(json.dumps({"silo": silo, "results": results}, indent=1, default=str))
         return

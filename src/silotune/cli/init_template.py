@@ -46,7 +46,8 @@ silos:                    # paths are relative to this file; formats: .csv .tsv 
     label: relation
     # task: duplicates    # silos of one task share label names (default: the silo's name)
     # labels: [different, duplicate]          # where the file does not show them all
-    # metric: f1          # accuracy, f1, or rouge1 where answers are written
+    # metric: f1          # accuracy, f1, macro_f1, balanced_accuracy, mcc, auroc; rouge1 where answers are written
+    # positive: duplicate # the label that F1 is about; without it F1 is the mean over all labels
   # a folder with train.csv, validation.csv and test.csv (or other formats) is taken as it is split
 """
 

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
 ENGINES = ("inprocess", "flower-local")
 
+_MOST_SILOS = 20
+"""Silos that --dry-run lists."""
+
 DEMO_METHODS = ("local", "fedavg", "fedmcp")
 
 
@@ -34,6 +37,9 @@ def run_command(
         int, typer.Option(min=1, help="Processes that train the silos; with threads=1 each takes one core.")
     ] = 1,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Also write the run's numbers for it.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Read and check everything, say what would be trained, and stop.")
+    ] = False,
     track: Annotated[
         list[str] | None, typer.Option(help="Also write the numbers to csv, tensorboard, wandb or mlflow; repeatable.")
     ] = None,
@@ -54,6 +60,9 @@ def run_command(
     from silotune.runs.run import default_folder, run
 
     config = read_config(source, overrides or [])
+    if dry_run:
+        _preview(config)
+        return
     folder = out or default_folder(source, config)
     names = dict.fromkeys([*(track or []), *(["tensorboard"] if tensorboard else [])])
     trackers = [make_tracker(name) for name in names]
@@ -74,6 +83,7 @@ def run_command(
                 announce=say,
                 workers=workers,
                 callbacks=callbacks,
+                warn=_warn,
             )
             summary, privacy = finished.summary, finished.federation.privacy
     console.print(result_table([summary]))
@@ -113,6 +123,38 @@ def demo(
     page = write_report(read_entries([finished.folder for finished in runs]), out / "report.html", title="The demo")
     say(f"run folders: {', '.join(str(finished.folder) for finished in runs)}")
     say(f"accuracy per round and silo, and what was sent: {page}")
+
+
+def _preview(config: Config) -> None:
+    """Build the federation of a run, and say what would be trained on which rows and what would be sent."""
+    from silotune.core.determinism import numerics
+    from silotune.data.row_checks import warnings_of
+    from silotune.data.tasks import SiloData
+    from silotune.runs.build.builder import build
+    from silotune.runs.summary import parameters
+
+    rows: list[SiloData] = []
+    with numerics(config.precision.deterministic, config.precision.tf32):
+        federation = build(config, look=rows.extend)
+    for line in warnings_of(rows, config.partition.name != "none"):
+        _warn(line)
+    for silo in rows[:_MOST_SILOS]:
+        counts = ", ".join(f"{number:,} {split}" for split, number in silo.splits.counts().items())
+        say(f"silo {silo.name}: {counts} rows; task {silo.task.name} by {silo.task.metric}")
+    if len(rows) > _MOST_SILOS:
+        say(f"… and {len(rows) - _MOST_SILOS} more silos")
+    sizes = parameters(federation)
+    say(
+        f"{config.method.name}, {federation.rounds} rounds: a silo trains {sizes['trainable_parameters']:,} parameters "
+        f"and sends {sizes['sent_parameters']:,} a round"
+    )
+    for line in federation.privacy.lines() if federation.privacy is not None else ():
+        say(line)
+    say("nothing was trained or written (--dry-run)")
+
+
+def _warn(line: str) -> None:
+    say(f"warning: {line}")
 
 
 def _describe_uploads(config: Config, summary: dict[str, Any]) -> str:

@@ -7,9 +7,9 @@ from typing import Literal
 from pydantic import Field, field_validator, model_validator
 
 from silotune.config.section import Section
-from silotune.config.validators import Metric, Name, distinct, label_names, listed
+from silotune.config.validators import Metric, Name, distinct, label_name, label_names, listed
 
-DATA_SOURCES = ("set", "path", "tasks", "task", "labels", "metric")
+DATA_SOURCES = ("set", "path", "tasks", "task", "labels", "metric", "positive")
 """The keys of `data` that choose rows; they exclude the section `silos`, whose entries name their own files."""
 
 
@@ -23,6 +23,7 @@ class DataConfig(Section):
         task: one task name for all silos, so that they may share a head.
         labels: the label names of `task`, if the data sets' own names differ.
         metric: replaces the data sets' own metric.
+        positive: the label that F1 is about; unset, what the data sets say, else label 1 of two.
         merge: whether train and validation are joined and split again by `ratio`.
         ratio: shares of train, validation and test.
         seed: seed of the choice of rows; unset, the run's seed.
@@ -41,6 +42,7 @@ class DataConfig(Section):
     task: Name | None = None
     labels: list[str] | None = Field(None, min_length=2)
     metric: Metric | None = None
+    positive: str | None = Field(None, min_length=1)
     merge: bool = False
     ratio: tuple[float, float, float] = (0.6, 0.2, 0.2)
     seed: int | None = Field(None, ge=0)
@@ -53,6 +55,7 @@ class DataConfig(Section):
 
     _words = field_validator("tasks", mode="before")(listed)
     _names = field_validator("labels", mode="before")(label_names)
+    _name = field_validator("positive", mode="before")(label_name)
 
     @field_validator("tasks", "labels")
     @classmethod

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from silotune.config.section import Section
 from silotune.config.validators import RowsAtOnce, listed
@@ -23,6 +23,10 @@ class EvaluationConfig(Section):
             14).
         new_silos: silos that join after the last round, with the private part of the most similar silo (appendix C.1).
         rows_at_once: rows of one batch without gradient, where rows are classified or embedded.
+        bootstrap: resamples of the test rows from which 95 % intervals of scores come; 0 makes none.
+        baselines: whether a silo's scores are put beside those of the most frequent label and of a bag of words, both
+            learned from its training rows.
+        predictions: whether the run folder gets `predictions.parquet`, the prediction for every test row.
     """
 
     validation: Literal["metric", "loss"] | None = None
@@ -31,6 +35,9 @@ class EvaluationConfig(Section):
     unseen: list[str] = []
     new_silos: list[str] = []
     rows_at_once: RowsAtOnce = 64
+    bootstrap: int = Field(1000, ge=0, le=100_000)
+    baselines: bool = True
+    predictions: bool = True
 
     _words = field_validator("unseen", "new_silos", mode="before")(listed)
 

@@ -20,6 +20,8 @@ from silotune.config.input_errors import input_error, shown
 from silotune.config.paths import absolute, read_tree
 from silotune.config.registries import METHODS
 from silotune.config.schema import Config
+from silotune.config.silo_changes import change_silos, take_changes
+from silotune.config.silos import SiloConfig
 from silotune.config.trees import NAMED, Tree, merged, nested, parse_tree, parse_word, plain
 from silotune.core.yaml_text import dump_yaml
 from silotune.errors import InputError, unknown_name_error
@@ -83,6 +85,7 @@ def _layered(preset: Tree, file: Tree, words: Tree, last: Tree, method_defaults:
     entries = [_per_method(tree, method_defaults) for tree in (preset, file, words)]
     for tree in (preset, file, words):
         tree.pop("per_method", None)
+    changes = [*take_changes(words), *take_changes(last)]
     if (file | words | last).get("silos"):  # entries of `silos` replace a preset's data set and keep its setting
         preset = preset | {"data": {k: v for k, v in preset.get("data", {}).items() if k not in DATA_SOURCES}}
     layers = [_defaults(), preset, file, words, last]
@@ -90,9 +93,11 @@ def _layered(preset: Tree, file: Tree, words: Tree, last: Tree, method_defaults:
     from_entries = [nested(entry.get(str(method), {}).items()) for entry in entries]
     defaults = nested(method_defaults.get(str(method), {}).items())
     choice = {"method": {"name": method}}
-    return merged(
+    tree = merged(
         [layers[0], preset, choice, defaults, from_entries[0], file, from_entries[1], words, from_entries[2], last]
     )
+    change_silos(tree, changes)
+    return tree
 
 
 def _defaults() -> Tree:
@@ -159,7 +164,8 @@ def _silo_name(error: ValidationError, tree: Tree) -> str:
 _NEWER = {
     "head": ("chat_template", "chat_kwargs", "train_on", "beta"),
     "train": ("tokens_at_once",),
-    "evaluation": ("rows_at_once",),
+    "evaluation": ("rows_at_once", "bootstrap", "baselines", "predictions"),
+    "data": ("positive",),
     "generation": ("rows_at_once",),
 }
 """Keys by section that older run folders lack."""
@@ -182,6 +188,10 @@ def dump(config: Config) -> str:
                 del tree[section][key]
         if not tree[section]:
             del tree[section]
+    for silo in tree["silos"]:
+        for key in ("positive", "encoding"):
+            if silo[key] == SiloConfig.model_fields[key].get_default():
+                del silo[key]
     return dump_yaml(tree)
 
 

@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import Field, field_validator, model_validator
 
 from silotune.config.section import Section
-from silotune.config.validators import Metric, Name, distinct, label_names
+from silotune.config.validators import Metric, Name, distinct, label_name, label_names
 
 
 class SiloConfig(Section):
@@ -23,6 +23,8 @@ class SiloConfig(Section):
         labels: the label names; unset, those in the training rows.
         kind: classification or generation.
         metric: unset, accuracy, or rouge1 for generation.
+        encoding: the encoding of text files, such as latin-1 or cp1252.
+        positive: the label that F1 is about. Without it `metric: f1` is the mean over all labels (`macro_f1`).
     """
 
     name: Name
@@ -33,6 +35,8 @@ class SiloConfig(Section):
     labels: list[str] | None = Field(None, min_length=2)
     kind: Literal["classification", "generation"] = "classification"
     metric: Metric | None = None
+    positive: str | None = Field(None, min_length=1)
+    encoding: str = "utf-8"
 
     @field_validator("text", mode="before")
     @classmethod
@@ -43,6 +47,16 @@ class SiloConfig(Section):
         return text
 
     _names = field_validator("labels", mode="before")(label_names)
+    _name = field_validator("positive", mode="before")(label_name)
+
+    @field_validator("encoding")
+    @classmethod
+    def _known_encoding(cls, encoding: str) -> str:
+        try:
+            "".encode(encoding)  # refuses also codecs that are not of text
+        except (LookupError, ValueError):
+            raise ValueError(f"{encoding!r} is no encoding of text; allowed: utf-8, latin-1, cp1252, …") from None
+        return encoding
 
     @field_validator("labels")
     @classmethod

@@ -26,7 +26,19 @@ Name = Annotated[str, AfterValidator(_plain_name)]
 """The name of a silo or task: it becomes part of paths in the run folder."""
 
 
-Metric = Literal["accuracy", "f1", "rouge1", "rougeL", "exact_match", "loss", "perplexity"]
+Metric = Literal[
+    "accuracy",
+    "f1",
+    "macro_f1",
+    "balanced_accuracy",
+    "mcc",
+    "auroc",
+    "rouge1",
+    "rougeL",
+    "exact_match",
+    "loss",
+    "perplexity",
+]
 """The metrics of tasks; which a task may have depends on its kind (`data/metrics.py`)."""
 
 
@@ -95,5 +107,10 @@ def label_names(labels: object) -> object:
     """Turn whole numbers among the labels into names."""
     if not isinstance(labels, list):
         return labels
-    quoted(labels, "the label")
-    return [str(label) if isinstance(label, int) else label for label in labels]
+    return [label_name(label) for label in labels]
+
+
+def label_name(label: object) -> object:
+    """Turn a whole number into a label's name."""
+    quoted([label], "the label")
+    return str(label) if isinstance(label, int) else label

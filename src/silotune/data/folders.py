@@ -10,7 +10,7 @@ from typing import Any
 from silotune.config.validators import NAME_RULE, is_name
 from silotune.data.instructions import find_format, generation_rows
 from silotune.data.readers import Record, labeled_rows, read_records, with_groups
-from silotune.data.tasks import Row, Splits, Task, generation_task, make_task
+from silotune.data.tasks import Row, Splits, Task, generation_task, make_task, numbered_positive
 from silotune.errors import InputError
 
 
@@ -69,7 +69,11 @@ def read_folder(path: Path, name: str, column: str | None = None) -> LabeledSet:
         return LabeledSet(task, _splits(paths, records, rows, column))
     meta = _meta(folder / "meta.json")
     labels = tuple(str(label) for label in meta["label_names"])
-    task = make_task(name, labels, str(meta.get("metric", "accuracy")), f"data file {folder / 'meta.json'}")
+    metric, positive = str(meta.get("metric", "accuracy")), meta.get("positive")
+    if positive is None and metric == "f1":
+        positive = numbered_positive(labels)
+    culprit = f"data file {folder / 'meta.json'}"
+    task = make_task(name, labels, metric, culprit, None if positive is None else str(positive))
     records = {split: [_without_nul(record) for record in split_records] for split, split_records in records.items()}
     pairs = any("sentence2" in record for record in records["train"])
     text = ("sentence1", "sentence2") if pairs else ("sentence1",)

@@ -12,7 +12,7 @@ from silotune.data.hub import HUB, HubSet, read_hub_set
 from silotune.data.own_silos import own_sets
 from silotune.data.partition import partition_by_value, partition_rows, silo_names
 from silotune.data.splits import SplitRule, split
-from silotune.data.tasks import SiloData, Splits, Task, check_silo, generation_task, make_task
+from silotune.data.tasks import SiloData, Splits, Task, check_silo, generation_task, make_task, numbered_positive
 from silotune.errors import InputError, unknown_name_error
 
 
@@ -135,10 +135,10 @@ def _named_sets(data: DataConfig, column: str | None) -> dict[str, LabeledSet]:
     for name in names:
         labeled_set = read_folder(path, name, column) if path else read_hub_set(name, published[name])
         task = labeled_set.task
-        if data.metric is not None:
-            task = _with_metric(task, data.metric)
         if data.task is not None:  # one task name for all silos, so that they may share a head
-            task = replace(task, name=data.task, labels=_renamed(name, task.labels, data.labels))
+            task = _renamed(task, data.task, data.labels)
+        if data.metric is not None or data.positive is not None:
+            task = _judged_by(task, data.metric or task.metric, data.positive, name)
         first_set = next(iter(sets.items()), None)
         if first_set is not None and data.task is not None and task != first_set[1].task:
             raise InputError(
@@ -171,16 +171,24 @@ def _published(data: DataConfig, column: str | None) -> dict[str, HubSet]:
     return published
 
 
-def _with_metric(task: Task, metric: str) -> Task:
-    """Return the task with another metric."""
-    culprit = f"data.metric ({task.name!r})"
+def _judged_by(task: Task, metric: str, positive: str | None, name: str) -> Task:
+    """Return the task with another metric or positive label; `name` is the data set's."""
+    culprit = f"data.metric ({name!r})"
     if task.kind == "generation":
+        if positive is not None:
+            raise InputError(f"data.positive: is a label, and {name!r} has answers")
         return generation_task(task.name, metric, culprit)
-    return make_task(task.name, task.labels, metric, culprit)
+    if metric == "f1":  # the data set numbers its labels
+        positive = positive or task.positive or numbered_positive(task.labels)
+    return make_task(task.name, task.labels, metric, culprit, positive or task.positive or None)
 
 
-def _renamed(name: str, labels: tuple[str, ...], wanted: list[str] | None) -> tuple[str, ...]:
-    """Return the wanted label names, or the data set's own."""
-    if wanted is not None and len(wanted) != len(labels):
-        raise InputError(f"data.labels: {len(wanted)} names, but {name!r} has {len(labels)}: {', '.join(labels)}")
-    return labels if wanted is None else tuple(wanted)
+def _renamed(task: Task, name: str, wanted: list[str] | None) -> Task:
+    """Return the task under another name, and with the wanted label names if there are any."""
+    if wanted is None:
+        return replace(task, name=name)
+    if len(wanted) != len(task.labels):
+        labels = ", ".join(task.labels)
+        raise InputError(f"data.labels: {len(wanted)} names, but {task.name!r} has {len(task.labels)}: {labels}")
+    positive = wanted[task.positive_index] if task.positive else ""
+    return replace(task, name=name, labels=tuple(wanted), positive=positive)

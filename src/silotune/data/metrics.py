@@ -1,12 +1,50 @@
-"""`METRICS`: accuracy, F1, ROUGE and exact match in percent, loss, perplexity; `lower_is_better`; `majority_score`."""
+"""`METRICS` of labels (scikit-learn), of written answers and of the loss; `lower_is_better`; `majority_score`."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Classified:
+    """Rows with labels, and what a model makes of them.
+
+    Args:
+        logits: shape (rows, classes).
+        labels: class indices, shape (rows,).
+        positive: index of the class that F1 is about; −1 if none is.
+    """
+
+    logits: Tensor
+    labels: Tensor
+    positive: int = -1
+
+    @cached_property
+    def predicted(self) -> Tensor:
+        """The classes with the largest logit, shape (rows,)."""
+        return self.logits.argmax(-1)
+
+    @cached_property
+    def probabilities(self) -> Tensor:
+        """Probability of every class, shape (rows, classes), float64."""
+        return torch.softmax(self.logits.double(), -1)
+
+    @property
+    def has_probabilities(self) -> bool:
+        """Whether all logits are finite."""
+        return bool(torch.isfinite(self.logits).all())
+
+    @property
+    def arrays(self) -> tuple[Any, Any]:
+        """True and predicted classes as scikit-learn takes them."""
+        return self.labels.numpy(), self.predicted.numpy()
 
 
 def accuracy(predicted: Tensor, labels: Tensor) -> float:
@@ -19,11 +57,71 @@ def accuracy(predicted: Tensor, labels: Tensor) -> float:
     return 100.0 * float((predicted == labels).double().mean())
 
 
-def f1(predicted: Tensor, labels: Tensor) -> float:
-    """F1 score of class 1, the metric of MRPC and QQP. Arguments as for `accuracy`."""
-    hits = float(((predicted == 1) & (labels == 1)).sum())
-    total = float((predicted == 1).sum() + (labels == 1).sum())
-    return 100.0 * 2 * hits / total if total else 0.0
+def f1(rows: Classified) -> float:
+    """F1 score of the positive class, as MRPC and QQP are judged; 0 if it neither occurs nor is predicted."""
+    from sklearn.metrics import f1_score
+
+    labels, predicted = rows.arrays
+    return 100.0 * float(f1_score(labels == rows.positive, predicted == rows.positive, zero_division=0))
+
+
+def macro_f1(rows: Classified) -> float:
+    """Mean of the F1 scores of all classes that occur or are predicted."""
+    from sklearn.metrics import f1_score
+
+    return 100.0 * float(f1_score(*rows.arrays, average="macro", zero_division=0))
+
+
+def balanced_accuracy(rows: Classified) -> float:
+    """Mean recall of the classes that occur."""
+    from sklearn.metrics import recall_score
+
+    occurring = sorted({*rows.labels.tolist()})
+    return 100.0 * float(recall_score(*rows.arrays, labels=occurring, average="macro", zero_division=0))
+
+
+def mcc(rows: Classified) -> float:
+    """Matthews' correlation coefficient, −100 to 100; 0 if all rows have, or get, the same label."""
+    from sklearn.metrics import matthews_corrcoef
+
+    if len({*rows.labels.tolist(), *rows.predicted.tolist()}) < 2:  # the library warns of it
+        return 0.0
+    return 100.0 * float(matthews_corrcoef(*rows.arrays))
+
+
+def auroc(rows: Classified) -> float | None:
+    """Area under the ROC curve; with more than two classes the mean over those that occur, each against the rest.
+
+    None if only one class occurs, or a logit is infinite or NaN.
+    """
+    from sklearn.metrics import roc_auc_score
+
+    labels, probabilities = rows.labels.numpy(), rows.probabilities.numpy()
+    occurring = sorted({*labels.tolist()})
+    if len(occurring) < 2 or not rows.has_probabilities:
+        return None
+    classes = [1] if probabilities.shape[1] == 2 else occurring
+    areas = [float(roc_auc_score(labels == of, probabilities[:, of])) for of in classes]
+    return 100.0 * math.fsum(areas) / len(areas)
+
+
+METRICS: dict[str, Callable[[Classified], float | None]] = {
+    "accuracy": lambda rows: accuracy(rows.predicted, rows.labels),
+    "f1": f1,
+    "macro_f1": macro_f1,
+    "balanced_accuracy": balanced_accuracy,
+    "mcc": mcc,
+    "auroc": auroc,
+}
+"""Metrics of tasks whose rows have labels, in percent."""
+
+
+def majority_score(metric: str, labels: Tensor, positive: int = -1) -> float | None:
+    """Score of always predicting the most frequent class (F1 is 0 if that is not the positive one)."""
+    classes = max(2, int(labels.max()) + 1)
+    constant = torch.zeros(len(labels), classes)
+    constant[:, int(torch.bincount(labels).argmax())] = 1
+    return METRICS[metric](Classified(constant, labels, positive))
 
 
 def rouge1(written: Sequence[str], answers: Sequence[str]) -> float:
@@ -33,26 +131,34 @@ def rouge1(written: Sequence[str], answers: Sequence[str]) -> float:
         written: generated texts.
         answers: reference texts.
     """
-    return _rouge("rouge1", written, answers)
+    return _mean(rouge_scores("rouge1", written, answers))
 
 
 def rouge_l(written: Sequence[str], answers: Sequence[str]) -> float:
     """Mean ROUGE-L F-measure (longest common subsequence of words); arguments as for `rouge1`."""
-    return _rouge("rougeL", written, answers)
+    return _mean(rouge_scores("rougeL", written, answers))
 
 
-def _rouge(kind: str, written: Sequence[str], answers: Sequence[str]) -> float:
+def rouge_scores(kind: str, written: Sequence[str], answers: Sequence[str]) -> list[float]:
+    """Return each row's F-measure of `rouge1` or `rougeL`, between 0 and 1; arguments as for `rouge1`."""
     from rouge_score.rouge_scorer import RougeScorer
 
     scorer = RougeScorer([kind], use_stemmer=False)
-    scores = [scorer.score(answer, text)[kind].fmeasure for text, answer in zip(written, answers, strict=True)]
+    return [scorer.score(answer, text)[kind].fmeasure for text, answer in zip(written, answers, strict=True)]
+
+
+def _mean(scores: Sequence[float]) -> float:
     return float(100.0 * sum(scores) / len(scores))
 
 
+def exact_matches(written: Sequence[str], answers: Sequence[str]) -> list[float]:
+    """Return 1 for each generated text that equals its reference, ignoring surrounding white space, else 0."""
+    return [float(text.strip() == answer.strip()) for text, answer in zip(written, answers, strict=True)]
+
+
 def exact_match(written: Sequence[str], answers: Sequence[str]) -> float:
-    """Share of generated texts that equal their reference, ignoring surrounding white space."""
-    hits = [text.strip() == answer.strip() for text, answer in zip(written, answers, strict=True)]
-    return 100.0 * sum(hits) / len(hits)
+    """Share of generated texts that equal their reference; see `exact_matches`."""
+    return _mean(exact_matches(written, answers))
 
 
 def perplexity(loss: float) -> float:
@@ -72,15 +178,30 @@ LOSS_METRICS: dict[str, Callable[[float], float]] = {"loss": float, "perplexity"
 
 LOSS = "loss"
 
+NAMES = {
+    "f1": "F1",
+    "macro_f1": "macro F1",
+    "balanced_accuracy": "balanced accuracy",
+    "mcc": "MCC",
+    "auroc": "AUROC",
+    "rouge1": "ROUGE-1",
+    "rougeL": "ROUGE-L",
+    "exact_match": "exact match",
+    "ece": "ECE",
+    "log_loss": "log loss",
+}
+"""Metrics as tables and pages write them, where that is not the key itself."""
+
+SIGNED = ("mcc",)
+"""Metrics that may be negative, down to −100."""
+
+
+def metric_title(metric: str, positive: str = "") -> str:
+    """Return a metric's name for display; F1 with the label that it is about."""
+    name = NAMES.get(metric, metric)
+    return f"{name} of {positive}" if metric == "f1" and positive else name
+
 
 def lower_is_better(metric: str) -> bool:
     """Return whether a lower score by this metric is better."""
     return metric in LOSS_METRICS
-
-
-METRICS: dict[str, Callable[[Tensor, Tensor], float]] = {"accuracy": accuracy, "f1": f1}
-
-
-def majority_score(metric: str, labels: Tensor) -> float:
-    """Score of always predicting the most frequent class (F1 is 0 if that is class 0)."""
-    return METRICS[metric](torch.full_like(labels, int(torch.bincount(labels).argmax())), labels)

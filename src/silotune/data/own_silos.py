@@ -14,6 +14,7 @@ from silotune.data.instructions import Format, find_format, generation_rows, ins
 from silotune.data.readers import (
     FORMATS,
     Record,
+    file_format,
     label_names,
     labeled_rows,
     read_labels,
@@ -35,7 +36,7 @@ def own_sets(silos: list[SiloConfig], column: str | None) -> dict[str, LabeledSe
     Raises:
         InputError: a file or data set is missing or malformed, or silos of one task differ in labels or metric.
     """
-    files = {silo.name: _silo_files(silo.path) for silo in silos}
+    files = {silo.name: _silo_files(silo.path, silo.encoding) for silo in silos}
     records = {name: {part: read() for part, (_, read) in parts.items()} for name, parts in files.items()}
     paths = {name: {part: path for part, (path, _) in parts.items()} for name, parts in files.items()}
     formats = {silo.name: _format(silo, records[silo.name]["train"][0]) for silo in silos}
@@ -45,12 +46,16 @@ def own_sets(silos: list[SiloConfig], column: str | None) -> dict[str, LabeledSe
         name = silo.task or silo.name
         if generating[silo.name]:
             usual = "loss" if formats[silo.name] == "preferences" else "rouge1"
+            if silo.positive is not None:
+                raise InputError(f"silo {silo.name!r}: positive is a label, and this silo's rows have answers")
             task = generation_task(name, silo.metric or usual, f"silo {silo.name!r}")
         else:
             labels = _labels(silos, name, paths, records)
-            task = make_task(name, labels, silo.metric or "accuracy", f"silo {silo.name!r}")
+            task = make_task(name, labels, silo.metric or "accuracy", f"silo {silo.name!r}", silo.positive)
         if tasks.setdefault(name, task) != task:
-            raise InputError(f"silo {silo.name!r}: metric or kind differs from the other silos of task {name!r}")
+            raise InputError(
+                f"silo {silo.name!r}: metric, positive or kind differs from the other silos of task {name!r}"
+            )
     sets: dict[str, LabeledSet] = {}
     for silo in silos:
         task = tasks[silo.task or silo.name]
@@ -78,11 +83,11 @@ Part = tuple[Path, Callable[[], list[Record]]]
 """A split's file or data set, for messages, and the function that reads its records."""
 
 
-def _silo_files(source: str) -> dict[str, Part]:
+def _silo_files(source: str, encoding: str) -> dict[str, Part]:
     """Find a silo's records by split: a file, a folder of files, or a data set of the hub (`hub:OWNER/NAME`)."""
     if source.startswith(HUB_PREFIX):
         return {part: (Path(source), partial(list, records)) for part, records in read_hub_records(source).items()}
-    return {part: (path, partial(read_records, path)) for part, path in _split_files(Path(source)).items()}
+    return {part: (path, partial(read_records, path, encoding)) for part, path in _split_files(Path(source)).items()}
 
 
 def _split_files(path: Path) -> dict[str, Path]:
@@ -91,7 +96,7 @@ def _split_files(path: Path) -> dict[str, Path]:
         return {"train": path}
     files_by_split: dict[str, Path] = {}
     for split_name in ("train", "validation", "test"):
-        files = sorted(file for file in path.glob(f"{split_name}.*") if file.suffix.lower() in FORMATS)
+        files = sorted(file for file in path.glob(f"{split_name}.*") if file_format(file)[0])
         if len(files) > 1:
             raise InputError(f"silo folder {path}: {' and '.join(file.name for file in files)}; only one may be there")
         if files:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import codecs
 import csv
+import gzip
 import io
 import json
 import math
 import re
-from collections.abc import Iterable, Sequence
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,26 +27,47 @@ _DELIMITERS = {".csv": ",", ".tsv": "\t"}
 
 FORMATS = (*_DELIMITERS, ".jsonl", ".parquet")
 
+COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
+"""Endings of compressed files, of any format but Parquet, which compresses by itself."""
+
+_LARGEST_CELL = 2**31 - 1
+"""Characters of a cell that the csv module lets pass; its own limit is 131,072."""
+
 # matches only what `int` accepts: ①, ², --1 and thousands of digits do not match
 _WHOLE_NUMBER = re.compile(r"-?\d{1,1000}")
 
 
-def read_records(path: Path) -> list[Record]:
+def file_format(path: Path) -> tuple[str, str]:
+    """Return a file's format and compression by its name, `.csv` and `.gz` for `rows.csv.gz`; empty where unknown."""
+    suffixes = [suffix.lower() for suffix in path.suffixes]
+    compression = suffixes.pop() if suffixes and suffixes[-1] in COMPRESSIONS else ""
+    kind = suffixes[-1] if suffixes and suffixes[-1] in FORMATS else ""
+    return ("", "") if compression and kind == ".parquet" else (kind, compression)
+
+
+def read_records(path: Path, encoding: str = "utf-8") -> list[Record]:
     """Read all rows of a file as dictionaries.
+
+    Args:
+        path: the file; text may be compressed (`COMPRESSIONS`).
+        encoding: of text; a Parquet file has its own.
 
     Raises:
         InputError: the file is missing, empty, unreadable or of an unknown format.
     """
     if not path.is_file():
         raise InputError(f"data file {path}: not found")
-    kind = path.suffix.lower()
-    if kind not in FORMATS:
-        raise InputError(f"data file {path}: unknown format {path.suffix!r}; allowed: {', '.join(FORMATS)}")
+    kind, compression = file_format(path)
+    if not kind:
+        raise InputError(
+            f"data file {path}: unknown format {path.suffix!r}; allowed: {', '.join(FORMATS)}; text also with "
+            f"{' or '.join(COMPRESSIONS)} at the end"
+        )
     try:
         if kind == ".parquet":
             records = _parquet(path)
         else:
-            lines = io.StringIO(_text(path), newline="")
+            lines = io.StringIO(_text(path, compression, encoding), newline="")
             records = _json_lines(path, lines) if kind == ".jsonl" else _table(path, lines, _DELIMITERS[kind])
     except OSError as error:
         raise InputError(f"data file {path}: cannot be read ({error.strerror or error})") from error
@@ -51,19 +76,46 @@ def read_records(path: Path) -> list[Record]:
     return records
 
 
-def _text(path: Path) -> str:
-    data = path.read_bytes()
+def _text(path: Path, compression: str, encoding: str) -> str:
+    data = _decompressed(path, COMPRESSIONS[compression]) if compression else path.read_bytes()
+    if codecs.lookup(encoding).name == "utf-8":
+        encoding = "utf-8-sig"
     try:
-        return data.decode("utf-8-sig")
+        return data.decode(encoding)
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
-        raise InputError(f"data file {path}: line {line}: not UTF-8 (byte {error.start})") from error
+        name, hint = ("UTF-8", "; `encoding` names another") if encoding == "utf-8-sig" else (encoding, "")
+        raise InputError(f"data file {path}: line {line}: not {name} (byte {error.start}){hint}") from error
+
+
+def _decompressed(path: Path, codec: str) -> bytes:
+    import pyarrow
+
+    try:
+        if codec == "gzip":
+            return gzip.decompress(path.read_bytes())
+        with pyarrow.CompressedInputStream(pyarrow.OSFile(str(path), "rb"), codec) as stream:
+            return bytes(stream.read())
+    except (pyarrow.ArrowException, OSError, EOFError, ValueError, zlib.error) as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise InputError(f"data file {path}: not readable as {codec} ({reason})") from error
+
+
+@contextmanager
+def _cells_of_any_size() -> Iterator[None]:
+    """Let the csv module read long cells, within this context; its limit is one of the whole process."""
+    before = csv.field_size_limit(_LARGEST_CELL)
+    try:
+        yield
+    finally:
+        csv.field_size_limit(before)
 
 
 def _table(path: Path, lines: Iterable[str], delimiter: str) -> list[Record]:
     reader = csv.reader(lines, delimiter=delimiter, strict=True)
     try:
-        table = [cells for cells in reader if cells]
+        with _cells_of_any_size():
+            table = [cells for cells in reader if cells]
     except csv.Error as error:
         raise InputError(f"data file {path}: line {reader.line_num}: {error}") from error
     if not table:
@@ -143,19 +195,25 @@ def read_text(path: Path, number: int, record: Record, column: str) -> str:
 def read_labels(path: Path, records: Sequence[Record], column: str) -> list[str | int]:
     """Return the labels of all records, as they are in the label column: whole numbers, or stripped text.
 
+    Truth values of JSON and Parquet, if all labels are truth values, become the texts `true` and `false`.
+
     Raises:
-        InputError: a label is missing or neither text nor a whole number.
+        InputError: a label is missing or neither text, a whole number nor a truth value.
     """
     labels: list[str | int] = []
+    truth_values = all(isinstance(record.get(column), bool) for record in records)
     for number, record in enumerate(records, start=1):
         value = record.get(column)
+        if truth_values:
+            value = "true" if value else "false"
         if isinstance(value, float) and value.is_integer():
             value = int(value)
         if isinstance(value, str):
             value = value.strip()
         if isinstance(value, bool) or not isinstance(value, (str, int)) or value == "":
             raise InputError(
-                f"data file {path}: row {number}: {column!r} is no label: {value!r}; allowed: text or a whole number"
+                f"data file {path}: row {number}: {column!r} is no label: {value!r}; allowed: text, a whole number, "
+                "or true and false in all rows"
             )
         labels.append(value)
     return labels

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,7 @@ def write_rows(folder: Path, data: SiloData) -> None:
         rows: list[Row] = getattr(data.splits, name)
         lines = (json.dumps(_fields(row), ensure_ascii=False) for row in rows)
         write_text(folder / f"{name}.jsonl", "".join(f"{line}\n" for line in lines))
-    write_text(folder / _TASK, json.dumps(asdict(data.task)))  # last: marks the folder as complete
+    write_text(folder / _TASK, json.dumps(data.task.fields()))  # last: marks the folder as complete
 
 
 def read_rows(folder: Path, silo: str) -> SiloData:

@@ -26,12 +26,24 @@ class Task:
         labels: label names; empty for generation.
         metric: key of `METRICS`, or of `TEXT_METRICS` for generation; or of `LOSS_METRICS`.
         kind: classification or generation.
+        positive: the label that F1 is about; empty if none is.
     """
 
     name: str
     labels: tuple[str, ...]
     metric: str = "accuracy"
     kind: TaskKind = "classification"
+    positive: str = ""
+
+    @property
+    def positive_index(self) -> int:
+        """The index of the label that F1 is about; −1 if none is."""
+        return self.labels.index(self.positive) if self.positive else -1
+
+    def fields(self) -> dict[str, Any]:
+        """Return the task as JSON values, which `read_task` reads."""
+        fields = {"name": self.name, "labels": list(self.labels), "metric": self.metric, "kind": self.kind}
+        return fields | ({"positive": self.positive} if self.positive else {})
 
 
 def _metrics(kind: TaskKind) -> list[str]:
@@ -39,23 +51,31 @@ def _metrics(kind: TaskKind) -> list[str]:
     return [*(METRICS if kind == "classification" else TEXT_METRICS), *LOSS_METRICS]
 
 
-def make_task(name: str, labels: Sequence[str], metric: str, culprit: str) -> Task:
+def make_task(name: str, labels: Sequence[str], metric: str, culprit: str, positive: str | None = None) -> Task:
     """Make a classification task.
 
     Args:
         name: the task's name.
         labels: label names.
-        metric: key of `METRICS` or `LOSS_METRICS`.
+        metric: key of `METRICS` or `LOSS_METRICS`; `f1` without a positive label becomes `macro_f1`.
         culprit: configuration key or file to name in errors.
+        positive: the label that F1 is about.
 
     Raises:
-        InputError: the metric is unknown, or F1 is asked for other than two classes.
+        InputError: the metric is unknown, or there is no such label.
     """
     if metric not in _metrics("classification"):
         raise unknown_name_error(f"metric of {culprit}", metric, _metrics("classification"))
-    if metric == "f1" and len(labels) != 2:
-        raise InputError(f"{culprit}: metric f1 needs 2 labels, found {', '.join(labels)}; allowed: accuracy")
-    return Task(name, tuple(labels), metric)
+    if positive is not None and positive not in labels:
+        raise unknown_name_error(f"positive label of {culprit}", positive, labels)
+    if metric == "f1" and positive is None:
+        metric = "macro_f1"
+    return Task(name, tuple(labels), metric, positive=positive or "")
+
+
+def numbered_positive(labels: Sequence[str]) -> str | None:
+    """Return the positive one of two labels that a data set numbers 0 and 1, as GLUE does: label 1."""
+    return labels[1] if len(labels) == 2 else None
 
 
 def generation_task(name: str, metric: str, culprit: str) -> Task:
@@ -137,12 +157,14 @@ def check_silo(data: SiloData) -> SiloData:
 
 
 def read_task(fields: Any) -> Task:
-    """Parse a task from JSON values.
+    """Parse a task from JSON values, as `Task.fields` writes them.
+
+    Older versions wrote no positive label: F1 was of label 1 then.
 
     Raises:
         ValueError: the value does not describe a task.
     """
-    if not isinstance(fields, dict) or fields.keys() != {"name", "labels", "metric", "kind"}:
+    if not isinstance(fields, dict) or fields.keys() - {"positive"} != {"name", "labels", "metric", "kind"}:
         raise ValueError("not a task")
     labels = fields["labels"]
     texts = [fields["name"], fields["metric"], *labels] if isinstance(labels, list | tuple) else [None]
@@ -150,4 +172,7 @@ def read_task(fields: Any) -> Task:
         raise ValueError("not a task")
     if fields["metric"] not in _metrics(fields["kind"]):
         raise ValueError("not a task's metric")
-    return Task(fields["name"], tuple(labels), fields["metric"], fields["kind"])
+    positive = fields.get("positive", (numbered_positive(labels) or "") if fields["metric"] == "f1" else "")
+    if positive not in ("", *labels) or (fields["metric"] == "f1" and not positive):
+        raise ValueError("not a task's positive label")
+    return Task(fields["name"], tuple(labels), fields["metric"], fields["kind"], positive)

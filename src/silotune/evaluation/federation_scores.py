@@ -33,13 +33,15 @@ def score_silos(federation: Federation, split: Literal["validation", "test"]) ->
 
 
 def measure_silos(federation: Federation, split: Literal["validation", "test"]) -> dict[str, Measured]:
-    """Return reported silo → its model's score and, beside another metric, its accuracy.
+    """Return reported silo → its model's score, predictions and, beside another metric, accuracy.
 
-    Validation rows are judged by the loss if the configuration says so.
+    Validation rows are judged by the loss if the configuration says so. For test rows with answers the loss is measured
+    as well.
     """
-    metric = LOSS if split == "validation" and federation.config.validates_by_loss else None
+    test = split == "test"
+    metric = LOSS if not test and federation.config.validates_by_loss else None
     return evaluate_silos(
-        federation, lambda state, rows: measure(federation.context, state, getattr(rows, split), metric)
+        federation, lambda state, rows: measure(federation.context, state, getattr(rows, split), metric, test)
     )
 
 
@@ -88,33 +90,27 @@ def mean_score(scores: Mapping[str, float | None]) -> float | None:
     return values[0] if len(set(values)) == 1 else mean_ignoring_none(values)
 
 
-def summary_entries(
-    federation: Federation, test: Mapping[str, float | None] | None = None
-) -> dict[str, dict[str, Any]]:
+def summary_entries(federation: Federation, test: Mapping[str, Measured]) -> dict[str, dict[str, Any]]:
     """Make the entries of `summary.json` with metric, validation and test score, and row counts.
 
     `accuracy` is added beside another metric if a task's answers are options.
 
     Args:
         federation: the federation, whose current state is scored.
-        test: the test scores, if they are known already; no accuracies are added then.
+        test: reported silo → what was measured on its test rows.
 
     Returns:
         Reported silo → its entry.
     """
     entries: dict[str, dict[str, Any]] = {}
     validation = score_silos(federation, "validation")
-    test_scores: dict[str, Measured] = {}
-    if test is None:
-        test_scores = measure_silos(federation, "test")
-        test = {name: silo.score for name, silo in test_scores.items()}
     for silo in federation.silos.values():
         for name, evaluation in silo.evaluations.items():
             task = evaluation.test.task
             entries[name] = {
                 "metric": task.metric,
                 "validation": validation[name],
-                "test": test[name],
+                "test": test[name].score,
                 "rows": {
                     "train": silo.train[task.name].clean_count,  # without the copies that a backdoor attack adds
                     "validation": evaluation.validation.examples,
@@ -123,6 +119,6 @@ def summary_entries(
             }
             if federation.config.validates_by_loss and task.metric != LOSS:
                 entries[name]["validation_metric"] = LOSS
-            if name in test_scores and test_scores[name].accuracy is not None:
-                entries[name]["accuracy"] = test_scores[name].accuracy
+            if test[name].accuracy is not None:
+                entries[name]["accuracy"] = test[name].accuracy
     return entries

@@ -32,9 +32,14 @@ class TestTime:
     own: Mapping[str, str]
 
     @property
+    def on_own_task(self) -> dict[str, Measured]:
+        """Reported silo → what was measured on its own task."""
+        return {name: self.measured[name][task] for name, task in self.own.items()}
+
+    @property
     def personalization(self) -> dict[str, float | None]:
         """Reported silo → score on its own task."""
-        return {name: self.measured[name][task].score for name, task in self.own.items()}
+        return {name: own.score for name, own in self.on_own_task.items()}
 
     @property
     def test_time(self) -> dict[str, float | None]:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from silotune.core.tensors import State
 from silotune.data.batching import evaluation_batches
-from silotune.data.metrics import LOSS_METRICS, METRICS, TEXT_METRICS, exact_match
+from silotune.data.metrics import LOSS_METRICS, METRICS, TEXT_METRICS, Classified, exact_match
 from silotune.data.tokenized import TokenizedRows
 from silotune.errors import InputError
 from silotune.evaluation.instance_vectors import weigh
@@ -60,28 +60,44 @@ class Measured:
 
     `score` is by the task's metric, None without rows. If answers are options and the metric is another, `accuracy` is
     the share of answers that equal the expected option exactly.
+
+    Args:
+        score: by the task's metric.
+        accuracy: see above.
+        logits: of rows with labels, shape (rows, classes).
+        written: the answers to rows without labels, where the metric needs them.
+        loss: the head's mean loss, where the metric needs it.
     """
 
     score: float | None
     accuracy: float | None = None
+    logits: Tensor | None = field(default=None, repr=False, compare=False)
+    written: list[str] | None = field(default=None, repr=False, compare=False)
+    loss: float | None = field(default=None, compare=False)
 
 
-def measure(context: TrainingContext, state: State, rows: TokenizedRows, metric: str | None = None) -> Measured:
-    """Score a model on rows, by the task's metric or another one."""
+def measure(
+    context: TrainingContext, state: State, rows: TokenizedRows, metric: str | None = None, with_loss: bool = False
+) -> Measured:
+    """Score a model on rows, by the task's metric or another one; `with_loss` measures it beside written answers."""
     task = rows.task
     metric = metric or task.metric
     if not len(rows):
         return Measured(None)
     if metric in LOSS_METRICS:
-        return Measured(LOSS_METRICS[metric](mean_loss(context, state, rows)))
+        loss = mean_loss(context, state, rows)
+        return Measured(LOSS_METRICS[metric](loss), loss=loss)
     if task.kind != "generation":
-        return Measured(METRICS[metric](logits(context, state, rows).argmax(-1), rows.labels))
+        outputs = logits(context, state, rows)
+        classified = Classified(outputs, rows.labels, task.positive_index)
+        return Measured(METRICS[metric](classified), logits=outputs)
     if rows.pairs:
         raise InputError(f"metric of task {task.name!r}: preference pairs are judged by loss, not by {metric}")
     written, expected = answers(context, state, rows), rows.answers or []
     result = TEXT_METRICS[metric](written, expected)
     picked = rows.options and TEXT_METRICS[metric] is not exact_match
-    return Measured(result, TEXT_METRICS["accuracy"](written, expected) if picked else None)
+    right = TEXT_METRICS["accuracy"](written, expected) if picked else None
+    return Measured(result, right, written=written, loss=mean_loss(context, state, rows) if with_loss else None)
 
 
 def score(context: TrainingContext, state: State, rows: TokenizedRows) -> float | None:

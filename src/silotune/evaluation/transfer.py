@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal
 
 from silotune.core.numeric import mean_ignoring_none
 from silotune.core.tensors import State
-from silotune.data.metrics import majority_score
+from silotune.data.metrics import METRICS, majority_score
 from silotune.data.tasks import Task
 from silotune.data.tokenized import TokenizedRows
 from silotune.errors import InputError
@@ -83,10 +83,12 @@ class TransferModel:
         return average
 
     def majority(self) -> float | None:
-        """Return the score of always predicting its test rows' most frequent label; None for generation."""
-        if self.task.kind != "classification":
+        """Return the score of always predicting its test rows' most frequent label; None without labels, or by loss."""
+        if self.task.kind != "classification" or self.task.metric not in METRICS:
             return None
-        return mean_ignoring_none(majority_score(self.task.metric, rows.labels) for rows in self.tests)
+        return mean_ignoring_none(
+            majority_score(self.task.metric, rows.labels, self.task.positive_index) for rows in self.tests
+        )
 
 
 @dataclass(frozen=True)

@@ -6,13 +6,17 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from silotune.config import Config, dump
 from silotune.core.determinism import numerics
 from silotune.core.files import write_text
 from silotune.core.process_pool import end_unguarded_worker
 from silotune.core.tensors import digest, flatten
+from silotune.data.row_checks import warnings_of
+from silotune.data.tasks import SiloData
 from silotune.errors import OR_RESUME, InputError, require_unused
+from silotune.evaluation.baselines import baselines
 from silotune.evaluation.instance_vectors import keep_instances
 from silotune.models.backbone.backbone import Backbone
 from silotune.models.backbone.loading import transformers_messages_kept
@@ -27,7 +31,8 @@ from silotune.runs.engines.in_process import InProcessEngine
 from silotune.runs.engines.multi_process import MultiProcessEngine
 from silotune.runs.run_result import Run
 from silotune.runs.storage.run_folder import continued, working_in
-from silotune.runs.summary import state_digest, summarise
+from silotune.runs.storage.scored_rows import write_test_scores
+from silotune.runs.summary import intervals, state_digest, summarise
 
 
 def default_folder(source: str, config: Config) -> Path:
@@ -44,6 +49,7 @@ def run(
     backbone: Backbone | str | Mapping[str, object] | None = None,
     announce: Callable[[str], None] | None = None,
     workers: int = 1,
+    warn: Callable[[str], None] | None = None,
     callbacks: Sequence[Callback] = (),
     **keys: object,
 ) -> Run:
@@ -58,6 +64,7 @@ def run(
             what is called before every piece of work with (round, description, silos done, silos).
         backbone: one already loaded, to run several configurations over it; or the configuration's key.
         announce: called with each line about the run's privacy guarantee, before the first round.
+        warn: called with each warning about the rows, before the first round.
         workers: number of processes that train silos; the bits do not depend on it.
         callbacks: follow the run.
         keys: keys of the configuration; a group of keys is a dictionary.
@@ -84,7 +91,7 @@ def run(
         transformers_messages_kept(),
         EventFeed(path, config.rounds, [*callbacks, *shown], called) as feed,
     ):
-        finished = _run(config, path, resume, feed, loaded, announce, workers)
+        finished = _run(config, path, resume, feed, loaded, announce, workers, warn)
         feed.end(finished.summary)
     return finished
 
@@ -97,13 +104,23 @@ def _run(
     backbone: Backbone | None,
     announce: Callable[[str], None] | None,
     workers: int,
+    warn: Callable[[str], None] | None,
 ) -> Run:
     if not resume:
         require_unused(path, "--out", OR_RESUME)
     if resume:
         config = continued(config, path)
     # with several processes, the main one leaves the device's memory to the others
-    federation = build(config, backbone, load=partial(BackboneRequirements.load, on_use=workers != 1))
+    scored: dict[str, Any] = {}
+
+    def look(silos: list[SiloData]) -> None:
+        if warn is not None:
+            for line in warnings_of(silos, config.partition.name != "none"):
+                warn(line)
+        if config.evaluation.baselines:
+            scored["baselines"] = baselines(silos, config.partition.name != "none")
+
+    federation = build(config, backbone, load=partial(BackboneRequirements.load, on_use=workers != 1), look=look)
     if federation.privacy is not None:
         federation.privacy.require_a_round()
     config = federation.config
@@ -119,6 +136,7 @@ def _run(
         shared, whole = digest(flatten(federation.coordinator.shared)), state_digest(federation)
         best = engine.load_best()
         summary = summarise(engine) | {"best_round": best, "shared_sha256": shared, "state_sha256": whole}
+        summary |= scored | {"intervals": intervals(write_test_scores(path, federation, engine.tested))}
         keep_instances(path, federation.silos.values())
         write_text(path / "summary.json", json.dumps(summary, indent=1) + "\n")
     return Run(path, summary, federation)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -58,13 +57,11 @@ def summarise(engine: Engine) -> dict[str, Any]:
         "bytes_up": history.bytes_up,
         "bytes_down": history.bytes_down,
         "silos": silos,
-        "tasks": {
-            name: asdict(task) | {"labels": list(task.labels), "texts": federation.texts[name]}
-            for name, task in federation.tasks.items()
-        },
+        "tasks": {name: task.fields() | {"texts": federation.texts[name]} for name, task in federation.tasks.items()},
         "global": central,
         **left_out(federation),
         "average": central["test"] if central else mean_test(silos),
+        "averages": averages(silos),
         **average_sampled(silos, central is not None and all_share_one_model(federation.context)),
         **({"template": CHAT} if chose_chat_template(federation) else {}),
         **({"attack": attack} if attack else {}),
@@ -79,8 +76,32 @@ def chose_chat_template(federation: Federation) -> bool:
 
 
 def mean_test(silos: Mapping[str, Mapping[str, Any]]) -> float | None:
-    """Return the mean test score over the silos that have one; silos on other machines need not share theirs."""
+    """Return the mean test score over the silos that have one; silos on other machines need not share theirs.
+
+    None if silos have unlike metrics, whose mean would say nothing; `averages` has one for each.
+    """
+    if len({silo["metric"] for silo in silos.values()}) > 1:
+        return None
     return mean_ignoring_none(silo["test"] for silo in silos.values())
+
+
+def averages(silos: Mapping[str, Mapping[str, Any]]) -> dict[str, float | None]:
+    """Return metric → mean test score over the silos that are judged by it."""
+    return {
+        metric: mean_ignoring_none(silo["test"] for silo in silos.values() if silo["metric"] == metric)
+        for metric in dict.fromkeys(silo["metric"] for silo in silos.values())
+    }
+
+
+def intervals(scores: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the 95 % bootstrap intervals of the test scores: `silos` (name → two bounds) and `global`.
+
+    Args:
+        scores: content of `scores.json`.
+    """
+    of_silos = {name: details["intervals"].get(details["metric"]) for name, details in scores["silos"].items()}
+    central = scores["global"]
+    return {"silos": of_silos, "global": central["intervals"].get(central["metric"]) if central else None}
 
 
 def average_sampled(silos: Mapping[str, Mapping[str, Any]], alike: bool) -> dict[str, float | None]:
@@ -118,7 +139,7 @@ def central_result(federation: Federation, silos: Mapping[str, Mapping[str, Any]
         "metric": task.metric,
         "validation": mean_score({name: silo["validation"] for name, silo in silos.items()}),
         "test": mean_score({name: silo["test"] for name, silo in silos.items()}),
-        "majority": majority_score(task.metric, test.labels) if has_majority else None,
+        "majority": majority_score(task.metric, test.labels, task.positive_index) if has_majority else None,
     }
 
 

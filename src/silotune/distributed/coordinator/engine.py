@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from silotune.core.numeric import ceil_fraction
-from silotune.data.metrics import lower_is_better
+from silotune.data.metrics import LOSS
 from silotune.distributed.coordinator.dispatcher import SiloDispatcher
-from silotune.distributed.protocol.disclosure import validate_metrics, validate_scores
+from silotune.distributed.protocol.disclosure import score_range, validate_metrics, validate_scores
 from silotune.distributed.protocol.frames import Frame, state_name
 from silotune.errors import InputError, SilotuneError
 from silotune.evaluation.federation_scores import mean_score
@@ -85,12 +85,11 @@ class FlowerEngine(Engine):
             yield received.reply
 
     @property
-    def _judged_by_loss(self) -> tuple[str, ...]:
-        """The splits whose scores are losses."""
-        metrics = (task.metric for task in self.federation.tasks.values())
-        if any(map(lower_is_better, metrics)):
-            return "validation", "test"
-        return ("validation",) if self.federation.config.validates_by_loss else ()
+    def _score_ranges(self) -> dict[str, tuple[float, float]]:
+        """Split → the smallest and the largest score that a silo can have there."""
+        metrics = {task.metric for task in self.federation.tasks.values()}
+        by_loss = self.federation.config.validates_by_loss
+        return {"validation": score_range({LOSS} if by_loss else metrics), "test": score_range(metrics)}
 
     def validate(self, round_number: int) -> Scores:
         """See `Engine.validate`. A silo that is absent or does not share its scores has none.
@@ -215,7 +214,7 @@ class FlowerEngine(Engine):
             )
         elif not validate_metrics(metrics) or message is None:
             reason = "answered without metrics or message"
-        elif not validate_scores(frame.fields.get("scores", {}), self._judged_by_loss):
+        elif not validate_scores(frame.fields.get("scores", {}), self._score_ranges):
             reason = "answered with something else than scores"
         if reason or message is None:
             self._failed(round_number, silo, reason)
@@ -237,7 +236,7 @@ class FlowerEngine(Engine):
         silo, scores = str(frame.fields["silo"]), frame.fields.get("scores")
         if frame.kind != "scores":
             self._failed(round_number, silo, str(frame.fields.get("reason", f"answered with {frame.kind!r}")))
-        elif not validate_scores(scores, self._judged_by_loss):
+        elif not validate_scores(scores, self._score_ranges):
             self._failed(round_number, silo, "answered with something else than scores")
         else:
             entries[silo] = dict(scores or {})

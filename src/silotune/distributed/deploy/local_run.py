@@ -32,6 +32,7 @@ from silotune.distributed.flower.commands import ENVIRONMENT, require_flower
 from silotune.distributed.processes.supervisor import Supervisor
 from silotune.distributed.protocol.agreement import check_federated, wire_config
 from silotune.errors import OR_RESUME, InputError, require_unused
+from silotune.evaluation.baselines import baselines
 from silotune.evaluation.instance_vectors import INSTANCES_FOLDER
 from silotune.methods import Method
 from silotune.methods.parts import Scope, names_with
@@ -41,6 +42,8 @@ from silotune.runs.build.validation import check_tasks
 from silotune.runs.engines.base import Progress
 from silotune.runs.storage.readers import read_summary
 from silotune.runs.storage.run_folder import RunFolder, continued
+from silotune.runs.storage.scored_rows import collect_test_scores
+from silotune.runs.summary import intervals
 
 
 def run_local(
@@ -125,16 +128,22 @@ def _prepare(config: Config, out: Path, method: Method, data: list[SiloData]) ->
 def _finished(out: Path, config: Config, data: list[SiloData]) -> dict[str, Any]:
     """Complete a finished run folder and return its summary.
 
-    Adds the majority score on central test rows to the summary, and copies the vectors of the silos' rows (FedDPA) to
-    where `load_run` reads them.
+    Adds the majority score on central test rows, the baselines and the intervals to the summary, and copies what only
+    silos have to where a run in one process has it: the scores' details, the predictions, and the vectors of the silos'
+    rows (FedDPA), which `load_run` reads.
     """
-    summary = read_summary(out)
+    summary, names = read_summary(out), [silo.name for silo in data]
     if config.partition.name != "none" and summary["global"]:
         test, task = data[0].splits.test, data[0].task
         if task.kind == "classification" and task.metric in METRICS and test:
-            summary["global"]["majority"] = majority_score(task.metric, torch.tensor([row.label for row in test]))
-            write_text(out / "summary.json", json.dumps(summary, indent=1) + "\n")
-    for path in _instance_files(out, [silo.name for silo in data]):
+            labels = torch.tensor([row.label for row in test])
+            summary["global"]["majority"] = majority_score(task.metric, labels, task.positive_index)
+    scores = collect_test_scores(out, [_silo_folder(out, name) for name in names])
+    summary["intervals"] = intervals(scores)
+    if config.evaluation.baselines:
+        summary["baselines"] = baselines(data, config.partition.name != "none")
+    write_text(out / "summary.json", json.dumps(summary, indent=1) + "\n")
+    for path in _instance_files(out, names):
         (out / INSTANCES_FOLDER).mkdir(exist_ok=True)
         shutil.copyfile(path, out / INSTANCES_FOLDER / path.name)
     return summary
@@ -142,8 +151,12 @@ def _finished(out: Path, config: Config, data: list[SiloData]) -> dict[str, Any]
 
 def _instance_files(out: Path, names: list[str]) -> Iterator[Path]:
     """Yield the existing files with vectors of the silos' rows."""
-    run_id = RunRegistry.open(out).run
     for name in names:
-        path = out / "checkpoints" / "silos" / name / run_id / INSTANCES_FOLDER / f"{name}.safetensors"
+        path = _silo_folder(out, name) / INSTANCES_FOLDER / f"{name}.safetensors"
         if path.is_file():
             yield path
+
+
+def _silo_folder(out: Path, name: str) -> Path:
+    """Return the folder in which a silo on this machine keeps what it has of this run."""
+    return out / "checkpoints" / "silos" / name / RunRegistry.open(out).run

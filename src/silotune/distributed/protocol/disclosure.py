@@ -6,6 +6,7 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from silotune.data.metrics import SIGNED, lower_is_better
 from silotune.methods.base import EVENT_KEYS
 
 COUNTS = ("rows", "steps", "skipped_steps", "real_tokens", "padded_tokens")
@@ -54,19 +55,27 @@ def validate_metrics(metrics: object) -> bool:
     return True
 
 
-def validate_scores(entry: object, unbounded: Collection[str] = ()) -> bool:
-    """Return whether an entry holds only scores (0 to 100, or None) and row counts per split.
+def score_range(metrics: Collection[str]) -> tuple[float, float]:
+    """Return the smallest and the largest score that one of these metrics can give."""
+    if any(map(lower_is_better, metrics)):
+        return 0, _LARGEST
+    return (-100 if {*metrics} & {*SIGNED} else 0), 100
+
+
+def validate_scores(entry: object, ranges: Mapping[str, tuple[float, float]] = {}) -> bool:
+    """Return whether an entry holds only scores (or None) and row counts per split.
 
     Args:
         entry: what a silo sent.
-        unbounded: the splits that are judged by a loss, which may be more than 100.
+        ranges: split → smallest and largest score; 0 to 100 where a split has no range.
     """
     if not isinstance(entry, dict) or not entry.keys() <= {*_SCORES, "rows"}:
         return False
     rows = entry.get("rows")
-    scores = [(entry.get(name), _LARGEST if name in unbounded else 100) for name in _SCORES]
-    if not all(score is None or (type(score) in (int, float) and 0 <= score <= most) for score, most in scores):
-        return False
+    for split in _SCORES:
+        score, (least, most) = entry.get(split), ranges.get(split, (0, 100))
+        if score is not None and not (type(score) in (int, float) and least <= score <= most):
+            return False
     if rows is None:
         return True
     counts = rows.values() if isinstance(rows, dict) and rows.keys() == _SPLITS else [None]

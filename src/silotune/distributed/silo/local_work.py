@@ -19,8 +19,9 @@ from silotune.distributed.silo.row_fingerprint import RowRecord
 from silotune.distributed.silo.setup import UNDISCLOSED_ROWS, SiloSetup
 from silotune.distributed.silo.state_store import Reply, StateStore, scores_name
 from silotune.errors import InputError
-from silotune.evaluation.federation_scores import score_silos, summary_entries
+from silotune.evaluation.federation_scores import measure_silos, score_silos, summary_entries
 from silotune.evaluation.instance_vectors import keep_instances
+from silotune.runs.storage.scored_rows import write_test_scores
 from silotune.training.client import PrivacySpent
 from silotune.training.federation import Federation
 from silotune.training.silo import Silo, SiloState
@@ -155,9 +156,11 @@ class LocalWork:
         if splits == ["validation"]:
             entry: dict[str, Any] = {"validation": score_silos(federation, "validation")[self.settings.name]}
         else:
-            entry = summary_entries(federation)[self.settings.name]
+            tested = measure_silos(federation, "test")
+            entry = summary_entries(federation, tested)[self.settings.name]
             store.make()
             keep_instances(store.path, [silo])
+            write_test_scores(store.path, federation, tested)  # for the operator: they never leave
         return filter_scores(entry, self.settings.share)
 
     def _silo(self, federation: Federation, store: StateStore, base: str) -> Silo:

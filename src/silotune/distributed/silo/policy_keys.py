@@ -25,9 +25,11 @@ JUDGED = (
     *("train.warmup", "train.weight_decay", "train.clip_norm", "train.keep_optimizer", "train.dropout"),
     "train.adam_epsilon",
     *("train.label_smoothing", "train.early_stopping"),
+    *("evaluation.bootstrap", "evaluation.baselines", "evaluation.predictions"),
 )
 """Patterns of keys that limits bound, or that choose nothing at a silo: who takes part, how the coordinator combines
-updates. `attack.*` belongs to them because a run with an attack is refused for every silo (`check_federated`)."""
+updates, which files about its test rows a silo writes for itself. `attack.*` belongs to them because a run with an
+attack is refused for every silo (`check_federated`)."""
 
 PROMPTS = ("head.template", "head.words", "head.chat_template", "head.chat_kwargs")
 """Keys by which a coordinator puts words of its own around the rows, or decides which words stand for a label."""

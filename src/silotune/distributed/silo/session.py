@@ -7,7 +7,7 @@ come from tools on the same machine.
 from __future__ import annotations
 
 import traceback
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -196,7 +196,7 @@ class Session:
         fields = {
             "silo": self.settings.name,
             "identity": self._setup.identity().fields(),
-            "task": asdict(task) | {"labels": list(task.labels)},
+            "task": task.fields(),
             "texts": federation.texts[self.settings.name],
         }
         return Reply(Frame("hello", fields))

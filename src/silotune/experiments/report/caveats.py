@@ -7,11 +7,14 @@ from collections.abc import Callable, Sequence
 
 from silotune.errors import InputError
 from silotune.experiments.report.cost_shares import message_bytes
-from silotune.experiments.report.entries import FinishedRun, ReportEntry, silo_names
+from silotune.experiments.report.entries import FinishedRun, ReportEntry, rows_are_fixed, silo_names
 from silotune.experiments.report.tables_by_method import MOST_SILOS
 from silotune.methods.parts import Scope, names_with
 from silotune.runs.build.resolve import make_method, read_config
 from silotune.runs.storage.readers import read_versions
+
+_FEW_ROWS = 100
+"""Test rows below which a report warns of a silo."""
 
 _EXPECTED_EVENTS = {"silo", "round", "final", "refused", "evaluation", "server", "versions", "cohort", "budget"} | {
     "stopped"
@@ -35,6 +38,12 @@ def list_caveats(entries: Sequence[ReportEntry]) -> list[str]:
         caveats.append("One seed per row: there is no standard deviation, and small differences mean nothing.")
     elif single:
         caveats.append(f"One seed only, so no standard deviation: {', '.join(single)}")
+    if any(len(entry.runs) > 1 and not all(map(rows_are_fixed, entry.runs)) for entry in entries):
+        caveats.append(
+            "Seeds also choose the rows (data.seed is unset): the standard deviation holds the noise of the split and "
+            "that of training together."
+        )
+    caveats += _small_test_sets(entries)
     if len({tuple(sorted({run.seed for run in entry.runs})) for entry in entries}) > 1:
         caveats.append("Rows have different seeds: tests pair only those that two rows share.")
     late = [
@@ -45,6 +54,22 @@ def list_caveats(entries: Sequence[ReportEntry]) -> list[str]:
     if len(silo_names(entries)) > MOST_SILOS:
         caveats.append(f"More than {MOST_SILOS} silos: the table has their average; table.csv has every silo.")
     return caveats
+
+
+def _small_test_sets(entries: Sequence[ReportEntry]) -> list[str]:
+    """Warn of silos that are tested on few rows: one row changes their score by a point or more."""
+    smallest: dict[str, int] = {}
+    for entry in entries:
+        for run in entry.runs:
+            for name, silo in run.summary["silos"].items():
+                rows = (silo.get("rows") or {}).get("test")
+                if rows is not None:
+                    smallest[name] = min(rows, smallest.get(name, rows))
+    few = [f"{name} ({rows})" for name, rows in smallest.items() if rows < _FEW_ROWS]
+    if not few:
+        return []
+    named = ", ".join(few[:6]) + (f" and {len(few) - 6} more" if len(few) > 6 else "")
+    return [f"Fewer than {_FEW_ROWS} test rows, so that one row changes the score by a point or more: {named}"]
 
 
 def _run_warnings(runs: Sequence[FinishedRun]) -> list[str]:

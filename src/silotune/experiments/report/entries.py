@@ -226,6 +226,11 @@ def group_by_data(entries: Sequence[ReportEntry]) -> list[list[ReportEntry]]:
     return list(groups.values())
 
 
+def rows_are_fixed(run: FinishedRun) -> bool:
+    """Whether the run's rows follow from `data.seed` and not from the run's own seed."""
+    return (run.config.get("data") or {}).get("seed") is not None
+
+
 def centrally_evaluated(entries: Sequence[ReportEntry]) -> bool:
     """Whether every run tests all silos on the same rows."""
     return all(run.shares_test_rows for entry in entries for run in entry.runs)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from silotune.experiments.report.entries import ReportEntry, centrally_evaluated, distinguishable_silos, silo_names
-from silotune.experiments.report.scores import AVERAGE, Score, mean_score
+from silotune.experiments.report.scores import Score, average_columns, mean_score
 from silotune.experiments.report.series import (
     Curve,
     curve,
@@ -251,7 +251,7 @@ def _seconds(entries: Sequence[ReportEntry]) -> FigureSpec | None:
 
 
 def _tests(entries: Sequence[ReportEntry], ddof: int) -> FigureSpec | None:
-    silos = [*distinguishable_silos(entries)[:_MOST_SILOS], AVERAGE]
+    silos = [*distinguishable_silos(entries)[:_MOST_SILOS], *average_columns(entries)]
     rows: list[tuple[int, list[Score | None]]] = [
         (position, [mean_score(entry, silo, ddof) for silo in silos]) for position, entry in enumerate(entries)
     ]

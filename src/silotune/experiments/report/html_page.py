@@ -8,10 +8,13 @@ from pathlib import Path
 
 from silotune.core.files import write_text
 from silotune.errors import InputError
+from silotune.experiments.report.baseline_rows import NOTE as BASELINE_NOTE
 from silotune.experiments.report.caveats import describe_sent_parts, list_caveats
 from silotune.experiments.report.entries import FinishedRun, ReportEntry, silo_names
 from silotune.experiments.report.figures import report_figures
+from silotune.experiments.report.scores import average_text
 from silotune.experiments.report.significance import NOTE, heading, paired_tests
+from silotune.experiments.report.silo_tables import classes_table, metrics_table, rows_table
 from silotune.experiments.report.stylesheet import CSS
 from silotune.experiments.report.svg import FigureSpec, line_style, panel_svg, save_figure
 from silotune.experiments.report.tables_by_method import (
@@ -60,7 +63,8 @@ def render_page(entries: Sequence[ReportEntry], specs: Sequence[FigureSpec], ddo
     sections = [
         f"<header><h1>{title}</h1>{_overview(entries)}</header>",
         _warnings(entries),
-        _section("results", "Results", as_html(score_table(entries, ddof)) + _significance(entries)),
+        _section("results", "Results", _scores(entries, ddof) + _significance(entries)),
+        _section("silos", "Silos", _silos(entries)),
         _section("costs", "Parameters and communication", as_html(cost_table(entries)) + _paragraph(COST_NOTE)),
         f'<div class="figures">{"".join(_figure(spec) for spec in specs)}</div>' if specs else "",
         _section("left", "What left the silos", _sent_parts(entries)),
@@ -119,6 +123,24 @@ def _paragraph(text: str) -> str:
 def _warnings(entries: Sequence[ReportEntry]) -> str:
     items = "".join(f"<li>{html.escape(text)}</li>" for text in list_caveats(entries))
     return f'<section id="warnings" class="warnings"><h2>Warnings</h2><ul>{items}</ul></section>' if items else ""
+
+
+def _scores(entries: Sequence[ReportEntry], ddof: int) -> str:
+    table = score_table(entries, ddof)
+    return as_html(table) + (_paragraph(BASELINE_NOTE) if len(table.rows) > len(entries) else "")
+
+
+def _silos(entries: Sequence[ReportEntry]) -> str:
+    """Render the silos' rows and baselines, and below them every method's test rows in all metrics and per label."""
+    rows = rows_table(entries)
+    blocks = [as_html(rows)] if rows else []
+    for entry in entries:
+        tables = [table for table in (metrics_table(entry.first), classes_table(entry.first)) if table]
+        if tables:
+            body = "".join(map(as_html, tables))
+            title = f"{html.escape(entry.label)}: all metrics, per label"
+            blocks.append(f"<details><summary>{title}</summary>{body}</details>")
+    return "".join(blocks)
 
 
 def _significance(entries: Sequence[ReportEntry]) -> str:
@@ -195,7 +217,7 @@ def _runs(entries: Sequence[ReportEntry]) -> ResultTable:
             texts = [
                 run.folder.name,
                 str(run.seed),
-                "–" if summary["average"] is None else f"{summary['average']:.2f}",
+                average_text(summary),
                 str(summary["best_round"]),
                 str(summary.get("rounds", "–")),
                 f"{summary['seconds']:.0f}",

@@ -17,6 +17,7 @@ from silotune.core.locking import is_locked
 from silotune.core.yaml_text import load_yaml
 from silotune.errors import InputError
 from silotune.experiments.report.result_table import mebibytes
+from silotune.experiments.report.scores import average_text
 from silotune.runs.storage.readers import events, read_summary
 
 PATIENCE = 10.0
@@ -129,7 +130,7 @@ def _silos(log: list[dict[str, Any]], by_loss: bool) -> Table:
 def _finished(run: Path) -> str:
     try:
         summary = read_summary(run)
-        return f"finished: average test score {summary['average']:.2f} at round {summary['best_round']}"
+        return f"finished: average test score {average_text(summary)} at round {summary['best_round']}"
     except (InputError, KeyError, TypeError):
         return "finished"
 

@@ -15,7 +15,7 @@ from silotune.core.numeric import mean_ignoring_none
 from silotune.data.metrics import lower_is_better
 from silotune.errors import InputError
 from silotune.experiments.report.entries import FinishedRun, ReportEntry, silo_names
-from silotune.experiments.report.scores import AVERAGE, metric_name, over_seeds
+from silotune.experiments.report.scores import AVERAGE, metric_name, metrics_of, over_seeds
 from silotune.experiments.report.tables_by_method import MOST_SILOS, ResultTable, ranked_cells
 
 MEASURES = {"personalization": "personalization", "test_time": "test-time personalization"}
@@ -51,6 +51,8 @@ def measure_tables(entries: Sequence[ReportEntry], ddof: int = 1) -> list[Result
 
         def read(run: FinishedRun, column: str, key: str = key) -> float | None:
             silos_of_run = run.summary["silos"]
+            if column == AVERAGE and len(metrics_of(run.summary)) > 1:
+                return None  # a mean of unlike metrics says nothing
             if one_column_per_silo and column != AVERAGE:
                 return silos_of_run[column].get(key) if column in silos_of_run else None
             return mean_ignoring_none(

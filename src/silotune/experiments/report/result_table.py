@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from rich.markup import escape
 from rich.table import Table
 
-from silotune.data.metrics import lower_is_better
+from silotune.data.metrics import lower_is_better, metric_title
+from silotune.experiments.report.baseline_rows import TITLES, baseline_of
 from silotune.experiments.report.ranking import ranks
+from silotune.experiments.report.scores import AVERAGE, metrics_of, score_of, silo_metric
 
 _FACTS: dict[str, Callable[[dict[str, Any]], str]] = {
     "trained parameters": lambda summary: f"{summary['trainable_parameters']:,}",
@@ -19,33 +22,69 @@ _FACTS: dict[str, Callable[[dict[str, Any]], str]] = {
 
 
 def result_table(summaries: Sequence[dict[str, Any]]) -> Table:
-    """Make the table of test scores of runs over the same silos, with the sizes of what each trains and sends."""
-    silos = list(summaries[0]["silos"])
-    lower = all(lower_is_better(silo["metric"]) for silo in summaries[0]["silos"].values())
+    """Make the table of test scores of runs over the same silos, with the sizes of what each trains and sends.
+
+    It names every silo's metric, and has the scores of the baselines. A single run has a column of 95 % intervals.
+    """
+    first = summaries[0]
+    silos, metrics = list(first["silos"]), metrics_of(first)
+    lower = all(map(lower_is_better, metrics))
     table = Table(title=f"test score{'' if lower else ' (%)'} at the best round by validation")
     table.add_column("silo")
+    table.add_column("metric")
     for summary in summaries:
         table.add_column(summary["method"], justify="right")
+    more = _columns_beside(first) if len(summaries) == 1 else _baseline_columns(first)
+    for title in more:
+        table.add_column(title, justify="right")
+
+    def add(label: str, metric: str, scores: Sequence[float | None], column: str) -> None:
+        table.add_row(label, escape(metric), *_marked_scores(scores, lower), *(read(column) for read in more.values()))
+
     if any(summary["global"] for summary in summaries):  # all silos share one test set
-        table.add_row(
-            f"{len(silos)} silos, one test set", *_marked_scores([summary["average"] for summary in summaries], lower)
-        )
+        metric = silo_metric(first, silos[0])
+        add(f"{len(silos)} silos, one test set", metric, [summary["average"] for summary in summaries], AVERAGE)
         majority = [(summary["global"] or {}).get("majority") for summary in summaries]
         if all(score is not None for score in majority):
-            table.add_row("always the most frequent label", *(f"{score:.1f}" for score in majority))
+            table.add_row("always the most frequent label", escape(metric), *(f"{score:.1f}" for score in majority))
     else:
         for name in silos:
-            scores = [summary["silos"][name]["test"] for summary in summaries]
-            table.add_row(name, *_marked_scores(scores, lower))
+            add(name, silo_metric(first, name), [summary["silos"][name]["test"] for summary in summaries], name)
         table.add_section()
-        table.add_row("average", *_marked_scores([summary["average"] for summary in summaries], lower))
+        for metric in metrics:
+            column = AVERAGE if len(metrics) == 1 else f"{AVERAGE} {metric}"
+            scores = [score_of(summary, column) for summary in summaries]
+            add("average", metric_title(metric), scores, column)
     if any(summary.get("attack") for summary in summaries):
         rates = [(summary.get("attack") or {}).get("asr") for summary in summaries]
-        table.add_row("attack success rate", *("–" if rate is None else f"{rate:.1f}" for rate in rates))
+        table.add_row("attack success rate", "", *("–" if rate is None else f"{rate:.1f}" for rate in rates))
     table.add_section()
     for fact, show in _FACTS.items():
-        table.add_row(fact, *(show(summary) for summary in summaries))
+        table.add_row(fact, "", *(show(summary) for summary in summaries))
     return table
+
+
+def _baseline_columns(summary: Mapping[str, Any]) -> dict[str, Callable[[str], str]]:
+    """Return the columns of the baselines that a run has: title → function from silo or average to cell."""
+    found = summary.get("baselines") or {}
+    keys = {key for scores in [*found.get("silos", {}).values(), found.get("global") or {}] for key in scores}
+    return {title: _baseline_cells(summary, key) for key, title in TITLES.items() if key in keys}
+
+
+def _baseline_cells(summary: Mapping[str, Any], key: str) -> Callable[[str], str]:
+    return lambda column: _cell(baseline_of(summary, column, key), 0)
+
+
+def _columns_beside(summary: Mapping[str, Any]) -> dict[str, Callable[[str], str]]:
+    """Return the columns beside a single run's scores: intervals over test rows, and the baselines."""
+    intervals = summary.get("intervals") or {}
+
+    def interval(column: str) -> str:
+        found = intervals.get("global") if column == AVERAGE else intervals.get("silos", {}).get(column)
+        return "–" if found is None else f"{found[0]:.1f} to {found[1]:.1f}"
+
+    known = any(value is not None for value in [intervals.get("global"), *intervals.get("silos", {}).values()])
+    return ({"95 % interval": interval} if known else {}) | _baseline_columns(summary)
 
 
 def _marked_scores(scores: Sequence[float | None], lower: bool = False) -> list[str]:

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from silotune.data.metrics import LOSS_METRICS, METRICS, TEXT_METRICS, metric_title
 from silotune.experiments.report.entries import ReportEntry
+from silotune.runs.summary import averages
+
+ALL_METRICS = {*METRICS, *TEXT_METRICS, *LOSS_METRICS}
 
 AVERAGE = "average"
+"""The column of the mean over silos. Where silos of a run have unlike metrics there is one for each: `average f1`."""
 
 
 @dataclass(frozen=True)
@@ -44,12 +50,55 @@ def over_seeds(values: Sequence[float], ddof: int) -> Score | None:
 
 
 def scores_over_seeds(entry: ReportEntry, silo: str) -> list[float]:
-    """Return the test score of every run that has one, for a silo or the average."""
-    if silo == AVERAGE:
-        scores = [run.summary["average"] for run in entry.runs]
+    """Return the test score of every run that has one, for a silo or a column of averages."""
+    scores = [score_of(run.summary, silo) for run in entry.runs]
+    return [value for value in scores if value is not None]
+
+
+def score_of(summary: Mapping[str, Any], column: str) -> float | None:
+    """Return a run's test score, for a silo or a column of averages (`average_columns`)."""
+    if column == AVERAGE:
+        value = summary["average"]
+    elif metric := metric_of_column(column):
+        value = averages(summary["silos"]).get(metric)
     else:
-        scores = [run.summary["silos"].get(silo, {}).get("test") for run in entry.runs]
-    return [float(value) for value in scores if value is not None]
+        value = summary["silos"].get(column, {}).get("test")
+    return None if value is None else float(value)
+
+
+def average_columns(entries: Sequence[ReportEntry]) -> list[str]:
+    """Return the columns of averages: one, or one per metric if the silos of a run have unlike metrics."""
+    by_run = [metrics_of(run.summary) for entry in entries for run in entry.runs]
+    if all(len(metrics) <= 1 for metrics in by_run):
+        return [AVERAGE]
+    return [f"{AVERAGE} {metric}" for metric in dict.fromkeys(metric for metrics in by_run for metric in metrics)]
+
+
+def metric_of_column(column: str) -> str:
+    """Return the metric of a column of averages per metric; empty for all other columns."""
+    first, _, metric = column.partition(" ")
+    return metric if first == AVERAGE and metric in ALL_METRICS else ""
+
+
+def metrics_of(summary: Mapping[str, Any]) -> list[str]:
+    """Return the different metrics of a run's silos."""
+    return list(dict.fromkeys(str(silo.get("metric", "")) for silo in summary["silos"].values()))
+
+
+def silo_metric(summary: Mapping[str, Any], silo: str) -> str:
+    """Return a silo's metric for display; F1 with the label that it is about."""
+    task = (summary.get("tasks") or {}).get(silo, {})
+    return metric_title(str(summary["silos"][silo].get("metric", "score")), str(task.get("positive", "")))
+
+
+def average_text(summary: Mapping[str, Any]) -> str:
+    """Return a run's mean test score for display; where silos have unlike metrics, that of each metric."""
+    metrics = metrics_of(summary)
+    if len(metrics) <= 1:
+        return "–" if summary["average"] is None else f"{summary['average']:.2f}"
+    means = averages(summary["silos"])
+    texts = {metric: "–" if mean is None else f"{mean:.2f}" for metric, mean in means.items()}
+    return ", ".join(f"{metric_title(metric)} {text}" for metric, text in texts.items())
 
 
 def mean_score(entry: ReportEntry, silo: str, ddof: int = 1) -> Score | None:
@@ -70,8 +119,10 @@ def success_rate(entry: ReportEntry, silo: str = AVERAGE, ddof: int = 1) -> Scor
 
 
 def metric_name(entry: ReportEntry, silo: str) -> str:
-    """Return a silo's metric; for the average the common one, or `mixed`."""
+    """Return the metric of a silo or a column of averages; `mixed` if silos have unlike ones."""
     silos = entry.first.summary["silos"]
+    if metric_of_column(silo):
+        return metric_of_column(silo)
     if silo != AVERAGE:
         return str(silos.get(silo, {}).get("metric", ""))
     central = entry.first.summary.get("global") or {}

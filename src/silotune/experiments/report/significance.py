@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from silotune.data.metrics import lower_is_better
+from silotune.data.metrics import lower_is_better, metric_title
 from silotune.experiments.report.entries import ReportEntry, group_by_data
-from silotune.experiments.report.scores import AVERAGE, metric_name
+from silotune.experiments.report.scores import average_columns, mean_score, metric_name, metric_of_column
 
 NOTE = (
     "Two-sided Wilcoxon signed-rank test on the differences of test scores (zeros dropped), paired by seed and silo, "
@@ -27,7 +26,7 @@ class PairedTest:
     """Test of the best entry against another one.
 
     Args:
-        best: label of the entry with the best average.
+        best: label of the entry with the best average; with the metric where silos have unlike ones.
         other: label of the other entry.
         difference: mean difference in percentage points.
         pairs: number of pairs.
@@ -54,28 +53,38 @@ def heading(entries: Sequence[ReportEntry]) -> str:
 
 
 def _against_the_best(entries: Sequence[ReportEntry]) -> list[PairedTest]:
-    """Test the entries of one data set; p-values are not adjusted yet."""
-    scored = [entry for entry in entries if not math.isnan(entry.mean_of("average"))]
+    """Test the entries of one data set, each metric for itself; p-values are not adjusted yet."""
+    return [pair for column in average_columns(entries) for pair in _by_column(entries, column)]
+
+
+def _by_column(entries: Sequence[ReportEntry], column: str) -> list[PairedTest]:
+    """Test the entry with the best average of a column against the others, over the silos of that column's metric."""
+    means = {entry.label: score.mean for entry in entries if (score := mean_score(entry, column))}
+    scored = [entry for entry in entries if entry.label in means]
     if not scored:
         return []
-    choose = min if lower_is_better(metric_name(scored[0], AVERAGE)) else max
-    best = choose(scored, key=lambda entry: entry.mean_of("average"))
-    tests = []
+    choose = min if lower_is_better(metric_name(scored[0], column)) else max
+    best = choose(scored, key=lambda entry: means[entry.label])
+    metric, tests = metric_of_column(column), []
     for other in entries:
-        differences = _differences(best, other) if other is not best else []
+        differences = _differences(best, other, metric) if other is not best else []
         if differences:
+            label = f"{best.label} by {metric_title(metric)}" if metric else best.label
             mean = statistics.fmean(differences)
-            tests.append(PairedTest(best.label, other.label, mean, len(differences), _wilcoxon(differences)))
+            tests.append(PairedTest(label, other.label, mean, len(differences), _wilcoxon(differences)))
     return tests
 
 
-def _differences(entry: ReportEntry, other: ReportEntry) -> list[float]:
-    scores, other_scores = _by_pair(entry), _by_pair(other)
+def _differences(entry: ReportEntry, other: ReportEntry, metric: str) -> list[float]:
+    scores, other_scores = _by_pair(entry, metric), _by_pair(other, metric)
     return [scores[key] - other_scores[key] for key in sorted(scores.keys() & other_scores.keys())]
 
 
-def _by_pair(entry: ReportEntry) -> dict[tuple[int, str], float]:
-    """Map (seed, silo) to test score. Silos tested on the same rows are no repetitions: they count as one."""
+def _by_pair(entry: ReportEntry, metric: str) -> dict[tuple[int, str], float]:
+    """Map (seed, silo) to test score, of the silos with this metric if one is given.
+
+    Silos tested on the same rows are no repetitions: they count as one.
+    """
     central = {
         (run.seed, _CENTRAL): float(run.summary["average"])
         for run in entry.runs
@@ -86,7 +95,7 @@ def _by_pair(entry: ReportEntry) -> dict[tuple[int, str], float]:
         for run in entry.runs
         if not run.shares_test_rows
         for name, silo in run.summary["silos"].items()
-        if silo.get("test") is not None
+        if silo.get("test") is not None and metric in ("", silo.get("metric"))
     }
 
 

@@ -9,9 +9,18 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from silotune.core.files import write_text
+from silotune.experiments.report.baseline_rows import NOTE as BASELINE_NOTE
+from silotune.experiments.report.baseline_rows import baseline_rows
 from silotune.experiments.report.cost_shares import cost_shares
 from silotune.experiments.report.entries import ReportEntry, silo_names
-from silotune.experiments.report.scores import AVERAGE, Score, any_attacked, mean_score, metric_name, success_rate
+from silotune.experiments.report.scores import (
+    Score,
+    any_attacked,
+    average_columns,
+    mean_score,
+    metric_name,
+    success_rate,
+)
 from silotune.experiments.report.significance import NOTE, paired_tests
 from silotune.experiments.report.tables_by_method import (
     COST_NOTE,
@@ -29,7 +38,7 @@ ATTACK_COLUMNS = ("asr_mean", "asr_std")
 
 
 def write_tables(entries: Sequence[ReportEntry], out: Path, ddof: int = 1) -> list[Path]:
-    """Write `table.csv`, `table.md` and `table.tex` into a folder, each atomically.
+    """Write `table.csv`, `table.md`, `table.tex` and, where runs have some, `baselines.csv`, each atomically.
 
     Args:
         entries: rows of the table.
@@ -37,7 +46,7 @@ def write_tables(entries: Sequence[ReportEntry], out: Path, ddof: int = 1) -> li
         ddof: the standard deviation over n seeds has the divisor n − ddof.
 
     Returns:
-        Paths of the three files.
+        Paths of the files.
     """
     scores, costs = score_table(entries, ddof), cost_table(entries)
     texts = {
@@ -45,6 +54,8 @@ def write_tables(entries: Sequence[ReportEntry], out: Path, ddof: int = 1) -> li
         "table.md": _markdown_page(entries, scores, costs),
         "table.tex": as_latex(join_tables(scores, costs)),
     }
+    if baselines := baselines_csv(entries, ddof):
+        texts["baselines.csv"] = baselines
     for name, text in texts.items():
         write_text(out / name, text)
     return [out / name for name in texts]
@@ -53,16 +64,18 @@ def write_tables(entries: Sequence[ReportEntry], out: Path, ddof: int = 1) -> li
 def table_csv(entries: Sequence[ReportEntry], ddof: int) -> str:
     """Return `table.csv`: a row for every method and silo, and one for the average; scores in percent.
 
+    Where silos have unlike metrics there is an average for each of them.
+
     `bytes_up` is the measured total over all silos and rounds (mean over seeds). With a backdoor attack, two more
     columns have its success rate.
     """
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    backdoor = any_attacked(entries)
+    backdoor, averages = any_attacked(entries), average_columns(entries)
     writer.writerow([*COLUMNS, *(ATTACK_COLUMNS if backdoor else ())])
     for entry in entries:
         shares, sent = cost_shares(entry), _plain(entry.mean_of("bytes_up"))
-        for silo in [*silo_names([entry]), AVERAGE]:
+        for silo in [*silo_names([entry]), *averages]:
             silo_score = mean_score(entry, silo, ddof)
             if silo_score is not None:
                 percents = ("" if value is None else _plain(value) for value in (shares.trained, shares.sent))
@@ -72,6 +85,21 @@ def table_csv(entries: Sequence[ReportEntry], ddof: int) -> str:
                     [entry.label, silo, metric, *_mean_and_std(silo_score), silo_score.n, *percents, sent, *rate]
                 )
     return text.getvalue()
+
+
+def baselines_csv(entries: Sequence[ReportEntry], ddof: int) -> str:
+    """Return `baselines.csv`: a row for every baseline and silo, and one for each average; empty without baselines."""
+    columns = [*silo_names(entries), *average_columns(entries)]
+    rows = baseline_rows(entries, columns, ddof)
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(("baseline", "silo", "metric", "mean", "std", "n"))
+    for label, scores in rows:
+        for column, baseline in zip(columns, scores, strict=True):
+            if baseline is not None:
+                metric = next(metric for entry in entries if (metric := metric_name(entry, column)))
+                writer.writerow([label, column, metric, *_mean_and_std(baseline), baseline.n])
+    return text.getvalue() if rows else ""
 
 
 def _mean_and_std(score: Score | None) -> list[str]:
@@ -85,7 +113,9 @@ def _plain(value: float) -> str:
 
 
 def _markdown_page(entries: Sequence[ReportEntry], scores: ResultTable, costs: ResultTable) -> str:
-    parts = [f"{scores.title}\n", as_markdown(scores), f"{costs.title}\n", as_markdown(costs), f"{COST_NOTE}\n"]
+    baselines = [f"{BASELINE_NOTE}\n"] if len(scores.rows) > len(costs.rows) else []
+    parts = [f"{scores.title}\n", as_markdown(scores), *baselines]
+    parts += [f"{costs.title}\n", as_markdown(costs), f"{COST_NOTE}\n"]
     tests = paired_tests(entries)
     if tests:
         lines = ["| best | against | difference (points) | pairs | p (Holm) |", "|---|---|---:|---:|---:|"]

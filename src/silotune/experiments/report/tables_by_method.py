@@ -12,14 +12,27 @@ from rich.table import Table
 from rich.text import Text
 
 from silotune.data.metrics import lower_is_better
+from silotune.experiments.report.baseline_rows import baseline_rows
 from silotune.experiments.report.cost_shares import cost_shares
-from silotune.experiments.report.entries import ReportEntry, distinguishable_silos, group_by_data
+from silotune.experiments.report.entries import ReportEntry, distinguishable_silos, group_by_data, rows_are_fixed
 from silotune.experiments.report.ranking import ranks
-from silotune.experiments.report.scores import AVERAGE, Score, any_attacked, mean_score, metric_name, success_rate
+from silotune.experiments.report.scores import (
+    Score,
+    any_attacked,
+    average_columns,
+    mean_score,
+    metric_name,
+    silo_metric,
+    success_rate,
+)
 
 MOST_SILOS = 12
 """Number of silos up to which each has a column; beyond it the table has the average only (`table.csv` has all
 silos)."""
+
+
+_MOST_NAMES = 6
+"""Silos of a metric that a title names."""
 
 
 @dataclass(frozen=True)
@@ -32,11 +45,12 @@ class TableCell:
 
 @dataclass(frozen=True)
 class ResultTable:
-    """A titled table: `header` has the names of all columns but the first; `rows` are (label, cells)."""
+    """A titled table: `header` has the names of all columns but the first, `first`; `rows` are (label, cells)."""
 
     title: str
     header: list[str]
     rows: list[tuple[str, list[TableCell]]]
+    first: str = "method"
 
 
 def score_table(entries: Sequence[ReportEntry], ddof: int) -> ResultTable:
@@ -47,7 +61,7 @@ def score_table(entries: Sequence[ReportEntry], ddof: int) -> ResultTable:
         ddof: the standard deviation over n seeds has the divisor n − ddof.
     """
     silos = distinguishable_silos(entries)
-    columns = [*(silos if len(silos) <= MOST_SILOS else []), AVERAGE]
+    columns = [*(silos if len(silos) <= MOST_SILOS else []), *average_columns(entries)]
     table = [
         ranked_cells(
             entries,
@@ -56,16 +70,47 @@ def score_table(entries: Sequence[ReportEntry], ddof: int) -> ResultTable:
         )
         for silo in columns
     ]
+    baselines = baseline_rows(entries, columns, ddof)
     if any_attacked(entries):
         columns.append("ASR")
         rates = [success_rate(entry, ddof=ddof) for entry in entries]
         table.append([TableCell("–" if rate is None else rate.text) for rate in rates])
     rows = [(entry.label, [column[number] for column in table]) for number, entry in enumerate(entries)]
+    for label, scores in baselines:
+        cells = [TableCell("–" if score is None else score.text) for score in scores]
+        rows.append((label, cells + [TableCell("–")] * (len(columns) - len(cells))))
     seeds = sorted({len(entry.runs) for entry in entries})
     repeats = f"{seeds[0]}" if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
-    repetitions = f"mean ± std over {repeats} seeds, ddof = {ddof}" if seeds[-1] > 1 else "one seed"
+    repetitions = f"mean ± std over {repeats} seeds of {_drawn_by_seeds(entries)}" if seeds[-1] > 1 else "one seed"
+    repetitions += f", ddof = {ddof}" if seeds[-1] > 1 else ""
     ranking = "; best and second of each data set" if len(group_by_data(entries)) > 1 else ""
-    return ResultTable(f"test score (%), {repetitions}{ranking}", columns, rows)
+    return ResultTable(f"{_what(entries)}, {repetitions}{ranking}", columns, rows)
+
+
+def _what(entries: Sequence[ReportEntry]) -> str:
+    """Describe the scores of a table: the metric of all silos, or those of each."""
+    metrics: dict[str, list[str]] = {}
+    for entry in entries:
+        for name in entry.first.summary["silos"]:
+            metric = silo_metric(entry.first.summary, name)
+            metrics.setdefault(metric, [])
+            if name not in metrics[metric]:
+                metrics[metric].append(name)
+    unit = "" if all(map(lower_is_better, metrics)) else " (%)"
+    if len(metrics) == 1:
+        return f"test {next(iter(metrics))}{unit}"
+    named = "; ".join(f"{metric}: {_few(names)}" for metric, names in metrics.items())
+    return f"test score{unit} by unlike metrics ({named})"
+
+
+def _drawn_by_seeds(entries: Sequence[ReportEntry]) -> str:
+    """Say what differs between the seeds: training alone, where `data.seed` fixes the rows, or the rows as well."""
+    fixed = {rows_are_fixed(run) for entry in entries for run in entry.runs}
+    return "training on the same rows" if fixed == {True} else "rows and training" if fixed == {False} else "runs"
+
+
+def _few(names: Sequence[str]) -> str:
+    return ", ".join(names) if len(names) <= _MOST_NAMES else f"{len(names)} silos"
 
 
 def ranked_cells(entries: Sequence[ReportEntry], scores: Sequence[Score | None], lower: bool) -> list[TableCell]:
@@ -102,10 +147,10 @@ def _percent(value: float | None) -> str:
 
 
 def join_tables(left_table: ResultTable, right_table: ResultTable) -> ResultTable:
-    """Join two tables of the same rows side by side."""
-    rows = [
-        (label, [*left, *right]) for (label, left), (_, right) in zip(left_table.rows, right_table.rows, strict=True)
-    ]
+    """Join two tables side by side; rows that the right one lacks (baselines) have dashes there."""
+    missing = [TableCell("–")] * len(right_table.header)
+    found = dict(right_table.rows)
+    rows = [(label, [*left, *found.get(label, missing)]) for label, left in left_table.rows]
     return ResultTable(left_table.title, [*left_table.header, *right_table.header], rows)
 
 
@@ -186,7 +231,7 @@ def _latex(text: str) -> str:
 def as_html(table: ResultTable) -> str:
     """Render as HTML; best and second have the classes `best` and `second`."""
     classes = {1: ' class="best"', 2: ' class="second"'}
-    head = "".join(f'<th scope="col">{html.escape(name)}</th>' for name in ["method", *table.header])
+    head = "".join(f'<th scope="col">{html.escape(name)}</th>' for name in [table.first, *table.header])
     rows = []
     for label, values in table.rows:
         cells = "".join(f"<td{classes.get(value.rank, '')}>{html.escape(value.text)}</td>" for value in values)

@@ -31,6 +31,7 @@ def build(
     data: list[SiloData] | None = None,
     labeled: SiloData | None = None,
     load: Callable[[BackboneRequirements], Backbone] = BackboneRequirements.load,
+    look: Callable[[list[SiloData]], None] | None = None,
 ) -> Federation:
     """Build a federation whose silos' rows are all on this machine.
 
@@ -41,6 +42,7 @@ def build(
             `check_labels` itself.
         labeled: the coordinator's labeled rows; None: they are drawn from the silos' rows if the method needs them.
         load: loads the backbone if none is given.
+        look: called with the silos' rows once all is built; the federation keeps them as token ids only.
 
     Raises:
         InputError: for anything that cannot work, before any training.
@@ -63,6 +65,8 @@ def build(
     check_rows(context, [*silos.values(), *([server] if server else [])])
     coordinator, privacy = build_coordinator(config, context, silos, tasks, labeled is not None)
     check_step_memory(context, silos.values(), coordinator.shared)
+    if look is not None:
+        look(rows)
     return Federation(
         config,
         context,

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from silotune.data.instructions import row_format
+from silotune.data.row_checks import describe_rows
 from silotune.data.tasks import SiloData
 from silotune.data.tokenized import TokenizedRows
 from silotune.models.heads.base import TokenizeRows
@@ -32,15 +33,17 @@ class ShownRow:
 
 
 def describe_silo(silo: SiloData) -> dict[str, Any]:
-    """Return a silo's task, format, metric and numbers of rows."""
-    row, task = silo.splits.train[0], silo.task
+    """Return a silo's task, format, metric and numbers of rows, and what its rows are like (`describe_rows`)."""
+    row, task, described = silo.splits.train[0], silo.task, describe_rows(silo)
     labeled = "text pairs with labels" if len(row.texts) > 1 else "texts with labels"
     return {
         "task": task.name,
         "format": row_format(row) if task.kind == "generation" else labeled,
         "labels": list(task.labels),
         "metric": task.metric,
+        "positive": task.positive,
         "rows": silo.splits.counts(),
+        **described,
     }
 
 

@@ -135,7 +135,8 @@ def _check_directions(tasks: Mapping[str, Task]) -> None:
 
 
 def _meaning(task: Task) -> str:
-    return f"{task.kind} by {task.metric}" + (f" into {', '.join(task.labels)}" if task.labels else "")
+    positive = f" of {task.positive}" if task.positive else ""
+    return f"{task.kind} by {task.metric}{positive}" + (f" into {', '.join(task.labels)}" if task.labels else "")
 
 
 def _check_evaluation(config: Config, method: Method, tasks: Mapping[str, Task], absent: Mapping[str, Task]) -> None:

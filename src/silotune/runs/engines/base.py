@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 from silotune.communication.aggregation import Update, in_name_order
 from silotune.core.numeric import mean_ignoring_none
 from silotune.errors import InputError
+from silotune.evaluation.predict import Measured
 from silotune.runs.engines.history import History, Scores, is_better
 from silotune.runs.storage.checkpoints import Checkpoint, validated_state
 from silotune.runs.storage.run_folder import RunFolder
@@ -39,6 +40,8 @@ class Engine(ABC):
         self.cohort = 1  # silos that train together
         self.workers = 1  # processes that train
         self.stopped_after: int | None = None  # the last round, if `train.early_stopping` ended the run
+        self.tested: Mapping[str, Measured] = {}
+        """Reported silo → what `results` measured on its test rows; empty where those are in other processes."""
         self._best: Checkpoint | None = None
         self._last: Checkpoint | None = None
 

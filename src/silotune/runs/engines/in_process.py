@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from silotune.evaluation.backdoor import with_attack
-from silotune.evaluation.federation_scores import mean_score, score_silos, summary_entries
+from silotune.evaluation.federation_scores import mean_score, measure_silos, score_silos, summary_entries
 from silotune.evaluation.personalization import score_test_time
 from silotune.runs.engines.base import Engine, Progress
 from silotune.runs.engines.history import Scores
@@ -84,9 +84,11 @@ class InProcessEngine(Engine):
     def results(self) -> dict[str, dict[str, Any]]:
         """See `Engine.results`."""
         if not self.federation.config.evaluation.test_time:
-            return with_attack(self.federation, summary_entries(self.federation))
+            self.tested = measure_silos(self.federation, "test")
+            return with_attack(self.federation, summary_entries(self.federation, self.tested))
         judged = score_test_time(self.federation)
-        entries = with_attack(self.federation, summary_entries(self.federation, judged.personalization))
+        self.tested = judged.on_own_task
+        entries = with_attack(self.federation, summary_entries(self.federation, self.tested))
         return {name: entry | judged.entry(name) for name, entry in entries.items()}
 
     def save_states(self, round_number: int, silos: Sequence[str], better: bool) -> Mapping[str, str]:

@@ -1,0 +1,159 @@
+"""`describe_rows` of a silo: labels, lengths, duplicates; `warnings_of`: what of it deserves a warning."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from silotune.data.metrics import metric_title
+from silotune.data.tasks import Row, SiloData, Splits
+
+SPLITS = ("train", "validation", "test")
+
+_MANY_LABELS = 20
+"""Labels from which few rows for each make a warning: they may be numbers."""
+
+_FEW_ROWS_PER_LABEL = 5
+
+_FEW_TEST_ROWS = 30
+
+_LEAK = 0.01
+"""Share of held-out rows that are in the training rows, from which there is a warning."""
+
+MOST_WARNINGS = 12
+"""Warnings that a run prints."""
+
+
+def describe_rows(silo: SiloData) -> dict[str, Any]:
+    """Return what a silo's rows are like, as JSON values.
+
+    Returns:
+        `label_rows` (split → label → rows; empty for generation), `characters` (split → median, 95th percentile and
+        maximum of a row's texts), `duplicates` (split → rows whose texts an earlier row of the split has), `shared`
+        (rows of `validation` and `test` whose texts are in `train`), `contradictions` (training rows whose texts have
+        several labels), `alike` (groups of labels that differ in case, space or punctuation only). Texts count as
+        equal whatever their case and white space.
+    """
+    splits: dict[str, list[Row]] = {name: getattr(silo.splits, name) for name in SPLITS}
+    keys = {name: [_key(row) for row in rows] for name, rows in splits.items()}
+    seen = {*keys["train"]}
+    return {
+        "label_rows": {name: _label_counts(silo, rows) for name, rows in splits.items()},
+        "characters": {name: spread([sum(map(len, _texts(row))) for row in rows]) for name, rows in splits.items()},
+        "duplicates": {name: len(of_split) - len({*of_split}) for name, of_split in keys.items()},
+        "shared": {name: sum(key in seen for key in keys[name]) for name in SPLITS[1:]},
+        "contradictions": _contradictions(silo, keys["train"]),
+        "alike": alike_labels(silo.task.labels),
+    }
+
+
+def spread(values: Sequence[int]) -> dict[str, int] | None:
+    """Return median, 95th percentile and maximum of whole numbers; None without numbers."""
+    if not values:
+        return None
+    ordered = sorted(values)
+    return {
+        "median": ordered[(len(ordered) - 1) // 2],
+        "p95": ordered[min(len(ordered) - 1, (95 * len(ordered)) // 100)],
+        "maximum": ordered[-1],
+    }
+
+
+def alike_labels(labels: Iterable[str]) -> list[list[str]]:
+    """Return groups of labels that differ in case, white space or punctuation only, such as `Pos` and `pos`."""
+    groups: dict[str, list[str]] = {}
+    for label in labels:
+        groups.setdefault(re.sub(r"[\W_]+", "", label.casefold()) or label, []).append(label)
+    return [group for group in groups.values() if len(group) > 1]
+
+
+def row_warnings(silo: SiloData, described: Mapping[str, Any]) -> list[str]:
+    """Return what deserves a warning, one sentence each.
+
+    Args:
+        silo: the silo.
+        described: from `describe_rows`.
+    """
+    name, counts = f"silo {silo.name!r}", silo.splits.counts()
+    warnings = [f"{name}: labels that look like one: {_quoted(group)}" for group in described["alike"]]
+    train_labels = described["label_rows"]["train"]
+    if len(train_labels) >= _MANY_LABELS and counts["train"] < _FEW_ROWS_PER_LABEL * len(train_labels):
+        warnings.append(
+            f"{name}: {len(train_labels)} labels for {counts['train']} training rows; are they numbers to be predicted?"
+        )
+    for split in SPLITS[1:]:
+        shared, rows = described["shared"][split], counts[split]
+        if rows and shared > _LEAK * rows:
+            warnings.append(
+                f"{name}: {shared} of {rows} {split} rows ({100 * shared / rows:.0f} %) are also training rows"
+            )
+        there = [label for label, number in described["label_rows"][split].items() if number]
+        new = [label for label in there if not train_labels.get(label)]
+        if new:
+            warnings.append(f"{name}: no training row of {_quoted(new)}, which {split} rows have")
+    if described["contradictions"]:
+        number = described["contradictions"]
+        warnings.append(f"{name}: {number} training rows have the texts of a row with another label")
+    if counts["test"] < _FEW_TEST_ROWS:
+        points = 100 / max(1, counts["test"])
+        warnings.append(f"{name}: {counts['test']} test rows; one of them is {points:.1f} points of a score")
+    return warnings
+
+
+def warnings_of(silos: Sequence[SiloData], central: bool) -> list[str]:
+    """Return the warnings about all silos' rows, at most `MOST_WARNINGS`.
+
+    Args:
+        silos: the silos.
+        central: whether one data set is partitioned; its rows are then looked at together.
+    """
+    if central:
+        train = [row for silo in silos for row in silo.splits.train]
+        splits = silos[0].splits
+        silos = [SiloData(silos[0].task.name, silos[0].task, Splits(train, splits.validation, splits.test))]
+    warnings = _unlike_metrics(silos) + [text for silo in silos for text in row_warnings(silo, describe_rows(silo))]
+    rest = len(warnings) - MOST_WARNINGS
+    more = f"{rest} more about the rows; `silotune data` prints all"
+    return [*warnings[:MOST_WARNINGS], more] if rest > 0 else warnings
+
+
+def _unlike_metrics(silos: Sequence[SiloData]) -> list[str]:
+    """Warn that the best round is chosen by a mean of unlike metrics."""
+    metrics = list(dict.fromkeys(silo.task.metric for silo in silos))
+    if len(metrics) < 2:
+        return []
+    return [
+        f"silos have unlike metrics ({', '.join(map(metric_title, metrics))}): there is no common average, and the "
+        "best round is that of the highest mean validation score over all of them"
+    ]
+
+
+def _key(row: Row) -> tuple[str, ...]:
+    return tuple(" ".join(text.split()).casefold() for text in _texts(row))
+
+
+def _texts(row: Row) -> list[str]:
+    """Return the texts of a row; of a conversation its turns."""
+    return [content for _, content in row.turns] or list(row.texts)
+
+
+def _label_counts(silo: SiloData, rows: Sequence[Row]) -> dict[str, int]:
+    found = Counter(row.label for row in rows)
+    return {label: found[index] for index, label in enumerate(silo.task.labels)}
+
+
+def _contradictions(silo: SiloData, keys: Sequence[tuple[str, ...]]) -> int:
+    """Count the training rows whose texts have several labels."""
+    if silo.task.kind != "classification":
+        return 0
+    labels: dict[tuple[str, ...], set[int]] = {}
+    for key, row in zip(keys, silo.splits.train, strict=True):
+        labels.setdefault(key, set()).add(row.label)
+    return sum(len(labels[key]) > 1 for key in keys)
+
+
+def _quoted(labels: Sequence[str]) -> str:
+    shown = ", ".join(map(repr, labels[:5]))
+    return f"{shown} and {len(labels) - 5} more" if len(labels) > 5 else shown

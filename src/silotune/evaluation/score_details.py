@@ -1,0 +1,117 @@
+"""`score_details`: all metrics of test rows with intervals, per class, confusion matrix, calibration.
+
+They are written into the run folder, or at a silo into its own: a coordinator gets the score alone.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from silotune.data.metrics import METRICS, Classified, exact_matches, perplexity, rouge_scores
+from silotune.data.tasks import Task
+from silotune.data.tokenized import TokenizedRows
+from silotune.evaluation.bootstrap import Bootstrap
+from silotune.evaluation.predict import Measured
+
+BINS = 15
+"""Bins of the calibration error, as in Guo et al. 2017."""
+
+MOST_CLASSES = 100
+"""Classes up to which there is a confusion matrix."""
+
+
+def score_details(measured: Measured, rows: TokenizedRows, bootstrap: Bootstrap) -> dict[str, Any] | None:
+    """Return what the predictions of rows say.
+
+    Args:
+        measured: a model's predictions of the rows.
+        rows: the rows.
+        bootstrap: draws the resamples of intervals.
+
+    Returns:
+        JSON values: `metric`, `score`, `rows`, `metrics` (name → score) and `intervals` (name → two bounds); of rows
+        with labels also `per_class`, `confusion` (true class, predicted class) and `calibration`. None without rows.
+    """
+    if not rows.examples:
+        return None
+    task, losses = rows.task, {}
+    if measured.loss is not None:
+        losses["loss"] = measured.loss
+        if task.kind == "generation" and not rows.pairs:
+            losses["perplexity"] = perplexity(measured.loss)
+    details: dict[str, Any] = {"metrics": {}, "intervals": {}}
+    if measured.logits is not None:
+        details = label_details(Classified(measured.logits, rows.labels, task.positive_index), task, bootstrap)
+    elif measured.written is not None and rows.answers is not None:
+        by_row = {kind: rouge_scores(kind, measured.written, rows.answers) for kind in ("rouge1", "rougeL")}
+        by_row["exact_match"] = exact_matches(measured.written, rows.answers)
+        if task.metric == "accuracy":  # of answers that are options
+            by_row["accuracy"] = by_row["exact_match"]
+        details["metrics"] = {name: 100 * sum(scores) / len(scores) for name, scores in by_row.items()}
+        details["intervals"] = bootstrap.of_means(by_row)
+    details["metrics"] = {name: finite(value) for name, value in (details["metrics"] | losses).items()}
+    return {"metric": task.metric, "score": finite(measured.score), "rows": rows.examples, **details}
+
+
+def label_details(rows: Classified, task: Task, bootstrap: Bootstrap) -> dict[str, Any]:
+    """Return `metrics`, `intervals`, `per_class`, `confusion` and `calibration` of rows with labels."""
+    from sklearn.metrics import confusion_matrix, log_loss, precision_recall_fscore_support
+
+    every = range(len(task.labels))
+    names = [name for name in METRICS if name != "f1" or rows.positive >= 0]
+    metrics: dict[str, float | None] = {name: METRICS[name](rows) for name in names}
+    labels, predicted = rows.arrays
+    calibration = None
+    if rows.has_probabilities:
+        calibration = calibration_curve(rows)
+        metrics["ece"] = 100 * calibration.pop("error")
+        metrics["log_loss"] = float(log_loss(labels, rows.probabilities.numpy(), labels=[*every]))
+    columns = precision_recall_fscore_support(labels, predicted, labels=[*every], zero_division=0)
+    per_class = {
+        name: {"precision": 100 * float(p), "recall": 100 * float(r), "f1": 100 * float(f), "rows": int(number)}
+        for name, p, r, f, number in zip(task.labels, *columns, strict=True)
+    }
+    intervals: dict[str, Any] = dict(bootstrap.of_classes(rows))
+    if task.metric == "auroc":
+        interval = bootstrap.of_areas(rows)
+        intervals |= {"auroc": interval} if interval is not None else {}
+    few = len(task.labels) <= MOST_CLASSES
+    return {
+        "metrics": metrics,
+        "intervals": {name: intervals[name] for name in names if name in intervals},
+        **({"positive": task.positive} if task.positive else {}),
+        "per_class": per_class,
+        "confusion": confusion_matrix(labels, predicted, labels=[*every]).tolist() if few else None,
+        "calibration": calibration,
+    }
+
+
+def calibration_curve(rows: Classified) -> dict[str, Any]:
+    """Return the reliability diagram of the predicted classes and its expected calibration error.
+
+    Returns:
+        `confidence` and `accuracy` (shares) and `rows` of every bin that has rows, of `BINS` equally wide ones; `error`
+        is the mean distance of the two, weighted by rows (ECE, Guo et al. 2017, eq. 3).
+    """
+    from sklearn.calibration import calibration_curve as curve
+
+    confidence, right = rows.probabilities.max(-1).values.numpy(), (rows.predicted == rows.labels).numpy()
+    confidence = np.clip(confidence, 0, 1)  # a sum of rounded shares may exceed 1
+    accuracy, mean_confidence = curve(right, confidence, n_bins=BINS, pos_label=True)
+    inner = np.linspace(0, 1, BINS + 1)[1:-1]
+    numbers = np.bincount(np.searchsorted(inner, confidence), minlength=BINS)
+    weights = numbers[numbers > 0]
+    return {
+        "confidence": mean_confidence.tolist(),
+        "accuracy": accuracy.tolist(),
+        "rows": weights.tolist(),
+        "error": float((weights * np.abs(accuracy - mean_confidence)).sum() / weights.sum()),
+    }
+
+
+def finite(value: float | None) -> float | None:
+    """Return a number as JSON can hold it: None for infinity and NaN."""
+    return value if value is not None and math.isfinite(value) else None

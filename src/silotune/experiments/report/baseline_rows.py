@@ -1,0 +1,73 @@
+"""`baseline_rows`: rows of the baselines (most frequent label, bag of words) for a report's tables."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from silotune.core.numeric import mean_ignoring_none
+from silotune.evaluation.baselines import BAG_OF_WORDS, MAJORITY
+from silotune.experiments.report.entries import ReportEntry, group_by_data
+from silotune.experiments.report.scores import AVERAGE, Score, metric_of_column, standard_deviation
+
+TITLES = {MAJORITY: "most frequent label", BAG_OF_WORDS: "bag of words"}
+
+NOTE = (
+    "Baselines learn from a silo's own training rows (of a partitioned data set, from all of them): the most frequent "
+    "label, and logistic regression over the TF-IDF of words and pairs of words."
+)
+
+BaselineRow = tuple[str, list[Score | None]]
+"""A baseline's label, and its score in every column."""
+
+
+def baseline_rows(entries: Sequence[ReportEntry], columns: Sequence[str], ddof: int) -> list[BaselineRow]:
+    """Return a row for each baseline and data set, over the seeds of the entry with most runs.
+
+    Args:
+        entries: the methods' entries.
+        columns: silos and averages.
+        ddof: the standard deviation over n seeds has the divisor n − ddof.
+
+    Returns:
+        The rows; none if no run has baselines.
+    """
+    groups = group_by_data(entries)
+    rows: list[BaselineRow] = []
+    for number, group in enumerate(groups, 1):
+        runs = max(group, key=lambda entry: len(entry.runs)).runs
+        for key, title in TITLES.items():
+            scores = [_score([baseline_of(run.summary, column, key) for run in runs], ddof) for column in columns]
+            if any(score is not None for score in scores):
+                rows.append((title if len(groups) == 1 else f"{title}, data {number}", scores))
+    return rows
+
+
+def baseline_of(summary: Mapping[str, Any], column: str, baseline: str) -> float | None:
+    """Return a baseline's score of a run, for a silo or a column of averages."""
+    found = summary.get("baselines") or {}
+    if column in found.get("silos", {}):
+        return _number(found["silos"][column].get(baseline))
+    metric = metric_of_column(column)
+    if column != AVERAGE and not metric:
+        return None
+    if found.get("global"):
+        return _number(found["global"].get(baseline))
+    if not metric and summary["average"] is None:
+        return None
+    silos = summary["silos"]
+    return mean_ignoring_none(
+        _number(scores.get(baseline))
+        for silo, scores in found.get("silos", {}).items()
+        if silo in silos and metric in ("", silos[silo].get("metric"))
+    )
+
+
+def _number(value: Any) -> float | None:
+    return None if value is None else float(value)
+
+
+def _score(values: Sequence[float | None], ddof: int) -> Score | None:
+    numbers = [value for value in values if value is not None]
+    return Score(statistics.fmean(numbers), standard_deviation(numbers, ddof), len(numbers)) if numbers else None

@@ -1,0 +1,143 @@
+"""`write_test_scores` writes `scores.json` and `predictions.parquet`: test rows in all metrics and one by one."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from silotune.core.files import write_bytes, write_text
+from silotune.data.tokenized import TokenizedRows
+from silotune.evaluation.bootstrap import LEVEL, Bootstrap
+from silotune.evaluation.federation_scores import all_share_one_model
+from silotune.evaluation.predict import Measured
+from silotune.evaluation.score_details import score_details
+from silotune.training.federation import Federation
+
+SCORES_FILE = "scores.json"
+
+PREDICTIONS_FILE = "predictions.parquet"
+
+
+def write_test_scores(folder: Path, federation: Federation, tested: Mapping[str, Measured]) -> dict[str, Any]:
+    """Write both files into a folder; predictions only if the configuration wants them.
+
+    Args:
+        folder: a run folder, or a silo's own.
+        federation: the federation whose silos were measured.
+        tested: reported silo → what was measured on its test rows.
+
+    Returns:
+        The content of `scores.json`: `level` (percent) and `resamples` of the intervals, and the details
+        (`evaluation/score_details.py`) of `silos`, or `global` where one model has one set of test rows.
+    """
+    config = federation.config
+    test_rows = {name: rows.test for silo in federation.silos.values() for name, rows in silo.evaluations.items()}
+    one = federation.central is not None and all_share_one_model(federation.context)
+    names = [name for name in tested if test_rows[name].examples][: 1 if one else None]
+    details = {
+        name: score_details(
+            tested[name], test_rows[name], Bootstrap(config.evaluation.bootstrap, config.seed, "" if one else name)
+        )
+        for name in names
+    }
+    content = {
+        "level": LEVEL,
+        "resamples": config.evaluation.bootstrap,
+        "silos": {} if one else details,
+        "global": details[names[0]] if one and names else None,
+    }
+    text = json.dumps(content, indent=1)
+    write_text(folder / SCORES_FILE, text + "\n")
+    if config.evaluation.predictions:
+        rows = [(None if one else name, tested[name], test_rows[name]) for name in names]
+        write_predictions(folder / PREDICTIONS_FILE, [row for row in rows if _has_predictions(row[1])])
+    return dict(json.loads(text))
+
+
+def write_predictions(path: Path, predicted: list[tuple[str | None, Measured, TokenizedRows]]) -> None:
+    """Write one line per test row: silo, task, row (its place in the split), label, predicted, probabilities.
+
+    For generation, `label` is the reference answer and `predicted` the written one. `probabilities` are in the order of
+    the task's labels. `silo` is null where one model and one set of rows serve all. Nothing is written if no row has a
+    prediction.
+    """
+    import pyarrow
+    import pyarrow.parquet
+
+    if not predicted:
+        return
+    schema = pyarrow.schema(
+        {
+            "silo": pyarrow.string(),
+            "task": pyarrow.string(),
+            "row": pyarrow.int32(),
+            "label": pyarrow.string(),
+            "predicted": pyarrow.string(),
+            "probabilities": pyarrow.list_(pyarrow.float32()),
+        }
+    )
+    tables = [pyarrow.table(_columns(*one), schema) for one in predicted]
+    buffer = io.BytesIO()
+    pyarrow.parquet.write_table(pyarrow.concat_tables(tables), buffer)
+    write_bytes(path, buffer.getvalue())
+
+
+def read_test_scores(folder: Path) -> dict[str, Any] | None:
+    """Return the content of `scores.json`; None if there is none (runs of older versions), or it is damaged."""
+    try:
+        content = json.loads((folder / SCORES_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return None
+    return content if isinstance(content, dict) else None
+
+
+def collect_test_scores(folder: Path, silo_folders: Sequence[Path]) -> dict[str, Any]:
+    """Write into a folder the details and predictions that several silos wrote, and return the details.
+
+    Args:
+        folder: the run folder.
+        silo_folders: the silos' own; one without the files is left out.
+    """
+    import pyarrow
+    import pyarrow.parquet
+
+    found = [content for path in silo_folders if (content := read_test_scores(path)) is not None]
+    silos = {name: details for content in found for name, details in content.get("silos", {}).items()}
+    content = {"level": LEVEL, "resamples": found[0]["resamples"] if found else 0, "silos": silos, "global": None}
+    write_text(folder / SCORES_FILE, json.dumps(content, indent=1) + "\n")
+    predictions = [path / PREDICTIONS_FILE for path in silo_folders if (path / PREDICTIONS_FILE).is_file()]
+    if predictions:
+        buffer = io.BytesIO()
+        tables = [pyarrow.parquet.ParquetFile(path).read() for path in predictions]
+        pyarrow.parquet.write_table(pyarrow.concat_tables(tables), buffer)
+        write_bytes(folder / PREDICTIONS_FILE, buffer.getvalue())
+    return content
+
+
+def _has_predictions(measured: Measured) -> bool:
+    return measured.logits is not None or measured.written is not None
+
+
+def _columns(silo: str | None, measured: Measured, rows: TokenizedRows) -> dict[str, Any]:
+    """Return the columns of one silo's rows."""
+    task, number = rows.task, rows.examples
+    probabilities: list[list[float] | None] = [None] * number
+    if measured.logits is not None:
+        label = [task.labels[index] for index in rows.labels.tolist()]
+        predicted = [task.labels[index] for index in measured.logits.argmax(-1).tolist()]
+        probabilities = torch.softmax(measured.logits.double(), -1).tolist()
+    else:
+        label, predicted = list(rows.answers or []), list(measured.written or [])
+    return {
+        "silo": [silo] * number,
+        "task": [task.name] * number,
+        "row": list(range(number)),
+        "label": label,
+        "predicted": predicted,
+        "probabilities": probabilities,
+    }

@@ -1,0 +1,68 @@
+"""`silotune data` and `run --dry-run`: one's own rows, seen before training."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import yaml
+
+from tests.support.command_line import Silotune, reviews, tree, write_csv
+
+
+def change(place: Path, **changes: object) -> None:
+    path = place / "federation.yaml"
+    keys = yaml.safe_load(path.read_text(encoding="utf-8"))
+    keys["silos"][0] |= changes
+    path.write_text(yaml.safe_dump(keys), encoding="utf-8")
+
+
+def test_rows_labels_lengths_and_what_looks_wrong(silotune: Silotune, place: Path) -> None:
+    rows = [
+        (f"{text}, and more and more of it" if n % 2 else text, "Good" if label == "good" and n % 3 else label)
+        for n, (text, label) in enumerate(reviews(40))
+    ]
+    write_csv(place / "north.csv", ["review", "opinion"], [*rows, *rows])
+    change(place, metric="f1", positive="good")
+    outcome = silotune("data", "federation.yaml", "train.max_length=10", "--json")
+    assert (outcome.code, outcome.err) == (0, "")
+    found = json.loads(outcome.out)
+    north = found["silos"]["north"]
+    assert sum(north["label_rows"]["train"].values()) == north["rows"]["train"] == 48
+    assert north["alike"] == [["Good", "good"]]
+    assert north["shared"]["test"] > 0
+    assert north["tokens"]["maximum"] >= north["tokens"]["median"] > 4
+    assert 0 < north["tokens"]["cut"] <= 100
+    assert any("look like one: 'Good', 'good'" in warning for warning in found["warnings"])
+    assert any("are also training rows" in warning for warning in found["warnings"])
+    printed = silotune("data", "federation.yaml", "--silo", "north").out
+    share = f"bad {100 * north['label_rows']['train']['bad'] / 48:.0f} %"
+    for word in ("F1 of good", share, "warning: silo 'north'", "cut at 32 tokens", "in test"):
+        assert word in " ".join(printed.split())
+
+
+def test_without_a_tokenizer_the_rest_is_shown(silotune: Silotune, place: Path) -> None:
+    (place / "empty").mkdir()
+    found = json.loads(silotune("data", "federation.yaml", "backbone=empty", "--json").out)
+    assert "tokens" not in found["silos"]["north"]
+    assert any("no tokenizer there" in warning for warning in found["warnings"])
+
+
+def test_a_dry_run_builds_and_writes_nothing(silotune: Silotune, place: Path) -> None:
+    before = tree(place)
+    outcome = silotune("run", "federation.yaml", "--dry-run")
+    assert (outcome.code, outcome.err) == (0, "")
+    for word in ("silo north: 12 train", "task south by accuracy", "1 rounds: a silo trains", "nothing was trained"):
+        assert word in outcome.out
+    assert tree(place) == before
+    assert silotune("run", "federation.yaml", "--dry-run", "backbone=nowhere/at-all").code == 2
+
+
+def test_a_run_begins_with_its_warnings(silotune: Silotune, place: Path) -> None:
+    outcome = silotune("run", "federation.yaml", "silos.north.metric=f1", "--out", "out")
+    assert outcome.code == 0
+    assert "warning: silo 'north': 4 test rows" in outcome.out
+    assert "warning: silos have unlike metrics (macro F1, accuracy)" in outcome.out
+    summary = json.loads((place / "out" / "summary.json").read_text(encoding="utf-8"))
+    assert summary["average"] is None
+    assert summary["averages"].keys() == {"macro_f1", "accuracy"}

@@ -1,0 +1,77 @@
+"""Which label F1 is about: the one that is named, label 1 of a numbered data set, else all (macro F1)."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import yaml
+
+from silotune.config import dump
+from silotune.data.loading import load_silos
+from silotune.data.tasks import Task, read_task
+from silotune.errors import InputError
+from silotune.runs.build.resolve import read_config
+
+
+def tasks(place: Path, **changes: object) -> dict[str, Task]:
+    """The tasks of `federation.yaml`, with changes to its first silo."""
+    path = place / "federation.yaml"
+    keys = yaml.safe_load(path.read_text(encoding="utf-8"))
+    keys["silos"][0] |= changes
+    path.write_text(yaml.safe_dump(keys), encoding="utf-8")
+    return {silo.name: silo.task for silo in load_silos(read_config(str(path)))}
+
+
+def test_the_alphabet_decides_nothing(place: Path) -> None:
+    assert tasks(place, metric="f1")["north"].metric == "macro_f1"
+    assert tasks(place, metric="f1", labels=["good", "bad"])["north"].metric == "macro_f1"
+    named = tasks(place, metric="f1", labels=None, positive="bad")["north"]
+    assert (named.metric, named.positive, named.positive_index) == ("f1", "bad", 0)
+    assert read_task(json.loads(json.dumps(named.fields()))) == named
+
+
+def test_a_positive_label_that_is_none_is_refused(place: Path) -> None:
+    with pytest.raises(InputError, match=r"positive label of silo 'north'.*'baad'.*did you mean 'bad'"):
+        tasks(place, metric="f1", positive="baad")
+    with pytest.raises(InputError, match="put the label in quotes"):
+        tasks(place, positive=True)
+    with pytest.raises(InputError, match="positive is a label"):
+        tasks(place, positive="bad", kind="generation")
+
+
+def test_numbered_labels_say_it_themselves(tiny_config, data_folder: Path, tmp_path: Path) -> None:
+    (first, *_) = load_silos(tiny_config("fedavg", "data.metric=f1", "data.tasks=[alpha]"))
+    assert (first.task.metric, first.task.positive) == ("f1", first.task.labels[1])
+    (other, *_) = load_silos(tiny_config("fedavg", "data.metric=f1", "data.tasks=[alpha]", "data.positive=bad"))
+    assert other.task.positive == "bad"
+    with pytest.raises(InputError, match="positive label"):
+        load_silos(tiny_config("fedavg", "data.metric=f1", "data.tasks=[alpha]", "data.positive=grim"))
+    shutil.copytree(data_folder, tmp_path / "data")
+    meta = tmp_path / "data" / "alpha" / "meta.json"
+    meta.write_text(json.dumps(json.loads(meta.read_text()) | {"metric": "f1", "positive": "bad"}))
+    (said, *_) = load_silos(tiny_config("fedavg", "data.tasks=[alpha]", f"data.path={tmp_path / 'data'}"))
+    assert (said.task.metric, said.task.positive) == ("f1", "bad")
+    words = ("data.task=mood", "data.labels=[cold, hot]")
+    (renamed, *_) = load_silos(tiny_config("fedavg", "data.tasks=[alpha]", f"data.path={tmp_path / 'data'}", *words))
+    assert renamed.task == Task("mood", ("cold", "hot"), "f1", positive="cold")
+    three = load_silos(tiny_config("fedavg", "data.metric=f1", "data.tasks=[gamma]"))[0].task
+    assert (len(three.labels), three.metric) == (3, "macro_f1")
+
+
+def test_tasks_of_older_runs_are_read_as_they_were() -> None:
+    fields = {"name": "t", "labels": ["no", "yes"], "metric": "f1", "kind": "classification"}
+    assert read_task(fields).positive == "yes"
+    assert read_task(fields | {"metric": "accuracy"}).fields() == fields | {"metric": "accuracy"}
+    for bad in ({"positive": "maybe"}, {"positive": ""}, {"labels": ["a", "b", "c"]}, {"positive": 1}):
+        with pytest.raises(ValueError, match="not a task"):
+            read_task(fields | bad)
+
+
+def test_files_without_the_key_stay_as_they_were(place: Path) -> None:
+    config = read_config(str(place / "federation.yaml"))
+    assert "positive" not in dump(config)
+    for word in ("bootstrap", "baselines", "predictions"):
+        assert word not in dump(config)

@@ -1,0 +1,59 @@
+"""Baselines: learned from a silo's training rows, by the task's own metric, and beside every table."""
+
+from __future__ import annotations
+
+import pytest
+
+from silotune.data.tasks import Row, SiloData, Splits, Task
+from silotune.evaluation.baselines import baseline_scores, baselines
+
+MOOD = Task("mood", ("bad", "good"))
+
+
+def rows(*texts: tuple[str, int]) -> list[Row]:
+    return [Row((text,), label) for text, label in texts]
+
+
+TRAIN = rows(("a warm day", 1), ("warm and kind", 1), ("so warm", 1), ("cold and rude", 0), ("a cold day", 0)) * 6
+TEST = rows(("warm again", 1), ("cold again", 0), ("a cold river", 0))
+
+
+def test_words_that_tell_the_label_are_found():
+    scores = baseline_scores(MOOD, TRAIN, TEST)
+    assert scores == {"majority": pytest.approx(100 / 3), "bag_of_words": 100.0}  # the training rows' majority: good
+
+
+def test_the_metric_is_the_tasks():
+    scores = baseline_scores(Task("mood", ("bad", "good"), "macro_f1"), TRAIN, TEST)
+    assert scores["majority"] == pytest.approx(100 * (2 / 4) / 2)
+    assert baseline_scores(Task("mood", ("bad", "good"), "f1", positive="bad"), TRAIN, TEST)["majority"] == 0.0
+    assert baseline_scores(Task("mood", ("bad", "good"), "auroc"), TRAIN, TEST) == {
+        "majority": 50.0,
+        "bag_of_words": 100.0,
+    }
+
+
+def test_a_label_that_training_rows_lack_is_never_predicted():
+    three = Task("three", ("a", "b", "c"))
+    scores = baseline_scores(three, rows(("x one", 0), ("y two", 2), ("z", 2)), rows(("y two", 2), ("q", 1)))
+    assert scores == {"majority": 50.0, "bag_of_words": 50.0}
+
+
+def test_rows_without_words_or_labels_have_fewer_baselines():
+    marks = rows(("!!!", 0), ("???", 1), ("???", 1))
+    assert baseline_scores(MOOD, marks, marks) == {"majority": pytest.approx(200 / 3)}
+    written = [Row(("a", ""), 0, "b")]
+    assert baseline_scores(Task("w", (), "rouge1", "generation"), written, written) == {}
+    assert baseline_scores(Task("mood", ("bad", "good"), "loss"), TRAIN, TEST) == {}
+    assert baseline_scores(MOOD, TRAIN, []) == {}
+
+
+def test_silos_on_one_test_set_learn_together():
+    one, two = (
+        SiloData(name, MOOD, Splits(train, [], TEST)) for name, train in (("one", TRAIN[:2]), ("two", TRAIN[2:]))
+    )
+    assert baselines([one, two], central=True) == {"silos": {}, "global": baseline_scores(MOOD, TRAIN, TEST)}
+    apart = baselines([one, two], central=False)
+    assert apart["global"] is None
+    assert apart["silos"]["one"] == {"majority": pytest.approx(100 / 3)}  # its rows have one label
+    assert apart["silos"]["two"] == baseline_scores(MOOD, TRAIN[2:], TEST)
