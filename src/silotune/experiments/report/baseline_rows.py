@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from silotune.core.numeric import mean_ignoring_none
 from silotune.evaluation.baselines import BAG_OF_WORDS, MAJORITY
 from silotune.experiments.report.entries import ReportEntry, group_by_data
-from silotune.experiments.report.scores import AVERAGE, Score, metric_of_column, standard_deviation
+from silotune.experiments.report.scores import AVERAGE, Score, metric_of_column, over_seeds
 
 TITLES = {MAJORITY: "most frequent label", BAG_OF_WORDS: "bag of words"}
 
@@ -70,4 +69,4 @@ def _number(value: Any) -> float | None:
 
 def _score(values: Sequence[float | None], ddof: int) -> Score | None:
     numbers = [value for value in values if value is not None]
-    return Score(statistics.fmean(numbers), standard_deviation(numbers, ddof), len(numbers)) if numbers else None
+    return over_seeds(numbers, ddof)
