@@ -75,7 +75,7 @@ def test_same_bits_as_in_one_process(whole, federated, method):
     _, summary, _ = federated(method)
     assert same(summary) == same(expected)
     assert summary["engine"] == "flower-local"
-    assert summary.keys() == expected.keys()
+    assert summary.keys() == expected.keys() - {"baselines", "intervals"}  # the coordinator has no rows to make them of
 
 
 @pytest.mark.long

@@ -134,7 +134,7 @@ def test_a_trial_killed_while_its_checkpoints_are_removed_begins_anew(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr("silotune.runs.storage.run_folder.shutil.rmtree", killed)
+        patched.setattr("silotune.runs.storage.checkpoints.shutil.rmtree", killed)
         assert silotune("sweep", *few, "--out", out).code != 0
     assert not list(out.rglob("trial.json"))
     assert silotune("sweep", *few, "--out", out, "--resume").code == 0

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from silotune.config.paths import HUB_PREFIX, resolve
-from silotune.config.trees import Tree
+from silotune.config.trees import Tree, flat
 from silotune.errors import InputError, unknown_name_error
 
 Changes = list[tuple[str, Any]]
@@ -16,7 +15,7 @@ Changes = list[tuple[str, Any]]
 
 def take_changes(tree: Tree) -> Changes:
     """Remove the changes of entries of `silos` from a tree of words, and return them; a whole list stays."""
-    return list(_leaves(tree.pop("silos"))) if isinstance(tree.get("silos"), dict) else []
+    return list(flat(tree.pop("silos"))) if isinstance(tree.get("silos"), dict) else []
 
 
 def change_silos(tree: Tree, changes: Changes) -> None:
@@ -42,11 +41,3 @@ def change_silos(tree: Tree, changes: Changes) -> None:
         if key == "path" and not str(value).startswith(HUB_PREFIX):
             resolve(by_name[name], key, Path())
     tree["silos"] = [by_name[str(silo.get("name"))] if isinstance(silo, dict) else silo for silo in silos or []]
-
-
-def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in tree.items():
-        if isinstance(value, dict) and value:
-            yield from _leaves(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value

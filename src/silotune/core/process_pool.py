@@ -56,7 +56,7 @@ def worker_pool(
         context.set_forkserver_preload([*imports, "silotune.core.frozen_imports"])
     earlier_children = set(multiprocessing.active_children())
     pool = ProcessPoolExecutor(workers, context, _initialize_worker, (context.Value("i", 0), prepare, given))
-    processes = pool._processes or {}
+    processes: Any = pool._processes  # filled when the first work is submitted
     try:
         yield pool
     except BrokenProcessPool as error:

@@ -119,11 +119,11 @@ def test_words_of_unseen_tasks_are_still_known_when_a_run_is_opened_or_tried(fol
     done = run(config, out=tmp_path / "run")
     texts = ["the garden was cold"]
     assert load_run(tmp_path / "run").model("alpha").predict(texts) == done.model("alpha").predict(texts)
-    assert TRIAL.work(config, tmp_path / "trial", None, None, None)[0]["best_round"] == 1
+    assert TRIAL.work(config, tmp_path / "trial", (), None, None)[0]["best_round"] == 1
     wrong = config.model_copy(update={"evaluation": EvaluationConfig()})
     wrong = wrong.model_copy(update={"data": config.data.model_copy(update={"tasks": ["alpha"]})})
     with pytest.raises(InputError, match=r"unknown label in head\.words"):
-        TRIAL.work(wrong, tmp_path / "wrong", None, None, None)
+        TRIAL.work(wrong, tmp_path / "wrong", (), None, None)
 
 
 def test_a_silo_of_a_federation_need_not_have_the_labels_of_all(folders, data_folder, tmp_path):

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from silotune.config.train import TrainConfig
 from silotune.core.randomness import Stream
 from silotune.errors import InputError
 from silotune.models.backbone.segments import Segments
@@ -178,7 +179,7 @@ def test_dropout_in_an_encoder_decoder_is_refused():
     backbone, asked = shared_backbone("t5"), SimpleNamespace
     for rate, works in ((0.3, False), (0.0, True)):
         tuner = TUNERS["lora"](TUNERS["lora"].Options(dropout=rate))
-        training = asked(backbone=backbone, tuners=[tuner])
+        training = asked(backbone=backbone, tuners=[tuner], train=TrainConfig())
         if works:
             assert choose(3, training).size == 3
         else:
