@@ -9,10 +9,10 @@ from silotune.errors import SilotuneError
 
 
 def print_audit(folder: Path, as_json: bool) -> None:
-    """Check the record in a folder and print sums and problems.
+    """Check the audit log in a folder and print sums and problems.
 
     Raises:
-        InputError: there is no record.
+        InputError: there is no audit log.
         SilotuneError: it was changed.
     """
     from silotune.cli.console import say
@@ -38,6 +38,6 @@ def print_audit(folder: Path, as_json: bool) -> None:
         for problem in problems:
             say(printable(f"CHANGED: {problem}"))
     if problems:
-        raise SilotuneError(f"{folder}: the record was changed in {len(problems)} places (first: {problems[0]})")
+        raise SilotuneError(f"{folder}: the audit log was changed in {len(problems)} places (first: {problems[0]})")
     if not as_json:
         say(f"{len(entries)} lines, none changed, removed or inserted")

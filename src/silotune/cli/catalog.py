@@ -10,9 +10,7 @@ import typer
 from rich.table import Table
 
 from silotune.cli.app import app
-from silotune.cli.console import Overrides, console, say
-
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+from silotune.cli.console import JsonOption, Overrides, console, say
 
 
 @app.command()

@@ -18,6 +18,8 @@ LogFile = Annotated[
     Path | None, typer.Option("--log-file", help="Append a line a round to this file, with times.", metavar="FILE")
 ]
 
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
 Overrides = Annotated[list[str] | None, typer.Argument(help="key=value …", metavar="[KEY=VALUE]…")]
 
 

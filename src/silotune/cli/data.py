@@ -11,8 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from silotune.cli.app import app
-from silotune.cli.catalog import JsonOption
-from silotune.cli.console import Overrides, console, say
+from silotune.cli.console import JsonOption, Overrides, console, say
 from silotune.errors import unknown_name_error
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from silotune.cli.catalog import JsonOption
+from silotune.cli.console import JsonOption
 from silotune.cli.federation import CoordinatorFile, SiloName, federation
 from silotune.cli.silo import SiloFile, silo, usual_file
 

@@ -11,8 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from silotune.cli.app import app
-from silotune.cli.catalog import JsonOption
-from silotune.cli.console import console, say
+from silotune.cli.console import JsonOption, console, say
 from silotune.cli.export_predict import RunArgument, SiloOption
 from silotune.errors import InputError
 

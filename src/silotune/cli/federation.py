@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from silotune.cli.app import app
-from silotune.cli.catalog import JsonOption
+from silotune.cli.console import JsonOption, Overrides, console, say
 
 if TYPE_CHECKING:
     from silotune.distributed.deploy.party_configs import CoordinatorSettings
@@ -44,7 +44,6 @@ PartyFile = Annotated[Path, typer.Argument(help="The coordinator's or a silo's f
 @federation.command()
 def up(coordinator: CoordinatorFile) -> None:
     """Run the coordinator's SuperLink, in the foreground."""
-    from silotune.cli.console import say
     from silotune.distributed.deploy import commands
     from silotune.distributed.deploy.enrollment import enrollment
     from silotune.distributed.deploy.party_configs import read_coordinator_settings
@@ -60,7 +59,6 @@ def admit(
     coordinator: CoordinatorFile, silo: SiloName, key: Annotated[Path, typer.Argument(help="Its public key (….pub).")]
 ) -> None:
     """Register a silo's public key."""
-    from silotune.cli.console import say
     from silotune.distributed.deploy import node_keys
     from silotune.distributed.deploy.party_configs import read_coordinator_settings
 
@@ -71,7 +69,6 @@ def admit(
 @federation.command()
 def expel(coordinator: CoordinatorFile, silo: SiloName) -> None:
     """Remove a silo's public key: the silo left, or its key was lost and will be replaced."""
-    from silotune.cli.console import say
     from silotune.distributed.deploy import node_keys
     from silotune.distributed.deploy.party_configs import read_coordinator_settings
 
@@ -82,7 +79,6 @@ def expel(coordinator: CoordinatorFile, silo: SiloName) -> None:
 @federation.command()
 def join(silo: SiloFile) -> None:
     """Run a silo's worker and SuperNode, in the foreground."""
-    from silotune.cli.console import say
     from silotune.distributed.deploy import commands
     from silotune.distributed.deploy.party_configs import read_silo_or_node_settings
 
@@ -93,13 +89,12 @@ def join(silo: SiloFile) -> None:
 def start(
     coordinator: CoordinatorFile,
     source: Annotated[str, typer.Argument(help="A preset or a YAML file.", metavar="PRESET_OR_YAML")],
-    overrides: Annotated[list[str] | None, typer.Argument(help="key=value …", metavar="[KEY=VALUE]…")] = None,
+    overrides: Overrides = None,
     out: Annotated[Path | None, typer.Option(help="The run folder, on this machine.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted run.")] = False,
     wait: Annotated[bool, typer.Option(help="Follow the run until it ends.")] = True,
 ) -> None:
     """Start a run with the silos that `federation.silos` names, after those that were started before it."""
-    from silotune.cli.console import say
     from silotune.distributed.deploy import run_commands
     from silotune.distributed.deploy.party_configs import read_coordinator_settings
     from silotune.runs.build.resolve import read_config
@@ -122,7 +117,6 @@ def runs(coordinator: CoordinatorFile, as_json: JsonOption = False) -> None:
     from rich.markup import escape
     from rich.table import Table
 
-    from silotune.cli.console import console
     from silotune.distributed.deploy import run_commands
     from silotune.distributed.deploy.party_configs import read_coordinator_settings
 
@@ -145,7 +139,6 @@ def runs(coordinator: CoordinatorFile, as_json: JsonOption = False) -> None:
 @federation.command()
 def stop(coordinator: CoordinatorFile, run: RunNumber) -> None:
     """Stop a run, or take it out of the queue; its finished rounds are kept."""
-    from silotune.cli.console import say
     from silotune.distributed.deploy import run_commands
     from silotune.distributed.deploy.party_configs import read_coordinator_settings
 
@@ -163,7 +156,6 @@ def resume(
     wait: Annotated[bool, typer.Option(help="Follow the run until it ends.")] = True,
 ) -> None:
     """Continue a run that failed or was stopped, also with another quorum, other deadlines or other silos."""
-    from silotune.cli.console import say
     from silotune.distributed.deploy import run_commands
     from silotune.distributed.deploy.party_configs import read_coordinator_settings
 
@@ -176,7 +168,6 @@ def resume(
 
 def _follow(settings: CoordinatorSettings, run: QueuedRun) -> None:
     """Show a run's progress until it is over, then its results."""
-    from silotune.cli.console import console, say
     from silotune.cli.progress import show_progress
     from silotune.distributed.deploy import run_commands
     from silotune.experiments.report.result_table import result_table
@@ -196,7 +187,6 @@ def status(file: PartyFile, as_json: JsonOption = False) -> None:
     """Show the state of a coordinator and its silos, or whether a silo's processes run."""
     import json
 
-    from silotune.cli.console import say
     from silotune.cli.federation_tables import show_status
     from silotune.distributed.deploy import commands
     from silotune.distributed.deploy.federation_status import federation_status
@@ -219,7 +209,6 @@ def status(file: PartyFile, as_json: JsonOption = False) -> None:
 @federation.command()
 def down(file: PartyFile) -> None:
     """Stop the processes that `up` or `join` started."""
-    from silotune.cli.console import say
     from silotune.distributed.deploy import commands
 
     say("ended" if commands.down(file) else "nothing was running")
@@ -228,10 +217,10 @@ def down(file: PartyFile) -> None:
 @federation.command()
 def audit(
     folder: Annotated[Path, typer.Argument(help="A run folder, or the coordinator's folder.", metavar="FOLDER")],
-    json_: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
-    """Check the coordinator's record of messages and decisions, and sum it up; exit code 1 if it was changed."""
+    """Check the coordinator's audit log of messages and decisions, and sum it up; exit code 1 if it was changed."""
     from silotune.cli.audit import print_audit
     from silotune.distributed.coordinator.run_registry import FEDERATION_FOLDER
 
-    print_audit(folder / FEDERATION_FOLDER if (folder / FEDERATION_FOLDER).is_dir() else folder, json_)
+    print_audit(folder / FEDERATION_FOLDER if (folder / FEDERATION_FOLDER).is_dir() else folder, as_json)

@@ -10,8 +10,7 @@ import typer
 from rich.table import Table
 
 from silotune.cli.app import app
-from silotune.cli.catalog import JsonOption
-from silotune.cli.console import Overrides, console, say
+from silotune.cli.console import JsonOption, Overrides, console, say
 from silotune.errors import InputError
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from silotune.cli.app import app
+from silotune.cli.console import JsonOption, say
 
 if TYPE_CHECKING:
     from silotune.distributed.silo.approval import Approvals, State
@@ -31,7 +32,6 @@ RunName = Annotated[str, typer.Argument(help="The run, as `silo pending` names i
 @silo.command()
 def pending(config: SiloFile = None) -> None:
     """List the runs that wait for approval."""
-    from silotune.cli.console import say
     from silotune.distributed.protocol.frames import printable
 
     waiting = [request for request in _approvals(config).all() if request.state == "pending"]
@@ -44,7 +44,6 @@ def pending(config: SiloFile = None) -> None:
 @silo.command()
 def show(run: RunName, config: SiloFile = None) -> None:
     """Show a run in plain words: what would leave, how often, how protected, and what changed."""
-    from silotune.cli.console import say
     from silotune.distributed.protocol.frames import printable
     from silotune.distributed.silo.run_description import changes
 
@@ -69,16 +68,15 @@ def reject(run: RunName, config: SiloFile = None) -> None:
 
 
 @silo.command()
-def audit(config: SiloFile = None, json_: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
-    """Check the record of all messages that left this silo, and sum it up per run; exit code 1 if it was changed."""
+def audit(config: SiloFile = None, as_json: JsonOption = False) -> None:
+    """Check the audit log of all messages that left this silo, and sum it up per run; exit code 1 if it was changed."""
     from silotune.cli.audit import print_audit
     from silotune.distributed.silo.silo_config import read_silo_settings
 
-    print_audit(Path(read_silo_settings(usual_file(config)).folder), json_)
+    print_audit(Path(read_silo_settings(usual_file(config)).folder), as_json)
 
 
 def _decide(run: str, config: Path | None, state: State) -> None:
-    from silotune.cli.console import say
 
     say(f"run {_approvals(config).decide(run, state).name} is {state}")
 

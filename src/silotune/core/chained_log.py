@@ -1,4 +1,4 @@
-"""`ChainedLog` (`audit.jsonl`): JSON lines that hold the sha256 of the line before; `check_chain` finds changes.
+"""`ChainedLog`: `audit.jsonl` in files of limited size, lines chained by sha256, end in `audit.head`; `check_chain`.
 
 `audit.jsonl` is the newest file; full ones are renamed `audit-0001.jsonl`, `audit-0002.jsonl`, …, and the chain goes on
 over them. `audit.head` holds the number and the digest of the last line, so that a missing end is noticed. A line is on
@@ -143,11 +143,11 @@ def check_chain(folder: Path) -> tuple[list[dict[str, Any]], list[str]]:
         The lines that could be read, and what is wrong with the chain, each with file and line.
 
     Raises:
-        InputError: there is no such record.
+        InputError: there is no audit log.
     """
     files = [*rotated_files(folder), *[path for path in [folder / FILE] if path.exists()]]
     if not files and not (folder / HEAD).exists():
-        raise InputError(f"{folder}: holds no record ({FILE})")
+        raise InputError(f"{folder}: holds no audit log ({FILE})")
     with _locked_head(folder) as file:
         head = None if file is None else read_head(file)
         entries, problems, end = _walk(files)
@@ -172,7 +172,7 @@ def _walk(files: list[Path]) -> tuple[list[dict[str, Any]], list[str], Head]:
             where = f"{path.name}, line {place}"
             entry = _entry(line)
             if entry is None:
-                problems.append(f"{where}: is no line of a record (expected number {end.number + 1})")
+                problems.append(f"{where}: is no line of an audit log (expected number {end.number + 1})")
                 continue
             number, expected = entry["number"], end.number + 1
             if number > expected:

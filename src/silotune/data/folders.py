@@ -3,30 +3,14 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from silotune.config.validators import NAME_RULE, is_name
 from silotune.data.instructions import find_format, generation_rows
 from silotune.data.readers import Record, labeled_rows, read_records, with_groups
-from silotune.data.tasks import Row, Splits, Task, generation_task, make_task, numbered_positive
+from silotune.data.tasks import LabeledSet, Row, Splits, Task, generation_task, make_task, numbered_positive
 from silotune.errors import InputError
-
-
-@dataclass(frozen=True)
-class LabeledSet:
-    """A task and its published splits.
-
-    Args:
-        task: the task.
-        splits: its rows.
-        unsplit: whether all rows come from one file (in `splits.train`) that is still to be split.
-    """
-
-    task: Task
-    splits: Splits
-    unsplit: bool = False
 
 
 def task_folders(path: Path) -> list[str]:

@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from silotune.config.paths import HUB_PREFIX
-from silotune.data.folders import LabeledSet
 from silotune.data.readers import Record
-from silotune.data.tasks import Row, Splits, Task
+from silotune.data.tasks import LabeledSet, Row, Splits, Task
 from silotune.errors import InputError
 
 

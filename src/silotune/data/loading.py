@@ -7,12 +7,21 @@ from importlib import resources
 from pathlib import Path
 
 from silotune.config import Config, DataConfig
-from silotune.data.folders import LabeledSet, read_folder, task_folders
+from silotune.data.folders import read_folder, task_folders
 from silotune.data.hub import HUB, HubSet, read_hub_set
 from silotune.data.own_silos import own_sets
 from silotune.data.partition import partition_by_value, partition_rows, silo_names
 from silotune.data.splits import SplitRule, split
-from silotune.data.tasks import SiloData, Splits, Task, check_silo, generation_task, make_task, numbered_positive
+from silotune.data.tasks import (
+    LabeledSet,
+    SiloData,
+    Splits,
+    Task,
+    check_silo,
+    generation_task,
+    make_task,
+    numbered_positive,
+)
 from silotune.errors import InputError, unknown_name_error
 
 

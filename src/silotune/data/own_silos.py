@@ -8,7 +8,6 @@ from pathlib import Path
 
 from silotune.config import SiloConfig
 from silotune.config.paths import HUB_PREFIX
-from silotune.data.folders import LabeledSet
 from silotune.data.hub import read_hub_records
 from silotune.data.instructions import Format, find_format, generation_rows, instruction_rows
 from silotune.data.readers import (
@@ -22,7 +21,7 @@ from silotune.data.readers import (
     require_columns,
     with_groups,
 )
-from silotune.data.tasks import Splits, Task, generation_task, make_task
+from silotune.data.tasks import LabeledSet, Splits, Task, generation_task, make_task
 from silotune.errors import InputError
 
 

@@ -1,4 +1,4 @@
-"""`Task`, `Row`, `Splits`, `SiloData`: a silo's data before tokenization; makes tasks, checks silos (`check_silo`)."""
+"""`Task`, `Row`, `Splits`, `LabeledSet`, `SiloData`: data before tokenization; makes tasks; `check_silo`."""
 
 from __future__ import annotations
 
@@ -127,6 +127,21 @@ class Splits:
     def counts(self) -> dict[str, int]:
         """Number of rows per split."""
         return {"train": len(self.train), "validation": len(self.validation), "test": len(self.test)}
+
+
+@dataclass(frozen=True)
+class LabeledSet:
+    """A task and its published splits.
+
+    Args:
+        task: the task.
+        splits: its rows.
+        unsplit: whether all rows come from one file (in `splits.train`) that is still to be split.
+    """
+
+    task: Task
+    splits: Splits
+    unsplit: bool = False
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""`exchange` scores runs' tuned parts in other runs' models; `matrix` arranges the scores by task (FedFAME, 5.4.2).
+"""`exchange` scores runs' tuned parts in other runs' models; `Matrix` of absolute and relative scores (FedFAME, 5.4.2).
 
 "The delta parameters of PLM trained on one dataset are transferred to all other datasets": every part that a source's
 prediction mixes takes the place of the target's; nothing is trained. The head is the target's own, so that tasks with
@@ -108,7 +108,7 @@ def exchange(models: Sequence[TransferModel], head: WhoseHead = "target") -> Ite
 
     Args:
         models: one per task and seed, of one method and tuner.
-        head: whose head reads the labels. With the source's, pairs of different label counts have no cell.
+        head: whose head reads the labels. With the source's, pairs of different label counts have no score.
     """
     references: dict[str, float] = {}
     for target in models:
@@ -170,7 +170,7 @@ def check_alike(first: TransferModel, second: TransferModel) -> None:
 
 @dataclass(frozen=True)
 class Matrix:
-    """The cells of one method, as means over seeds.
+    """The scores of one method, as means over seeds.
 
     Args:
         label: the method's label.
@@ -208,24 +208,24 @@ class Matrix:
         return mean_ignoring_none(gaps)
 
 
-def matrix(label: str, cells: Sequence[TransferScore], types: Mapping[str, str] = TASK_TYPES) -> Matrix:
+def matrix(label: str, scores: Sequence[TransferScore], types: Mapping[str, str] = TASK_TYPES) -> Matrix:
     """Make the matrix of one method's scores; tasks are in the order of `types`, unknown tasks last."""
-    names = list(dict.fromkeys(cell.target for cell in cells))
+    names = list(dict.fromkeys(one.target for one in scores))
     kinds = {name: types.get(name, OTHER) for name in names}
     order = list(dict.fromkeys([*types.values(), OTHER]))
     known = list(types)
     tasks = sorted(names, key=lambda name: (order.index(kinds[name]), known.index(name) if name in known else 0))
     absolute: dict[tuple[str, str], list[float]] = {}
     relative: dict[tuple[str, str], list[float]] = {}
-    for cell in cells:
-        absolute.setdefault((cell.source, cell.target), []).append(cell.absolute)
-        if cell.relative is not None:
-            relative.setdefault((cell.source, cell.target), []).append(cell.relative)
+    for one in scores:
+        absolute.setdefault((one.source, one.target), []).append(one.absolute)
+        if one.relative is not None:
+            relative.setdefault((one.source, one.target), []).append(one.relative)
     return Matrix(
         label,
         tuple(tasks),
         tuple(kinds[name] for name in tasks),
         {pair: math.fsum(values) / len(values) for pair, values in absolute.items()},
         {pair: math.fsum(values) / len(values) for pair, values in relative.items()},
-        len({cell.seed for cell in cells}),
+        len({one.seed for one in scores}),
     )

@@ -1,4 +1,4 @@
-"""`read_comparison` makes a `Comparison`: methods and variants × seeds; a `Cell` has one run's configuration."""
+"""`read_comparison` makes a `Comparison` of `Cell`s: methods, variants, ablations of papers (`ABLATIONS`) × seeds."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Cell:
     """One run of a comparison.
 
     Args:
-        row: the method, with its variant if there is one.
+        row: the entry: the method, with its variant if there is one.
         seed: the run's seed.
         config: the run's configuration.
     """
@@ -61,8 +61,8 @@ class Comparison:
 
     Args:
         source: the preset or YAML file.
-        rows: labels of the table's rows.
-        seeds: seeds of every row.
+        rows: the entries, each a row of the table.
+        seeds: seeds of every entry.
         ddof: delta degrees of freedom of the standard deviation over seeds (divisor n − ddof).
         cells: all cells, in the order of the table.
     """
@@ -74,7 +74,7 @@ class Comparison:
     cells: tuple[Cell, ...]
 
     def write(self, out: Path) -> None:
-        """Write rows, seeds and ddof beside the run folders, for `silotune report`."""
+        """Write entries, seeds and ddof beside the run folders, for `silotune report`."""
         plan = {"source": self.source, "rows": self.rows, "seeds": self.seeds, "ddof": self.ddof}
         write_text(out / COMPARISON_FILE, json.dumps(plan, indent=1) + "\n")
 
@@ -173,7 +173,7 @@ def _variant_words(variants: Mapping[str, Mapping[str, object]]) -> dict[str, tu
 
 
 def _rows(methods: Iterable[str], variants: Variants, ablation: bool) -> Iterable[tuple[str, str, tuple[str, ...]]]:
-    """Yield (row, method, further words): every method, followed by its variants."""
+    """Yield (entry, method, further words): every method, followed by its variants."""
     for method in methods:
         yield method, method, ()
         if ablation and method not in ABLATIONS and not variants:

@@ -1,4 +1,4 @@
-"""`LocalTrainer`: which phases a silo's round, end, late adaptation and the coordinator's own step train."""
+"""`LocalTrainer`: which phases train in a silo's round and after the last, in a new silo, and at the coordinator."""
 
 from __future__ import annotations
 

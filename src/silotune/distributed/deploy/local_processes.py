@@ -1,4 +1,4 @@
-"""`LocalProcesses` of `--engine flower-local`: Flower's, workers, the coordinator; restarts them."""
+"""`LocalProcesses` (`--engine flower-local`): starts, restarts Flower's processes, workers with their `silo.yaml`."""
 
 from __future__ import annotations
 

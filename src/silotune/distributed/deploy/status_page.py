@@ -10,6 +10,7 @@ from typing import Any
 from silotune.distributed.deploy.curves import COLORS, curve_chart
 from silotune.distributed.deploy.federation_metrics import FAILURE_EVENTS
 from silotune.distributed.deploy.run_queue import QueuedRun
+from silotune.distributed.deploy.status_words import busy, clock, short_time, size
 from silotune.runs.storage.readers import events
 
 REFRESH = 10
@@ -147,35 +148,8 @@ def _runs(runs: Sequence[QueuedRun]) -> str:
     return table(("run", "state", "method", "silos", "began (UTC)", "ended"), rows[: -SHOWN - 1 : -1])
 
 
-def busy(state: Mapping[str, Any] | None) -> str | None:
-    """Return what a silo is busy with in words; None if that is not known."""
-    if state is None or state["state"] == "idle":
-        return None if state is None else "idle"
-    if state["state"] != "working":
-        return f"run {state['run']}: {state['state']}"
-    return f"run {state['run']}, round {state['round']}: {state['kind']} since {state['since'][11:19]}"
-
-
 def table(heads: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     """Return an HTML table; cells that are None or empty are dashes."""
     head = "".join(f"<th>{escape(text)}</th>" for text in heads)
     lines = ("".join(f"<td>{'–' if cell in (None, '') else escape(str(cell))}</td>" for cell in row) for row in rows)
     return f'<div class="wide"><table><tr>{head}</tr>{"".join(f"<tr>{line}</tr>" for line in lines)}</table></div>'
-
-
-def size(count: int | None) -> str:
-    """Return bytes in words, e.g. `12.3 GiB`; a dash if they are not known."""
-    return "–" if count is None else f"{count / 2**30:.1f} GiB"
-
-
-def short_time(time: str) -> str:
-    """Return a time in ISO format to the second, e.g. `2026-01-02 03:04:05`."""
-    return time[:19].replace("T", " ")
-
-
-def clock(seconds: float | None) -> str | None:
-    """Return seconds as hours, minutes and seconds."""
-    if seconds is None:
-        return None
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"

@@ -1,4 +1,4 @@
-"""`WeightPlacement`: moves weights to the device, back to rest on the CPU, or into memory that processes share."""
+"""`WeightPlacement`: moves weights to the device, to rest on the CPU, or into memory that children inherit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`SharedWeights`: a model's converted tensors, once in memory for all processes of a machine.
+"""`SharedWeights`: a model's converted tensors in an anonymous file, once for a process and its children (`--workers`).
 
 Weights that stay as they are stored are mapped from their files, and every process that loads them shares the same
 pages. Weights that loading converts (another type, merged tensors) would be a copy in every process: `SharedWeights`
