@@ -11,11 +11,11 @@ from silotune.distributed.protocol.frames import decode
 
 
 class AuditedLink:
-    """A link whose messages are in a record.
+    """A link whose messages are in an audit log.
 
     Args:
         link: carries the frames.
-        record: the coordinator's record of the run.
+        record: the audit log of the run.
         run: the run's id.
     """
 

@@ -15,7 +15,7 @@ _LONGEST = 500
 
 
 def describe_frame(data: bytes, frame: Frame | None = None) -> dict[str, Any]:
-    """Return what is recorded of a frame: kind, run, round, tensors with shapes, numbers, bytes and digest.
+    """Return what an audit log says of a frame: kind, run, round, tensors with shapes, numbers, bytes and digest.
 
     Args:
         data: the frame as it goes over the wire; other bytes are of kind `?`.
@@ -66,7 +66,7 @@ def _tensors(frame: Frame) -> dict[str, Any]:
 
 
 def totals(entries: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Sum up a record per run: messages by kind, numbers, bytes, rounds, and the ε of all noised messages.
+    """Sum up an audit log per run: messages by kind, numbers, bytes, rounds, and the ε of all noised messages.
 
     The same message sent again (the same digest) counts as a message; its noise, numbers and ε are no new ones.
     """
