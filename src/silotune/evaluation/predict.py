@@ -50,7 +50,7 @@ def mean_loss(context: TrainingContext, state: State, rows: TokenizedRows) -> fl
         losses.append(context.loss(placed, batch, alpha))
         own = context.method.setting.head.loss_units(batch)
         units.append(len(batch) if own is None else own)
-    means = torch.stack(losses).double().cpu()
+    means = torch.stack(losses).cpu().double()  # mps has no float64
     return float((means * torch.tensor(units, dtype=means.dtype)).sum() / sum(units))
 
 
