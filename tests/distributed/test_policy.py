@@ -203,6 +203,13 @@ def test_keys_that_a_coordinator_puts_in(attack, changes, refused):
     assert refused in attacker.reason("hello")
 
 
+def test_a_dropout_that_leaves_single_tokens(attack):
+    """Of inputs that LoRA's dropout leaves, each column of A shows one feature of one token."""
+    reason = attack((*ALLOWED, "tuner=lora", "tuner.dropout=0.999")).reason()
+    assert "tuner.dropout=0.999; at most 0.5 (policy.dropout)" in reason
+    assert attack((*ALLOWED, "tuner=lora", "tuner.dropout=0.1")).reason() == ""
+
+
 def test_a_recipe_within_the_limits(attack):
     words = ("train.schedule=linear", "train.schedule_over=run", "train.warmup=0.1", "train.weight_decay=0.01")
     words += ("train.clip_norm=1", "train.keep_optimizer=true", "train.dropout=own", "train.label_smoothing=0.1")

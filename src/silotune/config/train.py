@@ -108,7 +108,7 @@ class TrainConfig(Section):
     batch_size: int = Field(16, ge=1)
     optimizer: Literal["adam", "adamw", "sgd", "adafactor"] = "adam"
     weight_decay: float | None = Field(None, ge=0)
-    adam_epsilon: float = Field(_ADAM_EPSILON, gt=0, le=1)
+    adam_epsilon: float = Field(_ADAM_EPSILON, ge=1e-12, le=1)
     clip_norm: float | None = Field(None, gt=0)
     keep_optimizer: bool = False
     dropout: Dropout = None

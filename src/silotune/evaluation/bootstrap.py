@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -83,12 +83,13 @@ class Bootstrap:
         means = [drawn @ values / len(values) for drawn in self._draw(np.ones(len(values), dtype=int), 1)]
         return {name: _interval(100 * column) for name, column in zip(names, np.concatenate(means).T, strict=True)}
 
-    def _draw(self, counts: Counts, width: int) -> Sequence[Counts]:
-        """Return resamples of cells with these counts, shape (resamples, cells), in pieces."""
+    def _draw(self, counts: Counts, width: int) -> Iterator[Counts]:
+        """Yield resamples of cells with these counts, shape (resamples, cells), in pieces of bounded size."""
         generator, rows = np.random.default_rng(self._seed), int(counts.sum())
         piece = max(1, _MOST_NUMBERS // max(len(counts), width))
         sizes = [min(piece, self._resamples - start) for start in range(0, self._resamples, piece)]
-        return [generator.multinomial(rows, counts / rows, size=size) for size in sizes]
+        for size in sizes:
+            yield generator.multinomial(rows, counts / rows, size=size)
 
 
 def _interval(values: Counts) -> Interval:

@@ -100,6 +100,10 @@ class Policy:
         self._at_most("train.server_lr", train.server_lr or 0.0, "lr")
         self._at_most("train.weight_decay", train.weight_decay or 0.0, "weight_decay")
         self._at_most("train.dropout", 0.0 if isinstance(train.dropout, str) else train.dropout or 0.0, "dropout")
+        # of inputs that a dropout near 1 leaves, each column of a LoRA's A shows one feature of one token
+        tuner_dropout = config.tuner.model_dump().get("dropout", 0.0)
+        if isinstance(tuner_dropout, (int, float)):  # texts are refused where options are read
+            self._at_most("tuner.dropout", tuner_dropout, "dropout")
         self._at_most("train.epochs", train.epochs, "epochs")
         self._at_most("train.steps", train.steps or 0, "steps")
         self._at_most("rounds", config.rounds, "rounds")

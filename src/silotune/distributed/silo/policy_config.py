@@ -139,7 +139,7 @@ class PolicyConfig(Section):
         row_difference: fewest rows in which two different choices of rows must differ.
         lr: largest learning rate.
         weight_decay: largest weight decay: a large one undoes all steps of an update but the last.
-        dropout: largest dropout of the backbone: near 1 it hides all rows but a few, which the run's seed chooses.
+        dropout: largest dropout of the backbone and of tuners: near 1 it leaves a few rows, which the seed chooses.
         drift: largest distance of a number in a broadcast from the value with which the run starts.
         epochs: most passes over the rows in a phase.
         steps: most optimizer steps of one request.
