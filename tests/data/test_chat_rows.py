@@ -163,3 +163,13 @@ def test_instructions_in_the_chat_template_end_with_its_turn_end():
     rows = tokenize(Task("t", (), "rouge1", "generation"), [Row(("Do it.", "now"), 0, "Done.")])
     assert tokenizer.decode(rows.targets[0]) == "Done.<|im_end|>"
     assert tokenizer.decode(rows.ids[0][: rows.prompts[0]]).endswith("Do it.\nnow<|im_end|>\n<|im_start|>assistant\n")
+
+
+@pytest.mark.parametrize("broken", ["{% for tool in tools %}{{ tool }}{% endfor %}", "{{ '' + tools }}"])
+def test_a_named_template_for_tools_does_not_end_a_run(broken):
+    """All named templates are asked for their end tokens; one that needs tools has none."""
+    tokenizer = chat_tokenizer(CHATML)
+    tokenizer.chat_template = {"default": CHATML, "tool_use": broken}
+    assert turn_end_ids(tokenizer) == turn_end_ids(chat_tokenizer(CHATML))
+    with pytest.raises(InputError, match="the chat template refuses turns of user"):
+        _ = ChatTemplate(tokenizer, "tool_use").turn_end_id

@@ -181,7 +181,7 @@ class ChatTemplate:
                     **self._options,
                 )
             )
-        except TemplateError as error:
+        except (TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:  # those of what templates do
             roles = ", ".join(role for role, _ in turns)
             raise InputError(f"head.template: the chat template refuses turns of {roles} ({error})") from error
 

@@ -159,6 +159,15 @@ def test_a_tensor_without_the_rows_is_refused():
         Segments([3, 1]).split(torch.zeros(5, 2))
 
 
+def test_stacks_of_what_is_trained_are_trained_in_a_pass_without_graph_too():
+    """Otherwise the first of two passes (`train.tokens_at_once`) draws no dropout, and the second does."""
+    parts = [{"A": torch.ones(2, requires_grad=True)}, {"A": torch.zeros(2, requires_grad=True)}]
+    with torch.no_grad():
+        stacked = Segments([1, 2]).stack_tensors(parts)
+    assert stacked["A"].requires_grad
+    assert not Segments([1]).stack_tensors([{"A": torch.ones(2)}])["A"].requires_grad
+
+
 def test_a_stream_goes_on_where_it_stopped():
     outside = torch.random.get_rng_state()
     with Stream(3, "one"):

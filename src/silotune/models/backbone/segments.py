@@ -55,7 +55,8 @@ class Segments:
         """Stack one part per segment: tensors of shape (…) become (segments, …). Done once per step."""
         key = tuple(map(id, parts))
         if key not in self.stacks:
-            self.stacks[key] = {name: torch.stack([part[name] for part in parts]) for name in parts[0]}
+            with torch.enable_grad():  # a tensor in training says so also in a pass without graph, so dropout is drawn
+                self.stacks[key] = {name: torch.stack([part[name] for part in parts]) for name in parts[0]}
         return self.stacks[key]
 
     def group(self, x: Tensor) -> Tensor:

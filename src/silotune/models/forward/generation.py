@@ -70,7 +70,8 @@ def generate_ids(
         rows = group.tolist()
         order = sorted(range(len(rows)), key=lambda index: len(prompts[rows[index]]))
         longest = max(len(prompts[row]) for row in rows) + options.max_new_tokens
-        unpadded = _is_out_of_window(backbone, group_mix, longest)
+        # it is not known how an unlisted family counts the positions of padded rows
+        unpadded = backbone.known_architecture is None or _is_out_of_window(backbone, group_mix, longest)
         lengths = [len(prompts[row]) if unpadded else 0 for row in rows]
         for indices in _batches(order, lengths, rows_at_once):
             batch_prompts = [prompts[rows[index]] for index in indices]
