@@ -51,6 +51,19 @@ def start(tmp_path):
 
 
 @pytest.fixture
+def deployed():
+    """A federation on this machine whose processes end with the test; nothing is started."""
+    from tests.support.deployed import Deployed
+
+    with tempfile.TemporaryDirectory(prefix="st-") as folder:
+        deployment = Deployed(Path(folder))
+        try:
+            yield deployment
+        finally:
+            deployment.end()
+
+
+@pytest.fixture
 def attack(tiny_config, tmp_path):
     """`attack(words, **settings)` → a malicious coordinator and a silo with the default policy, or with `policy`."""
 

@@ -162,6 +162,12 @@ def test_rounds_that_the_run_does_not_have(attack, number):
         assert attack(ALLOWED).ask(kind, number).kind in ("refused", "failed")
 
 
+def test_no_training_before_the_first_round(attack):
+    """Under `train.schedule_over=run` its rates would be negative."""
+    for kind in ("round", "final"):
+        assert "round 0; the run has 3" in attack(ALLOWED).reason(kind, 0)
+
+
 @pytest.mark.parametrize("change", [{"add": 2.0}, {"scale": 1e6}, {"scale": -1e6}])
 def test_broadcasts_that_were_made_and_not_averaged(attack, change):
     attacker = attack(ALLOWED)

@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import sys
-import tempfile
 import time
 from pathlib import Path
 
@@ -31,16 +30,6 @@ def until(condition, deployed: Deployed) -> None:
     while not condition():
         assert time.monotonic() < end, (listed(deployed), deployed.said("up"))
         time.sleep(0.3)
-
-
-@pytest.fixture
-def deployed():
-    with tempfile.TemporaryDirectory(prefix="st-") as folder:
-        deployment = Deployed(Path(folder))
-        try:
-            yield deployment
-        finally:
-            deployment.end()
 
 
 @pytest.mark.long

@@ -7,7 +7,6 @@ import shutil
 import socket
 import ssl
 import sys
-import tempfile
 import threading
 import time
 from base64 import b64encode
@@ -39,15 +38,10 @@ pytestmark = [
 
 
 @pytest.fixture
-def deployed():
+def deployed(deployed):
     """A federation's coordinator and proxy, running."""
-    with tempfile.TemporaryDirectory(prefix="st-") as folder:
-        deployment = Deployed(Path(folder))
-        try:
-            deployment.up()
-            yield deployment
-        finally:
-            deployment.end()
+    deployed.up()
+    return deployed
 
 
 def client(deployed, port=None) -> httpx.Client:

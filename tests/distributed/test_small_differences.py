@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
+from benchmarks.leakage import _rows
+from silotune.communication.messages import read_broadcast
+from silotune.core.randomness import generator
+from silotune.core.serialization import read_tensors
+from silotune.core.tensors import flatten
 from silotune.distributed.silo.exposure import Exposure, rounded_rows
 from silotune.distributed.silo.request_ledger import EXPOSURES_FILE
+from silotune.training.local_trainer import LocalTrainer
 
 SIX = ("fedmcp", "tuner.r=1", "rounds=3", "train.batch_size=8", "train.steps=6")
 """As few steps of as few rows as the default policy allows."""
@@ -191,3 +199,40 @@ def test_run_ids_leave_no_folders_before_they_are_counted(attack):
         attacker.reason()
     folders = [path.name for path in Path(attacker.settings.folder).iterdir() if path.is_dir()]
     assert folders == ["0" * 16]
+
+
+@pytest.mark.long
+def test_a_last_batch_of_one_row_shows_that_rows_gradient(attack, tmp_path):
+    """docs/uplink-and-privacy.md, of runs without noise: 57 rows, eight a step, and the seed tells their order."""
+    rows, rounds = 57, 8
+    words = ("fedavg", "method.adapters=1", "head=linear", "tuner.r=1", f"rounds={rounds}")
+    words += ("train.batch_size=8", "train.optimizer=sgd", "train.lr=0.001", "train.epochs=1")
+    folder = of_rows(attack(words), tmp_path / "rows", rows)
+    attacker = attack(words, run="b" * 16, rows=folder)
+    phase, seed = attacker.federation.context.phases[0].name, attacker.federation.config.seed
+    before = numbers(attacker.broadcast(add=0.1))
+    changes, last = [], []
+    for number in range(1, rounds + 1):
+        reply = attacker.ask("round", number, broadcast=attacker.broadcast(number, add=0.1))
+        changes.append(numbers(reply.blobs["message"]) - before)
+        order = torch.randperm(rows, generator=generator(seed, "batches", "alpha", number, phase, 0))
+        last.append(int(order[-1]))
+    federation = attacker.session._setup.federation
+    (silo,) = federation.silos.values()
+    shared = read_broadcast(attacker.broadcast(add=0.1), attacker.federation.coordinator.expected)[0]
+    gradients = []
+    for row in last:
+        alone = replace(silo, train={"alpha": _rows(silo.train["alpha"], [row])}, state=None)
+        (result,) = LocalTrainer(federation.context).rounds([alone], shared, 1)
+        after = {name: result.state[name] for name in shared}
+        gradients.append(
+            torch.cat([tensor.double().reshape(-1) for _, tensor in sorted(flatten(after).items())]) - before
+        )
+    told, own = torch.stack(changes), torch.stack(gradients)
+    similar = torch.cosine_similarity(told - told.mean(0), own - own.mean(0))
+    assert similar.min() > 0.95, similar  # the head is private, and moves from round to round
+
+
+def numbers(message):
+    """All numbers of a message, by the names of its tensors."""
+    return torch.cat([tensor.double().reshape(-1) for _, tensor in sorted(read_tensors(message).items())])

@@ -6,18 +6,16 @@ import hashlib
 import json
 import socket
 import struct
-import tempfile
 import threading
 import time
 from collections import Counter
-from pathlib import Path
 
 import pytest
 
 from silotune.config import dump
 from silotune.core.chained_log import check_chain
 from silotune.distributed.protocol.frames import MAGIC, decode
-from tests.support.deployed import SILOS, Deployed, plain
+from tests.support.deployed import SILOS, plain
 
 pytestmark = pytest.mark.long
 
@@ -77,16 +75,6 @@ def frames_in(stream: bytes) -> list[bytes]:
         frames.append(stream[at:end])
         at = stream.find(MAGIC, end)
     return frames
-
-
-@pytest.fixture
-def deployed():
-    with tempfile.TemporaryDirectory(prefix="st-") as folder:
-        deployment = Deployed(Path(folder))
-        try:
-            yield deployment
-        finally:
-            deployment.end()
 
 
 def test_the_records_equal_the_wire(deployed, tiny_config, capsys):

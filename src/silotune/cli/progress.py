@@ -44,9 +44,9 @@ class Followers:
 
     def clear(self) -> None:
         """Remove the bars of runs that are over."""
-        for task in self._bars.task_ids if self._bars is not None else []:
-            assert self._bars is not None
-            self._bars.remove_task(task)
+        if self._bars is not None:
+            for task in self._bars.task_ids:
+                self._bars.remove_task(task)
 
     def _write(self, line: str) -> None:
         self._log.write(f"{utc_now()} {line}\n")

@@ -34,9 +34,8 @@ def least_kept(backbone: Backbone, checkpointing: bool) -> float:
     if not checkpointing:
         inner = int(getattr(config, "intermediate_size", 0) or getattr(config, "d_ff", 0) or 0)
         gated = any(_has(backbone, name) for name in stack.modules("feedforward_gate", 0))
-        values = _LEAST * values + inner * (
-            3 if gated else 1
-        )  # the activation's input; gate, its activation and factor
+        wide = 3 if gated else 1  # the activation's input; with a gate also its activation and the factor
+        values = _LEAST * values + wide * inner
     return backbone.blocks * values * _value_bytes(backbone)
 
 

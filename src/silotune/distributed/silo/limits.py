@@ -42,7 +42,8 @@ class RequestLimits:
             PolicyRefused: naming the limit.
         """
         limits, refused = self.policy.limits, self.policy.refused
-        if not 0 <= entry.round <= config.rounds:
+        first = 0 if entry.kind == "score" else 1  # the start can be scored
+        if not first <= entry.round <= config.rounds:
             raise refused(f"round {str(entry.round)[:20]}", f"the run has {config.rounds}")
         tally = self.ledger.tally(entry)
         if tally.known:

@@ -54,7 +54,7 @@ class Session:
         self._setup = SiloSetup(settings)
         self._work = LocalWork(self._setup)
         self.record = ChainedLog(Path(settings.folder), settings.audit_mib * 2**20)
-        """The record of what left."""
+        """The audit log of what left."""
         self._last_hello: _Hello | None = None
 
     def warm(self) -> None:
@@ -75,10 +75,10 @@ class Session:
 
         Returns:
             Bytes of the reply's frame: `refused` or `failed` with a reason if there is no other. Tracebacks stay in the
-            silo's own log. The reply is in the record of what left (`audit.jsonl`) by then.
+            silo's own log. The reply is in the audit log (`audit.jsonl`) by then.
 
         Raises:
-            InputError, OSError: the record cannot be written; then nothing may leave.
+            InputError, OSError: the audit log cannot be written; then nothing may leave.
         """
         request: Frame | None = None
         try:

@@ -31,12 +31,12 @@ class RoundLines(Callback):
         self._title = title
         self._rounds = rounds
         self._silos = silos
-        self._clock = Clock(rounds)
+        self._time_left = TimeLeft(rounds)
         self._last_line = 0.0
 
     def on_progress(self, round: int, what: str, done: int, total: int) -> None:
         """See `Callback.on_progress`."""
-        self._clock.start(round)
+        self._time_left.start(round)
         if time.monotonic() - self._last_line >= _EVERY:
             self._line(f"round {round}/{self._rounds}: {what} ({done} of {total} silos done)")
 
@@ -49,7 +49,7 @@ class RoundLines(Callback):
     def on_round(self, ended: RoundEnd) -> None:
         """See `Callback.on_round`."""
         if not ended.replayed:
-            left = self._clock.left(ended.round)
+            left = self._time_left.after(ended.round)
             self._line(f"round {ended.round}/{self._rounds}: {scores_text(ended)}{f'; {left}' if left else ''}")
 
     def _line(self, text: str) -> None:
@@ -75,19 +75,19 @@ class NotebookBar(Callback):
         self._html = display_module.HTML
         self._title = title
         self._rounds = rounds
-        self._clock = Clock(rounds)
+        self._time_left = TimeLeft(rounds)
         self._scores = ""
         self._shown = ""
         self._display = display_module.display(self._html(self._page(0.0, "loading")), display_id=True)
 
     def on_progress(self, round: int, what: str, done: int, total: int) -> None:
         """See `Callback.on_progress`."""
-        self._clock.start(round)
+        self._time_left.start(round)
         self._show((round - 1 + done / max(total, 1)) / max(self._rounds, 1), f"round {round}/{self._rounds}: {what}")
 
     def on_round(self, ended: RoundEnd) -> None:
         """See `Callback.on_round`."""
-        left = self._clock.left(ended.round)
+        left = self._time_left.after(ended.round)
         self._scores = f"round {ended.round}: {scores_text(ended)}{f'; {left}' if left else ''}"
 
     def on_end(self, summary: Mapping[str, Any]) -> None:
@@ -108,7 +108,7 @@ class NotebookBar(Callback):
         return f"<div><b>{html.escape(self._title)}</b> {lines}</div>"
 
 
-class Clock:
+class TimeLeft:
     """Estimates the time left from the rounds that this process ran.
 
     Args:
@@ -125,7 +125,7 @@ class Clock:
         if not self._first and number:
             self._first, self._started = number, time.monotonic()
 
-    def left(self, number: int) -> str:
+    def after(self, number: int) -> str:
         """Return the time left after this round has ended, as text; empty after the last round."""
         if not self._first or number >= self._rounds:
             return ""

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from silotune.core.yaml_text import load_yaml
 from silotune.runs.callbacks.base import Callback, RoundEnd
+from silotune.runs.engines.base import Progress
 from silotune.runs.storage.readers import EVENTS
-
-Progress = Callable[[int, str, int, int], None]
-"""As `engines.base.Progress`, of which an `EventFeed` is one."""
 
 
 class EventFeed:
@@ -59,7 +57,7 @@ class EventFeed:
                 callback.close()
 
     def __call__(self, number: int, what: str, done: int, total: int) -> None:
-        """See `Progress`."""
+        """See `engines.base.Progress`."""
         if self._progress is not None:
             self._progress(number, what, done, total)
         now = time.monotonic()

@@ -67,7 +67,6 @@ def write_predictions(path: Path, predicted: list[tuple[str | None, Measured, To
     prediction.
     """
     import pyarrow
-    import pyarrow.parquet
 
     if not predicted:
         return
@@ -81,10 +80,7 @@ def write_predictions(path: Path, predicted: list[tuple[str | None, Measured, To
             "probabilities": pyarrow.list_(pyarrow.float32()),
         }
     )
-    tables = [pyarrow.table(_columns(*one), schema) for one in predicted]
-    buffer = io.BytesIO()
-    pyarrow.parquet.write_table(pyarrow.concat_tables(tables), buffer)
-    write_bytes(path, buffer.getvalue())
+    _write_tables(path, [pyarrow.table(_columns(*one), schema) for one in predicted])
 
 
 def read_test_scores(folder: Path) -> dict[str, Any] | None:
@@ -103,8 +99,7 @@ def collect_test_scores(folder: Path, silo_folders: Sequence[Path]) -> dict[str,
         folder: the run folder.
         silo_folders: the silos' own; one without the files is left out.
     """
-    import pyarrow
-    import pyarrow.parquet
+    from pyarrow.parquet import ParquetFile
 
     found = [content for path in silo_folders if (content := read_test_scores(path)) is not None]
     silos = {name: details for content in found for name, details in content.get("silos", {}).items()}
@@ -112,11 +107,18 @@ def collect_test_scores(folder: Path, silo_folders: Sequence[Path]) -> dict[str,
     write_text(folder / SCORES_FILE, json.dumps(content, indent=1) + "\n")
     predictions = [path / PREDICTIONS_FILE for path in silo_folders if (path / PREDICTIONS_FILE).is_file()]
     if predictions:
-        buffer = io.BytesIO()
-        tables = [pyarrow.parquet.ParquetFile(path).read() for path in predictions]
-        pyarrow.parquet.write_table(pyarrow.concat_tables(tables), buffer)
-        write_bytes(folder / PREDICTIONS_FILE, buffer.getvalue())
+        _write_tables(folder / PREDICTIONS_FILE, [ParquetFile(path).read() for path in predictions])
     return content
+
+
+def _write_tables(path: Path, tables: Sequence[Any]) -> None:
+    """Write pyarrow's tables one after another as one Parquet file."""
+    import pyarrow
+    import pyarrow.parquet
+
+    buffer = io.BytesIO()
+    pyarrow.parquet.write_table(pyarrow.concat_tables(tables), buffer)
+    write_bytes(path, buffer.getvalue())
 
 
 def _has_predictions(measured: Measured) -> bool:
