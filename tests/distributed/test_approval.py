@@ -20,6 +20,9 @@ from tests.support.session_rig import DirectLink, answering, job, local_configs
 
 ALLOWED = ("fedmcp", "tuner.r=1", "rounds=1", "train.steps=6")
 
+STEPS = {"partial_passes": True, "row_order": "seed"}
+"""What a policy says that lets such a run be what it is in one process."""
+
 
 @pytest.fixture
 def asking(tiny_config, tmp_path):
@@ -27,7 +30,7 @@ def asking(tiny_config, tmp_path):
 
     def begin(words=ALLOWED, run="a" * 16, **settings):
         config = tiny_config(words[0], *words[1:])
-        local = local_configs(config, tmp_path / "silo", policy={}, approval="ask", **settings)["alpha"]
+        local = local_configs(config, tmp_path / "silo", policy=STEPS, approval="ask", **settings)["alpha"]
         return Malicious(local, config, run)
 
     return begin
@@ -138,7 +141,7 @@ def test_what_is_approved_beforehand_does_not_wait(asking, tmp_path, settings, t
 def test_a_federation_waits_for_its_operators_and_goes_on(tiny_config, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(dispatcher, "APPROVAL_INTERVAL", 0.0)
     config = tiny_config(*ALLOWED)
-    configs = local_configs(config, tmp_path / "elsewhere", policy={}, approval="ask")
+    configs = local_configs(config, tmp_path / "elsewhere", policy=STEPS, approval="ask")
     answers, progress = answering(configs), []
     names = list(configs)
 
@@ -172,7 +175,7 @@ def test_a_federation_waits_for_its_operators_and_goes_on(tiny_config, tmp_path,
 
 def test_a_rejected_run_ends_by_name_and_one_that_nobody_decides_at_federation_join(tiny_config, tmp_path):
     config = tiny_config(*ALLOWED, "federation.join=0.2")
-    configs = local_configs(config, tmp_path / "elsewhere", policy={}, approval="ask")
+    configs = local_configs(config, tmp_path / "elsewhere", policy=STEPS, approval="ask")
     with pytest.raises(SilotuneError, match=r"did not join within .*: alpha, beta, gamma; nothing began; alpha: waits"):
         coordinate(job(config, tmp_path / "run", configs, local=False), DirectLink(answering(configs)))
     decisions = Approvals(tmp_path / "elsewhere" / "checkpoints" / "silos" / "beta")

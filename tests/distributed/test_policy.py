@@ -43,13 +43,15 @@ def test_each_limit_stands_by_itself(attack):
     """Full tuning of single rows, with one limit after the other lifted by the operator."""
     lifted, reasons = {}, []
     for change in (
-        {}, {"tuners": "any"}, {"keys": ["data.train_rows"]}, {"batch_size": 1}, {"lr": None}, {"shapes": "any"},
+        {}, {"tuners": "any"}, {"keys": ["data.train_rows"]}, {"batch_size": 1}, {"lr": None}, {"partial_passes": True},
+        {"shapes": "any"},
         {"numbers_per_round": None}, {"row_steps": 0},
     ):  # fmt: skip
         lifted |= change
         reasons.append(attack(B1, changes=FEW, policy=dict(lifted)).reason())
     expected = ("tuner=full", "data.train_rows=2", "train.batch_size=1; at least 8", "train.lr=1.0; at most 0.01")
     expected += (
+        "train.steps=1; rounds that leave out some rows each tell these; allowed: train.epochs (policy.partial_passes)",
         "shape of a weight matrix",
         "numbers in a message",
         "so few rows × steps",
@@ -226,11 +228,12 @@ def test_a_recipe_within_the_limits(attack):
 def test_steps_under_a_schedule_count_half(attack):
     """A warmup of all steps but the last would otherwise hide the first ones' rows."""
     steps, refused = 12, "an update of so few rows × steps"
-    limit = {"row_steps": 50 * steps}  # the silo has 60 rows, which count as 50
+    partial = {"partial_passes": True}
+    limit = partial | {"row_steps": 50 * steps}  # the silo has 60 rows, which count as 50
     assert attack((*ALLOWED, f"train.steps={steps}"), policy=limit).reason() == ""
     words = (*ALLOWED, f"train.steps={steps}", f"train.warmup={steps - 1}")
     assert refused in attack(words, policy=limit).reason()
-    half = {"row_steps": 20 * (steps // 2)}  # six batches of eight rows, which count as 20
+    half = partial | {"row_steps": 20 * (steps // 2)}  # six batches of eight rows, which count as 20
     assert refused not in attack(words, policy=half).reason()
 
 
@@ -333,7 +336,7 @@ def test_a_refused_request_deletes_nothing(attack):
 
 def test_a_refusal_does_not_count_the_rows(attack):
     """The number of passes that some steps come to would tell the rows of a silo that does not share them."""
-    reason = attack((*ALLOWED, "train.steps=5000"), share=[]).reason("hello")
+    reason = attack((*ALLOWED, "train.steps=5000"), share=[], policy={"partial_passes": True}).reason("hello")
     assert "refuses passes over the rows in a phase; at most 20 (policy.epochs)" in reason
     reason = attack((*ALLOWED, "train.epochs=20"), policy={"steps": 50}, share=[]).reason("hello")
     assert "refuses optimizer steps of a request; at most 50 (policy.steps)" in reason
@@ -368,7 +371,7 @@ def test_a_request_is_counted_before_it_is_worked_on(attack, monkeypatch):
 def test_an_honest_run_is_what_it_was(tiny_config, tmp_path):
     method, *words = (*ALLOWED, "sampling.count=2", "rounds=2")
     config = tiny_config(method, *words)
-    configs = local_configs(config, tmp_path / "run", policy={})
+    configs = local_configs(config, tmp_path / "run", policy={"row_order": "seed"})
     coordinate(job(config, tmp_path / "run", configs), DirectLink(answering(configs)))
     expected = run(config, out=tmp_path / "whole").summary
     summary = read_summary(tmp_path / "run")

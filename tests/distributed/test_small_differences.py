@@ -20,7 +20,9 @@ from silotune.distributed.silo.request_ledger import EXPOSURES_FILE
 from silotune.training.local_trainer import LocalTrainer
 
 SIX = ("fedmcp", "tuner.r=1", "rounds=3", "train.batch_size=8", "train.steps=6")
-"""As few steps of as few rows as the default policy allows."""
+"""As few steps of as few rows as a policy allows that allows steps at all."""
+
+PARTIAL = {"partial_passes": True}
 
 REFUSED = "may differ from one of an earlier run by so few rows × steps; the same steps or epochs and rows of a step"
 
@@ -51,8 +53,8 @@ def of_rows(attacker, folder, count, long=0):
 )
 def test_a_run_that_differs_from_an_earlier_one_by_a_few_steps(attack, changes):
     """The difference of the updates would be the gradient of those few rows."""
-    assert attack(SIX).reason() == ""
-    attacker = attack(SIX, run="b" * 16)
+    assert attack(SIX, policy=PARTIAL).reason() == ""
+    attacker = attack(SIX, run="b" * 16, policy=PARTIAL)
     attacker.configure(**changes)
     reason = attacker.reason("hello")
     assert REFUSED in reason
@@ -63,14 +65,14 @@ def test_a_run_that_differs_from_an_earlier_one_by_a_few_steps(attack, changes):
 
 @pytest.mark.parametrize("changes", [{"seed": 2}, {"train__steps": 12, "rounds": 4, "train__lr": 1e-4}])
 def test_equal_runs_and_very_different_ones_are_answered(attack, changes):
-    assert attack(SIX).reason() == ""
-    attacker = attack(SIX, run="b" * 16)
+    assert attack(SIX, policy=PARTIAL).reason() == ""
+    attacker = attack(SIX, run="b" * 16, policy=PARTIAL)
     attacker.configure(**changes)
     assert attacker.reason() == ""
 
 
 def test_two_runs_that_both_begin_before_either_trains(attack):
-    first, second = attack(SIX), attack(SIX, run="b" * 16)
+    first, second = attack(SIX, policy=PARTIAL), attack(SIX, run="b" * 16, policy=PARTIAL)
     second.configure(train__steps=7)
     assert [first.reason("hello"), second.reason("hello")] == ["", ""]
     assert first.reason() == ""
@@ -82,7 +84,7 @@ def test_two_runs_that_both_begin_before_either_trains(attack):
 def test_the_same_with_a_policy_that_allows_it(attack):
     """What the limit keeps back: one step of eight rows, as the difference of two updates of 48 and 56."""
     lifted = {"row_steps": 0}
-    first, second = attack(SIX, policy=lifted), attack(SIX, run="b" * 16, policy=lifted)
+    first, second = attack(SIX, policy=PARTIAL | lifted), attack(SIX, run="b" * 16, policy=PARTIAL | lifted)
     second.configure(train__steps=7)
     assert first.ask("round").blobs["message"] != second.ask("round").blobs["message"]
 
@@ -92,7 +94,9 @@ def test_refusals_do_not_count_rows(attack, tmp_path):
     reasons = []
     for count in (52, 60):
         rows = of_rows(attack(SIX), tmp_path / str(count), count)
-        attacker = attack(SIX, share=[], policy={"steps": 155}, rows=rows, folder=str(tmp_path / f"state-{count}"))
+        attacker = attack(
+            SIX, share=[], policy=PARTIAL | {"steps": 155}, rows=rows, folder=str(tmp_path / f"state-{count}")
+        )
         reasons.append([])
         for changes in (
             {"train__steps": 150},  # 7 or 8 steps an epoch: more than 20 epochs, or fewer
@@ -122,14 +126,16 @@ def test_refusals_do_not_count_rows(attack, tmp_path):
 def test_rows_that_are_cut_otherwise(attack, tmp_path, long, refused):
     """Of 33 tokens instead of 32 an answer tells the last token of the only row that is so long."""
     rows = of_rows(attack(SIX), tmp_path / "rows", 60, long)
-    settings = {"rows": rows, "folder": str(tmp_path / "state")}
+    settings = {"rows": rows, "folder": str(tmp_path / "state"), "policy": PARTIAL}
     first = attack((*SIX, "train.max_length=32"), **settings)
     assert first.reason() == ""
     second = attack((*SIX, "train.max_length=32"), run="b" * 16, **settings)
     second.configure(train__max_length=33)
     words = "train.max_length=33, which cuts a few rows otherwise than an earlier run did; the same, or at least 10"
     assert (words in second.reason()) is refused
-    back = attack((*SIX, "train.max_length=40"), run="c" * 16, folder=str(tmp_path / "other"), rows=rows)
+    back = attack(
+        (*SIX, "train.max_length=40"), run="c" * 16, folder=str(tmp_path / "other"), rows=rows, policy=PARTIAL
+    )
     assert back.reason() == ""
     back.configure(train__max_length=32)
     assert ("cuts a few rows otherwise" in back.reason("hello")) is refused
@@ -167,7 +173,7 @@ def test_differences_of_exposures(one, other, difference):
 
 def test_steps_that_weigh_otherwise(attack, tmp_path):
     """With a warmup of one step, the first batch has no part in an update: the difference of two is that batch's."""
-    settings = {"folder": str(tmp_path / "one"), "policy": {"row_steps": 100}}
+    settings = {"folder": str(tmp_path / "one"), "policy": PARTIAL | {"row_steps": 100}}
     words = (*SIX, "train.steps=12")
     for run, more, refused in (
         ("a", (), False),
@@ -181,7 +187,7 @@ def test_steps_that_weigh_otherwise(attack, tmp_path):
 
 
 def test_a_damaged_record_of_exposures_answers_nothing_more(attack):
-    attacker = attack(SIX)
+    attacker = attack(SIX, policy=PARTIAL)
     assert attacker.reason() == ""
     path = Path(attacker.settings.folder) / EXPOSURES_FILE
     path.write_text(path.read_text(encoding="utf-8") + "{}\n", encoding="utf-8")
@@ -192,7 +198,7 @@ def test_a_damaged_record_of_exposures_answers_nothing_more(attack):
 def test_run_ids_leave_no_folders_before_they_are_counted(attack):
     """With `approval: policy` every new id would make one, as often as a coordinator likes."""
     for number in range(3):
-        attacker = attack(SIX, run=f"{number:016x}", policy={"rounds_in_all": 1})
+        attacker = attack(SIX, run=f"{number:016x}", policy=PARTIAL | {"rounds_in_all": 1})
         attacker.reason("hello")
         attacker.reason("score", 9)
         attacker.reason("round", 9)
@@ -208,7 +214,7 @@ def test_a_last_batch_of_one_row_shows_that_rows_gradient(attack, tmp_path):
     words = ("fedavg", "method.adapters=1", "head=linear", "tuner.r=1", f"rounds={rounds}")
     words += ("train.batch_size=8", "train.optimizer=sgd", "train.lr=0.001", "train.epochs=1")
     folder = of_rows(attack(words), tmp_path / "rows", rows)
-    attacker = attack(words, run="b" * 16, rows=folder)
+    attacker = attack(words, run="b" * 16, rows=folder, policy={"row_order": "seed"})
     phase, seed = attacker.federation.context.phases[0].name, attacker.federation.config.seed
     before = numbers(attacker.broadcast(add=0.1))
     changes, last = [], []

@@ -25,6 +25,7 @@ from silotune.models.forward.view_cache import ConstantViewCache, constant_views
 from silotune.models.forward.views import View, ViewRequest, run_views
 from silotune.models.heads import Head, LossRecipe
 from silotune.models.tuners.base import Tuner
+from silotune.training.row_draws import RowDraws
 from silotune.training.silo import Silo, SiloState
 
 
@@ -74,6 +75,8 @@ class TrainingContext:
         method.setting.head.check_loss(self.recipe)
         own = train.tokens_at_once
         self.tokens_at_once = own if tokens_at_once is None and isinstance(own, int) else tokens_at_once
+        self.row_draws = RowDraws(seed)
+        """Where silos' draws about their own rows come from."""
         self.guard: Callable[[], None] = lambda: None
         """Called before every forward of the backbone; what it raises ends the work."""
 

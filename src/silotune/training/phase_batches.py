@@ -27,17 +27,17 @@ def phase_batches(
     """
     train = context.train
     cost = _call_cost(context, phase) if own_micro_batches or context.draws else None
-    limit = token_limit(context, phase, [silo])
+    limit, whole = token_limit(context, phase, [silo]), context.epochs(phase) is not None
 
     def passes() -> Iterator[Batch]:
         count = 0
         while True:
-            purpose = (silo.name, number, phase.name, count)
+            purpose = context.row_draws.order(silo.name, number, phase.name, count, whole)
             yield from epoch_batches(
                 silo.train,
                 train.batch_size,
                 context.backbone.pad_id,
-                context.seed,
+                context.row_draws.seed,
                 *purpose,
                 call_cost=cost,
                 limit=limit,

@@ -19,6 +19,7 @@ from silotune.distributed.deploy.checks import (
 )
 from silotune.distributed.deploy.joining import config_of_one
 from silotune.distributed.deploy.party_configs import CoordinatorSettings, NodeSettings
+from silotune.distributed.silo.own_keys import ORDER_KEY
 from silotune.distributed.silo.silo_config import SiloSettings
 from silotune.errors import InputError
 
@@ -79,6 +80,7 @@ def examine_silo(settings: SiloSettings | NodeSettings, train: bool = True) -> l
         return [*found, Finding("worker", "ok" if present else "problem", detail, remedy)]
     if settings.secret:
         found.append(check_secret("secret", settings.secret))
+    found.append(_order_key(settings))
     found.append(_backbone(settings.backbone, settings.device))
     if train:
         found.append(attempt("dry round", "correct data, backbone or device in the file", lambda: _dry_round(settings)))
@@ -105,6 +107,18 @@ def _authority_key(path: Path) -> Finding:
     if mode & 0o077:
         return Finding("authority's key", "problem", f"{path}: mode {mode:04o}", f"chmod 600 {path}")
     return Finding("authority's key", "ok", f"{path}: mode {mode:04o}; better kept off this machine")
+
+
+def _order_key(settings: SiloSettings) -> Finding:
+    """Who knows the key of the order can solve updates for single rows; the worker makes it with the first run."""
+    path = Path(settings.folder) / ORDER_KEY
+    if settings.policy.row_order == "seed":
+        return Finding("order of rows", "skipped", "the run's seed gives it, which the coordinator knows")
+    try:
+        present = path.exists()
+    except OSError:
+        present = True  # `check_secret` says why it cannot be read
+    return check_secret("order of rows", path) if present else Finding("order of rows", "ok", f"{path}: not made yet")
 
 
 def _named(host: str, certificate: Path) -> str:

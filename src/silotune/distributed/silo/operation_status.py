@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import os
-import secrets
 import shutil
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from silotune.distributed.protocol.silo_status import SiloStatus
+from silotune.distributed.silo.own_keys import STATUS_KEY, own_key
 from silotune.distributed.silo.privacy_ledger import Price, PrivacyLedger
 from silotune.distributed.silo.silo_config import SiloSettings
 
 if TYPE_CHECKING:
     from silotune.communication.privacy.budget import Privacy
-
-KEY_FILE = "status.key"
 
 
 def operation_status(settings: SiloSettings, rows: str, run: str, privacy: Privacy | None) -> SiloStatus:
@@ -32,7 +29,7 @@ def operation_status(settings: SiloSettings, rows: str, run: str, privacy: Priva
     """
     folder = Path(settings.folder)
     return SiloStatus(
-        rows_fingerprint=rows_fingerprint(rows, _key(folder)),
+        rows_fingerprint=rows_fingerprint(rows, own_key(folder, STATUS_KEY)),
         epsilon_left=_epsilon_left(settings, folder, run, privacy),
         disk_free_bytes=free_bytes(folder),
     )
@@ -60,14 +57,3 @@ def _epsilon_left(settings: SiloSettings, folder: Path, run: str, privacy: Priva
         before = ledger.spent(run, Price.of(privacy))
         spent = before.epsilon + (privacy.account.total(before.uses) if before.uses else 0.0)
     return max(0.0, settings.budget - spent)
-
-
-def _key(folder: Path) -> bytes:
-    """Return the key of this silo's fingerprints; made once, and readable by its operator only."""
-    path = folder / KEY_FILE
-    folder.mkdir(parents=True, exist_ok=True)
-    with suppress(FileExistsError):
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(secrets.token_bytes(32))
-    return path.read_bytes()

@@ -106,6 +106,9 @@ class Policy:
             self._at_most("tuner.dropout", tuner_dropout, "dropout")
         self._at_most("train.epochs", train.epochs, "epochs")
         self._at_most("train.steps", train.steps or 0, "steps")
+        if train.steps is not None and not limits.partial_passes:
+            why = "rounds that leave out some rows each tell these; allowed: train.epochs (policy.partial_passes)"
+            raise self.refused(f"train.steps={train.steps:,}", why)
         self._at_most("rounds", config.rounds, "rounds")
         self._at_most("tokens of a step: train.batch_size × train.max_length", train.batch_size * train.max_length,
                       "step_tokens")  # fmt: skip

@@ -57,6 +57,8 @@ _PARTNERS: dict[str, Any] = {
     "batch_size": 8,
     "max_length": 32,
     "row_steps": 256,
+    "row_order": "secret",
+    "partial_passes": False,
     "row_sets": 20,
     "row_difference": 10,
     "lr": 0.01,
@@ -104,6 +106,8 @@ _LAB: dict[str, Any] = {
     **dict.fromkeys(("train_rows", "scored_rows", "batch_size", "max_length", "row_steps", "row_difference"), 0),
     "prompts": True,
     "noise": False,
+    "row_order": "seed",
+    "partial_passes": True,
 }
 
 PRESETS: Mapping[str, Mapping[str, Any]] = {
@@ -135,6 +139,10 @@ class PolicyConfig(Section):
         batch_size: fewest rows in an optimizer step.
         max_length: fewest tokens at which rows may be cut.
         row_steps: fewest rows × steps behind an update: different rows that it has seen, times optimizer steps.
+        row_order: `secret`: order of rows and dropout are drawn from a key of the silo's own (`order.key`), and the
+            passes of all rounds have the same orders; `seed`: they are those of the same run in one process, and the
+            coordinator knows them.
+        partial_passes: whether `train.steps` may be set: updates of many rounds, each without a few rows, tell these.
         row_sets: most different choices of training rows in all runs.
         row_difference: fewest rows in which two different choices of rows must differ.
         lr: largest learning rate.
@@ -172,6 +180,8 @@ class PolicyConfig(Section):
     batch_size: Annotated[int, Field(ge=0)]
     max_length: Annotated[int, Field(ge=0)]
     row_steps: Annotated[int, Field(ge=0)]
+    row_order: Literal["secret", "seed"]
+    partial_passes: bool
     row_sets: Count
     row_difference: Annotated[int, Field(ge=0)]
     lr: Bound

@@ -22,6 +22,7 @@ from silotune.distributed.protocol.agreement import check_agreed, check_federate
 from silotune.distributed.protocol.handshake import HandshakeRefused, Identity, check_identity
 from silotune.distributed.silo.exposure import RowUse
 from silotune.distributed.silo.limits import RequestLimits, WorkGuard
+from silotune.distributed.silo.own_keys import ORDER_KEY, own_key
 from silotune.distributed.silo.policy import Policy
 from silotune.distributed.silo.request_ledger import RequestLedger
 from silotune.distributed.silo.row_fingerprint import rows_digest
@@ -39,6 +40,7 @@ from silotune.runs.build.step_memory import check_step_memory
 from silotune.runs.build.validation import check_tasks
 from silotune.training.federation import Federation
 from silotune.training.phase_batches import check_rows
+from silotune.training.row_draws import RowDraws
 from silotune.training.silo import Silo
 
 LONGEST_CONFIGURATION = 2**18
@@ -184,6 +186,8 @@ class SiloSetup:
         except SilotuneError as error:
             raise UnfitRun(sent, error) from error
         federation.context.guard = self.guard
+        if self.settings.policy.row_order == "secret":
+            federation.context.row_draws = RowDraws.secret(own_key(Path(self.settings.folder), ORDER_KEY))
         return federation
 
     def _assemble(self, config: Config, method: Method, backbone: Backbone, data: SiloData) -> Federation:
