@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from silotune import InputError, read_config, run
+from silotune.runs.callbacks.display import TimeLeft
 from silotune.runs.run import default_folder
 from silotune.runs.run_result import Run
 
@@ -76,6 +77,14 @@ def test_lines_of_progress_on_stderr(tiny_config, tmp_path: Path, capfd: pytest.
     assert [line for line in lines if re.match(r"fedavg: round \d/2: validation \d+\.\d\d \(.*\), \d+ s", line)]
     assert "about" in lines[1]
     assert "left" not in lines[-1]
+
+
+def test_a_round_that_ended_before_the_first_one_seen_tells_no_time_left() -> None:
+    """A federation's event of a round comes after the next round has begun."""
+    left = TimeLeft(3)
+    left.start(2)
+    assert left.after(1) == ""
+    assert left.after(2).startswith("about ")
 
 
 def test_a_bar_in_a_notebook(tiny_config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,6 +20,7 @@ from silotune.config import Config
 from silotune.distributed.flower.commands import ENVIRONMENT
 from silotune.distributed.processes.ports import free_ports
 from silotune.distributed.processes.watchdog import TOKEN
+from tests.support.processes import dies_with_parent
 from tests.support.session_rig import local_configs
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
@@ -95,7 +96,10 @@ class Deployed:
     def command(self, *words: object, party: str = "coordinator") -> subprocess.CompletedProcess:
         """Run `silotune federation …` to its end."""
         words = [*self.inside(party), sys.executable, "-m", "silotune", *map(str, words)]
-        return subprocess.run(words, capture_output=True, text=True, timeout=LONGEST, env=self.environment())
+        return subprocess.run(
+            words, capture_output=True, text=True, timeout=LONGEST, env=self.environment(),
+            preexec_fn=dies_with_parent,
+        )  # fmt: skip
 
     def online(self) -> list[str]:
         """Names of the silos whose nodes are connected."""
@@ -109,7 +113,7 @@ class Deployed:
         with (self.folder / f"{name}.log").open("ab") as log:
             self.begun[name] = subprocess.Popen(
                 [*self.inside(name), *command], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                env=self.environment(), start_new_session=True, cwd=self.folder,
+                env=self.environment(), start_new_session=True, cwd=self.folder, preexec_fn=dies_with_parent,
             )  # fmt: skip
         return self.begun[name]
 

@@ -137,20 +137,22 @@ class Policy:
             if key not in allowed:
                 raise self.refused(_assignment(key, value), "too large or too small for an option (policy.keys)")
 
-    def check_federation(self, federation: Federation, start: State) -> None:
+    def check_federation(self, federation: Federation, private_numbers: int) -> None:
         """Judge what the configuration came to: tensors that leave, rows that are read, steps that are taken.
 
         Args:
             federation: of this silo alone, before its first round.
-            start: the shared parts before round 1.
+            private_numbers: numbers of the parts that stay here.
 
         Raises:
             PolicyRefused: naming the limit; the number of rows is not said.
         """
         limits, context = self.limits, federation.context
         (silo,) = federation.silos.values()
-        self._check_shapes(federation.coordinator.expected.shapes, federation.backbone)
-        self.check_numbers(sum(tensor.numel() for tensor in flatten(start).values()), federation.backbone)
+        shapes = federation.coordinator.expected.shapes
+        self._check_shapes(shapes, federation.backbone)
+        self.check_numbers(sum(map(math.prod, shapes.values())), federation.backbone)
+        self._check_private(private_numbers, federation.backbone)
         rows = sum(len(rows) for rows in silo.train.values())
         if rows < limits.train_rows:
             raise self.refused("a training split of so few rows", f"at least {limits.train_rows} (policy.train_rows)")
@@ -201,6 +203,14 @@ class Policy:
             raise self.refused(
                 f"{count:,} numbers in a message",
                 f"at most {limit:,} ({self.limits.numbers_per_round}; policy.numbers_per_round)",
+            )
+
+    def _check_private(self, count: int, backbone: Backbone) -> None:
+        limit = most(self.limits.private_numbers, backbone_numbers(backbone))
+        if limit is not None and count > limit:
+            raise self.refused(
+                f"{count:,} numbers in private parts",
+                f"at most {limit:,} ({self.limits.private_numbers}; policy.private_numbers)",
             )
 
     def check_broadcast(self, shared: State, start: State) -> None:

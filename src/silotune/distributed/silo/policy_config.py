@@ -51,6 +51,7 @@ _PARTNERS: dict[str, Any] = {
     "delta_per_round": 1e-5,
     "numbers_per_round": "3%",
     "numbers_in_all": "1000%",
+    "private_numbers": "100%",
     "shapes": [],
     "train_rows": 50,
     "scored_rows": 20,
@@ -133,6 +134,7 @@ class PolicyConfig(Section):
         delta_per_round: largest δ of one noised change (Gaussian): at δ = 0.9 any ε needs hardly any noise.
         numbers_per_round: most numbers in one message, as a number or as a share of the backbone (`3%`).
         numbers_in_all: most numbers in all messages of all runs.
+        private_numbers: most numbers in the parts that stay at the silo, as a number or as a share of the backbone.
         shapes: shapes of tensors that may leave although a matrix of the backbone has them; or `any`.
         train_rows: fewest rows in the training split.
         scored_rows: fewest rows in a split whose scores are shared.
@@ -174,6 +176,7 @@ class PolicyConfig(Section):
     delta_per_round: Bound
     numbers_per_round: Amount
     numbers_in_all: Amount
+    private_numbers: Amount
     shapes: list[list[int]] | Literal["any"]
     train_rows: Annotated[int, Field(ge=0)]
     scored_rows: Annotated[int, Field(ge=0)]

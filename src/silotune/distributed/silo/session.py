@@ -189,6 +189,7 @@ class Session:
             raise unfit.reason from unfit
         config = self._setup.config
         require_approval(settings, policy, run, config, lambda: describe(config, federation, settings))
+        self._setup.allocate()
         return federation
 
     def _hello(self, federation: Federation) -> Reply:

@@ -23,6 +23,7 @@ from silotune.distributed.protocol.handshake import HandshakeRefused, Identity, 
 from silotune.distributed.silo.exposure import RowUse
 from silotune.distributed.silo.limits import RequestLimits, WorkGuard
 from silotune.distributed.silo.own_keys import ORDER_KEY, own_key
+from silotune.distributed.silo.planned_parts import PlannedParts
 from silotune.distributed.silo.policy import Policy
 from silotune.distributed.silo.request_ledger import RequestLedger
 from silotune.distributed.silo.row_fingerprint import rows_digest
@@ -88,7 +89,7 @@ class SiloSetup:
         self._federation: Federation | None = None
         self._config: Config | None = None
         self.start: State = {}
-        """The shared parts with which the run starts."""
+        """The shared parts with which the run starts; empty before `allocate`."""
         self.rows_digest = ""
         """The sha256 of the rows as the configuration splits them."""
         self._row_use: RowUse | None = None
@@ -131,7 +132,7 @@ class SiloSetup:
             coordinator_identity: the coordinator's identity; None before its first request.
 
         Returns:
-            A federation of this silo alone.
+            A federation of this silo alone; its shared parts have shapes and no data before `allocate`.
 
         Raises:
             HandshakeRefused: the identities differ, or the operator's settings exclude the configuration.
@@ -174,12 +175,12 @@ class SiloSetup:
         if coordinator_identity is not None:  # first, as another backbone makes later steps fail
             check_identity(self.settings.name, coordinator_identity, Identity.of(config, text, backbone))
         self._config = sent = parse_wire_config(text)
+        self.start = {}
         try:
             data = self._rows(config)
-            federation = self._assemble(config, method, backbone, data)
-            self.start = federation.coordinator.shared
+            federation, parts = self._assemble(config, method, backbone, data)
             self.rows_digest = rows_digest(data.splits)
-            self.policy.check_federation(federation, self.start)
+            self.policy.check_federation(federation, parts.private_numbers)
             (silo,) = federation.silos.values()
             self._row_use = RowUse.of(data.splits, federation.context, silo)
             self.limits.check_use(self._row_use)
@@ -190,8 +191,17 @@ class SiloSetup:
             federation.context.row_draws = RowDraws.secret(own_key(Path(self.settings.folder), ORDER_KEY))
         return federation
 
-    def _assemble(self, config: Config, method: Method, backbone: Backbone, data: SiloData) -> Federation:
-        """Build the silo's side of the federation: this silo alone, with the uplink and the shared parts' shapes."""
+    def allocate(self) -> None:
+        """Make the shared parts with which the run starts: after policy and operator, who judged their shapes."""
+        federation = self.federation
+        if not self.start:
+            self.start = federation.context.initial_shared(federation.silos.values())
+            federation.coordinator.adopt(self.start)
+
+    def _assemble(
+        self, config: Config, method: Method, backbone: Backbone, data: SiloData
+    ) -> tuple[Federation, PlannedParts]:
+        """Build the silo's side of the federation: this silo alone, its parts as shapes without data."""
         config = use_this_machine(config)
         tasks, texts = {data.name: data.task}, {data.name: len(data.splits.train[0].texts)}
         check_tasks(config, method, tasks)
@@ -200,9 +210,11 @@ class SiloSetup:
         check_rows(context, silos.values())
         if "rows" not in self.settings.share:
             silos = {name: SiloWithoutRowCount(name, silo.train, silo.evaluations) for name, silo in silos.items()}
-        coordinator, privacy = build_coordinator(config, context, silos, tasks, labeled=False)
-        check_step_memory(context, silos.values(), coordinator.shared)
-        return Federation(config, context, silos, coordinator, tasks, texts, privacy=privacy)
+        (silo,) = silos.values()
+        parts = PlannedParts.of(context, silo)
+        coordinator, privacy = build_coordinator(config, context, silos, tasks, labeled=False, shared=parts.shared)
+        check_step_memory(context, silos.values(), parts.shared)
+        return Federation(config, context, silos, coordinator, tasks, texts, privacy=privacy), parts
 
     def _check_configuration(self, config: Config) -> None:
         """Refuse a configuration that the operator's settings exclude."""

@@ -121,8 +121,8 @@ def initial_vectors(backbone: Backbone, tokens: int, init: Init, words: str, gen
     if init == "vocabulary" or backbone.shape_only:  # shapes alone have no tokenizer for words
         rows = torch.randint(len(table), (tokens,), generator=generator)
     else:
-        ids = _ids(backbone.tokenizer, words)
-        rows = torch.tensor([ids[position % len(ids)] for position in range(tokens)])
+        ids = torch.tensor(_ids(backbone.tokenizer, words))
+        rows = ids[torch.arange(tokens) % len(ids)]
     return table[rows.to(table.device)].float().cpu() * scale
 
 

@@ -13,6 +13,7 @@ from silotune.communication.privacy.central_noise import CentralNoise
 from silotune.communication.privacy.noise_stream import read_secret, secret_seed
 from silotune.communication.uplink import NO_UPLINK, make_pipeline
 from silotune.config import Config
+from silotune.core.tensors import State
 from silotune.data.tasks import Task
 from silotune.training.context import TrainingContext
 from silotune.training.coordinator import Coordinator, silos_a_round
@@ -22,7 +23,12 @@ _LABELED = "the labeled rows that the coordinator trains on (in a simulation the
 
 
 def build_coordinator(
-    config: Config, context: TrainingContext, silos: Mapping[str, Silo], tasks: Mapping[str, Task], labeled: bool
+    config: Config,
+    context: TrainingContext,
+    silos: Mapping[str, Silo],
+    tasks: Mapping[str, Task],
+    labeled: bool,
+    shared: State | None = None,
 ) -> tuple[Coordinator, Privacy | None]:
     """Build the coordinator of these silos, with the initial shared parts.
 
@@ -32,6 +38,7 @@ def build_coordinator(
         silos: the training silos by name.
         tasks: silo name → task, before a centralized method puts silos together.
         labeled: whether the coordinator trains on labeled rows.
+        shared: the initial shared parts, or their shapes alone; None: they are made.
 
     Returns:
         The coordinator, and the privacy guarantee of its rounds; None if nothing is noised, or nothing is sent.
@@ -39,7 +46,7 @@ def build_coordinator(
     Raises:
         InputError: for an aggregation, an uplink or a secret that cannot be.
     """
-    shared = context.initial_shared(silos.values())
+    shared = context.initial_shared(silos.values()) if shared is None else shared
     groups = None if context.method.centralized else sampling_groups(config, tasks)
     communicates = any(shared.values())
     secret = read_secret(config.privacy.secret) if communicates else None

@@ -126,8 +126,11 @@ class TimeLeft:
             self._first, self._started = number, time.monotonic()
 
     def after(self, number: int) -> str:
-        """Return the time left after this round has ended, as text; empty after the last round."""
-        if not self._first or number >= self._rounds:
+        """Return the time left after this round has ended, as text; empty after the last round.
+
+        Also empty after a round before the first that was seen: a federation tells a round after the next has begun.
+        """
+        if not self._first or not self._first <= number < self._rounds:
             return ""
         per_round = (time.monotonic() - self._started) / (number - self._first + 1)
         return f"about {duration(per_round * (self._rounds - number))} left"
