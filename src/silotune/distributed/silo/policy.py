@@ -119,6 +119,24 @@ class Policy:
             self._at_most("uplink.epsilon", config.uplink.epsilon or 0.0, "epsilon_per_round")
             self._at_most("uplink.delta", config.uplink.delta or 0.0, "delta_per_round")
 
+    def check_at_once(self, context: TrainingContext) -> None:
+        """Refuse micro-batches that rows cut at `train.max_length` may not fit: the refusals would tell the longest.
+
+        An encoder–decoder's answer may be as long as its text.
+
+        Raises:
+            PolicyRefused: naming the key.
+        """
+        at_once, limits = context.train.tokens_at_once, self.limits
+        if not isinstance(at_once, int) or not limits.max_length:
+            return
+        views = max((phase.views_with_gradient for phase in context.phases), default=1)
+        texts = 2 if getattr(context.backbone.base.config, "is_encoder_decoder", False) else 1
+        least = max(views, 1) * (texts * context.train.max_length + context.virtual_tokens)
+        if at_once < least:
+            raise self.refused(f"train.tokens_at_once={at_once:,}", f"at least {least:,}, room for a row of "
+                               "train.max_length tokens (policy.max_length)")  # fmt: skip
+
     def _check_keys(self, config: Config) -> None:
         allowed = self.limits.keys
         if allowed == "any":

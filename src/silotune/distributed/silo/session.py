@@ -186,7 +186,8 @@ class Session:
         except UnfitRun as unfit:
             described = partial(describe_unfit, unfit.config, str(unfit))
             require_approval(settings, policy, run, unfit.config, described)
-            raise unfit.reason from unfit
+            log_line(f"silotune worker {settings.name!r}: {unfit}")
+            raise unfit.told() from unfit
         config = self._setup.config
         require_approval(settings, policy, run, config, lambda: describe(config, federation, settings))
         self._setup.allocate()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,9 @@ from silotune.training.silo import Silo
 LONGEST_CONFIGURATION = 2**18
 """Characters of a configuration; those that wait for approval are kept, and a person reads them."""
 
+_KEY = re.compile(r"[a-z_]+(\.[a-z_]+)*(?=[=:])")
+"""The key with which an error begins."""
+
 UNDISCLOSED_ROWS = 1
 """Stands for the number of rows of a silo that does not share it."""
 
@@ -61,17 +65,30 @@ class SiloWithoutRowCount(Silo):
 
 
 class UnfitRun(InputError):
-    """A run that does not fit the silo's rows; the reason tells of them, so it leaves only if the run is approved.
+    """A run that does not fit the silo's rows. The reason may tell of them: it is for the operator.
 
     Args:
+        silo: the silo's name.
         config: the run's, as it was sent.
         reason: why the run cannot take place here.
     """
 
-    def __init__(self, config: Config, reason: SilotuneError) -> None:
+    def __init__(self, silo: str, config: Config, reason: SilotuneError) -> None:
         super().__init__(str(reason))
+        self.silo = silo
         self.config = config
         self.reason = reason
+
+    def told(self) -> SilotuneError:
+        """Return what leaves if the run is approved: of numbers, which may be of rows, the key alone."""
+        text = str(self.reason)
+        if isinstance(self.reason, HandshakeRefused) or not any(map(str.isdigit, text)):
+            return self.reason
+        key = _KEY.match(text)
+        where = f" ({key[0]})" if key else ""
+        return InputError(
+            f"silo {self.silo!r}: the run does not fit its rows{where}; the numbers are in the silo's own log"
+        )
 
 
 class SiloSetup:
@@ -185,7 +202,7 @@ class SiloSetup:
             self._row_use = RowUse.of(data.splits, federation.context, silo)
             self.limits.check_use(self._row_use)
         except SilotuneError as error:
-            raise UnfitRun(sent, error) from error
+            raise UnfitRun(self.settings.name, sent, error) from error
         federation.context.guard = self.guard
         if self.settings.policy.row_order == "secret":
             federation.context.row_draws = RowDraws.secret(own_key(Path(self.settings.folder), ORDER_KEY))
@@ -206,6 +223,7 @@ class SiloSetup:
         tasks, texts = {data.name: data.task}, {data.name: len(data.splits.train[0].texts)}
         check_tasks(config, method, tasks)
         context = build_model(config, method, tasks.values(), backbone)
+        self.policy.check_at_once(context)
         silos, _ = build_silos(config, context, [data])
         check_rows(context, silos.values())
         if "rows" not in self.settings.share:
