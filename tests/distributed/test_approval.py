@@ -20,7 +20,7 @@ from tests.support.session_rig import DirectLink, answering, job, local_configs
 
 ALLOWED = ("fedmcp", "tuner.r=1", "rounds=1", "train.steps=6")
 
-STEPS = {"partial_passes": True, "row_order": "seed"}
+STEPS = {"partial_passes": True, "batches": "any", "row_order": "seed"}
 """What a policy says that lets such a run be what it is in one process."""
 
 

@@ -230,7 +230,7 @@ def test_three_silos_from_nothing(machines, capsys):
         machines[silo].typed("sudo -u silotune-node ls /var/lib/silotune-worker", counted=False, code=2)
     # 3. the run, which the silos' operators approve
     start, pending, approve, *doctors = commands_of("3. A run")
-    start = start.replace("[north,south]", "[north,south,east]").replace("run.yaml", "demo rounds=2")
+    start = start.replace("[north,south]", "[north,south,east]").replace("run.yaml", "demo rounds=2 train.batches=even")
     begun = subprocess.Popen(
         coordinator.inside(["sh", "-c", re.sub(r"^sudo -u (\S+) ", r"runuser -u \1 -- ", start)]),
         env=coordinator.environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,

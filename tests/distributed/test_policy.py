@@ -43,14 +43,18 @@ def test_each_limit_stands_by_itself(attack):
     """Full tuning of single rows, with one limit after the other lifted by the operator."""
     lifted, reasons = {}, []
     for change in (
-        {}, {"tuners": "any"}, {"keys": ["data.train_rows"]}, {"batch_size": 1}, {"lr": None}, {"partial_passes": True},
-        {"shapes": "any"},
+        {}, {"tuners": "any"}, {"keys": ["data.train_rows"]}, {"batch_size": 1}, {"batches": "any"}, {"lr": None},
+        {"partial_passes": True}, {"shapes": "any"},
         {"numbers_per_round": None}, {"row_steps": 0},
     ):  # fmt: skip
         lifted |= change
         reasons.append(attack(B1, changes=FEW, policy=dict(lifted)).reason())
-    expected = ("tuner=full", "data.train_rows=2", "train.batch_size=1; at least 8", "train.lr=1.0; at most 0.01")
-    expected += (
+    expected = (
+        "tuner=full",
+        "data.train_rows=2",
+        "train.batch_size=1; at least 8",
+        "train.batches=full; the rows of a short last batch weigh more",
+        "train.lr=1.0; at most 0.01",
         "train.steps=1; rounds that leave out some rows each tell these; allowed: train.epochs (policy.partial_passes)",
         "shape of a weight matrix",
         "numbers in a message",
@@ -75,10 +79,11 @@ def test_noise_that_is_none(attack, tmp_path):
 
 
 def test_wide_adapters(attack):
-    reason = attack(("fedmcp", "tuner.r=384")).reason()
+    reason = attack(("fedmcp", "tuner.r=384", "train.batches=even")).reason()
     assert "numbers in a message; at most" in reason
     assert "3%; policy.numbers_per_round" in reason
-    square = attack(("fedmcp", "tuner=lora", "tuner.r=32"), policy={"numbers_per_round": None}).reason()
+    words = ("fedmcp", "tuner=lora", "tuner.r=32", "train.batches=even")
+    square = attack(words, policy={"numbers_per_round": None}).reason()
     assert "shape of a weight matrix of the backbone (policy.shapes" in square
 
 

@@ -58,7 +58,7 @@ def worker(tmp_path_factory):
 def attacked(socket, *words, run="0" * 16):
     from silotune.distributed.silo.silo_config import read_silo_settings
 
-    config = read_config("demo", ["data.tasks=[sentiment]", "threads=1", *words])
+    config = read_config("demo", ["data.tasks=[sentiment]", "threads=1", "train.batches=even", *words])
     attacker = Malicious(read_silo_settings(socket.with_name("silo.yaml")), config, run)
     attacker.session = Remote(socket)
     return attacker

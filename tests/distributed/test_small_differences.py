@@ -16,15 +16,15 @@ from silotune.core.randomness import generator
 from silotune.core.serialization import read_tensors
 from silotune.core.tensors import flatten
 from silotune.distributed.silo.exposure import Exposure, rounded_rows
-from silotune.distributed.silo.request_ledger import EXPOSURES_FILE
+from silotune.distributed.silo.request_ledger import EXPOSURES_FILE, RequestLedger
 from silotune.training.local_trainer import LocalTrainer
 
 SIX = ("fedmcp", "tuner.r=1", "rounds=3", "train.batch_size=8", "train.steps=6")
 """As few steps of as few rows as a policy allows that allows steps at all."""
 
-PARTIAL = {"partial_passes": True}
+PARTIAL = {"partial_passes": True, "batches": "any"}
 
-REFUSED = "may differ from one of an earlier run by so few rows × steps; the same steps or epochs and rows of a step"
+REFUSED = "may differ from one of an earlier run by so few rows × steps; the same steps or epochs, batches, "
 
 
 def of_rows(attacker, folder, count, long=0):
@@ -155,7 +155,8 @@ def of(*phases, batch_size=8):
     ("one", "other", "difference"),
     [
         (of(("steps", 6)), of(("steps", 6)), None),
-        (of(("epochs", 2)), of(("epochs", 2), batch_size=16), None),
+        (of(("epochs", 2)), of(("epochs", 2), batch_size=16), 0),
+        (of(("epochs", 2)), replace(of(("epochs", 2)), batches="even"), 0),
         (of(("steps", 6)), of(("steps", 7)), 8),
         (of(("steps", 6)), of(("steps", 30)), 50 * 24),  # as many rows as there are
         (of(("epochs", 1)), of(("epochs", 2)), 50 * 50 / 8),
@@ -207,6 +208,37 @@ def test_run_ids_leave_no_folders_before_they_are_counted(attack):
     assert folders == ["0" * 16]
 
 
+def test_short_last_batches_are_refused_by_the_key_alone(attack, tmp_path):
+    """Whether the last batch of 56 or of 57 rows is short would be told by a refusal that looked at the rows."""
+    words = ("fedmcp", "tuner.r=1", "train.batch_size=8")
+    rows = [of_rows(attack(words), tmp_path / str(count), count) for count in (56, 57)]
+    reasons = [attack(words, rows=folder, folder=f"{folder}-state").reason("hello") for folder in rows]
+    assert "train.batches=full; the rows of a short last batch weigh more" in reasons[0]
+    assert reasons[0] == reasons[1]
+    assert attack((*words, "train.batches=even"), rows=rows[1], folder=f"{rows[1]}-state").reason() == ""
+
+
+def test_runs_whose_epochs_are_cut_otherwise(attack):
+    """As many passes over the same rows in other batches, and gradients cut at another norm."""
+    epoch = ("fedmcp", "tuner.r=1", "rounds=3", "train.batch_size=8", "train.batches=even", "train.clip_norm=1")
+    policy = {"batches": "any"}
+    assert attack(epoch, policy=policy).reason() == ""
+    for number, changes in enumerate(
+        ({"train__batch_size": 9}, {"train__batches": "full"}, {"train__clip_norm": 0.9}, {"train__lr": 1e-4})
+    ):
+        attacker = attack(epoch, run=f"{number:016x}", policy=policy)
+        attacker.configure(**changes)
+        assert (REFUSED in attacker.reason("hello")) is ("train__lr" not in changes), changes
+
+
+def test_exposures_of_before_there_were_even_batches(tmp_path):
+    ledger = RequestLedger(tmp_path)
+    ledger.record_exposure(of(("epochs", 1)))
+    path = tmp_path / EXPOSURES_FILE
+    path.write_text(path.read_text(encoding="utf-8").replace(', "batches": "full"', ""), encoding="utf-8")
+    assert ledger.exposures() == [of(("epochs", 1))]
+
+
 @pytest.mark.long
 def test_a_last_batch_of_one_row_shows_that_rows_gradient(attack, tmp_path):
     """docs/uplink-and-privacy.md, of runs without noise: 57 rows, eight a step, and the seed tells their order."""
@@ -214,7 +246,7 @@ def test_a_last_batch_of_one_row_shows_that_rows_gradient(attack, tmp_path):
     words = ("fedavg", "method.adapters=1", "head=linear", "tuner.r=1", f"rounds={rounds}")
     words += ("train.batch_size=8", "train.optimizer=sgd", "train.lr=0.001", "train.epochs=1")
     folder = of_rows(attack(words), tmp_path / "rows", rows)
-    attacker = attack(words, run="b" * 16, rows=folder, policy={"row_order": "seed"})
+    attacker = attack(words, run="b" * 16, rows=folder, policy={"row_order": "seed", "batches": "any"})
     phase, seed = attacker.federation.context.phases[0].name, attacker.federation.config.seed
     before = numbers(attacker.broadcast(add=0.1))
     changes, last = [], []

@@ -202,6 +202,7 @@ MORE = {
     "smoothed words": ("feddpa-t", "lm", "train.label_smoothing=0.2"),
     "prefixes": ("fedmcp", "mlp", "tuner=prefix"),
     "constant views from a cache": ("moon", "mlp", "train.steps=4"),
+    "even batches": ("moon", "mlp", "train.batches=even", "train.batch_size=7", "train.steps=4"),
     "activations from a cache": ("fedmcp", "mlp", "cache=frozen-prefix", "train.steps=4"),
 }
 FAMILIES = {

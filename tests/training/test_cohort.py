@@ -170,6 +170,7 @@ def test_with_every_tuner(method, tuner, federation_of):
         ("train.optimizer=adafactor",),
         ("train.steps=5",),
         ("train.epochs=2", "train.batch_size=3"),
+        ("train.batches=even", "train.batch_size=7"),
         ("head=linear", "head.pooling=mean"),
     ],
 )

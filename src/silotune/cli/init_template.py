@@ -33,6 +33,7 @@ train:                    # one silo's training in one round
   lr: 1e-3
   epochs: 1
   batch_size: 16
+  # batches: even         # all of nearly one size; silos on machines of their own demand it
   max_length: 64          # tokens; longer rows are cut
 
 silos:                    # paths are relative to this file; formats: .csv .tsv .jsonl .parquet

@@ -75,6 +75,9 @@ class TrainConfig(Section):
         epochs: passes over a silo's rows.
         steps: the number of optimizer steps, which replaces `epochs` if it is set.
         batch_size: rows per optimizer step.
+        batches: how an epoch's rows are cut. `full`: all batches but the last one have `batch_size` rows; `even`: as
+            many batches, whose sizes differ by one row at most, each with a loss weighted by its rows, so that every
+            row weighs the same.
         optimizer: the silos' optimizer.
         weight_decay: the decay of weights, not of biases and norms; decoupled in `adamw` and `adafactor`, part of the
             gradient in `adam` and `sgd`. Unset: 0.01 of all tensors in `adamw`, none elsewhere.
@@ -106,6 +109,7 @@ class TrainConfig(Section):
     epochs: int = Field(1, ge=1)
     steps: int | None = Field(None, ge=1)
     batch_size: int = Field(16, ge=1)
+    batches: Literal["full", "even"] = "full"
     optimizer: Literal["adam", "adamw", "sgd", "adafactor"] = "adam"
     weight_decay: float | None = Field(None, ge=0)
     adam_epsilon: float = Field(_ADAM_EPSILON, ge=1e-12, le=1)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 
 import torch
@@ -74,6 +74,7 @@ class Batch:
         labels: their classes, shape (rows,), in the same order.
         micro: inputs of each micro-batch; empty if the rows of several silos are cut together (`cohort_batches.py`).
         source: the data set that the rows come from.
+        weight: factor of its loss in training: its rows, as a multiple of the epoch's mean, with `train.batches=even`.
     """
 
     task: Task
@@ -81,6 +82,7 @@ class Batch:
     labels: Tensor
     micro: tuple[Inputs, ...]
     source: TokenizedRows | None = None
+    weight: float = 1.0
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -233,6 +235,7 @@ def epoch_batches(
     *purpose: str | int,
     call_cost: int | None = CALL_COST,
     limit: TokenLimit | None = None,
+    even: bool = False,
 ) -> Iterator[Batch]:
     """Yield one pass over all rows in seeded random order. A batch holds one task; the tasks' batches are mixed.
 
@@ -244,13 +247,31 @@ def epoch_batches(
         *purpose: what the order is for (silo, round, …); see `core.randomness`.
         call_cost: see `make_batch`.
         limit: see `make_batch`.
+        even: cut into batches of nearly equal sizes; see `train.batches`.
     """
     draws = generator(seed, "batches", *purpose)
     chunks: list[tuple[str, list[int]]] = []
     for task in sorted(data):
         order = torch.randperm(data[task].examples, generator=draws).tolist()
-        chunks += [(task, order[start : start + batch_size]) for start in range(0, len(order), batch_size)]
+        chunks += [(task, chosen) for chosen in _cut(order, batch_size, even)]
     if len(data) > 1:
         chunks = [chunks[position] for position in torch.randperm(len(chunks), generator=draws).tolist()]
     for task, chosen in chunks:
-        yield make_batch(data[task], data[task].sequences(chosen), pad_id, call_cost, limit)
+        batch = make_batch(data[task], data[task].sequences(chosen), pad_id, call_cost, limit)
+        rows = data[task].examples
+        yield replace(batch, weight=len(chosen) * batch_count(rows, batch_size) / rows) if even else batch
+
+
+def batch_count(rows: int, batch_size: int) -> int:
+    """Return the number of batches in one pass over rows."""
+    return -(-rows // batch_size)
+
+
+def _cut(order: list[int], batch_size: int, even: bool) -> Iterator[list[int]]:
+    """Cut an epoch's rows into batches; of even ones the first may have a row more than the last."""
+    if not even:
+        yield from (order[start : start + batch_size] for start in range(0, len(order), batch_size))
+        return
+    count = batch_count(len(order), batch_size)
+    ends = [-(-len(order) * number // count) for number in range(count + 1)]
+    yield from (order[start:end] for start, end in pairwise(ends))

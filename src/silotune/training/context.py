@@ -12,7 +12,7 @@ from silotune.config import TrainConfig
 from silotune.core import tensors as part_tools
 from silotune.core.randomness import Stream, generator
 from silotune.core.tensors import State, Tensors
-from silotune.data.batching import Batch
+from silotune.data.batching import Batch, batch_count
 from silotune.data.cohort_batches import CohortMicroBatch, own_micro_batches
 from silotune.data.tasks import Task
 from silotune.methods.base import REFERENCE, Method, Phase, Step, previous_tensors
@@ -191,7 +191,7 @@ class TrainingContext:
         epochs = self.epochs(phase)
         if epochs is None:
             return self.train.steps or 0
-        return epochs * sum(-(-rows.examples // self.train.batch_size) for rows in silo.train.values())
+        return epochs * sum(batch_count(rows.examples, self.train.batch_size) for rows in silo.train.values())
 
     def view_cache(self, phase: Phase) -> ConstantViewCache:
         """Return an empty cache for a phase's constant views.

@@ -105,7 +105,7 @@ class _SiloRound:
             batch: the step's rows.
             number: the round's number.
             taken: number of earlier steps in the phase.
-            scaled: scales the loss for the backward pass.
+            scaled: scales the loss for the backward pass; a batch's own weight is added here.
         """
         # Under dropout equal parts do not make equal views.
         same = phase.same_at_start if taken == 0 and self.starts_as_received and not context.views_draw else {}
@@ -114,7 +114,8 @@ class _SiloRound:
             received = {name: part_tools.detached(self.state[name]) for name in received}
         mixes = {name: context.resolve(mix, self.state, received, self.memory) for name, mix in phase.views.items()}
         drawn_for = ("dropout", self.silo.name, number, phase.name, taken)
-        return SiloStep(batch, self.state, received, self.memory, mixes, self.view_cache, drawn_for, scaled, same)
+        weighted = scaled if batch.weight == 1 else lambda loss: scaled(loss * batch.weight)
+        return SiloStep(batch, self.state, received, self.memory, mixes, self.view_cache, drawn_for, weighted, same)
 
     def end(self, skipped: int | None) -> None:
         """Detach all parts after a phase; add its skipped steps, None where no loss is scaled."""

@@ -41,6 +41,7 @@ def phase_batches(
                 *purpose,
                 call_cost=cost,
                 limit=limit,
+                even=train.batches == "even",
             )
             count += 1
 

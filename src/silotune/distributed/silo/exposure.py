@@ -3,6 +3,7 @@
 Two updates of one seed, of 6 and of 7 steps, differ by the gradient of one batch, although each has many steps behind
 it. While learning rates are small, the same holds for any two updates that differ by a few rows, whatever the seed,
 method or batch size. So updates over the same rows have equal exposures, or differ by as much as an update must have.
+Batches of another size have other rows on their borders, which `train.clip_norm` or curvature can weigh otherwise.
 The number of rows enters rounded down: what depends on it leaves in refusals.
 """
 
@@ -58,7 +59,8 @@ class Exposure:
         phases: the lengths of a round's phases.
         batch_size: rows of a step.
         max_length: tokens at which rows are cut.
-        rates: how the learning rate goes over the steps.
+        rates: how the learning rate goes over the steps, and at which norm their gradients are cut.
+        batches: `train.batches`.
     """
 
     rows: str
@@ -66,6 +68,7 @@ class Exposure:
     batch_size: int
     max_length: int
     rates: str = "constant"
+    batches: str = "full"
 
     @classmethod
     def of(cls, context: TrainingContext, rows: Iterable[str]) -> Exposure:
@@ -78,7 +81,9 @@ class Exposure:
         phases = tuple(stretch(context, phase) for phase in context.phases if phase.when == "round")
         digest = hashlib.sha256(" ".join(sorted(rows)).encode()).hexdigest()
         rates = _rates(context.train, context.rounds)
-        return cls(digest[:16], phases, context.train.batch_size, context.train.max_length, rates)
+        return cls(
+            digest[:16], phases, context.train.batch_size, context.train.max_length, rates, context.train.batches
+        )
 
     def difference(self, other: Exposure, rows: int) -> float | None:
         """Return the fewest rows × steps that the difference of two updates over the same rows can be made of.
@@ -88,16 +93,16 @@ class Exposure:
             rows: the number of training rows, rounded down.
 
         Returns:
-            None if both have seen every row equally often. 0 if their steps weigh otherwise: a warmup of one step, for
-            example, leaves out the first batch alone.
+            None if both have seen every row equally often, in the same batches. 0 if their steps weigh otherwise: a
+            warmup of one step, for example, leaves out the first batch alone.
         """
-        if self.rates != other.rates:
+        if (self.rates, self.batches) != (other.rates, other.batches):
             return 0.0
         batch_size, alike = max(self.batch_size, other.batch_size), self.batch_size == other.batch_size
         positions = steps = 0.0
         same = True
         for (unit, count), (others_unit, others_count) in zip_longest(self.phases, other.phases, fillvalue=_NOTHING):
-            if unit == others_unit == "epochs":
+            if unit == others_unit == "epochs" and alike:
                 apart = abs(count - others_count)
                 positions, steps = positions + apart * rows, steps + apart * rows / batch_size
                 same &= not apart
@@ -106,31 +111,33 @@ class Exposure:
                 positions, steps = positions + apart * batch_size, steps + apart
                 same &= not apart
             else:
-                mine = _positions((unit, count), self.batch_size, rows)
-                theirs = _positions((others_unit, others_count), other.batch_size, rows)
+                mine = self._positions((unit, count), rows)
+                theirs = other._positions((others_unit, others_count), rows)
                 between = max(0.0, mine[0] - theirs[1], theirs[0] - mine[1])
                 positions, steps = positions + between, steps + between / batch_size
                 same = False
         return None if same else min(rows, positions) * steps
 
+    def _positions(self, length: Stretch, rows: int) -> tuple[float, float]:
+        """Return how many rows a phase sees at least and at most, counting repetitions.
+
+        The last batch of an epoch is smaller: n rows take up to n / batch_size + 1 steps. Even batches are all as small
+        as their mean, rounded down.
+        """
+        unit, count = length
+        if unit == "epochs":
+            return count * rows, count * (_next(rows) - 1)
+        mean = self.batch_size * rows / (rows + self.batch_size)
+        return count * max(0.0, mean - (self.batches == "even")), count * self.batch_size
+
 
 def _rates(train: TrainConfig, rounds: int) -> str:
-    """Name the schedule of the learning rate, over how many rounds it goes, and its warmup."""
+    """Name the schedule of the learning rate, over how many rounds it goes, its warmup, and `train.clip_norm`."""
+    cut = "" if train.clip_norm is None else f", cut at {train.clip_norm:g}"
     if train.steady:
-        return "constant"
+        return f"constant{cut}"
     over = f"{rounds} rounds" if train.schedule_over == "run" else "a round"
-    return f"{train.schedule} over {over} after {train.warmup:g}"
-
-
-def _positions(length: Stretch, batch_size: int, rows: int) -> tuple[float, float]:
-    """Return how many rows a phase sees at least and at most, counting repetitions.
-
-    The last batch of an epoch is smaller: n rows take up to n / batch_size + 1 steps.
-    """
-    unit, count = length
-    if unit == "epochs":
-        return count * rows, count * (_next(rows) - 1)
-    return count * batch_size * rows / (rows + batch_size), count * batch_size
+    return f"{train.schedule} over {over} after {train.warmup:g}{cut}"
 
 
 def _row_lengths(tasks: Collection[TokenizedRows]) -> list[int]:

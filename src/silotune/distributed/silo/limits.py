@@ -130,7 +130,8 @@ class RequestLimits:
             if difference is not None and difference < limits.row_steps:
                 raise refused(
                     "an update that may differ from one of an earlier run by so few rows × steps",
-                    f"the same steps or epochs and rows of a step, or a difference of at least {limits.row_steps} "
+                    f"the same steps or epochs, batches, schedule and clip_norm, or a difference of at least "
+                    f"{limits.row_steps} "
                     "(policy.row_steps)",
                 )
             if 0 < use.cut_otherwise(earlier.max_length) < limits.row_difference:

@@ -13,6 +13,7 @@ from fnmatch import fnmatchcase
 
 from silotune.config import Config
 from silotune.core.tensors import State, flatten
+from silotune.data.batching import batch_count
 from silotune.distributed.protocol.handshake import HandshakeRefused
 from silotune.distributed.silo.exposure import rounded_rows, stretch
 from silotune.distributed.silo.policy_config import PolicyConfig, most
@@ -51,7 +52,7 @@ class Work:
     def of(cls, context: TrainingContext, silo: Silo, phases: Iterable[Phase]) -> Work:
         """Return the work of a silo in phases, before anything is trained."""
         train, tasks = context.train, [rounded_rows(rows.examples) for rows in silo.train.values()]
-        rows, per_epoch = sum(tasks), sum(-(-task // train.batch_size) for task in tasks)
+        rows, per_epoch = sum(tasks), sum(batch_count(task, train.batch_size) for task in tasks)
         epochs, steps, shared_steps = 0, 0, 0
         for phase in phases:
             unit, count = stretch(context, phase)
@@ -61,7 +62,9 @@ class Work:
             if any(context.parts[name].scope is Scope.SHARED for name in phase.trains):
                 shared_steps += number if train.steady else max(1, number // 2)
         tokens = steps * min(train.batch_size, rows) * train.max_length
-        return cls(epochs, steps, tokens, min(rows, shared_steps * train.batch_size), shared_steps)
+        smallest = min((task // batch_count(task, train.batch_size) for task in tasks if task), default=0)
+        of_a_step = smallest if train.batches == "even" else train.batch_size
+        return cls(epochs, steps, tokens, min(rows, shared_steps * of_a_step), shared_steps)
 
 
 @dataclass(frozen=True)
@@ -95,6 +98,9 @@ class Policy:
                 raise self.refused(f"{key}={name}", f"allowed: {', '.join(allowed) or 'none'} (policy.{kind})")
         self._check_keys(config)
         self._at_least("train.batch_size", train.batch_size, "batch_size")
+        if limits.batches != "any" and train.batches != limits.batches:
+            why = "the rows of a short last batch weigh more than the others; allowed: even (policy.batches)"
+            raise self.refused(f"train.batches={train.batches}", why)
         self._at_least("train.max_length", train.max_length, "max_length")
         self._at_most("train.lr", train.lr, "lr")  # a schedule only lowers it
         self._at_most("train.server_lr", train.server_lr or 0.0, "lr")

@@ -56,6 +56,7 @@ _PARTNERS: dict[str, Any] = {
     "train_rows": 50,
     "scored_rows": 20,
     "batch_size": 8,
+    "batches": "even",
     "max_length": 32,
     "row_steps": 256,
     "row_order": "secret",
@@ -107,6 +108,7 @@ _LAB: dict[str, Any] = {
     **dict.fromkeys(("train_rows", "scored_rows", "batch_size", "max_length", "row_steps", "row_difference"), 0),
     "prompts": True,
     "noise": False,
+    "batches": "any",
     "row_order": "seed",
     "partial_passes": True,
 }
@@ -139,6 +141,8 @@ class PolicyConfig(Section):
         train_rows: fewest rows in the training split.
         scored_rows: fewest rows in a split whose scores are shared.
         batch_size: fewest rows in an optimizer step.
+        batches: `even`: only `train.batches=even` is answered, as a last batch of one row would weigh as much as a
+            whole one; or `any`.
         max_length: fewest tokens at which rows may be cut.
         row_steps: fewest rows × steps behind an update: different rows that it has seen, times optimizer steps.
         row_order: `secret`: order of rows and dropout are drawn from a key of the silo's own (`order.key`), and the
@@ -181,6 +185,7 @@ class PolicyConfig(Section):
     train_rows: Annotated[int, Field(ge=0)]
     scored_rows: Annotated[int, Field(ge=0)]
     batch_size: Annotated[int, Field(ge=0)]
+    batches: Literal["even", "any"]
     max_length: Annotated[int, Field(ge=0)]
     row_steps: Annotated[int, Field(ge=0)]
     row_order: Literal["secret", "seed"]

@@ -108,18 +108,19 @@ class RequestLedger:
         Raises:
             InputError: the file is damaged.
         """
-        lines = self._lines(EXPOSURES_FILE, set(Exposure.__dataclass_fields__))
+        fields = set(Exposure.__dataclass_fields__)
+        lines = self._lines(EXPOSURES_FILE, fields, fields - {"batches"})  # earlier versions had full batches alone
         return [Exposure(**(line | {"phases": tuple(map(tuple, line["phases"]))})) for line in lines]
 
     def record_exposure(self, exposure: Exposure) -> None:
         """Append the exposure of a run that is about to be worked on."""
         self._append(EXPOSURES_FILE, asdict(exposure))
 
-    def _lines(self, name: str, keys: set[str]) -> Iterator[dict[str, Any]]:
+    def _lines(self, name: str, keys: set[str], older: set[str] | None = None) -> Iterator[dict[str, Any]]:
         try:
             for line in (self.folder / name).read_text(encoding="utf-8").splitlines():
                 fields = json.loads(line)
-                if fields.keys() != keys:
+                if fields.keys() not in (keys, older):
                     raise ValueError(f"keys must be {sorted(keys)}")
                 yield fields
         except FileNotFoundError:
