@@ -123,6 +123,52 @@ def test_templates_that_cannot_be_used_are_refused():
         ChatTemplate(two, "rags")
 
 
+SYSTEM_NEEDED = (
+    "{% if messages[0]['role'] != 'system' %}{{ raise_exception('a system turn first') }}{% endif %}" + CHATML
+)
+PARTS = CHATML.replace("{{ m['content'] }}", "{% for part in m['content'] %}{{ part['text'] }}{% endfor %}")
+NO_REASONING = CHATML.replace("m['content']", "m['content'].split('</think>')[-1]")
+
+
+def test_a_template_that_needs_a_system_turn_is_asked_with_one():
+    tokenizer, encoded = encode(SYSTEM_NEEDED)
+    assert trained_pieces(tokenizer, encoded) == ["It was warm.<|im_end|>", "cold.<|im_end|>"]
+    assert turn_end_ids(tokenizer) == (tokenizer.convert_tokens_to_ids("<|im_end|>"),)
+    without = SYSTEM_NEEDED[: SYSTEM_NEEDED.index("{% if add_generation_prompt %}")]
+    assert encode(without)[1] == encoded
+    with pytest.raises(InputError, match=r"refuses turns of user \(a system turn first\)"):
+        encode(SYSTEM_NEEDED, TWO[1:2])
+
+
+@pytest.mark.parametrize(
+    ("template", "answer", "turn"),
+    [
+        (PARTS, "cold.", 3),
+        (NO_REASONING, "<think>hm</think>cold.", 5),
+        (MARKED.replace("m['content']", "m['content'].split('</think>')[-1]"), "<think>hm</think>cold.", 5),
+    ],
+)
+def test_a_template_that_leaves_out_an_answer_is_refused(template, answer, turn):
+    with pytest.raises(InputError) as refused:
+        encode(template, answer=answer)
+    assert str(refused.value).startswith(
+        f"head.template: the chat template 'default' leaves out the answer in turn {turn} of a conversation, or a part "
+    )
+    tokenizer = chat_tokenizer(template)
+    rows = [Row(("hi", ""), 0, "cold." * (number == 1), turns=TWO[1:2]) for number in range(2)]
+    tokenize = GenerationTokenizer(tokenizer, ChatTemplate(tokenizer), 200, 100)
+    if template == PARTS:
+        with pytest.raises(InputError, match=r"^row 2: head\.template"):
+            tokenize(Task("a", (), kind="generation"), rows)
+    else:
+        assert len(tokenize(Task("a", (), kind="generation"), rows)) == 2
+
+
+def test_white_space_around_an_answer_is_the_templates_affair():
+    tokenizer, encoded = encode(CHATML.replace("m['content'] }}", "m['content'] | trim }}"), answer=" cold.\n")
+    assert trained_pieces(tokenizer, encoded)[-1] == "cold.<|im_end|>"
+
+
 def test_a_boundary_that_the_tokenizer_would_merge_is_kept():
     template = CHATML.replace("assistant\n{% endif %}", "assistant\nth{% endif %}").replace(
         "{{ m['content'] }}", "{{ 'th' if m['role'] == 'assistant' }}{{ m['content'] }}"

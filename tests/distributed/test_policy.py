@@ -18,6 +18,7 @@ from silotune.errors import InputError
 from silotune.methods.fedavg import FedAvg
 from silotune.runs.run import run
 from silotune.runs.storage.readers import read_summary
+from silotune.training import phase_optimizer
 from tests.support.malicious import ALLOWED
 from tests.support.session_rig import DirectLink, answering, job, local_configs
 
@@ -240,6 +241,16 @@ def test_steps_under_a_schedule_count_half(attack):
     assert refused in attack(words, policy=limit).reason()
     half = partial | {"row_steps": 20 * (steps // 2)}  # six batches of eight rows, which count as 20
     assert refused not in attack(words, policy=half).reason()
+
+
+def test_steps_that_float16_skips_do_not_count(attack, monkeypatch):
+    """A coordinator whose broadcast lets most gradients overflow would otherwise get an update of one step."""
+    words, limit = (*ALLOWED, "precision=fp16", "train.steps=12"), {"row_steps": 50 * 12}
+    assert attack(words, policy=limit).reason() == ""
+    monkeypatch.setattr(phase_optimizer, "INITIAL_SCALE", 2.0**26)
+    attacker = attack(words, policy=limit, run="b" * 16)
+    assert attacker.reason("hello") == ""
+    assert "an update of so few rows × steps; at least 600 (policy.row_steps)" in attacker.reason()
 
 
 def test_words_around_the_rows(attack):

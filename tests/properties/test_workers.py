@@ -18,6 +18,8 @@ import torch
 from silotune.core import process_pool
 from silotune.core.process_pool import worker_pool
 from silotune.errors import Diverged, InputError, SilotuneError
+from silotune.experiments.runner import run_cells
+from silotune.experiments.sweep import run_sweep
 from silotune.runs.engines import multi_process as workers
 from silotune.runs.run import run
 from tests.support.method_cases import every_case, logged, same, snapshot, timeless
@@ -154,6 +156,21 @@ def test_a_script_without_guard_ends_with_one_line(tmp_path):
     assert done.returncode == 1
     assert done.stderr.count("Traceback") == 1, done.stderr
     assert 'start it under `if __name__ == "__main__":`, or with workers=1' in done.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize("start", [run_sweep, run_cells])
+def test_what_starts_runs_ends_a_worker_that_imports_the_script(start, tmp_path, monkeypatch):
+    """A worker would otherwise run what is left in itself, before the pool is asked for."""
+
+    def end(code):
+        raise SystemExit(code)
+
+    monkeypatch.setattr(os, "_exit", end)
+    monkeypatch.setattr(multiprocessing.current_process(), "_inheriting", True, raising=False)
+    with pytest.raises(SystemExit) as ended:
+        start((), tmp_path / "out", workers=2)
+    assert ended.value.code == process_pool._UNGUARDED
+    assert not (tmp_path / "out").exists()
 
 
 def numerics_here(_: int) -> tuple[bool, int, str | None]:

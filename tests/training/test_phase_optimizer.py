@@ -14,6 +14,7 @@ from silotune.errors import Diverged
 from silotune.training import phase_optimizer
 from silotune.training.federation import Federation
 from silotune.training.local_round import LocalResult
+from silotune.training.schedule import Schedule
 
 HALF = ("tuner=lora", "precision=fp16", "train.optimizer=sgd", "train.lr=1")
 
@@ -74,6 +75,26 @@ def test_a_step_that_overflows_is_left_out_and_counted(federation_of, monkeypatc
     moved = change(federation, result)
     assert moved.isfinite().all()
     assert moved.norm() > 0
+
+
+@pytest.mark.parametrize("names", [("alpha",), ("alpha", "beta")])
+def test_a_skipped_step_leaves_the_schedule_where_it_is(federation_of, monkeypatch, names):
+    """As in transformers' Trainer, which steps the scheduler only after a step of the optimizer."""
+    steps = 12
+    monkeypatch.setattr(phase_optimizer, "INITIAL_SCALE", 2.0**26)
+    federation = federation_of(1.0, "train.lr=0.01", f"train.steps={steps}", "train.schedule=linear", "train.warmup=3")
+    rates, step = [], torch.optim.SGD.step
+
+    def recorded(optimizer, *args, **more):
+        rates.append(optimizer.param_groups[0]["lr"])
+        return step(optimizer, *args, **more)
+
+    monkeypatch.setattr(torch.optim.SGD, "step", recorded)
+    results = rounds(federation, *names)
+    taken = [steps - result.metrics["skipped_steps"] for result in results]
+    assert all(0 < number < steps for number in taken)
+    schedule = Schedule(federation.context.train, steps)
+    assert sorted(rates) == sorted(schedule.rate(number) for each in taken for number in range(each))
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "sgd", "adafactor"])

@@ -35,19 +35,23 @@ def evaluate(
     ] = None,
     tasks_folder: Annotated[Path | None, typer.Option(help="A folder with harness tasks of your own.")] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Rows per harness task; default: all.")] = None,
+    apply_chat_template: Annotated[
+        bool,
+        typer.Option("--apply-chat-template", help="Ask the harness's texts as turns in the run's chat template."),
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Score one silo's model of a finished run on a labeled file, or on tasks of lm-evaluation-harness."""
     if (file is None) == (lm_eval is None):
         raise InputError("evaluate: give either --file or --lm-eval")
     if file is not None:
-        if tasks_folder is not None or limit is not None:
-            raise InputError("--tasks-folder, --limit: belong to --lm-eval, not to --file")
+        if tasks_folder is not None or limit is not None or apply_chat_template:
+            raise InputError("--tasks-folder, --limit, --apply-chat-template: belong to --lm-eval, not to --file")
         _on_file(run, silo, file, text, label, predictions, as_json)
         return
     if text is not None or label is not None or predictions is not None:
         raise InputError("--text, --label, --predictions: belong to --file, not to --lm-eval")
-    _on_harness(run, silo, str(lm_eval), tasks_folder, limit, as_json)
+    _on_harness(run, silo, str(lm_eval), tasks_folder, limit, apply_chat_template, as_json)
 
 
 def _on_file(
@@ -94,7 +98,9 @@ def _tables(scores: dict[str, Any]) -> list[Table]:
     return [table, classes]
 
 
-def _on_harness(run: Path, silo: str, tasks: str, folder: Path | None, limit: int | None, as_json: bool) -> None:
+def _on_harness(
+    run: Path, silo: str, tasks: str, folder: Path | None, limit: int | None, chat: bool, as_json: bool
+) -> None:
     from silotune.runs.load import load_model
 
     try:
@@ -103,7 +109,8 @@ def _on_harness(run: Path, silo: str, tasks: str, folder: Path | None, limit: in
         raise InputError("--lm-eval: needs the package lm-eval; pip install 'silotune[lm-eval]'") from error
     if folder is not None and not folder.is_dir():
         raise InputError(f"--tasks-folder {folder}: no such folder")
-    results = evaluate_on(load_model(run, silo), [name.strip() for name in tasks.split(",")], folder, limit)
+    names = [name.strip() for name in tasks.split(",")]
+    results = evaluate_on(load_model(run, silo), names, folder, limit, chat=chat)
     if as_json:
         typer.echo(json.dumps({"silo": silo, "results": results}, indent=1, default=str))
         return

@@ -24,6 +24,9 @@ _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 _PROBE = "Xyzzy"
 """An answer that no template changes."""
 
+_SYSTEM = ("system", "Be kind.")
+_ASKED = ("user", "Say it.")
+
 
 class ChatTemplate:
     """A tokenizer's chat template (Jinja).
@@ -48,7 +51,7 @@ class ChatTemplate:
         if wanted not in templates:
             raise unknown_name_error("template in head.chat_template", wanted, templates)
         self._tokenizer: Any = tokenizer
-        self._template = templates[wanted]
+        self._name, self._template = wanted, templates[wanted]
         self._options = dict(options or {})
 
     def prompt(self, turns: Sequence[Turn]) -> str:
@@ -76,9 +79,26 @@ class ChatTemplate:
         return int(self._tokenizer.convert_tokens_to_ids(self._tail[begin:end])) if end > begin else None
 
     @cached_property
+    def _asked(self) -> list[Turn]:
+        """A question that the template takes: some templates want a system turn before it.
+
+        Raises:
+            InputError: the template takes neither.
+        """
+        try:
+            self.text([_ASKED])
+        except InputError as refusal:
+            try:
+                self.text([_SYSTEM, _ASKED])
+            except InputError:
+                raise refusal from None
+            return [_SYSTEM, _ASKED]
+        return [_ASKED]
+
+    @cached_property
     def _header(self) -> str:
         """What a template without a generation prompt writes before an answer; empty where that is white space."""
-        asked = [("user", "Say it.")]
+        asked = self._asked
         begun, answered = self._render(asked, add_generation_prompt=True), self.text([*asked, (ASSISTANT, _PROBE)])
         if begun != self.text(asked) or not answered.startswith(begun) or _PROBE not in answered:
             return ""
@@ -88,7 +108,7 @@ class ChatTemplate:
     @cached_property
     def _tail(self) -> str:
         """What follows the last answer of a conversation."""
-        rendered = self.text([("user", "Say it."), (ASSISTANT, _PROBE)])
+        rendered = self.text([*self._asked, (ASSISTANT, _PROBE)])
         return rendered[rendered.rindex(_PROBE) + len(_PROBE) :] if _PROBE in rendered else ""
 
     @cached_property
@@ -114,7 +134,8 @@ class ChatTemplate:
             The text, up to the end of the last answer; the characters of each answer; and where the last answer begins.
 
         Raises:
-            InputError: the template writes a turn in another way once others follow, or refuses the conversation.
+            InputError: the template writes a turn in another way once others follow, leaves out an answer or a part of
+                it, or refuses the conversation.
         """
         whole = self.text(turns)
         prompt = self.prompt(turns[:-1])
@@ -128,6 +149,7 @@ class ChatTemplate:
         else:
             spans = self._added(turns, whole, last_only)
         spans = spans[-1:] if last_only else spans
+        self._check_written(turns, whole, spans)
         return whole[: spans[-1][1]], spans, len(prompt)
 
     def _added(self, turns: Sequence[Turn], whole: str, last_only: bool) -> list[Span]:
@@ -147,6 +169,21 @@ class ChatTemplate:
                 )
             spans.append((len(prompt), len(prompt) + len(added)))
         return spans
+
+    def _check_written(self, turns: Sequence[Turn], whole: str, spans: Sequence[Span]) -> None:
+        """Refuse a template that leaves out an answer in what is trained; white space is the template's own affair."""
+        answers = [(number, content) for number, (role, content) in enumerate(turns, start=1) if role == ASSISTANT]
+        written, place = _without_spaces("".join(whole[begin:end] for begin, end in spans)), 0
+        for number, content in answers[-len(spans) :]:
+            answer = _without_spaces(content)
+            found = written.find(answer, place)
+            if found < 0:
+                raise InputError(
+                    f"head.template: the chat template {self._name!r} leaves out the answer in turn {number} of a "
+                    "conversation, or a part of it; allowed: a template that writes answers as they are "
+                    "(head.chat_template, head.chat_kwargs), or answers without what it leaves out"
+                )
+            place = found + len(answer)
 
     def _marked(self, turns: Sequence[Turn]) -> list[Span]:
         """Return the characters between `{% generation %}` and `{% endgeneration %}`."""
@@ -184,6 +221,10 @@ class ChatTemplate:
         except (TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:  # those of what templates do
             roles = ", ".join(role for role, _ in turns)
             raise InputError(f"head.template: the chat template refuses turns of {roles} ({error})") from error
+
+
+def _without_spaces(text: str) -> str:
+    return "".join(text.split())
 
 
 def _messages(turns: Sequence[Turn]) -> list[dict[str, str]]:

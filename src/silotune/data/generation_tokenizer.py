@@ -87,7 +87,7 @@ class GenerationTokenizer:
         if self.decoder_start is not None:
             return replace(self._encoder_decoder(task, rows, labels, answers, options), pairs=pairs)
         single = iter(self._prompt_and_answer([row for row in rows if not row.turns]))
-        sequences = [self._conversation(task, row) if row.turns else next(single) for row in rows]
+        sequences = [self._numbered(task, n, row) if row.turns else next(single) for n, row in enumerate(rows)]
         return TokenizedRows(
             task,
             [sequence.ids for sequence in sequences],
@@ -133,6 +133,14 @@ class GenerationTokenizer:
             reads = list(range(len(prompt) - 1, len(prompt) + len(response) - 1))
             sequences.append(_Sequence([*prompt, *response], reads, response, len(prompt)))
         return sequences
+
+    def _numbered(self, task: Task, place: int, row: Row) -> _Sequence:
+        """Tokenize a conversation; an error names its row."""
+        try:
+            return self._conversation(task, row)
+        except InputError as error:
+            number = 1 + (place // 2 if self.pairs and row.answer else place)
+            raise InputError(f"row {number}: {error}") from error
 
     def _conversation(self, task: Task, row: Row) -> _Sequence:
         encode = self._encoder(task)

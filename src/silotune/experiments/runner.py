@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from silotune.config import Config, differences, dump
-from silotune.core.process_pool import worker_pool
+from silotune.core.process_pool import end_unguarded_worker, worker_pool
 from silotune.errors import Diverged, InputError
 from silotune.experiments.comparison import Cell
 from silotune.models.backbone.backbone import Backbone
@@ -118,6 +118,7 @@ def run_cells(
         InputError: a run folder has another configuration, or a configuration is invalid.
         Diverged: training diverged in some cells; raised after all others are finished.
     """
+    end_unguarded_worker()
     unfinished = [cell for cell in cells if not _finished(cell, out, kind)]
     done = done or (lambda *_: None)
     processes = min(workers, len(unfinished))

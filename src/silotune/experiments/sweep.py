@@ -19,6 +19,7 @@ from typing import Any
 
 from silotune.config import dump, load_config
 from silotune.core.files import write_text
+from silotune.core.process_pool import end_unguarded_worker
 from silotune.errors import InputError, SilotuneError, unknown_name_error
 from silotune.experiments.best_values import to_words, write_best
 from silotune.experiments.comparison import Cell, compared_methods, split_words
@@ -166,6 +167,7 @@ def run_sweep(
         SilotuneError: every trial of a method diverged.
         InputError: optuna is missing, or a configuration does not fit the data.
     """
+    end_unguarded_worker()
 
     def run(cells: Sequence[Cell]) -> dict[str, Summary]:
         return run_cells(cells, out, kind=TRIAL, workers=workers, callbacks=callbacks, done=done)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from lm_eval import utils
 from lm_eval.api.model import TemplateLM
+from lm_eval.models.utils import normalize_gen_kwargs
 from torch import Tensor, nn
 
 from silotune.data.batching import evaluation_batches
@@ -18,10 +19,14 @@ from silotune.evaluation.instance_vectors import weigh
 from silotune.models.backbone.forward_plan import ForwardPlan
 from silotune.models.forward.generation import GenerationOptions, generate_ids
 from silotune.models.forward.views import ViewRequest, run_views
+from silotune.models.heads.lm import LanguageModelHead, scored_at_once, word_scores
 from silotune.runs.personal_model import PersonalModel
 
 LONGEST = 2048
 """Tokens of a request where the backbone has no limit of its own."""
+
+NEW_TOKENS = 256
+"""Tokens of an answer where a task names no number, as in the harness's own models."""
 
 
 class HarnessModel(TemplateLM):  # type: ignore[misc]  # the harness has no types
@@ -40,6 +45,9 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # the harness has no type
             raise InputError("--lm-eval: this model classifies texts; allowed: models with head=lm or dpo")
         self._context, self._state, self._task = model.context, model.state, model.task
         self._backbone = self._context.backbone
+        head = self._context.method.setting.head
+        assert isinstance(head, LanguageModelHead), "heads of written answers are"
+        self._head = head
         if self._backbone.base.config.is_encoder_decoder:
             raise InputError("--lm-eval: needs a decoder-only backbone, not an encoder-decoder")
         self.tokenizer: Any = self._backbone.tokenizer
@@ -74,12 +82,16 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # the harness has no type
         return list(self.tokenizer.encode(string, add_special_tokens=add_special_tokens))
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
-        """Render a conversation by the tokenizer's template."""
-        return str(
-            self.tokenizer.apply_chat_template(
-                chat_history, tokenize=False, add_generation_prompt=add_generation_prompt
-            )
-        )
+        """Render a conversation as a run does; a last turn of the assistant is the beginning of the answer.
+
+        Raises:
+            InputError: the tokenizer has no chat template, or the template refuses the turns.
+        """
+        turns = [(turn["role"], turn["content"]) for turn in chat_history]
+        template = self._head.chat_template(self._backbone)
+        if add_generation_prompt:
+            return template.prompt(turns)
+        return template.prompt(turns[:-1]) + turns[-1][1]
 
     def _loglikelihood_tokens(self, requests: Sequence[Any], **kwargs: Any) -> list[tuple[float, bool]]:
         """Return log-likelihoods of continuations, and whether each token of one is the likeliest."""
@@ -110,15 +122,18 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # the harness has no type
 
     def _read(self, states: Tensor, inputs: Inputs, plan: ForwardPlan) -> Tensor:
         """Return per row its targets' log-likelihood, and 1 where all of them are the likeliest; shape (rows, 2)."""
-        lm_head = self._backbone.lm_head
-        assert lm_head is not None, "loaded with its language model"
-        rows, targets = inputs[READ_ROWS], inputs[READ_TARGETS]
-        with self._backbone.autocast():
-            logits = lm_head(states[rows, inputs[READ_POSITIONS]], None, plan.weights).float()
-        losses = nn.functional.cross_entropy(logits, targets, reduction="none")
-        sums = torch.zeros(len(states), device=losses.device).index_add(0, rows, -losses)
-        missed = torch.zeros_like(sums).index_add(0, rows, (logits.argmax(-1) != targets).float())
-        return torch.stack([sums, (missed == 0).float()], 1)
+        targets = inputs[READ_TARGETS]
+        piece = scored_at_once(self._backbone)
+        found = states[inputs[READ_ROWS], inputs[READ_POSITIONS]]
+        losses, missed = [], []
+        for some, words in zip(torch.split(found, piece), torch.split(targets, piece), strict=True):
+            scores = word_scores(self._backbone, some, plan.weights)
+            losses.append(nn.functional.cross_entropy(scores, words, reduction="none"))
+            missed.append((scores.argmax(-1) != words).float())
+        rows = inputs[READ_ROWS]
+        sums = torch.zeros(len(states), device=rows.device).index_add(0, rows, -torch.cat(losses))
+        misses = torch.zeros_like(sums).index_add(0, rows, torch.cat(missed))
+        return torch.stack([sums, (misses == 0).float()], 1)
 
     def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
         """Return the log-likelihood of whole texts, in windows of `max_length` tokens."""
@@ -135,12 +150,22 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # the harness has no type
         return totals
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
-        """Continue texts greedily up to one of their end texts."""
+        """Continue texts greedily up to one of their end texts; long ones lose their beginning.
+
+        Raises:
+            InputError: a task asks for sampled texts, or for as many tokens as the model reads at all.
+        """
         answers = []
-        for text, options in (request.args for request in requests):
-            if options.get("do_sample") and options.get("temperature"):
+        for text, given in (request.args for request in requests):
+            options = normalize_gen_kwargs(given, NEW_TOKENS)
+            if options["do_sample"] and options["temperature"]:
                 raise InputError("--lm-eval: a task asks for sampled texts; allowed: greedy ones")
-            new = int(options.get("max_gen_toks", 256))
+            new = options["max_gen_toks"]
+            if not 0 < new < self.max_length:
+                raise InputError(
+                    f"--lm-eval: a task asks for texts of {new} tokens (max_gen_toks); allowed: 1 to "
+                    f"{self.max_length - 1}, because the model reads {self.max_length} with its prompt"
+                )
             prompt = self.tok_encode(text)[-(self.max_length - new) :]
             labels = torch.zeros(1, dtype=torch.int64)
             weights = weigh(self._context, self._state, TokenizedRows(self._task, [prompt], None, labels))
@@ -149,15 +174,19 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # the harness has no type
             )
             (ids,) = generate_ids(self._backbone, [prompt], mix, GenerationOptions(1, new))
             answer = str(self.tokenizer.decode(ids, skip_special_tokens=True))
-            ends = options.get("until") or []
-            for end in [ends] if isinstance(ends, str) else ends:
+            for end in options["until"]:
                 answer = answer.split(end)[0] if end else answer
             answers.append(answer)
         return answers
 
 
 def evaluate_on(
-    model: PersonalModel, tasks: Sequence[str], include: Path | None = None, limit: int | None = None
+    model: PersonalModel,
+    tasks: Sequence[str],
+    include: Path | None = None,
+    limit: int | None = None,
+    *,
+    chat: bool = False,
 ) -> dict[str, Any]:
     """Evaluate a silo's model on tasks of the harness.
 
@@ -166,6 +195,7 @@ def evaluate_on(
         tasks: names of tasks.
         include: a folder with further task definitions (YAML).
         limit: rows per task; None: all.
+        chat: whether the tasks' texts become turns of a conversation, in the run's chat template.
 
     Returns:
         Task → metric → value, as the harness reports them.
@@ -181,6 +211,12 @@ def evaluate_on(
         if name not in manager.all_tasks:
             raise InputError(f"--lm-eval: unknown task {name!r}; `lm-eval ls tasks` lists the tasks")
     found: Any = simple_evaluate(
-        HarnessModel(model), tasks=list(tasks), task_manager=manager, limit=limit, log_samples=False, bootstrap_iters=0
+        HarnessModel(model),
+        tasks=list(tasks),
+        task_manager=manager,
+        limit=limit,
+        log_samples=False,
+        bootstrap_iters=0,
+        apply_chat_template=chat,
     )
     return {name: dict(found["results"][name]) for name in found["results"]}

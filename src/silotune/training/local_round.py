@@ -233,14 +233,18 @@ def _train_phase(
             members[index].step(context, phase, batch, number, taken, partial(optimizer.scaled, index))
             for index, batch in drawn
         ]
-        terms = _numbers(add_gradients(context, phase, steps, micro_batches))
+        gradients = add_gradients(context, phase, steps, micro_batches)
+        found = _numbers([*gradients, *(optimizer.skips(index) for index, _ in drawn)])  # one transfer a step
+        terms, skips = found[: len(drawn)], found[len(drawn) :]
         for (run, _), logged in zip(active, terms, strict=True):
             if not math.isfinite(logged["loss"]):
                 raise Diverged(
                     f"silo {run.silo.name!r}, round {number}, phase {phase.name!r}: training diverged, the loss is "
                     f"{logged['loss']} (train.lr is {context.train.lr:g})"
                 )
-        optimizer.step([index for index, _ in drawn], taken)
+        optimizer.step(
+            {index: taken - int(skipped.get("skipped", 0)) for (index, _), skipped in zip(drawn, skips, strict=True)}
+        )
         for member, ((run, batch), logged) in enumerate(zip(active, terms, strict=True)):
             run.count(batch, logged, micro_batches, member)
 

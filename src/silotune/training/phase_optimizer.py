@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -61,14 +61,14 @@ class PhaseOptimizer:
         """Return the loss of a silo, by position, as its backward pass begins with it."""
         return self._scalers[silo].scale(loss) if self._scalers else loss
 
-    def step(self, silos: Collection[int], taken: int) -> None:
+    def step(self, silos: Mapping[int, int]) -> None:
         """Update the leaves of the silos, by position, that took part in the last backward passes.
 
         Args:
-            silos: their positions.
-            taken: the number of earlier steps in the phase.
+            silos: their positions → the steps of the phase that each has taken, without skipped ones: as in
+                transformers' Trainer, a skipped step leaves the schedule where it is.
         """
-        for silo in silos:
+        for silo, taken in silos.items():
             for group in self._groups[silo]:
                 group["lr"] = self._schedules[silo].rate(taken)
             if self._scalers:
@@ -84,6 +84,10 @@ class PhaseOptimizer:
             before = self._factor(silo)
             scaler.update()
             self._skipped[silo] += self._factor(silo) < before
+
+    def skips(self, silo: int) -> dict[str, Tensor]:
+        """Return how many steps a silo has skipped, shape (), on the device; empty where nothing is scaled."""
+        return {"skipped": self._skipped[silo]} if self._scalers else {}
 
     def skipped(self) -> list[int]:
         """Return each silo's number of skipped steps; empty where nothing is scaled."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
 from silotune.config import Config
@@ -190,9 +190,8 @@ class Policy:
             self._at_most("passes over the rows in a phase", work.epochs, "epochs", tell=False)
             self._at_most("optimizer steps of a request", work.steps, "steps", tell=False)
             self._at_most("tokens of a request", work.tokens, "tokens", tell=False)
-            if when == "round" and work.shared_steps and work.rows * work.shared_steps < limits.row_steps:
-                least = f"at least {limits.row_steps} (policy.row_steps)"
-                raise self.refused("an update of so few rows × steps", least)
+            if when == "round":
+                self._check_row_steps(work)
         longest = federation.config.head.max_new_tokens * federation.config.head.beams
         if silo.evaluations and any(task.kind == "generation" for task in federation.tasks.values()):
             answered = rounded_rows(sum(len(each.validation) + len(each.test) for each in silo.evaluations.values()))
@@ -215,6 +214,27 @@ class Policy:
                 what = "it has the shape of a weight matrix of the backbone"
             if what:
                 raise self.refused(f"the tensor {name!r} ({size})", f"{what} (policy.shapes names exceptions)")
+
+    def check_skipped(self, context: TrainingContext, silo: Silo, skipped: int) -> None:
+        """Judge an update after training in float16, which skips steps whose gradients overflow.
+
+        Args:
+            context: of the run.
+            silo: the silo that trained.
+            skipped: its skipped steps.
+
+        Raises:
+            PolicyRefused: too few rows × steps are left behind the update.
+        """
+        planned = Work.of(context, silo, [phase for phase in context.phases if phase.when == "round"])
+        taken = max(0, planned.shared_steps - skipped)
+        rows = min(planned.rows, taken * context.train.batch_size)
+        self._check_row_steps(replace(planned, rows=rows, shared_steps=taken))
+
+    def _check_row_steps(self, work: Work) -> None:
+        if work.shared_steps and work.rows * work.shared_steps < self.limits.row_steps:
+            least = f"at least {self.limits.row_steps} (policy.row_steps)"
+            raise self.refused("an update of so few rows × steps", least)
 
     def check_numbers(self, count: int, backbone: Backbone) -> None:
         """Judge the number of numbers in one message.

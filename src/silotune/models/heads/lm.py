@@ -24,6 +24,7 @@ from silotune.data.tokenized import READ_COUNTS, READ_POSITIONS, READ_ROWS, READ
 from silotune.errors import InputError
 from silotune.models.backbone.backbone import Backbone
 from silotune.models.backbone.forward_plan import ForwardPlan
+from silotune.models.backbone.lm_head import LMHead
 from silotune.models.forward.generation import GenerationOptions
 from silotune.models.forward.pooling import HeadReading
 from silotune.models.forward.views import View
@@ -92,7 +93,7 @@ class LanguageModelHead(Head):
         if backbone.tokenizer.eos_token_id is None:
             raise InputError("head=lm: the backbone's tokenizer has no end token")
         if self.chat:
-            self._chat_template(backbone)
+            self.chat_template(backbone)
 
     def prompt_room(self, max_length: int) -> int:
         """Return the maximum length of a decoder-only model's prompt in tokens, which leaves room for the answer."""
@@ -103,7 +104,7 @@ class LanguageModelHead(Head):
         encoder_decoder = bool(backbone.base.config.is_encoder_decoder)
         return GenerationTokenizer(
             backbone.tokenizer,
-            self._chat_template(backbone) if self.chat else self._template,
+            self.chat_template(backbone) if self.chat else self._template,
             max_length,
             room=max_length if encoder_decoder else self.prompt_room(max_length),
             decoder_start=backbone.base.config.decoder_start_token_id if encoder_decoder else None,
@@ -111,7 +112,12 @@ class LanguageModelHead(Head):
             pairs=self.pairs,
         )
 
-    def _chat_template(self, backbone: Backbone) -> ChatTemplate:
+    def chat_template(self, backbone: Backbone) -> ChatTemplate:
+        """Return the tokenizer's template of the keys `head.chat_template` and `head.chat_kwargs`.
+
+        Raises:
+            InputError: the tokenizer has no such template.
+        """
         return ChatTemplate(backbone.tokenizer, self._chat_name, self._chat_kwargs)
 
     def init(self, backbone: Backbone, tasks: Iterable[Task], generator: torch.Generator) -> Tensors:
@@ -190,17 +196,31 @@ def token_losses(
     Returns:
         Shape (tokens,), at least float32.
     """
-    lm_head = backbone.lm_head
-    assert lm_head is not None, "the backbone was loaded without a language-model head"
 
     def losses(states: Tensor, targets: Tensor) -> Tensor:
-        with backbone.autocast():
-            scores = lm_head(states, None, weights)
-        scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
+        scores = word_scores(backbone, states, weights)
         return nn.functional.cross_entropy(scores, targets, reduction="none", label_smoothing=smoothing)
 
-    piece = max(SCORES_AT_ONCE // lm_head.vocabulary_size, 1)
+    piece = scored_at_once(backbone)
     if len(states) <= piece:
         return losses(states, targets)
     pieces = zip(torch.split(states, piece), torch.split(targets, piece), strict=True)
     return torch.cat([checkpoint(losses, *pair, use_reentrant=False) for pair in pieces])
+
+
+def word_scores(backbone: Backbone, states: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
+    """Return the vocabulary scores of some tokens, at least float32; arguments as for `token_losses`."""
+    scores = _lm_head(backbone)
+    with backbone.autocast():
+        found: Tensor = scores(states, None, weights)
+    return found.to(torch.promote_types(found.dtype, torch.float32))
+
+
+def scored_at_once(backbone: Backbone) -> int:
+    """Return for how many tokens `SCORES_AT_ONCE` has room."""
+    return max(SCORES_AT_ONCE // _lm_head(backbone).vocabulary_size, 1)
+
+
+def _lm_head(backbone: Backbone) -> LMHead:
+    assert backbone.lm_head is not None, "the backbone was loaded without a language-model head"
+    return backbone.lm_head

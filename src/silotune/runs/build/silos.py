@@ -12,8 +12,10 @@ from silotune.data.backdoor import Backdoor, check_trigger, make_backdoor
 from silotune.data.server_rows import without_labels
 from silotune.data.tasks import Row, SiloData, Task
 from silotune.data.tokenized import TokenizedRows
+from silotune.errors import InputError
 from silotune.methods import Method
 from silotune.models.backbone.backbone import Backbone
+from silotune.models.heads.base import TokenizeRows
 from silotune.training.context import TrainingContext
 from silotune.training.silo import AttackedRows, Evaluation, Silo
 
@@ -45,14 +47,14 @@ def build_silos(
         validation, test = item.splits.validation, item.splits.test
         key = (id(validation), id(test))
         if key not in evaluations:
-            evaluations[key] = Evaluation(tokenize(item.task, validation), tokenize(item.task, test))
+            evaluations[key] = _evaluation(tokenize, item)
             if backdoor is not None and backdoor.has_target(item.task):
                 attacked = tokenize(item.task, backdoor.test_rows(item.task, test))
                 evaluations[key].attack = AttackedRows(attacked, backdoor.target(item.task))
         added = [] if backdoor is None else backdoor.poisoned_rows(item)
         train = [*item.splits.train, *added]
         train = without_labels(train) if context.method.unlabeled else train
-        rows = replace(tokenize(item.task, train), poisoned=len(added))
+        rows = replace(_tokenized(tokenize, item, "training", train), poisoned=len(added))
         malicious = backdoor is not None and item.name in backdoor.malicious
         scale = config.attack.scale if malicious else 1.0
         silos[item.name] = Silo(item.name, {item.task.name: rows}, {item.name: evaluations[key]}, attack_scale=scale)
@@ -69,8 +71,21 @@ def absent_silo(context: TrainingContext, data: SiloData) -> Silo:
     tokenize = context.method.setting.head.row_tokenizer(context.backbone, context.train.max_length)
     splits = data.splits
     train = without_labels(splits.train) if context.method.unlabeled else splits.train
-    evaluation = Evaluation(tokenize(data.task, splits.validation), tokenize(data.task, splits.test))
-    return Silo(data.name, {data.task.name: tokenize(data.task, train)}, {data.name: evaluation})
+    rows = _tokenized(tokenize, data, "training", train)
+    return Silo(data.name, {data.task.name: rows}, {data.name: _evaluation(tokenize, data)})
+
+
+def _evaluation(tokenize: TokenizeRows, data: SiloData) -> Evaluation:
+    validation = _tokenized(tokenize, data, "validation", data.splits.validation)
+    return Evaluation(validation, _tokenized(tokenize, data, "test", data.splits.test))
+
+
+def _tokenized(tokenize: TokenizeRows, data: SiloData, kind: str, rows: Sequence[Row]) -> TokenizedRows:
+    """Tokenize rows of a silo; an error names them."""
+    try:
+        return tokenize(data.task, rows)
+    except InputError as error:
+        raise InputError(f"silo {data.name!r}, {kind} rows: {error}") from error
 
 
 def silos_without_rows(method: Method, tasks: Mapping[str, Task]) -> dict[str, Silo]:
