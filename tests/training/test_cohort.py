@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -457,29 +458,46 @@ def test_auto_says_why_silos_train_one_by_one(words, tmp_path):
 def test_auto_is_what_pays_where_memory_has_room(device, most, words, monkeypatch):
     federation = build(read_config("demo", words("fedmcp")))
     monkeypatch.setattr(federation.backbone, "device", torch.device(device))
-    # 8 rows of 32 tokens, three trained views, two blocks: 40 float32 numbers for each of 32 in width, and three for
-    # each of the heads and of 32 tokens
-    of_a_silo = 8 * 32 * 3 * 2 * (32 * 40 + 3 * ATTENTION_HEADS * 32) * 4
+    # 8 rows of 32 tokens, three trained views, two blocks: float32 numbers for the hidden width, attention's and the
+    # feed-forward's, and two for each of the heads and of 32 tokens
+    inner = federation.backbone.base.config.intermediate_size
+    of_a_silo = 8 * 32 * 3 * 2 * (32 * (26 + 8) + inner * 7 + 2 * ATTENTION_HEADS * 32) * 4
     for memory, size in ((2 * most * of_a_silo, most), (2 * 7 * of_a_silo, 7), (of_a_silo, 1), (2**40, most)):
-        for module in (cohort, token_memory):
-            monkeypatch.setattr(module, "total_memory", lambda _, memory=memory: memory)
-        found = cohort.choose("auto", federation.context)
+        monkeypatch.setattr(token_memory, "total_memory", lambda _, memory=memory: memory)
+        found = cohort.choose("auto", federation.context, federation.silos.values())
         assert found.size == size
         assert ("memory" in found.reason) == (size < most)
-    assert cohort.choose(5, federation.context) == cohort.Cohort(5)
+    assert cohort.choose(5, federation.context, ()) == cohort.Cohort(5)
 
 
 def test_auto_takes_what_tokens_at_once_has_room_for(words):
     """FedMCP trains three views of 8 rows of 32 tokens a silo."""
     of_a_silo = 3 * 8 * 32
-    context = build(read_config("demo", words("fedmcp", "train.tokens_at_once=2000"))).context
+    federation = build(read_config("demo", words("fedmcp", "train.tokens_at_once=2000")))
+    context, silos = federation.context, [*federation.silos.values()]
     for bound, size in ((3 * of_a_silo + 1, 3), (2 * of_a_silo, 2), (of_a_silo - 1, 1), (10_000 * of_a_silo, ON_A_CPU)):
         context.tokens_at_once = bound
-        found = cohort.choose("auto", context)
+        found = cohort.choose("auto", context, silos)
         assert found.size == size
         reason = f"train.tokens_at_once={bound} has room for {bound // of_a_silo}"
         assert found.reason == ("" if size == ON_A_CPU else reason)
-    assert cohort.choose(5, context) == cohort.Cohort(5)
+    assert cohort.choose(5, context, silos) == cohort.Cohort(5)
+
+
+def test_auto_counts_both_answers_of_a_pair_and_the_tokens_of_decoders(words):
+    """FedMCP trains three views; `TokenizedRows` says what a row of 32 tokens holds beside its text."""
+    federation = build(read_config("demo", words("fedmcp", "train.tokens_at_once=2000")))
+    context, silo = federation.context, next(iter(federation.silos.values()))
+    ((task, rows),) = silo.train.items()
+    context.tokens_at_once = 4 * 3 * 8 * 32
+    for more, size in (
+        ({}, 4),
+        ({"pairs": True}, 2),
+        ({"decoder": [[1] * 32] * len(rows)}, 2),
+        ({"pairs": True, "decoder": [[1] * 32, [1]]}, 1),
+    ):
+        silo.train = {task: replace(rows, **more)}
+        assert cohort.choose("auto", context, [silo]).size == size, more
 
 
 @pytest.mark.parametrize("given", ["0", "-3", "many", "1.5", "true", "[2]", ""])

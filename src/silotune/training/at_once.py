@@ -8,7 +8,7 @@ from silotune.config import Config, TrainConfig
 from silotune.models.backbone.backbone import Backbone
 from silotune.models.backbone.device_memory import total_memory
 from silotune.models.heads import Head, LanguageModelHead
-from silotune.training.token_memory import most_kept, passing, room_for_steps
+from silotune.training.token_memory import device_rooms, passing
 
 ON_A_CPU, ON_A_GPU = 64, 512
 """The most rows that `auto` chooses; more do not make a CPU faster, and the second number is chosen, not measured."""
@@ -26,12 +26,13 @@ _WORD_SCORES = 3
 def tokens_at_once(train: TrainConfig, backbone: Backbone) -> int | None:
     """Return the most tokens of a step's graph; None: any number.
 
-    `auto` goes by the device's whole memory without the backbone's weights: what is free right now could differ on
-    resume, and lead to other bits.
+    `auto` goes by the whole memory of each device that has blocks, without the weights there: what is free right now
+    could differ on resume, and lead to other bits.
     """
     if train.tokens_at_once != "auto":
         return train.tokens_at_once
-    return max(1, int(_FOR_GRAPHS * room_for_steps(backbone)) // most_kept(backbone, train))
+    rooms = device_rooms(backbone, train)
+    return max(1, min(int(_FOR_GRAPHS * room.beside_weights) // room.kept for room in rooms))
 
 
 def rows_scored(config: Config, backbone: Backbone) -> int:
@@ -48,7 +49,8 @@ def _chosen(configured: int | str, backbone: Backbone, bytes_of_one: Callable[[]
     if isinstance(configured, int):
         return configured
     most = ON_A_CPU if backbone.device.type == "cpu" else ON_A_GPU
-    return max(1, min(most, total_memory(backbone.device) // _FOR_ROWS // bytes_of_one()))
+    memory = min(map(total_memory, backbone.block_devices.all))
+    return max(1, min(most, memory // _FOR_ROWS // bytes_of_one()))
 
 
 def _bytes_of_a_row(config: Config, backbone: Backbone) -> int:

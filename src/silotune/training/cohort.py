@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
+from silotune.data.tokenized import TokenizedRows
 from silotune.errors import InputError
-from silotune.models.backbone.device_memory import total_memory
 from silotune.models.forward.mixing import can_share_forward
 from silotune.training.context import TrainingContext
-from silotune.training.token_memory import most_kept, room_for_steps
+from silotune.training.silo import Silo
+from silotune.training.token_memory import device_rooms
 
 ON_A_CPU, ON_A_GPU = 8, 32
 """The largest cohort of `cohort=auto`; the second number is chosen, not measured."""
@@ -25,12 +27,13 @@ class Cohort:
 ALONE = Cohort()
 
 
-def choose(configured: int | str, context: TrainingContext) -> Cohort:
+def choose(configured: int | str, context: TrainingContext, silos: Iterable[Silo]) -> Cohort:
     """Choose the cohort size of a run.
 
     Args:
         configured: the value of the key `cohort`: a size, or `auto`.
         context: backbone and tuners.
+        silos: all silos, for what their rows hold beside their texts.
 
     Raises:
         InputError: for a configured size above 1 if silos cannot share a forward.
@@ -40,16 +43,23 @@ def choose(configured: int | str, context: TrainingContext) -> Cohort:
         if configured > 1 and obstacle:
             raise InputError(f"cohort={configured}: {obstacle}; allowed: cohort=1 or auto")
         return Cohort(configured)
-    return Cohort(1, obstacle) if obstacle else _fitting(context)
+    return Cohort(1, obstacle) if obstacle else _fitting(context, silos)
 
 
-def _fitting(context: TrainingContext) -> Cohort:
-    """Return the largest cohort whose activations of full-length rows fit into half the memory."""
+def _fitting(context: TrainingContext, silos: Iterable[Silo]) -> Cohort:
+    """Return the largest cohort whose activations of full-length rows fit into half of each device's memory."""
     backbone, settings = context.backbone, context.train
-    of_a_view = settings.batch_size * settings.max_length  # tokens of a silo's batch
+    of_a_view = settings.batch_size * max(
+        (_of_a_row(context, rows) for silo in silos for rows in silo.train.values()), default=settings.max_length
+    )  # tokens of a silo's batch
     replicas = max(context.replicas(phase) for phase in context.phases)
-    memory = min(sum(map(total_memory, backbone.block_devices.all)) // 2, room_for_steps(backbone))
-    room, reason = memory // (of_a_view * replicas * most_kept(backbone, settings)), "half the memory"
+    room, reason = (
+        min(
+            min(device.total // 2, device.beside_weights) // (of_a_view * replicas * device.kept)
+            for device in device_rooms(backbone, settings)
+        ),
+        "half the memory",
+    )
     bound = context.tokens_at_once
     if bound is not None:
         views = max(phase.views_with_gradient for phase in context.phases)
@@ -59,6 +69,12 @@ def _fitting(context: TrainingContext) -> Cohort:
     if room < most:
         return Cohort(max(1, room), f"{reason} has room for {room}")
     return Cohort(most)
+
+
+def _of_a_row(context: TrainingContext, rows: TokenizedRows) -> int:
+    """The tokens of a row of full length: both answers of a preference pair, each with its decoder's tokens."""
+    sequences = len(rows.sequences([0]))
+    return sequences * (context.train.max_length + context.virtual_tokens + rows.longest_decoder)
 
 
 def _obstacle(context: TrainingContext) -> str:

@@ -73,7 +73,7 @@ class LocalWork:
             spent = PrivacySpent() if price is None else ledger.spent(run, price)
             (reply,) = client.rounds([silo], broadcast, spent)
             if reply.message:
-                skipped = int(reply.metrics.get("skipped_steps", 0))
+                skipped = int(reply.metrics.get("skipped_steps") or 0)
                 self._setup.policy.check_skipped(federation.context, silo, skipped)
                 self._setup.policy.check_numbers(message_numbers(reply.message), federation.backbone)
                 if price is not None:

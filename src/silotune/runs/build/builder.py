@@ -78,5 +78,5 @@ def build(
         malicious=malicious,
         absent={silo.name: absent_silo(context, silo) for silo in absent},
         privacy=privacy,
-        cohort=choose(config.cohort, context),
+        cohort=choose(config.cohort, context, silos.values()),
     )
