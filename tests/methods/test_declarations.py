@@ -16,13 +16,13 @@ from silotune.models.heads import HEADS
 from silotune.models.tuners import TUNERS
 
 
-def setting() -> Setting:
-    return Setting(TUNERS["bottleneck"](), HEADS["mlp"]())
+def setting(tuner: str = "bottleneck") -> Setting:
+    return Setting(TUNERS[tuner](), HEADS["mlp"]())
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_fits_together(name: str) -> None:
-    check_method(METHODS[name](setting()))
+    check_method(METHODS[name](setting((METHODS[name].tuners or ("bottleneck",))[0])))
 
 
 def variant(**changes: object) -> FedMatch:

@@ -66,6 +66,11 @@ METHOD_OPTIONS: dict[str, Values] = {
         "order": ("global-first", "FedDPA, Algorithm 2"),
         "sees": ("trained", "FedDPA, Algorithm 2: the local phase follows the global one"),
     },
+    "ffa-lora": {},
+    "fedsa-lora": {},
+    "rolora": {},
+    "flexlora": ADAPTERS,
+    "fedsvd": {},
 }
 """Method → option → (default, where the paper says it)."""
 
@@ -86,6 +91,10 @@ BROUGHT: dict[str, Values] = {
         "aggregation": ("uniform", "FedDPA, eq. 2"),
     },
 }
+LORA: Values = {"tuner": ("lora", "the method is one of LoRA")}
+BROUGHT |= dict.fromkeys(("ffa-lora", "fedsa-lora", "rolora"), LORA)
+BROUGHT["flexlora"] = LORA | {"aggregation": ("flexlora", "Bai et al. 2024, section 3.2")}
+BROUGHT["fedsvd"] = LORA | {"aggregation": ("fedsvd", "Lee et al. 2025, Algorithm 1")}
 BROUGHT |= dict.fromkeys(("fedlora", "feddpa-f", "feddpa-t"), BROUGHT["fedit"])
 """Method → key that it sets where the user does not → (value, place)."""
 

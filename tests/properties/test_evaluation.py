@@ -50,7 +50,9 @@ def test_rows_keep_their_own_mix_in_any_batch(reference, case, monkeypatch):
     shared = moved_away(federation.coordinator.shared, draws)
     for silo in federation.silos.values():
         own = replace(silo, instances=None)
-        state = with_instances(training, own, shared | moved_away(training.state_of(silo).private, draws))
+        state = with_instances(
+            training, own, shared | training.fixed | moved_away(training.state_of(silo).private, draws)
+        )
         for evaluation in silo.evaluations.values():
             rows = evaluation.test
             found = {}

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save
 
 from silotune.core.tensors import digest, flatten
 from silotune.runs.build.builder import build
-from tests.support.method_cases import CASES, ONE_TASK_ROWS, TRAIN_ROWS, logged, read_message, tapped
+from tests.support.method_cases import CASES, ONE_TASK_ROWS, TRAIN_ROWS, Wire, logged, read_message, tapped
 
 VICTIM = "beta"
 AVERAGED = [name for name, case in CASES.items() if case.adopts_the_mean]
@@ -46,6 +46,11 @@ ONE_HARM_EACH = [
     for position, harm in enumerate(HARMS)
     if case == "fedmcp" or number % len(HARMS) == position
 ]
+
+
+def arrays(message: bytes) -> dict[str, np.ndarray]:
+    """Return a message's tensors."""
+    return {name: tensor.numpy() for name, tensor in read_message(message)[0].items()}
 
 
 def averaged(messages: dict[str, bytes], weights: dict[str, float]) -> dict[str, np.ndarray]:
@@ -86,13 +91,14 @@ def test_one_refused_update(federate, reference, case, harm, tmp_path):
     others = {silo: message for silo, message in wire.updates(1).items() if silo != victim}
     rows = {silo: sum(map(len, harmed.federation.silos[silo].train.values())) for silo in others}
     assert len(others) == len(harmed.federation.silos) - 1
-    assert_equal(flatten(harmed.federation.coordinator.shared), averaged(others, rows))
+    assert_equal(flatten(harmed.federation.coordinator.shared), arrays(wire.down[0]) | averaged(others, rows))
     (done,) = logged(out, "round")
     assert done["silos"] == sorted(others)
     # the silo whose update was refused goes on with its own private state
     trained = wire.final_results.get(victim, wire.results[1, victim]).state
     kept = harmed.federation.silos[victim].state.private
-    assert kept.keys() == trained.keys() - harmed.federation.coordinator.shared.keys()
+    elsewhere = harmed.federation.coordinator.shared.keys() | harmed.federation.context.fixed.keys()
+    assert kept.keys() == trained.keys() - elsewhere
     assert all(digest(kept[part]) == digest(trained[part]) for part in kept)
 
 
@@ -147,10 +153,12 @@ def test_an_update_above_the_bound_of_its_norm_is_refused(federate, reference, t
 # -- weights ----------------------------------------------------------------------------------------------------------
 
 
-def assert_weighted(found: dict[str, torch.Tensor], updates: dict[str, bytes], case: str, by_rows: bool) -> None:
+def assert_weighted(found: dict[str, torch.Tensor], wire: Wire, case: str, by_rows: bool) -> None:
+    updates, before = wire.updates(1), arrays(wire.down[0])
     rows = ONE_TASK_ROWS if CASES[case].one_task else TRAIN_ROWS
     assert len(set(rows.values())) == len(updates) == 3
     means = {True: averaged(updates, rows), False: averaged(updates, dict.fromkeys(rows, 1.0))}
+    means = {key: before | mean for key, mean in means.items()}
     assert_equal(found, means[by_rows])
     with pytest.raises(AssertionError):
         assert_equal(found, means[not by_rows])
@@ -162,7 +170,7 @@ def test_updates_weighted_uniformly(reference, case):
     run, wire = reference(case)
     assert run.federation.config.aggregation.name == "uniform"
     if wire.up:
-        assert_weighted(read_message(wire.down[-1])[0], wire.updates(1), case, by_rows=False)
+        assert_weighted(read_message(wire.down[-1])[0], wire, case, by_rows=False)
 
 
 @pytest.mark.parametrize("case", AVERAGED)
@@ -173,4 +181,4 @@ def test_updates_weighted_by_training_rows(federate, reference, case):
         return  # the method sends nothing
     coordinator = build(federate.config(case, "aggregation=samples"), federate.backbone).coordinator
     coordinator.aggregate([coordinator.receive(1, silo, sent) for silo, sent in wire.updates(1).items()], 1)
-    assert_weighted(flatten(coordinator.shared), wire.updates(1), case, by_rows=True)
+    assert_weighted(flatten(coordinator.shared), wire, case, by_rows=True)

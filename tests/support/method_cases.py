@@ -59,7 +59,8 @@ class Case:
     def adopts_the_mean(self) -> bool:
         """Whether the coordinator adopts the mean of the updates without a step of its own."""
         trains = METHODS[self.method].server_phases is not Method.server_phases
-        return not trains and not any(word.startswith("server.optimizer") for word in self.overrides)
+        means = METHODS[self.method].defaults.get("aggregation", "samples") in ("samples", "uniform")
+        return means and not trains and not any(word.startswith("server.optimizer") for word in self.overrides)
 
 
 _SEMI_SUPERVISED = (*UNPARTITIONED, "server.labels_per_class=4", "head=linear")

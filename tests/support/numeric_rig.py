@@ -26,6 +26,10 @@ def doubled(federation: Federation) -> Federation:
     for module in federation.backbone.model.modules():
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0
+    context = federation.context  # the cached property `fixed` is replaced
+    vars(context)["fixed"] = {
+        part: {name: tensor.double() for name, tensor in tensors.items()} for part, tensors in context.fixed.items()
+    }
     return federation
 
 
@@ -38,7 +42,7 @@ def parts_in_double(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def random_parts(federation: Federation, silo: Silo, seed: int = 5, spread: float = 0.2) -> State:
-    """Return a silo's parts in float64, each tensor moved away from its initial value (adapters start at zero)."""
+    """Return a silo's parts in float64, all but fixed ones moved away from their initial values (adapters: zeros)."""
     initial = federation.coordinator.shared | federation.context.state_of(silo).private
     draws = torch.Generator().manual_seed(seed)
 
@@ -46,7 +50,8 @@ def random_parts(federation: Federation, silo: Silo, seed: int = 5, spread: floa
         noise = torch.randn(tensor.shape, generator=draws, dtype=torch.float64)
         return (tensor.double() + spread * noise).to(federation.backbone.device)
 
-    return {part: {name: moved(tensor) for name, tensor in tensors.items()} for part, tensors in initial.items()}
+    parts = {part: {name: moved(tensor) for name, tensor in tensors.items()} for part, tensors in initial.items()}
+    return parts | federation.context.fixed
 
 
 def trained(state: State, phase: Phase) -> Tensors:

@@ -256,6 +256,7 @@ def tiny_overrides(method: str, backbone: Path, data: Path) -> list[str]:
     head get a classifier instead: the tiny backbones have none.
     """
     classifier = ["head=mlp"] if _METHODS[method].defaults.get("head") in ("verbalizer", "lm") else []
+    own_aggregation = _METHODS[method].defaults.get("aggregation", "uniform") not in ("samples", "uniform")
     one_task = ["data.tasks=[alpha]", "partition=iid", "partition.silos=3", "server.labels_per_class=5"]
     return [
         f"method={method}",
@@ -263,7 +264,7 @@ def tiny_overrides(method: str, backbone: Path, data: Path) -> list[str]:
         f"data.path={data}",
         f"data.tasks=[{','.join(TASKS)}]",
         "data.merge=false",
-        "aggregation=uniform",
+        *([] if own_aggregation else ["aggregation=uniform"]),
         "precision=fp32",
         "threads=1",
         "rounds=2",

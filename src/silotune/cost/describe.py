@@ -8,7 +8,6 @@ from silotune.communication.messages import size
 from silotune.core.randomness import generator
 from silotune.core.tensors import count_parameters
 from silotune.data.tasks import Task
-from silotune.methods.parts import Scope
 from silotune.models.backbone.loading import load_backbone
 from silotune.runs.build.resolve import make_method, read_config
 
@@ -47,7 +46,7 @@ def describe(method: str, overrides: list[str]) -> dict[str, Any]:
                 "bytes": size(tensors),
             }
         )
-        if part.scope is Scope.SHARED:
+        if name in made.sends():
             sent.append(rows[-1])
     leaves = _sentence(sent, config.uplink.name, made.collects_rows)
     return {"method": method, "backbone": config.backbone.name, "parts": rows, "leaves": leaves}

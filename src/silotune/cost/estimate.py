@@ -22,7 +22,7 @@ from silotune.methods.parts import Scope
 from silotune.models.backbone.device import resolve_device
 from silotune.models.backbone.quantization import resolve_quantization, weight_bytes
 from silotune.models.heads import Head
-from silotune.models.tuners import Tuner
+from silotune.models.tuners import tuner_of
 from silotune.runs.build.resolve import make_method, read_config
 from silotune.runs.build.validation import check_length
 
@@ -184,7 +184,7 @@ def _backbone_bytes(config: Config, shape: Shape, head: str, quantization: str) 
 def _cost(config: Config, shape: Shape, method: Method, state: State, work: WorkCount, options: dict[str, int]) -> Cost:
     parts = method.parts()
     sizes = {name: count_parameters(tensors) for name, tensors in state.items()}
-    adapters = [name for name, part in parts.items() if isinstance(part.module, Tuner)]
+    adapters = [name for name, part in parts.items() if tuner_of(part.module) is not None]
     heads = [name for name, part in parts.items() if isinstance(part.module, Head)]
     first_head = sizes[heads[0]] if heads else 0
     head = method.setting.head
@@ -193,12 +193,13 @@ def _cost(config: Config, shape: Shape, method: Method, state: State, work: Work
     backbone_names = {name for name, _ in shape.backbone.base.named_parameters()}
     # A part that replaces or shifts the backbone's own tensors (full, BitFit) adds none to the model.
     added = sum(sizes[name] for name in adapters if not backbone_names.issuperset(state[name]))
-    trainable = sum(sizes.values())
-    sent = sum(sizes[name] for name, part in parts.items() if part.scope is Scope.SHARED)
-    others = trainable - sum(sizes[name] for name in adapters)
+    trained = {name: size for name, size in sizes.items() if parts[name].scope is not Scope.FIXED}
+    trainable = sum(trained.values())
+    sent = sum(sizes[name] for name in method.sends())
+    others = sum(size for name, size in trained.items() if name not in adapters)
     full = bare + added + others - first_head
     shapes = {name: {key: tuple(tensor.shape) for key, tensor in tensors.items()} for name, tensors in state.items()}
-    up, down = message_sizes(shapes, parts, make_pipeline(config.uplink, config.seed))
+    up, down = message_sizes(shapes, parts, make_pipeline(config.uplink, config.seed), method.sends(1))
     quantization = resolve_quantization(config.backbone.quantization, resolve_device(config.device))
     weights = weight_bytes(shape.backbone.base, quantization, 4)
     peak = weights + work.training_state + work.saved if work.train else 0

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from math import prod
 
 import torch
 
-from silotune.communication.messages import Expected, broadcast_message, change_message, update_message
+from silotune.communication.messages import Expected, broadcast_message, change_message, shared_tensors, update_message
 from silotune.communication.uplink import NO_UPLINK, UplinkPipeline
 from silotune.core.tensors import count_parameters, flatten
-from silotune.methods.parts import Part, Scope
+from silotune.methods.parts import Part, Scope, names_with
 
 Shapes = Mapping[str, Mapping[str, tuple[int, ...]]]
 """Part → tensor → shape."""
@@ -38,7 +38,12 @@ _LARGEST = 2**28
 """Messages above this number of bytes are computed from their header instead of being built."""
 
 
-def message_sizes(shapes: Shapes, parts: Mapping[str, Part], uplink: UplinkPipeline = NO_UPLINK) -> tuple[int, int]:
+def message_sizes(
+    shapes: Shapes,
+    parts: Mapping[str, Part],
+    uplink: UplinkPipeline = NO_UPLINK,
+    leaving: Collection[str] | None = None,
+) -> tuple[int, int]:
     """Measure one silo's update and the coordinator's broadcast.
 
     Real messages with tensors of zeros are built; for those above `_LARGEST` the same number is computed from the
@@ -48,24 +53,26 @@ def message_sizes(shapes: Shapes, parts: Mapping[str, Part], uplink: UplinkPipel
         shapes: the shapes of all parts' tensors.
         parts: with their scopes.
         uplink: steps that the update goes through.
+        leaving: the shared parts that an update holds; None: all of them.
 
     Returns:
         (bytes of the update, bytes of the broadcast); 0 where no part is shared.
     """
-    shared = {name: shapes[name] for name, part in parts.items() if part.scope is Scope.SHARED}
+    shared = {name: shapes[name] for name in names_with(parts, Scope.SHARED)}
+    sent = {name: shapes[name] for name in (shared if leaving is None else leaving)}
     numbers = sum(prod(shape) for tensors in shared.values() for shape in tensors.values())
     if not numbers:
         return 0, 0
     if 4 * numbers > _LARGEST:
-        return _computed_update(shared, uplink), computed_size(shared, {"round": 1})
+        return _computed_update(sent, uplink), computed_size(shared, {"round": 1})
     zeros = {part: {name: torch.zeros(shape) for name, shape in tensors.items()} for part, tensors in shared.items()}
     assert count_parameters(flatten(zeros)) == numbers
-    sent = {name: parts[name] for name in shared}
+    sent_parts = {name: parts[name] for name in sent}
     if uplink.names:
-        written, _ = uplink.send(flatten(zeros), {}, SILO, 1)
+        written, _ = uplink.send(shared_tensors(zeros, sent_parts), {}, SILO, 1)
         update = change_message(written, uplink.label, 1, SILO, ROWS)
     else:
-        update = update_message(zeros, sent, 1, SILO, ROWS)
+        update = update_message(zeros, sent_parts, 1, SILO, ROWS)
     return len(update), len(broadcast_message(zeros, 1))
 
 

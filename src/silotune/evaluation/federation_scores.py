@@ -15,6 +15,7 @@ from silotune.data.metrics import LOSS
 from silotune.evaluation.instance_vectors import personalized_state
 from silotune.evaluation.predict import Measured, measure
 from silotune.methods.parts import Scope, names_with
+from silotune.models.forward.mixing import parts_in
 from silotune.training.context import TrainingContext
 from silotune.training.federation import Federation
 from silotune.training.silo import Evaluation, Silo
@@ -71,14 +72,14 @@ def evaluate_silos(federation: Federation, evaluate: Callable[[State, Evaluation
 
 
 def all_share_one_model(context: TrainingContext) -> bool:
-    """Return whether all silos predict with the same model: every part and weight of a prediction is shared."""
+    """Return whether all silos predict with the same model: no part or weight of a prediction is private."""
     prediction = context.method.prediction()
-    shared = names_with(context.parts, Scope.SHARED)
+    private = {*names_with(context.parts, Scope.PRIVATE)}
     # a callable weight is computed from the silo's own state
     has_private_weight = any(callable(weight) for weight in prediction.mix.values())
     head = context.parts[prediction.head].module
     heads = {prediction.head} if getattr(head, "has_tensors", True) else set()
-    return not has_private_weight and {*prediction.mix, *heads} <= {*shared}
+    return not has_private_weight and private.isdisjoint((*parts_in(prediction.mix), *heads))
 
 
 def mean_score(scores: Mapping[str, float | None]) -> float | None:

@@ -93,7 +93,7 @@ def weigh(context: TrainingContext, state: State, rows: TokenizedRows) -> Weight
 
 def personalized_state(context: TrainingContext, silo: Silo, shared: State) -> State:
     """Return all parts of a silo's model: shared ones, its private ones, and its instances (`with_instances`)."""
-    return with_instances(context, silo, shared | context.state_of(silo).private)
+    return with_instances(context, silo, context.model_state(silo, shared))
 
 
 def with_instances(context: TrainingContext, silo: Silo, state: State) -> State:

@@ -20,6 +20,7 @@ from silotune.data.tasks import Task
 from silotune.data.tokenized import TokenizedRows
 from silotune.errors import InputError
 from silotune.evaluation.predict import score
+from silotune.models.forward.mixing import parts_in
 
 if TYPE_CHECKING:
     from silotune.training.federation import Federation
@@ -69,7 +70,7 @@ class TransferModel:
     @property
     def tuned(self) -> tuple[str, ...]:
         """Names of the parts that its prediction mixes."""
-        return tuple(self.federation.context.method.prediction().mix)
+        return tuple(parts_in(self.federation.context.method.prediction().mix))
 
     @property
     def head(self) -> str:

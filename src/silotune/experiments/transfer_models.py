@@ -15,6 +15,7 @@ from silotune.evaluation.transfer import TransferModel, WhoseHead, check_alike
 from silotune.methods import is_centralized
 from silotune.methods.parts import Scope
 from silotune.models.backbone.backbone import Backbone
+from silotune.models.forward.mixing import parts_in
 from silotune.models.heads import Head
 from silotune.runs.build.resolve import BackboneRequirements, make_method, read_config
 from silotune.runs.load import load_run
@@ -105,7 +106,7 @@ def _model(run: Run) -> TransferModel:
 def _private_parts(federation: Federation) -> list[str]:
     """Return the private parts that predictions use."""
     parts, prediction = federation.context.parts, federation.context.method.prediction()
-    used = [*prediction.mix, prediction.head]
+    used = [*parts_in(prediction.mix), prediction.head]
     return [
         name for name in used if parts[name].scope is Scope.PRIVATE and getattr(parts[name].module, "has_tensors", True)
     ]

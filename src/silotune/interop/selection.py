@@ -14,7 +14,7 @@ from silotune.evaluation.federation_scores import current_model_state
 from silotune.interop.fold_weights import can_fold
 from silotune.methods.base import HEAD
 from silotune.methods.parts import Scope
-from silotune.models.forward.mixing import resolve_weights
+from silotune.models.forward.mixing import joined_tensors, parts_in, resolve_weights
 from silotune.models.heads import Head
 from silotune.models.tuners import TUNERS, Tuner, Weight, WeightedTensors
 from silotune.models.tuners.base import MergedAdapter
@@ -93,7 +93,7 @@ def select(run: Run, silo: str, word: str) -> ExportSelection:
     head_part = _head_of(run, word, mix)
     head = parts[head_part].module
     assert isinstance(head, Head), "found among the heads"
-    names = [*mix, head_part]
+    names = [*parts_in(mix), head_part]
     return ExportSelection(
         run,
         silo,
@@ -122,7 +122,10 @@ def merge(tuner: Tuner, state: State, mix: Mapping[str, float]) -> MergedAdapter
     """
     parts = [
         WeightedTensors(
-            tuner.reparametrize({key: tensor.detach().cpu().float() for key, tensor in state[name].items()}), weight
+            tuner.reparametrize(
+                {key: tensor.detach().cpu().float() for key, tensor in joined_tensors(state, name).items()}
+            ),
+            weight,
         )
         for name, weight in mix.items()
     ]

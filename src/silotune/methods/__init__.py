@@ -26,15 +26,18 @@ from silotune.methods.base import (
     PredictionMix,
     Setting,
     Step,
+    even,
     mean_over_rows,
+    odd,
     proximal,
 )
 from silotune.methods.instance_weighting import InstanceWeighting, Representation, Similarity, WeightOf
-from silotune.methods.parts import Part, Scalar, Scope, private, shared
+from silotune.methods.parts import Part, Scalar, Scope, fixed, private, shared
 from silotune.methods.similarity import SIMILARITIES, distillation, model_contrast, row_cosine, row_cosine_by_distance
 from silotune.methods.supervised import Supervised, SupervisedOptions
-from silotune.models.forward.mixing import Mix, frozen, previous, received
+from silotune.models.forward.mixing import Mix, frozen, joined, previous, received
 from silotune.models.heads.projection import Projection
+from silotune.models.tuners import TensorGroup
 
 METHODS: Registry[type[Method]] = registries.METHODS
 
@@ -91,13 +94,18 @@ __all__ = [
     "Step",
     "Supervised",
     "SupervisedOptions",
+    "TensorGroup",
     "Tensors",
     "WeightOf",
     "distillation",
+    "even",
+    "fixed",
     "frozen",
     "is_centralized",
+    "joined",
     "mean_over_rows",
     "model_contrast",
+    "odd",
     "previous",
     "private",
     "proximal",

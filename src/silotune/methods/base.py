@@ -19,9 +19,10 @@ from silotune.config.section import Section
 from silotune.core.tensors import State, Tensors
 from silotune.data.batching import Batch
 from silotune.methods.instance_weighting import InstanceWeighting
-from silotune.methods.parts import Part, Scope
-from silotune.models.forward.mixing import Mix
+from silotune.methods.parts import Part, Scope, names_with
+from silotune.models.forward.mixing import Mix, trained_parts
 from silotune.models.forward.mixing import frozen as frozen
+from silotune.models.forward.mixing import joined as joined
 from silotune.models.forward.mixing import previous as previous
 from silotune.models.forward.mixing import received as received
 from silotune.models.forward.views import View
@@ -142,6 +143,21 @@ def mean_over_rows(loss: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return loss
 
 
+def every(number: int) -> bool:
+    """Return True: a phase of every round (`Phase.rounds`)."""
+    return True
+
+
+def odd(number: int) -> bool:
+    """Return whether the round's number is odd, as the first one's is (`Phase.rounds`)."""
+    return number % 2 == 1
+
+
+def even(number: int) -> bool:
+    """Return whether the round's number is even (`Phase.rounds`)."""
+    return number % 2 == 0
+
+
 @dataclass(frozen=True)
 class Phase:
     """One stretch of local training.
@@ -153,7 +169,8 @@ class Phase:
         loss: the scalar to minimize; see `mean_over_rows`.
         when: in every round, or once after the last round.
         who: for `when="end"`: the silos that were ever sampled, or all.
-        from_round: for `when="round"`: the first round that has the phase.
+        from_round: for `when="round"`: the first round that may have the phase.
+        rounds: for `when="round"`: whether a round, counted from 1, has the phase; `odd` and `even` are such functions.
         epochs: passes over the silo's rows; None: `train.epochs` or `train.steps`.
         start: target part → source part; the target becomes a copy of the source before the phase.
         skips_first: whether the phase is skipped in a silo's first participation (it has no `previous` parts yet).
@@ -169,6 +186,7 @@ class Phase:
     when: Literal["round", "end"] = "round"
     who: Literal["sampled", "all"] = "sampled"
     from_round: int = 1
+    rounds: Callable[[int], bool] = every
     epochs: int | None = None
     start: Mapping[str, str] = field(default_factory=dict)
     skips_first: bool = False
@@ -179,10 +197,16 @@ class Phase:
         """Whether the loss is marked by `mean_over_rows`."""
         return bool(getattr(self.loss, "mean_over_rows", False))
 
+    def runs_in(self, number: int) -> bool:
+        """Return whether the local round of this number has the phase."""
+        return self.when == "round" and self.from_round <= number and self.rounds(number)
+
     @property
     def views_with_gradient(self) -> int:
         """The most views that have a graph at once: those with trained parts or learned weights, equal ones once."""
-        trained = (mix for mix in self.views.values() if {*mix} & {*self.trains} or any(map(callable, mix.values())))
+        trained = (
+            mix for mix in self.views.values() if trained_parts(mix, self.trains) or any(map(callable, mix.values()))
+        )
         return len({frozenset(mix.items()) for mix in trained})
 
 
@@ -261,6 +285,17 @@ class Method(ABC):
     @abstractmethod
     def prediction(self) -> PredictionMix:
         """Return how a silo's personalized model predicts."""
+
+    def sends(self, number: int | None = None) -> list[str]:
+        """Return the names of the parts that leave a silo in a round; None: in any round.
+
+        They are the shared parts that a phase of the round changes. The others are only received.
+        """
+        phases = [phase for phase in self.phases() if phase.when == "round"]
+        if number is not None:
+            phases = [phase for phase in phases if phase.runs_in(number)]
+        changed = {name for phase in phases for name in (*phase.trains, *phase.start)}
+        return [name for name in names_with(self.parts(), Scope.SHARED) if name in changed]
 
     @property
     def needs_labeled_rows(self) -> bool:

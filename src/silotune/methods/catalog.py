@@ -17,12 +17,18 @@ from silotune.methods.fedper import FedPer
 from silotune.methods.fedprompt import FedPrompt
 from silotune.methods.fedprox import FedProx
 from silotune.methods.fedrep import FedRep
+from silotune.methods.fedsa_lora import FedSALoRA
+from silotune.methods.fedsvd import FedSVD
+from silotune.methods.ffa_lora import FFALoRA
+from silotune.methods.flexlora import FlexLoRA
 from silotune.methods.local import Local
 from silotune.methods.moon import MOON
+from silotune.methods.rolora import RoLoRA
 from silotune.methods.server_only import ServerOnly
 
 BUILT_IN: tuple[type[Method], ...] = (
     *(Local, Centralized, ServerOnly, FedAvg, FedAvgFull, FedProx),
     *(FedAP, FedLR, MOON, FedRep, FedPer, FedMatch, Ditto, FedMCP, FedFAME, FedPrompt),
     *(FedIT, FedLoRA, FedDPAF, FedDPAT),
+    *(FFALoRA, FedSALoRA, RoLoRA, FlexLoRA, FedSVD),
 )

@@ -1,4 +1,4 @@
-"""`Part`: a tuner, head or `Scalar` with its `Scope`; `shared()` and `private()` make the parts of a method."""
+"""`Part`: a tuner, head or `Scalar` with its `Scope`; `shared()`, `private()`, `fixed()` make parts."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ class Scope(StrEnum):
 
     SHARED = "shared"  # sent to the coordinator and aggregated
     PRIVATE = "private"  # never leaves the silo
+    FIXED = "fixed"  # derived from the seed, the same in all silos; neither trained nor sent
 
 
 class Module(Protocol):
@@ -40,8 +41,8 @@ class Part:
     """One part of a method. Shared parts start equal in all silos, private ones from their silo's own generator.
 
     Args:
-        module: the tuner, head or other module.
-        scope: shared or private.
+        module: the tuner, group of its tensors, head or other module.
+        scope: shared, private or fixed.
         start: another part whose initial values this one copies, e.g. a local adapter that begins as the global one.
     """
 
@@ -57,8 +58,8 @@ class Part:
         """
         if not isinstance(self.scope, Scope):
             raise InputError(
-                f"part of {type(self.module).__name__}: its scope must be Scope.SHARED or Scope.PRIVATE "
-                f"(got {self.scope!r}); shared(module) and private(module) make parts"
+                f"part of {type(self.module).__name__}: its scope must be Scope.SHARED, Scope.PRIVATE or Scope.FIXED "
+                f"(got {self.scope!r}); shared(module), private(module) and fixed(module) make parts"
             )
 
 
@@ -82,6 +83,11 @@ def shared(module: Module) -> Part:
 def private(module: Module) -> Part:
     """Return a part that never leaves the silo."""
     return Part(module, Scope.PRIVATE)
+
+
+def fixed(module: Module) -> Part:
+    """Return a part that every silo derives from the seed, and that nothing changes."""
+    return Part(module, Scope.FIXED)
 
 
 def names_with(parts: Mapping[str, Part], scope: Scope) -> list[str]:

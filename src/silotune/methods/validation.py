@@ -9,9 +9,9 @@ from silotune.errors import InputError
 from silotune.methods.base import Method, Phase
 from silotune.methods.instance_weighting import INSTANCES
 from silotune.methods.parts import Part, Scope
-from silotune.models.forward.mixing import ANCHORS, parse_name, received
+from silotune.models.forward.mixing import ANCHORS, members, parse_name, parts_in, received
 from silotune.models.heads import Head
-from silotune.models.tuners import Tuner
+from silotune.models.tuners import TensorGroup, tuner_of
 
 
 def check_method(method: Method) -> None:
@@ -28,8 +28,10 @@ def check_method(method: Method) -> None:
 def _faults(method: Method, parts: dict[str, Part]) -> Iterator[str]:
     """Yield what is wrong; what follows the first fault may rest on it."""
     for name, part in parts.items():
-        if "/" in name or ":" in name:
-            yield f"part name {name!r} holds a slash or colon"
+        if {*name} & {*"/:+"}:
+            yield f"part name {name!r} holds a slash, colon or plus sign"
+        if part.scope is Scope.FIXED and tuner_of(part.module) is None:
+            yield f"the fixed part {name!r} is neither a tuner nor a group of its tensors"
         if name == INSTANCES:
             yield f"the part name {name!r} is reserved for the vectors of a silo's rows"
         if part.start is not None and part.start not in parts:
@@ -37,7 +39,7 @@ def _faults(method: Method, parts: dict[str, Part]) -> Iterator[str]:
     for phase in (*method.phases(), *method.server_phases()):
         yield from _phase_faults(method, parts, phase)
     for phase in method.server_phases():
-        mixed = (parse_name(key)[1] for mix in phase.views.values() for key in mix)
+        mixed = parts_in(key for mix in phase.views.values() for key in mix)
         used = {*phase.trains, *phase.start.values(), *mixed}
         private = sorted(name for name in used if parts[name].scope is Scope.PRIVATE)
         if private:
@@ -50,7 +52,7 @@ def _faults(method: Method, parts: dict[str, Part]) -> Iterator[str]:
         yield f"the prediction names an unknown head {prediction.head!r}"
     for key in () if weighting is None else (weighting.local_part, weighting.global_part, *weighting.view):
         yield from _key_faults(method, parts, "the prediction", key)
-        if key not in parts:
+        if ":" in key:
             yield f"the prediction weighs the anchor {key!r}; anchors exist in training only"
 
 
@@ -75,25 +77,25 @@ def check_shared(method: Method, shared: State) -> None:
         raise _has_no_tensors(method, empty[0], "send")
 
 
-def check_private(method: Method, private: State) -> None:
-    """Check that every private tuner has tensors; a private head may have none.
+def check_tuners(method: Method, state: State) -> None:
+    """Check that every private or fixed tuner has tensors; a private head may have none.
 
     Args:
         method: the method.
-        private: the initial tensors of its private parts.
+        state: the initial tensors of its private or fixed parts.
 
     Raises:
         InputError: naming the part without tensors.
     """
     parts = method.parts()
-    for name, tensors in private.items():
-        if not tensors and isinstance(parts[name].module, Tuner):
-            raise _has_no_tensors(method, name, "train")
+    for name, tensors in state.items():
+        if not tensors and tuner_of(parts[name].module) is not None:
+            raise _has_no_tensors(method, name, "use" if parts[name].scope is Scope.FIXED else "train")
 
 
 def _has_no_tensors(method: Method, name: str, purpose: str) -> InputError:
     part = method.parts()[name]
-    kind = "head" if isinstance(part.module, Head) else "tuner" if isinstance(part.module, Tuner) else "module"
+    kind = "head" if isinstance(part.module, Head) else "module" if tuner_of(part.module) is None else "tuner"
     return InputError(
         f"method {method.name}: its {part.scope} part {name!r} has no tensors to {purpose} "
         f"({kind} {part.module.name}); choose another {kind}"
@@ -110,6 +112,9 @@ def _phase_faults(method: Method, parts: dict[str, Part], phase: Phase) -> Itera
     for name in (*phase.trains, *phase.start, *phase.start.values(), *method.remembers):
         if name not in parts:
             yield f"{where} names an unknown part {name!r}; there are: {', '.join(parts)}"
+    for name in (*phase.trains, *phase.start):
+        if parts[name].scope is Scope.FIXED:
+            yield f"{where} changes the fixed part {name!r}"
     for target, source in phase.start.items():
         if parts[target].scope is Scope.SHARED and parts[source].scope is Scope.PRIVATE:
             yield f"{where} copies the private part {source!r} into the shared {target!r}"
@@ -126,16 +131,28 @@ def _phase_faults(method: Method, parts: dict[str, Part], phase: Phase) -> Itera
 
 
 def _key_faults(method: Method, parts: dict[str, Part], where: str, key: str) -> Iterator[str]:
-    anchor, name = parse_name(key)
+    anchor, whole = parse_name(key)
     if anchor and anchor not in ANCHORS:
         yield f"{where} names an unknown anchor {anchor!r}; allowed: {', '.join(ANCHORS)}"
+    names = members(whole)
+    for name in names:
+        yield from _member_faults(method, parts, where, anchor, name)
+    groups = [module for name in names if isinstance(module := parts[name].module, TensorGroup)]
+    if len(names) > 1 and (len(groups) < len(names) or len({id(group.tuner) for group in groups}) > 1):
+        yield f"{where} joins {whole!r}, which are no groups of one tuner's tensors"
+    if groups and sorted(group.group for group in groups) != sorted(groups[0].tuner.groups):
+        wanted = ", ".join(groups[0].tuner.groups)
+        yield f"{where} mixes {whole!r}, which is no whole adapter: that has the groups {wanted}"
+
+
+def _member_faults(method: Method, parts: dict[str, Part], where: str, anchor: str, name: str) -> Iterator[str]:
     if name not in parts:
         yield f"{where} mixes an unknown part {name!r}; there are: {', '.join(parts)}"
-    if not isinstance(parts[name].module, Tuner):
+    if tuner_of(parts[name].module) is None:
         yield f"{where} mixes {name!r}, which is not an adapter"
     if anchor == "received" and parts[name].scope is Scope.PRIVATE:
         yield f"{where} asks for the private part {name!r} as received; private parts are not sent"
-    if anchor == "previous" and name not in method.remembers:
+    if anchor == "previous" and name not in method.remembers and parts[name].scope is not Scope.FIXED:
         yield f"{where} asks for previous {name!r}, which 'remembers' does not name"
     if anchor == "previous" and parts[name].scope is Scope.PRIVATE:
         yield f"{where} asks for previous {name!r}; use the private part itself"

@@ -15,9 +15,8 @@ from silotune.evaluation.backdoor import overall
 from silotune.evaluation.federation_scores import all_share_one_model, mean_score
 from silotune.evaluation.new_silos import join
 from silotune.evaluation.personalization import unseen
-from silotune.methods.parts import Scope
 from silotune.models.heads import LanguageModelHead
-from silotune.models.tuners import Tuner
+from silotune.models.tuners import tuner_of
 from silotune.runs.engines.base import Engine
 from silotune.training.federation import Federation
 
@@ -151,10 +150,10 @@ def parameters(federation: Federation) -> dict[str, int]:
         state = shared | federation.context.state_of(silo).private
         sizes = {name: count_parameters(tensors) for name, tensors in state.items()}
         parts = federation.context.parts
-        adapters = sum(size for name, size in sizes.items() if isinstance(parts[name].module, Tuner))
+        adapters = sum(size for name, size in sizes.items() if tuner_of(parts[name].module) is not None)
         counts = {
             "trainable_parameters": sum(sizes.values()),
-            "sent_parameters": sum(size for name, size in sizes.items() if parts[name].scope is Scope.SHARED),
+            "sent_parameters": sum(sizes[name] for name in federation.method.sends() if name in sizes),
             "adapter_parameters": adapters,
             "head_parameters": sum(sizes.values()) - adapters,
         }

@@ -113,7 +113,8 @@ class SiloClient:
         memory = silo.state.memory if silo.state else {}
         message, norm = b"", None
         if self.expected.shapes:
-            parts, before = self.trainer.context.parts, flatten(shared)
+            parts = self.trainer.context.sent(number)
+            before = flatten({name: shared[name] for name in parts})
             sent = scale_update(result.state, shared, parts, silo.attack_scale)
             if self.uplink.names:
                 encoded, kept = self.uplink.send(delta(before, shared_tensors(sent, parts)), memory, silo.name, number)

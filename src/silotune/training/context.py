@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -17,14 +18,23 @@ from silotune.data.cohort_batches import CohortMicroBatch, own_micro_batches
 from silotune.data.tasks import Task
 from silotune.methods.base import REFERENCE, Method, Phase, Step, previous_tensors
 from silotune.methods.parts import Part, Scope
-from silotune.methods.validation import check_method, check_private, check_shared
+from silotune.methods.validation import check_method, check_shared, check_tuners
 from silotune.models.backbone.backbone import Backbone
 from silotune.models.forward.activation_cache import ActivationCache
-from silotune.models.forward.mixing import Mix, MixEntry, can_share_forward, parse_name, resolve_weights
+from silotune.models.forward.mixing import (
+    Mix,
+    MixEntry,
+    can_share_forward,
+    members,
+    parse_name,
+    parts_in,
+    resolve_weights,
+    trained_parts,
+)
 from silotune.models.forward.view_cache import ConstantViewCache, constant_views
 from silotune.models.forward.views import View, ViewRequest, run_views
 from silotune.models.heads import Head, LossRecipe
-from silotune.models.tuners.base import Tuner
+from silotune.models.tuners import TensorGroup, Tuner, tuner_of
 from silotune.training.row_draws import RowDraws
 from silotune.training.silo import Silo, SiloState
 
@@ -122,16 +132,37 @@ class TrainingContext:
             for name, part in self.parts.items()
             if part.scope is Scope.PRIVATE
         }
-        check_private(self.method, private)
+        check_tuners(self.method, private)
         return private
 
+    @cached_property
+    def fixed(self) -> State:
+        """The fixed parts, derived from the seed, on the CPU; they must not be changed.
+
+        Raises:
+            InputError: a fixed part has no tensors.
+        """
+        parts = {name: part for name, part in self.parts.items() if part.scope is Scope.FIXED}
+        fixed = {name: self._init(name, part, []) for name, part in parts.items()}
+        check_tuners(self.method, fixed)
+        return fixed
+
+    def model_state(self, silo: Silo, shared: State) -> State:
+        """Return all parts of a silo's model, on the CPU: shared parts as given, its private ones, fixed ones."""
+        return shared | self.state_of(silo).private | self.fixed
+
     def _init(self, name: str, part: Part, tasks: Iterable[Task], silo: str = "") -> Tensors:
-        if self.start is not None and isinstance(part.module, Tuner):
-            return part_tools.copy(self.start)
+        if self.start is not None and tuner_of(part.module) is not None:
+            start = part.module.select(self.start) if isinstance(part.module, TensorGroup) else self.start
+            return part_tools.copy(start)
         if part.start is not None:  # draw as that part does; a shared one is the same on all silos
             name, silo = part.start, "" if self.parts[part.start].scope is Scope.SHARED else silo
         draws = generator(self.seed, "init", name, silo)
         return part.module.init(self.backbone, tasks, draws)
+
+    def sent(self, number: int) -> dict[str, Part]:
+        """Return the parts that leave a silo in a round; see `Method.sends`."""
+        return {name: self.parts[name] for name in self.method.sends(number)}
 
     # -- on the device -----------------------------------------------------------------------------------------------
 
@@ -151,9 +182,9 @@ class TrainingContext:
 
         One backbone call over k replicated batches has one call overhead.
         """
-        trained = [mix for mix in phase.views.values() if {*mix} & {*phase.trains}]
-        tuners = [self.parts[name].module for mix in trained for name in mix if name in self.parts]
-        shared = all(isinstance(tuner, Tuner) and can_share_forward(self.backbone, tuner) for tuner in tuners)
+        trained = [mix for mix in phase.views.values() if trained_parts(mix, phase.trains)]
+        tuners = {tuner_of(self.parts[part].module) for mix in trained for part in parts_in(mix)}
+        shared = all(tuner is not None and can_share_forward(self.backbone, tuner) for tuner in tuners)
         return max(1, len(trained)) if shared else 1
 
     @property
@@ -164,8 +195,8 @@ class TrainingContext:
     @property
     def tuners(self) -> list[Tuner]:
         """The tuners of the method's parts, each once."""
-        modules = {id(part.module): part.module for part in self.parts.values() if isinstance(part.module, Tuner)}
-        return list(modules.values())
+        tuners = [tuner for part in self.parts.values() if (tuner := tuner_of(part.module)) is not None]
+        return list({id(tuner): tuner for tuner in tuners}.values())
 
     @property
     def draws(self) -> bool:
@@ -250,18 +281,21 @@ class TrainingContext:
         entries = []
         for name, weight in resolve_weights(mix, state).items():
             anchor, part = parse_name(name)
-            if anchor == "received":
-                tensors = received[part]
-            elif anchor == "previous":
-                tensors = previous_tensors(memory, part) or received[part]
-            elif anchor == "frozen":
-                tensors = part_tools.detached(state[part])
-            else:
-                tensors = state[part]
-            module = self.parts[part].module
-            assert isinstance(module, Tuner), f"part {part!r} is in a mix but is no tuner"
-            entries.append(MixEntry(module, tensors, weight))
+            first, *others = members(part)
+            tensors = self._anchored(anchor, first, state, received, memory)
+            for other in others:
+                tensors = tensors | self._anchored(anchor, other, state, received, memory)
+            tuner = tuner_of(self.parts[first].module)
+            assert tuner is not None, f"part {part!r} is in a mix but is no tuner"
+            entries.append(MixEntry(tuner, tensors, weight))
         return entries
+
+    def _anchored(self, anchor: str, part: str, state: State, received: State, memory: Tensors) -> Tensors:
+        if anchor == "" or self.parts[part].scope is Scope.FIXED:
+            return state[part]
+        if anchor == "frozen":
+            return part_tools.detached(state[part])
+        return (previous_tensors(memory, part) if anchor == "previous" else {}) or received[part]
 
     def prediction_mix(self, state: State, alpha: Tensor | None = None) -> list[MixEntry]:
         """Look up the mix of the method's prediction.

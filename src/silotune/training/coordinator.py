@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
-from silotune.communication.aggregation import Aggregation, Update, change_norm, clipped
+from silotune.communication.aggregation import Aggregation, BroadcastAggregation, Update, change_norm, clipped
+from silotune.communication.aggregation.low_rank import ProductError
 from silotune.communication.aggregation.outliers import OutlierFilter, Refuse, check_aggregate
 from silotune.communication.aggregation.server_optimizer import ServerOptimizer
 from silotune.communication.messages import (
@@ -53,7 +54,7 @@ class Coordinator:
 
     Args:
         shared: the shared parts before round 1.
-        aggregation: how updates are combined.
+        aggregation: how updates are combined; one that reads broadcasts is asked whether it fits the shared parts.
         seed: the seed with which silos are sampled.
         fraction: the share of the silos that a round samples; None if `count` is given, or if all take part.
         count: the number of silos that a round samples; None if `fraction` is given, or if all take part.
@@ -64,12 +65,17 @@ class Coordinator:
         optimizer: the server optimizer; if None, the aggregate replaces the shared parts.
         uplink: the silos' uplink, which decodes their changes; under an empty pipeline updates hold the parts.
         noise: replaces `aggregation` and `clip` with a private mean.
+        sent: returns the names of the parts that silos send in a round; None: all of them in every round.
+        by_rows: whether the aggregation weighs silos by their rows, for `product_error`.
+
+    Raises:
+        InputError: the aggregation is not defined for these shared parts.
     """
 
     def __init__(
         self,
         shared: State,
-        aggregation: Aggregation,
+        aggregation: Aggregation | BroadcastAggregation,
         seed: int,
         *,
         fraction: float | None = None,
@@ -81,6 +87,8 @@ class Coordinator:
         optimizer: ServerOptimizer | None = None,
         uplink: UplinkPipeline = NO_UPLINK,
         noise: CentralNoise | None = None,
+        sent: Callable[[int], Collection[str]] | None = None,
+        by_rows: bool = True,
     ) -> None:
         self.shared = shared
         self.optimizer = optimizer or ServerOptimizer()
@@ -95,8 +103,13 @@ class Coordinator:
         self.expected = Expected.like(flatten(shared))
         """Names and shapes of the tensors in a broadcast."""
         self.uplink = uplink
+        self.product_error: float | None = None
+        """Of the last aggregate (`low_rank.ProductError`); None where there is none."""
         self._noise = noise
-        self._expected_update = uplink.expected(self.expected)
+        self._sent = sent or (lambda number: shared)
+        self._by_rows = by_rows
+        if isinstance(aggregation, BroadcastAggregation) and self.communicates:
+            aggregation.check(flatten(shared))
 
     @property
     def communicates(self) -> bool:
@@ -128,7 +141,7 @@ class Coordinator:
         Raises:
             MessageRefused: malformed, of another round, sent in another silo's name, or by another uplink.
         """
-        tensors, fields = self.read_message(message, flatten(self.shared))
+        tensors, fields = self._read_message(message, self._sent_before(number))
         if fields["round"] != number:
             raise MessageRefused(f"update of round {fields['round']}, expected {number}")
         if fields["silo"] != silo:
@@ -139,18 +152,23 @@ class Coordinator:
         self._check_norm(tensors)
         return Update(silo, tensors, rows)
 
-    def read_message(self, message: bytes, before: Tensors) -> tuple[Tensors, Fields]:
+    def _sent_before(self, number: int) -> Tensors:
+        """Return the tensors that silos send in a round, as they are in its broadcast."""
+        return flatten({name: self.shared[name] for name in self.shared if name in self._sent(number)})
+
+    def _read_message(self, message: bytes, before: Tensors) -> tuple[Tensors, Fields]:
         """Return the shared parts in a silo's message, of which an uplink sends the change, and its fields.
 
         Args:
             message: the message.
-            before: the shared parts in the broadcast that it answers.
+            before: the tensors that it must hold, as in the broadcast that it answers.
 
         Raises:
             MessageRefused: malformed, or sent by another uplink.
         """
         uplink = self.uplink
-        tensors, fields = unpack(message, self._expected_update, CHANGE_FIELDS if uplink.names else UPDATE_FIELDS)
+        expected = uplink.expected(Expected.like(before))
+        tensors, fields = unpack(message, expected, CHANGE_FIELDS if uplink.names else UPDATE_FIELDS)
         if uplink.names:
             if fields["uplink"] != uplink.label:
                 raise MessageRefused(f"update passed uplink={fields['uplink']}, expected {uplink.label}")
@@ -188,9 +206,11 @@ class Coordinator:
         """
         before = flatten(self.shared)
         ordered = iter(sorted(updates, key=lambda update: update.silo) if isinstance(updates, Sequence) else updates)
+        self.product_error = None
         if self._noise is not None:
             assert number is not None, "each round has its own noise"
-            self.shared = unflatten(self.optimizer.step(before, self._noise(before, ordered, number)))
+            noised = self._noise(self._sent_before(number), ordered, number)
+            self.shared = unflatten(before | self.optimizer.step(before, noised))
             return
         without_outliers, momentum = OutlierFilter(before, self._outlier, refuse), dict(self.optimizer.state)
         ordered = without_outliers(ordered)
@@ -199,13 +219,22 @@ class Coordinator:
             if self._clip is not None:
                 limit = self._clip
                 ordered = (clipped(update, before, limit) for update in ordered)
-            aggregate = self.optimizer.step(before, self._aggregation(ordered))
+            error = ProductError(before, self._by_rows)
+            combined = self._combine(error.watch(ordered), before)
+            self.product_error = error.of(combined)
+            aggregate = before | self.optimizer.step(before, combined)
             try:
                 check_aggregate(aggregate, without_outliers.norms, number)
             except SilotuneError:
                 self.optimizer.state = momentum
                 raise
             self.shared = unflatten(aggregate)
+
+    def _combine(self, updates: Iterable[Update], before: Tensors) -> Tensors:
+        aggregation = self._aggregation
+        if isinstance(aggregation, BroadcastAggregation):
+            return aggregation.aggregate(updates, before)
+        return aggregation(updates)
 
     def adopt(self, state: State) -> None:
         """Set the shared parts to those of a state: from a server step, or received with a broadcast."""

@@ -25,7 +25,6 @@ from silotune.data.batching import Batch
 from silotune.data.cohort_batches import CohortMicroBatch
 from silotune.errors import Diverged
 from silotune.methods.base import PREVIOUS, Phase
-from silotune.methods.parts import Scope
 from silotune.models.forward.view_cache import ConstantViewCache
 from silotune.training.context import TrainingContext
 from silotune.training.phase_batches import cohort_micro_batches, phase_batches
@@ -185,10 +184,9 @@ def train(
     runs = []
     for silo in silos:
         kept = context.state_of(silo)
-        state: State = {  # a part without tensors leaves no trace in messages and files
-            name: (shared if part.scope is Scope.SHARED else kept.private).get(name, {})
-            for name, part in context.parts.items()
-        }
+        every_part = shared | kept.private | context.fixed
+        # a part without tensors leaves no trace in messages and files
+        state = {name: every_part.get(name, {}) for name in context.parts}
         runs.append(_SiloRound(silo, context.place(state), received, context.backbone.place(kept.memory)))
     for phase in phases:
         members = [run for run in runs if run.enters(phase)]

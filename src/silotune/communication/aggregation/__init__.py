@@ -7,6 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
+from silotune.communication.aggregation.low_rank import BroadcastAggregation, FedSVD, FlexLoRA
 from silotune.communication.aggregation.mean import by_samples, uniform, weighted_mean
 from silotune.communication.aggregation.robust import krum, median, most_byzantine, multi_krum, trimmed_mean
 from silotune.communication.aggregation.update import Aggregation, Update, change_norm, clipped, in_name_order
@@ -21,14 +22,22 @@ if TYPE_CHECKING:
 
 __all__ = ["AGGREGATIONS", "Aggregation", "Update", "by_samples", "change_norm", "clipped", "make_aggregation"]
 
-__all__ += ["in_name_order", "register_aggregation", "uniform", "weighted_mean"]
+__all__ += ["BY_ROWS", "BroadcastAggregation", "in_name_order", "register_aggregation", "uniform", "weighted_mean"]
 
 
-AGGREGATIONS: dict[str, Callable[..., Any]] = {"uniform": uniform, "samples": by_samples, "median": median}
+AGGREGATIONS: dict[str, Callable[..., Any]] = {
+    "uniform": uniform,
+    "samples": by_samples,
+    "median": median,
+    **{aggregation.name: aggregation for aggregation in (FlexLoRA, FedSVD)},
+}
 """The built-in aggregations: functions, or classes as `register_aggregation` takes them.
 
 `make_aggregation` also makes those whose options are keys of the section `aggregation`.
 """
+
+BY_ROWS = frozenset(("samples", "flexlora", "fedsvd"))
+"""The built-in aggregations that weigh silos by their rows; the others weigh all alike."""
 
 registries.AGGREGATIONS.provide(lambda: AGGREGATIONS)
 
@@ -52,8 +61,9 @@ def register_aggregation(name: str, aggregation: Any = None) -> Any:
 
     Args:
         name: the name that `aggregation=` chooses it by.
-        aggregation: a function of updates (`Aggregation`); or a class of such functions, which is called without
-            arguments or, if it has a pydantic model `Options`, with the options of the section `aggregation`.
+        aggregation: a function of updates (`Aggregation`); or a class of such functions or of `BroadcastAggregation`,
+            which is called without arguments or, if it has a pydantic model `Options`, with the options of the section
+            `aggregation`.
 
     Raises:
         InputError: the name is taken, or the object is no function or class.
@@ -70,7 +80,7 @@ def _problem(value: object) -> str | None:
 registries.AGGREGATIONS.problem = _problem
 
 
-def make_aggregation(config: AggregationConfig, silos: int) -> Aggregation:
+def make_aggregation(config: AggregationConfig, silos: int) -> Aggregation | BroadcastAggregation:
     """Return the configured aggregation.
 
     Args:
@@ -81,7 +91,7 @@ def make_aggregation(config: AggregationConfig, silos: int) -> Aggregation:
         InputError: the options do not fit this number of silos.
     """
     if config.name in AGGREGATIONS or config.name not in registries.AGGREGATIONS.reserved:
-        made: Aggregation = make_registered(registries.AGGREGATIONS, config.name, config.options)
+        made: Aggregation | BroadcastAggregation = make_registered(registries.AGGREGATIONS, config.name, config.options)
         return made
     if config.name == "trimmed-mean":
         return _trimmed_mean(config.trim, silos)

@@ -47,10 +47,10 @@ class ServerOptimizer:
     state: Tensors = field(default_factory=dict)
 
     def step(self, current: Tensors, mean: Tensors) -> Tensors:
-        """Return the new shared tensors, by "part/tensor" name."""
+        """Return the new tensors of those in `mean`, by "part/tensor" name."""
         if self.name == "none" and self.lr == 1:
             return mean
-        return {name: self._step(name, current[name], mean[name]) for name in current}
+        return {name: self._step(name, current[name], mean[name]) for name in current if name in mean}
 
     def _step(self, name: str, x: Tensor, mean: Tensor) -> Tensor:
         delta = mean - x

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -43,11 +43,40 @@ def parse_name(name: str) -> tuple[str, str]:
     return anchor, part
 
 
+def joined(*parts: str) -> str:
+    """Name several parts that together are one adapter, e.g. LoRA's A and B with scopes of their own."""
+    return "+".join(parts)
+
+
+def members(part: str) -> list[str]:
+    """Return the parts that a name joins; of a single part, that part."""
+    return part.split("+")
+
+
+def parts_in(names: Iterable[str]) -> list[str]:
+    """Return the parts that names in a mix speak of, without anchors, each once, in the order of first mention."""
+    return list(dict.fromkeys(part for name in names for part in members(parse_name(name)[1])))
+
+
+def trained_parts(mix: Iterable[str], trains: Collection[str]) -> set[str]:
+    """Return the parts of a mix that train; an anchor's part does not, as it is a constant."""
+    return {part for name in mix if ":" not in name for part in members(name)} & {*trains}
+
+
+def joined_tensors(state: State, part: str) -> Tensors:
+    """Return the tensors of a part, or of several that are joined."""
+    first, *others = members(part)
+    tensors = state[first]
+    for other in others:
+        tensors = tensors | state[other]
+    return tensors
+
+
 Learned = Callable[[State], Weight]
 """A learned weight: computed from the silo's state in every step."""
 
 Mix = Mapping[str, Weight | Learned]
-"""Part (or anchor) name → weight."""
+"""Part (or anchor, or `joined` parts) → weight."""
 
 
 def resolve_weights(mix: Mix, state: State) -> dict[str, Weight]:

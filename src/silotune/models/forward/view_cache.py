@@ -16,7 +16,7 @@ from torch import Tensor
 
 from silotune.data.batching import Batch
 from silotune.data.tokenized import TokenizedRows
-from silotune.models.forward.mixing import Mix, parse_name
+from silotune.models.forward.mixing import Mix, members, parse_name
 
 
 def constant_views(views: Mapping[str, Mix], trains: Collection[str]) -> frozenset[str]:
@@ -24,7 +24,7 @@ def constant_views(views: Mapping[str, Mix], trains: Collection[str]) -> frozens
 
     def changes(name: str) -> bool:
         anchor, part = parse_name(name)
-        return anchor not in ("received", "previous") and part in trains
+        return anchor not in ("received", "previous") and not {*members(part)}.isdisjoint(trains)
 
     return frozenset(
         view

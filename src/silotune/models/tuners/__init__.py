@@ -15,6 +15,7 @@ from silotune.models.tuners.lora import LoRA
 from silotune.models.tuners.prefix import PrefixTuning
 from silotune.models.tuners.prompt import PromptTuning
 from silotune.models.tuners.ptuning import PTuning
+from silotune.models.tuners.tensor_group import TensorGroup, tuner_of
 
 _ALL: tuple[type[Tuner], ...] = (Bottleneck, LoRA, PrefixTuning, PromptTuning, PTuning, IA3, BitFit, Full)
 
@@ -40,4 +41,4 @@ def register_tuner(tuner: Kind) -> Kind:
     return tuner
 
 
-__all__ = ["TUNERS", "Tuner", "TunerOptions", "Weight", "WeightedTensors", "register_tuner"]
+__all__ = ["TUNERS", "TensorGroup", "Tuner", "TunerOptions", "Weight", "WeightedTensors", "register_tuner", "tuner_of"]

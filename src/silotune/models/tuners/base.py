@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -70,6 +70,9 @@ class Tuner(ABC):
 
     module_tensors: ClassVar[tuple[str, ...]] = ()
     """Names of one target module's tensors, e.g. `lora_A.weight`; a tensor is called `<module>.<name>`."""
+
+    groups: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    """Group → names of its tensors among `module_tensors`; a method may give each group a scope of its own."""
 
     def __init__(self, options: TunerOptions | None = None) -> None:
         self.options = options or self.Options()

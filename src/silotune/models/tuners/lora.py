@@ -55,6 +55,7 @@ class LoRA(Tuner):
     name = "lora"
     Options = LoRAOptions
     module_tensors = ("lora_A.weight", "lora_B.weight")
+    groups = {"A": ("lora_A.weight",), "B": ("lora_B.weight",)}
 
     def init(self, backbone: Backbone, tasks: Iterable[Task], generator: torch.Generator) -> Tensors:
         """See `Tuner.init`; A is uniform in ±1/√in, as in the authors' code and in peft."""

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from silotune.communication.aggregation import AGGREGATIONS, make_aggregation
+from silotune.communication.aggregation import AGGREGATIONS, BY_ROWS, make_aggregation
 from silotune.communication.aggregation.server_optimizer import ServerOptimizer
 from silotune.communication.privacy.budget import Privacy, make_privacy
 from silotune.communication.privacy.central_noise import CentralNoise
@@ -66,6 +66,8 @@ def build_coordinator(
         optimizer=ServerOptimizer(server.optimizer, server.lr, server.beta1, server.beta2, server.tau),
         uplink=make_pipeline(config.uplink, config.seed, secret) if communicates else NO_UPLINK,
         noise=noise,
+        sent=context.sent,
+        by_rows=config.aggregation.name in BY_ROWS,
     )
     return coordinator, privacy_guarantee(config, sorted(silos), groups, labeled) if communicates else None
 

@@ -152,6 +152,8 @@ class Engine(ABC):
             self.folder.event("refused", round=round_number, silo=silo, reason=reason)
 
         coordinator.aggregate(in_name_order(updates, chosen), round_number, refuse)
+        if coordinator.product_error is not None:
+            self.folder.event("aggregation", round=round_number, product_error=coordinator.product_error)
         self._judge_pending()
         contributed = [name for name in chosen if name in touched - refused]
         self._server_step(round_number)

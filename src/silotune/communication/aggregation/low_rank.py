@@ -1,0 +1,203 @@
+"""Aggregations that know LoRA's pairs A and B: `FlexLoRA`, `FedSVD`; `ProductError` of a mean of A's and B's."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from silotune.communication.aggregation.mean import by_samples
+from silotune.communication.aggregation.update import Update
+from silotune.core.tensors import Tensors
+from silotune.errors import InputError
+
+A, B = ".lora_A.weight", ".lora_B.weight"
+
+MOST_UPDATES = 64
+"""Updates of a round beyond which the error of the mean of products is not computed."""
+
+MOST_BYTES = 256 * 2**20
+"""Bytes of A's and B's beyond which it is not computed."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """The "part/tensor" names of one target module's A, shape (r, in), and B, shape (out, r)."""
+
+    a: str
+    b: str
+
+
+def factor_pairs(names: Iterable[str]) -> list[Pair]:
+    """Return the pairs among tensor names, within a part, or over two parts if a module has one A and one B."""
+    ups: dict[str, list[str]] = defaultdict(list)
+    downs: dict[str, list[str]] = defaultdict(list)
+    for name in names:
+        for ending, found in ((A, downs), (B, ups)):
+            if name.endswith(ending):
+                found[name.split("/", 1)[1].removesuffix(ending)].append(name)
+    pairs = []
+    for module, of_a in downs.items():
+        of_b = ups[module]
+        same_part = [Pair(name, name.removesuffix(A) + B) for name in of_a if name.removesuffix(A) + B in of_b]
+        pairs += same_part or ([Pair(of_a[0], of_b[0])] if len(of_a) == len(of_b) == 1 else [])
+    return pairs
+
+
+class BroadcastAggregation(ABC):
+    """An aggregation that also reads the round's broadcast, and may change shared tensors that silos did not send.
+
+    `name` is the word of `aggregation=`; `needs_pairs` says that it is defined for shared parts with LoRA's A and B.
+    """
+
+    name: ClassVar[str]
+    needs_pairs: ClassVar[bool] = False
+
+    @abstractmethod
+    def aggregate(self, updates: Iterable[Update], before: Tensors) -> Tensors:
+        """Return the new tensors by "part/tensor" name; those that are not named stay.
+
+        Args:
+            updates: in silo-name order, at least one; each holds the parts that its round trained.
+            before: all shared tensors in the round's broadcast.
+        """
+
+    def check(self, shared: Tensors) -> None:
+        """Refuse shared parts that the aggregation is not defined for, before training.
+
+        Raises:
+            InputError: there are no pairs although it needs them.
+        """
+        if self.needs_pairs and not factor_pairs(shared):
+            raise InputError(
+                f"aggregation={self.name}: the shared parts hold no pairs of LoRA's A and B; "
+                "allowed: a method that shares both, with tuner=lora"
+            )
+
+
+class FlexLoRA(BroadcastAggregation):
+    """The best approximation of `Σ n_k·B_k·A_k / Σ n_k` of LoRA's rank (Bai et al. 2024, section 3.2).
+
+    By a singular value decomposition `U·Σ·Vᵀ`, cut after r values: B becomes `U·Σ` and A `Vᵀ`. All other tensors are
+    averaged by the silos' rows. The mean product itself is never in memory.
+    """
+
+    name = "flexlora"
+    needs_pairs = True
+
+    def aggregate(self, updates: Iterable[Update], before: Tensors) -> Tensors:
+        """See `BroadcastAggregation.aggregate`; all updates are kept until the last one is there."""
+        all_updates = list(updates)
+        tensors = by_samples(all_updates)
+        rows = sum(update.rows for update in all_updates)
+        for pair in factor_pairs(before):
+            weighted = [(update.rows / rows, _factors(pair, update.tensors, before)) for update in all_updates]
+            b, a = truncated(*_stacked(weighted), rank=len(before[pair.a]))
+            tensors[pair.a], tensors[pair.b] = a.to(before[pair.a].dtype), b.to(before[pair.b].dtype)
+        return tensors
+
+
+class FedSVD(BroadcastAggregation):
+    """The mean of B, then both factors anew from `mean(B)·A = U·Σ·Vᵀ`: B becomes `U·Σ`, A the orthonormal `Vᵀ`.
+
+    Lee et al. 2025, Algorithm 1. Silos train B alone; the product stays the same, up to rounding.
+    """
+
+    name = "fedsvd"
+    needs_pairs = True
+
+    def aggregate(self, updates: Iterable[Update], before: Tensors) -> Tensors:
+        """See `BroadcastAggregation.aggregate`."""
+        tensors = by_samples(updates)
+        for pair in factor_pairs(before):
+            a, b = (tensors.get(name, before[name]) for name in (pair.a, pair.b))
+            new_b, new_a = truncated(b.double(), a.double(), rank=len(a))
+            tensors[pair.a], tensors[pair.b] = new_a.to(a.dtype), new_b.to(b.dtype)
+        return tensors
+
+
+def truncated(left: Tensor, right: Tensor, rank: int) -> tuple[Tensor, Tensor]:
+    """Return `(U·Σ, Vᵀ)` of the `rank` largest singular values of `left·right`; a row of Vᵀ has its largest entry > 0.
+
+    Args:
+        left: shape (out, k), float64.
+        right: shape (k, in), float64; the product is not computed.
+        rank: at most k.
+
+    Returns:
+        Shapes (out, rank) and (rank, in).
+    """
+    q_left, r_left = torch.linalg.qr(left)
+    q_right, r_right = torch.linalg.qr(right.T)
+    u, values, vh = torch.linalg.svd(r_left @ r_right.T, full_matrices=False)
+    b, a = (q_left @ u * values)[:, :rank], (vh @ q_right.T)[:rank]
+    largest = a.gather(1, a.abs().argmax(1, keepdim=True))
+    signs = torch.where(largest < 0, -1.0, 1.0).to(a)
+    return b * signs.T, a * signs
+
+
+class ProductError:
+    """`‖mean(B_k·A_k) − B̄·Ā‖ / ‖mean(B_k·A_k)‖` of a round, over all target modules (Frobenius norm).
+
+    B̄·Ā is the product that the aggregate has. Averaging A and B apart makes the error; where all silos have the same A,
+    or the same B, it is 0 up to rounding.
+
+    Args:
+        before: all shared tensors in the round's broadcast.
+        by_rows: whether the mean weighs silos by their rows; else all alike.
+    """
+
+    def __init__(self, before: Tensors, by_rows: bool) -> None:
+        self._before = before
+        self._by_rows = by_rows
+        self._pairs = factor_pairs(before)
+        self._kept: list[tuple[float, Tensors]] = []
+        self._bytes = 0
+
+    def watch(self, updates: Iterable[Update]) -> Iterator[Update]:
+        """Yield the updates, and keep their A's and B's, up to `MOST_UPDATES` and `MOST_BYTES`."""
+        names = {name for pair in self._pairs for name in (pair.a, pair.b)}
+        for update in updates:
+            if self._pairs:
+                factors = {name: tensor for name, tensor in update.tensors.items() if name in names}
+                self._kept.append((float(update.rows) if self._by_rows else 1.0, factors))
+                self._bytes += sum(tensor.nbytes for tensor in factors.values())
+                if len(self._kept) > MOST_UPDATES or self._bytes > MOST_BYTES:
+                    self._pairs, self._kept = [], []
+            yield update
+
+    def of(self, aggregate: Tensors) -> float | None:
+        """Return the error; None without pairs, if no factor was sent, with too many updates, or of a product of 0."""
+        if not any(factors for _, factors in self._kept):
+            return None
+        total = sum(weight for weight, _ in self._kept)
+        difference = size = 0.0
+        for pair in self._pairs:
+            factors = [(weight / total, _factors(pair, sent, self._before)) for weight, sent in self._kept]
+            left, right = _stacked(factors)
+            b, a = _factors(pair, aggregate, self._before)
+            size += _product_norm(left, right) ** 2
+            difference += _product_norm(torch.cat([left, -b], 1), torch.cat([right, a])) ** 2
+        return (difference / size) ** 0.5 if size else None
+
+
+def _factors(pair: Pair, tensors: Tensors, before: Tensors) -> tuple[Tensor, Tensor]:
+    """Return B and A in float64; one that was not sent is as in the broadcast."""
+    return tensors.get(pair.b, before[pair.b]).double(), tensors.get(pair.a, before[pair.a]).double()
+
+
+def _stacked(factors: list[tuple[float, tuple[Tensor, Tensor]]]) -> tuple[Tensor, Tensor]:
+    """Return weighted B's side by side and A's below one another: their product is the weighted mean of products."""
+    return torch.cat([weight * b for weight, (b, _) in factors], 1), torch.cat([a for _, (_, a) in factors])
+
+
+def _product_norm(left: Tensor, right: Tensor) -> float:
+    """Return `‖left·right‖`, by triangular factors where these are smaller than the product."""
+    if left.shape[1] < min(left.shape[0], right.shape[1]):
+        left, right = torch.linalg.qr(left, mode="r")[1], torch.linalg.qr(right.T, mode="r")[1].T
+    return float(torch.linalg.matrix_norm(left @ right))

@@ -1,0 +1,61 @@
+"""`TensorGroup`: one kind of a tuner's tensors as a part of its own, e.g. LoRA's A; `tuner_of` finds a part's tuner."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from silotune.core.tensors import Tensors
+from silotune.errors import InputError
+from silotune.models.backbone.backbone import Backbone
+from silotune.models.tuners.base import Tuner
+
+if TYPE_CHECKING:
+    from silotune.data.tasks import Task
+
+
+@dataclass(frozen=True)
+class TensorGroup:
+    """Some of a tuner's tensors. Parts that hold all of its groups are one adapter in a mix (`joined`).
+
+    Args:
+        tuner: the tuner whose tensors they are.
+        group: a key of `Tuner.groups`.
+
+    Raises:
+        InputError: the tuner has no such group.
+    """
+
+    tuner: Tuner
+    group: str
+
+    def __post_init__(self) -> None:
+        """Refuse a group that the tuner does not have."""
+        groups = self.tuner.groups
+        if self.group not in groups:
+            allowed = f"its groups are {', '.join(groups)}" if groups else "its tensors are one group"
+            raise InputError(f"tuner {self.tuner.name}: has no group of tensors {self.group!r}; {allowed}")
+
+    @property
+    def name(self) -> str:
+        """See `methods.parts.Module`."""
+        return f"{self.tuner.name} {self.group}"
+
+    def init(self, backbone: Backbone, tasks: Iterable[Task], generator: torch.Generator) -> Tensors:
+        """Return the group's tensors before training, as the tuner draws them."""
+        return self.select(self.tuner.init(backbone, tasks, generator))
+
+    def select(self, tensors: Tensors) -> Tensors:
+        """Return those of a tuner's tensors that are of the group."""
+        endings = tuple(f".{name}" for name in self.tuner.groups[self.group])
+        return {name: tensor for name, tensor in tensors.items() if name.endswith(endings)}
+
+
+def tuner_of(module: object) -> Tuner | None:
+    """Return the tuner of a part's module: itself, or that of a group; None for heads and others."""
+    if isinstance(module, TensorGroup):
+        return module.tuner
+    return module if isinstance(module, Tuner) else None
