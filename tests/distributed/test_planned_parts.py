@@ -64,5 +64,7 @@ def test_planned_shapes_are_those_of_the_parts(tiny_config, method, tuner):
 
 
 def test_private_parts_are_bounded(attack):
-    coordinator = attack(("ditto", "tuner.r=1", "rounds=3", "train.epochs=1"), policy={"private_numbers": 10})
+    coordinator = attack(
+        ("ditto", "tuner.r=1", "rounds=3", "train.epochs=1", "train.batches=even"), policy={"private_numbers": 10}
+    )
     assert "numbers in private parts; at most 10 (10; policy.private_numbers)" in coordinator.reason("hello")

@@ -93,8 +93,8 @@ BROUGHT: dict[str, Values] = {
 }
 LORA: Values = {"tuner": ("lora", "the method is one of LoRA")}
 BROUGHT |= dict.fromkeys(("ffa-lora", "fedsa-lora", "rolora"), LORA)
-BROUGHT["flexlora"] = LORA | {"aggregation": ("flexlora", "Bai et al. 2024, section 3.2")}
-BROUGHT["fedsvd"] = LORA | {"aggregation": ("fedsvd", "Lee et al. 2025, Algorithm 1")}
+BROUGHT["flexlora"] = LORA | {"aggregation": ("flexlora", "Bai et al. 2024")}
+BROUGHT["fedsvd"] = LORA | {"aggregation": ("fedsvd", "Lee et al. 2025")}
 BROUGHT |= dict.fromkeys(("fedlora", "feddpa-f", "feddpa-t"), BROUGHT["fedit"])
 """Method → key that it sets where the user does not → (value, place)."""
 

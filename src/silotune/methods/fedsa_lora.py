@@ -7,7 +7,7 @@ from silotune.methods.split_lora import SplitLoRA
 
 
 class FedSALoRA(SplitLoRA):
-    """A learns what silos have in common, B what is a silo's own (Guo et al., section 3.2)."""
+    """A learns what silos have in common, B what is a silo's own."""
 
     name = "fedsa-lora"
     paper = "Guo et al. 2025, Selective Aggregation for Low-Rank Adaptation in Federated Learning"

@@ -7,7 +7,7 @@ from silotune.methods.split_lora import SplitLoRA
 
 
 class FFALoRA(SplitLoRA):
-    """With one A for all, the mean of the products is the product of the mean: `mean(B_k·A) = mean(B_k)·A` (eq. 5)."""
+    """With one A for all, the mean of the products is the product of the mean: `mean(B_k·A) = mean(B_k)·A`."""
 
     name = "ffa-lora"
     paper = "Sun, Li, Li and Ding 2024, Improving LoRA in Privacy-preserving Federated Learning"

@@ -7,7 +7,7 @@ from silotune.methods.split_lora import A, B, SplitLoRA
 
 
 class RoLoRA(SplitLoRA):
-    """Algorithm 1. One factor is the same in all silos of a round, so that the mean of the products is exact."""
+    """One factor is the same in all silos of a round, so that the mean of the products is exact."""
 
     name = "rolora"
     paper = "Chen et al. 2025, Robust Federated Finetuning of LLMs via Alternating Optimization of LoRA"

@@ -137,7 +137,11 @@ class TrainingContext:
 
     @cached_property
     def fixed(self) -> State:
-        """The fixed parts, derived from the seed, on the CPU; they must not be changed.
+        """The fixed parts, on the CPU; they must not be changed. See `initial_fixed`."""
+        return self.initial_fixed()
+
+    def initial_fixed(self) -> State:
+        """Return the fixed parts, derived from the seed.
 
         Raises:
             InputError: a fixed part has no tensors.
@@ -159,6 +163,14 @@ class TrainingContext:
             name, silo = part.start, "" if self.parts[part.start].scope is Scope.SHARED else silo
         draws = generator(self.seed, "init", name, silo)
         return part.module.init(self.backbone, tasks, draws)
+
+    def kinds_of_rounds(self) -> list[list[Phase]]:
+        """Return the distinct choices of phases that the run's rounds have, the first round's first."""
+        kinds: dict[tuple[bool, ...], list[Phase]] = {}
+        for number in range(1, self.rounds + 1):
+            runs = tuple(phase.runs_in(number) for phase in self.phases)
+            kinds.setdefault(runs, [phase for phase, chosen in zip(self.phases, runs, strict=True) if chosen])
+        return list(kinds.values())
 
     def sent(self, number: int) -> dict[str, Part]:
         """Return the parts that leave a silo in a round; see `Method.sends`."""

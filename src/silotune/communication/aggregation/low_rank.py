@@ -81,7 +81,7 @@ class BroadcastAggregation(ABC):
 
 
 class FlexLoRA(BroadcastAggregation):
-    """The best approximation of `Σ n_k·B_k·A_k / Σ n_k` of LoRA's rank (Bai et al. 2024, section 3.2).
+    """The best approximation of `Σ n_k·B_k·A_k / Σ n_k` of LoRA's rank (Bai et al. 2024).
 
     By a singular value decomposition `U·Σ·Vᵀ`, cut after r values: B becomes `U·Σ` and A `Vᵀ`. All other tensors are
     averaged by the silos' rows. The mean product itself is never in memory.
@@ -105,7 +105,7 @@ class FlexLoRA(BroadcastAggregation):
 class FedSVD(BroadcastAggregation):
     """The mean of B, then both factors anew from `mean(B)·A = U·Σ·Vᵀ`: B becomes `U·Σ`, A the orthonormal `Vᵀ`.
 
-    Lee et al. 2025, Algorithm 1. Silos train B alone; the product stays the same, up to rounding.
+    Lee et al. 2025. Silos train B alone; the product stays the same, up to rounding.
     """
 
     name = "fedsvd"

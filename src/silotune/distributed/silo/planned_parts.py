@@ -23,7 +23,7 @@ class PlannedParts:
 
     Args:
         shared: the parts that leave.
-        private: the parts that stay.
+        private: the parts that stay, and those that the seed fixes.
     """
 
     shared: State
@@ -43,7 +43,8 @@ class PlannedParts:
         tasks = [rows.task for rows in silo.train.values()]
         try:
             with FakeTensorMode(allow_non_fake_inputs=True):
-                return cls(context.initial_shared([silo]), context.initial_private(silo.name, tasks))
+                stays = context.initial_private(silo.name, tasks) | context.initial_fixed()
+                return cls(context.initial_shared([silo]), stays)
         except RuntimeError as error:  # what fake tensors cannot do: read a number, hand data to NumPy
             names = ", ".join(sorted({part.module.name for part in context.parts.values()}))
             raise InputError(

@@ -185,12 +185,13 @@ class Policy:
             if split in self.share and any(0 < count < limits.scored_rows for count in scored):
                 least = f"at least {limits.scored_rows} (policy.scored_rows)"
                 raise self.refused(f"scores of a {split} split of so few rows", least)
-        for when in ("round", "end"):
-            work = Work.of(context, silo, [phase for phase in context.phases if phase.when == when])
+        final = [phase for phase in context.phases if phase.when == "end"]
+        for phases in (*context.kinds_of_rounds(), final):
+            work = Work.of(context, silo, phases)
             self._at_most("passes over the rows in a phase", work.epochs, "epochs", tell=False)
             self._at_most("optimizer steps of a request", work.steps, "steps", tell=False)
             self._at_most("tokens of a request", work.tokens, "tokens", tell=False)
-            if when == "round":
+            if phases is not final:
                 self._check_row_steps(work)
         longest = federation.config.head.max_new_tokens * federation.config.head.beams
         if silo.evaluations and any(task.kind == "generation" for task in federation.tasks.values()):
