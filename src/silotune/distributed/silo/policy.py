@@ -227,7 +227,8 @@ class Policy:
         Raises:
             PolicyRefused: too few rows × steps are left behind the update.
         """
-        planned = Work.of(context, silo, [phase for phase in context.phases if phase.when == "round"])
+        kinds = [Work.of(context, silo, phases) for phases in context.kinds_of_rounds()]
+        planned = min(kinds, key=lambda work: work.shared_steps)
         taken = max(0, planned.shared_steps - skipped)
         rows = min(planned.rows, taken * context.train.batch_size)
         self._check_row_steps(replace(planned, rows=rows, shared_steps=taken))
