@@ -245,7 +245,8 @@ def test_steps_under_a_schedule_count_half(attack):
 
 def test_steps_that_float16_skips_do_not_count(attack, monkeypatch):
     """A coordinator whose broadcast lets most gradients overflow would otherwise get an update of one step."""
-    words, limit = (*ALLOWED, "precision=fp16", "train.steps=12"), {"row_steps": 50 * 12}
+    words = (*ALLOWED, "precision=fp16", "train.steps=12")
+    limit = {"row_steps": 50 * 12, "partial_passes": True}
     assert attack(words, policy=limit).reason() == ""
     monkeypatch.setattr(phase_optimizer, "INITIAL_SCALE", 2.0**26)
     attacker = attack(words, policy=limit, run="b" * 16)
