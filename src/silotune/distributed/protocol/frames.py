@@ -11,7 +11,7 @@ import json
 import socket
 import struct
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -101,13 +101,19 @@ def send(connection: socket.socket, data: bytes) -> None:
     connection.sendall(data)
 
 
-def receive(connection: socket.socket, until: float | None = None, largest: int = LARGEST_FRAME) -> bytes:
+def receive(
+    connection: socket.socket,
+    until: float | None = None,
+    largest: int = LARGEST_FRAME,
+    claim: Callable[[int], None] = lambda _length: None,
+) -> bytes:
     """Read one frame's bytes from a socket.
 
     Args:
         connection: a stream socket.
         until: deadline on the clock of `time.monotonic`; None: no deadline.
         largest: bytes of the largest frame that is read.
+        claim: called with the frame's length before it is read; what it raises ends the connection.
 
     Returns:
         The frame's bytes.
@@ -118,6 +124,7 @@ def receive(connection: socket.socket, until: float | None = None, largest: int 
     (length,) = struct.unpack(">Q", _receive_exactly(connection, 8, until))
     if length > largest:
         raise ProtocolError(f"a frame of {length:,} bytes is too large (at most {largest:,})")
+    claim(length)
     return _receive_exactly(connection, length, until)
 
 

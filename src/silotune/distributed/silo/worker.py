@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from silotune.core.clock import log_line
 from silotune.distributed.protocol.frames import Frame, ProtocolError, ask_worker, decode, peek_kind, receive, send
+from silotune.distributed.silo.connections import Connections, hung_up
 from silotune.distributed.silo.silo_config import SiloSettings, read_silo_settings
 from silotune.errors import InputError
 
@@ -35,6 +36,8 @@ class _Request:
     kind: str
     data: bytes
     reply: queue.SimpleQueue[bytes] = field(default_factory=queue.SimpleQueue)
+    given_up: threading.Event = field(default_factory=threading.Event)
+    """Set when its peer has hung up."""
 
 
 @dataclass
@@ -54,10 +57,21 @@ class _Worker:
     busy: str = "loading"
     session: Session | None = None
     metrics: WorkerMetrics | None = None
+    connections: Connections = field(init=False)
 
+    def __post_init__(self) -> None:
+        largest = _REQUESTS_AT_ONCE * self.settings.largest_frame_mib * 2**20
+        self.connections = Connections(largest, lambda text: _log(self.settings, text))
+
+
+_REQUESTS_AT_ONCE = 2
+"""Requests of the largest size that may wait together."""
 
 _SLOW_PEER = 60.0
 """Seconds for a request to arrive, and for a reply to be taken."""
+
+_LOOK = 1.0
+"""Seconds between looks whether the peer of a request that waits is still there."""
 
 
 def serve(settings: SiloSettings) -> None:
@@ -86,6 +100,8 @@ def serve(settings: SiloSettings) -> None:
         while True:
             worker.busy = ""
             request = worker.requests.get()
+            if request.given_up.is_set():  # who still wants the reply asks again
+                continue
             worker.busy = "working"
             _log(settings, _work(session, request, metrics))
     except KeyboardInterrupt:
@@ -148,15 +164,18 @@ def _accept(listener: socket.socket, worker: _Worker) -> None:
             connection, _ = listener.accept()
         except OSError:  # closed
             return
-        threading.Thread(target=_connection, args=(connection, worker), daemon=True).start()
+        if worker.connections.admit(connection):
+            threading.Thread(target=_connection, args=(connection, worker), daemon=True).start()
 
 
 def _connection(connection: socket.socket, worker: _Worker) -> None:
     """Read one request, wait for its reply and send that; pings and known greetings are answered here."""
-    settings = worker.settings
+    settings, connections = worker.settings, worker.connections
     with connection:
         try:
-            data = receive(connection, time.monotonic() + _SLOW_PEER, settings.largest_frame_mib * 2**20)
+            largest, until = settings.largest_frame_mib * 2**20, time.monotonic() + _SLOW_PEER
+            data = receive(connection, until, largest, lambda length: connections.claim(connection, length))
+            connections.received(connection)
             kind = peek_kind(data)
             if kind == "ping":
                 fields = {"silo": settings.name, "busy": worker.busy, "pid": os.getpid()}
@@ -166,13 +185,31 @@ def _connection(connection: socket.socket, worker: _Worker) -> None:
             if reply is None:
                 request = _Request(kind, data)
                 worker.requests.put(request)
-                reply = request.reply.get()
+                reply = _awaited(request, connection)
             if not reply:  # the record of what leaves cannot be written
                 return
             connection.settimeout(_SLOW_PEER)
             send(connection, reply)
         except (ProtocolError, OSError) as error:  # the peer is gone; the reply is stored for a repeated request
-            _log(settings, str(error))
+            if connections.holds(connection):
+                _log(settings, str(error))
+        finally:
+            connections.ended(connection)
+
+
+def _awaited(request: _Request, connection: socket.socket) -> bytes:
+    """Wait for a reply; a request whose peer hangs up before it is worked on is given up.
+
+    Returns:
+        The reply; empty if nobody waits for it.
+    """
+    while True:
+        try:
+            return request.reply.get(timeout=_LOOK)
+        except queue.Empty:
+            if hung_up(connection):
+                request.given_up.set()
+                return b""
 
 
 def _known_hello(kind: str, data: bytes, worker: _Worker) -> bytes | None:

@@ -1,0 +1,114 @@
+"""A worker's connections are bounded: idle ones make room, requests have a size together, and pings are answered."""
+
+from __future__ import annotations
+
+import socket
+import struct
+import threading
+import time
+
+import pytest
+
+from silotune.distributed.protocol.frames import Frame, ProtocolError, ask_worker, send
+from silotune.distributed.silo import connections as module
+from silotune.distributed.silo import worker
+from silotune.distributed.silo.connections import MOST, Connections, hung_up
+from silotune.distributed.silo.silo_config import SiloSettings
+
+
+@pytest.fixture
+def listening(short):
+    """A worker that works forever, its socket, and how many connections it has."""
+    settings = SiloSettings(name="a", folder=str(short), rows="rows", share=[], largest_frame_mib=1)
+    waiting = worker._Worker(settings, busy="working")
+    path = short / "worker.sock"
+    listener = worker._listen(path)
+    threading.Thread(target=worker._accept, args=(listener, waiting), daemon=True).start()
+    yield waiting, path, lambda: len(waiting.connections._bytes)
+    listener.close()
+
+
+def connect(path):
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    connection.settimeout(10)
+    while True:
+        try:
+            connection.connect(str(path))
+            return connection
+        except BlockingIOError:  # as many wait to be accepted as the kernel keeps
+            time.sleep(0.01)
+
+
+def until(condition):
+    end = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def test_idle_connections_make_room_and_the_log_says_so_once(listening, capfd):
+    _, path, opened = listening
+    idle = [connect(path) for _ in range(4 * MOST)]
+    assert worker.ping(path)["busy"] == "working"
+    until(lambda: opened() == MOST - 1)  # all but that of the ping
+    (line,) = capfd.readouterr().err.splitlines()
+    assert f"more than {MOST} connections: closes the one that idles longest" in line
+    assert idle[0].recv(1) == b""  # closed
+    for connection in idle:
+        connection.close()
+
+
+def test_where_all_wait_for_replies_a_new_one_is_closed(listening):
+    waiting, path, opened = listening
+    asking = [connect(path) for _ in range(MOST)]
+    for connection in asking:
+        send(connection, Frame("round").encode())
+    until(lambda: waiting.requests.qsize() == MOST)
+    with pytest.raises(ProtocolError):
+        ask_worker(path, Frame("ping").encode(), 10)
+    asking.pop().close()  # its peer is gone: its request is not worked on, and there is room
+    until(lambda: opened() == MOST - 1)
+    assert worker.ping(path)["busy"] == "working"
+    given_up = [waiting.requests.get().given_up.is_set() for _ in range(MOST)]
+    assert given_up.count(True) == 1
+    for connection in asking:
+        connection.close()
+
+
+def test_requests_together_have_a_size(listening, capfd):
+    waiting, path, _ = listening
+    frame = Frame("round", {}, {"broadcast": bytes(2**20 - 100)}).encode()
+    asking = [connect(path) for _ in range(3)]
+    for connection in asking[:2]:
+        send(connection, frame)
+    until(lambda: waiting.requests.qsize() == 2)
+    asking[2].sendall(struct.pack(">Q", len(frame)))
+    assert asking[2].recv(1) == b""
+    assert "beside others that wait is too much" in capfd.readouterr().err
+    for connection in asking:
+        connection.close()
+
+
+def test_the_line_comes_again_after_a_while(monkeypatch):
+    said, pairs = [], [socket.socketpair() for _ in range(4)]
+    bound = Connections(10, said.append, most=1)
+    for ours, _ in pairs[:3]:
+        assert bound.admit(ours)
+    assert len(said) == 1
+    monkeypatch.setattr(module, "_SAY_AGAIN", 0.0)
+    assert bound.admit(pairs[3][0])
+    assert len(said) == 2
+    for pair in pairs:
+        for end in pair:
+            end.close()
+
+
+def test_a_peer_that_hung_up():
+    ours, theirs = socket.socketpair()
+    assert not hung_up(ours)
+    theirs.sendall(b"x")
+    assert not hung_up(ours)
+    assert ours.recv(1) == b"x"
+    theirs.close()
+    assert hung_up(ours)
+    ours.close()
