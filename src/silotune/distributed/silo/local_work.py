@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from silotune.core.tensors import State, flatten
 from silotune.distributed.protocol.disclosure import filter_metrics, filter_scores
 from silotune.distributed.protocol.frames import Frame, ProtocolError, require_fields, state_name
 from silotune.distributed.protocol.handshake import fields_digest, text_digest
+from silotune.distributed.silo.coarse_numbers import CoarseNumbers
 from silotune.distributed.silo.policy import backbone_numbers
 from silotune.distributed.silo.privacy_ledger import Price, PrivacyLedger
 from silotune.distributed.silo.request_ledger import Entry
@@ -21,10 +23,14 @@ from silotune.distributed.silo.state_store import Reply, StateStore, scores_name
 from silotune.errors import InputError
 from silotune.evaluation.federation_scores import measure_silos, score_silos, summary_entries
 from silotune.evaluation.instance_vectors import keep_instances
+from silotune.evaluation.predict import Measured
 from silotune.runs.storage.scored_rows import write_test_scores
 from silotune.training.client import PrivacySpent
 from silotune.training.federation import Federation
 from silotune.training.silo import Silo, SiloState
+
+_ROW_BYTES = 64
+"""Of a test row in a file of predictions, beside probabilities and answers."""
 
 
 class LocalWork:
@@ -59,6 +65,7 @@ class LocalWork:
         shared = self._checked(client.open_broadcast(broadcast), int(number))
         leaving = 0 if final else sum(tensor.numel() for tensor in flatten(shared).values())
         digest = self._work_digest(key, store, str(base))
+        store.require_room(4 * leaving + self._state_bytes(silo))  # before the work: its files are about as large
         self._count(federation, Entry(store.path.name, request.kind, int(number), digest, leaving))
         scores_before: dict[str, Any] = {}
         if judge:  # of the previous round, whose shared parts the broadcast holds
@@ -90,12 +97,18 @@ class LocalWork:
         return self._filtered(answer)
 
     def _filtered(self, reply: Reply) -> Reply:
-        """Keep the numbers that may leave now; a kept reply may be older than the operator's settings."""
-        share, fields, blobs = self.settings.share, dict(reply.frame.fields), dict(reply.frame.blobs)
-        fields["metrics"] = filter_metrics(fields["metrics"], share)
+        """Keep the numbers that may leave now, rounded; a kept reply may be older than the operator's settings."""
+        share, fields, blobs, coarse = (
+            self.settings.share,
+            dict(reply.frame.fields),
+            dict(reply.frame.blobs),
+            self._coarse,
+        )
+        if "metrics" in fields:
+            fields["metrics"] = coarse.metrics(filter_metrics(fields["metrics"], share))
         if "scores" in fields:
-            fields["scores"] = filter_scores(fields["scores"], share)
-        if "rows" not in share and blobs["message"]:
+            fields["scores"] = coarse.scores(filter_scores(fields["scores"], share))
+        if "rows" not in share and blobs.get("message"):
             blobs["message"] = with_rows(blobs["message"], UNDISCLOSED_ROWS)
         return replace(reply, frame=Frame(reply.frame.kind, fields, blobs))
 
@@ -110,7 +123,7 @@ class LocalWork:
         key = self._request_key(request, base=str(base), splits=",".join(splits), share=",".join(self.settings.share))
         kept = store.find_reply(name, key)
         if kept is not None:
-            return kept
+            return self._filtered(kept)
         silo = self._silo(federation, store, str(base))
         shared = self._checked(read_broadcast(broadcast, federation.coordinator.expected), int(number))
         digest = self._work_digest(key, store, str(base))
@@ -118,13 +131,31 @@ class LocalWork:
         entry = self._evaluate(federation, silo, shared, splits, store)
         reply = Reply(Frame("scores", {"silo": self.settings.name, "scores": entry}))
         store.keep_reply(name, key, reply)
-        return reply
+        return self._filtered(reply)
+
+    @property
+    def _coarse(self) -> CoarseNumbers:
+        """How numbers are rounded before they leave."""
+        federation = self._setup.federation
+        silo = federation.silos[self.settings.name]
+        (evaluation,) = silo.evaluations.values()
+        rows = {
+            "train": sum(len(part) for part in silo.train.values()),
+            "validation": len(evaluation.validation),
+            "test": len(evaluation.test),
+        }
+        return CoarseNumbers(self.settings.policy.score_digits, rows, federation.lower_is_better)
 
     def _count(self, federation: Federation, entry: Entry) -> None:
         """Count a request before it is worked on, and record the rows that it uses."""
         self._setup.limits.record_use(self._setup.row_use)
         self._setup.limits.admit(entry, federation.config, backbone_numbers(federation.backbone))
         self._rows.keep(entry.run, self._setup.config, self._setup.rows_digest)
+
+    def _state_bytes(self, silo: Silo) -> int:
+        """Return the bytes of a silo's state: as it is, or at least those of its private parts before the first."""
+        state = self._setup.federation.context.state_of(silo)
+        return sum(tensor.nbytes for tensor in state.flat().values())
 
     def _checked(self, broadcast: tuple[State, int], asked: int) -> State:
         """Return the shared parts of a broadcast that the policy allows, and that is of the round that is asked for.
@@ -160,6 +191,7 @@ class LocalWork:
         else:
             tested = measure_silos(federation, "test")
             entry = summary_entries(federation, tested)[self.settings.name]
+            store.require_room(_bytes_of_test_files(silo, tested.values()))
             store.make()
             keep_instances(store.path, [silo])
             write_test_scores(store.path, federation, tested)  # for the operator: they never leave
@@ -176,3 +208,15 @@ class LocalWork:
                 raise InputError(f"silo {self.settings.name!r}: its state {base!r} is of another method or tuner")
             silo.state = kept
         return silo
+
+
+def _bytes_of_test_files(silo: Silo, tested: Iterable[Measured]) -> int:
+    """Return about how many bytes the files of the test rows take: `scores.json`, predictions, the rows' vectors."""
+    vectors = {} if silo.instances is None else silo.instances[1]
+    total = sum(tensor.nbytes for tensor in vectors.values())
+    for measured in tested:
+        answers = measured.written or []
+        rows = len(answers) if measured.logits is None else len(measured.logits)
+        numbers = 0 if measured.logits is None else measured.logits.numel()
+        total += _ROW_BYTES * rows + 4 * numbers + sum(len(answer.encode()) for answer in answers)
+    return total

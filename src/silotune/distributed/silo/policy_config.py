@@ -55,6 +55,7 @@ _PARTNERS: dict[str, Any] = {
     "shapes": [],
     "train_rows": 50,
     "scored_rows": 20,
+    "score_digits": 1,
     "batch_size": 8,
     "batches": "even",
     "max_length": 32,
@@ -73,6 +74,8 @@ _PARTNERS: dict[str, Any] = {
     "step_tokens": 131_072,
     "seconds": 3600,
     "memory_mib": 16_384,
+    "disk_mib": 4096,
+    "disk_mib_in_all": 65_536,
     "rounds": 200,
     "rounds_in_all": 2000,
     "requests_per_round": 3,
@@ -88,6 +91,7 @@ _HOSPITAL: dict[str, Any] = {
     "numbers_in_all": "200%",
     "train_rows": 200,
     "scored_rows": 50,
+    "score_digits": 0,
     "batch_size": 16,
     "row_steps": 2000,
     "row_sets": 5,
@@ -140,6 +144,8 @@ class PolicyConfig(Section):
         shapes: shapes of tensors that may leave although a matrix of the backbone has them; or `any`.
         train_rows: fewest rows in the training split.
         scored_rows: fewest rows in a split whose scores are shared.
+        score_digits: decimal digits of a score in percent, and one less than those of a loss; none is finer than what
+            one row of the split can change.
         batch_size: fewest rows in an optimizer step.
         batches: `even`: only `train.batches=even` is answered, as a last batch of one row would weigh as much as a
             whole one; or `any`.
@@ -161,6 +167,8 @@ class PolicyConfig(Section):
         step_tokens: most tokens of one optimizer step.
         seconds: most seconds of one request.
         memory_mib: most memory of the worker's process, in MiB.
+        disk_mib: most MiB of a run's files at the silo: states, replies, predictions.
+        disk_mib_in_all: most MiB of the files of all runs.
         rounds: most rounds of a run.
         rounds_in_all: most local rounds of all runs.
         requests_per_round: most different requests for one round, e.g. with other broadcasts.
@@ -184,6 +192,7 @@ class PolicyConfig(Section):
     shapes: list[list[int]] | Literal["any"]
     train_rows: Annotated[int, Field(ge=0)]
     scored_rows: Annotated[int, Field(ge=0)]
+    score_digits: Annotated[int | None, Field(ge=0, le=9)]
     batch_size: Annotated[int, Field(ge=0)]
     batches: Literal["even", "any"]
     max_length: Annotated[int, Field(ge=0)]
@@ -202,6 +211,8 @@ class PolicyConfig(Section):
     step_tokens: Count
     seconds: Bound
     memory_mib: Count
+    disk_mib: Count
+    disk_mib_in_all: Count
     rounds: Count
     rounds_in_all: Count
     requests_per_round: Count

@@ -20,12 +20,14 @@ from silotune.distributed.protocol.audit import describe_frame, request_of
 from silotune.distributed.protocol.frames import PROTOCOL, Frame, ProtocolError, decode, require_fields
 from silotune.distributed.protocol.handshake import HandshakeRefused, Identity, check_protocol, protocol_of
 from silotune.distributed.silo.admission import WaitsForApproval, require_approval, still_approved
+from silotune.distributed.silo.disk_room import DiskRoom
 from silotune.distributed.silo.local_work import LocalWork
 from silotune.distributed.silo.operation_status import operation_status
 from silotune.distributed.silo.run_description import describe, describe_unfit
-from silotune.distributed.silo.setup import SiloSetup, UnfitRun
+from silotune.distributed.silo.setup import SiloSetup
 from silotune.distributed.silo.silo_config import SiloSettings
 from silotune.distributed.silo.state_store import Reply, StateStore
+from silotune.distributed.silo.unfit_run import UnfitRun
 from silotune.errors import InputError, SilotuneError
 from silotune.runs.build.resolve import read_config
 from silotune.training.federation import Federation
@@ -153,7 +155,8 @@ class Session:
         self._setup.guard.begin()
         federation = self._approved(str(run), str(text), coordinators)
         self._setup.check_shapes(coordinators)
-        store = StateStore(Path(self.settings.folder), str(run))
+        folder = Path(self.settings.folder)
+        store = StateStore(folder, str(run), DiskRoom(self._setup.policy, folder).check)
         if request.kind == "hello":
             self._work.check_rows(str(run))
             reply = self._hello(federation)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +28,7 @@ from silotune.distributed.silo.policy import Policy
 from silotune.distributed.silo.request_ledger import RequestLedger
 from silotune.distributed.silo.row_fingerprint import rows_digest
 from silotune.distributed.silo.silo_config import SiloSettings
+from silotune.distributed.silo.unfit_run import UnfitRun
 from silotune.errors import InputError, SilotuneError
 from silotune.methods import Method
 from silotune.methods.parts import Scope, names_with
@@ -48,9 +48,6 @@ from silotune.training.silo import Silo
 LONGEST_CONFIGURATION = 2**18
 """Characters of a configuration; those that wait for approval are kept, and a person reads them."""
 
-_KEY = re.compile(r"[a-z_]+(\.[a-z_]+)*(?=[=:])")
-"""The key with which an error begins."""
-
 UNDISCLOSED_ROWS = 1
 """Stands for the number of rows of a silo that does not share it."""
 
@@ -62,33 +59,6 @@ class SiloWithoutRowCount(Silo):
     def rows(self) -> int:
         """Stands for the number of rows."""
         return UNDISCLOSED_ROWS
-
-
-class UnfitRun(InputError):
-    """A run that does not fit the silo's rows. The reason may tell of them: it is for the operator.
-
-    Args:
-        silo: the silo's name.
-        config: the run's, as it was sent.
-        reason: why the run cannot take place here.
-    """
-
-    def __init__(self, silo: str, config: Config, reason: SilotuneError) -> None:
-        super().__init__(str(reason))
-        self.silo = silo
-        self.config = config
-        self.reason = reason
-
-    def told(self) -> SilotuneError:
-        """Return what leaves if the run is approved: of numbers, which may be of rows, the key alone."""
-        text = str(self.reason)
-        if isinstance(self.reason, HandshakeRefused) or not any(map(str.isdigit, text)):
-            return self.reason
-        key = _KEY.match(text)
-        where = f" ({key[0]})" if key else ""
-        return InputError(
-            f"silo {self.silo!r}: the run does not fit its rows{where}; the numbers are in the silo's own log"
-        )
 
 
 class SiloSetup:

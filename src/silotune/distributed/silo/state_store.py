@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,11 @@ from silotune.core.tensors import Tensors
 from silotune.distributed.protocol.frames import Frame, ProtocolError, decode
 from silotune.errors import InputError
 
-_RUN = re.compile(r"[0-9a-f]{16}")
+RUN_ID = re.compile(r"[0-9a-f]{16}")
+"""A run's id, and the name of its folder."""
+
+Room = Callable[[Path, int], None]
+"""Called with the run's folder and the bytes that are about to be added there; raises if they are too many."""
 
 _NAME = re.compile(r"\d{4,}(-final)?")
 
@@ -40,7 +44,7 @@ def check_run_id(run: str) -> None:
     Raises:
         InputError: it is not of 16 hexadecimal digits.
     """
-    if not _RUN.fullmatch(run):
+    if not RUN_ID.fullmatch(run):
         raise InputError(f"run id {run[:40]!r}: must be 16 hexadecimal digits")
 
 
@@ -63,24 +67,30 @@ class StateStore:
     Args:
         folder: the silo's folder; the run's folder in it is made with its first file.
         run: the run's id, 16 hexadecimal digits.
+        room: judges bytes before they are written; None: there is no limit.
 
     Raises:
         InputError: the id is malformed.
     """
 
-    def __init__(self, folder: Path, run: str) -> None:
+    def __init__(self, folder: Path, run: str, room: Room | None = None) -> None:
         check_run_id(run)
         self.path = folder / run
+        self._room = room
 
     def make(self) -> None:
         """Make the run's folder, for the operator alone."""
         self.path.mkdir(parents=True, exist_ok=True)
         self.path.chmod(0o700)
 
+    def require_room(self, more: int) -> None:
+        """Judge bytes that are about to be added to the run's folder; raises what `room` raises."""
+        if self._room is not None:
+            self._room(self.path, more)
+
     def write(self, name: str, tensors: Tensors) -> None:
-        """Write a state."""
-        self.make()
-        write_bytes(self._state(name), tensor_bytes(tensors))
+        """Write a state; raises what `room` raises."""
+        self._write(self._state(name), tensor_bytes(tensors))
 
     def read(self, name: str) -> Tensors:
         """Read a state.
@@ -106,10 +116,9 @@ class StateStore:
             raise InputError(f"state {name!r} of this silo: missing or damaged ({error})") from error
 
     def keep_reply(self, name: str, request: dict[str, str], reply: Reply) -> None:
-        """Write a reply together with the request's key fields."""
-        self.make()
+        """Write a reply together with the request's key fields; raises what `room` raises."""
         wrapped = Frame("stored", {"asked": request, "about": dict(reply.about)}, {"answer": reply.frame.encode()})
-        write_bytes(self.path / f"{name}.answer", wrapped.encode())
+        self._write(self.path / f"{name}.answer", wrapped.encode())
 
     def find_reply(self, name: str, request: dict[str, str]) -> Reply | None:
         """Return the reply kept for the same request; None if it or its state is missing."""
@@ -135,6 +144,12 @@ class StateStore:
             known = path.suffix in (".safetensors", ".answer") and _NAME.fullmatch(path.stem.removesuffix(_SCORES))
             if known and path.stem not in keep and int(path.stem.split("-")[0]) < before:
                 path.unlink(missing_ok=True)
+
+    def _write(self, path: Path, data: bytes) -> None:
+        replaced = path.stat().st_size if path.is_file() else 0
+        self.require_room(len(data) - replaced)
+        self.make()
+        write_bytes(path, data)
 
     def _state(self, name: str) -> Path:
         if not _NAME.fullmatch(name):
