@@ -24,10 +24,10 @@ def test_a_runs_folder_and_all_of_them(tmp_path):
     assert used(tmp_path / RUN) == 700_000
     room(tmp_path)(tmp_path / RUN, 10**12)
     room(tmp_path, disk_mib=1)(tmp_path / RUN, 2**20 - 700_000)
-    with pytest.raises(PolicyRefused, match="more files of this run .* at most 1 MiB .policy.disk_mib."):
+    with pytest.raises(PolicyRefused, match=r"more files of this run .* at most 1 MiB .policy.disk_mib."):
         room(tmp_path, disk_mib=1)(tmp_path / RUN, 2**20 - 700_000 + 1)
     room(tmp_path, disk_mib_in_all=1)(tmp_path / RUN, 2**20 - 10**6)
-    with pytest.raises(PolicyRefused, match="policy.disk_mib_in_all"):
+    with pytest.raises(PolicyRefused, match=r"policy\.disk_mib_in_all"):
         room(tmp_path, disk_mib_in_all=1)(tmp_path / RUN, 2**20 - 10**6 + 1)
 
 

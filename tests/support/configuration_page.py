@@ -7,7 +7,6 @@ tests/docs/test_configuration_page.py compares it with the schema.
 from __future__ import annotations
 
 import inspect
-import re
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -16,6 +15,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from silotune.config.extensible import ExtensibleSection
+from silotune.config.meanings import attributes, option_meanings
 from silotune.config.schema import Config
 from silotune.config.section import Choice, Section
 from silotune.methods import METHODS
@@ -68,22 +68,6 @@ def default_text(field: FieldInfo) -> str:
     if isinstance(value, bool):
         return f"`{str(value).lower()}`"
     return f"`{','.join(map(str, value)) if isinstance(value, list | tuple) else value}`"
-
-
-def attributes(model: type[BaseModel]) -> dict[str, str]:
-    """The meanings of a section's keys: the entries under `Attributes:` of its docstring."""
-    _, _, text = (inspect.getdoc(model) or "").partition("Attributes:\n")
-    found = re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", text, re.MULTILINE)
-    return {key: re.sub(r"\s+", " ", meaning) for key, meaning in found}
-
-
-def option_meanings(model: type[BaseModel]) -> dict[str, str]:
-    """The meanings of a method's or tuner's options: "`key`: meaning" in the docstrings of the class and its bases."""
-    found: dict[str, str] = {}
-    for base in reversed(model.__mro__):
-        text = re.sub(r"\s+", " ", base.__doc__ or "") if issubclass(base, BaseModel) and base is not BaseModel else ""
-        found |= dict(re.findall(r"`(\w+)`: (.*?)(?=[.;] `\w+`: |\.? ?$)", text))
-    return found
 
 
 def table(section: str, model: type[BaseModel], meanings: dict[str, str]) -> list[str]:

@@ -55,10 +55,15 @@ LARGEST_OPTION, SMALLEST_OPTION = 10_000, 1e-6
 other limits."""
 
 
+def default_keys(config: Config) -> dict[str, Any]:
+    """Return the schema's defaults by key, for the silos of a configuration."""
+    federation = config.federation.model_dump(mode="json")
+    return dict(flat(Config.model_validate({"federation": federation}).model_dump(mode="json")))
+
+
 def changed_keys(config: Config) -> dict[str, Any]:
     """Return the keys of a configuration that differ from the schema's defaults, with their values."""
-    federation = config.federation.model_dump(mode="json")
-    defaults = dict(flat(Config.model_validate({"federation": federation}).model_dump(mode="json")))
+    defaults = default_keys(config)
     given = flat(config.model_dump(mode="json"))
     return {key: value for key, value in given if key not in defaults or defaults[key] != value}
 

@@ -25,6 +25,7 @@ def describe(config: Config, federation: Federation, settings: SiloSettings) -> 
         federation: of this silo alone: what the configuration came to.
         settings: the operator's.
     """
+    from silotune.distributed.silo.changed_settings import changed_settings
     from silotune.distributed.silo.policy import backbone_numbers
 
     shapes = federation.coordinator.expected.shapes
@@ -47,12 +48,15 @@ def describe(config: Config, federation: Federation, settings: SiloSettings) -> 
         f"noise: {_noise(federation, settings)}",
         f"combined, as the coordinator says, by: {config.aggregation.name}",
         f"silos, as it says: {', '.join(config.federation.silos) or 'not named'}",
+        *changed_settings(config),
     ]
 
 
 def describe_unfit(config: Config, reason: str) -> list[str]:
     """Return lines about a run that cannot take place here; its coordinator learns the reason if it is approved."""
-    return [*_training(config), f"cannot take place here: {reason}"]
+    from silotune.distributed.silo.changed_settings import changed_settings
+
+    return [*_training(config), f"cannot take place here: {reason}", *changed_settings(config)]
 
 
 def _training(config: Config) -> list[str]:
