@@ -8,6 +8,8 @@ from silotune.distributed.silo.changed_settings import changed_settings
 from tests.support.malicious import Malicious
 from tests.support.session_rig import local_configs
 
+SILOS = "federation.silos=[alpha,beta,gamma]"
+
 CHANGES = {
     "train__schedule": "linear",
     "train__keep_optimizer": True,
@@ -33,8 +35,8 @@ def test_every_key_off_its_default_is_shown_before_a_decision(tiny_config, tmp_p
 
 
 def test_none_are_left_out_but_what_the_coordinator_waits_for(tiny_config):
-    config = tiny_config("fedprox", "method.mu=0.5", "uplink=clip", "uplink.clip=1", "evaluation.bootstrap=7")
-    plain = tiny_config("fedprox", "method.mu=0.5")
+    config = tiny_config("fedprox", "method.mu=0.5", "uplink=clip", "uplink.clip=1", "evaluation.bootstrap=7", SILOS)
+    plain = tiny_config("fedprox", "method.mu=0.5", SILOS)
     shown = {line.split(" = ")[0].strip() for line in changed_settings(config) if " = " in line}
     assert {"method.name", "method.mu", "uplink.name", "uplink.clip", "evaluation.bootstrap"} <= shown
     before, now = dict(flat(plain.model_dump(mode="json"))), dict(flat(config.model_dump(mode="json")))
@@ -44,6 +46,7 @@ def test_none_are_left_out_but_what_the_coordinator_waits_for(tiny_config):
 
 
 def test_a_long_value_is_cut(tiny_config):
-    (line,) = [line for line in changed_settings(tiny_config("fedavg", f"description={'x' * 500}")) if "xxx" in line]
+    config = tiny_config("fedavg", f"description={'x' * 500}", SILOS)
+    (line,) = [line for line in changed_settings(config) if "xxx" in line]
     assert "… (500 characters)" in line
     assert len(line) < 300

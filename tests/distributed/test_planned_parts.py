@@ -11,7 +11,7 @@ from silotune.core.tensors import flatten
 from silotune.distributed.silo.approval import Approvals
 from silotune.distributed.silo.planned_parts import PlannedParts
 from silotune.runs.build.builder import build
-from tests.support.malicious import Malicious
+from tests.support.malicious import ALLOWED, Malicious
 from tests.support.session_rig import local_configs
 
 TUNERS = ("full", "bottleneck", "lora", "prefix", "prompt", "p-tuning", "bitfit", "ia3")
@@ -64,7 +64,5 @@ def test_planned_shapes_are_those_of_the_parts(tiny_config, method, tuner):
 
 
 def test_private_parts_are_bounded(attack):
-    coordinator = attack(
-        ("ditto", "tuner.r=1", "rounds=3", "train.epochs=1", "train.batches=even"), policy={"private_numbers": 10}
-    )
+    coordinator = attack(("ditto", *ALLOWED[1:]), policy={"private_numbers": 10})
     assert "numbers in private parts; at most 10 (10; policy.private_numbers)" in coordinator.reason("hello")
