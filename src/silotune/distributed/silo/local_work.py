@@ -98,12 +98,8 @@ class LocalWork:
 
     def _filtered(self, reply: Reply) -> Reply:
         """Keep the numbers that may leave now, rounded; a kept reply may be older than the operator's settings."""
-        share, fields, blobs, coarse = (
-            self.settings.share,
-            dict(reply.frame.fields),
-            dict(reply.frame.blobs),
-            self._coarse,
-        )
+        share, coarse = self.settings.share, self._coarse
+        fields, blobs = dict(reply.frame.fields), dict(reply.frame.blobs)
         if "metrics" in fields:
             fields["metrics"] = coarse.metrics(filter_metrics(fields["metrics"], share))
         if "scores" in fields:
@@ -139,11 +135,8 @@ class LocalWork:
         federation = self._setup.federation
         silo = federation.silos[self.settings.name]
         (evaluation,) = silo.evaluations.values()
-        rows = {
-            "train": sum(len(part) for part in silo.train.values()),
-            "validation": len(evaluation.validation),
-            "test": len(evaluation.test),
-        }
+        rows = {"train": sum(map(len, silo.train.values()))}
+        rows |= {split: len(getattr(evaluation, split)) for split in ("validation", "test")}
         return CoarseNumbers(self.settings.policy.score_digits, rows, federation.lower_is_better)
 
     def _count(self, federation: Federation, entry: Entry) -> None:
