@@ -15,30 +15,30 @@ from silotune.communication.uplink.codecs import Float16
 
 
 class Options(BaseModel):
-    fraction: float = Field(0.1, gt=0, le=1)
+    share: float = Field(0.1, gt=0, le=1)
 
 
-class TopK(Float16):
+class Sparse(Float16):
     def __init__(self, options):
-        object.__setattr__(self, "fraction", options.fraction)
+        object.__setattr__(self, "share", options.share)
 
 
-TopK.Options = Options
-catalog.BUILT_IN_CODECS["topk"] = TopK
+Sparse.Options = Options
+catalog.BUILT_IN_CODECS["sparse"] = Sparse
 
 from silotune.communication.uplink import make_pipeline
 from silotune.config.uplink import CODEC_NAMES, UplinkConfig
 
-made = make_pipeline(UplinkConfig(name="clip,topk", fraction=0.25))
-assert type(made.codec) is TopK and made.codec.fraction == 0.25
-assert made.codec_key == "topk {'fraction': 0.25}"
-assert UplinkConfig(name="topk").options == {"fraction": 0.1}
-assert list(CODEC_NAMES)[:4] == ["fp16", "int8", "int4", "topk"], list(CODEC_NAMES)
+made = make_pipeline(UplinkConfig(name="clip,sparse", share=0.25))
+assert type(made.codec) is Sparse and made.codec.share == 0.25
+assert made.codec_key == "sparse {'share': 0.25}"
+assert UplinkConfig(name="sparse").options == {"share": 0.1}
+assert list(CODEC_NAMES)[:5] == ["fp16", "int8", "int4", "sparse", "topk"], list(CODEC_NAMES)
 for wrong, line in [
-    ({"name": "int8", "fraction": 0.1}, "fraction belongs to uplink=topk, not to uplink=int8; leave uplink.fraction"),
-    ({"name": "clip", "fraction": 0.1}, "fraction belongs to uplink=topk, not to uplink=none; leave uplink.fraction"),
-    ({"name": "topk", "fraction": 2}, "uplink.fraction: must be less than or equal to 1"),
-    ({"name": "topk", "rounding": "nearest"}, "rounding belongs to uplink=int8 or uplink=int4"),
+    ({"name": "int8", "share": 0.1}, "share belongs to uplink=sparse, not to uplink=int8; leave uplink.share"),
+    ({"name": "clip", "share": 0.1}, "share belongs to uplink=sparse, not to uplink=none; leave uplink.share"),
+    ({"name": "sparse", "share": 2}, "uplink.share: must be less than or equal to 1"),
+    ({"name": "sparse", "rounding": "nearest"}, "rounding belongs to uplink=int8 or uplink=int4"),
 ]:
     try:
         UplinkConfig(**wrong)
