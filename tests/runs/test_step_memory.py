@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -61,6 +63,14 @@ def test_weights_that_are_not_on_the_device_yet_are_counted(tiny_federation, bac
     free(2**30)
     monkeypatch.setattr(Backbone, "resting_bytes", 2**30)
     assert "cpu has 0.0 GiB free" in refusal(tiny_federation, backbone=backbone)
+
+
+def test_a_preference_pair_is_two_rows_of_a_batch(tiny_federation, backbone):
+    (silo, *_) = tiny_federation("fedavg", *WORDS, backbone=backbone).silos.values()
+    (rows,) = silo.train.values()
+    assert step_memory._batch_tokens(replace(rows, pairs=True), 2) == 2 * step_memory._batch_tokens(rows, 2)
+    few = replace(rows, pairs=True, ids=rows.ids[:4])
+    assert step_memory._batch_tokens(few, 8) == sum(map(len, few.ids))
 
 
 @pytest.mark.parametrize("family", ["bert", "llama"])

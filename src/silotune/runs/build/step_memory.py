@@ -82,5 +82,6 @@ def _remedy(context: TrainingContext, room: int, tokens: float, rows: TokenizedR
 
 
 def _batch_tokens(rows: TokenizedRows, batch_size: int) -> float:
-    """Return the tokens of an average batch, without padding."""
-    return sum(map(len, rows.ids)) / max(len(rows.ids), 1) * min(batch_size, len(rows.ids))
+    """Return the tokens of an average batch, without padding; a preference pair has those of both answers."""
+    sequences = len(rows.sequences(range(min(batch_size, rows.examples))))
+    return sum(map(len, rows.ids)) / max(len(rows.ids), 1) * sequences
