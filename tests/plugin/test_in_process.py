@@ -133,7 +133,7 @@ def test_a_private_tuner_without_tensors_is_refused(tiny_config, tmp_path) -> No
 def test_a_part_whose_scope_is_no_scope_is_refused(scope) -> None:
     with pytest.raises(InputError) as error:
         Part(TUNERS["lora"](), scope)
-    line = f"part of LoRA: its scope must be Scope.SHARED or Scope.PRIVATE (got {scope!r}); shared(module) and"
+    line = f"part of LoRA: its scope must be Scope.SHARED, Scope.PRIVATE or Scope.FIXED (got {scope!r}); shared(module)"
     assert str(error.value).startswith(line)
 
 

@@ -114,7 +114,7 @@ class SiloClient:
         message, norm = b"", None
         if self.expected.shapes:
             parts = self.trainer.context.sent(number)
-            before = flatten({name: shared[name] for name in parts})
+            before = flatten({name: shared.get(name, {}) for name in parts})
             sent = scale_update(result.state, shared, parts, silo.attack_scale)
             if self.uplink.names:
                 encoded, kept = self.uplink.send(delta(before, shared_tensors(sent, parts)), memory, silo.name, number)
