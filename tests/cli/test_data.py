@@ -66,3 +66,14 @@ def test_a_run_begins_with_its_warnings(silotune: Silotune, place: Path) -> None
     summary = json.loads((place / "out" / "summary.json").read_text(encoding="utf-8"))
     assert summary["average"] is None
     assert summary["averages"].keys() == {"macro_f1", "accuracy"}
+
+
+def test_the_picture_of_label_shares(silotune: Silotune, place: Path) -> None:
+    outcome = silotune("data", "federation.yaml", "--picture", "labels.svg")
+    assert (outcome.code, outcome.err) == (0, "")
+    assert "shares of labels: labels.svg" in outcome.out
+    drawn = (place / "labels.svg").read_text(encoding="utf-8")
+    for word in ("north (12)", "bad", "good", "share of the training rows"):
+        assert f"<!-- {word}" in drawn, "matplotlib notes every text beside its letters' paths"
+    refused = silotune("data", "federation.yaml", "--picture", "labels.txt")
+    assert (refused.code, len(refused.err.splitlines())) == (2, 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -29,6 +30,9 @@ def data(
     overrides: Overrides = None,
     show: Annotated[int, typer.Option(min=0, max=1000, help="Show this many training rows of each silo.")] = 0,
     silo: Annotated[str | None, typer.Option(help="Only this silo.")] = None,
+    picture: Annotated[
+        Path | None, typer.Option(help="Draw the silos' shares of labels into a PNG or SVG file.", metavar="FILE")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show the silos' rows: labels, lengths, duplicates, what looks wrong; with --show what a row becomes.
@@ -43,6 +47,8 @@ def data(
     from silotune.runs.build.shown_rows import describe_silo
     from silotune.runs.build.token_lengths import token_lengths
 
+    if picture is not None and (picture.suffix.lower() not in (".png", ".svg") or not picture.parent.is_dir()):
+        raise InputError(f"--picture {picture}: must be a .png or .svg file in a folder that exists")
     config = read_config(source, overrides or [])
     silos = {item.name: item for item in load_silos(config)}
     if silo is not None and silo not in silos:
@@ -55,6 +61,8 @@ def data(
             described[name]["tokens"] = tokens
     except InputError as error:
         notes.append(str(error))
+    if picture is not None:
+        _draw_labels(described, picture)
     shown = _shown(config, list(silos.values()), chosen, show) if show else {}
     if as_json:
         for name, rows in shown.items():
@@ -68,9 +76,32 @@ def data(
             say(f"labels of {name}'s training rows: {_shares(labels)}")
     for note in notes:
         say(f"warning: {note}")
+    if picture is not None:
+        say(f"shares of labels: {picture}")
     for name, rows in shown.items():
         for number, row in enumerate(rows, start=1):
             _print_row(name, number, row)
+
+
+def _draw_labels(described: dict[str, Any], picture: Path) -> None:
+    """Draw the shares of labels of the silos whose rows have labels.
+
+    Raises:
+        InputError: no silo's rows have labels, or the file cannot be written.
+    """
+    from silotune.errors import InputError
+    from silotune.experiments.report.label_shares import label_shares_figure
+
+    tasks: dict[str, dict[str, dict[str, int]]] = {}
+    for name, entry in described.items():
+        if labels := entry["label_rows"]["train"]:
+            tasks.setdefault(entry["task"], {})[name] = labels
+    if not tasks:
+        raise InputError("--picture: rows of these silos have no labels")
+    try:
+        label_shares_figure(tasks, picture)
+    except OSError as error:
+        raise InputError(f"--picture {picture}: cannot be written ({error.strerror})") from error
 
 
 def _shown(config: Config, silos: list[SiloData], chosen: list[SiloData], number: int) -> dict[str, list[ShownRow]]:

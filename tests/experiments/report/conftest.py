@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from silotune.experiments.report.entries import read_entries
+from silotune.experiments.report.html_page import write_report
 from tests.support.report_runs import no_figure_files, no_figures, write_run
 
 __all__ = ["no_figure_files", "no_figures"]
@@ -23,3 +25,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         write_run(folder / f"sharing-{seed}", "fedmcp", seed, tests, terms=FEDMCP_TERMS)
         write_run(folder / f"large-{seed}", "fedavg-full", seed, {"east": 70.5, "west": 66.5}, message=2**30)
     return folder
+
+
+@pytest.fixture(scope="session")
+def written(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The report of `runs`, with its figures."""
+    return write_report(read_entries([runs]), tmp_path_factory.mktemp("page") / "report.html")

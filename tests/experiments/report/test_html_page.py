@@ -23,11 +23,6 @@ FIGURES = {"tests": 1, "communication": 1, "rounds": 3, "losses": 4, "similarity
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
 
-@pytest.fixture(scope="module")
-def written(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_report(read_entries([runs]), tmp_path_factory.mktemp("page") / "report.html")
-
-
 def sections(page: str) -> dict[str, str]:
     return dict(re.findall(r'<section id="(\w+)"[^>]*>(.*?)</section>', page, flags=re.DOTALL))
 
@@ -35,7 +30,7 @@ def sections(page: str) -> dict[str, str]:
 def test_every_figure_is_there_with_titled_axes(written: Path) -> None:
     page_sections = sections(written.read_text(encoding="utf-8"))
     assert {name: page_sections[name].count("<svg") for name in FIGURES} == FIGURES
-    assert {"results", "costs", "left", "runs", "config"} <= set(page_sections)
+    assert {"results", "costs", "left", "privacy", "attacks", "runs", "config"} <= set(page_sections)
     for name in FIGURES:
         for svg in re.findall(r"<svg.*?</svg>", page_sections[name], flags=re.DOTALL):
             ElementTree.fromstring(svg)
@@ -46,7 +41,8 @@ def test_every_figure_is_there_with_titled_axes(written: Path) -> None:
 
 def test_it_needs_nothing_from_outside(written: Path) -> None:
     page = written.read_text(encoding="utf-8")
-    assert "<script" not in page
+    assert not re.findall(r"<(?:script|link|img|iframe)[^>]* (?:src|href)=\"(?!data:)", page)
+    assert not re.findall(r"@import|url\((?!#)|fetch\(|XMLHttpRequest", page)
     assert set(re.findall(r"https?://[^\s\"'<]+", page)) <= {
         "http://www.w3.org/2000/svg",
         "http://www.w3.org/1999/xlink",
@@ -56,11 +52,12 @@ def test_it_needs_nothing_from_outside(written: Path) -> None:
     assert len(identities) == len(set(identities))
     for reference in re.findall(r'href="#([^"]+)"|url\(#([^)]+)\)', page):
         assert "".join(reference) in identities
+    assert {"results", "classes", "privacy"} & set(re.findall(r'<li><a href="#([^"]+)">', page)), "the contents"
 
 
 def test_what_it_says(written: Path) -> None:
     page = written.read_text(encoding="utf-8")
-    assert '<td class="best">74.00 ± 2.00</td>' in page
+    assert '<td class="best">74.00 ± 2.00<small>69.0 to 79.0</small></td>' in page
     assert "prefers-color-scheme: dark" in page
     assert "var(--ink)" in page
     assert "name: fedmcp" in page  # the configuration
@@ -87,7 +84,9 @@ def test_privacy_is_told_where_there_is_noise(tmp_path: Path) -> None:
     assert cells == ["fedavg", "gaussian", "1.25", "3.5", "1e-05", "7"], "the noised run alone"
     assert "The guarantee does not hold against those who know &lt;it&gt;." in sections(page)["privacy"]
     page = write_report(read_entries([plain]), tmp_path / "plain.html").read_text(encoding="utf-8")
-    assert "privacy" not in sections(page)
+    privacy = sections(page)["privacy"]
+    assert "<td" not in privacy
+    assert "No differential privacy" in privacy, "said where there is none, too"
 
 
 @pytest.mark.usefixtures("no_figures")

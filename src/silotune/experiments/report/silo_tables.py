@@ -1,8 +1,10 @@
-"""`rows_table` of silos; `metrics_table` and `classes_table`: a run's test rows in all metrics and per label."""
+"""`rows_table` of silos; tables of test rows in all metrics, per label and method, and `confusions`."""
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from silotune.data.metrics import metric_title
@@ -15,6 +17,9 @@ from silotune.runs.storage.scored_rows import read_test_scores
 
 MOST_SILOS = 40
 """Silos up to which a page has these tables."""
+
+_MOST_CLASSES = 12
+"""Labels up to which a page has a confusion matrix, and names them in the table of silos."""
 
 _METRICS = ("accuracy", "macro_f1", "balanced_accuracy", "mcc", "auroc", "ece")
 _WRITTEN = ("rouge1", "rougeL", "exact_match", "loss", "perplexity")
@@ -32,11 +37,21 @@ def rows_table(entries: Sequence[ReportEntry]) -> ResultTable | None:
         counts = run.summary["silos"][name].get("rows") or {}
         texts = [str(task.get("name", "–")), silo_metric(run.summary, name)]
         texts += [f"{counts[split]:,}" if split in counts else "–" for split in ("train", "validation", "test")]
-        texts.append(str(len(task.get("labels") or [])) or "–")
+        texts.append(_classes(task.get("labels") or [], _details(run).get(name, {})))
         texts += [_number(baseline_of(run.summary, name, key)) for key in (MAJORITY, BAG_OF_WORDS)]
         rows.append((name, [TableCell(text) for text in texts]))
-    header = ["task", "metric", "train", "validation", "test", "labels", *TITLES.values()]
-    return ResultTable("rows of every silo, and its baselines (%), with the first seed", header, rows, "silo")
+    header = ["task", "metric", "train", "validation", "test", "classes (test rows)", *TITLES.values()]
+    return ResultTable(
+        "rows of every silo, and its baselines (%), with the first seed", header, rows, "silo", {}, names
+    )
+
+
+def _classes(labels: Sequence[str], details: Mapping[str, Any]) -> str:
+    """Name a task's labels with their test rows, if these are known; only their number if there are many."""
+    if not labels or len(labels) > _MOST_CLASSES:
+        return str(len(labels)) if labels else "–"
+    counts = details.get("per_class") or {}
+    return ", ".join(f"{label} ({counts[label]['rows']:,})" if label in counts else str(label) for label in labels)
 
 
 def metrics_table(run: FinishedRun) -> ResultTable | None:
@@ -53,19 +68,66 @@ def metrics_table(run: FinishedRun) -> ResultTable | None:
         texts += [_number(details["metrics"].get(name)) for name in names]
         rows.append((label, [TableCell(text) for text in texts]))
     header = ["metric", "score", "95 % interval", *map(metric_title, names)]
-    return ResultTable(f"test rows in all metrics, seed {run.seed}", header, rows, "silo")
+    return ResultTable(f"test rows in all metrics, seed {run.seed}", header, rows, "silo", {}, list(found))
 
 
-def classes_table(run: FinishedRun) -> ResultTable | None:
-    """Make the table of precision, recall and F1 per silo and label; None without labels."""
-    rows = [
-        (f"{silo}: {label}", [TableCell(_number(of_class[key])) for key in ("precision", "recall", "f1")]
-         + [TableCell(f"{of_class['rows']:,}")])
-        for silo, details in _details(run).items()
-        for label, of_class in (details.get("per_class") or {}).items()
-    ]  # fmt: skip
-    header = ["precision", "recall", "F1", "test rows"]
-    return ResultTable(f"per label (%), seed {run.seed}", header, rows, "silo and label") if rows else None
+def classes_table(entries: Sequence[ReportEntry]) -> ResultTable | None:
+    """Make the table of F1 per silo, label and method, mean over seeds; None without labels."""
+    found = [[(run, _details(run)) for run in entry.runs] for entry in entries]
+    keys = dict.fromkeys(
+        (silo, label)
+        for of_entry in found
+        for _, details in of_entry
+        for silo, of_silo in details.items()
+        for label in of_silo.get("per_class") or {}
+    )
+    if not keys:
+        return None
+    rows = []
+    for silo, label in keys:
+        per_entry = [
+            [of[silo]["per_class"][label] for _, of in of_entry if label in (of.get(silo, {}).get("per_class") or {})]
+            for of_entry in found
+        ]
+        counts = sorted({of_class["rows"] for of_entry in per_entry for of_class in of_entry})
+        number = f"{counts[0]:,}" if len(counts) == 1 else f"{counts[0]:,} to {counts[-1]:,}"
+        scores = [_number(statistics.fmean(c["f1"] for c in classes) if classes else None) for classes in per_entry]
+        rows.append((f"{silo}: {label}", [TableCell(number), *map(TableCell, scores)]))
+    title = "F1 per label (%), mean over seeds"
+    header = ["test rows", *(entry.label for entry in entries)]
+    return ResultTable(title, header, rows, "silo and label", {}, [silo for silo, _ in keys])
+
+
+@dataclass(frozen=True)
+class Confusion:
+    """How one entry's first run answers a silo's test rows.
+
+    Args:
+        silo: the silo.
+        entry: the entry's label.
+        labels: label names.
+        rows: for each true label, pairs of (number of test rows, share of that label's rows) per predicted label.
+    """
+
+    silo: str
+    entry: str
+    labels: Sequence[str]
+    rows: Sequence[Sequence[tuple[int, float]]]
+
+
+def confusions(entries: Sequence[ReportEntry]) -> list[Confusion]:
+    """Return the confusion matrices of every entry's first run, silo by silo; none of tasks with many labels."""
+    found = []
+    details = [(entry.label, _details(entry.first)) for entry in entries]
+    for silo in dict.fromkeys(name for _, of_entry in details for name in of_entry):
+        for label, of_entry in details:
+            matrix = of_entry.get(silo, {}).get("confusion")
+            if not matrix or len(matrix) > _MOST_CLASSES:
+                continue
+            names = list(of_entry[silo]["per_class"])
+            shares = [[(number, number / max(1, sum(row))) for number in row] for row in matrix]
+            found.append(Confusion(silo, label, names, shares))
+    return found
 
 
 def _details(run: FinishedRun) -> dict[str, Mapping[str, Any]]:

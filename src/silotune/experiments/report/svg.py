@@ -1,17 +1,20 @@
-"""`Panel` and `FigureSpec` describe figures; matplotlib renders them as inline SVG, or PNG and SVG files."""
+"""`Panel`, `Mark` and `FigureSpec` describe figures; matplotlib renders inline SVG, or PNG and SVG files."""
 
 from __future__ import annotations
 
+import html
 import io
+import json
 import re
 import textwrap
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 
 # Placeholders that `panel_svg` replaces by CSS variables, so that one SVG serves light and dark themes.
@@ -21,13 +24,28 @@ _VARIABLES = {INK: "var(--ink)", GRID: "var(--grid)"}
 
 
 COLORS = (
-    *("#3d7be0", "#e2762b", "#2a9d66", "#d1477f", "#8b62d6"),
+    *("#3d7be0", "#d96a1e", "#2a9d66", "#d1477f", "#8b62d6"),
     *("#b08a10", "#1496a8", "#d94f45", "#758a2e", "#8a8f98"),
 )
 
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "*")
 
 _PANEL = (3.9, 2.9)  # inches; about 375 pixels on the page
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A value of a diagram that the page names when the pointer is near it.
+
+    Args:
+        x: in units of the x axis.
+        y: in units of the y axis.
+        text: what it is.
+    """
+
+    x: float
+    y: float
+    text: str
 
 
 @dataclass(frozen=True)
@@ -38,17 +56,19 @@ class Panel:
         title: its title.
         x: label of the x axis.
         y: label of the y axis.
-        draw: draws the data on axes; `panel_svg` and `save_figure` add titles and labels.
+        draw: draws the data on axes and returns its values; `panel_svg` and `save_figure` add titles and labels.
         height: inches.
         width: inches.
+        silo: the silo that it is about; empty if about several. The page's reader can choose silos.
     """
 
     title: str
     x: str
     y: str
-    draw: Callable[[Axes], None]
+    draw: Callable[[Axes], Sequence[Mark]]
     height: float = _PANEL[1]
     width: float = _PANEL[0]
+    silo: str = ""
 
 
 @dataclass(frozen=True)
@@ -60,14 +80,16 @@ class FigureSpec:
         title: heading.
         caption: text below.
         panels: its diagrams.
-        legend: row labels; color and marker follow from the position.
+        legend: position of a row → its label; color and marker follow from the position.
+        further: diagrams that only the page has, one per silo, of which the reader chooses.
     """
 
     name: str
     title: str
     caption: str
     panels: tuple[Panel, ...]
-    legend: tuple[str, ...] = ()
+    legend: Mapping[int, str] = field(default_factory=dict)
+    further: tuple[Panel, ...] = ()
 
 
 def line_style(position: int) -> dict[str, Any]:
@@ -80,8 +102,13 @@ def line_style(position: int) -> dict[str, Any]:
     }
 
 
-def _draw(panel: Panel, axes: Axes) -> None:
-    panel.draw(axes)
+def artist_name(position: int, kind: str) -> str:
+    """Return the id of what a row draws, by which the page hides and shows it."""
+    return f"row{position}-{kind}"
+
+
+def _draw(panel: Panel, axes: Axes) -> Sequence[Mark]:
+    marks = panel.draw(axes)
     axes.set_title(panel.title, fontsize=10, color=INK, loc="left")
     axes.set_xlabel(panel.x, fontsize=9, color=INK)
     axes.set_ylabel(panel.y, fontsize=9, color=INK)
@@ -90,10 +117,13 @@ def _draw(panel: Panel, axes: Axes) -> None:
         axes.spines[side].set_visible(False)
     for side in ("left", "bottom"):
         axes.spines[side].set_color(GRID)
+    return marks
 
 
 def panel_svg(panel: Panel, salt: str) -> str:
     """Render a diagram as inline SVG with transparent background; text and grid take the page's colors.
+
+    Its attribute `data-marks` has its values as JSON: [x, y, text], the place in percent of width and height.
 
     Args:
         panel: the diagram.
@@ -102,14 +132,15 @@ def panel_svg(panel: Panel, salt: str) -> str:
     import matplotlib
     from matplotlib.figure import Figure
 
-    with matplotlib.rc_context({"svg.hashsalt": salt, "svg.fonttype": "path"}):
+    with matplotlib.rc_context({"svg.hashsalt": salt, "svg.fonttype": "none"}):
         figure = Figure(figsize=(panel.width, panel.height), layout="constrained")
         figure.patch.set_alpha(0)
         axes = figure.subplots()
         axes.patch.set_alpha(0)
-        _draw(panel, axes)
+        marks = _draw(panel, axes)
         text = io.StringIO()
         figure.savefig(text, format="svg", metadata={"Date": None})
+        places = _places(figure, axes, marks)
     svg = text.getvalue()
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg[svg.index("<svg") :], flags=re.DOTALL)
     svg = re.sub(r'id="([^"]+)"', rf'id="{salt}-\1"', svg)
@@ -118,8 +149,17 @@ def panel_svg(panel: Panel, salt: str) -> str:
     for color, variable in _VARIABLES.items():
         svg = svg.replace(color, variable)
     label = f"{panel.title}: {panel.y} against {panel.x}" if panel.x else panel.title
-    label = label.replace("&", "&amp;").replace('"', "&quot;").replace("<", "&lt;")
-    return svg.replace("<svg", f'<svg role="img" aria-label="{label}"', 1)
+    data = html.escape(json.dumps(places, ensure_ascii=False, separators=(",", ":")))
+    return svg.replace("<svg", f'<svg role="img" aria-label="{html.escape(label)}" data-marks="{data}"', 1)
+
+
+def _places(figure: Figure, axes: Axes, marks: Sequence[Mark]) -> list[tuple[float, float, str]]:
+    """Return every mark's place in percent of the drawn figure's width and height, from its upper left corner."""
+    places = []
+    for mark in marks:
+        x, y = figure.transFigure.inverted().transform(axes.transData.transform((mark.x, mark.y)))
+        places.append((round(100 * x, 2), round(100 * (1 - y), 2), mark.text))
+    return places
 
 
 def save_figure(spec: FigureSpec, folder: Path) -> list[Path]:
@@ -138,7 +178,7 @@ def save_figure(spec: FigureSpec, folder: Path) -> list[Path]:
     for axes in figure.axes[len(spec.panels) : rows * columns]:
         axes.set_visible(False)
     if spec.legend:
-        handles = [Line2D([], [], label=name, **line_style(n)) for n, name in enumerate(spec.legend)]
+        handles = [Line2D([], [], label=name, **line_style(n)) for n, name in spec.legend.items()]
         figure.legend(handles=handles, loc="outside lower center", ncols=min(len(handles), columns * 2), frameon=False)
     paths = [folder / f"{spec.name}.{kind}" for kind in ("png", "svg")]
     for path in paths:
@@ -152,19 +192,33 @@ def wrap_label(name: str) -> str:
     return "\n".join(lines) or name
 
 
-def horizontal_bars(axes: Axes, names: Sequence[str], groups: Sequence[tuple[int, Sequence[float]]]) -> None:
+def horizontal_bars(
+    axes: Axes, names: Sequence[str], groups: Sequence[tuple[int, str, Sequence[float]]], unit: str
+) -> list[Mark]:
     """Draw horizontal bars: for each name one bar per group.
 
     Args:
         axes: where to draw.
         names: labels of the y axis.
-        groups: (position in the legend, value per name).
+        groups: (position in the legend, label, value per name).
+        unit: of the values.
+
+    Returns:
+        The values.
     """
-    thickness = 0.8 / len(groups)
-    for number, (position, values) in enumerate(groups):
+    thickness, marks = 0.8 / len(groups), []
+    for number, (position, label, values) in enumerate(groups):
         heights = [index - 0.4 + (number + 0.5) * thickness for index in range(len(names))]
-        axes.barh(heights, list(values), height=thickness * 0.92, color=line_style(position)["color"])
+        color = line_style(position)["color"]
+        bars = axes.barh(heights, list(values), height=thickness * 0.92, color=color)
+        for index, bar in enumerate(bars):
+            bar.set_gid(artist_name(position, f"bar{index}"))
+        marks += [
+            Mark(value, height, f"{name}, {label}: {value:.3g} {unit}")
+            for name, height, value in zip(names, heights, values, strict=True)
+        ]
     axes.set_yticks(range(len(names)), labels=[wrap_label(name) for name in names])
     axes.invert_yaxis()
     axes.grid(axis="x", color=GRID, linewidth=0.6)
     axes.set_axisbelow(True)
+    return marks

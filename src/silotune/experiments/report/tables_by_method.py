@@ -1,10 +1,9 @@
-"""`score_table` and `cost_table`, one row per method; for terminal, Markdown, LaTeX and HTML."""
+"""`score_table` and `cost_table`, one row per method; for terminal, Markdown, LaTeX and the HTML page."""
 
 from __future__ import annotations
 
-import html
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from rich.console import Group
 from rich.markup import escape
@@ -16,6 +15,7 @@ from silotune.experiments.report.baseline_rows import baseline_rows
 from silotune.experiments.report.cost_shares import cost_shares
 from silotune.experiments.report.entries import ReportEntry, distinguishable_silos, group_by_data, rows_are_fixed
 from silotune.experiments.report.ranking import ranks
+from silotune.experiments.report.score_intervals import clear_winners, interval_text, score_interval
 from silotune.experiments.report.scores import (
     Score,
     any_attacked,
@@ -37,20 +37,40 @@ _MOST_NAMES = 6
 
 @dataclass(frozen=True)
 class TableCell:
-    """A cell's text and its rank among rows on the same data: 1 for best, 2 for second, 0 otherwise."""
+    """A cell of a table.
+
+    Args:
+        text: what it says.
+        rank: 1 for the best of the rows on the same data, 2 for the second, 0 otherwise.
+        clear: whether the score's interval lies apart from those of the other rows.
+        note: what the page adds in small letters.
+    """
 
     text: str
     rank: int = 0
+    clear: bool = False
+    note: str = ""
 
 
 @dataclass(frozen=True)
 class ResultTable:
-    """A titled table: `header` has the names of all columns but the first, `first`; `rows` are (label, cells)."""
+    """A titled table.
+
+    Args:
+        title: its title.
+        header: the names of all columns but the first.
+        rows: (label, cells).
+        first: name of the first column.
+        notes: column → what the page adds to its name in small letters.
+        silos: the silo of every row, of which the page's reader can choose; empty if rows are no silos.
+    """
 
     title: str
     header: list[str]
     rows: list[tuple[str, list[TableCell]]]
     first: str = "method"
+    notes: Mapping[str, str] = field(default_factory=dict)
+    silos: Sequence[str] = ()
 
 
 def score_table(entries: Sequence[ReportEntry], ddof: int) -> ResultTable:
@@ -62,14 +82,8 @@ def score_table(entries: Sequence[ReportEntry], ddof: int) -> ResultTable:
     """
     silos = distinguishable_silos(entries)
     columns = [*(silos if len(silos) <= MOST_SILOS else []), *average_columns(entries)]
-    table = [
-        ranked_cells(
-            entries,
-            [mean_score(entry, silo, ddof) for entry in entries],
-            lower=lower_is_better(metric_name(entries[0], silo)),
-        )
-        for silo in columns
-    ]
+    table = [_score_column(entries, silo, ddof) for silo in columns]
+    notes = {silo: _column_note(entries, silo) for silo in columns}
     baselines = baseline_rows(entries, columns, ddof)
     if any_attacked(entries):
         columns.append("ASR")
@@ -84,7 +98,25 @@ def score_table(entries: Sequence[ReportEntry], ddof: int) -> ResultTable:
     repetitions = f"mean ± std over {repeats} seeds of {_drawn_by_seeds(entries)}" if seeds[-1] > 1 else "one seed"
     repetitions += f", ddof = {ddof}" if seeds[-1] > 1 else ""
     ranking = "; best and second of each data set" if len(group_by_data(entries)) > 1 else ""
-    return ResultTable(f"{_what(entries)}, {repetitions}{ranking}", columns, rows)
+    return ResultTable(f"{_what(entries)}, {repetitions}{ranking}", columns, rows, notes=notes)
+
+
+def _score_column(entries: Sequence[ReportEntry], silo: str, ddof: int) -> list[TableCell]:
+    """Make a column of scores with ranks, intervals, and which of them is clearly the best."""
+    scores = [mean_score(entry, silo, ddof) for entry in entries]
+    cells = ranked_cells(entries, scores, lower=lower_is_better(metric_name(entries[0], silo)))
+    intervals = [interval_text(score_interval(entry, silo)) for entry in entries]
+    winners = clear_winners(entries, silo)
+    return [replace(cell, clear=clear, note=text) for cell, clear, text in zip(cells, winners, intervals, strict=True)]
+
+
+def _column_note(entries: Sequence[ReportEntry], column: str) -> str:
+    """Return a silo's metric and number of test rows, as the first run that has the silo says; empty for averages."""
+    for run in (run for entry in entries for run in entry.runs):
+        if silo := run.summary["silos"].get(column):
+            rows = (silo.get("rows") or {}).get("test")
+            return silo_metric(run.summary, column) + ("" if rows is None else f", {rows:,} rows")
+    return ""
 
 
 def _what(entries: Sequence[ReportEntry]) -> str:
@@ -226,17 +258,3 @@ def _latex(text: str) -> str:
         "^": r"\textasciicircum{}",
     }
     return "".join(special.get(letter, rf"\{letter}" if letter in "&%$#_{}" else letter) for letter in text)
-
-
-def as_html(table: ResultTable) -> str:
-    """Render as HTML; best and second have the classes `best` and `second`."""
-    classes = {1: ' class="best"', 2: ' class="second"'}
-    head = "".join(f'<th scope="col">{html.escape(name)}</th>' for name in [table.first, *table.header])
-    rows = []
-    for label, values in table.rows:
-        cells = "".join(f"<td{classes.get(value.rank, '')}>{html.escape(value.text)}</td>" for value in values)
-        rows.append(f'<tr><th scope="row">{html.escape(label)}</th>{cells}</tr>')
-    return (
-        f'<p class="caption">{html.escape(table.title)}</p><div class="scroll"><table>'
-        f"<thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
-    )
