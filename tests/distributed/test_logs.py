@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import time
 from pathlib import Path
 
 import pytest
 
+from silotune.distributed.deploy import commands
 from silotune.distributed.processes import rotating_log, supervisor
 from silotune.distributed.processes.rotating_log import RotatingLog
 from silotune.distributed.processes.supervisor import Supervisor
@@ -91,3 +93,24 @@ def test_output_arrives_byte_by_byte_whatever_its_lines(tmp_path, content):
         sink.write(content)
     log.wait(10)
     assert (tmp_path / "worker.log").read_bytes() == content
+
+
+def test_lines_without_a_time_get_one(tmp_path):
+    """Flower's lines have none; a worker's have."""
+    program = "print('INFO: plain'); print('2026-01-02T03:04:05+00:00 dated'); print('no newline', end='')"
+    with Supervisor(tmp_path, {}, timed_logs=True) as processes:
+        child = processes.start("superlink", [sys.executable, "-c", program])
+        child.process.wait(timeout=60)
+        child.tail()
+    plain, dated, last = (tmp_path / "superlink.log").read_text().splitlines()
+    time_of = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00 (.*)")
+    assert dated == "2026-01-02T03:04:05+00:00 dated"
+    assert [time_of.fullmatch(line)[1] for line in (plain, dated, last)] == ["INFO: plain", "dated", "no newline"]
+
+
+def test_lines_of_a_process_in_the_foreground_have_times(silotune, tmp_path, monkeypatch):
+    file = tmp_path / "coordinator.yaml"
+    file.write_text("folder: c\nport: 1\ninsecure: true\n", encoding="utf-8")
+    monkeypatch.setattr(commands, "up", lambda settings, say: say("SuperLink on 127.0.0.1"))
+    done = silotune("federation", "up", str(file))
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\S+\+00:00 SuperLink on 127.0.0.1\n", done.out)

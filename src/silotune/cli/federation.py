@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -9,6 +10,7 @@ import typer
 
 from silotune.cli.app import app
 from silotune.cli.console import JsonOption, Overrides, console, say
+from silotune.core.clock import log_line
 
 if TYPE_CHECKING:
     from silotune.distributed.deploy.party_configs import CoordinatorSettings
@@ -50,8 +52,8 @@ def up(coordinator: CoordinatorFile) -> None:
     from silotune.distributed.deploy.status_server import status_server
 
     settings = read_coordinator_settings(coordinator)
-    with enrollment(settings, say), status_server(settings, say):
-        commands.up(settings, say)
+    with enrollment(settings, _log), status_server(settings, _log):
+        commands.up(settings, _log)
 
 
 @federation.command()
@@ -82,7 +84,7 @@ def join(silo: SiloFile) -> None:
     from silotune.distributed.deploy import commands
     from silotune.distributed.deploy.party_configs import read_silo_or_node_settings
 
-    commands.join(silo, read_silo_or_node_settings(silo), say)
+    commands.join(silo, read_silo_or_node_settings(silo), _log)
 
 
 @federation.command()
@@ -224,3 +226,8 @@ def audit(
     from silotune.distributed.coordinator.run_registry import FEDERATION_FOLDER
 
     print_audit(folder / FEDERATION_FOLDER if (folder / FEDERATION_FOLDER).is_dir() else folder, as_json)
+
+
+def _log(text: str) -> None:
+    """Print a line of a process that stays in the foreground, with its time (UTC)."""
+    log_line(text, sys.stdout)

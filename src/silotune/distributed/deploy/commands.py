@@ -194,7 +194,7 @@ def _supervised(folder: Path) -> Iterator[Supervisor]:
     folder.mkdir(parents=True, exist_ok=True)
     folder.chmod(0o700)
     environment = {**ENVIRONMENT, "FLWR_HOME": str(folder / "flwr")}
-    with _alone(folder), Supervisor(folder / "logs", environment) as supervisor:
+    with _alone(folder), Supervisor(folder / "logs", environment, timed_logs=True) as supervisor:
         write_text(folder / "running.json", json.dumps({"pid": os.getpid(), "token": supervisor.token}))
         try:
             yield supervisor

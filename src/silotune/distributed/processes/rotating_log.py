@@ -8,15 +8,21 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 import threading
+from collections.abc import Iterator
 from io import FileIO
 from pathlib import Path
+
+from silotune.core.clock import utc_now
 
 LOG_BYTES = 16 * 2**20
 """Most bytes of a log; then it becomes `NAME.log.1`, and a new one begins."""
 
 KEPT_LOGS = 4
 """Number of older files that are kept; `NAME.log.1` is the newest."""
+
+_TIME = re.compile(rb"\d{4}-\d\d-\d\dT")
 
 LONGEST_LINE = 2**16
 """Bytes of a line after which its beginning is written."""
@@ -29,12 +35,14 @@ class RotatingLog:
         path: the log; what an earlier process wrote stays.
         limit: most bytes of a file; one line may be longer.
         kept: number of older files.
+        timed: whether lines that begin with no time get the time (UTC) at which they came, as those of Flower.
     """
 
-    def __init__(self, path: Path, limit: int = LOG_BYTES, kept: int = KEPT_LOGS) -> None:
+    def __init__(self, path: Path, limit: int = LOG_BYTES, kept: int = KEPT_LOGS, *, timed: bool = False) -> None:
         self._path = path
         self._limit = limit
         self._kept = kept
+        self._timed = timed
         self._file, self._size = _open(path)
         self._lost = 0
         self._source, self.sink = os.pipe()
@@ -64,7 +72,7 @@ class RotatingLog:
     def _write(self, lines: bytes) -> None:
         """Write lines; where the disk takes none, count them, as the process must not be held up."""
         try:
-            for line in lines.splitlines(keepends=True):
+            for line in self._with_time(lines):
                 if self._size and self._size + len(line) > self._limit:
                     self._rotate()
                 if self._lost:
@@ -73,6 +81,10 @@ class RotatingLog:
                 self._size += self._file.write(line)
         except OSError:
             self._lost += len(lines)
+
+    def _with_time(self, lines: bytes) -> Iterator[bytes]:
+        for line in lines.splitlines(keepends=True):
+            yield f"{utc_now()} ".encode() + line if self._timed and not _TIME.match(line) else line
 
     def _rotate(self) -> None:
         files = [self._path, *(self._path.with_name(f"{self._path.name}.{n}") for n in range(1, self._kept + 1))]

@@ -75,11 +75,15 @@ class Supervisor:
         environment: variables besides this process's own environment.
         fork_server: fork them from a process that has imported their libraries (Linux only). Their commands must then
             be keys of `fork_server.COMMANDS`.
+        timed_logs: whether lines of the logs that begin with no time get one; the fork server's processes write theirs.
     """
 
-    def __init__(self, logs: Path, environment: Mapping[str, str], fork_server: bool = False) -> None:
+    def __init__(
+        self, logs: Path, environment: Mapping[str, str], fork_server: bool = False, timed_logs: bool = False
+    ) -> None:
         logs.mkdir(parents=True, exist_ok=True)
         self._logs = logs
+        self._timed_logs = timed_logs
         self.token = secrets.token_hex(16)  # marks the environment of all processes, for the watchdog
         interpreter_folder = str(Path(sys.executable).parent)  # Flower finds its own commands through PATH
         path = os.pathsep.join([interpreter_folder, os.environ.get("PATH", "")])
@@ -150,7 +154,7 @@ class Supervisor:
         if self._use_fork_server:
             process = self._fork(name, list(command), log, dict(environment or {}), list(imports))
         else:
-            output = RotatingLog(log)
+            output = RotatingLog(log, timed=self._timed_logs)
             process = self._spawn(list(command), output, dict(environment or {}))
         self.children[name] = ManagedProcess(name, command, log, process, starts, environment or {}, imports, output)
         return self.children[name]
