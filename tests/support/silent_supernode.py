@@ -7,6 +7,11 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from silotune.distributed.protocol.frames import MAGIC
+
+HELLO = b'"kind": "hello"'
+"""In the header of a reply to a greeting."""
+
 SITE = """import sys
 if any(word.endswith("flower-supernode") for word in sys.orig_argv):
     from tests.support.silent_supernode import install
@@ -15,18 +20,17 @@ if any(word.endswith("flower-supernode") for word in sys.orig_argv):
 
 
 def install() -> None:
-    """Replace the upload of replies in this process; the first reply is uploaded as it should be."""
+    """Replace the upload of replies in this process; greetings are answered as they should be, however often."""
     from flwr.supernode import start_client_internal as internal
 
-    upload, uploads = internal.push_object_contents_from_iterable, 0
+    upload = internal.push_object_contents_from_iterable
 
-    def first_only(contents: Iterable[tuple[str, bytes]], push_object_fn: Callable[..., Any], **options: Any) -> None:
-        nonlocal uploads
-        uploads += 1
-        if uploads == 1:
-            upload(contents, push_object_fn, **options)
+    def hellos_only(contents: Iterable[tuple[str, bytes]], push_object_fn: Callable[..., Any], **options: Any) -> None:
+        objects = list(contents)
+        if all(HELLO in content for _, content in objects if MAGIC in content):
+            upload(objects, push_object_fn, **options)
 
-    internal.push_object_contents_from_iterable = first_only
+    internal.push_object_contents_from_iterable = hellos_only
 
 
 def python_path(folder: Path) -> str:
