@@ -116,6 +116,23 @@ FIFTY: Table = {
     for method in ("local", "centralised")
     for key, value in (("rounds", 1), ("train.epochs", 50))
 }
+FEDLORA_BENCH: Table = {
+    "method": ("fedavg", "no paper has this setting"),
+    **{key: (value, "small") for key, value in {"rounds": 5, "data.rows": 500, "data.seed": 10}.items()},
+    **{key: (value, "usual") for key, value in {"tuner.name": "lora", "tuner.r": 8, "tuner.alpha": 16}.items()},
+    "tuner.sites": (["query", "value"], "usual"),
+    "head.name": ("linear", "chosen"),
+    "head.scope": ("shared", "chosen: one task"),
+    "head.pooling": ("mean", "MiniLM's"),
+    "train.lr": (5e-3, "chosen, not swept"),
+    "train.epochs": (1, "chosen"),
+    "train.batch_size": (8, "small"),
+    "train.optimizer": ("adam", "chosen"),
+    "train.max_length": (64, "small"),
+    "partition.name": ("iid", "one of two"),
+    "partition.silos": (5, "small"),
+    "partition.seed": (10, "chosen"),
+}
 SMALL: Table = {
     "head.pooling": ("mean", "as MiniLM was trained"),
     "rounds": (6, "small"),
@@ -144,6 +161,7 @@ PRESETS: dict[str, Table] = {
     "uplinks-glue": FEDMCP | {key: TWO_ADAPTERS[key] for key in ("per_method.fedavg.method.adapters",)},
     "mixed6": without(FEDMCP, "data.merge", "data.rows_per_silo") | TWO_ADAPTERS | SMALL | CUT,
     "sentiment5": without(FEDMCP, "data.merge", "data.rows_per_silo") | TWO_ADAPTERS | SMALL | CUT,
+    "fedlora-bench": FEDLORA_BENCH,
     "demo": without(FEDMCP, "data.rows_per_silo") | TWO_ADAPTERS | SMALL | {"train.max_length": (64, "small")},
     **{
         f"fedavg-peft-{task}": PEFT_IN_FL | SIZES[task] | {"method": ("fedavg", "")} | (F1 if task == "mrpc" else {})
