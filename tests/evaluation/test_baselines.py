@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from silotune.data.tasks import Row, SiloData, Splits, Task
+from silotune.evaluation import baselines as module
 from silotune.evaluation.baselines import baseline_scores, baselines
 
 MOOD = Task("mood", ("bad", "good"))
@@ -57,3 +58,29 @@ def test_silos_on_one_test_set_learn_together():
     assert apart["global"] is None
     assert apart["silos"]["one"] == {"majority": pytest.approx(100 / 3)}  # its rows have one label
     assert apart["silos"]["two"] == baseline_scores(MOOD, TRAIN[2:], TEST)
+
+
+def test_the_same_rows_are_learned_once(monkeypatch):
+    fitted = []
+    score = module._score
+    monkeypatch.setattr(module, "_score", lambda task, model, *rows: fitted.append(task) or score(task, model, *rows))
+    monkeypatch.setattr(module, "_known", {})
+    first = baseline_scores(MOOD, TRAIN, TEST)
+    first["majority"] = None
+    assert baseline_scores(MOOD, list(TRAIN), TEST) == first | {"majority": pytest.approx(100 / 3)}
+    assert len(fitted) == 2
+    auroc = Task("mood", ("bad", "good"), "auroc")
+    others = [
+        (auroc, TRAIN, TEST),
+        (MOOD, TRAIN, TRAIN[:3]),
+        (MOOD, [*TRAIN, *rows(("so warm", 0))], TEST),
+        (MOOD, [*TRAIN[:-1], *rows(("a cold day", 1))], TEST),
+    ]
+    for number, other in enumerate(others):
+        baseline_scores(*other)
+        assert len(fitted) == 4 + 2 * number
+    monkeypatch.setattr(module, "MOST_KNOWN", 5)
+    baseline_scores(MOOD, TRAIN, TEST[:1])  # drops the oldest
+    assert len(module._known) == 5
+    baseline_scores(MOOD, TRAIN, TEST)
+    assert len(fitted) == 14

@@ -8,11 +8,13 @@ import numpy as np
 import pytest
 import torch
 from sklearn import metrics as library
+from sklearn.calibration import calibration_curve as library_curve
 
+from silotune.data.class_counts import roc_areas, scores_of
 from silotune.data.metrics import METRICS, Classified, majority_score
 from silotune.data.tasks import Task
-from silotune.evaluation.bootstrap import Bootstrap, _areas, _scores_of
-from silotune.evaluation.score_details import BINS, calibration_curve, label_details
+from silotune.evaluation.bootstrap import Bootstrap
+from silotune.evaluation.score_details import BINS, calibration_curve, label_details, log_loss
 
 
 def drawn(rows: int, classes: int, seed: int, positive: int = -1) -> Classified:
@@ -24,6 +26,16 @@ def drawn(rows: int, classes: int, seed: int, positive: int = -1) -> Classified:
 
 
 CASES = [(40, 2, 1), (200, 3, 2), (57, 6, 3), (9, 2, 5)]
+
+
+def of_classes_by_library(labels, predicted, positive):
+    return {
+        "accuracy": library.accuracy_score(labels, predicted),
+        "f1": library.f1_score(labels, predicted, labels=[positive], average=None)[0],
+        "macro_f1": library.f1_score(labels, predicted, average="macro"),
+        "balanced_accuracy": np.mean([(predicted[labels == of] == of).mean() for of in np.unique(labels)]),
+        "mcc": library.matthews_corrcoef(labels, predicted),
+    }
 
 
 @pytest.mark.parametrize(("rows", "classes", "seed"), CASES)
@@ -40,14 +52,7 @@ def test_every_metric_is_that_of_the_library(rows, classes, seed):
         if len(occurring) == classes:
             kept = library.roc_auc_score(labels, kept, multi_class="ovr", average="macro")
             assert area == pytest.approx(kept)
-    expected = {
-        "accuracy": library.accuracy_score(labels, predicted),
-        "f1": library.f1_score(labels, predicted, labels=[0], average=None)[0],
-        "macro_f1": library.f1_score(labels, predicted, average="macro"),
-        "balanced_accuracy": np.mean([(predicted[labels == of] == of).mean() for of in occurring]),
-        "mcc": library.matthews_corrcoef(labels, predicted),
-        "auroc": area,
-    }
+    expected = of_classes_by_library(labels, predicted, 0) | {"auroc": area}
     assert expected.keys() == METRICS.keys()
     for name, value in expected.items():
         assert METRICS[name](found) == pytest.approx(100 * value), name
@@ -91,11 +96,11 @@ def test_resampled_scores_are_those_of_the_library(rows, classes, seed):
         labels, predicted = generator.integers(classes, size=(2, rows))
         one_hot = np.eye(classes)
         hit, true, said = one_hot[labels] * one_hot[predicted], one_hot[labels], one_hot[predicted]
-        scores = _scores_of(*(counts.sum(0, keepdims=True) for counts in (hit, true, said)), positive=positive)
-        found = Classified(torch.eye(classes)[torch.from_numpy(predicted)], torch.from_numpy(labels), positive)
-        assert scores.keys() == METRICS.keys() - {"auroc"}
+        scores = scores_of(*(counts.sum(0, keepdims=True) for counts in (hit, true, said)), positive=positive)
+        expected = of_classes_by_library(labels, predicted, positive)
+        assert scores.keys() == expected.keys() == METRICS.keys() - {"auroc"}
         for name, values in scores.items():
-            assert values[0] == pytest.approx(METRICS[name](found)), name
+            assert values[0] == pytest.approx(100 * expected[name]), name
 
 
 def test_an_interval_of_accuracy_is_that_of_a_binomial():
@@ -136,8 +141,8 @@ def test_areas_of_resamples_are_those_of_the_library(rows, classes):
     for of in range(classes):
         positive = found.labels.numpy() == of
         expected = [library.roc_auc_score(positive, scores[:, of], sample_weight=weights) for weights in resamples]
-        assert _areas(resamples, positive, scores[:, of]) == pytest.approx(np.array(expected))
-    assert np.isnan(_areas(resamples[:1] * positive, positive, scores[:, of])).all()
+        assert roc_areas(resamples, positive, scores[:, of]) == pytest.approx(np.array(expected))
+    assert np.isnan(roc_areas(resamples[:1] * positive, positive, scores[:, of])).all()
     low, high = Bootstrap(300, 1, "a").of_areas(found)
     assert low < METRICS["auroc"](found) < high
 
@@ -161,6 +166,9 @@ def test_the_calibration_error_by_hand():
     curve = calibration_curve(rows)
     assert curve["error"] == pytest.approx(error)
     assert curve["rows"] == [len(bins[number]) for number in sorted(bins)]
+    accuracy, confidence = library_curve(right, shares, n_bins=BINS)
+    assert curve["accuracy"] == pytest.approx(accuracy)
+    assert curve["confidence"] == pytest.approx(confidence)
 
 
 def test_classes_and_confusion_by_hand():
@@ -175,3 +183,13 @@ def test_classes_and_confusion_by_hand():
         -np.mean([math.log(p[y]) for p, y in zip(rows.probabilities.tolist(), (0, 1, 1, 0), strict=True)])
     )
     assert found["positive"] == "b"
+    for number, metric in enumerate(("precision", "recall", "f1")):
+        expected = library.precision_recall_fscore_support((0, 1, 1, 0), (0, 0, 1, 0), labels=range(3), zero_division=0)
+        assert [of[metric] for of in found["per_class"].values()] == pytest.approx(100 * expected[number])
+
+
+def test_the_loss_is_that_of_the_library_also_where_a_probability_is_nothing():
+    rows = drawn(60, 5, 8)
+    assert log_loss(rows) == pytest.approx(library.log_loss(rows.labels, rows.probabilities, labels=range(5)))
+    sure = Classified(1000 * torch.eye(2), torch.tensor([0, 0]))
+    assert log_loss(sure) == pytest.approx(library.log_loss(sure.labels, sure.probabilities, labels=[0, 1]))

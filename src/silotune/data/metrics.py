@@ -1,4 +1,4 @@
-"""`METRICS` of labels (scikit-learn), of written answers and of the loss; `lower_is_better`; `majority_score`."""
+"""`METRICS` of labels, of written answers and of the loss; `lower_is_better`; `majority_score`."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
+
+from silotune.data.class_counts import Counts, roc_areas, scores_of
 
 
 @dataclass(frozen=True)
@@ -41,10 +43,24 @@ class Classified:
         """Whether all logits are finite."""
         return bool(torch.isfinite(self.logits).all())
 
-    @property
-    def arrays(self) -> tuple[Any, Any]:
-        """True and predicted classes as scikit-learn takes them."""
+    @cached_property
+    def arrays(self) -> tuple[Counts, Counts]:
+        """True and predicted classes, each of shape (rows,)."""
         return self.labels.numpy(), self.predicted.numpy()
+
+    @cached_property
+    def counts(self) -> tuple[Counts, Counts, Counts]:
+        """Rows of each class predicted as it, rows of each class, rows predicted as it; each of shape (classes,)."""
+        (labels, predicted), classes = self.arrays, self.logits.shape[1]
+        hits, true, said = (
+            np.bincount(of, minlength=classes).astype(float) for of in (labels[labels == predicted], labels, predicted)
+        )
+        return hits, true, said
+
+    @cached_property
+    def scores(self) -> dict[str, float]:
+        """The metrics that follow from `counts`, in percent; see `scores_of`."""
+        return {name: float(value) for name, value in scores_of(*self.counts, positive=self.positive).items()}
 
 
 def accuracy(predicted: Tensor, labels: Tensor) -> float:
@@ -57,63 +73,30 @@ def accuracy(predicted: Tensor, labels: Tensor) -> float:
     return 100.0 * float((predicted == labels).double().mean())
 
 
-def f1(rows: Classified) -> float:
-    """F1 score of the positive class, as MRPC and QQP are judged; 0 if it neither occurs nor is predicted."""
-    from sklearn.metrics import f1_score
-
-    labels, predicted = rows.arrays
-    return 100.0 * float(f1_score(labels == rows.positive, predicted == rows.positive, zero_division=0))
-
-
-def macro_f1(rows: Classified) -> float:
-    """Mean of the F1 scores of all classes that occur or are predicted."""
-    from sklearn.metrics import f1_score
-
-    return 100.0 * float(f1_score(*rows.arrays, average="macro", zero_division=0))
-
-
-def balanced_accuracy(rows: Classified) -> float:
-    """Mean recall of the classes that occur."""
-    from sklearn.metrics import recall_score
-
-    occurring = sorted({*rows.labels.tolist()})
-    return 100.0 * float(recall_score(*rows.arrays, labels=occurring, average="macro", zero_division=0))
-
-
-def mcc(rows: Classified) -> float:
-    """Matthews' correlation coefficient, −100 to 100; 0 if all rows have, or get, the same label."""
-    from sklearn.metrics import matthews_corrcoef
-
-    if len({*rows.labels.tolist(), *rows.predicted.tolist()}) < 2:  # the library warns of it
-        return 0.0
-    return 100.0 * float(matthews_corrcoef(*rows.arrays))
-
-
 def auroc(rows: Classified) -> float | None:
     """Area under the ROC curve; with more than two classes the mean over those that occur, each against the rest.
 
     None if only one class occurs, or a logit is infinite or NaN.
     """
-    from sklearn.metrics import roc_auc_score
-
     labels, probabilities = rows.labels.numpy(), rows.probabilities.numpy()
     occurring = sorted({*labels.tolist()})
     if len(occurring) < 2 or not rows.has_probabilities:
         return None
     classes = [1] if probabilities.shape[1] == 2 else occurring
-    areas = [float(roc_auc_score(labels == of, probabilities[:, of])) for of in classes]
+    once = np.ones((1, len(labels)), dtype=int)
+    areas = [float(roc_areas(once, labels == of, probabilities[:, of])[0]) for of in classes]
     return 100.0 * math.fsum(areas) / len(areas)
 
 
 METRICS: dict[str, Callable[[Classified], float | None]] = {
     "accuracy": lambda rows: accuracy(rows.predicted, rows.labels),
-    "f1": f1,
-    "macro_f1": macro_f1,
-    "balanced_accuracy": balanced_accuracy,
-    "mcc": mcc,
+    "f1": lambda rows: rows.scores.get("f1", 0.0),
+    "macro_f1": lambda rows: rows.scores["macro_f1"],
+    "balanced_accuracy": lambda rows: rows.scores["balanced_accuracy"],
+    "mcc": lambda rows: rows.scores["mcc"],
     "auroc": auroc,
 }
-"""Metrics of tasks whose rows have labels, in percent."""
+"""Metrics of tasks whose rows have labels, in percent. F1 is of the positive class, as MRPC and QQP are judged."""
 
 
 def majority_score(metric: str, labels: Tensor, positive: int = -1) -> float | None:

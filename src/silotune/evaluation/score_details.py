@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from silotune.data.class_counts import Counts, ratio
 from silotune.data.metrics import METRICS, Classified, exact_matches, perplexity, rouge_scores
 from silotune.data.tasks import Task
 from silotune.data.tokenized import TokenizedRows
@@ -58,18 +59,15 @@ def score_details(measured: Measured, rows: TokenizedRows, bootstrap: Bootstrap)
 
 def label_details(rows: Classified, task: Task, bootstrap: Bootstrap) -> dict[str, Any]:
     """Return `metrics`, `intervals`, `per_class`, `confusion` and `calibration` of rows with labels."""
-    from sklearn.metrics import confusion_matrix, log_loss, precision_recall_fscore_support
-
-    every = range(len(task.labels))
     names = [name for name in METRICS if name != "f1" or rows.positive >= 0]
     metrics: dict[str, float | None] = {name: METRICS[name](rows) for name in names}
-    labels, predicted = rows.arrays
     calibration = None
     if rows.has_probabilities:
         calibration = calibration_curve(rows)
         metrics["ece"] = 100 * calibration.pop("error")
-        metrics["log_loss"] = float(log_loss(labels, rows.probabilities.numpy(), labels=[*every]))
-    columns = precision_recall_fscore_support(labels, predicted, labels=[*every], zero_division=0)
+        metrics["log_loss"] = log_loss(rows)
+    hits, true, said = rows.counts
+    columns = ratio(hits, said), ratio(hits, true), ratio(2 * hits, true + said), true
     per_class = {
         name: {"precision": 100 * float(p), "recall": 100 * float(r), "f1": 100 * float(f), "rows": int(number)}
         for name, p, r, f, number in zip(task.labels, *columns, strict=True)
@@ -78,15 +76,26 @@ def label_details(rows: Classified, task: Task, bootstrap: Bootstrap) -> dict[st
     if task.metric == "auroc":
         interval = bootstrap.of_areas(rows)
         intervals |= {"auroc": interval} if interval is not None else {}
-    few = len(task.labels) <= MOST_CLASSES
     return {
         "metrics": metrics,
         "intervals": {name: intervals[name] for name in names if name in intervals},
         **({"positive": task.positive} if task.positive else {}),
         "per_class": per_class,
-        "confusion": confusion_matrix(labels, predicted, labels=[*every]).tolist() if few else None,
+        "confusion": confusion_matrix(rows).tolist() if len(task.labels) <= MOST_CLASSES else None,
         "calibration": calibration,
     }
+
+
+def confusion_matrix(rows: Classified) -> Counts:
+    """Return the rows of each true class (first axis) and predicted class (second axis)."""
+    (labels, predicted), classes = rows.arrays, rows.logits.shape[1]
+    return np.bincount(labels * classes + predicted, minlength=classes**2).reshape(classes, classes)
+
+
+def log_loss(rows: Classified) -> float:
+    """Return the mean of −log of the true class's probability, in float64; no probability counts as less than ε."""
+    of_true = rows.probabilities.gather(1, rows.labels[:, None])
+    return float(-of_true.clamp(min=np.finfo(float).eps).log().mean())
 
 
 def calibration_curve(rows: Classified) -> dict[str, Any]:
@@ -96,14 +105,12 @@ def calibration_curve(rows: Classified) -> dict[str, Any]:
         `confidence` and `accuracy` (shares) and `rows` of every bin that has rows, of `BINS` equally wide ones; `error`
         is the mean distance of the two, weighted by rows (ECE, Guo et al. 2017, eq. 3).
     """
-    from sklearn.calibration import calibration_curve as curve
-
     confidence, right = rows.probabilities.max(-1).values.numpy(), (rows.predicted == rows.labels).numpy()
     confidence = np.clip(confidence, 0, 1)  # a sum of rounded shares may exceed 1
-    accuracy, mean_confidence = curve(right, confidence, n_bins=BINS, pos_label=True)
-    inner = np.linspace(0, 1, BINS + 1)[1:-1]
-    numbers = np.bincount(np.searchsorted(inner, confidence), minlength=BINS)
-    weights = numbers[numbers > 0]
+    bins = np.searchsorted(np.linspace(0, 1, BINS + 1)[1:-1], confidence)
+    numbers, hits, sums = (np.bincount(bins, weights, BINS) for weights in (None, right, confidence))
+    filled = numbers > 0
+    weights, accuracy, mean_confidence = numbers[filled], hits[filled] / numbers[filled], sums[filled] / numbers[filled]
     return {
         "confidence": mean_confidence.tolist(),
         "accuracy": accuracy.tolist(),
