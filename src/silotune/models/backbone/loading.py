@@ -128,8 +128,10 @@ def load_backbone(
         options |= quantized_loading(quantization, dtype, target)
     possible = candidates(settings.device_map, target)
     with one_message(settings.name):
-        tokenizer = AutoTokenizer.from_pretrained(source, **hub_options(settings))
+        config, auto = model_class_of(settings, source, model_class)
+        tokenizer = AutoTokenizer.from_pretrained(source, config=config, **hub_options(settings))
         files = weight_files(source, settings)
+    read = partial(_read, settings.name, source, model_class, config, auto)
     shapes = partial(without_data, settings, source, model_class)
     if weights is None and files:
         require_room_for_weights(settings.name, files, shapes, dtype, possible, quantization, keep_master)
@@ -140,7 +142,7 @@ def load_backbone(
         model_shapes = shapes()
         block_devices = plan_blocks(device_map, model_shapes, target, dtype, quantization)
         options["device_map"] = block_devices.for_loading(model_shapes)
-    model = _read(settings, source, model_class, options, weights)
+    model = read(options, weights)
     if device_map is not None:
         release(model)
     if quantization != NONE:
@@ -157,7 +159,7 @@ def load_backbone(
         name=settings.name,
         fingerprint=stored_fingerprint(files) if files else None,
         on_use=on_use,
-        load_float32=None if as_loaded else lambda: _read(settings, source, model_class, float32),
+        load_float32=None if as_loaded else lambda: read(float32),
         quantization=quantization,
         block_devices=block_devices,
     )
@@ -193,18 +195,18 @@ def _check_lm_head(backbone: Backbone) -> None:
 
 
 def _read(
-    settings: BackboneConfig,
+    name: str,
     source: str,
     model_class: ModelClass,
+    config: Any,
+    auto: Any,
     options: dict[str, Any],
     weights: SharedWeights | None = None,
 ) -> PreTrainedModel:
     """Read a model's weights, or put it together from given ones; refuses files that do not have all of them."""
-    name = settings.name
     with one_message(name):
-        config, auto = model_class_of(settings, source, model_class)
         if weights is None:
-            model, loading_info = auto.from_pretrained(source, output_loading_info=True, **options)
+            model, loading_info = auto.from_pretrained(source, config=config, output_loading_info=True, **options)
         else:
             from transformers.models.auto.auto_factory import _get_model_class
 
