@@ -4,6 +4,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+# compiled modules are kept: the processes that tests start import them all
+PYTEST := PYTHONDONTWRITEBYTECODE= HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal
 
 .PHONY: demo test test-all check clean
 
@@ -11,10 +13,10 @@ demo: $(STAMP)
 	$(BIN)/silotune demo --out runs/demo
 
 test: $(STAMP)
-	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal -m "not long" $(ROOM:%=tests/%)
+	$(PYTEST) -m "not long" $(ROOM:%=tests/%)
 
 test-all: $(STAMP)
-	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal $(ROOM:%=tests/%)
+	$(PYTEST) $(ROOM:%=tests/%)
 
 check: $(STAMP)
 	$(BIN)/ruff format --check src tests benchmarks

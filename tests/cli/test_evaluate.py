@@ -4,21 +4,32 @@ from __future__ import annotations
 
 import csv
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow.parquet
 import pytest
 
-from tests.support.command_line import Silotune, reviews, write_csv
+from silotune import run
+from tests.support.command_line import Silotune, reviews, write_csv, write_federation
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory, backbone_folder: Callable[[str], Path]) -> Path:
+    """A folder with a finished run in `out`; tests add files beside it."""
+    folder = tmp_path_factory.mktemp("finished")
+    run(str(write_federation(folder, backbone_folder("bert"))), "train.lr=0.01", "train.epochs=4", out=folder / "out")
+    return folder
 
 
 @pytest.fixture
-def trained(silotune: Silotune, place: Path) -> Path:
-    assert silotune("run", "federation.yaml", "--out", "out", "train.lr=0.01", "train.epochs=4").code == 0
-    return place / "out"
+def place(finished: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder with the finished run, which is the working folder."""
+    monkeypatch.chdir(finished)
+    return finished
 
 
-def test_a_labeled_file_is_scored_as_predictions_say(silotune: Silotune, trained: Path, place: Path) -> None:
+def test_a_labeled_file_is_scored_as_predictions_say(silotune: Silotune, place: Path) -> None:
     rows = reviews(40)[20:]
     write_csv(place / "new.csv", ["review", "opinion"], rows)
     words = ("evaluate", "out", "--silo", "north", "--file", "new.csv")
@@ -40,7 +51,7 @@ def test_a_labeled_file_is_scored_as_predictions_say(silotune: Silotune, trained
         assert word in shown
 
 
-def test_the_runs_own_test_rows_give_the_runs_own_score(silotune: Silotune, trained: Path, place: Path) -> None:
+def test_the_runs_own_test_rows_give_the_runs_own_score(silotune: Silotune, place: Path) -> None:
     """Columns may be named; a pair has two."""
     with (place / "south.csv").open(encoding="utf-8", newline="") as file:
         header, *rows = csv.reader(file)
@@ -68,7 +79,7 @@ def test_the_runs_own_test_rows_give_the_runs_own_score(silotune: Silotune, trai
     ],
 )
 def test_what_does_not_fit_is_one_line(
-    silotune: Silotune, trained: Path, words: tuple[str, ...], names: list[str]
+    silotune: Silotune, place: Path, words: tuple[str, ...], names: list[str]
 ) -> None:
     outcome = silotune("evaluate", "out", "--silo", "north", *words)
     assert outcome.code == 2

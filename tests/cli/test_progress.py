@@ -8,6 +8,9 @@ from pathlib import Path
 import pytest
 
 from tests.support.command_line import Silotune
+from tests.support.report_runs import no_figure_files
+
+__all__ = ["no_figure_files"]
 
 WORDS = ("run", "federation.yaml", "rounds=2", "train.steps=1", "method=fedmcp", "--out", "out")
 LINE = re.compile(
@@ -55,6 +58,7 @@ def test_trackers_by_name(silotune: Silotune, place: Path) -> None:
     assert (place / "out" / "rounds.csv").read_text().startswith("round,seconds,name,value\n1,")
 
 
+@pytest.mark.usefixtures("no_figure_files")
 def test_a_comparison_says_a_line_a_round_of_each_run(silotune: Silotune, place: Path) -> None:
     out = silotune(
         "compare", "federation.yaml", "methods=local,fedavg", "seeds=1", "rounds=2", "train.steps=1", "--out", "out"

@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 from tests.support.command_line import Silotune, tree
+from tests.support.processes import LONGEST
 
 RUN = ("run", "federation.yaml")
 LONG_RUN = 8
@@ -91,11 +92,11 @@ def interrupted(place: Path, rounds: int, wanted: str) -> subprocess.CompletedPr
         stderr=subprocess.PIPE,
         text=True,
     )
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + LONGEST
     while not (place / "out" / wanted).exists() and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.005)
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=LONGEST)
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
 
