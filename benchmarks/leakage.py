@@ -54,8 +54,8 @@ SHARED = (
     "rounds=1",
 )
 ONE_ROW = ("train.optimizer=sgd", "train.steps=1", "train.batch_size=1", "train.lr=1")
-ONE_PASS = ("train.optimizer=sgd", "train.epochs=1", "train.batch_size=8", "train.lr=0.01")
-PASSES = ("train.optimizer=adam", "train.epochs=20", "train.batch_size=8", "train.lr=0.01")
+ONE_PASS = ("train.optimizer=sgd", "train.batches=even", "train.epochs=1", "train.batch_size=8", "train.lr=0.01")
+PASSES = ("train.optimizer=adam", "train.batches=even", "train.epochs=20", "train.batch_size=8", "train.lr=0.01")
 NOISE = ("uplink=clip,laplace", "uplink.epsilon=8")
 BOTTLENECK, LORA, FULL = ("tuner=bottleneck", "tuner.r=16"), ("tuner=lora", "tuner.r=8"), ("tuner=full",)
 

@@ -36,6 +36,7 @@ from silotune.models.forward.views import View, ViewRequest, run_views
 from silotune.models.heads import Head, LossRecipe
 from silotune.models.tuners import TensorGroup, Tuner, tuner_of
 from silotune.training.row_draws import RowDraws
+from silotune.training.row_influence import RowInfluence
 from silotune.training.silo import Silo, SiloState
 
 
@@ -87,6 +88,8 @@ class TrainingContext:
         self.tokens_at_once = own if tokens_at_once is None and isinstance(own, int) else tokens_at_once
         self.row_draws = RowDraws(seed)
         """Where silos' draws about their own rows come from."""
+        self.influence: RowInfluence | None = None
+        """Adds up how strongly rows pull in training; None: nobody asks."""
         self.guard: Callable[[], None] = lambda: None
         """Called before every forward of the backbone; what it raises ends the work."""
 

@@ -219,6 +219,8 @@ def _train_phase(
     context: TrainingContext, members: Sequence[_SiloRound], phase: Phase, number: int, optimizer: PhaseOptimizer
 ) -> None:
     own_micro_batches = len(members) == 1
+    if context.influence is not None:
+        context.influence.begin(phase)
     batches = [phase_batches(context, run.silo, phase, number, own_micro_batches) for run in members]
     for run in members:
         run.view_cache = context.view_cache(phase)

@@ -62,7 +62,16 @@ class SiloStep:
     def step(self, context: TrainingContext, views: dict[str, View], batch: Batch | None = None) -> Step:
         """Return the arguments of a loss over the batch, or over a piece of it."""
         parts, recipe = context.parts, context.recipe
-        return Step(batch or self.batch, views, self.state, self.received, self.memory, parts, recipe=recipe)
+        return Step(
+            batch or self.batch,
+            views,
+            self.state,
+            self.received,
+            self.memory,
+            parts,
+            recipe=recipe,
+            watch=context.influence,
+        )
 
 
 def add_gradients(

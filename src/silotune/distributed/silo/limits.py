@@ -10,7 +10,7 @@ from pathlib import Path
 
 from silotune.config import Config
 from silotune.distributed.silo.exposure import RowUse
-from silotune.distributed.silo.policy import Policy
+from silotune.distributed.silo.policy import Policy, PolicyRefused
 from silotune.distributed.silo.policy_config import most
 from silotune.distributed.silo.request_ledger import Entry, RequestLedger
 
@@ -67,6 +67,40 @@ class RequestLimits:
                 f"{entry.numbers:,} more numbers over {tally.numbers_in_all:,} that left in all runs", allowed
             )
         self.ledger.record(entry)
+
+    def check_withheld(self, entry: Entry) -> None:
+        """Refuse a request like one whose update was withheld, and any of a run that had too many of these.
+
+        Whether an update is withheld tells something of the rows, a bit a request; so few may be.
+
+        Raises:
+            PolicyRefused: in words that are the same for all rows.
+        """
+        limits, withheld = self.policy.limits, self.ledger.withheld()
+        if (entry.run, entry.request) in withheld:
+            raise self._withheld()
+        of_run = sum(run == entry.run for run, _ in withheld)
+        for count, limit, key in ((of_run, limits.withheld, "withheld"),
+                                  (len(withheld), limits.withheld_in_all, "withheld_in_all")):  # fmt: skip
+            if limit is not None and count > 0 and count >= limit:
+                raise self.policy.refused("more requests", f"too few rows were behind updates (policy.{key})")
+
+    def withhold(self, entry: Entry, effective_rows: float | None) -> None:
+        """Withhold an update that too few rows are behind; it is recorded.
+
+        Args:
+            entry: the request.
+            effective_rows: see `RowInfluence`.
+
+        Raises:
+            PolicyRefused: it is withheld.
+        """
+        if effective_rows is not None and effective_rows < self.policy.limits.effective_rows:
+            self.ledger.record_withheld(entry)
+            raise self._withheld()
+
+    def _withheld(self) -> PolicyRefused:
+        return self.policy.refused("this update", "too few rows are behind it (policy.effective_rows)")
 
     def check_use(self, use: RowUse) -> None:
         """Judge what a run does with the rows against what earlier runs did.

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,9 +25,11 @@ from silotune.errors import InputError
 from silotune.evaluation.federation_scores import measure_silos, score_silos, summary_entries
 from silotune.evaluation.instance_vectors import keep_instances
 from silotune.evaluation.predict import Measured
+from silotune.methods.parts import Scope, names_with
 from silotune.runs.storage.scored_rows import write_test_scores
 from silotune.training.client import PrivacySpent
 from silotune.training.federation import Federation
+from silotune.training.row_influence import RowInfluence
 from silotune.training.silo import Silo, SiloState
 
 _ROW_BYTES = 64
@@ -67,6 +70,8 @@ class LocalWork:
         digest = self._work_digest(key, store, str(base))
         store.require_room(4 * leaving + self._state_bytes(silo))  # before the work: its files are about as large
         self._count(federation, Entry(store.path.name, request.kind, int(number), digest, leaving))
+        entry = Entry(store.path.name, request.kind, int(number), digest, leaving)
+        self._count(federation, entry)
         scores_before: dict[str, Any] = {}
         if judge:  # of the previous round, whose shared parts the broadcast holds
             self._count(federation, Entry(store.path.name, "score", int(number), digest))
@@ -78,7 +83,8 @@ class LocalWork:
         else:
             ledger, run = PrivacyLedger(Path(self.settings.folder)), store.path.name
             spent = PrivacySpent() if price is None else ledger.spent(run, price)
-            (reply,) = client.rounds([silo], broadcast, spent)
+            with self._watched(federation, entry, noised=price is not None):
+                (reply,) = client.rounds([silo], broadcast, spent)
             if reply.message:
                 skipped = int(reply.metrics.get("skipped_steps") or 0)
                 self._setup.policy.check_skipped(federation.context, silo, skipped)
@@ -95,6 +101,20 @@ class LocalWork:
         answer = Reply(Frame("answer", fields, {"message": reply.message}), about)
         store.keep_reply(name, key, answer)
         return self._filtered(answer)
+
+    @contextmanager
+    def _watched(self, federation: Federation, entry: Entry, noised: bool) -> Iterator[None]:
+        """Withhold what is trained inside if too few rows are behind it; noise hides each of them already."""
+        limits, context = self._setup.limits, federation.context
+        if noised or not limits.policy.limits.effective_rows:
+            yield
+            return
+        context.influence = RowInfluence(names_with(context.parts, Scope.SHARED))
+        try:
+            yield
+            limits.withhold(entry, context.influence.effective_rows())
+        finally:
+            context.influence = None
 
     def _filtered(self, reply: Reply) -> Reply:
         """Keep the numbers that may leave now, rounded; a kept reply may be older than the operator's settings."""
@@ -141,6 +161,7 @@ class LocalWork:
 
     def _count(self, federation: Federation, entry: Entry) -> None:
         """Count a request before it is worked on, and record the rows that it uses."""
+        self._setup.limits.check_withheld(entry)
         self._setup.limits.record_use(self._setup.row_use)
         self._setup.limits.admit(entry, federation.config, backbone_numbers(federation.backbone))
         self._rows.keep(entry.run, self._setup.config, self._setup.rows_digest)

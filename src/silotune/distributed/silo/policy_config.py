@@ -60,6 +60,9 @@ _PARTNERS: dict[str, Any] = {
     "batches": "even",
     "max_length": 32,
     "row_steps": 256,
+    "effective_rows": 5,
+    "withheld": 3,
+    "withheld_in_all": 10,
     "row_order": "secret",
     "partial_passes": False,
     "row_sets": 20,
@@ -109,7 +112,9 @@ _HOSPITAL: dict[str, Any] = {
 _LAB: dict[str, Any] = {
     **dict.fromkeys(_PARTNERS),
     **dict.fromkeys(("methods", "tuners", "heads", "keys", "shapes"), "any"),
-    **dict.fromkeys(("train_rows", "scored_rows", "batch_size", "max_length", "row_steps", "row_difference"), 0),
+    **dict.fromkeys(
+        ("train_rows", "scored_rows", "batch_size", "max_length", "row_steps", "row_difference", "effective_rows"), 0
+    ),
     "prompts": True,
     "noise": False,
     "batches": "any",
@@ -151,6 +156,9 @@ class PolicyConfig(Section):
             whole one; or `any`.
         max_length: fewest tokens at which rows may be cut.
         row_steps: fewest rows × steps behind an update: different rows that it has seen, times optimizer steps.
+        effective_rows: fewest rows behind an update without noise, each counted by how strongly it pulls at the model.
+        withheld: most updates of a run that are withheld because of that; then the silo leaves the run.
+        withheld_in_all: the same of all runs; then the silo answers none, until its operator raises the limit.
         row_order: `secret`: order of rows and dropout are drawn from a key of the silo's own (`order.key`), and the
             passes of all rounds have the same orders; `seed`: they are those of the same run in one process, and the
             coordinator knows them.
@@ -197,6 +205,9 @@ class PolicyConfig(Section):
     batches: Literal["even", "any"]
     max_length: Annotated[int, Field(ge=0)]
     row_steps: Annotated[int, Field(ge=0)]
+    effective_rows: Annotated[float, Field(ge=0)]
+    withheld: Count
+    withheld_in_all: Count
     row_order: Literal["secret", "seed"]
     partial_passes: bool
     row_sets: Count

@@ -18,6 +18,7 @@ from silotune.distributed.silo.exposure import Exposure
 from silotune.errors import InputError
 
 REQUESTS_FILE, ROWS_FILE, EXPOSURES_FILE = "requests.jsonl", "rows.jsonl", "exposures.jsonl"
+WITHHELD_FILE = "withheld.jsonl"
 
 
 @dataclass(frozen=True)
@@ -115,6 +116,18 @@ class RequestLedger:
     def record_exposure(self, exposure: Exposure) -> None:
         """Append the exposure of a run that is about to be worked on."""
         self._append(EXPOSURES_FILE, asdict(exposure))
+
+    def withheld(self) -> set[tuple[str, str]]:
+        """Return run and digest of the requests whose updates were withheld, as few rows were behind them.
+
+        Raises:
+            InputError: the file is damaged.
+        """
+        return {(line["run"], line["request"]) for line in self._lines(WITHHELD_FILE, {"run", "request"})}
+
+    def record_withheld(self, entry: Entry) -> None:
+        """Append a request whose update is withheld."""
+        self._append(WITHHELD_FILE, {"run": entry.run, "request": entry.request})
 
     def _lines(self, name: str, keys: set[str], older: set[str] | None = None) -> Iterator[dict[str, Any]]:
         try:

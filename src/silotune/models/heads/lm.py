@@ -157,6 +157,11 @@ class LanguageModelHead(Head):
         """See `Head.training_loss`; the view's reading is smoothed already."""
         return self.cross_entropy(tensors, view, batch)
 
+    def pulls(self, tensors: Tensors, view: View, reference: View | None, batch: Batch, recipe: LossRecipe) -> Tensor:
+        """See `Head.pulls`: the sum of `1 - p` over a row's response tokens, if all were as likely as their mean."""
+        sums, counts = view[self.name].detach().float().unbind(1)
+        return counts * -torch.expm1(-sums / counts.clamp(min=1))
+
     def check_loss(self, recipe: LossRecipe) -> None:
         """See `Head.check_loss`; tokens have no labels, and DPO's loss has its own."""
         if recipe.class_weights != "none":
