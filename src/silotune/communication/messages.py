@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -12,16 +12,13 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from silotune.core.serialization import read_metadata, read_tensors, tensor_bytes
-from silotune.core.tensors import State, Tensors, flatten, unflatten
+from silotune.core.tensors import JoinedLayout, State, Tensors, flatten, unflatten
 from silotune.errors import InputError
 from silotune.methods.parts import Part, Scope
 
 Fields = dict[str, str | int | float]
 
 _METADATA = "silotune"
-
-_SMALL = 65_536  # numbers; below it, a call per tensor would cost more than copying
-
 
 BROADCAST_FIELDS: Mapping[str, type] = {"round": int}
 
@@ -142,26 +139,15 @@ def check_tensors(tensors: Tensors, expected: Expected) -> None:
             raise MessageRefused(f"tensor {name!r} has shape {tuple(tensor.shape)}, expected {shape}")
         if tensor.dtype is not expected.dtype(name):
             raise MessageRefused(f"tensor {name!r} has dtype {tensor.dtype}, expected {expected.dtype(name)}")
-    if not _all_finite(tensors.values()):
+    if not _all_finite(tensors):
         name = next(name for name in expected.shapes if not torch.isfinite(tensors[name]).all())
         raise MessageRefused(f"tensor {name!r} holds NaN or infinity")
 
 
-def _all_finite(tensors: Iterable[Tensor]) -> bool:
-    """Return whether all numbers are finite.
-
-    Small tensors are concatenated, since a call for each would dominate. A tensor is finite if its minimum and maximum
-    are: one pass, no mask.
-    """
-    small: dict[torch.dtype, list[Tensor]] = {}
-    large = []
-    for tensor in tensors:
-        if tensor.dtype.is_floating_point and tensor.numel() <= _SMALL:
-            small.setdefault(tensor.dtype, []).append(tensor.reshape(-1))
-        else:
-            large.append(tensor)
-    together = [*map(torch.cat, small.values()), *large]
-    return all(bool(torch.isfinite(torch.stack(torch.aminmax(tensor))).all()) for tensor in together if tensor.numel())
+def _all_finite(tensors: Tensors) -> bool:
+    """Return whether all numbers are finite: if the minimum and the maximum are, which takes one pass and no mask."""
+    blocks = JoinedLayout(tensors).join(tensors)
+    return all(bool(torch.isfinite(torch.stack(torch.aminmax(block))).all()) for block in blocks if block.numel())
 
 
 def message_numbers(message: bytes) -> int:

@@ -1,4 +1,4 @@
-"""`Tensors` (name → tensor) and `State` (part → tensors); flattens, copies, compacts, counts and hashes them.
+"""`Tensors` (name → tensor) and `State` (part → tensors); flattens, copies, joins, counts and hashes them.
 
 A part's tensors are a flat `dict[str, Tensor]`; a state is `{part name: tensors}`. Engines, checkpoints, messages and
 exports all use this form.
@@ -7,12 +7,14 @@ exports all use this form.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
+from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
 _ALIGNMENT = 64  # bytes, as PyTorch aligns tensors
+_SMALL = 65_536  # numbers; copying a larger tensor costs more than a call
 
 
 Tensors = dict[str, Tensor]
@@ -65,6 +67,44 @@ def compact(tensors: Mapping[str, Tensor]) -> Tensors:
         torch._foreach_copy_(targets, list(same_dtype.values()))
         copies |= zip(same_dtype, targets, strict=True)
     return {name: copies[name] for name in on_cpu}
+
+
+class JoinedLayout:
+    """How the tensors of a state are concatenated: small ones of one dtype together, each large one alone.
+
+    A call for each of hundreds of small tensors costs more than copying them, and freed they leave gaps in memory.
+
+    Args:
+        tensors: tensors by name; others with these names, shapes and dtypes can be joined.
+    """
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self._like = tensors
+        small: dict[torch.dtype, list[str]] = {}
+        self._groups: list[list[str]] = []
+        for name, tensor in tensors.items():
+            if tensor.numel() > _SMALL:
+                self._groups.append([name])
+            else:
+                small.setdefault(tensor.dtype, []).append(name)
+        self._groups += small.values()
+
+    def join(self, tensors: Mapping[str, Tensor]) -> list[Tensor]:
+        """Return the same numbers in few tensors of one dimension; a large tensor is not copied."""
+        return [
+            tensors[names[0]].reshape(-1)
+            if len(names) == 1
+            else _flatten_dense_tensors([tensors[name] for name in names])  # type: ignore[no-untyped-call]
+            for names in self._groups
+        ]
+
+    def split(self, blocks: Sequence[Tensor]) -> Tensors:
+        """Invert `join`; the tensors are views of the blocks."""
+        tensors: Tensors = {}
+        for names, block in zip(self._groups, blocks, strict=True):
+            like = [self._like[name] for name in names]
+            tensors |= zip(names, _unflatten_dense_tensors(block, like), strict=True)  # type: ignore[no-untyped-call]
+        return tensors
 
 
 def count_parameters(tensors: Mapping[str, Tensor]) -> int:
