@@ -15,7 +15,8 @@ from silotune.distributed.protocol.frames import Frame, decode
 from silotune.distributed.silo.session import Session
 from silotune.distributed.silo.setup import SiloSetup
 from silotune.errors import InputError
-from silotune.runs.build.resolve import BackboneRequirements, on_this_machine
+from silotune.runs.build.model import BackboneRequirements
+from silotune.runs.build.resolve import on_this_machine
 from silotune.runs.run import run
 from silotune.training.context import TrainingContext
 from tests.support.session_rig import DirectLink, job, local_configs

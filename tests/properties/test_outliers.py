@@ -7,7 +7,7 @@ import json
 import pytest
 import torch
 
-from silotune.communication.aggregation import Update
+from silotune.communication.aggregation import Update, change_norm
 from silotune.communication.aggregation.outliers import OutlierFilter
 from silotune.core.tensors import flatten
 from silotune.distributed.coordinator.coordinate import coordinate
@@ -106,12 +106,36 @@ def test_who_is_held_back(norms, held):
     assert taken == [f"silo-{number}" for number in range(len(norms)) if number not in held]
 
 
-def test_of_a_large_round_few_updates_wait():
+@pytest.mark.parametrize("bounds", [{"window": 16}, {"most": 4}])
+def test_of_a_large_round_few_updates_wait(bounds):
     alive = []
-    judge = OutlierFilter({"part/x": torch.zeros(1)}, 100.0, lambda *_: None, window=16)
+    judge = OutlierFilter({"part/x": torch.zeros(1)}, 100.0, lambda *_: None, **bounds)
     updates = updates_of([1.0] * 50)
     for place, _ in enumerate(judge((alive.append(1) or update) for update in updates)):
         assert len(alive) - place <= 6
+
+
+def test_without_a_factor_no_update_waits():
+    judge = OutlierFilter({"part/x": torch.zeros(1)}, None, lambda *_: None)
+    updates = updates_of([1.0] * 5)
+    assert next(judge(updates)).silo == "silo-0"
+    assert next(updates).silo == "silo-1"
+
+
+def test_updates_pass_as_they_came():
+    shapes = {"part/b": (3, 2), "part/a": (300, 300), "part/c": (), "part/d": (0, 4), "part/e": (5,)}
+    dtypes = dict.fromkeys(shapes, torch.float32) | {"part/e": torch.float16}
+    before = {name: torch.ones(shape, dtype=dtypes[name]) for name, shape in shapes.items()}
+    sent = {
+        name: torch.full(shape, 1.0 + number, dtype=dtypes[name]) for number, (name, shape) in enumerate(shapes.items())
+    }
+    judge = OutlierFilter(before, 100.0, lambda *_: None)
+    (update,) = judge([Update("one", dict(reversed(sent.items())), 3)])
+    assert (update.silo, update.rows, list(update.tensors)) == ("one", 3, list(reversed(shapes)))
+    for name, tensor in sent.items():
+        assert update.tensors[name].dtype is tensor.dtype
+        assert torch.equal(update.tensors[name], tensor)
+    assert judge.norms["one"] == pytest.approx(change_norm(sent, before), rel=1e-12)
 
 
 def test_events_have_the_time_in_utc(federate, tmp_path):

@@ -19,7 +19,8 @@ from silotune.methods import METHODS
 from silotune.methods.parts import Scope
 from silotune.models.heads import HEADS
 from silotune.runs.build.builder import build
-from silotune.runs.build.resolve import BackboneRequirements, make_method, read_config
+from silotune.runs.build.model import BackboneRequirements
+from silotune.runs.build.resolve import make_method, read_config
 from silotune.training.phase_batches import check_rows, token_limit
 from silotune.training.silo import SiloState
 from silotune.training.step_gradients import _StepGradients

@@ -10,19 +10,18 @@ import numpy as np
 import pytest
 import torch
 
-from silotune.config import TrainConfig
 from silotune.core.tensors import digest, flatten
 from silotune.errors import InputError
 from silotune.methods import Phase, Setting
 from silotune.methods.fedavg import FedAvg
 from silotune.methods.fedfame import PROJECTION
 from silotune.methods.similarity import model_contrast
+from silotune.methods.validation import check_method
 from silotune.models.forward.mixing import MixEntry
 from silotune.models.heads import LinearHead
 from silotune.models.tuners import TUNERS
 from silotune.runs.build import builder as building
 from silotune.runs.run import run
-from silotune.training.context import TrainingContext
 from silotune.training.local_trainer import LocalTrainer
 from silotune.training.silo import SiloState
 from tests.support import by_hand
@@ -259,7 +258,7 @@ def test_a_server_phase_over_a_private_part_is_refused():
 
     method = Wrong(Setting(TUNERS["lora"](TUNERS["lora"].Options()), LinearHead()))  # heads are private by default
     with pytest.raises(ValueError, match="private part"):
-        TrainingContext(None, method, TrainConfig(), 0)
+        check_method(method)
 
 
 # -- labels -----------------------------------------------------------------------------------------------------------

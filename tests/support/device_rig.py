@@ -15,7 +15,8 @@ from silotune.evaluation.federation_scores import score_silos
 from silotune.evaluation.personalization import score_test_time as every_model_on_every_task
 from silotune.models.forward.mixing import can_share_forward
 from silotune.runs.build.builder import build
-from silotune.runs.build.resolve import BackboneRequirements, make_method, read_config
+from silotune.runs.build.model import BackboneRequirements
+from silotune.runs.build.resolve import make_method, read_config
 from silotune.runs.personal_model import PersonalModel
 from silotune.training.federation import Federation
 from tests.support.fake_cuda import build_guard, fake_cuda, load_guard, to_fake_cuda

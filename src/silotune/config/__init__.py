@@ -6,7 +6,7 @@ from silotune.config.backbone import BackboneConfig
 from silotune.config.data import DataConfig
 from silotune.config.differences import differences
 from silotune.config.input_errors import input_error
-from silotune.config.parse import dump, load_config, preset_names, preset_text, validated
+from silotune.config.parse import dump, load_config, load_resolved, preset_names, preset_text, validated
 from silotune.config.schema import Config
 from silotune.config.section import Choice
 from silotune.config.silos import SiloConfig
@@ -23,6 +23,7 @@ __all__ = [
     "dump",
     "input_error",
     "load_config",
+    "load_resolved",
     "preset_names",
     "preset_text",
     "validated",

@@ -8,6 +8,7 @@ a comparison.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -20,9 +21,10 @@ from silotune.config.input_errors import input_error, shown
 from silotune.config.paths import absolute, read_tree
 from silotune.config.registries import METHODS
 from silotune.config.schema import Config
+from silotune.config.section import Section
 from silotune.config.silo_changes import change_silos, take_changes
 from silotune.config.silos import SiloConfig
-from silotune.config.trees import NAMED, Tree, merged, nested, parse_tree, parse_word, plain
+from silotune.config.trees import NAMED, Tree, load_tree, merged, nested, parse_tree, parse_word, plain
 from silotune.core.yaml_text import dump_yaml
 from silotune.errors import InputError, unknown_name_error
 
@@ -151,6 +153,30 @@ def validated(tree: Tree) -> Config:
         raise InputError(f"{input_error(error, Config)}{_silo_name(error, tree)}") from None
 
 
+def load_resolved(path: Path) -> Config:
+    """Return the configuration that `dump` wrote into a run folder. It says every key, so there are no layers.
+
+    Sections that say what the schema's defaults say are left to the schema, which does not check its defaults anew.
+
+    Raises:
+        InputError: as `load_tree` and `validated`.
+    """
+    chosen = {}
+    for key, value in load_tree(path).items():
+        default = _dumped_defaults().get(key)
+        is_default = isinstance(value, dict) and isinstance(default, dict) and value.items() <= default.items()
+        if not is_default:
+            chosen[key] = value
+    return validated(chosen)
+
+
+@cache
+def _dumped_defaults() -> Tree:
+    """Section → its keys with their defaults, as `dump` writes them."""
+    sections = {name: field.default for name, field in Config.model_fields.items()}
+    return {name: value.model_dump(mode="json") for name, value in sections.items() if isinstance(value, Section)}
+
+
 def _silo_name(error: ValidationError, tree: Tree) -> str:
     """Return the name of the silo that an error's `silos.3` stands for."""
     match error.errors()[0]["loc"]:
@@ -198,8 +224,6 @@ def dump(config: Config) -> str:
 def _source(source: str) -> tuple[Tree, Tree]:
     path = Path(source)
     if path.suffix in (".yaml", ".yml") or path.is_file():
-        if not path.is_file():
-            raise InputError(f"config file {source}: no such file")
         file = read_tree(path)
         name = file.pop("preset", None)
         return (parse_tree(preset_text(str(name)), str(name)) if name else {}), file

@@ -5,31 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from silotune.config.trees import Tree, nested, parse_tree
+from silotune.config.trees import Tree, load_tree, nested
 from silotune.errors import InputError
 
 HUB_PREFIX = "hub:"
 """How the path of a silo's data set on the Hugging Face hub begins."""
-
-_MOST_BYTES = 32 * 2**20
-"""Size of the largest configuration that is read; tens of thousands of silos fit in."""
 
 
 def read_tree(path: Path) -> Tree:
     """Read a YAML file as a tree; its paths are relative to the file.
 
     Raises:
-        InputError: if it cannot be read, or is not a YAML mapping in UTF-8.
+        InputError: as `load_tree`.
     """
-    try:
-        if path.stat().st_size > _MOST_BYTES:
-            raise InputError(f"config {path}: larger than {_MOST_BYTES >> 20} MiB")
-        text = path.read_bytes().decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise InputError(f"config {path}: not UTF-8 (byte {error.start})") from error
-    except OSError as error:
-        raise InputError(f"config {path}: cannot be read ({error.strerror})") from error
-    return absolute(parse_tree(text, str(path)), path.parent)
+    return absolute(load_tree(path), path.parent)
 
 
 def absolute(tree: Tree, folder: Path) -> Tree:

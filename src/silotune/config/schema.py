@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from silotune.config.aggregation import AggregationConfig
 from silotune.config.attack import AttackConfig
@@ -45,6 +45,8 @@ class Config(Section):
         cohort: silos that train in one forward; `auto` chooses the number by device and memory.
         per_method: method → keys that it gets instead, in comparisons and sweeps.
     """
+
+    model_config = ConfigDict(validate_default=False)  # a section's defaults were checked when it was made
 
     description: str = ""
     backbone: BackboneConfig = BackboneConfig()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Any
 
 import yaml
@@ -24,6 +24,28 @@ SECTIONS: dict[str, type[Section] | type[Choice]] = {
 
 NAMED = tuple(name for name, section in SECTIONS.items() if "name" in section.model_fields)
 """The sections for which `x=name` is short for `x.name=name`."""
+
+_MOST_BYTES = 32 * 2**20
+"""Size of the largest configuration that is read; tens of thousands of silos fit in."""
+
+
+def load_tree(path: Path) -> Tree:
+    """Read a YAML file as a tree.
+
+    Raises:
+        InputError: it is missing, cannot be read, or is not a YAML mapping in UTF-8.
+    """
+    if not path.is_file():
+        raise InputError(f"config file {path}: no such file")
+    try:
+        if path.stat().st_size > _MOST_BYTES:
+            raise InputError(f"config {path}: larger than {_MOST_BYTES >> 20} MiB")
+        text = path.read_bytes().decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InputError(f"config {path}: not UTF-8 (byte {error.start})") from error
+    except OSError as error:
+        raise InputError(f"config {path}: cannot be read ({error.strerror})") from error
+    return parse_tree(text, str(path))
 
 
 def parse_tree(text: str, source: str) -> Tree:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import groupby, pairwise
+from itertools import accumulate, groupby, pairwise
 
 import torch
 from torch import Tensor, nn
@@ -73,7 +73,11 @@ class CohortMicroBatch:
 
 def own_micro_batches(batch: Batch) -> list[CohortMicroBatch]:
     """Wrap the micro-batches of a single silo's batch."""
-    return zip_micro_batches([batch], 0)
+    starts = accumulate((len(inputs["input_ids"]) for inputs in batch.micro), initial=0)
+    return [
+        CohortMicroBatch((SiloSlice(0, start, inputs["input_ids"].shape[1], inputs),))
+        for start, inputs in zip(starts, batch.micro, strict=False)
+    ]
 
 
 def zip_micro_batches(batches: Sequence[Batch], pad_id: int, limit: TokenLimit | None = None) -> list[CohortMicroBatch]:

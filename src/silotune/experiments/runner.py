@@ -14,7 +14,8 @@ from silotune.core.process_pool import end_unguarded_worker, worker_pool
 from silotune.errors import Diverged, InputError
 from silotune.experiments.comparison import Cell
 from silotune.models.backbone.backbone import Backbone
-from silotune.runs.build.resolve import BackboneRequirements, make_method, on_this_machine
+from silotune.runs.build.model import BackboneRequirements
+from silotune.runs.build.resolve import make_method, on_this_machine
 from silotune.runs.callbacks import Callback
 from silotune.runs.run import run
 from silotune.runs.storage.run_folder import continued

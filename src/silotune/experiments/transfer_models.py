@@ -17,7 +17,8 @@ from silotune.methods.parts import Scope
 from silotune.models.backbone.backbone import Backbone
 from silotune.models.forward.mixing import parts_in
 from silotune.models.heads import Head
-from silotune.runs.build.resolve import BackboneRequirements, make_method, read_config
+from silotune.runs.build.model import BackboneRequirements
+from silotune.runs.build.resolve import make_method, read_config
 from silotune.runs.load import load_run
 from silotune.runs.run_result import Run
 from silotune.runs.storage.readers import read_summary

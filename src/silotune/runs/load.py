@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from silotune.config import Config
+from silotune.config import Config, load_resolved
 from silotune.config.validators import NAME_RULE, is_name
 from silotune.core.tensors import State, unflatten
 from silotune.data.tasks import Task, read_task
@@ -18,14 +18,13 @@ from silotune.methods import Method
 from silotune.methods.parts import Scope, names_with
 from silotune.models.backbone.backbone import Backbone
 from silotune.models.tuners.initial_adapter import FILE
-from silotune.runs.build.model import build_model
-from silotune.runs.build.resolve import make_method, read_config, use_this_machine, with_template
-from silotune.runs.build.silos import silos_without_rows
+from silotune.runs.build.model import make_context, run_backbone
+from silotune.runs.build.resolve import make_method, use_this_machine, with_options, with_template
 from silotune.runs.personal_model import PersonalModel
 from silotune.runs.storage.checkpoints import Checkpoint, Checkpoints, load_silo, validated_state
 from silotune.runs.storage.readers import read_summary, read_versions
-from silotune.runs.storage.run_folder import RunFolder
 from silotune.training.context import TrainingContext
+from silotune.training.silo import silos_without_rows
 
 if TYPE_CHECKING:
     from silotune.runs.run_result import Run
@@ -47,6 +46,7 @@ def load_run(folder: str | Path, backbone: Backbone | None = None, precision: st
     from silotune.communication.aggregation import AGGREGATIONS
     from silotune.runs.engines.in_process import InProcessEngine
     from silotune.runs.run_result import Run
+    from silotune.runs.storage.run_folder import RunFolder
     from silotune.training.coordinator import Coordinator
     from silotune.training.federation import Federation
 
@@ -57,9 +57,9 @@ def load_run(folder: str | Path, backbone: Backbone | None = None, precision: st
     coordinator = Coordinator(context.initial_shared(silos.values()), AGGREGATIONS["uniform"], config.seed)
     malicious = _malicious(finished)
     federation = Federation(config, context, silos, coordinator, tasks, finished.texts, malicious=malicious)
-    InProcessEngine(federation, finished.folder).load(finished.best_checkpoint())
-    read_instances(finished.folder.path, context, silos.values())
-    return Run(finished.folder.path, finished.summary, federation)
+    InProcessEngine(federation, RunFolder(finished.path)).load(finished.best_checkpoint())
+    read_instances(finished.path, context, silos.values())
+    return Run(finished.path, finished.summary, federation)
 
 
 def load_model(
@@ -86,9 +86,9 @@ def load_model(
         context.method, finished.tasks if context.method.centralized else {silo: task}
     ).values()
     best = finished.best_checkpoint()
-    shared = _read_shared(finished.folder.checkpoints, best, context.initial_shared([owner]))
-    load_silo(finished.folder.checkpoints, best, context, owner)
-    read_instances(finished.folder.path, context, [owner])
+    shared = _read_shared(finished.checkpoints, best, context.initial_shared([owner]))
+    load_silo(finished.checkpoints, best, context, owner)
+    read_instances(finished.path, context, [owner])
     return PersonalModel(context, owner, shared, task, finished.texts[silo])
 
 
@@ -107,7 +107,8 @@ class _FinishedRun:
     """The settings of a finished run, as its folder says them.
 
     Args:
-        folder: the run folder.
+        path: the run folder.
+        checkpoints: its checkpoints.
         summary: `summary.json`.
         config: the run's configuration.
         method: the configured method.
@@ -115,7 +116,8 @@ class _FinishedRun:
         texts: silo name → number of texts in a row.
     """
 
-    folder: RunFolder
+    path: Path
+    checkpoints: Checkpoints
     summary: dict[str, Any]
     config: Config
     method: Method
@@ -130,10 +132,11 @@ class _FinishedRun:
             InputError: no finished run there, or the private parts are elsewhere.
         """
         summary = read_summary(path)
-        config = read_config(str(path / "config.yaml"))
+        config = load_resolved(path / "config.yaml")
         if summary.get("template") == CHAT:  # chosen by the silos' rows
             config = with_template(config, CHAT)
         method = make_method(config)
+        config = with_options(config, method)
         _check_private_parts(path, summary, method)
         elsewhere: dict[str, Any] = {"device": "auto"}  # this machine may not have the run's
         if config.backbone.device_map is not None:
@@ -141,7 +144,7 @@ class _FinishedRun:
         config = config.model_copy(update=elsewhere)
         if precision is not None:
             config = config.model_copy(update={"precision": config.precision.model_copy(update={"name": precision})})
-        return cls(RunFolder(path), summary, config, method, *_tasks(path, summary))
+        return cls(path, Checkpoints(path / "checkpoints"), summary, config, method, *_tasks(path, summary))
 
     def build_model(self, backbone: Backbone | None) -> TrainingContext:
         """Build the model over the run's backbone.
@@ -149,15 +152,15 @@ class _FinishedRun:
         Raises:
             InputError: the backbone's weights have changed.
         """
-        path, config = self.folder.path, use_this_machine(self.config)
+        path, config = self.path, use_this_machine(self.config)
         if config.start is not None:  # the run's own copy: the configured file may be gone
             config = config.model_copy(update={"start": str(path / FILE)})
-        context = build_model(config, self.method, self.tasks.values(), backbone)
-        if not context.backbone.has_fingerprint(read_versions(path)["backbone"]):
+        backbone = run_backbone(config, self.method, backbone)
+        if not backbone.has_fingerprint(read_versions(path)["backbone"]):
             raise InputError(
                 f"{path}: was made with another backbone than {config.backbone.name!r} is now (its weights differ)"
             )
-        return context
+        return make_context(config, self.method, self.tasks.values(), backbone)
 
     def best_checkpoint(self) -> Checkpoint:
         """Return the manifest of the best round.
@@ -166,9 +169,9 @@ class _FinishedRun:
             InputError: it is missing or damaged.
         """
         try:
-            return self.folder.checkpoints.load(int(self.summary["best_round"]))
+            return self.checkpoints.load(int(self.summary["best_round"]))
         except (KeyError, TypeError, ValueError, OverflowError) as error:
-            raise InputError(f"{self.folder.path}/summary.json: damaged (no best_round)") from error
+            raise InputError(f"{self.path}/summary.json: damaged (no best_round)") from error
 
 
 def _check_private_parts(path: Path, summary: dict[str, Any], method: Method) -> None:
@@ -205,4 +208,4 @@ def _malicious(finished: _FinishedRun) -> tuple[str, ...]:
     try:
         return tuple((finished.summary.get("attack") or {}).get("malicious", ()))
     except (TypeError, AttributeError) as error:
-        raise InputError(f"{finished.folder.path}/summary.json: damaged (attack)") from error
+        raise InputError(f"{finished.path}/summary.json: damaged (attack)") from error

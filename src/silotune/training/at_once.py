@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from silotune.config import Config, TrainConfig
 from silotune.models.backbone.backbone import Backbone
-from silotune.models.backbone.device_memory import total_memory
+from silotune.models.backbone.device import total_memory
 from silotune.models.heads import Head, LanguageModelHead
 from silotune.training.token_memory import device_rooms, passing
 

@@ -18,7 +18,7 @@ from silotune.data.cohort_batches import CohortMicroBatch, own_micro_batches
 from silotune.data.tasks import Task
 from silotune.methods.base import REFERENCE, Method, Phase, Step, previous_tensors
 from silotune.methods.parts import Part, Scope
-from silotune.methods.validation import check_method, check_shared, check_tuners
+from silotune.methods.validation import check_shared, check_tuners
 from silotune.models.backbone.backbone import Backbone
 from silotune.models.forward.activation_cache import ActivationCache
 from silotune.models.forward.mixing import (
@@ -74,7 +74,6 @@ class TrainingContext:
         self.parts: dict[str, Part] = method.parts()
         self.phases = [self._with_reference(phase) for phase in method.phases()]
         self.server_phases = [self._with_reference(phase) for phase in method.server_phases()]
-        check_method(method)
         self.train = train
         self.seed = seed
         self.start = start
@@ -83,7 +82,6 @@ class TrainingContext:
         self.rows_written = rows_written
         self.rounds = rounds
         self.recipe = LossRecipe(train.label_smoothing, train.class_weights)
-        method.setting.head.check_loss(self.recipe)
         own = train.tokens_at_once
         self.tokens_at_once = own if tokens_at_once is None and isinstance(own, int) else tokens_at_once
         self.row_draws = RowDraws(seed)

@@ -1,12 +1,17 @@
-"""`Silo`: tokenized rows by task, and a `SiloState` (private parts, memory); `Evaluation`: rows it is judged on."""
+"""`Silo`: tokenized rows by task, a `SiloState` and `Evaluation` rows; `silos_without_rows`, and `centralized` ones."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+
+import torch
 
 from silotune.core import tensors as part_tools
 from silotune.core.tensors import State, Tensors
+from silotune.data.tasks import Task
 from silotune.data.tokenized import TokenizedRows
+from silotune.methods import Method
 
 
 @dataclass
@@ -77,3 +82,22 @@ class Silo:
     def rows(self) -> int:
         """The number of its own training rows, which is its weight in sample-weighted aggregation."""
         return sum(rows.clean_count for rows in self.train.values())
+
+
+def silos_without_rows(method: Method, tasks: Mapping[str, Task]) -> dict[str, Silo]:
+    """Build silos whose rows are elsewhere, from their tasks by name; a centralized method puts them together."""
+    silos = {}
+    for name, task in tasks.items():
+        rows = TokenizedRows(task, [], None, torch.zeros(0, dtype=torch.int64))
+        silos[name] = Silo(name, {task.name: rows}, {name: Evaluation(rows, rows)})
+    return centralized(silos, method.name) if method.centralized else silos
+
+
+def centralized(silos: Mapping[str, Silo], name: str) -> dict[str, Silo]:
+    """Return one training silo of this name with all silos' rows, judged on each silo's rows."""
+    train: dict[str, TokenizedRows] = {}
+    for silo in sorted(silos.values(), key=lambda silo: silo.name):  # the order in which they were named cannot matter
+        for task, rows in silo.train.items():
+            train[task] = train[task].concatenated(rows) if task in train else rows
+    evaluations = {name: evaluation for silo in silos.values() for name, evaluation in silo.evaluations.items()}
+    return {name: Silo(name, train, evaluations)}

@@ -28,6 +28,7 @@ from silotune.models.forward.mixing import MixEntry, has_gradient
 from silotune.models.forward.view_cache import ConstantViewCache
 from silotune.models.forward.views import View
 from silotune.training.context import TrainingContext
+from silotune.training.view_copies import ConstantView, as_leaves
 
 Terms = dict[str, Tensor]
 """The loss and its logged terms, shape () each, by name."""
@@ -177,7 +178,7 @@ class _StepGradients:
                 views = self._views(self.micro_batches, draws)
             for member, own_views, draw in zip(self.members, views, draws.of_each, strict=True):
                 with draw:
-                    leaves.append(_as_leaves(own_views, self._views_with_graph))
+                    leaves.append(as_leaves(own_views, self._views_with_graph))
                     step = member.step(self.context, leaves[-1])
                     loss = self.phase.loss(step)
                 losses.append(member.scaled(loss))
@@ -243,7 +244,7 @@ class _StepGradients:
         )
         for index, own in enumerate(views):
             for anchor, view in same.items():
-                own[anchor] = _ConstantView(own[view])
+                own[anchor] = ConstantView(own[view])
                 self._keep(anchor, own[anchor], index, micro_batches)
         return views
 
@@ -276,47 +277,3 @@ class _Draws:
         """What the forwards of a cohort draw from."""
         self.of_each: Sequence[AbstractContextManager[None]] = [nullcontext()] if alone else streams
         """Context of each member's loss."""
-
-
-class _ConstantView(View):
-    """Another view's readings, without gradient.
-
-    Args:
-        view: the other view.
-    """
-
-    def __init__(self, view: View) -> None:
-        super().__init__({name: reading.detach() for name, reading in view.items()})
-        self._view = view
-
-    def __missing__(self, name: str) -> Tensor:
-        self[name] = reading = self._view[name].detach()
-        return reading
-
-
-class _LeafView(View):
-    """A view whose readings are leaves of a new graph, in which a loss leaves their gradients.
-
-    Args:
-        view: the readings, without graph.
-    """
-
-    def __init__(self, view: View) -> None:
-        super().__init__({name: _leaf(reading) for name, reading in view.items()})
-        self._view = view
-
-    def __missing__(self, name: str) -> Tensor:
-        with torch.no_grad():
-            reading = self._view[name]
-        self[name] = leaf = _leaf(reading)
-        return leaf
-
-
-def _leaf(tensor: Tensor) -> Tensor:
-    return tensor.detach().requires_grad_(tensor.is_floating_point())
-
-
-def _as_leaves(views: Mapping[str, View], names: Sequence[str]) -> dict[str, View]:
-    """Return the views, those of these names as leaves; a view of several names stays one."""
-    leaves = {id(views[name]): _LeafView(views[name]) for name in names}
-    return {name: leaves.get(id(view), view) for name, view in views.items()}

@@ -12,7 +12,7 @@ import torch
 
 from silotune.config import TrainConfig
 from silotune.models.backbone.backbone import Backbone
-from silotune.models.backbone.device_memory import total_memory
+from silotune.models.backbone.device import total_memory
 
 _LEAST = 5
 """Values of the width that a block keeps at least per token for the backward pass: query, key, value, and two norms."""

@@ -20,7 +20,8 @@ from silotune.models.backbone.device_map import candidates, plan_blocks, release
 from silotune.models.backbone.forward_plan import ForwardPlan
 from silotune.models.backbone.lm_head import without_lm_head
 from silotune.models.backbone.loading import load_backbone
-from silotune.runs.build.resolve import BackboneRequirements, make_method, read_config
+from silotune.runs.build.model import BackboneRequirements
+from silotune.runs.build.resolve import make_method, read_config
 from silotune.runs.engines.multi_process import MultiProcessEngine
 from tests.support.language_models import folder_of, made
 

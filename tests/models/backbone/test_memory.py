@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from silotune.errors import InputError
-from silotune.models.backbone import device_memory, memory
-from silotune.models.backbone.device_memory import free_memory, total_memory
+from silotune.models.backbone import device, memory
+from silotune.models.backbone.device import free_memory, total_memory
 from silotune.models.backbone.loading import load_backbone
 from silotune.models.backbone.quantization import quantized_shapes, weight_bytes
 from silotune.models.backbone.stored_model import weight_files
@@ -98,7 +98,7 @@ def test_the_machine_says_what_it_has():
 
 def test_a_containers_memory_is_its_share_of_the_machines(tmp_path, monkeypatch):
     limit = tmp_path / "memory.max"
-    monkeypatch.setattr(device_memory, "_LIMIT", limit)
+    monkeypatch.setattr(device, "_LIMIT", limit)
     machine = total_memory(CPU)
     for text, expected in (("1048576\n", 2**20), ("max\n", machine), (f"{2**60}\n", machine)):
         limit.write_text(text)

@@ -37,20 +37,19 @@ from silotune.methods import Method
 from silotune.models.backbone.backbone import Backbone
 from silotune.runs.build.coordinator import build_coordinator
 from silotune.runs.build.initial_adapter import keep_start
-from silotune.runs.build.model import build_model
+from silotune.runs.build.model import BackboneRequirements, build_model
 from silotune.runs.build.resolve import (
-    BackboneRequirements,
     make_method,
     on_this_machine,
     read_config,
     use_this_machine,
 )
-from silotune.runs.build.silos import server_silo, silos_without_rows
+from silotune.runs.build.silos import server_silo
 from silotune.runs.build.validation import check_labels, check_tasks
 from silotune.runs.storage.run_folder import RunFolder
 from silotune.runs.summary import state_digest, summarise
 from silotune.training.federation import Federation
-from silotune.training.silo import SiloState
+from silotune.training.silo import SiloState, silos_without_rows
 
 PREDECESSOR_TIMEOUT = 30.0
 """Seconds to wait for an earlier coordinator in the folder to end."""

@@ -35,8 +35,8 @@ from silotune.methods.parts import Scope, names_with
 from silotune.models.backbone.backbone import Backbone
 from silotune.models.backbone.quantization import NONE
 from silotune.runs.build.coordinator import build_coordinator
-from silotune.runs.build.model import build_model
-from silotune.runs.build.resolve import BackboneRequirements, make_method, read_config, use_this_machine
+from silotune.runs.build.model import BackboneRequirements, build_model
+from silotune.runs.build.resolve import make_method, read_config, use_this_machine
 from silotune.runs.build.silos import build_silos
 from silotune.runs.build.step_memory import check_step_memory
 from silotune.runs.build.validation import check_tasks

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -15,16 +15,14 @@ from silotune.data.batching import call_cost_for
 from silotune.data.tokenized import Inputs
 from silotune.models.backbone.architectures import ARCHITECTURES, Architecture, architecture_of
 from silotune.models.backbone.base_forward import encoder_decoder_forward, plain_forward
-from silotune.models.backbone.block_devices import BlockDevices
+from silotune.models.backbone.block_devices import BlockDevices, WeightPlacement
 from silotune.models.backbone.device import resolve_device
+from silotune.models.backbone.fingerprint import WeightIdentity
 from silotune.models.backbone.forward_plan import ForwardPlan
 from silotune.models.backbone.hooks import FunctionalWrapper, HookManager
-from silotune.models.backbone.identity import WeightIdentity
-from silotune.models.backbone.known_masks import known_masks
 from silotune.models.backbone.lm_head import LMHead, without_lm_head
 from silotune.models.backbone.memory import linear_weights
-from silotune.models.backbone.padding import Padding
-from silotune.models.backbone.placement import WeightPlacement
+from silotune.models.backbone.padding import Padding, known_masks
 from silotune.models.backbone.quantization import NONE
 from silotune.models.backbone.shared_activations import SharedActivations
 from silotune.models.backbone.shared_weights import SharedWeights
@@ -39,9 +37,7 @@ from silotune.models.backbone.virtual_tokens import (
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-
 Result = TypeVar("Result")
-
 
 WEIGHT_TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 """Precision → the type of the frozen weights and of autocast; float32 where there is no entry."""
@@ -289,14 +285,10 @@ class Backbone:
                 return plain_forward(self.base, batch)
             return encoder_decoder_forward(self.base, batch, decoder, prefixes)
 
-    @contextlib.contextmanager
-    def autocast(self) -> Iterator[None]:
-        """Autocast to the precision, for the backbone and for heads on top of it."""
-        if self.precision in WEIGHT_TYPES:
-            with torch.autocast(self.device.type, dtype=WEIGHT_TYPES[self.precision]):
-                yield
-        else:
-            yield
+    def autocast(self) -> AbstractContextManager[object]:
+        """Return a context of autocast to the precision, for the backbone and for heads on top of it."""
+        dtype = self.autocast_dtype
+        return nullcontext() if dtype is None else torch.autocast(self.device.type, dtype=dtype)
 
     def shared_activations(self, plans: Sequence[ForwardPlan]) -> SharedActivations:
         """Return a record for the activations that forwards under these plans over the same rows share."""

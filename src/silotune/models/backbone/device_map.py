@@ -11,8 +11,7 @@ from torch import nn
 from silotune.errors import InputError
 from silotune.models.backbone.architectures import ARCHITECTURES
 from silotune.models.backbone.block_devices import BlockDevices
-from silotune.models.backbone.device import available_devices
-from silotune.models.backbone.device_memory import GIB, free_memory
+from silotune.models.backbone.device import GIB, available_devices, free_memory
 from silotune.models.backbone.lm_head import without_lm_head
 from silotune.models.backbone.quantization import NONE, weight_bytes
 
@@ -20,14 +19,14 @@ DeviceMap = str | Mapping[str, str]
 """A value of `backbone.device_map`: `auto`, or names of blocks, or of their list → device."""
 
 
-def candidates(setting: DeviceMap | None, main: torch.device) -> list[torch.device]:
+def candidates(setting: DeviceMap, main: torch.device) -> list[torch.device]:
     """Return the devices that a value of `backbone.device_map` can put weights on, the main one first.
 
     Raises:
         InputError: this machine does not have one of them, or it is of another kind than the main one.
     """
     main = _with_index(main)
-    if setting is None or (setting == "auto" and main.type != "cuda"):
+    if setting == "auto" and main.type != "cuda":
         return [main]
     if isinstance(setting, str):
         found = [torch.device("cuda", index) for index in range(torch.cuda.device_count())]

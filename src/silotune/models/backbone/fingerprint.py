@@ -1,4 +1,7 @@
-"""`stored_fingerprint`: sha256 of a model's weights, read from safetensors files; kept beside them in a cache."""
+"""`stored_fingerprint`: sha256 of weights in safetensors files, kept beside them; `WeightIdentity` of a loaded model.
+
+The second also counts the quantization in, and knows the fingerprints of silotune 0.1.0.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,14 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from silotune.core.files import write_text
 from silotune.errors import InputError
+from silotune.models.backbone.lm_head import LMHead, without_lm_head
+from silotune.models.backbone.quantization import NONE
 
 CACHE_FILE = ".silotune-fingerprint.json"
 """Name of the file beside the weights that holds their digest."""
@@ -127,3 +132,54 @@ def _read(place: Path) -> dict[str, object]:
     except (OSError, ValueError):
         return {}
     return kept if isinstance(kept, dict) else {}
+
+
+class WeightIdentity:
+    """The digest of a model's stored weights and of their quantization.
+
+    Args:
+        model: the model, whose parameters are hashed if there is no digest.
+        stored: the digest of the weights as stored; None: that of the parameters in float32.
+        quantization: how the linear layers are stored.
+        load_float32: loads the stored weights in float32; None: the model's own are.
+    """
+
+    def __init__(
+        self, model: Any, stored: str | None, quantization: str, load_float32: Callable[[], Any] | None
+    ) -> None:
+        self._model = model
+        self._stored = stored
+        self._quantization = quantization
+        self._load_float32 = load_float32
+
+    @property
+    def fingerprint(self) -> str:
+        """The sha256 of the stored weights and their quantization."""
+        if self._stored is None:
+            self._stored = _float32_fingerprint(self._in_float32())
+        if self._quantization == NONE:
+            return self._stored
+        return hashlib.sha256(f"{self._stored}|{self._quantization}".encode()).hexdigest()
+
+    def has(self, recorded: str) -> bool:
+        """Return whether a recorded fingerprint is of these weights; it may be one that silotune 0.1.0 recorded."""
+        if recorded == self.fingerprint:
+            return True
+        return self._quantization == NONE and recorded == _float32_fingerprint(self._in_float32())
+
+    def _in_float32(self) -> Any:
+        return self._model if self._load_float32 is None else self._load_float32()
+
+
+def _float32_fingerprint(model: Any) -> str:
+    """Return the sha256 of a model's parameters in float32, without a pooler: the fingerprint of silotune 0.1.0."""
+    base = without_lm_head(model)
+    parameters = dict(base.named_parameters())
+    if model.get_output_embeddings() is not None:
+        parameters |= LMHead(model, base).parameters
+    sha = hashlib.sha256()
+    for name, tensor in sorted(parameters.items()):
+        if not name.startswith("pooler."):
+            sha.update(f"{name}|{tuple(tensor.shape)}|".encode())
+            sha.update(tensor.detach().float().cpu().contiguous().reshape(-1).numpy().data)
+    return sha.hexdigest()

@@ -126,7 +126,7 @@ def load_backbone(
     float32 = options | {"dtype": torch.float32}
     if quantization != NONE:
         options |= quantized_loading(quantization, dtype, target)
-    possible = candidates(settings.device_map, target)
+    possible = [target] if settings.device_map is None else candidates(settings.device_map, target)
     with one_message(settings.name):
         config, auto = model_class_of(settings, source, model_class)
         tokenizer = AutoTokenizer.from_pretrained(source, config=config, **hub_options(settings))

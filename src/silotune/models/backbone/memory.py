@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from silotune.errors import InputError
-from silotune.models.backbone.device_memory import GIB, free_memory
+from silotune.models.backbone.device import GIB, free_memory
 from silotune.models.backbone.fingerprint import read_header
 from silotune.models.backbone.quantization import NONE, weight_bytes
 

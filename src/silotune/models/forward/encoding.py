@@ -66,13 +66,14 @@ def encode_views(
     Raises:
         InputError: for several segments with a tuner that cannot tell rows apart.
     """
-    segments = segments or Segments([len(inputs["input_ids"])])
+    rows = len(inputs["input_ids"])
+    segments = segments or Segments([rows])
     encoded: dict[Key, Encoded] = {}
     trained: dict[Key, ForwardPlan] = {}
     constant: dict[Key, ForwardPlan] = {}
     for key, segment_mixes in mixes.items():
         if len(segment_mixes) == 1:
-            groups = group_by_weight(backbone, segment_mixes[0], segments.rows)
+            groups = group_by_weight(backbone, segment_mixes[0], rows)
             if len(groups) > 1:
                 encoded[key] = _encode_groups(backbone, inputs, groups), None
                 continue
@@ -86,7 +87,7 @@ def encode_views(
             trained[key] = plan
         else:
             constant[key] = plan
-    return encoded | _encode_stacked(backbone, inputs, segments.rows, trained, constant, fill, padding)
+    return encoded | _encode_stacked(backbone, inputs, rows, trained, constant, fill, padding)
 
 
 def _encode_stacked(
@@ -118,9 +119,13 @@ def _encode_stacked(
     for plans in (trained, constant):
         if not plans:
             continue
-        stacked_plan = replace(stack_plans(list(plans.values()), rows), shared=shared)
+        (key, plan), *others = plans.items()
+        joint = stack_plans(list(plans.values()), rows) if others else plan
         with torch.set_grad_enabled(torch.is_grad_enabled() and plans is trained):
-            states = backbone.encode(inputs, stacked_plan, padding)
+            states = backbone.encode(inputs, replace(joint, shared=shared), padding)
+        if not others:
+            encoded[key] = states, plan
+            continue
         for (key, plan), replica in zip(plans.items(), split_replicas(states, rows, len(plans)), strict=True):
             encoded[key] = replica, plan
     return encoded

@@ -10,9 +10,8 @@ from silotune.data.server_rows import draw_labeled_rows
 from silotune.data.tasks import SiloData
 from silotune.models.backbone.backbone import Backbone
 from silotune.runs.build.coordinator import build_coordinator
-from silotune.runs.build.model import build_model
+from silotune.runs.build.model import BackboneRequirements, build_model
 from silotune.runs.build.resolve import (
-    BackboneRequirements,
     make_method,
     use_this_machine,
     with_chat_template,

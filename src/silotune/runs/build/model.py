@@ -1,19 +1,90 @@
-"""`build_model`: a run's `TrainingContext`, of backbone, method, tuner, initial adapter and activation cache."""
+"""`build_model`: a run's `TrainingContext`, over its backbone, which `BackboneRequirements` describe and load."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
-from silotune.config import Config
+from silotune.config import BackboneConfig, Config
 from silotune.data.tasks import Task
+from silotune.errors import InputError
 from silotune.methods import Method
+from silotune.methods.validation import check_method
 from silotune.models.backbone.backbone import Backbone
+from silotune.models.backbone.device import resolve_device
+from silotune.models.backbone.loading import load_backbone
+from silotune.models.backbone.quantization import NONE, resolve_quantization
+from silotune.models.backbone.shared_weights import SharedWeights
+from silotune.models.backbone.stored_model import ModelClass
 from silotune.models.forward.activation_cache import ActivationCache
+from silotune.models.tuners import TUNERS
 from silotune.runs.build.initial_adapter import read_start
-from silotune.runs.build.resolve import BackboneRequirements
-from silotune.runs.build.validation import check_backbone
+from silotune.runs.build.validation import check_backbone, check_lengths
 from silotune.training.at_once import rows_scored, rows_written, tokens_at_once
 from silotune.training.context import TrainingContext
+
+
+@dataclass(frozen=True)
+class BackboneRequirements:
+    """A run's requirements of its backbone; runs with equal requirements can share one."""
+
+    backbone: BackboneConfig
+    precision: str
+    device: str
+    keep_master: bool
+    model_class: ModelClass
+    checkpointing: bool
+
+    @classmethod
+    def of(cls, config: Config, method: Method) -> BackboneRequirements:
+        """Return the requirements of a configuration and its method.
+
+        Raises:
+            InputError: the tuner trains weights that are stored quantized or spread over devices.
+        """
+        tuner, head = method.setting.tuner, method.setting.head
+        checkpointing = config.train.gradient_checkpointing
+        quantization = resolve_quantization(config.backbone.quantization, resolve_device(config.device))
+        if tuner.trains_backbone and quantization != NONE:
+            others = ", ".join(name for name, kind in TUNERS.items() if not kind.trains_backbone)
+            raise InputError(
+                f"tuner={tuner.name}: trains the weights that backbone.quantization={quantization} rounds; allowed: "
+                f"backbone.quantization=none, or the tuners {others}"
+            )
+        if tuner.trains_backbone and config.backbone.device_map is not None:
+            raise InputError(
+                f"tuner={tuner.name}: trains the weights that backbone.device_map spreads over devices; leave the key "
+                "out, or choose another tuner"
+            )
+        return cls(
+            config.backbone,
+            config.precision.name,
+            config.device,
+            tuner.trains_backbone,
+            head.model_class,
+            checkpointing,
+        )
+
+    def load(self, on_use: bool = False, weights: SharedWeights | None = None) -> Backbone:
+        """Load the backbone.
+
+        Args:
+            on_use: see `load_backbone`.
+            weights: see `load_backbone`.
+
+        Raises:
+            InputError: as `load_backbone`.
+        """
+        return load_backbone(
+            self.backbone,
+            precision=self.precision,
+            device=self.device,
+            keep_master=self.keep_master,
+            checkpointing=self.checkpointing,
+            model_class=self.model_class,
+            on_use=on_use,
+            weights=weights,
+        )
 
 
 def build_model(
@@ -23,7 +94,7 @@ def build_model(
     backbone: Backbone | None = None,
     load: Callable[[BackboneRequirements], Backbone] = BackboneRequirements.load,
 ) -> TrainingContext:
-    """Put a method on its backbone.
+    """Put a method on its backbone, to train.
 
     Args:
         config: the run's configuration, with the precision resolved.
@@ -33,11 +104,39 @@ def build_model(
         load: loads it.
 
     Raises:
-        InputError: for a backbone, a head or an initial adapter that do not fit together.
+        InputError: for a backbone, a head or an initial adapter that do not fit together, or a faulty method.
+    """
+    backbone = run_backbone(config, method, backbone, load)
+    check_lengths(config, method, backbone)
+    context = make_context(config, method, tasks, backbone)
+    check_method(method)
+    method.setting.head.check_loss(context.recipe)
+    return context
+
+
+def run_backbone(
+    config: Config,
+    method: Method,
+    backbone: Backbone | None = None,
+    load: Callable[[BackboneRequirements], Backbone] = BackboneRequirements.load,
+) -> Backbone:
+    """Load a run's backbone, or check the given one; arguments as for `build_model`.
+
+    Raises:
+        InputError: it cannot be loaded, or the given one was loaded with other settings.
     """
     if backbone is None:
-        backbone = load(BackboneRequirements.of(config, method))
+        return load(BackboneRequirements.of(config, method))
     check_backbone(config, method, backbone)
+    return backbone
+
+
+def make_context(config: Config, method: Method, tasks: Iterable[Task], backbone: Backbone) -> TrainingContext:
+    """Put a method on its backbone; arguments as for `build_model`.
+
+    Raises:
+        InputError: for a head or an initial adapter that does not fit the backbone.
+    """
     tuner, head = method.setting.tuner, method.setting.head
     head.check(backbone, {task.name: task for task in tasks}.values())
     start = None if config.start is None else read_start(config.start, backbone, tuner)

@@ -1,27 +1,22 @@
-"""`read_config` fills in defaults, `on_this_machine` what is `auto`; `make_method`; `BackboneRequirements`."""
+"""`read_config` fills in defaults, `on_this_machine` what is `auto`; `make_method`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TypeVar
 
 import torch
 from pydantic import BaseModel, ValidationError
 
-from silotune.config import BackboneConfig, Choice, Config, input_error, load_config
+from silotune.config import Choice, Config, input_error, load_config
 from silotune.config.head import HeadConfig
 from silotune.data.tasks import SiloData
 from silotune.data.templates import CHAT
 from silotune.errors import InputError
 from silotune.methods import METHODS, Method, Setting
 from silotune.methods.parts import Scope
-from silotune.models.backbone.backbone import Backbone
 from silotune.models.backbone.device import resolve_device, resolve_precision
-from silotune.models.backbone.loading import load_backbone
-from silotune.models.backbone.quantization import NONE, resolve_quantization
-from silotune.models.backbone.shared_weights import SharedWeights
-from silotune.models.backbone.stored_model import ModelClass
+from silotune.models.backbone.quantization import resolve_quantization
 from silotune.models.heads import HEADS
 from silotune.models.tuners import TUNERS
 
@@ -59,7 +54,11 @@ def read_config(
         InputError: for a bad key or value.
     """
     config = load_config(source, overrides or [], METHOD_DEFAULTS, changes, keys)
-    method = make_method(config)
+    return with_options(config, make_method(config))
+
+
+def with_options(config: Config, method: Method) -> Config:
+    """Return the configuration with all options of its method and of the method's tuner filled in."""
     tuner = method.setting.tuner
     return config.model_copy(
         update={
@@ -88,69 +87,6 @@ def use_this_machine(config: Config) -> Config:
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     return on_this_machine(config)
-
-
-@dataclass(frozen=True)
-class BackboneRequirements:
-    """A run's requirements of its backbone; runs with equal requirements can share one."""
-
-    backbone: BackboneConfig
-    precision: str
-    device: str
-    keep_master: bool
-    model_class: ModelClass
-    checkpointing: bool
-
-    @classmethod
-    def of(cls, config: Config, method: Method) -> BackboneRequirements:
-        """Return the requirements of a configuration and its method.
-
-        Raises:
-            InputError: the tuner trains weights that are stored quantized or spread over devices.
-        """
-        tuner, head = method.setting.tuner, method.setting.head
-        checkpointing = config.train.gradient_checkpointing
-        quantization = resolve_quantization(config.backbone.quantization, resolve_device(config.device))
-        if tuner.trains_backbone and quantization != NONE:
-            others = ", ".join(name for name, kind in TUNERS.items() if not kind.trains_backbone)
-            raise InputError(
-                f"tuner={tuner.name}: trains the weights that backbone.quantization={quantization} rounds; allowed: "
-                f"backbone.quantization=none, or the tuners {others}"
-            )
-        if tuner.trains_backbone and config.backbone.device_map is not None:
-            raise InputError(
-                f"tuner={tuner.name}: trains the weights that backbone.device_map spreads over devices; leave the key "
-                "out, or choose another tuner"
-            )
-        return cls(
-            config.backbone,
-            config.precision.name,
-            config.device,
-            tuner.trains_backbone,
-            head.model_class,
-            checkpointing,
-        )
-
-    def load(self, on_use: bool = False, weights: SharedWeights | None = None) -> Backbone:
-        """Load the backbone.
-
-        Args:
-            on_use: see `load_backbone`.
-            weights: see `load_backbone`.
-
-        Raises:
-            InputError: as `load_backbone`.
-        """
-        return load_backbone(
-            self.backbone,
-            precision=self.precision,
-            device=self.device,
-            keep_master=self.keep_master,
-            checkpointing=self.checkpointing,
-            model_class=self.model_class,
-            on_use=on_use,
-            weights=weights,
-        )
 
 
 def with_chat_template(config: Config, data: Iterable[SiloData]) -> Config:

@@ -1,11 +1,9 @@
-"""`build_silos` of rows: tokenized, poisoned in malicious silos; `silos_without_rows`, whose rows are elsewhere."""
+"""`build_silos` of rows: tokenized, poisoned in malicious silos; the silo of the coordinator's rows; absent silos."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-
-import torch
 
 from silotune.config import Config
 from silotune.data.backdoor import Backdoor, check_trigger, make_backdoor
@@ -17,7 +15,7 @@ from silotune.methods import Method
 from silotune.models.backbone.backbone import Backbone
 from silotune.models.heads.base import TokenizeRows
 from silotune.training.context import TrainingContext
-from silotune.training.silo import AttackedRows, Evaluation, Silo
+from silotune.training.silo import AttackedRows, Evaluation, Silo, centralized
 
 _ANY_LENGTH = 2**20  # tokens; no row is cut at this
 
@@ -60,7 +58,7 @@ def build_silos(
         silos[item.name] = Silo(item.name, {item.task.name: rows}, {item.name: evaluations[key]}, attack_scale=scale)
     attackers = () if backdoor is None else tuple(sorted(backdoor.malicious))
     if context.method.centralized:
-        silos = _centralized(silos, context.method.name)
+        silos = centralized(silos, context.method.name)
     if labeled is not None:
         silos[context.method.name].train = server_silo(context, labeled).train
     return silos, attackers
@@ -88,30 +86,11 @@ def _tokenized(tokenize: TokenizeRows, data: SiloData, kind: str, rows: Sequence
         raise InputError(f"silo {data.name!r}, {kind} rows: {error}") from error
 
 
-def silos_without_rows(method: Method, tasks: Mapping[str, Task]) -> dict[str, Silo]:
-    """Build silos whose rows are elsewhere, from their tasks by name; a centralized method puts them together."""
-    silos = {}
-    for name, task in tasks.items():
-        rows = TokenizedRows(task, [], None, torch.zeros(0, dtype=torch.int64))
-        silos[name] = Silo(name, {task.name: rows}, {name: Evaluation(rows, rows)})
-    return _centralized(silos, method.name) if method.centralized else silos
-
-
 def server_silo(context: TrainingContext, labeled: SiloData) -> Silo:
     """Build the coordinator's own silo, of its labeled rows."""
     tokenize = context.method.setting.head.row_tokenizer(context.backbone, context.train.max_length)
     rows = tokenize(labeled.task, labeled.splits.train)
     return Silo(":coordinator", {labeled.task.name: rows}, {})  # no other silo can have this name
-
-
-def _centralized(silos: Mapping[str, Silo], name: str) -> dict[str, Silo]:
-    """Return one training silo of this name with all silos' rows, judged on each silo's rows."""
-    train: dict[str, TokenizedRows] = {}
-    for silo in sorted(silos.values(), key=lambda silo: silo.name):  # the order in which they were named cannot matter
-        for task, rows in silo.train.items():
-            train[task] = train[task].concatenated(rows) if task in train else rows
-    evaluations = {name: evaluation for silo in silos.values() for name, evaluation in silo.evaluations.items()}
-    return {name: Silo(name, train, evaluations)}
 
 
 def _backdoor(config: Config, data: Sequence[SiloData], method: Method, backbone: Backbone) -> Backdoor | None:

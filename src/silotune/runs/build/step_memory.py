@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from silotune.core.tensors import State, count_parameters
 from silotune.data.tokenized import TokenizedRows
 from silotune.errors import InputError
-from silotune.models.backbone.device_memory import GIB, free_memory
+from silotune.models.backbone.device import GIB, free_memory
 from silotune.training.context import TrainingContext
 from silotune.training.silo import Silo
 from silotune.training.token_memory import least_kept

@@ -159,7 +159,7 @@ def _check_evaluation(config: Config, method: Method, tasks: Mapping[str, Task],
 
 
 def check_backbone(config: Config, method: Method, backbone: Backbone) -> None:
-    """Refuse a backbone that was loaded with other settings than the configuration's, or that reads too few tokens.
+    """Refuse a given backbone that was loaded with other settings than the configuration's.
 
     Raises:
         InputError: naming the key and what is allowed.
@@ -171,12 +171,20 @@ def check_backbone(config: Config, method: Method, backbone: Backbone) -> None:
             f"backbone: the one given runs in {backbone.precision}, the configuration wants {config.precision.name}"
             + (" with float32 weights (tuner trains them)" if method.setting.tuner.trains_backbone else "")
         )
-    length, tuner, head = config.train.max_length, method.setting.tuner, method.setting.head
     if backbone.quantization != config.backbone.quantization:
         raise InputError(
             f"backbone: the one given is stored with quantization={backbone.quantization}, the configuration wants "
             f"{config.backbone.quantization}"
         )
+
+
+def check_lengths(config: Config, method: Method, backbone: Backbone) -> None:
+    """Refuse texts, or answers, that are longer than the backbone reads.
+
+    Raises:
+        InputError: naming the key and what is allowed.
+    """
+    length, tuner, head = config.train.max_length, method.setting.tuner, method.setting.head
     check_length("train.max_length", length, tuner, backbone)
     if backbone.max_tokens is not None and isinstance(head, LanguageModelHead):
         _check_answer_length(head, backbone, length, backbone.max_tokens - tuner.virtual_tokens)

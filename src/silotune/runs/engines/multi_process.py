@@ -23,7 +23,7 @@ from silotune.errors import InputError
 from silotune.evaluation.federation_scores import all_share_one_model, score_silos
 from silotune.models.backbone.shared_weights import SharedWeights
 from silotune.runs.build.builder import build
-from silotune.runs.build.resolve import BackboneRequirements
+from silotune.runs.build.model import BackboneRequirements
 from silotune.runs.engines.base import Progress
 from silotune.runs.engines.history import Scores
 from silotune.runs.engines.in_process import InProcessEngine, Training, named
