@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 # compiled modules are kept: the processes that tests start import them all
 PYTEST := PYTHONDONTWRITEBYTECODE= HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal
 
-.PHONY: demo test test-all check clean
+.PHONY: demo test test-all check docs clean
 
 demo: $(STAMP)
 	$(BIN)/silotune demo --out runs/demo
@@ -23,6 +23,11 @@ check: $(STAMP)
 	$(BIN)/ruff check src tests benchmarks
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# The site in build/docs; a link that leads nowhere is an error.
+docs: $(STAMP)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[docs]"
+	$(BIN)/sphinx-build --fail-on-warning --keep-going --quiet -b html docs build/docs
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

@@ -269,7 +269,7 @@ class Method(ABC):
     paper: ClassVar[str] = ""
     Options: ClassVar[type[MethodOptions]] = MethodOptions
     defaults: ClassVar[Mapping[str, object]] = {}
-    """Keys that the method sets where the user does not (`{"tuner": "lora"}`)."""
+    """Keys that the method sets where the user does not, such as `tuner`."""
     tuners: ClassVar[tuple[str, ...] | None] = None
     """The tuners that the method is defined for; None: all."""
     centralized: ClassVar[bool] = False
