@@ -46,7 +46,7 @@ def test_each_limit_stands_by_itself(attack):
     for change in (
         {}, {"tuners": "any"}, {"keys": ["data.train_rows"]}, {"batch_size": 1}, {"batches": "any"}, {"lr": None},
         {"partial_passes": True}, {"shapes": "any"},
-        {"numbers_per_round": None}, {"row_steps": 0},
+        {"numbers_per_round": None}, {"row_steps": 0}, {"effective_rows": 0},
     ):  # fmt: skip
         lifted |= change
         reasons.append(attack(B1, changes=FEW, policy=dict(lifted)).reason())
@@ -60,6 +60,7 @@ def test_each_limit_stands_by_itself(attack):
         "shape of a weight matrix",
         "numbers in a message",
         "so few rows × steps",
+        "too few rows are behind it",
     )
     for reason, words in zip(reasons, expected, strict=False):
         assert words in reason

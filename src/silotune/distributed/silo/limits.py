@@ -76,7 +76,10 @@ class RequestLimits:
         Raises:
             PolicyRefused: in words that are the same for all rows.
         """
-        limits, withheld = self.policy.limits, self.ledger.withheld()
+        limits = self.policy.limits
+        if not limits.effective_rows:
+            return
+        withheld = self.ledger.withheld()
         if (entry.run, entry.request) in withheld:
             raise self._withheld()
         of_run = sum(run == entry.run for run, _ in withheld)
