@@ -6,13 +6,11 @@ comparisons are held elsewhere (`tests/experiments/test_comparison_presets.py`).
 
 from __future__ import annotations
 
-from importlib.resources import files
 from typing import Any
 
 import pytest
-import yaml
 
-from silotune.config import preset_names
+from silotune.config import preset_names, preset_tree
 from silotune.distributed.silo.policy_keys import flat
 from silotune.runs.build.resolve import read_config
 
@@ -133,6 +131,16 @@ FEDLORA_BENCH: Table = {
     "partition.silos": (5, "small"),
     "partition.seed": (10, "chosen"),
 }
+SET_2: Table = {"per_method.feddpa-t.method.alpha": (0.3, "section 5.1: 0.3 on data set 2")}
+CENTRAL: Table = {
+    "rounds": (1, "Table 3: in one place"),
+    "train.lr": (5e-5, "Table 3"),
+    "train.epochs": (20, "Table 3"),
+}
+CLEAN: Table = {
+    "attack.name": ("backdoor", "Table 2: the success rate of clean federations, too"),
+    "attack.fraction": (0.0, "Table 2"),
+}
 SMALL: Table = {
     "head.pooling": ("mean", "as MiniLM was trained"),
     "rounds": (6, "small"),
@@ -157,7 +165,7 @@ TARGETS |= {"qnli": "entailment", "rte": "entailment"}
 CPU: Table = TEN | {"head.pooling": ("mean", "as MiniLM was trained"), "rounds": (20, "small")}
 
 PRESETS: dict[str, Table] = {
-    **dict.fromkeys(("fedmcp-glue", "table1-glue", "table2-glue"), FEDMCP | TWO_ADAPTERS),
+    **dict.fromkeys(("fedmcp-glue", "table1-glue", "table2-glue", "figure3-glue", "grids-glue"), FEDMCP | TWO_ADAPTERS),
     "uplinks-glue": FEDMCP | {key: TWO_ADAPTERS[key] for key in ("per_method.fedavg.method.adapters",)},
     "mixed6": without(FEDMCP, "data.merge", "data.rows_per_silo") | TWO_ADAPTERS | SMALL | CUT,
     "sentiment5": without(FEDMCP, "data.merge", "data.rows_per_silo") | TWO_ADAPTERS | SMALL | CUT,
@@ -182,9 +190,31 @@ PRESETS: dict[str, Table] = {
         | {"attack.target": (target, "unstated")}
         for task, target in TARGETS.items()
     },
+    "table3-peft": PEFT_IN_FL | HUNDRED | {"method": ("fedavg", "")} | CENTRAL,
+    "table4-peft": PEFT_IN_FL | HUNDRED | labels(300) | {"train.lr": (5e-5, "Table 4")},
+    "table5-peft": PEFT_IN_FL | HUNDRED | labels(300),
+    "figures13-ten": PEFT_IN_FL | TEN | labels(120),
+    "figures13-hundred": PEFT_IN_FL | HUNDRED | labels(300),
+    **{
+        f"table{number}-fedprompt": FEDPROMPT
+        | {"attack.target": ("positive", "unstated")}
+        | (CLEAN if number == 2 else {})
+        for number in range(1, 6)
+    },
+    **dict.fromkeys((f"table{number}-feddpa" for number in (1, 3, 4, 8, 9, 10, 11)), FEDDPA | FIFTY),
+    "figure5-feddpa": FEDDPA | FIFTY,
+    "table2-feddpa": FEDDPA | FIFTY | SET_2,
+    "table14-feddpa": FEDDPA | FIFTY | {"evaluation.unseen": (["gigaword", "bool_q", "arc_easy"], "their kinds alone")},
+    "new-silos-feddpa": FEDDPA
+    | FIFTY
+    | {"evaluation.new_silos": (["definite_pronoun_resolution", "trec"], "unstated")},
+    "figure3-feddpa": FEDDPA
+    | FIFTY
+    | {f"evaluation.{key}": (True, "section 6.1") for key in ("per_round", "finish_per_round")},
     "feddpa-dataset1": FEDDPA | FIFTY,
-    "feddpa-dataset2": FEDDPA | FIFTY | {"per_method.feddpa-t.method.alpha": (0.3, "section 5.1: 0.3 on data set 2")},
+    "feddpa-dataset2": FEDDPA | FIFTY | SET_2,
     "feddpa-rates": FEDDPA
+    | FIFTY
     | {
         "sampling.fraction": (0.2, "section 6.2: 0.2 to 1"),
         "sampling.per_task": (True, "appendix A.1"),
@@ -195,11 +225,9 @@ PRESETS: dict[str, Table] = {
 
 
 def given(preset: str) -> dict[str, Any]:
-    """The keys that a preset's file gives, with the values that they have after it was read."""
-    (path,) = [file for folder in (files("silotune") / "presets").iterdir() if folder.is_dir()
-               for file in folder.iterdir() if file.name == f"{preset}.yaml"]  # fmt: skip
+    """The keys that a preset gives, its base's among them, with the values that they have after it was read."""
     resolved = _named(read_config(preset, ["data.path=."]).model_dump(mode="json"))
-    written = _named(yaml.safe_load(path.read_text(encoding="utf-8")))
+    written = _named(preset_tree(preset))
     return {key: value if key.startswith("per_method.") else resolved[key] for key, value in written.items()}
 
 

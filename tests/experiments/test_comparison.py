@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from silotune.config import dump
+from silotune.config import dump, preset_tree
 from silotune.errors import InputError
 from silotune.experiments import read_comparison
 from silotune.experiments.comparison import ABLATIONS
@@ -68,7 +68,9 @@ COMPARE = {
 
 def written(folder: Path, **keys: object) -> str:
     path = folder / "mine.yaml"
-    path.write_text(yaml.safe_dump({"preset": "demo", "per_method": {"moon": {"method.mu": 5}}} | keys))
+    path.write_text(
+        yaml.safe_dump({"preset": "demo", "per_method": {"moon": {"method.mu": 5}}} | keys, sort_keys=False)
+    )
     return str(path)
 
 
@@ -189,3 +191,54 @@ def test_a_bad_comparison_is_refused(words: list[str], variants: list[str], abla
     with pytest.raises(InputError, match=re.escape(named)) as refused:
         read_comparison("demo", words, variants, ablation)
     assert "\n" not in str(refused.value)
+
+
+GRID = {
+    "size": {"small": {"rounds": 2}, "large": {"rounds": 9}},
+    "rate": {"slow": {"train.lr": 1e-5}, "own": {}},
+}
+
+
+def test_a_grid_has_a_row_for_every_combination_and_none_of_its_own(tmp_path: Path) -> None:
+    source = written(tmp_path, compare={"methods": ["local", "moon"], "grid": GRID, "variants": {"odd": {"rounds": 3}}})
+    cells = {cell.row: (cell.config.rounds, cell.config.train.lr) for cell in read_comparison(source, []).cells}
+    expected = {"small-slow": (2, 1e-5), "small-own": (2, 1e-3), "large-slow": (9, 1e-5), "large-own": (9, 1e-3)}
+    expected["odd"] = (3, 1e-3)
+    assert cells == {f"{method}-{row}": keys for method in ("local", "moon") for row, keys in expected.items()}
+    replaced = read_comparison(source, ["methods=local"], ["two: rounds=4"])
+    assert replaced.rows == ("local", "local-two")
+    with pytest.raises(InputError, match=r"compare.grid.size: 'a b' cannot be a name"):
+        read_comparison(written(tmp_path, compare={"grid": {"size": {"a b": {}}}}), [])
+
+
+def test_only_some_rows(tmp_path: Path) -> None:
+    source = written(tmp_path, compare={"methods": ["local", "moon"], "grid": GRID})
+    found = read_comparison(source, ["seeds=1,2"], only=["moon-*-slow", "local-large-own"])
+    assert found.rows == ("local-large-own", "moon-small-slow", "moon-large-slow")
+    assert len(found.cells) == 6
+    with pytest.raises(InputError, match=r"--only 'fedavg\*': fits none of the 8 rows \(local-small-slow"):
+        read_comparison(source, [], only=["moon-*", "fedavg*"])
+
+
+def test_a_variant_over_another_preset(tmp_path: Path) -> None:
+    """Keys of the source stay, those of its preset go; without a preset of the source there is nothing to exchange."""
+    source = written(
+        tmp_path, rounds=7, compare={"methods": ["fedavg"], "variants": {"glue": {"preset": "fedmcp-glue"}}}
+    )
+    cells = {cell.row: cell.config for cell in read_comparison(source, []).cells}
+    assert cells["fedavg"].data.set == "demo"
+    assert (cells["fedavg-glue"].data.set, cells["fedavg-glue"].data.rows_per_silo) == ("glue", 4076)
+    assert {config.rounds for config in cells.values()} == {7}
+    with pytest.raises(InputError, match="preset=fedmcp-glue: preset 'demo' has no base"):
+        read_comparison("demo", [], ["glue: preset=fedmcp-glue"])
+    with pytest.raises(InputError, match="unknown preset 'fedmcp-gleu'"):
+        read_comparison(source, [], ["glue: preset=fedmcp-gleu"])
+
+
+def test_a_preset_over_another_takes_all_but_its_comparison() -> None:
+    base, derived = preset_tree("table1-glue"), preset_tree("grids-glue")
+    assert base["compare"]["seeds"] == [1, 2, 3]
+    assert derived["compare"].keys() == {"methods", "seeds", "variants"}
+    differ = {key for key in derived if derived[key] != base.get(key)}
+    assert differ == {"description", "compare"}
+    assert preset_tree("grids-glue", "demo")["data"]["set"] == "demo"

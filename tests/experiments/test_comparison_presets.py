@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
-from silotune.config import preset_names
+from silotune.config import preset_names, preset_tree
 from silotune.data.loading import load_silos
 from silotune.experiments import read_comparison
 from silotune.runs.build.resolve import read_config
@@ -71,3 +73,184 @@ def test_whatever_is_over_mrpc_reports_f1(tmp_path):
     for preset in presets:
         words = [f"data.path={tmp_path}", "partition.silos=3", "partition.balanced=false"]
         assert {silo.task.metric for silo in load_silos(read_config(preset, words))} == {"f1"}
+
+
+def swept(key: str, name: str, *values: object) -> dict[str, dict[str, object]]:
+    """A group of variants that give one key's values."""
+    return {f"{name}-{value}": {key: value} for value in values}
+
+
+TASKS = ("sst2", "rte", "qnli", "mnli", "mrpc", "qqp")
+TUNERS = {
+    "prefix": {"tuner": "prefix", "tuner.tokens": 6, "tuner.reparametrise": 512, "tuner.width": 512},
+    "adapter": {},
+    "bitfit": {"tuner": "bitfit"},
+    "lora": {"tuner": "lora", "tuner.r": 1},
+}
+"""Table 2 of the PEFT-in-FL paper: 8.16, 0.82, 0.095 and 0.035 % of BERT-base."""
+RATES = {"lr-1e-3": {"train.lr": 1e-3}, "lr-5e-5": {"train.lr": 5e-5}}
+MODELS = {
+    "bert": {},
+    "roberta": {"backbone": "FacebookAI/roberta-base"},
+    "t5": {"backbone": "google-t5/t5-base", "train.optimizer": "adafactor"},
+}
+LAPLACE = {"uplink": "clip,laplace"}
+SETS = {f"set{n}": {"preset": f"feddpa-dataset{n}"} for n in (1, 2)}
+DUAL = ["feddpa-f", "feddpa-t"]
+SEEDS = {"seeds": [17, 25, 42], "std": {"ddof": 0}}
+ONE = {"seeds": [1]}
+
+
+def over(kind: str, *tasks: str) -> dict[str, dict[str, object]]:
+    return {task: {"preset": f"{kind}-{task}"} for task in tasks}
+
+
+COMPARED = {
+    "figure3-glue": {"methods": ["fedmcp", "fedavg"], "seeds": [1, 2, 3]},
+    "grids-glue": {
+        "methods": ["fedmcp"],
+        **ONE,
+        "variants": {"lr-1e-3": {"train.lr": 1e-3}, "lr-1e-4": {"train.lr": 1e-4}, "lr-5e-5": {"train.lr": 5e-5}}
+        | swept("method.gamma", "gamma", 0.1, 0.3, 0.7, 0.9)
+        | swept("method.mu", "mu", 0.01, 0.02, 0.1, 0.2),
+    },
+    "table3-peft": {
+        "methods": ["centralised"],
+        **SEEDS,
+        "grid": {"task": over("fedavg-peft", *TASKS), "tuner": TUNERS | {"full": {"tuner": "full"}}},
+    },
+    **{
+        f"table{n}-peft": {
+            "methods": ["fedavg", "fedfame"],
+            **SEEDS,
+            "grid": {
+                "task": over("fedfame", *TASKS),
+                "tuner": TUNERS,
+                "alpha": swept("partition.alpha", "alpha", 1.0, 0.1),
+            },
+        }
+        for n in (4, 5)
+    },
+    **{
+        f"figures13-{name}": {
+            "methods": ["fedavg", "fedfame"],
+            "seeds": [42],
+            "grid": {
+                "task": over("fedfame", *tasks),
+                "tuner": TUNERS,
+                "rate": RATES,
+                "fraction": swept("sampling.fraction", "fraction", *fractions),
+            },
+        }
+        for name, tasks, fractions in (
+            ("ten", ("rte", "mrpc"), (0.3, 0.4, 0.5)),
+            ("hundred", ("sst2", "qnli", "mnli", "qqp"), (0.05, 0.1, 0.15)),
+        )
+    },
+    "table1-fedprompt": {
+        "grid": {
+            "plm": MODELS,
+            "trained": {"prompt": {}, "full": {"tuner": "full", "train.lr": 5e-5, "train.optimizer": "adam"}},
+        }
+    },
+    "table2-fedprompt": {
+        "grid": {
+            "task": over("fedprompt", "sst2", "imdb", "offenseval", "enron", "lingspam", "qnli", "rte"),
+            "plm": MODELS,
+            "sizes": {"iid": {}, "noniid": {"partition": "quantity", "partition.alpha": 0.5}},
+            "silos": {"clean": {}, "poisoned": {"attack.fraction": 0.1}},
+        }
+    },
+    "table3-fedprompt": {"grid": {"tokens": swept("tuner.tokens", "tokens", 1, 5, 10, 20)}},
+    "table4-fedprompt": {
+        "grid": {
+            "plm": MODELS,
+            "privacy": {
+                "none": {},
+                "clip-1000": {"uplink": "clip", "uplink.norm": "l1", "uplink.clip": 1000},
+                "epsilon-8": LAPLACE | {"uplink.clip": 1, "uplink.epsilon": 8},
+                "epsilon-100": LAPLACE | {"uplink.clip": 1, "uplink.epsilon": 100},
+                "clip-1000-epsilon-1e4": LAPLACE | {"uplink.clip": 1000, "uplink.epsilon": 1e4},
+                "clip-1000-epsilon-1e5": LAPLACE | {"uplink.clip": 1000, "uplink.epsilon": 1e5},
+            },
+        }
+    },
+    "table5-fedprompt": {
+        "grid": {
+            "plm": MODELS,
+            "tuner": {"prompt": {}, "p-tuning": {"tuner": "p-tuning", "tuner.tokens": 20, "train.lr": 1e-3}},
+        },
+        "variants": {
+            "t5-prefix": MODELS["t5"]
+            | {"tuner": "prefix", "tuner.tokens": 5, "tuner.reparametrise": 512, "train.lr": 1e-3}
+        },
+    },
+    **{f"table{n}-feddpa": {"methods": ["centralised", "fedit", "fedlora", "local", *DUAL], **ONE} for n in (1, 2)},
+    "table3-feddpa": {
+        "methods": DUAL,
+        **ONE,
+        "grid": {
+            "set": SETS,
+            "weighting": {"auto": {"method.weighting": "dynamic"}, "fixed": {"method.weighting": "fixed"}},
+        },
+    },
+    "table4-feddpa": {
+        "methods": ["feddpa-t"],
+        **ONE,
+        "grid": {"set": SETS, "alpha": swept("method.alpha", "alpha", 0.3, 0.5, 0.7)},
+    },
+    "table8-feddpa": {
+        "methods": ["fedit", "fedlora", *DUAL],
+        **ONE,
+        "grid": {"base": {"fedprox": {"method.mu": 0.01}}},
+    },
+    "table9-feddpa": {
+        "methods": DUAL,
+        **ONE,
+        "grid": {"similarity": {name: {"method.similarity": name} for name in ("l2", "pearson", "cosine")}},
+    },
+    "table10-feddpa": {
+        "methods": DUAL,
+        **ONE,
+        "grid": {
+            "representation": {"avg": {"method.representation": "mean"}, "last": {"method.representation": "last"}}
+        },
+    },
+    "table11-feddpa": {
+        "methods": DUAL,
+        **ONE,
+        "grid": {"size": {"7b": {}, "13b": {"backbone": "huggyllama/llama-13b"}}},
+    },
+    "table14-feddpa": {"methods": ["fedit", "fedlora", *DUAL], **ONE},
+    "new-silos-feddpa": {"methods": DUAL, **ONE},
+    "figure3-feddpa": {"methods": ["fedit", "fedlora", *DUAL], **ONE},
+    "figure5-feddpa": {"methods": DUAL, **ONE, "grid": {"rows": swept("method.samples", "S", 1, 3, 5, 7, 9)}},
+}
+"""Preset → its section `compare`, from the papers' tables and figures."""
+
+
+@pytest.mark.parametrize("preset", COMPARED)
+def test_a_comparison_is_the_papers(preset):
+    assert _numbers(preset_tree(preset)["compare"]) == COMPARED[preset]
+
+
+def _numbers(tree):
+    """YAML reads 1e-3 as text; the schema makes a number of it."""
+    if isinstance(tree, dict):
+        return {key: _numbers(value) for key, value in tree.items()}
+    return float(tree) if isinstance(tree, str) and re.fullmatch(r"\de[-\d]+", tree) else tree
+
+
+SMALL = ("demo", "mixed6", "sentiment5", "uplinks-glue", "table45-sst2", "table45-mrpc", "server-only-sst2")
+
+
+def test_presets_of_the_papers_name_their_backbones():
+    named = {name: (preset_tree(name).get("backbone") or {}).get("name", "default") for name in preset_names()}
+    assert {name for name, backbone in named.items() if backbone == "default"} == set(SMALL)
+    for name, backbone in named.items():
+        if name not in SMALL:
+            assert backbone == (
+                "FacebookAI/roberta-base" if name.endswith("-glue")
+                else "huggyllama/llama-7b" if "feddpa" in name
+                else "google-bert/bert-base-uncased"
+            )  # fmt: skip

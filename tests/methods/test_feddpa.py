@@ -14,6 +14,7 @@ from silotune.core.tensors import copy as copied
 from silotune.data.batching import make_batch
 from silotune.data.cohort_batches import own_micro_batches
 from silotune.data.tasks import Row
+from silotune.distributed.protocol.agreement import check_federated
 from silotune.errors import InputError
 from silotune.evaluation.federation_scores import current_model_state
 from silotune.evaluation.instance_vectors import embed, weigh, with_instances
@@ -425,6 +426,27 @@ def test_a_silo_may_be_called_as_the_task_of_another(data, config, tmp_path):
     assert all(row.keys() == silos.keys() for row in found.measured.values())
 
 
+@pytest.mark.parametrize("method", ["fedlora", pytest.param("feddpa-f", marks=pytest.mark.long)])
+def test_every_round_judged_as_if_it_was_the_last(config, tmp_path, method):
+    """Round 1 has the scores of a run of one round; the run itself ends in the same bits as without."""
+
+    def finished(name, *words):
+        done = run(config(method, "train.lr=0.01", "data.tasks=echo,noun", *words), out=tmp_path / name)
+        events = [json.loads(line) for line in (done.folder / "events.jsonl").read_text().splitlines()]
+        return done.summary, {event["round"]: event for event in events if event["event"] == "evaluation"}
+
+    judged = ("evaluation.per_round=true", "evaluation.finish_per_round=true")
+    alone, last_alone = finished("one", "rounds=1", "evaluation.per_round=true")
+    plain, only_last = finished("plain", "rounds=2", "evaluation.per_round=true")
+    whole, every = finished("whole", "rounds=2", *judged)
+    assert (only_last.keys(), every.keys()) == ({2}, {1, 2})
+    measures = ("personalization", "test_time")
+    assert [every[1][key] for key in measures] == [last_alone[1][key] for key in measures]
+    assert [every[2][key] for key in measures] == [only_last[2][key] for key in measures]
+    assert whole["state_sha256"] == plain["state_sha256"] != alone["state_sha256"]
+    assert (whole["best_round"], whole["bytes_down"]) == (plain["best_round"], plain["bytes_down"])
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -444,6 +466,11 @@ def test_what_cannot_be_is_said(config, words, said):
         build(config("feddpa-t", *words))
     assert said in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_other_engines_cannot_set_silos_back(config):
+    with pytest.raises(InputError, match=r"evaluation\.finish_per_round: sets silos back; use --engine inprocess"):
+        check_federated(config("fedlora", "evaluation.test_time=false", "evaluation.finish_per_round=true"))
 
 
 @pytest.mark.parametrize("key", ["test_time", "unseen", "new_silos"])

@@ -28,13 +28,12 @@ def methods(as_json: JsonOption = False) -> None:
 @app.command()
 def presets(as_json: JsonOption = False) -> None:
     """List the presets (settings)."""
-    from silotune.config import preset_names, preset_text
-    from silotune.core.yaml_text import load_yaml
+    from silotune.config import preset_names, preset_tree
 
     rows = []
     for name in preset_names():
-        tree = load_yaml(preset_text(name))
-        rows.append({"preset": name, "description": tree["description"], "method": tree["method"]})
+        tree = preset_tree(name)
+        rows.append({"preset": name, "description": tree["description"], "method": tree["method"]["name"]})
     _show(rows, as_json, "presets")
 
 

@@ -14,7 +14,7 @@ from rich.table import Table
 from silotune.cli.app import app
 from silotune.cli.console import LogFile, Quiet, Verbose, console, say
 from silotune.core.files import make_folder
-from silotune.errors import OR_RESUME, InputError, require_unused
+from silotune.errors import OR_RESUME, InputError, require_unused, unknown_name_error
 
 if TYPE_CHECKING:
     from silotune.experiments import Comparison
@@ -41,24 +41,36 @@ SweepWords = Annotated[
 
 @app.command()
 def compare(
-    source: Annotated[str, typer.Argument(help="A preset or a YAML file.", metavar="PRESET_OR_YAML")],
+    source: Annotated[str | None, typer.Argument(help="A preset or a YAML file.", metavar="PRESET_OR_YAML")] = None,
     words: ComparisonWords = None,
     out: Annotated[Path | None, typer.Option(help="Where run folders, tables and the report go.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on; no finished cell is repeated.")] = False,
     workers: Annotated[int, typer.Option(min=1, help="Worker processes; with several, give threads=1 too.")] = 1,
     ablation: Annotated[bool, typer.Option("--ablation", help="Also the ablations of the method's paper.")] = False,
     variant: Annotated[list[str] | None, typer.Option(help="Another entry: 'name: key=value …'; repeatable.")] = None,
+    only: Annotated[list[str] | None, typer.Option(help="Rows of these names ('fedavg-rte-*'); repeatable.")] = None,
+    list_items: Annotated[
+        bool, typer.Option("--list", help="The papers' tables and figures, and what makes them.")
+    ] = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
     log_file: LogFile = None,
 ) -> None:
-    """Several methods over several seeds: one table, `table.csv` and `report.html`."""
+    """Several methods over several seeds: one table, `table.csv` and `report.html`.
+
+    With --list: every table and figure of the four papers, with the command that makes it.
+    """
+    if list_items:
+        _list_items(source)
+        return
+    if source is None:
+        raise InputError("compare: name a preset or a YAML file (silotune compare --list has the papers' tables)")
     from silotune.cli.progress import show_progress
     from silotune.experiments import Cell, read_comparison, run_cells
     from silotune.experiments.report.scores import average_text
 
     out = _output_folder(out, resume, "compare")
-    comparison = read_comparison(source, words or [], variant or [], ablation)
+    comparison = read_comparison(source, words or [], variant or [], ablation, only or [])
     make_folder(out, f"--out {out}")
     comparison.write(out)
 
@@ -106,6 +118,22 @@ def sweep(
         finished = run_sweep(search, out, workers=workers, callbacks=followers, done=done)
     console.print(_trials_table(search, finished))
     say(f"wrote {out / TABLE}, {out / 'best.yaml'}; silotune compare {source} best={out} … takes each method's best")
+
+
+def _list_items(paper: str | None) -> None:
+    """Print the papers' items and their commands; `paper` is the id of one paper, or None."""
+    from silotune.experiments.paper_items import read_papers
+
+    papers = read_papers()
+    if paper is not None and paper not in papers:
+        raise unknown_name_error("paper", paper, papers)
+    for name, entry in papers.items():
+        if paper in (None, name):
+            say(f"\n{entry.title} ({name})")
+            for item in entry.items:
+                say(f"  {item.name}: {item.shows}")
+                for command in item.commands:
+                    say(f"      {command}")
 
 
 def _output_folder(out: Path | None, resume: bool, command: str) -> Path:

@@ -6,7 +6,8 @@ from silotune.config.backbone import BackboneConfig
 from silotune.config.data import DataConfig
 from silotune.config.differences import differences
 from silotune.config.input_errors import input_error
-from silotune.config.parse import dump, load_config, load_resolved, preset_names, preset_text, validated
+from silotune.config.parse import dump, load_config, load_resolved, validated
+from silotune.config.presets import preset_names, preset_text, preset_tree
 from silotune.config.schema import Config
 from silotune.config.section import Choice
 from silotune.config.silos import SiloConfig
@@ -26,5 +27,6 @@ __all__ = [
     "load_resolved",
     "preset_names",
     "preset_text",
+    "preset_tree",
     "validated",
 ]

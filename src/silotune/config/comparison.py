@@ -28,7 +28,10 @@ class CompareConfig(Section):
         methods: the methods; if empty, the configuration's own method.
         seeds: the seeds; if empty, the configuration's own seed.
         ablation: whether the ablations of each method's paper are rows, too.
-        variants: name of a variant → the keys that it changes; every method gets a row for each variant.
+        variants: name of a variant → the keys that it changes; every method gets a row for each variant. The key
+            `preset` puts the source over another preset than the one that it names.
+        grid: groups of variants; every method gets a row for each choice of one variant from every group, and none of
+            its own.
         best: folders of `silotune sweep`; each method takes its best values from them.
         std: the standard deviation over seeds.
     """
@@ -37,6 +40,7 @@ class CompareConfig(Section):
     seeds: list[int] = []
     ablation: bool = False
     variants: dict[str, dict[str, Any]] = {}
+    grid: dict[str, dict[str, dict[str, Any]]] = {}
     best: list[str] = []
     std: StdConfig = StdConfig()
 

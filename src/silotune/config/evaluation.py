@@ -19,6 +19,8 @@ class EvaluationConfig(Section):
         test_time: whether every silo's model is scored on the test rows of every task.
         per_round: whether these scores, and those on the silos' own rows, are measured after every round (FedDPA,
             Figure 3).
+        finish_per_round: whether methods that finish after the last round (FedLoRA, FedDPA-F) are judged after every
+            round, too: their last phases run as if the round was the last, and all silos are set back.
         unseen: tasks (or entries of `silos`) that no silo trains on; all models are scored on them (FedDPA, Table
             14).
         new_silos: silos that join after the last round, with the private part of the most similar silo (appendix C.1).
@@ -32,6 +34,7 @@ class EvaluationConfig(Section):
     validation: Literal["metric", "loss"] | None = None
     test_time: bool = False
     per_round: bool = False
+    finish_per_round: bool = False
     unseen: list[str] = []
     new_silos: list[str] = []
     rows_at_once: RowsAtOnce = 64

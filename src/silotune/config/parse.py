@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cache
-from importlib import resources
-from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
@@ -19,40 +17,17 @@ from pydantic import ValidationError
 from silotune.config.data import DATA_SOURCES
 from silotune.config.input_errors import input_error, shown
 from silotune.config.paths import absolute, read_tree
+from silotune.config.presets import preset_tree
 from silotune.config.registries import METHODS
 from silotune.config.schema import Config
 from silotune.config.section import Section
 from silotune.config.silo_changes import change_silos, take_changes
 from silotune.config.silos import SiloConfig
-from silotune.config.trees import NAMED, Tree, load_tree, merged, nested, parse_tree, parse_word, plain
+from silotune.config.trees import NAMED, Tree, load_tree, merged, nested, parse_word, plain
 from silotune.core.yaml_text import dump_yaml
 from silotune.errors import InputError, unknown_name_error
 
 MethodDefaults = Mapping[str, Mapping[str, object]]
-
-
-def preset_names() -> list[str]:
-    """Return the names of the presets in alphabetic order."""
-    return sorted(_preset_files())
-
-
-def preset_text(name: str) -> str:
-    """Return a preset's YAML.
-
-    Raises:
-        InputError: there is no such preset.
-    """
-    files = _preset_files()
-    if name not in files:
-        raise unknown_name_error("preset", name, sorted(files), or_else="or the path of a YAML file")
-    return files[name].read_text(encoding="utf-8")
-
-
-def _preset_files() -> dict[str, Traversable]:
-    """Preset name → its file. The folders group presets by paper; they are no part of the names."""
-    folders = (resources.files("silotune") / "presets").iterdir()
-    files = [file for folder in folders if folder.is_dir() for file in folder.iterdir()]
-    return {file.name.removesuffix(".yaml"): file for file in files if file.name.endswith(".yaml")}
 
 
 def load_config(
@@ -68,16 +43,16 @@ def load_config(
         source: a preset's name or the path of a YAML file (which may name a preset as its base: `preset: NAME`).
         overrides: `key=value` words, dotted keys.
         method_defaults: method id → the method's defaults, by dotted key.
-        changes: words that override all others.
+        changes: words that override all others; `preset=NAME` puts the source over another preset.
         keys: as `overrides`, with values of Python: `{"rounds": 2, "train": {"lr": 1e-3}}`.
 
     Raises:
         InputError: one line that names the key and what is allowed.
     """
     try:
-        preset, file = _source(source)
         pairs = (*map(parse_word, overrides), *((key, plain(value, key)) for key, value in keys.items()))
         words, last = (absolute(nested(pairs), Path()) for pairs in (pairs, map(parse_word, changes)))
+        preset, file = _source(source, last.pop("preset", None))
         return validated(_layered(preset, file, words, last, method_defaults))
     except RecursionError:
         raise InputError(f"config {source}: nested too deeply") from None
@@ -190,7 +165,7 @@ def _silo_name(error: ValidationError, tree: Tree) -> str:
 _NEWER = {
     "head": ("chat_template", "chat_kwargs", "train_on", "beta"),
     "train": ("tokens_at_once",),
-    "evaluation": ("rows_at_once", "bootstrap", "baselines", "predictions"),
+    "evaluation": ("rows_at_once", "bootstrap", "baselines", "predictions", "finish_per_round"),
     "data": ("positive",),
     "generation": ("rows_at_once",),
 }
@@ -221,10 +196,14 @@ def dump(config: Config) -> str:
     return dump_yaml(tree)
 
 
-def _source(source: str) -> tuple[Tree, Tree]:
+def _source(source: str, base: object = None) -> tuple[Tree, Tree]:
+    """Return the keys of the preset and of the user's file; `base` stands for the preset that the source names."""
     path = Path(source)
+    other = None if base is None else str(base)
     if path.suffix in (".yaml", ".yml") or path.is_file():
         file = read_tree(path)
         name = file.pop("preset", None)
-        return (parse_tree(preset_text(str(name)), str(name)) if name else {}), file
-    return parse_tree(preset_text(source), source), {}
+        if other is not None and name is None:
+            raise InputError(f"preset={other}: {source} names no preset that another could stand for")
+        return (preset_tree(str(other or name)) if name else {}), file
+    return preset_tree(source, other), {}

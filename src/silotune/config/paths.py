@@ -24,8 +24,8 @@ def read_tree(path: Path) -> Tree:
 def absolute(tree: Tree, folder: Path) -> Tree:
     """Make the tree's paths absolute, relative to a folder: a resolved configuration works from anywhere.
 
-    This includes the paths in `per_method` and `compare.variants`. A backbone counts as a path only if the path exists;
-    otherwise it may be an id of the hub.
+    This includes the paths in `per_method`, `compare.variants` and `compare.grid`. A backbone counts as a path only if
+    the path exists; otherwise it may be an id of the hub.
     """
     data = tree.get("data")
     if isinstance(data, dict):
@@ -41,6 +41,9 @@ def absolute(tree: Tree, folder: Path) -> Tree:
         if isinstance(folders, list):
             compare["best"] = [_resolved(path.strip() if isinstance(path, str) else path, folder) for path in folders]
         _entries(compare, "variants", folder)
+        grid = compare.get("grid")
+        for group in list(grid) if isinstance(grid, dict) else ():
+            _entries(grid, group, folder)
     _entries(tree, "per_method", folder)
     federation = tree.get("federation")
     if isinstance(federation, dict):

@@ -21,6 +21,7 @@ def compare(
     *overrides: str,
     methods: Sequence[str] = (),
     seeds: Sequence[int] = (),
+    only: Sequence[str] = (),
     out: str | Path,
     resume: bool = False,
     workers: int = 1,
@@ -32,6 +33,7 @@ def compare(
         overrides: `key=value` words of every run, or of the comparison (`std.ddof=0`).
         methods: ids of the methods; if empty, those of the source.
         seeds: every method has one run per seed; if empty, the seeds of the source.
+        only: patterns of the rows that are wanted; all if empty.
         out: the folder for all of it; must be new or empty unless `resume`.
         resume: continue an interrupted comparison; no finished run is repeated.
         workers: processes that runs are spread over.
@@ -49,7 +51,7 @@ def compare(
         require_unused(folder, "--out", OR_RESUME)
     comparison_words = [f"methods={','.join(methods)}"] if methods else []
     comparison_words += [f"seeds={','.join(map(str, seeds))}"] if seeds else []
-    comparison = read_comparison(source, [*overrides, *comparison_words])
+    comparison = read_comparison(source, [*overrides, *comparison_words], only=only)
     make_folder(folder, f"--out {folder}")
     comparison.write(folder)
     summaries = run_cells(comparison.cells, folder, workers=workers)

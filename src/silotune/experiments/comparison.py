@@ -1,10 +1,12 @@
-"""`read_comparison` makes a `Comparison` of `Cell`s: methods, variants, ablations of papers (`ABLATIONS`) × seeds."""
+"""`read_comparison` makes a `Comparison` of `Cell`s: methods, variants, grids, ablations of papers × seeds."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from itertools import chain, product
 from pathlib import Path
 
 from silotune.config import Config, load_config
@@ -17,6 +19,9 @@ from silotune.methods import METHODS
 from silotune.runs.build.resolve import METHOD_DEFAULTS, read_config
 
 Variants = Mapping[str, tuple[str, ...]]
+
+_Row = tuple[str, str, tuple[str, ...]]
+"""(entry, method, further words)"""
 
 
 ABLATIONS: Mapping[str, Variants] = {
@@ -80,7 +85,11 @@ class Comparison:
 
 
 def read_comparison(
-    source: str, words: Sequence[str], variants: Sequence[str] = (), ablation: bool = False
+    source: str,
+    words: Sequence[str],
+    variants: Sequence[str] = (),
+    ablation: bool = False,
+    only: Sequence[str] = (),
 ) -> Comparison:
     """Plan the comparison that a command asks for; words take precedence over the source's section `compare`.
 
@@ -89,8 +98,9 @@ def read_comparison(
         words: `key=value`. `methods=a,b`, `seeds=1,2`, `best=FOLDER` (of a sweep) and `std.ddof=0|1` concern the
             comparison; the others go to every cell, where they take precedence over a sweep's best values and
             `per_method`.
-        variants: each "name: key=value key=value"; they replace the source's variants and ablations.
+        variants: each "name: key=value key=value"; they replace the source's variants, grid and ablations.
         ablation: add the ablations of the method's paper.
+        only: patterns (`*`, `?`) of the rows that are wanted; all if empty.
 
     Raises:
         InputError: the configuration of a cell is invalid; nothing has run by then.
@@ -101,9 +111,11 @@ def read_comparison(
     methods = compared_methods(base)
     seeds = tuple(section.seeds or [base.seed])
     best = read_best(section.best, methods)
-    chosen_variants = _parse_variants(variants) or _variant_words(section.variants)
+    chosen_variants = _parse_variants(variants) or _variant_words(section.variants, "compare.variants")
+    combined = {} if variants else _combined(section.grid)
+    chosen = list(_rows(methods, chosen_variants, combined, ablation or (section.ablation and not variants)))
     cells = []
-    for row, method, variant_words in _rows(methods, chosen_variants, ablation or (section.ablation and not variants)):
+    for row, method, variant_words in _matching(chosen, only):
         for seed in seeds:
             config = read_config(
                 source, [*best.get(method, ()), *run_words, f"method={method}", f"seed={seed}"], variant_words
@@ -165,17 +177,43 @@ def _parse_variants(texts: Sequence[str]) -> dict[str, tuple[str, ...]]:
     return variants
 
 
-def _variant_words(variants: Mapping[str, Mapping[str, object]]) -> dict[str, tuple[str, ...]]:
+def _variant_words(variants: Mapping[str, Mapping[str, object]], key: str) -> dict[str, tuple[str, ...]]:
     for name in variants:
         if not is_name(name) or " " in name:
-            raise InputError(f"compare.variants: {name!r} cannot be a name; allowed: {NAME_RULE} (no spaces)")
+            raise InputError(f"{key}: {name!r} cannot be a name; allowed: {NAME_RULE} (no spaces)")
     return {name: to_words(keys) for name, keys in variants.items()}
 
 
-def _rows(methods: Iterable[str], variants: Variants, ablation: bool) -> Iterable[tuple[str, str, tuple[str, ...]]]:
-    """Yield (entry, method, further words): every method, followed by its variants."""
+def _combined(grid: Mapping[str, Mapping[str, Mapping[str, object]]]) -> dict[str, tuple[str, ...]]:
+    """Return a variant for each choice of one variant from every group; its name has theirs, in the groups' order."""
+    if not grid:
+        return {}
+    groups = [_variant_words(variants, f"compare.grid.{group}") for group, variants in grid.items()]
+    return {
+        "-".join(names): tuple(chain.from_iterable(group[name] for group, name in zip(groups, names, strict=True)))
+        for names in product(*groups)
+    }
+
+
+def _matching(rows: Sequence[_Row], only: Sequence[str]) -> list[_Row]:
+    """Return the rows that one of the patterns fits.
+
+    Raises:
+        InputError: a pattern fits none.
+    """
+    for pattern in only:
+        if not any(fnmatchcase(row, pattern) for row, *_ in rows):
+            raise InputError(f"--only {pattern!r}: fits none of the {len(rows)} rows ({rows[0][0]} … {rows[-1][0]})")
+    return [row for row in rows if not only or any(fnmatchcase(row[0], pattern) for pattern in only)]
+
+
+def _rows(methods: Iterable[str], variants: Variants, combined: Variants, ablation: bool) -> Iterable[_Row]:
+    """Yield every method, or its combined variants if there is a grid, followed by its variants."""
     for method in methods:
-        yield method, method, ()
+        for name, words in combined.items():
+            yield f"{method}-{name}", method, words
+        if not combined:
+            yield method, method, ()
         if ablation and method not in ABLATIONS and not variants:
             raise unknown_name_error(
                 "ablation of", method, ABLATIONS, or_else="or your own: --variant 'name: key=value'"

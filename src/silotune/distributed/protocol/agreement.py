@@ -41,6 +41,8 @@ def check_federated(config: Config) -> None:
     for key in ("test_time", "unseen", "new_silos"):
         if getattr(config.evaluation, key):
             raise InputError(f"evaluation.{key}: needs other silos' rows; use --engine inprocess")
+    if config.evaluation.finish_per_round:
+        raise InputError("evaluation.finish_per_round: sets silos back; use --engine inprocess")
 
 
 def wire_config(config: Config, silos: Iterable[str]) -> str:

@@ -11,7 +11,7 @@ from rich.table import Table
 from silotune.data.metrics import lower_is_better, metric_title
 from silotune.experiments.report.baseline_rows import TITLES, baseline_of
 from silotune.experiments.report.ranking import ranks
-from silotune.experiments.report.scores import AVERAGE, metrics_of, score_of, silo_metric
+from silotune.experiments.report.scores import AVERAGE, backbones_text, metrics_of, score_of, silo_metric
 
 _FACTS: dict[str, Callable[[dict[str, Any]], str]] = {
     "trained parameters": lambda summary: f"{summary['trainable_parameters']:,}",
@@ -29,7 +29,8 @@ def result_table(summaries: Sequence[dict[str, Any]]) -> Table:
     first = summaries[0]
     silos, metrics = list(first["silos"]), metrics_of(first)
     lower = all(map(lower_is_better, metrics))
-    table = Table(title=f"test score{'' if lower else ' (%)'} at the best round by validation")
+    what = f"test score{'' if lower else ' (%)'} at the best round by validation"
+    table = Table(title=escape(f"{what}; {backbones_text(summaries)}"))
     table.add_column("silo")
     table.add_column("metric")
     for summary in summaries:

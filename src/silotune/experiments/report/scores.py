@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from silotune.data.metrics import LOSS_METRICS, METRICS, TEXT_METRICS, metric_title
@@ -128,3 +129,10 @@ def metric_name(entry: ReportEntry, silo: str) -> str:
     central = entry.first.summary.get("global") or {}
     names = {str(silo_summary["metric"]) for silo_summary in silos.values()} or {str(central.get("metric", ""))}
     return names.pop() if len(names) == 1 else "mixed"
+
+
+def backbones_text(summaries: Iterable[Mapping[str, Any]]) -> str:
+    """Name the backbones of runs: ids of the hub as they are, local folders by their last name."""
+    names = dict.fromkeys(str(summary["backbone"]) for summary in summaries)
+    shown = dict.fromkeys(Path(name).name if Path(name).is_absolute() else name for name in names)
+    return f"backbone{'s' if len(shown) > 1 else ''} {', '.join(shown)}"

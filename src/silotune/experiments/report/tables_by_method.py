@@ -20,6 +20,7 @@ from silotune.experiments.report.scores import (
     Score,
     any_attacked,
     average_columns,
+    backbones_text,
     mean_score,
     metric_name,
     silo_metric,
@@ -98,7 +99,8 @@ def score_table(entries: Sequence[ReportEntry], ddof: int) -> ResultTable:
     repetitions = f"mean ± std over {repeats} seeds of {_drawn_by_seeds(entries)}" if seeds[-1] > 1 else "one seed"
     repetitions += f", ddof = {ddof}" if seeds[-1] > 1 else ""
     ranking = "; best and second of each data set" if len(group_by_data(entries)) > 1 else ""
-    return ResultTable(f"{_what(entries)}, {repetitions}{ranking}", columns, rows, notes=notes)
+    backbones = backbones_text(run.summary for entry in entries for run in entry.runs)
+    return ResultTable(f"{_what(entries)}, {repetitions}; {backbones}{ranking}", columns, rows, notes=notes)
 
 
 def _score_column(entries: Sequence[ReportEntry], silo: str, ddof: int) -> list[TableCell]:

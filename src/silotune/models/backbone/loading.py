@@ -127,7 +127,7 @@ def load_backbone(
     if quantization != NONE:
         options |= quantized_loading(quantization, dtype, target)
     possible = [target] if settings.device_map is None else candidates(settings.device_map, target)
-    with one_message(settings.name):
+    with one_message(settings.name, model_class):
         config, auto = model_class_of(settings, source, model_class)
         tokenizer = AutoTokenizer.from_pretrained(source, config=config, **hub_options(settings))
         files = weight_files(source, settings)
@@ -204,7 +204,7 @@ def _read(
     weights: SharedWeights | None = None,
 ) -> PreTrainedModel:
     """Read a model's weights, or put it together from given ones; refuses files that do not have all of them."""
-    with one_message(name):
+    with one_message(name, model_class):
         if weights is None:
             model, loading_info = auto.from_pretrained(source, config=config, output_loading_info=True, **options)
         else:

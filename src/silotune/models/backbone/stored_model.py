@@ -23,6 +23,13 @@ DESCRIPTIONS: dict[str, str] = {
     "AutoModelForCausalLM": "a causal language model or an encoder–decoder, with its language-model head",
 }
 
+STAND_INS: dict[str, str] = {
+    "AutoModel": "backbone=default (all-MiniLM-L6-v2)",
+    "AutoModelForMaskedLM": "backbone=FOLDER with a small masked language model",
+    "AutoModelForCausalLM": "backbone=FOLDER with a small causal language model (python -m benchmarks.pretrain_llama)",
+}
+"""What to give instead of a hub's model on a machine without the hub."""
+
 DEFAULT_FINGERPRINT = "046aa9125c3fc21fbe09ec5b9d7795d825642a88672cbbe71fbb8eb891ebb4a0"
 """`stored_fingerprint` of the offline default."""
 
@@ -41,16 +48,17 @@ def hub_options(settings: BackboneConfig) -> dict[str, Any]:
 
 
 @contextmanager
-def one_message(name: str) -> Iterator[None]:
-    """Turn the many types of error that transformers raises into one for the user."""
+def one_message(name: str, model_class: ModelClass = "AutoModel") -> Iterator[None]:
+    """Turn the many types of error that transformers raises into one for the user, which names a stand-in."""
     try:
         yield
     except InputError:
         raise
     except Exception as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        offline = "" if Path(name).exists() else f"; without the hub: {STAND_INS[model_class]}"
         raise InputError(
-            f"backbone: cannot load {name!r} ({reason}); allowed: default, a hub id, a local folder"
+            f"backbone: cannot load {name!r} ({reason}); allowed: default, a hub id, a local folder{offline}"
         ) from error
 
 
@@ -87,7 +95,7 @@ def model_class_of(settings: BackboneConfig, source: str, model_class: ModelClas
 
 def without_data(settings: BackboneConfig, source: str, model_class: ModelClass) -> Any:
     """Make a stored model with its shapes alone; arguments as of `model_class_of`."""
-    with one_message(settings.name), torch.device("meta"):
+    with one_message(settings.name, model_class), torch.device("meta"):
         config, auto = model_class_of(settings, source, model_class)
         return auto.from_config(config)
 

@@ -53,6 +53,14 @@ class Engine(ABC):
     def finals(self, round_number: int, silos: Sequence[str], broadcast: bytes) -> Iterator[SiloReply]:
         """Run these silos' final phases; yields their replies in any order, at most one per silo."""
 
+    def judge_finished(self, round_number: int, silos: Sequence[str], broadcast: bytes) -> Scores:
+        """Run these silos' final phases as if this round was the last, judge it, and set all silos back.
+
+        Raises:
+            NotImplementedError: the engine has no silos in its own processes (`evaluation.finish_per_round`).
+        """
+        raise NotImplementedError(f"{self.name}: silos cannot be set back")
+
     @abstractmethod
     def validate(self, round_number: int) -> Scores:
         """Return the silos' scores on validation rows, with the shared parts at the end of that round."""
@@ -169,7 +177,7 @@ class Engine(ABC):
             self._checkpoint(round_number, touched, better=False)
             return
         self.progress(round_number, "validation", len(chosen), len(chosen))
-        scores = self.validate(round_number) if judged else {}
+        scores = self.validate(round_number) if judged else self._scores_if_finished(round_number)
         history.seconds += time.perf_counter() - started
         better = self._judge(round_number, scores, contributed, judged)
         self._checkpoint(round_number, touched, better)
@@ -230,14 +238,23 @@ class Engine(ABC):
         history.count_training(result.metrics)
         self.folder.event("server", round=round_number, **result.metrics)
 
+    def _finishing(self) -> list[str]:
+        """Return the silos that the method's final phases concern."""
+        everyone = any(phase.when == "end" and phase.who == "all" for phase in self.federation.context.phases)
+        return [name for name in sorted(self.federation.silos) if everyone or name in self.history.sampled]
+
+    def _scores_if_finished(self, round_number: int) -> Scores:
+        """Return a round's validation scores as if it was the last one; none unless they are asked for."""
+        if not self.federation.config.evaluation.finish_per_round:
+            return {}
+        return self.judge_finished(round_number, self._finishing(), self.federation.coordinator.broadcast(round_number))
+
     def _finish(self, round_number: int) -> set[str]:
         """Run the method's final phases in the silos they concern; return the silos that replied."""
-        everyone = any(phase.when == "end" and phase.who == "all" for phase in self.federation.context.phases)
         coordinator, history = self.federation.coordinator, self.history
-        names = [name for name in sorted(self.federation.silos) if everyone or name in history.sampled]
         broadcast = coordinator.broadcast(round_number)
         answered: set[str] = set()
-        for answer in self.finals(round_number, names, broadcast):
+        for answer in self.finals(round_number, self._finishing(), broadcast):
             answered.add(answer.silo)
             size = len(broadcast) if coordinator.communicates else 0
             history.bytes_down += size

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
@@ -18,6 +19,9 @@ from silotune.training.federation import Federation
 
 Training = Literal["round", "final"]
 """A local round, or the final phases."""
+
+Replies = Sequence[SiloReply]
+"""The replies of silos that trained together."""
 
 
 class InProcessEngine(Engine):
@@ -43,20 +47,33 @@ class InProcessEngine(Engine):
 
     def rounds(self, round_number: int, silos: Sequence[str], broadcast: bytes) -> Iterator[Received]:
         """Run one local round of these silos, cohort by cohort; see `Engine.rounds`."""
-        for reply in self._train("round", round_number, silos, broadcast):
-            yield self.federation.coordinator.read_reply(round_number, reply)
+        for replies in self._train("round", round_number, silos, broadcast):
+            self._write(round_number, replies)
+            for reply in replies:
+                yield self.federation.coordinator.read_reply(round_number, reply)
 
     def finals(self, round_number: int, silos: Sequence[str], broadcast: bytes) -> Iterator[SiloReply]:
         """Run the final phases of these silos, cohort by cohort; see `Engine.finals`."""
-        return self._train("final", round_number, silos, broadcast)
+        for replies in self._train("final", round_number, silos, broadcast):
+            self._write(round_number, replies)
+            yield from replies
 
-    def _train(self, kind: Training, round_number: int, silos: Sequence[str], broadcast: bytes) -> Iterator[SiloReply]:
+    def judge_finished(self, round_number: int, silos: Sequence[str], broadcast: bytes) -> Scores:
+        """See `Engine.judge_finished`; training makes new states, so that the present ones stay as they are."""
+        kept = {name: silo.state for name, silo in self.federation.silos.items()}
+        try:
+            deque(self._train("final", round_number, silos, broadcast), maxlen=0)
+            return self.validate(round_number)
+        finally:
+            for name, state in kept.items():
+                self.federation.silos[name].state = state
+
+    def _train(self, kind: Training, round_number: int, silos: Sequence[str], broadcast: bytes) -> Iterator[Replies]:
+        """Train these silos, cohort by cohort; yields each cohort's replies once its silos have their new states."""
         train = self._client.rounds if kind == "round" else self._client.finals
         for position, names in self._cohorts(silos):
             self.progress(round_number, named(names, kind), position, len(silos))
-            answers = train([self.federation.silos[name] for name in names], broadcast)
-            self._write(round_number, names)
-            yield from answers
+            yield train([self.federation.silos[name] for name in names], broadcast)
 
     def _cohorts(self, names: Sequence[str]) -> Iterator[tuple[int, Sequence[str]]]:
         """Yield each cohort with the number of silos before it.
@@ -95,9 +112,9 @@ class InProcessEngine(Engine):
         """See `Engine.save_states`; `_write` began each file when its silo replied."""
         return {name: self._written.pop(name) for name in silos}
 
-    def _write(self, round_number: int, names: Sequence[str]) -> None:
-        """Write these silos' states while others train."""
-        for name in names:
+    def _write(self, round_number: int, replies: Replies) -> None:
+        """Write the states of the silos that replied while others train."""
+        for name in (reply.silo for reply in replies):
             state = self.federation.silos[name].state
             assert state is not None, "a silo that trained has a state"
             file = f"silos/{name}/{round_number:04d}"

@@ -26,7 +26,7 @@ from silotune.runs.build.builder import build
 from silotune.runs.build.model import BackboneRequirements
 from silotune.runs.engines.base import Progress
 from silotune.runs.engines.history import Scores
-from silotune.runs.engines.in_process import InProcessEngine, Training, named
+from silotune.runs.engines.in_process import InProcessEngine, Replies, Training, named
 from silotune.runs.storage.run_folder import RunFolder
 from silotune.training.client import SiloReply
 from silotune.training.federation import Federation
@@ -82,7 +82,7 @@ class MultiProcessEngine(InProcessEngine):
         with worker_pool(self.workers, imports, take_weights, backbone.share()) as self._pool:
             super().run()
 
-    def _train(self, kind: Training, round_number: int, silos: Sequence[str], broadcast: bytes) -> Iterator[SiloReply]:
+    def _train(self, kind: Training, round_number: int, silos: Sequence[str], broadcast: bytes) -> Iterator[Replies]:
         done = 0
         together = [names for _, names in self._cohorts(silos)]
         for names, trained in self._spread(kind, together, broadcast):
@@ -90,8 +90,7 @@ class MultiProcessEngine(InProcessEngine):
             done += len(names)
             for answer, state in trained:
                 self.federation.silos[answer.silo].state = _read(state).compact()
-            self._write(round_number, names)
-            yield from (answer for answer, _ in trained)
+            yield [answer for answer, _ in trained]
 
     def _validation(self, round_number: int) -> Scores:
         """See `InProcessEngine._validation`; one model on the same rows is judged once."""
