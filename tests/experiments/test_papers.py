@@ -25,7 +25,6 @@ CHECKLIST = {
 }
 COMMANDS = sorted({command for paper in read_papers().values() for item in paper.items for command in item.commands})
 COMPARED = sorted({words[2] for words in map(shlex.split, COMMANDS) if words[:2] == ["silotune", "compare"]})
-SHORT = ("table3-fedprompt",)
 
 BACKBONES = {
     "FacebookAI/roberta-base": "roberta",
@@ -152,9 +151,9 @@ def some_rows(preset: str) -> list[str]:
     return [f"*-{name}" for name in [*names, *(compare.get("variants", {}) if groups else ())]]
 
 
-def run_toy(preset: str, out: Path) -> int:
+def run_toy(preset: str, rows: list[str], out: Path) -> int:
     """Run a comparison at a toy size, and write its tables; returns the number of its runs."""
-    comparison = read_comparison(preset, toy_words(preset), only=some_rows(preset))
+    comparison = read_comparison(preset, toy_words(preset), only=rows)
     comparison.write(out)
     summaries = run_cells(comparison.cells, out)
     assert all((out / name / "summary.json").is_file() for name in summaries)
@@ -166,11 +165,15 @@ def run_toy(preset: str, out: Path) -> int:
     return len(summaries)
 
 
-@pytest.mark.parametrize(
-    "preset", [pytest.param(name, marks=() if name in SHORT else pytest.mark.long) for name in COMPARED]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("preset", COMPARED)
 def test_a_comparison_runs_at_a_toy_size(
     preset: str, toys: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(toys)
-    assert run_toy(preset, tmp_path) > 0
+    assert run_toy(preset, some_rows(preset), tmp_path) > 0
+
+
+def test_one_row_runs_at_a_toy_size(toys: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(toys)
+    assert run_toy("table3-fedprompt", ["*-tokens-5"], tmp_path) == 1

@@ -19,6 +19,7 @@ _COMMAND_MODULES = (
     "evaluate",
     "federation",
     "export_predict",
+    "import_data",
     "partition",
     "report",
     "run",
