@@ -15,7 +15,7 @@ from silotune.core.registry import Registry
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src" / "silotune"
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / ".github").glob("*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / ".github").glob("*.md")])
 CURRENT = [page for page in PAGES if page.name != "CHANGELOG.md"]  # which also names what was
 
 CODE = re.compile(r"`([^`\n]+)`")
