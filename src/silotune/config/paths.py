@@ -42,8 +42,9 @@ def absolute(tree: Tree, folder: Path) -> Tree:
             compare["best"] = [_resolved(path.strip() if isinstance(path, str) else path, folder) for path in folders]
         _entries(compare, "variants", folder)
         grid = compare.get("grid")
-        for group in list(grid) if isinstance(grid, dict) else ():
-            _entries(grid, group, folder)
+        if isinstance(grid, dict):
+            for group in list(grid):
+                _entries(grid, group, folder)
     _entries(tree, "per_method", folder)
     federation = tree.get("federation")
     if isinstance(federation, dict):
