@@ -241,7 +241,10 @@ def _numbers(tree):
     return float(tree) if isinstance(tree, str) and re.fullmatch(r"\de[-\d]+", tree) else tree
 
 
-SMALL = ("demo", "mixed6", "sentiment5", "uplinks-glue", "table45-sst2", "table45-mrpc", "server-only-sst2")
+SMALL = (
+    *("demo", "mixed6", "sentiment5", "uplinks-glue", "table45-sst2", "table45-mrpc", "server-only-sst2"),
+    "fedlora-bench",
+)
 
 
 def test_presets_of_the_papers_name_their_backbones():
