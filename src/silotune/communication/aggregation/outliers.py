@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from statistics import median
 
+import torch
 from torch import Tensor
 
 from silotune.communication.aggregation.update import Update
@@ -97,8 +98,8 @@ class OutlierFilter:
 
     def _norm(self, blocks: list[Tensor]) -> float:
         """Return the L2 norm of an update's change: as `change_norm`, but for the order of the sum, and faster."""
-        squares = ((after.double() - before).square().sum() for after, before in zip(blocks, self._before, strict=True))
-        return math.sqrt(math.fsum(map(float, squares)))
+        changes = (after.double().sub_(before) for after, before in zip(blocks, self._before, strict=True))
+        return math.sqrt(math.fsum(float(torch.dot(change, change)) for change in changes))
 
     def _judged(self, update: _Waiting) -> Iterator[Update]:
         middle = median(self._sorted)
