@@ -97,6 +97,9 @@ MODELS = {
 LAPLACE = {"uplink": "clip,laplace"}
 SETS = {f"set{n}": {"preset": f"feddpa-dataset{n}"} for n in (1, 2)}
 DUAL = ["feddpa-f", "feddpa-t"]
+NINE = ["fedavg-full", "local", "fedavg", "fedlr", "fedap", "moon", "fedrep", "fedmatch", "fedmcp"]
+UNEQUAL = {"partition": "quantity", "partition.alpha": 0.5}
+POISONED = {"attack": "backdoor", "attack.fraction": 0.1}
 SEEDS = {"seeds": [17, 25, 42], "std": {"ddof": 0}}
 ONE = {"seeds": [1]}
 
@@ -157,7 +160,7 @@ COMPARED = {
         "grid": {
             "task": over("fedprompt", "sst2", "imdb", "offenseval", "enron", "lingspam", "qnli", "rte"),
             "plm": MODELS,
-            "sizes": {"iid": {}, "noniid": {"partition": "quantity", "partition.alpha": 0.5}},
+            "sizes": {"iid": {}, "noniid": UNEQUAL},
             "silos": {"clean": {}, "poisoned": {"attack.fraction": 0.1}},
         }
     },
@@ -225,6 +228,38 @@ COMPARED = {
     "new-silos-feddpa": {"methods": DUAL, **ONE},
     "figure3-feddpa": {"methods": ["fedit", "fedlora", *DUAL], **ONE},
     "figure5-feddpa": {"methods": DUAL, **ONE, "grid": {"rows": swept("method.samples", "S", 1, 3, 5, 7, 9)}},
+    "table1-glue": {"methods": NINE, "seeds": [1, 2, 3]},
+    "table2-glue": {"methods": ["fedmcp"], "seeds": [1, 2, 3], "ablation": True},
+    **{name: {"methods": NINE, "seeds": [1, 2, 3, 4, 5]} for name in ("mixed6", "sentiment5")},
+    "uplinks-glue": {
+        "methods": ["fedavg", "fedmcp"],
+        "seeds": [1, 2, 3],
+        "variants": {
+            **{name: {"uplink": name} for name in ("fp16", "int8", "int4")},
+            "int4-no-feedback": {"uplink": "int4", "uplink.feedback": False},
+            "int4-stochastic": {"uplink": "int4", "uplink.rounding": "stochastic", "uplink.feedback": False},
+        },
+    },
+    "server-only-sst2": {
+        "methods": ["fedfame", "server-only"],
+        **SEEDS,
+        "variants": swept("partition.alpha", "alpha", 0.1),
+    },
+    **{
+        f"fedprompt-{task}": {
+            "variants": {
+                "noniid": UNEQUAL,
+                "poisoned": POISONED,
+                "noniid-poisoned": UNEQUAL | POISONED,
+            }
+        }
+        for task in ("sst2", "imdb", "offenseval", "enron", "lingspam", "qnli", "rte")
+    },
+    "feddpa-rates": {
+        "methods": ["fedlora", *DUAL],
+        **ONE,
+        "variants": swept("sampling.fraction", "rate", 0.4, 0.6, 0.8) | {"rate-1": {"sampling.fraction": 1.0}},
+    },
 }
 """Preset → its section `compare`, from the papers' tables and figures."""
 
@@ -257,3 +292,33 @@ def test_presets_of_the_papers_name_their_backbones():
                 else "huggyllama/llama-7b" if "feddpa" in name
                 else "google-bert/bert-base-uncased"
             )  # fmt: skip
+
+
+GLUE = ["MRPC", "RTE", "SST-2", "QNLI", "QQP", "MNLI"]
+FOLDERS = {"sst2": "SST-2"} | {task: task.upper() for task in ("rte", "qnli", "mnli", "mrpc", "qqp")}
+SET_1 = ["glue_qqp", "snli", "web_nlg_en", "fix_punct", "cola", "wic", "definite_pronoun_resolution", "trec"]
+DATA = {
+    **dict.fromkeys(("fedmcp-glue", "table1-glue", "table2-glue", "figure3-glue", "grids-glue"), tuple(GLUE)),
+    "uplinks-glue": ("MRPC", "RTE", "SST-2"),
+    "mixed6": ("hate", "offensive", "question_type", "sentiment", "spam", "subjectivity"),
+    "sentiment5": ("amazon", "imdb", "movie_snippets", "nyt_editorials", "tweets"),
+    **{f"{kind}-{task}": (name,) for kind in ("fedavg-peft", "fedfame") for task, name in FOLDERS.items()},
+    **{f"fedprompt-{task}": (FOLDERS[task],) for task in ("sst2", "qnli", "rte")},
+    **{f"fedprompt-{task}": (task,) for task in ("imdb", "offenseval", "enron", "lingspam")},
+    "feddpa-dataset1": tuple(SET_1),
+    "feddpa-dataset2": (
+        *("paws_wiki", "hellaswag", "qnli", "word_segment"),
+        *("gigaword", "bool_q", "sentiment140", "arc_easy"),
+    ),
+    "table14-feddpa": (*SET_1, "gigaword", "bool_q", "arc_easy"),
+}
+"""Preset → its tasks: FedMCP, section V-A; PEFT in FL, Table 1; FedPrompt, section 3.1; FedDPA, Table 5."""
+
+
+@pytest.mark.parametrize("preset", DATA)
+def test_tasks_are_the_papers(preset):
+    assert tuple(preset_tree(preset)["data"]["tasks"]) == DATA[preset]
+
+
+def test_feddpas_backbone_is_in_eight_bits_where_a_gpu_is():
+    assert preset_tree("feddpa-dataset1")["backbone"]["quantization"] == "auto"
