@@ -242,5 +242,13 @@ def test_values_are_those_of_the_paper(preset):
     assert given(preset) == {key: value for key, (value, _) in PRESETS[preset].items()}
 
 
+@pytest.mark.parametrize("preset", PRESETS)
+def test_values_that_a_method_brings_along_are_the_papers_for_other_methods_too(preset):
+    """Under its own method a preset's value of these keys has no effect: the method's own is over it."""
+    written = _named(preset_tree(preset))
+    for key in ("aggregation", "tuner.tokens"):
+        assert written.get(key) == PRESETS[preset].get(key, (None, ""))[0]
+
+
 def test_every_preset_has_a_table():
     assert {*PRESETS} == {*preset_names()}

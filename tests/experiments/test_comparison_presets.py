@@ -240,6 +240,11 @@ COMPARED = {
             "int4-stochastic": {"uplink": "int4", "uplink.rounding": "stochastic", "uplink.feedback": False},
         },
     },
+    "fedlora-bench": {
+        "methods": ["fedavg", "ffa-lora", "fedsa-lora", "rolora", "flexlora", "fedsvd"],
+        "seeds": [17, 25, 42],
+        "variants": {"alpha-0.1": {"partition.name": "dirichlet", "partition.alpha": 0.1}},
+    },
     "server-only-sst2": {
         "methods": ["fedfame", "server-only"],
         **SEEDS,
@@ -300,6 +305,8 @@ SET_1 = ["glue_qqp", "snli", "web_nlg_en", "fix_punct", "cola", "wic", "definite
 DATA = {
     **dict.fromkeys(("fedmcp-glue", "table1-glue", "table2-glue", "figure3-glue", "grids-glue"), tuple(GLUE)),
     "uplinks-glue": ("MRPC", "RTE", "SST-2"),
+    "demo": ("sentiment", "paraphrase", "entailment", "answer_match", "duplicate_question", "inference"),
+    "fedlora-bench": ("SST-2",),
     "mixed6": ("hate", "offensive", "question_type", "sentiment", "spam", "subjectivity"),
     "sentiment5": ("amazon", "imdb", "movie_snippets", "nyt_editorials", "tweets"),
     **{f"{kind}-{task}": (name,) for kind in ("fedavg-peft", "fedfame") for task, name in FOLDERS.items()},
@@ -322,3 +329,20 @@ def test_tasks_are_the_papers(preset):
 
 def test_feddpas_backbone_is_in_eight_bits_where_a_gpu_is():
     assert preset_tree("feddpa-dataset1")["backbone"]["quantization"] == "auto"
+
+
+WORDS = {
+    "sst2": {"negative": "bad", "positive": "good"},
+    "imdb": {"negative": "bad", "positive": "good"},
+    "offenseval": {"NOT": "normal", "OFF": "offensive"},
+    "enron": {"ham": "normal", "spam": "junk"},
+    "lingspam": {"ham": "normal", "spam": "junk"},
+    "qnli": {"entailment": "yes", "not_entailment": "no"},
+    "rte": {"entailment": "yes", "not_entailment": "no"},
+}
+"""FedPrompt's label words, which the paper does not give."""
+
+
+@pytest.mark.parametrize("task", WORDS)
+def test_label_words(task):
+    assert preset_tree(f"fedprompt-{task}")["head"]["words"] == WORDS[task]
