@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from tokenizers import processors
 
 from silotune.data.chat_rows import ConversationEncoder
 from silotune.data.chat_template import ChatTemplate, turn_end_ids
@@ -75,6 +76,18 @@ def test_the_header_that_a_template_without_prompt_writes_is_read_and_not_traine
         assert encoded == expected
         assert tokenizer.decode(encoded.ids[: encoded.prompt]).endswith(header)
         assert ChatTemplate(tokenizer).prompt(TWO[:2]) == ChatTemplate(chat_tokenizer(template)).prompt(TWO[:2])
+
+
+@pytest.mark.parametrize("template", [PLAIN, LLAMA2])
+def test_a_tokenizer_whose_offsets_leave_out_spaces_trains_the_same_tokens(template):
+    """Llama 3's and Pythia's do: a token of one space alone then seems to be where the answer begins."""
+    for answer in ("cold.", "cold.  "):
+        tokenizer = chat_tokenizer(template)
+        whole = ConversationEncoder(tokenizer, ChatTemplate(tokenizer), False, 200, 400)(TWO[1:], answer)
+        tokenizer.backend_tokenizer.post_processor = processors.ByteLevel(trim_offsets=True)
+        trimmed = ConversationEncoder(tokenizer, ChatTemplate(tokenizer), False, 200, 400)(TWO[1:], answer)
+        assert trimmed == whole
+        assert not trimmed.trained[trimmed.prompt - 1]
 
 
 def test_a_template_without_turn_end_gets_the_tokenizers_end():

@@ -79,7 +79,11 @@ class ConversationEncoder:
 
     def _encode(self, text: str) -> tuple[list[int], list[Span]]:
         encoded = self._any(text, add_special_tokens=False, return_offsets_mapping=True)
-        return list(encoded["input_ids"]), list(encoded["offset_mapping"])
+        offsets: list[Span] = []
+        for begin, end in encoded["offset_mapping"]:
+            # Llama 3's and Pythia's tokenizers leave spaces out: one of spaces alone would begin where the next does
+            offsets.append((offsets[-1][1] if begin == end and offsets else begin, end))
+        return list(encoded["input_ids"]), offsets
 
     def _tokens(self, text: str, begins: Sequence[int], last: int) -> tuple[list[int], list[Span], int]:
         """Tokenize a conversation so that the tokens before each answer are those of its prompt alone.
