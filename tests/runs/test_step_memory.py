@@ -12,7 +12,7 @@ from silotune.models.backbone.backbone import Backbone
 from silotune.models.backbone.forward_plan import ForwardPlan
 from silotune.models.backbone.loading import load_backbone
 from silotune.runs.build import step_memory
-from silotune.training.token_memory import least_kept
+from silotune.training.token_memory import blocks_with_graph, least_kept
 from tests.support.language_models import folder_of
 
 
@@ -71,6 +71,25 @@ def test_a_preference_pair_is_two_rows_of_a_batch(tiny_federation, backbone):
     assert step_memory._batch_tokens(replace(rows, pairs=True), 2) == 2 * step_memory._batch_tokens(rows, 2)
     few = replace(rows, pairs=True, ids=rows.ids[:4])
     assert step_memory._batch_tokens(few, 8) == sum(map(len, few.ids))
+
+
+@pytest.mark.parametrize("method", ["fedavg", "local"])
+def test_blocks_below_the_first_tuned_one_keep_nothing(tiny_federation, backbone, free, method):
+    last = ("tuner=lora", f"tuner.sites=encoder.layer.{backbone.blocks - 1}.attention.self.query", *WORDS)
+    federation = tiny_federation(method, *last, backbone=backbone)
+    silos = [*federation.silos.values()]
+    batch = max(step_memory._batch_tokens(rows, 8) for silo in silos for rows in silo.train.values())
+    needed = batch * least_kept(backbone, checkpointing=False)
+    free(int(0.9 * needed))
+    tiny_federation(method, *last, backbone=backbone)
+    free(int(0.3 * needed))
+    assert "train.batch_size=" in refusal(tiny_federation, *last, f"method={method}", backbone=backbone)
+
+
+def test_decoder_blocks_are_not_those_of_the_encoder(tmp_path):
+    backbone = load_backbone(str(folder_of("t5", tmp_path)), precision="fp32")
+    names = [f"{stack.blocks}.1.layer.0.SelfAttention.q.lora_A.weight" for stack in backbone.architecture.stacks]
+    assert [blocks_with_graph(backbone, [name]) for name in (*names, "shared.weight")] == [1, 0, 2]
 
 
 @pytest.mark.parametrize("family", ["bert", "llama"])

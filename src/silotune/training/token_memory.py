@@ -6,6 +6,7 @@ What is refused goes by the lower bound: nothing that would fit is. What `auto` 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -46,12 +47,13 @@ class DeviceRoom:
     kept: int
 
 
-def least_kept(backbone: Backbone, checkpointing: bool) -> float:
+def least_kept(backbone: Backbone, checkpointing: bool, blocks: int | None = None) -> float:
     """Return a lower bound of the bytes that a forward keeps per token for its backward pass.
 
     Args:
         backbone: of a family in the table of architectures.
         checkpointing: whether blocks keep their inputs alone.
+        blocks: how many blocks keep anything (`blocks_with_graph`); None: all.
     """
     config, stack = backbone.base.config, backbone.architecture.stacks[0]
     values = backbone.hidden_size
@@ -60,7 +62,20 @@ def least_kept(backbone: Backbone, checkpointing: bool) -> float:
         gated = any(_has(backbone, name) for name in stack.modules("feedforward_gate", 0))
         wide = 3 if gated else 1  # the activation's input; with a gate also its activation and the factor
         values = _LEAST * values + wide * inner
-    return backbone.blocks * values * _value_bytes(backbone)
+    return (backbone.blocks if blocks is None else blocks) * values * _value_bytes(backbone)
+
+
+def blocks_with_graph(backbone: Backbone, names: Iterable[str]) -> int:
+    """Return how many blocks, of an encoder-decoder its encoder's, a graph passes: those from the first tuned one on.
+
+    Args:
+        backbone: of a family in the table of architectures.
+        names: names of trained tensors, which begin with those of the modules that they change.
+    """
+    first, *others = (f"{stack.blocks}." for stack in backbone.architecture.stacks)
+    tuned = [name for name in names if not name.startswith(tuple(others))]
+    lowest = [int(name.removeprefix(first).split(".")[0]) if name.startswith(first) else 0 for name in tuned]
+    return backbone.blocks - min(lowest, default=backbone.blocks)
 
 
 def most_kept(backbone: Backbone, train: TrainConfig, blocks: int | None = None) -> int:

@@ -201,7 +201,7 @@ class SiloSetup:
         (silo,) = silos.values()
         parts = PlannedParts.of(context, silo)
         coordinator, privacy = build_coordinator(config, context, silos, tasks, labeled=False, shared=parts.shared)
-        check_step_memory(context, silos.values(), parts.shared)
+        check_step_memory(context, [silo], parts.shared | parts.private)
         return Federation(config, context, silos, coordinator, tasks, texts, privacy=privacy), parts
 
     def _check_configuration(self, config: Config) -> None:

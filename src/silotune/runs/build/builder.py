@@ -63,7 +63,7 @@ def build(
     server = server_silo(context, labeled) if labeled is not None and method.server_phases() else None
     check_rows(context, [*silos.values(), *([server] if server else [])])
     coordinator, privacy = build_coordinator(config, context, silos, tasks, labeled is not None)
-    check_step_memory(context, silos.values(), coordinator.shared)
+    check_step_memory(context, [*silos.values()], coordinator.shared)
     if look is not None:
         look(rows)
     return Federation(
