@@ -90,6 +90,15 @@ def test_a_tokenizer_whose_offsets_leave_out_spaces_trains_the_same_tokens(templ
         assert not trimmed.trained[trimmed.prompt - 1]
 
 
+@pytest.mark.parametrize("call", ["strftime_now('%d %b %Y')", 'strftime_now( "%d %b %Y" ) | trim'])
+def test_a_template_that_asks_for_the_date_writes_the_same_every_day(call):
+    today = f"{{% set today = {call} if strftime_now is defined else 'never' %}}Today is {{{{ today }}}}.\n{CHATML}"
+    for template in (today, today.replace(CHATML, MARKED)):
+        tokenizer, encoded = encode(template)
+        assert tokenizer.decode(encoded.ids).startswith("Today is 26 Jul 2024.")
+        assert ChatTemplate(tokenizer).prompt(TWO).startswith("Today is 26 Jul 2024.")
+
+
 def test_a_template_without_turn_end_gets_the_tokenizers_end():
     tokenizer, encoded = encode(PLAIN, TWO[:2])
     assert trained_pieces(tokenizer, encoded) == ["cold.</s>"]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
+from datetime import date
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +23,12 @@ Span = tuple[int, int]
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 """The mark by which a template says what the assistant writes."""
 
+_TODAY = re.compile(r"""strftime_now\(\s*(['"])([^'"]*)\1\s*\)""")
+"""The call by which a template asks for the date in a format (Llama 3.2, SmolLM3, Granite, Mistral)."""
+
+_DATE = date(2024, 7, 26)
+"""What it gets: rows have the same tokens on every day. It is the date that Llama 3's template has without a clock."""
+
 _PROBE = "Xyzzy"
 """An answer that no template changes."""
 
@@ -29,7 +37,7 @@ _ASKED = ("user", "Say it.")
 
 
 class ChatTemplate:
-    """A tokenizer's chat template (Jinja).
+    """A tokenizer's chat template (Jinja). One that writes the date writes 26 July 2024, on every day.
 
     Args:
         tokenizer: a tokenizer with a chat template.
@@ -51,7 +59,8 @@ class ChatTemplate:
         if wanted not in templates:
             raise unknown_name_error("template in head.chat_template", wanted, templates)
         self._tokenizer: Any = tokenizer
-        self._name, self._template = wanted, templates[wanted]
+        self._name = wanted
+        self._template = _TODAY.sub(lambda call: json.dumps(_DATE.strftime(call[2])), templates[wanted])
         self._options = dict(options or {})
 
     def prompt(self, turns: Sequence[Turn]) -> str:

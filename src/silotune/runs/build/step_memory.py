@@ -45,9 +45,7 @@ def check_step_memory(context: TrainingContext, silos: Sequence[Silo], state: St
     parts = (
         _STATES
         * 4
-        * max(
-            sum(count_parameters(state[name]) for name in phase.trains if name in state) for phase in context.phases
-        )
+        * max(sum(count_parameters(state[name]) for name in phase.trains if name in state) for phase in context.phases)
     )
     free = sum(map(free_memory, backbone.block_devices.all)) - backbone.resting_bytes
     blocks = _blocks_with_graph(context, silos, state)
