@@ -6,6 +6,10 @@ import pytest
 import torch
 
 from silotune.communication.messages import read_broadcast
+from silotune.evaluation.instance_vectors import personalized_state
+from silotune.methods import PredictionMix
+from silotune.methods.instance_weighting import INSTANCES, VECTORS, InstanceWeighting
+from silotune.methods.split_lora import A, B, SplitLoRA
 from tests.support.method_cases import read_message
 from tests.support.rounds_by_hand import Stage, assert_same, cross_entropy, descended, set_up, shared_of, states
 
@@ -66,3 +70,24 @@ def test_the_fixed_factor_is_the_same_everywhere_and_in_no_state(tiny_federation
     client, silo = federation.client(), federation.silos["gamma"]
     client.rounds([silo], federation.coordinator.broadcast(1))
     assert "lora_A" not in silo.state.private
+
+
+def test_texts_may_be_weighed_under_a_joined_adapter(tiny_federation, monkeypatch):
+    """The vectors of a silo's rows are made anew once either factor is another."""
+    (adapter,) = SplitLoRA.mix
+    weighting = InstanceWeighting(adapter, adapter, SplitLoRA.mix)
+    monkeypatch.setattr(SplitLoRA, "prediction", lambda self: PredictionMix(self.mix, weighting=weighting))
+    federation = tiny_federation("fedsa-lora", "tuner.r=4", "train.steps=1", "train.lr=0.1")
+    federation.client().rounds([silo := federation.silos["gamma"]], federation.coordinator.broadcast(1))
+
+    def vectors(shared):
+        return personalized_state(federation.context, silo, shared)[INSTANCES][VECTORS]
+
+    shared = federation.coordinator.shared
+    first = vectors(shared)
+    assert len(first) == sum(map(len, silo.train.values()))
+    assert vectors(shared) is first
+    doubled = vectors({A: {name: 2 * tensor for name, tensor in shared[A].items()}})
+    assert not torch.equal(doubled, first)
+    silo.state.private[B] = {name: 2 * tensor for name, tensor in silo.state.private[B].items()}
+    torch.testing.assert_close(vectors(shared), doubled)

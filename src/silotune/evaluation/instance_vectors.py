@@ -24,6 +24,7 @@ from silotune.data.batching import evaluation_batches
 from silotune.data.tokenized import TokenizedRows
 from silotune.errors import InputError
 from silotune.methods.instance_weighting import INSTANCES, SEED, VECTORS, InstanceWeighting
+from silotune.models.forward.mixing import parts_in
 from silotune.models.forward.pooling import POOLINGS, Pooling
 from silotune.models.forward.views import ViewRequest, run_views
 from silotune.models.heads.lm import prompt_rows
@@ -108,7 +109,7 @@ def with_instances(context: TrainingContext, silo: Silo, state: State) -> State:
 
 
 def _instances(context: TrainingContext, weighting: InstanceWeighting, silo: Silo, state: State) -> Tensors:
-    made_with = digest(flatten({name: state[name] for name in weighting.view}))
+    made_with = digest(flatten({name: state[name] for name in parts_in(weighting.view)}))
     if silo.instances is not None and silo.instances[0] in (made_with, READ):
         return silo.instances[1]
     rows = [silo.train[task] for task in sorted(silo.train)]
