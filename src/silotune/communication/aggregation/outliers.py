@@ -61,8 +61,9 @@ class OutlierFilter:
         window: int = WINDOW,
         most: int = MOST_WAITING,
     ) -> None:
-        self._layout = JoinedLayout(before)
-        self._before = self._layout.join(before)
+        self._before = before
+        self._layouts: dict[frozenset[str], tuple[JoinedLayout, list[Tensor]]] = {}
+        """Names of an update's tensors → how they are joined, and the broadcast's so."""
         self._factor = factor
         self._refuse = refuse
         self._window, self._most = (window, most) if factor is not None else (0, 0)
@@ -79,13 +80,14 @@ class OutlierFilter:
         waiting: deque[_Waiting] = deque()
         size = 0
         for update in updates:
-            blocks = self._layout.join(update.tensors)
-            norm = self._norm(blocks)
+            layout, before = self._joined(update.tensors)
+            blocks = layout.join(update.tensors)
+            norm = self._norm(blocks, before)
             if not math.isfinite(norm):
                 self._refuse(update.silo, f"norm of the update is {norm:.3g}")
                 continue
             insort(self._sorted, norm)
-            waiting.append(_Waiting(update.silo, update.rows, list(update.tensors), blocks, norm))
+            waiting.append(_Waiting(update.silo, update.rows, list(update.tensors), layout, blocks, norm))
             size += waiting[-1].bytes
             del update, blocks
             while len(waiting) > self._most or size > self._window:
@@ -96,9 +98,18 @@ class OutlierFilter:
         while waiting:
             yield from self._judged(waiting.popleft())
 
-    def _norm(self, blocks: list[Tensor]) -> float:
+    def _joined(self, sent: Tensors) -> tuple[JoinedLayout, list[Tensor]]:
+        """Return how an update's tensors are joined, and those of the broadcast; a round may send some alone."""
+        names = frozenset(sent)
+        if names not in self._layouts:
+            before = {name: tensor for name, tensor in self._before.items() if name in names}
+            layout = JoinedLayout(before)
+            self._layouts[names] = layout, layout.join(before)
+        return self._layouts[names]
+
+    def _norm(self, blocks: list[Tensor], before: list[Tensor]) -> float:
         """Return the L2 norm of an update's change: as `change_norm`, but for the order of the sum, and faster."""
-        changes = (after.double().sub_(before) for after, before in zip(blocks, self._before, strict=True))
+        changes = (new.double().sub_(old) for new, old in zip(blocks, before, strict=True))
         return math.sqrt(math.fsum(float(torch.dot(change, change)) for change in changes))
 
     def _judged(self, update: _Waiting) -> Iterator[Update]:
@@ -111,7 +122,7 @@ class OutlierFilter:
             )
             return
         self.norms[update.silo] = update.norm
-        tensors = self._layout.split(update.blocks)
+        tensors = update.layout.split(update.blocks)
         yield Update(update.silo, {name: tensors[name] for name in update.names}, update.rows)
 
 
@@ -122,6 +133,7 @@ class _Waiting:
     silo: str
     rows: int
     names: list[str]
+    layout: JoinedLayout
     blocks: list[Tensor]
     norm: float
 
