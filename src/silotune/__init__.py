@@ -14,7 +14,11 @@ if TYPE_CHECKING:
     from silotune.communication.aggregation import register_aggregation
     from silotune.communication.uplink import register_codec
     from silotune.config import Config
-    from silotune.experiments.compare import compare
+    from silotune.experiments.compare import ComparisonResult, compare
+    from silotune.experiments.partition import PartitionResult, partition
+    from silotune.experiments.reports import Report, report
+    from silotune.experiments.sweep_result import SweepResult, sweep
+    from silotune.experiments.transfer import TransferResult, transfer
     from silotune.methods import (
         Method,
         MethodOptions,
@@ -33,6 +37,7 @@ if TYPE_CHECKING:
     from silotune.runs.build.resolve import read_config
     from silotune.runs.callbacks import Callback, RoundEnd
     from silotune.runs.callbacks.trackers import CsvLog, MLflow, TensorBoard, WandB
+    from silotune.runs.evaluation import Evaluation, evaluate
     from silotune.runs.load import load_model, load_run
     from silotune.runs.personal_model import PersonalModel, Prediction
     from silotune.runs.run import run
@@ -40,30 +45,38 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Callback",
+    "ComparisonResult",
     "Config",
     "CsvLog",
+    "Evaluation",
     "Head",
     "InputError",
     "MLflow",
     "Method",
     "MethodOptions",
     "Part",
+    "PartitionResult",
     "PersonalModel",
     "Phase",
     "Prediction",
+    "Report",
     "RoundEnd",
     "Run",
     "SilotuneError",
     "Step",
+    "SweepResult",
     "TensorBoard",
+    "TransferResult",
     "Tuner",
     "TunerOptions",
     "WandB",
     "__version__",
     "compare",
+    "evaluate",
     "frozen",
     "load_model",
     "load_run",
+    "partition",
     "previous",
     "private",
     "read_config",
@@ -73,8 +86,11 @@ __all__ = [
     "register_head",
     "register_method",
     "register_tuner",
+    "report",
     "run",
     "shared",
+    "sweep",
+    "transfer",
 ]
 
 _METHOD_NAMES = ("Method", "MethodOptions", "Part", "Phase", "Step", "frozen", "previous", "private", "received")
@@ -88,7 +104,12 @@ _MODULES = {
     **dict.fromkeys(("CsvLog", "MLflow", "TensorBoard", "WandB"), "silotune.runs.callbacks.trackers"),
     "Config": "silotune.config",
     "Run": "silotune.runs.run_result",
-    "compare": "silotune.experiments.compare",
+    **dict.fromkeys(("ComparisonResult", "compare"), "silotune.experiments.compare"),
+    **dict.fromkeys(("Evaluation", "evaluate"), "silotune.runs.evaluation"),
+    **dict.fromkeys(("PartitionResult", "partition"), "silotune.experiments.partition"),
+    **dict.fromkeys(("Report", "report"), "silotune.experiments.reports"),
+    **dict.fromkeys(("SweepResult", "sweep"), "silotune.experiments.sweep_result"),
+    **dict.fromkeys(("TransferResult", "transfer"), "silotune.experiments.transfer"),
     "load_model": "silotune.runs.load",
     "load_run": "silotune.runs.load",
     "read_config": "silotune.runs.build.resolve",

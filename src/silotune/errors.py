@@ -25,7 +25,9 @@ class Diverged(SilotuneError):
     """The training loss became infinite or NaN, most often because the learning rate is too high."""
 
 
-def unknown_name_error(what: str, name: object, allowed: Iterable[str], or_else: str = "") -> InputError:
+def unknown_name_error(
+    what: str, name: object, allowed: Iterable[str], or_else: str = "", elsewhere: Iterable[str] = ()
+) -> InputError:
     """Build the error for a name that is not allowed, with the closest allowed name as a suggestion.
 
     Args:
@@ -33,6 +35,7 @@ def unknown_name_error(what: str, name: object, allowed: Iterable[str], or_else:
         name: the rejected name.
         allowed: allowed names.
         or_else: what is allowed besides the names.
+        elsewhere: dotted names of other groups, one of which may be meant.
 
     Returns:
         The error, for the caller to raise.
@@ -43,8 +46,14 @@ def unknown_name_error(what: str, name: object, allowed: Iterable[str], or_else:
     group, dot, last = str(name).rpartition(".")
     # compare only the last word of dotted keys: a common prefix would make all of them look similar
     words = {key.removeprefix(group + dot): key for key in names if key.startswith(group + dot)}
-    near = difflib.get_close_matches(last, words, n=1)
-    hint = f" (did you mean {words[near[0]]!r}?)" if near else ""
+    near = [words[word] for word in difflib.get_close_matches(last, words, n=1)]
+    others = [key for key in elsewhere if key not in names]
+    same = [key for key in others if key.rpartition(".")[2] == last]
+    if not near and not same:
+        by_word = {key.rpartition(".")[2]: key for key in reversed(others)}
+        same = [by_word[word] for word in difflib.get_close_matches(last, by_word, n=1)]
+    meant = " or ".join(map(repr, [*near, *same][:3]))
+    hint = f" (did you mean {meant}?)" if meant else ""
     choice = f"{', '.join(names) or 'none'}{', ' if or_else else ''}{or_else}"
     return InputError(f"unknown {what} {str(name)!r}{hint}; allowed: {choice}")
 

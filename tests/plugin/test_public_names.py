@@ -18,6 +18,8 @@ from torch import Tensor
 
 from silotune import Config, Method, MethodOptions, Part, Phase, Step, compare, load_run, read_config, run, shared
 from silotune import frozen, previous, received, register_aggregation, register_codec, register_head, register_method
+from silotune import evaluate, partition, report, sweep, transfer
+from silotune.config import SiloConfig, TrainConfig
 from silotune.methods import GLOBAL, HEAD, PredictionMix, Tensors
 from silotune.communication.aggregation import Update
 from collections.abc import Iterable
@@ -56,6 +58,15 @@ config: Config = read_config("demo", ["method=mine"])
 finished = run(config, out="run")
 label: str = load_run("run").model("alpha").predict(["good"])[0].label
 averages = [summary["average"] for summary in compare("demo", methods=["mine"], seeds=[1], out="compared").values()]
+typed = Config(rounds=2, train=TrainConfig(lr=1e-3), silos=[SiloConfig(name="a", path="a.csv")])
+again = run("demo", method="fedmcp", rounds=2, train={"lr": 1e-3}, head="linear", data={"seed": 1}, out="again")
+tables = run("", silos={"a": [{"text": "good", "label": 1}]}, uplink="clip,laplace", backbone="default")
+swept = sweep("demo", search={"train.lr": [1e-3, 1e-2], "tuner.r": "2..16:log"}, out="swept")
+best: float | None = swept.best["mine"].score
+matrices = transfer([again, "other"], "matrix", head="source").matrices
+page = report([again, "other"], "page.html").path.name
+sizes = partition("sentiment5", partition={"name": "dirichlet", "alpha": 0.5}).counts["silo-1"]
+right = evaluate(again, "a", "rows.csv", text=["first", "second"]).score
 made: type[Mine] = Mine
 """
 
@@ -109,4 +120,10 @@ def test_a_script_passes_mypy_strict(tmp_path: Path) -> None:
     done = checked()
     assert done.returncode == 0, done.stdout
     (tmp_path / "script.py").write_text(SCRIPT.replace("made: type[Mine] = Mine", "import silotune\nsilotune.runn"))
-    assert '"silotune" has no attribute "runn"' in checked().stdout.replace("Module has", '"silotune" has')
+    wrong = ('train={"rl": 1e-3}', 'train={"lr": "high"}', "round=2", 'silos=[{"file": "a.csv"}]')
+    right = (tmp_path / "script.py").read_text()
+    (tmp_path / "script.py").write_text("\n".join([right, *(f'run("demo", {keys})' for keys in wrong)]))
+    said = checked().stdout
+    assert "has no attribute" in said
+    first = len(right.splitlines()) + 1
+    assert all(f"script.py:{first + place}:" in said for place in range(len(wrong))), said

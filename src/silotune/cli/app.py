@@ -10,6 +10,12 @@ from typer.core import TyperGroup
 
 from silotune.errors import unknown_name_error
 
+TRAIN = "Train and compare"
+BEFORE = "Before a run"
+RESULTS = "Results and models"
+FEDERATION = "A federation on several machines"
+"""The groups of commands in the help."""
+
 
 class _Commands(TyperGroup):
     """Command group that answers an unknown command with the available ones."""
@@ -27,13 +33,13 @@ app = typer.Typer(
     name="silotune",
     help="Federated parameter-efficient fine-tuning of language models across data silos.",
     no_args_is_help=True,
-    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
 )
 
 
 @app.callback(invoke_without_command=True)
-def _root(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
+def _root(version: Annotated[bool, typer.Option("--version", "-V", help="Print the version.")] = False) -> None:
     if version:
         from silotune.version import __version__
 

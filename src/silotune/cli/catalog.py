@@ -9,11 +9,11 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from silotune.cli.app import app
+from silotune.cli.app import BEFORE, app
 from silotune.cli.console import JsonOption, Overrides, console, say
 
 
-@app.command()
+@app.command(rich_help_panel=BEFORE)
 def methods(as_json: JsonOption = False) -> None:
     """List the methods, their papers and options."""
     from silotune.methods import METHODS
@@ -25,7 +25,7 @@ def methods(as_json: JsonOption = False) -> None:
     _show(rows, as_json, "methods")
 
 
-@app.command()
+@app.command(rich_help_panel=BEFORE)
 def presets(as_json: JsonOption = False) -> None:
     """List the presets (settings)."""
     from silotune.config import preset_names, preset_tree
@@ -37,7 +37,7 @@ def presets(as_json: JsonOption = False) -> None:
     _show(rows, as_json, "presets")
 
 
-@app.command()
+@app.command(rich_help_panel=BEFORE)
 def parts(
     method: Annotated[str, typer.Argument(metavar="METHOD")], overrides: Overrides = None, as_json: JsonOption = False
 ) -> None:
@@ -60,7 +60,7 @@ def parts(
     say(described["leaves"])
 
 
-@app.command()
+@app.command(rich_help_panel=BEFORE)
 def init(directory: Annotated[Path, typer.Argument(metavar="DIR")]) -> None:
     """Write a commented, runnable example of a federation of your own silos."""
     from silotune.cli.init_template import write_example

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,13 +12,14 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from silotune.cli.app import app
-from silotune.cli.console import LogFile, Quiet, Verbose, console, say
-from silotune.core.files import make_folder
-from silotune.errors import OR_RESUME, InputError, require_unused, unknown_name_error
+from silotune.cli.app import TRAIN, app
+from silotune.cli.completion import complete_source
+from silotune.cli.console import JsonOption, LogFile, Quiet, Source, Verbose, console, say, say_aside
+from silotune.errors import InputError, unknown_name_error
 
 if TYPE_CHECKING:
-    from silotune.experiments import Comparison
+    from silotune.experiments import Cell
+    from silotune.experiments.compare import ComparisonResult
     from silotune.experiments.sweep import Sweep, TrialResult
 
 
@@ -39,9 +41,12 @@ SweepWords = Annotated[
 ]
 
 
-@app.command()
+@app.command(rich_help_panel=TRAIN)
 def compare(
-    source: Annotated[str | None, typer.Argument(help="A preset or a YAML file.", metavar="PRESET_OR_YAML")] = None,
+    source: Annotated[
+        str | None,
+        typer.Argument(help="A preset or a YAML file.", metavar="PRESET_OR_YAML", autocompletion=complete_source),
+    ] = None,
     words: ComparisonWords = None,
     out: Annotated[Path | None, typer.Option(help="Where run folders, tables and the report go.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on; no finished cell is repeated.")] = False,
@@ -55,6 +60,7 @@ def compare(
     quiet: Quiet = False,
     verbose: Verbose = False,
     log_file: LogFile = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Several methods over several seeds: one table, `table.csv` and `report.html`.
 
@@ -66,27 +72,39 @@ def compare(
     if source is None:
         raise InputError("compare: name a preset or a YAML file (silotune compare --list has the papers' tables)")
     from silotune.cli.progress import show_progress
-    from silotune.experiments import Cell, read_comparison, run_cells
+    from silotune.experiments.compare import compare as run_all
     from silotune.experiments.report.scores import average_text
 
-    out = _output_folder(out, resume, "compare")
-    comparison = read_comparison(source, words or [], variant or [], ablation, only or [])
-    make_folder(out, f"--out {out}")
-    comparison.write(out)
-
-    with show_progress(quiet, verbose, log_file) as followers:
+    folder = _output_folder(out, "compare")
+    tell = say_aside if as_json else say
+    with show_progress(quiet, verbose, log_file, write=tell) as followers:
 
         def done(cell: Cell, summary: dict[str, Any]) -> None:
             followers.clear()
-            say(f"{cell.folder}: {average_text(summary)} ({summary['seconds']:.0f} s)")
+            tell(f"{cell.folder}: {average_text(summary)} ({summary['seconds']:.0f} s)")
 
-        run_cells(comparison.cells, out, workers=workers, callbacks=followers, done=done, announce=say)
-    _report(comparison, out)
+        finished = run_all(
+            source,
+            *(words or []),
+            out=folder,
+            resume=resume,
+            workers=workers,
+            variants=variant or [],
+            ablation=ablation,
+            only=only or [],
+            callbacks=followers,
+            done=done,
+            announce=tell,
+        )
+    if as_json:
+        typer.echo(json.dumps(finished.as_json(), indent=1))
+    else:
+        _show(finished)
 
 
-@app.command()
+@app.command(rich_help_panel=TRAIN)
 def sweep(
-    source: Annotated[str, typer.Argument(help="A preset or a YAML file.", metavar="PRESET_OR_YAML")],
+    source: Source,
     words: SweepWords = None,
     out: Annotated[Path | None, typer.Option(help="Where trials, sweep.csv and best.yaml go.")] = None,
     trials: Annotated[
@@ -101,13 +119,9 @@ def sweep(
 ) -> None:
     """Search learning rates and other keys for each method, on validation rows alone: `sweep.csv` and `best.yaml`."""
     from silotune.cli.progress import show_progress
-    from silotune.experiments import Cell
-    from silotune.experiments.sweep import TABLE, read_sweep, run_sweep
+    from silotune.experiments.sweep_result import sweep as run_all
 
-    out = _output_folder(out, resume, "sweep")
-    search = read_sweep(source, words or [], trials)
-    make_folder(out, f"--out {out}")
-
+    folder = _output_folder(out, "sweep")
     with show_progress(quiet, verbose, log_file) as followers:
 
         def done(cell: Cell, summary: dict[str, Any]) -> None:
@@ -115,9 +129,21 @@ def sweep(
             score = summary["validation"]
             say(f"{cell.folder}: {summary['reason'] if score is None else f'{score:.2f}'}")
 
-        finished = run_sweep(search, out, workers=workers, callbacks=followers, done=done)
-    console.print(_trials_table(search, finished))
-    say(f"wrote {out / TABLE}, {out / 'best.yaml'}; silotune compare {source} best={out} … takes each method's best")
+        finished = run_all(
+            source,
+            *(words or []),
+            out=folder,
+            trials=trials,
+            resume=resume,
+            workers=workers,
+            callbacks=followers,
+            done=done,
+        )
+    console.print(_trials_table(finished.plan, finished.trials))
+    say(
+        f"wrote {', '.join(map(str, finished.files))}; silotune compare {source} best={folder} … takes each method's "
+        "best"
+    )
 
 
 def _list_items(paper: str | None) -> None:
@@ -136,16 +162,14 @@ def _list_items(paper: str | None) -> None:
                     say(f"      {command}")
 
 
-def _output_folder(out: Path | None, resume: bool, command: str) -> Path:
-    """Check the `--out` option.
+def _output_folder(out: Path | None, command: str) -> Path:
+    """Check that the `--out` option is given.
 
     Raises:
-        InputError: it is missing, or the folder is not empty and the command does not resume.
+        InputError: it is missing.
     """
     if out is None:
         raise InputError(f"--out: is missing; {command} needs a folder for its runs")
-    if not resume:
-        require_unused(out, "--out", OR_RESUME)
     return out
 
 
@@ -169,17 +193,16 @@ def _trials_table(search: Sweep, trials: Sequence[TrialResult]) -> Table:
     return table
 
 
-def _report(comparison: Comparison, out: Path) -> None:
-    """Print and write the tables and the report of a finished comparison."""
-    from silotune.experiments.compare import entries_of, write_results
-    from silotune.experiments.report.significance import NOTE, paired_tests
+def _show(finished: ComparisonResult) -> None:
+    """Print the tables of a finished comparison, its tests and files."""
+    from silotune.experiments.report.significance import NOTE
     from silotune.experiments.report.tables_by_method import as_terminal, cost_table, score_table
 
-    entries, ddof = entries_of(comparison, out), comparison.ddof
-    console.print(as_terminal(score_table(entries, ddof), console.width))
+    entries = finished.entries
+    console.print(as_terminal(score_table(entries, finished.comparison.ddof), console.width))
     console.print(as_terminal(cost_table(entries), console.width))
-    for pair in (pairs := paired_tests(entries)):
+    for pair in (pairs := finished.tests):
         say(f"{pair.best} − {pair.other}: {pair.difference:+.2f} points, p = {pair.p:.3g} ({pair.pairs} pairs)")
     if pairs:
         say(NOTE)
-    say(f"wrote {', '.join(str(path) for path in write_results(entries, out, ddof))}")
+    say(f"wrote {', '.join(map(str, finished.files))}")

@@ -8,6 +8,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from silotune.cli.completion import complete_source, complete_word
+
 console = Console(highlight=False)
 
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress, only results.")]
@@ -20,7 +22,18 @@ LogFile = Annotated[
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
-Overrides = Annotated[list[str] | None, typer.Argument(help="key=value …", metavar="[KEY=VALUE]…")]
+Overrides = Annotated[
+    list[str] | None, typer.Argument(help="key=value …", metavar="[KEY=VALUE]…", autocompletion=complete_word)
+]
+
+Source = Annotated[
+    str, typer.Argument(help="A preset or a YAML file.", metavar="PRESET_OR_YAML", autocompletion=complete_source)
+]
+
+
+def say_aside(text: str) -> None:
+    """Print a line to stderr, where stdout is JSON."""
+    typer.echo(text, err=True)
 
 
 def say(text: str) -> None:

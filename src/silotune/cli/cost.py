@@ -8,12 +8,12 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from silotune.cli.app import app
+from silotune.cli.app import BEFORE, app
 from silotune.cli.console import JsonOption, Overrides, console
 from silotune.errors import InputError
 
 
-@app.command()
+@app.command(rich_help_panel=BEFORE)
 def cost(
     method: Annotated[str | None, typer.Argument(metavar="METHOD")] = None,
     overrides: Overrides = None,

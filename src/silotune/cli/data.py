@@ -11,8 +11,8 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from silotune.cli.app import app
-from silotune.cli.console import JsonOption, Overrides, console, say
+from silotune.cli.app import BEFORE, app
+from silotune.cli.console import JsonOption, Overrides, Source, console, say
 from silotune.errors import unknown_name_error
 
 if TYPE_CHECKING:
@@ -24,9 +24,9 @@ _MOST_LABELS = 12
 """Labels whose shares a line shows."""
 
 
-@app.command()
+@app.command(rich_help_panel=BEFORE)
 def data(
-    source: Annotated[str, typer.Argument(help="A preset or a YAML file.", metavar="PRESET_OR_YAML")],
+    source: Source,
     overrides: Overrides = None,
     show: Annotated[int, typer.Option(min=0, max=1000, help="Show this many training rows of each silo.")] = 0,
     silo: Annotated[str | None, typer.Option(help="Only this silo.")] = None,

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
 from rich.table import Table
 
-from silotune.cli.app import app
+from silotune.cli.app import RESULTS, app
 from silotune.cli.console import JsonOption, console, say
 from silotune.cli.export_predict import RunArgument, SiloOption
 from silotune.errors import InputError
 
+if TYPE_CHECKING:
+    from silotune.runs.evaluation import Evaluation
 
-@app.command()
+
+@app.command(rich_help_panel=RESULTS)
 def evaluate(
     run: RunArgument,
     silo: SiloOption,
@@ -57,14 +60,14 @@ def evaluate(
 def _on_file(
     run: Path, silo: str, file: Path, text: str | None, label: str | None, predictions: Path | None, as_json: bool
 ) -> None:
-    from silotune.runs.labeled_file import evaluate_file
+    from silotune.runs.evaluation import evaluate as score
 
     if predictions is not None and not predictions.parent.is_dir():
         raise InputError(f"--predictions {predictions}: its folder does not exist")
     columns = [name.strip() for name in text.split(",")] if text else []
-    scores = evaluate_file(run, silo, file, text=columns, label=label or "", predictions=predictions)
+    scores = score(run, silo, file, text=columns, label=label or "", predictions=predictions)
     if as_json:
-        typer.echo(json.dumps(scores, indent=1, ensure_ascii=False))
+        typer.echo(json.dumps(dict(scores), indent=1, ensure_ascii=False))
         return
     for table in _tables(scores):
         console.print(table)
@@ -72,20 +75,16 @@ def _on_file(
         say(f"predictions: {predictions}")
 
 
-def _tables(scores: dict[str, Any]) -> list[Table]:
+def _tables(scores: Evaluation) -> list[Table]:
     """Return the tables of all metrics, and of precision, recall and F1 per class."""
     from silotune.data.metrics import metric_title
 
-    table = Table(title=escape(f"{scores['rows']:,} rows of {scores['file']}, silo {scores['silo']}"))
+    table = Table(title=escape(scores.title))
     table.add_column("metric")
     table.add_column("score", justify="right")
     table.add_column(f"{scores['level']} % interval", justify="right")
-    for name, value in scores["metrics"].items():
-        bounds = scores["intervals"].get(name)
-        shown = "–" if bounds is None else f"{bounds[0]:.2f} to {bounds[1]:.2f}"
-        style = "bold" if name == scores["metric"] else None
-        title = metric_title(name, scores.get("positive", ""))
-        table.add_row(escape(title), "–" if value is None else f"{value:.2f}", shown, style=style)
+    for name, cells in zip(scores["metrics"], scores.metric_rows(), strict=True):
+        table.add_row(*map(escape, cells), style="bold" if name == scores["metric"] else None)
     if "per_class" not in scores:
         return [table]
     classes = Table(title="per class (%)")

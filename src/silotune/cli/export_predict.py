@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from silotune.cli.app import app
+from silotune.cli.app import RESULTS, app
+from silotune.cli.completion import complete_run
 from silotune.cli.console import say
 from silotune.errors import InputError
 
@@ -22,7 +23,9 @@ if TYPE_CHECKING:
     from silotune.runs.personal_model import PersonalModel
 
 
-RunArgument = Annotated[Path, typer.Argument(help="The folder of a finished run.", metavar="RUN")]
+RunArgument = Annotated[
+    Path, typer.Argument(help="The folder of a finished run.", metavar="RUN", autocompletion=complete_run)
+]
 
 SiloOption = Annotated[str, typer.Option(help="The silo whose model is used.")]
 
@@ -30,7 +33,7 @@ _BATCH_SIZE = 256
 """Texts answered together, so that a pipe receives its answers in portions."""
 
 
-@app.command("export")
+@app.command("export", rich_help_panel=RESULTS)
 def export_command(
     run: RunArgument,
     silo: SiloOption,
@@ -51,7 +54,7 @@ def export_command(
         say(f"it holds parts that never left the silo while training: {', '.join(exported['private'])}")
 
 
-@app.command("import")
+@app.command("import", rich_help_panel=RESULTS)
 def import_command(
     directory: Annotated[Path, typer.Argument(help="A LoRA as peft saves it.", metavar="DIR")],
     to: Annotated[Path, typer.Option(help="A new file for `start=`.")],
@@ -76,7 +79,7 @@ def import_command(
     say(f"begin a run from it with: silotune run … backbone={name} {' '.join(adapter.words)} start={to}")
 
 
-@app.command()
+@app.command(rich_help_panel=RESULTS)
 def predict(
     run: RunArgument,
     silo: SiloOption,

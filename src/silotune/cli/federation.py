@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from silotune.cli.app import app
+from silotune.cli.app import FEDERATION, app
 from silotune.cli.console import JsonOption, Overrides, console, say
 from silotune.core.clock import log_line
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 WorkerFile = Annotated[Path, typer.Argument(help="The silo's own configuration (YAML).", metavar="SILO_YAML")]
 
 
-@app.command()
+@app.command(rich_help_panel=FEDERATION)
 def worker(silo: WorkerFile) -> None:
     """Serve one silo: load its backbone and rows, and train for the SuperNode on the same machine."""
     from silotune.distributed.silo.silo_config import read_silo_settings
@@ -30,7 +30,7 @@ def worker(silo: WorkerFile) -> None:
 
 federation = typer.Typer(help="A federation on several machines.", no_args_is_help=True)
 
-app.add_typer(federation, name="federation")
+app.add_typer(federation, name="federation", rich_help_panel=FEDERATION)
 
 SiloFile = Annotated[Path, typer.Argument(help="The silo's own file, or its node's (YAML).", metavar="SILO_YAML")]
 

@@ -7,12 +7,12 @@ from typing import Annotated
 
 import typer
 
-from silotune.cli.app import app
+from silotune.cli.app import BEFORE, app
 from silotune.cli.console import say
 from silotune.errors import unknown_name_error
 
 
-@app.command("import-data")
+@app.command("import-data", rich_help_panel=BEFORE)
 def import_data(
     kind: Annotated[str, typer.Argument(help="feddpa, glue, imdb, offenseval, enron or lingspam.", metavar="KIND")],
     source: Annotated[Path, typer.Argument(help="The folder as it was downloaded and unpacked.", metavar="SOURCE")],

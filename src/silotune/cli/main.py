@@ -3,29 +3,31 @@
 # All slow imports are inside `main`, which catches a Ctrl-C during them.
 from __future__ import annotations
 
+import errno
 import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from sys import UnraisableHookArgs
 
-_INTERRUPTED = 130
+_INTERRUPTED, _TERMINATED = 130, 143
 
 _COMMAND_MODULES = (
-    "catalog",
+    "run",
     "compare",
-    "cost",
+    "catalog",
     "data",
+    "partition",
+    "config",
+    "cost",
+    "report",
     "evaluate",
-    "federation",
+    "transfer",
     "export_predict",
     "import_data",
-    "partition",
-    "report",
-    "run",
+    "federation",
     "silo",
     "enrollment",
-    "transfer",
 )
 """Modules of `silotune.cli` that register commands with `app` when they are imported, in the order of the help. All
 are imported at every start, so each imports torch and other slow libraries inside its commands only."""
@@ -48,7 +50,10 @@ def main() -> None:
         sys.unraisablehook = before
     if code == _INTERRUPTED:
         _ignore_ctrl_c()
-        _complain("interrupted; what is finished is kept (run again with --resume)", "yellow")
+        from silotune.cli.termination import was_terminated
+
+        code, what = (_TERMINATED, "terminated") if was_terminated() else (code, "interrupted")
+        _complain(f"{what}; what is finished is kept (run again with --resume)", "yellow")
     sys.exit(code)
 
 
@@ -89,7 +94,11 @@ def _report(error: Exception) -> int:
         _complain(f"{error.format_message()} {usage}")
         return 2
     if isinstance(error, OSError | MemoryError):  # e.g. a full disk or a read-only folder
-        _complain(str(error) or "out of memory")
+        full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+        remedy = (
+            "; free space, then run again with --resume, which goes on from the last finished round" if full else ""
+        )
+        _complain(f"{error or 'out of memory'}{remedy}")
         return 1
     reason = str(error)
     if isinstance(error, RuntimeError) and ("out of memory" in reason or "allocate memory" in reason):  # from PyTorch

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsed
 from rich.progress import Progress as Bars
 
 from silotune.cli.console import console, say
+from silotune.cli.termination import ended_by_sigterm
 from silotune.core.clock import utc_now
 from silotune.errors import InputError
 from silotune.runs.callbacks import Callback
@@ -25,19 +26,21 @@ class Followers:
         lines: whether lines are printed.
         silos: also a line for every silo's round.
         log: the open log file.
+        write: prints a line.
     """
 
-    def __init__(self, bars: Bars | None, lines: bool, silos: bool, log: Any) -> None:
+    def __init__(self, bars: Bars | None, lines: bool, silos: bool, log: Any, write: Callable[[str], None]) -> None:
         self._bars = bars
         self._lines = lines
         self._silos = silos
         self._log = log
+        self._print = write
 
     def __call__(self, title: str, rounds: int) -> Sequence[Callback]:
         """Return the callbacks of one run."""
         made: list[Callback] = [] if self._bars is None else [_Bar(self._bars, title, rounds)]
         if self._lines:
-            made.append(RoundLines(say, title, rounds, self._silos))
+            made.append(RoundLines(self._print, title, rounds, self._silos))
         if self._log is not None:
             made.append(RoundLines(self._write, title, rounds, self._silos))
         return made
@@ -54,29 +57,32 @@ class Followers:
 
 
 @contextmanager
-def show_progress(quiet: bool = False, verbose: bool = False, log_file: Path | None = None) -> Iterator[Followers]:
+def show_progress(
+    quiet: bool = False, verbose: bool = False, log_file: Path | None = None, write: Callable[[str], None] = say
+) -> Iterator[Followers]:
     """Show the progress of runs while the context is open.
 
     Args:
         quiet: show nothing; the log file is written all the same.
         verbose: also a line for every silo's round.
         log_file: lines are appended to it, with times.
+        write: prints a line; where it is not `say`, there are no bars.
 
     Raises:
         InputError: both quiet and verbose, or the log file cannot be written.
     """
     if quiet and verbose:
         raise InputError("--quiet: does not go with --verbose")
-    with ExitStack() as stack:
+    with ended_by_sigterm(), ExitStack() as stack:
         log = None
         if log_file is not None:
             try:
                 log = stack.enter_context(log_file.open("a", encoding="utf-8"))
             except OSError as error:
                 raise InputError(f"--log-file {log_file}: {error.strerror}") from error
-        bars = stack.enter_context(_bars()) if console.is_terminal and not quiet else None
+        bars = stack.enter_context(_bars()) if console.is_terminal and not quiet and write is say else None
         lines = not quiet and (verbose or bars is None)
-        yield Followers(bars, lines, verbose, log)
+        yield Followers(bars, lines, verbose, log, write)
 
 
 def _bars() -> Bars:

@@ -7,11 +7,11 @@ from typing import Annotated
 
 import typer
 
-from silotune.cli.app import app
+from silotune.cli.app import RESULTS, app
 from silotune.cli.console import console, say
 
 
-@app.command()
+@app.command(rich_help_panel=RESULTS)
 def report(
     runs: Annotated[list[Path], typer.Argument(help="Run folders, or folders of compare.", metavar="RUN…")],
     out: Annotated[Path, typer.Option(help="The HTML file.")] = Path("report.html"),
@@ -19,19 +19,15 @@ def report(
     title: Annotated[str, typer.Option(help="Title of the page.")] = "",
 ) -> None:
     """Write one self-contained HTML page about finished runs; figures also as PNG and SVG beside it."""
-    from silotune.errors import InputError
-    from silotune.experiments.report.entries import read_entries
-    from silotune.experiments.report.html_page import write_report
     from silotune.experiments.report.tables_by_method import as_terminal, score_table
+    from silotune.experiments.reports import report as write
 
-    if out.is_dir():
-        raise InputError(f"--out {out}: is a folder; give the HTML file's path")
-    entries = read_entries(runs)
-    console.print(as_terminal(score_table(entries, ddof), console.width))
-    say(f"wrote {write_report(entries, out, ddof=ddof, title=title)}")
+    written = write(runs, out, ddof=ddof, title=title)
+    console.print(as_terminal(score_table(written.entries, ddof), console.width))
+    say(f"wrote {written.path}")
 
 
-@app.command()
+@app.command(rich_help_panel=RESULTS)
 def watch(
     run: Annotated[Path, typer.Argument(help="The run folder.", metavar="RUN")],
     once: Annotated[bool, typer.Option("--once", help="Show it once and end.")] = False,
@@ -43,7 +39,7 @@ def watch(
     watch_run(run, console, once=once, every=every)
 
 
-@app.command()
+@app.command(rich_help_panel=RESULTS)
 def personalization(
     runs: Annotated[list[Path], typer.Argument(help="Run folders, or folders of compare.", metavar="RUN…")],
     out: Annotated[Path, typer.Option(help="A new or empty folder for tables and figures.")],

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from silotune.cli.app import app
-from silotune.cli.console import LogFile, Overrides, Quiet, Verbose, console, say
+from silotune.cli.app import TRAIN, app
+from silotune.cli.console import JsonOption, LogFile, Overrides, Quiet, Source, Verbose, console, say, say_aside
 from silotune.errors import OR_RESUME, InputError, require_unused, unknown_name_error
 
 if TYPE_CHECKING:
@@ -24,9 +25,9 @@ _MOST_SILOS = 20
 DEMO_METHODS = ("local", "fedavg", "fedmcp")
 
 
-@app.command("run")
+@app.command("run", rich_help_panel=TRAIN)
 def run_command(
-    source: Annotated[str, typer.Argument(help="A preset or a YAML file.", metavar="PRESET_OR_YAML")],
+    source: Source,
     overrides: Overrides = None,
     out: Annotated[Path | None, typer.Option(help="The run folder.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted run.")] = False,
@@ -46,6 +47,7 @@ def run_command(
     quiet: Quiet = False,
     verbose: Verbose = False,
     log_file: LogFile = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Run one method over one setting."""
     if engine not in ENGINES:
@@ -66,13 +68,14 @@ def run_command(
     folder = out or default_folder(source, config)
     names = dict.fromkeys([*(track or []), *(["tensorboard"] if tensorboard else [])])
     trackers = [make_tracker(name) for name in names]
-    with show_progress(quiet, verbose, log_file) as followers:
+    tell = say_aside if as_json else say
+    with show_progress(quiet, verbose, log_file, write=tell) as followers:
         callbacks = [*trackers, *followers(config.method.name, config.rounds)]
         if engine == "flower-local":
             from silotune.distributed.deploy.local_run import run_local
 
             with EventFeed(folder, config.rounds, callbacks) as feed:
-                summary, privacy = run_local(config, folder, resume=resume, progress=feed, announce=say)
+                summary, privacy = run_local(config, folder, resume=resume, progress=feed, announce=tell)
                 feed.end(summary)
         else:
             finished = run(
@@ -80,12 +83,15 @@ def run_command(
                 out=folder,
                 resume=resume,
                 progress=False,
-                announce=say,
+                announce=tell,
                 workers=workers,
                 callbacks=callbacks,
-                warn=_warn,
+                warn=lambda line: tell(f"warning: {line}"),
             )
             summary, privacy = finished.summary, finished.federation.privacy
+    if as_json:
+        typer.echo(json.dumps({"folder": str(folder)} | summary, indent=1))
+        return
     console.print(result_table([summary]))
     say(_describe_uploads(config, summary))
     if privacy is not None and privacy.stops:
@@ -93,7 +99,7 @@ def run_command(
     say(f"run folder: {folder}")
 
 
-@app.command()
+@app.command(rich_help_panel=TRAIN)
 def demo(
     out: Annotated[Path, typer.Option(help="Where the run folders and the report go.")] = Path("runs/demo"),
     resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted demo.")] = False,

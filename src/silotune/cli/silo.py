@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from silotune.cli.app import app
+from silotune.cli.app import FEDERATION, app
 from silotune.cli.console import JsonOption, say
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 silo = typer.Typer(help="A silo's own decisions: which runs it takes part in.", no_args_is_help=True)
 
-app.add_typer(silo, name="silo")
+app.add_typer(silo, name="silo", rich_help_panel=FEDERATION)
 
 USUAL_FILES = (Path("silo.yaml"), Path("/etc/silotune/silo.yaml"))
 

@@ -8,6 +8,7 @@ from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
+from silotune.config.registries import METHODS, TUNERS
 from silotune.errors import InputError, unknown_name_error
 
 _SHOULD = re.compile(r"^\w+ should")
@@ -27,7 +28,8 @@ def input_error(error: ValidationError, model: type[BaseModel], prefix: str = ""
     key = ".".join(words)
     if first["type"] == "extra_forbidden":
         allowed = _fields_at(model, location[:-1])
-        return unknown_name_error("key", key, [".".join([*words[:-1], name]) for name in allowed])
+        elsewhere = [] if prefix else _dotted(model)
+        return unknown_name_error("key", key, [".".join([*words[:-1], name]) for name in allowed], elsewhere=elsewhere)
     message = first["msg"].removeprefix("Value error, ")
     if first["type"] == "missing":
         message = "is missing"
@@ -43,6 +45,19 @@ def shown(value: object) -> str:
     """Return a value for an error line, shortened if long."""
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _dotted(model: type[BaseModel]) -> list[str]:
+    """Return the keys of a model and of its groups, with dots between; options of methods and tuners, too."""
+    keys = []
+    for name, field in model.model_fields.items():
+        kinds = [kind for kind in (field.annotation, *get_args(field.annotation)) if isinstance(kind, type)]
+        inner = [key for kind in kinds if issubclass(kind, BaseModel) for key in kind.model_fields]
+        registry = {"method": METHODS, "tuner": TUNERS}.get(name)
+        options = [option for made in (registry or {}).values() for option in made.Options.model_fields]
+        group = f"{name}.NAME" if kinds != [field.annotation] and inner else name
+        keys += [name, *(f"{group}.{key}" for key in dict.fromkeys([*inner, *options]))]
+    return keys
 
 
 def _fields_at(model: type[BaseModel], location: Sequence[str]) -> list[str]:

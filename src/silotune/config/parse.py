@@ -23,6 +23,7 @@ from silotune.config.schema import Config
 from silotune.config.section import Section
 from silotune.config.silo_changes import change_silos, take_changes
 from silotune.config.silos import SiloConfig
+from silotune.config.tables import silo_entries
 from silotune.config.trees import NAMED, Tree, load_tree, merged, nested, parse_word, plain
 from silotune.core.yaml_text import dump_yaml
 from silotune.errors import InputError, unknown_name_error
@@ -40,19 +41,22 @@ def load_config(
     """Return the checked configuration of a run.
 
     Args:
-        source: a preset's name or the path of a YAML file (which may name a preset as its base: `preset: NAME`).
+        source: a preset's name or the path of a YAML file (which may name a preset as its base: `preset: NAME`); if
+            empty, the keys stand alone.
         overrides: `key=value` words, dotted keys.
         method_defaults: method id → the method's defaults, by dotted key.
         changes: words that override all others; `preset=NAME` puts the source over another preset.
-        keys: as `overrides`, with values of Python: `{"rounds": 2, "train": {"lr": 1e-3}}`.
+        keys: as `overrides`, with values of Python: `{"rounds": 2, "train": {"lr": 1e-3}}`; `silos` may hold tables.
 
     Raises:
         InputError: one line that names the key and what is allowed.
     """
     try:
+        if "silos" in keys:
+            keys = {**keys, "silos": silo_entries(keys["silos"])}
         pairs = (*map(parse_word, overrides), *((key, plain(value, key)) for key, value in keys.items()))
         words, last = (absolute(nested(pairs), Path()) for pairs in (pairs, map(parse_word, changes)))
-        preset, file = _source(source, last.pop("preset", None))
+        preset, file = _source(source, last.pop("preset", None)) if source else ({}, {})
         return validated(_layered(preset, file, words, last, method_defaults))
     except RecursionError:
         raise InputError(f"config {source}: nested too deeply") from None

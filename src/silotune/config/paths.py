@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from silotune.config.tables import MEMORY_PREFIX
 from silotune.config.trees import Tree, load_tree, nested
 from silotune.errors import InputError
 
@@ -32,7 +33,7 @@ def absolute(tree: Tree, folder: Path) -> Tree:
         resolve(data, "path", folder)
     silos = tree.get("silos")
     for silo in silos if isinstance(silos, list) else []:
-        if isinstance(silo, dict) and not str(silo.get("path")).startswith(HUB_PREFIX):
+        if isinstance(silo, dict) and not is_elsewhere(silo.get("path")):
             resolve(silo, "path", folder)
     compare = tree.get("compare")
     if isinstance(compare, dict):
@@ -55,6 +56,11 @@ def absolute(tree: Tree, folder: Path) -> Tree:
     resolve(tree, "start", folder)
     resolve_backbone(tree, folder)
     return tree
+
+
+def is_elsewhere(path: object) -> bool:
+    """Return whether a silo's path names no file: a data set of the hub, or a table in memory."""
+    return str(path).startswith((HUB_PREFIX, MEMORY_PREFIX))
 
 
 def _entries(tree: Tree, key: str, folder: Path) -> None:

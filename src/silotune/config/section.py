@@ -25,6 +25,11 @@ class Choice(BaseModel):
     model_config = ConfigDict(extra="allow")
     name: str
 
+    @model_validator(mode="before")
+    @classmethod
+    def _name_alone(cls, value: Any) -> Any:
+        return {"name": value} if isinstance(value, str) else value
+
     @property
     def options(self) -> dict[str, Any]:
         """The options without the name."""

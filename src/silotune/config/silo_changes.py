@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from silotune.config.paths import HUB_PREFIX, resolve
+from silotune.config.paths import is_elsewhere, resolve
 from silotune.config.trees import Tree, flat
 from silotune.errors import InputError, unknown_name_error
 
@@ -38,6 +38,6 @@ def change_silos(tree: Tree, changes: Changes) -> None:
             raise unknown_name_error("silo in silos.NAME.KEY", dotted.partition(".")[0], by_name)
         key = dotted.removeprefix(f"{name}.")
         by_name[name][key] = value
-        if key == "path" and not str(value).startswith(HUB_PREFIX):
+        if key == "path" and not is_elsewhere(value):
             resolve(by_name[name], key, Path())
     tree["silos"] = [by_name[str(silo.get("name"))] if isinstance(silo, dict) else silo for silo in silos or []]

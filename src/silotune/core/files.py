@@ -74,5 +74,10 @@ def write_text(path: Path, text: str) -> None:
 
 def _replace(path: Path, content: bytes, suffix: str) -> None:
     temporary = path.with_name(f".{path.name}.{suffix}")
-    temporary.write_bytes(content)
+    try:
+        temporary.write_bytes(content)
+    except OSError as error:
+        if error.filename is None:  # of a full disk, which is found while writing
+            raise OSError(error.errno, error.strerror, str(path)) from error
+        raise
     temporary.replace(path)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from silotune.config import SiloConfig
 from silotune.config.paths import HUB_PREFIX
+from silotune.config.tables import MEMORY_PREFIX, kept_rows
 from silotune.data.hub import read_hub_records
 from silotune.data.instructions import Format, find_format, generation_rows, instruction_rows
 from silotune.data.readers import (
@@ -83,7 +84,9 @@ Part = tuple[Path, Callable[[], list[Record]]]
 
 
 def _silo_files(source: str, encoding: str) -> dict[str, Part]:
-    """Find a silo's records by split: a file, a folder of files, or a data set of the hub (`hub:OWNER/NAME`)."""
+    """Find a silo's records by split: a file, a folder of files, a data set of the hub, or a table in memory."""
+    if source.startswith(MEMORY_PREFIX):
+        return {part: (Path(source), partial(list, rows)) for part, rows in kept_rows(source).items()}
     if source.startswith(HUB_PREFIX):
         return {part: (Path(source), partial(list, records)) for part, records in read_hub_records(source).items()}
     return {part: (path, partial(read_records, path, encoding)) for part, path in _split_files(Path(source)).items()}

@@ -1,19 +1,34 @@
-"""`compare`: a whole comparison from Python: makes its cells, runs them, writes tables and report."""
+"""`compare` runs a whole comparison, for Python and `silotune compare`; `ComparisonResult`: its runs and tables."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import csv
+import io
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Unpack
 
+from silotune.config.keys import Keys
 from silotune.core.files import make_folder
+from silotune.core.html_table import html_table
 from silotune.core.process_pool import end_unguarded_worker
 from silotune.errors import OR_RESUME, require_unused
 from silotune.experiments.comparison import Comparison, read_comparison
 from silotune.experiments.report.entries import ReportEntry, read_run
 from silotune.experiments.report.html_page import write_report
-from silotune.experiments.report.table_files import write_tables
-from silotune.experiments.runner import run_cells
+from silotune.experiments.report.significance import PairedTest, paired_tests
+from silotune.experiments.report.table_files import table_csv, write_tables
+from silotune.experiments.report.tables_by_method import as_text, score_table
+from silotune.experiments.runner import Announce, CallbackFactory, OnCellDone, run_cells
+from silotune.runs.callbacks.display import default_display
+from silotune.runs.load import load_run
+
+if TYPE_CHECKING:
+    import pandas
+
+    from silotune.runs.run_result import Run
 
 
 def compare(
@@ -25,7 +40,14 @@ def compare(
     out: str | Path,
     resume: bool = False,
     workers: int = 1,
-) -> dict[str, dict[str, Any]]:
+    variants: Sequence[str] = (),
+    ablation: bool = False,
+    progress: bool | None = None,
+    callbacks: CallbackFactory | None = None,
+    done: OnCellDone | None = None,
+    announce: Announce | None = None,
+    **keys: Unpack[Keys],
+) -> ComparisonResult:
     """Run several methods over several seeds; write their runs, `table.csv` and `report.html`.
 
     Args:
@@ -37,9 +59,16 @@ def compare(
         out: the folder for all of it; must be new or empty unless `resume`.
         resume: continue an interrupted comparison; no finished run is repeated.
         workers: processes that runs are spread over.
+        variants: further entries, each "name: key=value key=value".
+        ablation: also the ablations of the methods' papers.
+        progress: as of `run`.
+        callbacks: makes what follows a run, from (title, rounds), instead of `progress`; with one worker only.
+        done: called after every run that was not there yet, with its cell and summary.
+        announce: called with every line about a run's privacy guarantee.
+        keys: keys of every run; a group of keys is a dictionary.
 
     Returns:
-        The summary of every run, by the name of its folder (`<method>-<seed>`).
+        The comparison: a mapping from each run's name (`<method>-<seed>`) to its summary.
 
     Raises:
         InputError: a run's configuration cannot work; raised before any training.
@@ -49,14 +78,104 @@ def compare(
     folder = Path(out)
     if not resume:
         require_unused(folder, "--out", OR_RESUME)
-    comparison_words = [f"methods={','.join(methods)}"] if methods else []
-    comparison_words += [f"seeds={','.join(map(str, seeds))}"] if seeds else []
-    comparison = read_comparison(source, [*overrides, *comparison_words], only=only)
+    words = [f"methods={','.join(methods)}"] if methods else []
+    words += [f"seeds={','.join(map(str, seeds))}"] if seeds else []
+    comparison = read_comparison(source, [*overrides, *words], variants, ablation, only, **keys)
     make_folder(folder, f"--out {folder}")
     comparison.write(folder)
-    summaries = run_cells(comparison.cells, folder, workers=workers)
-    write_results(entries_of(comparison, folder), folder, comparison.ddof)
-    return summaries
+    follow = callbacks or partial(default_display, progress)
+    summaries = run_cells(comparison.cells, folder, workers=workers, callbacks=follow, done=done, announce=announce)
+    entries = entries_of(comparison, folder)
+    files = [*write_tables(entries, folder, comparison.ddof)]
+    files.append(write_report(entries, folder / "report.html", ddof=comparison.ddof))
+    return ComparisonResult(folder, comparison, entries, summaries, files)
+
+
+class ComparisonResult(Mapping[str, dict[str, Any]]):
+    """A finished comparison: a mapping from each run's name to its summary, with its table, tests and files.
+
+    Attributes:
+        folder: the folder of the runs and files.
+        comparison: what was compared.
+        entries: the rows of its table.
+        files: the written tables and report.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        comparison: Comparison,
+        entries: Sequence[ReportEntry],
+        summaries: Mapping[str, dict[str, Any]],
+        files: Sequence[Path],
+    ) -> None:
+        self.folder = folder
+        self.comparison = comparison
+        self.entries = tuple(entries)
+        self.files = tuple(files)
+        self._summaries = summaries
+
+    def __getitem__(self, name: str) -> dict[str, Any]:
+        return self._summaries[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._summaries)
+
+    def __len__(self) -> int:
+        return len(self._summaries)
+
+    def run(self, name: str) -> Run:
+        """Open one run, with its silos' models.
+
+        Args:
+            name: a key of this mapping.
+        """
+        self[name]
+        return load_run(self.folder / name)
+
+    @property
+    def tests(self) -> list[PairedTest]:
+        """The paired tests of the best entry against the others."""
+        return paired_tests(self.entries)
+
+    @property
+    def report(self) -> Path:
+        """The HTML report."""
+        return self.files[-1]
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the table's rows, the tests, all runs' summaries and the paths of the files, as JSON values."""
+        rows = csv.DictReader(io.StringIO(table_csv(self.entries, self.comparison.ddof)))
+        table = [{key: _number(value) for key, value in row.items()} for row in rows]
+        return {
+            "folder": str(self.folder),
+            "table": table,
+            "tests": [asdict(test) for test in self.tests],
+            "runs": {name: dict(summary) for name, summary in self.items()},
+            "files": [str(path) for path in self.files],
+        }
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """Return `table.csv`: a row for every entry and silo, with mean and standard deviation over seeds."""
+        import pandas
+
+        return pandas.read_csv(io.StringIO(table_csv(self.entries, self.comparison.ddof)))
+
+    def __repr__(self) -> str:
+        table = score_table(self.entries, self.comparison.ddof)
+        return f"ComparisonResult({str(self.folder)!r}): {table.title}\n{as_text(table)}"
+
+    def _repr_html_(self) -> str:
+        """Return the table that a notebook shows."""
+        return html_table(*score_table(self.entries, self.comparison.ddof).texts())
+
+
+def _number(cell: str) -> str | float | None:
+    """Return a cell of a CSV file as a number, if it is one; None if it is empty."""
+    try:
+        return float(cell) if cell else None
+    except ValueError:
+        return cell
 
 
 def entries_of(comparison: Comparison, folder: Path) -> list[ReportEntry]:
@@ -66,8 +185,3 @@ def entries_of(comparison: Comparison, folder: Path) -> list[ReportEntry]:
         ReportEntry(row, tuple(read_run(folder / cell.folder) for cell in row_cells))
         for row, row_cells in cells.items()
     ]
-
-
-def write_results(entries: Sequence[ReportEntry], folder: Path, ddof: int) -> list[Path]:
-    """Write the tables and the report; returns their paths."""
-    return [*write_tables(entries, folder, ddof), write_report(entries, folder / "report.html", ddof=ddof)]

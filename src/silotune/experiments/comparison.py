@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from itertools import chain, product
 from pathlib import Path
+from typing import Unpack, cast
 
 from silotune.config import Config, load_config
+from silotune.config.keys import Keys
 from silotune.config.validators import NAME_RULE, is_name
 from silotune.core.files import write_text
 from silotune.errors import InputError, unknown_name_error
@@ -90,6 +92,7 @@ def read_comparison(
     variants: Sequence[str] = (),
     ablation: bool = False,
     only: Sequence[str] = (),
+    **keys: Unpack[Keys],
 ) -> Comparison:
     """Plan the comparison that a command asks for; words take precedence over the source's section `compare`.
 
@@ -101,12 +104,14 @@ def read_comparison(
         variants: each "name: key=value key=value"; they replace the source's variants, grid and ablations.
         ablation: add the ablations of the method's paper.
         only: patterns (`*`, `?`) of the rows that are wanted; all if empty.
+        keys: keys of every cell, as values of Python.
 
     Raises:
         InputError: the configuration of a cell is invalid; nothing has run by then.
     """
     comparison_words, run_words = split_words(words)
-    base = load_config(source, [*comparison_words, *run_words], METHOD_DEFAULTS)
+    refuse_one_of_several(keys)
+    base = load_config(source, [*comparison_words, *run_words], METHOD_DEFAULTS, keys=cast("dict[str, object]", keys))
     section = base.compare
     methods = compared_methods(base)
     seeds = tuple(section.seeds or [base.seed])
@@ -117,9 +122,8 @@ def read_comparison(
     cells = []
     for row, method, variant_words in _matching(chosen, only):
         for seed in seeds:
-            config = read_config(
-                source, [*best.get(method, ()), *run_words, f"method={method}", f"seed={seed}"], variant_words
-            )
+            cell_words = [*best.get(method, ()), *run_words, f"method={method}", f"seed={seed}"]
+            config = read_config(source, cell_words, variant_words, **keys)
             cells.append(Cell(row, seed, config))
     rows = tuple(dict.fromkeys(cell.row for cell in cells))
     names = [(cell.row, cell.seed) for cell in cells]
@@ -147,6 +151,19 @@ def split_words(words: Sequence[str]) -> tuple[list[str], list[str]]:
         else:
             run_words.append(word)
     return comparison_words, run_words
+
+
+def refuse_one_of_several(keys: Keys) -> None:
+    """Refuse the keys that are lists in a comparison.
+
+    Raises:
+        InputError: there is one.
+    """
+    method = keys.get("method")
+    if isinstance(method, str) or (method is not None and "name" in method):
+        raise InputError("method: many runs may have several; use methods=[…]")
+    if "seed" in keys:
+        raise InputError("seed: many runs may have several; use seeds=[…]")
 
 
 def compared_methods(config: Config) -> tuple[str, ...]:

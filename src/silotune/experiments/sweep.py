@@ -11,18 +11,19 @@ import csv
 import io
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Unpack, cast
 
 from silotune.config import dump, load_config
+from silotune.config.keys import Keys
 from silotune.core.files import write_text
 from silotune.core.process_pool import end_unguarded_worker
 from silotune.errors import InputError, SilotuneError, unknown_name_error
 from silotune.experiments.best_values import to_words, write_best
-from silotune.experiments.comparison import Cell, compared_methods, split_words
+from silotune.experiments.comparison import Cell, compared_methods, refuse_one_of_several, split_words
 from silotune.experiments.runner import CallbackFactory, OnCellDone, Summary, run_cells
 from silotune.experiments.search_space import (
     Choices,
@@ -50,6 +51,7 @@ class Sweep:
         seeds: seeds of every trial.
         spaces: method to its search space.
         trials: proposals per method; None for all combinations.
+        given: keys of every run, as values of Python.
     """
 
     source: str
@@ -57,6 +59,7 @@ class Sweep:
     seeds: tuple[int, ...]
     spaces: Mapping[str, tuple[Dimension, ...]]
     trials: int | None
+    given: Keys = field(default_factory=lambda: Keys())
 
     @property
     def keys(self) -> list[str]:
@@ -70,7 +73,9 @@ class Sweep:
         that all runs of a trial share it.
         """
         run_words, trial_words = [*self.words, f"method={method}"], to_words(chosen)
-        configs = [read_config(self.source, [*run_words, f"seed={seed}"], trial_words) for seed in self.seeds]
+        configs = [
+            read_config(self.source, [*run_words, f"seed={seed}"], trial_words, **self.given) for seed in self.seeds
+        ]
         name = sha256(dump(configs[0].model_copy(update={"seed": 0})).encode()).hexdigest()[:10]
         return [Cell(f"{method}-{name}", config.seed, config) for config in configs]
 
@@ -99,13 +104,14 @@ class TrialResult:
         return statistics.fmean(scores) if len(scores) == len(self.scores) else None
 
 
-def read_sweep(source: str, words: Sequence[str], trials: int | None = None) -> Sweep:
+def read_sweep(source: str, words: Sequence[str], trials: int | None = None, **keys: Unpack[Keys]) -> Sweep:
     """Plan the sweep that a command asks for.
 
     Args:
         source: a preset or a YAML file; its section `compare` lists methods if the words do not.
         words: `method=a,b` (or `methods=`), `seeds=1,2`, keys to search (see `split_search`) and any others.
         trials: proposals of the sampler per method; None for all combinations.
+        keys: keys of every run, as values of Python.
 
     Raises:
         InputError: a key cannot be searched or a configuration is invalid; nothing has run by then.
@@ -118,7 +124,8 @@ def read_sweep(source: str, words: Sequence[str], trials: int | None = None) -> 
     dimensions, run_words = split_search(run_words)
     if not dimensions:
         raise InputError("sweep: nothing to search; give a key several values (train.lr=1e-3,5e-4) or a range")
-    base = load_config(source, [*sweep_words, *run_words], METHOD_DEFAULTS)
+    refuse_one_of_several(keys)
+    base = load_config(source, [*sweep_words, *run_words], METHOD_DEFAULTS, keys=cast("dict[str, object]", keys))
     methods = compared_methods(base)
     spaces = {method: space_for_method(method, dimensions) for method in methods}
     searched = {(dimension.key, dimension.method) for space in spaces.values() for dimension in space}
@@ -128,7 +135,7 @@ def read_sweep(source: str, words: Sequence[str], trials: int | None = None) -> 
         if (dimension.key, dimension.method) not in searched and dimension.key.startswith("method."):
             options = {f"method.{name}" for method in methods for name in METHODS[method].Options.model_fields}
             raise unknown_name_error("key", dimension.key, options)
-    sweep = Sweep(source, tuple(run_words), tuple(base.compare.seeds or [base.seed]), spaces, trials)
+    sweep = Sweep(source, tuple(run_words), tuple(base.compare.seeds or [base.seed]), spaces, trials, keys)
     # make the configurations once before anything runs: they check their values
     for method, space in spaces.items():
         for chosen in boundary_combinations(space) if trials else all_combinations(space):

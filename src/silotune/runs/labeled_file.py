@@ -1,4 +1,4 @@
-"""`evaluate_file` scores one silo's model of a finished run on a labeled file (`silotune evaluate RUN --file FILE`)."""
+"""`score_rows` scores one silo's model of a finished run on a labeled file or table."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from silotune.config import SiloConfig
+from silotune.config.tables import Table, table_rows
 from silotune.data.instructions import find_format, generation_rows, instruction_rows
 from silotune.data.readers import Record, labeled_rows, read_records
 from silotune.data.tasks import Row
@@ -22,22 +23,22 @@ from silotune.runs.storage.readers import read_summary
 from silotune.runs.storage.scored_rows import write_predictions
 
 
-def evaluate_file(
-    run: str | Path,
+def score_rows(
+    run: Path,
     silo: str,
-    file: str | Path,
+    source: str | Path | Table,
     *,
     text: Sequence[str] = (),
     label: str = "",
     predictions: str | Path | None = None,
     resamples: int = 1000,
 ) -> dict[str, Any]:
-    """Score one silo's model on the rows of a labeled file.
+    """Score one silo's model on the rows of a labeled file or table.
 
     Args:
         run: the folder of a finished run.
         silo: the silo's name.
-        file: a CSV, TSV, JSON lines or Parquet file.
+        source: a CSV, TSV, JSON lines or Parquet file, or a table.
         text: the text column, or the two of a pair; by default those of the silo's own data.
         label: the label column, or that of the answers; by default that of the silo's own data.
         predictions: a file for the prediction of every row, as `predictions.parquet` of a run.
@@ -49,11 +50,14 @@ def evaluate_file(
     Raises:
         InputError: no finished run there, no such silo, or rows that do not fit its task.
     """
-    path = Path(file)
-    read_summary(Path(run))  # says what is wrong where no finished run is
-    config = read_config(str(Path(run) / "config.yaml"))
+    path = Path(source) if isinstance(source, (str, Path)) else Path("rows")
+    read_summary(run)  # says what is wrong where no finished run is
+    config = read_config(str(run / "config.yaml"))
     own = next((entry for entry in config.silos if entry.name == silo), None)
-    records = read_records(path, own.encoding if own else "utf-8")
+    if isinstance(source, (str, Path)):
+        records = read_records(path, own.encoding if own else "utf-8")
+    else:
+        records = table_rows(source, "rows")
     model = load_model(run, silo)
     rows = _rows(model, path, records, own, text, label)
     context = model.context
@@ -66,7 +70,7 @@ def evaluate_file(
             raise InputError(f"--predictions: silo {silo!r} is judged by {model.task.metric}, which writes no answers")
         write_predictions(Path(predictions), [(silo, measured, tokenized)])
     details = score_details(measured, tokenized, Bootstrap(resamples, config.seed, silo, "file"))
-    return {"silo": silo, "file": str(file), "level": LEVEL, **(details or {})}
+    return {"silo": silo, "file": str(path), "level": LEVEL, **(details or {})}
 
 
 def _rows(

@@ -67,7 +67,7 @@ class PersonalModel:
         """Classify texts, or pairs of texts.
 
         Raises:
-            InputError: if single texts and pairs are mixed.
+            InputError: single texts and pairs are mixed, the task takes the other, or `texts` is no list.
         """
         if self.task.kind != "classification":
             raise InputError(f"predict: task {self.task.name!r} is one of generation; use write")
@@ -106,9 +106,15 @@ class PersonalModel:
 
     def _encoded(self, texts: Sequence[Text]) -> TokenizedRows:
         """Return texts as token ids; the missing input of an instruction is empty."""
+        if isinstance(texts, str):
+            raise InputError("predict: give a list of texts, not one text")
         rows = [self._row(text) for text in texts]
-        if len({len(row.texts) for row in rows}) > 1:
+        numbers = {len(row.texts) for row in rows}
+        if len(numbers) > 1:
             raise InputError("predict: give either single texts or pairs, not both")
+        if self.task.kind == "classification" and numbers - {self.texts_per_row}:
+            wanted = "single texts" if self.texts_per_row == 1 else "pairs of texts"
+            raise InputError(f"predict: task {self.task.name!r} takes {wanted}")
         context = self.context
         tokenize = context.method.setting.head.row_tokenizer(context.backbone, context.train.max_length)
         return tokenize(self.task, rows)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack, cast
 
 from silotune.config import Config, dump
+from silotune.config.keys import BackboneKeys, Keys, RunKeys
 from silotune.core.determinism import numerics
 from silotune.core.files import write_text
 from silotune.core.process_pool import end_unguarded_worker
@@ -23,7 +24,7 @@ from silotune.models.backbone.loading import transformers_messages_kept
 from silotune.runs.build.builder import build
 from silotune.runs.build.initial_adapter import keep_start
 from silotune.runs.build.model import BackboneRequirements
-from silotune.runs.build.resolve import read_config
+from silotune.runs.build.resolve import completed, read_config
 from silotune.runs.callbacks import Callback
 from silotune.runs.callbacks.display import default_display
 from silotune.runs.callbacks.feed import EventFeed
@@ -47,17 +48,17 @@ def run(
     out: str | Path | None = None,
     resume: bool = False,
     progress: bool | Progress | None = None,
-    backbone: Backbone | str | Mapping[str, object] | None = None,
+    backbone: Backbone | str | BackboneKeys | None = None,
     announce: Callable[[str], None] | None = None,
     workers: int = 1,
     warn: Callable[[str], None] | None = None,
     callbacks: Sequence[Callback] = (),
-    **keys: object,
+    **keys: Unpack[RunKeys],
 ) -> Run:
     """Run a preset, a YAML file or a configuration: `run("demo", method="fedmcp", rounds=2, train={"lr": 1e-3})`.
 
     Args:
-        source: preset name, path of a YAML file, or a `Config`.
+        source: preset name, path of a YAML file, or a `Config`; empty: the keys alone.
         overrides: `key=value` words, as on the command line.
         out: the run folder; must be new or empty unless `resume`. If None, `runs/SOURCE-METHOD-seedN`.
         resume: continue an interrupted run (a finished one is only summarized again).
@@ -68,7 +69,8 @@ def run(
         warn: called with each warning about the rows, before the first round.
         workers: number of processes that train silos; the bits do not depend on it.
         callbacks: follow the run.
-        keys: keys of the configuration; a group of keys is a dictionary.
+        keys: keys of the configuration; a group of keys is a dictionary. `silos` may be tables:
+            `{"sms": frame, "news": dataset}`.
 
     Raises:
         InputError: for bad configuration or data, before any training; or for an operation that is not deterministic
@@ -76,14 +78,13 @@ def run(
     """
     end_unguarded_worker()
     loaded = backbone if isinstance(backbone, Backbone) else None
-    if backbone is not None and loaded is None:
-        keys["backbone"] = backbone
+    given: dict[str, Any] = {**keys} if backbone is None or loaded is not None else {**keys, "backbone": backbone}
     if not isinstance(source, Config):
-        config = read_config(source, overrides, (), **keys)
-    elif overrides or keys:
-        raise InputError(f"{[*overrides, *keys][0]}: goes with a preset or a file; a Config has its values already")
+        config = read_config(source, overrides, (), **cast("Keys", given))
+    elif overrides or given:
+        raise InputError(f"{[*overrides, *given][0]}: goes with a preset or a file; a Config has its values already")
     else:
-        config = source
+        config = completed(source)
     path = Path(out) if out is not None else default_folder("run" if isinstance(source, Config) else source, config)
     called = progress if callable(progress) else None
     shown = [] if callable(progress) else default_display(progress, config.method.name, config.rounds)

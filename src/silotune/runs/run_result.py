@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import html
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from silotune.core.html_table import html_table
 from silotune.data.metrics import lower_is_better
 from silotune.errors import unknown_name_error
 from silotune.runs.callbacks import RoundEnd
@@ -113,15 +112,9 @@ class Run:
         ]
         rows.append(("average", "", "", _score(self.summary["average"])))
         better = "lower" if all(lower_is_better(entry["metric"]) for entry in self.silos.values()) else "higher"
-        head = _html_row(("silo", "metric", "validation", "test"), "th")
-        body = "".join(_html_row(row, "td") for row in rows)
-        caption = f"<caption>{html.escape(self._heading())}; {better} is better</caption>"
-        return f"<table>{caption}<thead>{head}</thead><tbody>{body}</tbody></table>"
+        caption = f"{self._heading()}; {better} is better"
+        return html_table(caption, ("silo", "metric", "validation", "test"), rows)
 
 
 def _score(value: float | None) -> str:
     return "–" if value is None else f"{value:.2f}"
-
-
-def _html_row(cells: Sequence[str], tag: str) -> str:
-    return "<tr>" + "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in cells) + "</tr>"

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+import silotune
+from silotune import InputError
 from silotune.evaluation.transfer import Matrix
 from silotune.experiments.report import transfer_matrices as drawing
 from tests.support.command_line import tree
@@ -202,3 +204,16 @@ def test_a_folder_that_holds_something(silotune, pair, tmp_path):
         assert (outcome.code, outcome.out, len(outcome.err.splitlines())) == (2, "", 1)
         assert "--out" in outcome.err
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
+
+
+def test_from_python(made, pair, tmp_path):
+    moved = silotune.transfer([pair[0], silotune.load_run(pair[1])], tmp_path / "out", types={"alpha": "own"})
+    frame = moved.to_pandas()
+    assert len(frame) == 4
+    assert set(frame["source_type"]) == {"own", "other"}
+    (matrix,) = moved.matrices
+    for text in (repr(moved), moved._repr_html_()):
+        assert matrix.label in text
+    assert f"{matrix.absolute['alpha', 'beta']:.1f}" in moved._repr_html_()
+    with pytest.raises(InputError, match="at least 2"):
+        silotune.transfer([pair[0]], tmp_path / "other")

@@ -73,6 +73,11 @@ class ResultTable:
     notes: Mapping[str, str] = field(default_factory=dict)
     silos: Sequence[str] = ()
 
+    def texts(self) -> tuple[str, list[str], list[list[str]]]:
+        """Return title, names of all columns and rows as texts."""
+        rows = [[label, *(cell.text for cell in cells)] for label, cells in self.rows]
+        return self.title, [self.first, *self.header], rows
+
 
 def score_table(entries: Sequence[ReportEntry], ddof: int) -> ResultTable:
     """Make the table of test scores, mean ± std over seeds; after an attack also its success rate (ASR).
@@ -228,6 +233,17 @@ def _table(result: ResultTable) -> Table:
         ]
         table.add_row(escape(label), *styled)
     return table
+
+
+def as_text(table: ResultTable) -> str:
+    """Render as lines of equally wide columns, without the title."""
+    _, header, rows = table.texts()
+    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
+    lines = []
+    for label, *cells in [header, *rows]:
+        numbers = (cell.rjust(width) for cell, width in zip(cells, widths[1:], strict=True))
+        lines.append("  ".join([label.ljust(widths[0]), *numbers]))
+    return "\n".join(lines)
 
 
 def as_markdown(table: ResultTable) -> str:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TypeVar
+from typing import TypeVar, Unpack, cast
 
 import torch
 from pydantic import BaseModel, ValidationError
 
 from silotune.config import Choice, Config, input_error, load_config
 from silotune.config.head import HeadConfig
+from silotune.config.keys import Keys
+from silotune.config.trees import merged
 from silotune.data.tasks import SiloData
 from silotune.data.templates import CHAT
 from silotune.errors import InputError
@@ -40,7 +42,7 @@ METHOD_DEFAULTS = _MethodDefaults()
 
 
 def read_config(
-    source: str, overrides: Sequence[str] | None = None, changes: Sequence[str] = (), **keys: object
+    source: str, overrides: Sequence[str] | None = None, changes: Sequence[str] = (), **keys: Unpack[Keys]
 ) -> Config:
     """Return the configuration of a preset or file, with method and tuner options filled in; see `load_config`.
 
@@ -53,7 +55,7 @@ def read_config(
     Raises:
         InputError: for a bad key or value.
     """
-    config = load_config(source, overrides or [], METHOD_DEFAULTS, changes, keys)
+    config = load_config(source, overrides or [], METHOD_DEFAULTS, changes, cast("Mapping[str, object]", keys))
     return with_options(config, make_method(config))
 
 
@@ -66,6 +68,18 @@ def with_options(config: Config, method: Method) -> Config:
             "tuner": Choice(name=config.tuner.name, **tuner.options.model_dump(mode="json")),
         }
     )
+
+
+def completed(config: Config) -> Config:
+    """Return a configuration that was made in Python with what `read_config` fills in: the defaults of its method.
+
+    A configuration of `read_config` stays as it is.
+
+    Raises:
+        InputError: for a bad value; a changed `Config` is checked again.
+    """
+    given = merged([config.model_dump(exclude_defaults=True), config.model_dump(exclude_unset=True)])
+    return read_config("", **cast("Keys", given))
 
 
 def on_this_machine(config: Config) -> Config:

@@ -1,0 +1,91 @@
+"""The command `silotune config`: all keys with type, default and meaning; the JSON schema for editors."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from silotune.cli.app import BEFORE, app
+from silotune.cli.completion import complete_key
+from silotune.cli.console import JsonOption, console, say
+
+if TYPE_CHECKING:
+    from silotune.config.reference import Key
+
+
+@app.command("config", rich_help_panel=BEFORE)
+def config_command(
+    key: Annotated[
+        str | None,
+        typer.Argument(help="A section or a key, e.g. train or train.lr.", metavar="KEY", autocompletion=complete_key),
+    ] = None,
+    schema: Annotated[
+        bool, typer.Option("--json-schema", help="Print the JSON schema of configuration files, for editors.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Explain keys of the configuration: what they take, their default, what they do."""
+    import silotune.methods
+    import silotune.models.tuners  # noqa: F401 (both fill the registries)
+    from silotune.config.json_schema import json_schema
+    from silotune.config.reference import PAGE, all_keys, keys_of, sections
+    from silotune.errors import unknown_name_error
+
+    if schema:
+        typer.echo(json.dumps(json_schema(), indent=1, ensure_ascii=False))
+        return
+    named = sections()
+    if key is None:
+        found = keys_of("")
+    elif key in named:
+        found = keys_of(key)
+    else:
+        found = [one for section in named for one in keys_of(section) if one.name == key]
+        if not found:
+            every = all_keys()
+            raise unknown_name_error("key", key, [*filter(None, named)], "section.key", elsewhere=every)
+    if as_json:
+        typer.echo(json.dumps([asdict(one) for one in found], indent=1, ensure_ascii=False))
+        return
+    if key is not None and key not in named:
+        for one in found:
+            _show_key(one)
+        say(f"documented in {PAGE}")
+        return
+    if key is None:
+        table = Table(title="sections; silotune config SECTION shows their keys")
+        table.add_column("section")
+        table.add_column("about")
+        for name, meaning in named.items():
+            if name:
+                table.add_row(name, escape(_plain(meaning)))
+        console.print(table)
+    console.print(_keys_table(key or "keys without a section", found))
+
+
+def _keys_table(title: str, keys: list[Key]) -> Table:
+    table = Table(title=title)
+    for column in ("key", "allowed", "default", "meaning"):
+        table.add_column(column, overflow="fold")
+    for one in keys:
+        owners = f" (of {', '.join(one.owners[:3])}{' …' if len(one.owners) > 3 else ''})" if one.owners else ""
+        table.add_row(*map(escape, map(_plain, (one.name, one.type, one.default, one.meaning + owners))))
+    return table
+
+
+def _show_key(key: Key) -> None:
+    """Print one key in full."""
+    say(f"{key.name}: {_plain(key.meaning)}")
+    say(f"  allowed: {_plain(key.type)}")
+    say(f"  default: {_plain(key.default)}")
+    if key.owners:
+        say(f"  of: {', '.join(key.owners)}")
+
+
+def _plain(text: str) -> str:
+    return text.replace("`", "")

@@ -1,0 +1,186 @@
+"""`sections` and `keys_of`: every key with type, default and meaning, as the schema and its docstrings say them."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from silotune.config.extensible import ExtensibleSection
+from silotune.config.meanings import attributes, option_meanings
+from silotune.config.registries import METHODS, TUNERS
+from silotune.config.schema import Config
+from silotune.config.section import Choice, Section
+from silotune.core.registry import Registry
+
+PAGE = "docs/configuration.md"
+
+_NAMES = {int: "integer", float: "number", str: "text", bool: "`true`, `false`", dict: "mapping", NoneType: "none"}
+
+_BOUNDS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
+
+_CHOSEN: dict[str, Registry[Any]] = {"method": METHODS, "tuner": TUNERS}
+"""Sections whose options are those of the chosen class."""
+
+
+@dataclass(frozen=True)
+class Key:
+    """A key of the configuration.
+
+    Args:
+        name: with its section: `train.lr`.
+        type: what it takes, with its bounds; values and names in backticks.
+        default: as a word of the command line, in backticks; "–" for none.
+        meaning: from the section's docstring.
+        owners: the choices under which it has an effect, as `method=moon`; empty: always.
+    """
+
+    name: str
+    type: str
+    default: str
+    meaning: str
+    owners: tuple[str, ...] = ()
+
+
+def sections() -> dict[str, str]:
+    """Return section → its meaning, in the schema's order; "" is the keys without a section."""
+    found = {"": "Keys without a section."}
+    meanings = attributes(Config)
+    for name, field in Config.model_fields.items():
+        if name in _CHOSEN:
+            found[name] = meanings[name]
+        elif (model := section_of(field)) is not None:
+            found[name] = (inspect.getdoc(model) or "").partition("\n")[0]
+    return found
+
+
+def keys_of(section: str) -> list[Key]:
+    """Return a section's keys; "" stands for those without a section.
+
+    The built-in methods' and tuners' options are the keys of `method` and `tuner`; `owners` says whose they are.
+    """
+    if section == "":
+        return _plain_keys()
+    if section in _CHOSEN:
+        return _chosen_keys(section, _CHOSEN[section])
+    model = section_of(Config.model_fields[section])
+    assert model is not None, "callers name a section"
+    prefix = f"{section}.NAME." if section == "silos" else f"{section}."
+    choice = section if model.chooser == "name" else f"{section}.{model.chooser}"
+    owners = {key: tuple(f"{choice}={name}" for name in names) for key, names in model.owners.items()}
+    return model_keys(prefix, model, attributes(model), owners)
+
+
+def all_keys() -> dict[str, Key]:
+    """Return every key by its name; of several methods' or tuners' options of one name, the first."""
+    found: dict[str, Key] = {}
+    for section in sections():
+        for key in keys_of(section):
+            found.setdefault(key.name, key)
+    return found
+
+
+def model_keys(
+    prefix: str, model: type[BaseModel], meanings: Mapping[str, str], owners: Mapping[str, tuple[str, ...]] = {}
+) -> list[Key]:
+    """Return the keys of a model, with a prefix before their names."""
+    keys = []
+    for name, field in model.model_fields.items():
+        kind = _bounded(type_text(field.annotation), field)
+        if name == "name" and issubclass(model, ExtensibleSection):
+            named = ", ".join(f"`{choice}`" for choice in model.registry.reserved)
+            kind = f"list of steps: `clip`, noise, {named}" if model.section == "uplink" else f"{named}, or a plug-in's"
+        keys.append(Key(f"{prefix}{name}", kind, default_text(field), meanings.get(name, ""), owners.get(name, ())))
+    return keys
+
+
+def options_by_owner(section: str) -> dict[tuple[str, ...], list[Key]]:
+    """Return the tables of options of built-in methods or tuners; those with the same options share one."""
+    grouped: dict[type[BaseModel], list[str]] = {}
+    for name, made in _CHOSEN[section].items():
+        if made.__module__.startswith("silotune."):
+            grouped.setdefault(made.Options, []).append(f"{section}={name}")
+    return {
+        tuple(names): model_keys(f"{section}.", options, option_meanings(options))
+        for options, names in grouped.items()
+        if options.model_fields
+    }
+
+
+def _chosen_keys(section: str, registry: Registry[Any]) -> list[Key]:
+    default = Config.model_fields[section].default.name
+    meaning = attributes(Config)[section]
+    keys = [Key(f"{section}.name", ", ".join(f"`{name}`" for name in registry), f"`{default}`", meaning)]
+    options: dict[tuple[str, str, str, str], list[str]] = {}
+    for owners, found in options_by_owner(section).items():
+        for key in found:
+            options.setdefault((key.name, key.type, key.default, key.meaning), []).extend(owners)
+    return keys + [Key(*values, tuple(owners)) for values, owners in options.items()]
+
+
+def _plain_keys() -> list[Key]:
+    meanings, keys = attributes(Config), []
+    for name, field in Config.model_fields.items():
+        if section_of(field) is None:
+            chooses = field.annotation is Choice
+            default = f"`{field.default.name}`" if chooses else default_text(field)
+            kind = f"name of a {name}, with its options" if chooses else _bounded(type_text(field.annotation), field)
+            keys.append(Key(name, kind, default, meanings[name]))
+    return keys
+
+
+def type_text(annotation: Any) -> str:
+    """Return a type as readers know it."""
+    kind, arguments = get_origin(annotation), get_args(annotation)
+    if kind is Annotated:
+        return type_text(arguments[0])
+    if kind is Literal:
+        return ", ".join(f"`{value}`" for value in arguments)
+    if kind in (Union, UnionType):
+        return " or ".join(type_text(one) for one in arguments if one is not NoneType)
+    if kind in (list, tuple):
+        return f"list of {type_text(arguments[0])}"
+    if kind is dict:
+        return "mapping"
+    return _NAMES.get(annotation, "mapping")
+
+
+def _bounded(kind: str, field: FieldInfo) -> str:
+    """Return a number's type with its bounds."""
+    if not kind.startswith(("integer", "number")):
+        return kind
+    bounds = [
+        f"{sign} {value:g}" if isinstance(value, float) else f"{sign} {value:,}"
+        for metadata in field.metadata
+        for name, sign in _BOUNDS.items()
+        if (value := getattr(metadata, name, None)) is not None
+    ]
+    return f"{kind} {' and '.join(bounds)}" if bounds else kind
+
+
+def default_text(field: FieldInfo) -> str:
+    """Return a field's default as a word of the command line."""
+    if field.is_required():
+        return "required"
+    value = field.get_default(call_default_factory=True)
+    if value is None or value in ("", [], (), {}):
+        return "–"
+    if isinstance(value, BaseModel):
+        given = value.model_dump(exclude_defaults=True)
+        return f"`{given}`" if given else "its defaults"
+    if isinstance(value, bool):
+        return f"`{str(value).lower()}`"
+    return f"`{','.join(map(str, value)) if isinstance(value, list | tuple) else value}`"
+
+
+def section_of(field: FieldInfo) -> type[Section] | None:
+    """Return the section that a key of `Config` holds, alone or in a list; None for plain keys."""
+    for kind in (field.annotation, *get_args(field.annotation)):
+        if inspect.isclass(kind) and issubclass(kind, Section):
+            return kind
+    return None

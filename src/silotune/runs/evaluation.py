@@ -1,0 +1,104 @@
+"""`evaluate` scores one silo's model on labeled rows, for Python and `silotune evaluate`; `Evaluation`: all metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from silotune.config.tables import Table
+from silotune.core.html_table import html_table
+from silotune.data.metrics import metric_title
+from silotune.runs.labeled_file import score_rows
+from silotune.runs.run_result import Run
+
+if TYPE_CHECKING:
+    import pandas
+
+
+def evaluate(
+    run: str | Path | Run,
+    silo: str,
+    rows: str | Path | Table,
+    *,
+    text: str | Sequence[str] = (),
+    label: str = "",
+    predictions: str | Path | None = None,
+    resamples: int = 1000,
+) -> Evaluation:
+    """Score one silo's model of a finished run on labeled rows.
+
+    Args:
+        run: the run or its folder.
+        silo: the silo's name.
+        rows: a CSV, TSV, JSON lines or Parquet file, or a table: a DataFrame, a `datasets.Dataset`, dictionaries.
+        text: the text column, or the two of a pair; by default those of the silo's own data.
+        label: the label column, or that of the answers; by default that of the silo's own data.
+        predictions: a file for the prediction of every row, as `predictions.parquet` of a run.
+        resamples: of the rows, for intervals; 0 makes none.
+
+    Raises:
+        InputError: no finished run there, no such silo, or rows that do not fit its task.
+    """
+    folder = run.folder if isinstance(run, Run) else Path(run)
+    columns = [text] if isinstance(text, str) else list(text)
+    return Evaluation(
+        score_rows(folder, silo, rows, text=columns, label=label, predictions=predictions, resamples=resamples)
+    )
+
+
+class Evaluation(Mapping[str, Any]):
+    """What a model's predictions on labeled rows say, as a mapping.
+
+    It has `silo`, `file`, `level` of the intervals in percent, `metric`, `score`, `rows`, `metrics` (name → score) and
+    `intervals` (name → two bounds); of rows with labels also `per_class`, `confusion` and `calibration`.
+    """
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        self._values = dict(values)
+
+    def __getitem__(self, name: str) -> Any:
+        return self._values[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    @property
+    def score(self) -> float | None:
+        """The score by the task's own metric."""
+        score: float | None = self["score"]
+        return score
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """Return a row for every metric: score, lower and upper bound of its interval."""
+        import pandas
+
+        bounds = self["intervals"]
+        rows = {name: [value, *(bounds.get(name) or (None, None))] for name, value in self["metrics"].items()}
+        return pandas.DataFrame.from_dict(rows, orient="index", columns=["score", "low", "high"])
+
+    @property
+    def title(self) -> str:
+        """What was scored, in words."""
+        return f"{self['rows']:,} rows of {self['file']}, silo {self['silo']}"
+
+    def metric_rows(self) -> list[list[str]]:
+        """Return a row of texts for every metric: its name, its score and the interval."""
+        rows = []
+        for name, value in self["metrics"].items():
+            bounds = self["intervals"].get(name)
+            interval = "–" if bounds is None else f"{bounds[0]:.2f} to {bounds[1]:.2f}"
+            title = metric_title(name, self.get("positive", ""))
+            rows.append([title, "–" if value is None else f"{value:.2f}", interval])
+        return rows
+
+    def __repr__(self) -> str:
+        scores = ", ".join(f"{name} {score}" for name, score, _ in self.metric_rows())
+        return f"Evaluation: {self.title}\n{scores}"
+
+    def _repr_html_(self) -> str:
+        """Return the table that a notebook shows."""
+        return html_table(self.title, ["metric", "score", f"{self['level']} % interval"], self.metric_rows())

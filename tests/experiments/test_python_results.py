@@ -1,0 +1,80 @@
+"""`compare`, `sweep`, `transfer`, `report` and `partition` from Python: what they return is what the command leaves."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import silotune
+from silotune import InputError
+from tests.support.command_line import place
+from tests.support.report_runs import no_figure_files
+
+__all__ = ["no_figure_files", "place"]
+
+
+@pytest.mark.usefixtures("no_figure_files")
+def test_a_comparison_is_a_mapping_a_table_and_files(place: Path) -> None:
+    done: list[str] = []
+    compared = silotune.compare(
+        "federation.yaml",
+        methods=["local", "fedavg"],
+        seeds=[2],
+        out="out",
+        train={"steps": 1},
+        done=lambda cell, _: done.append(cell.folder),
+    )
+    assert done == list(compared) == ["local-2", "fedavg-2"]
+    assert compared["local-2"] == json.loads((place / "out/local-2/summary.json").read_text())
+    with (place / "out" / "table.csv").open(encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    frame = compared.to_pandas()
+    assert frame["mean"].tolist() == pytest.approx([float(row["mean"]) for row in rows])
+    assert len(repr(compared).splitlines()) < 10
+    for text in (repr(compared), compared._repr_html_()):
+        for word in ("local", "fedavg", "north", "south", "bag of words"):
+            assert word in text
+    assert compared.run("fedavg-2").summary == compared["fedavg-2"]
+    assert compared.report.is_file()
+    assert [pair.pairs for pair in compared.tests] == [2]
+    page = silotune.report(compared, "page.html", title="Both")
+    assert page.path.read_text(encoding="utf-8").count("Both") > 0
+    assert repr(page).splitlines()[1:] == repr(compared).splitlines()[1:]
+    with pytest.raises(InputError, match="already there"):
+        silotune.compare("federation.yaml", out="out")
+    for keys in ({"method": "local"}, {"seed": 1}):
+        with pytest.raises(InputError, match="may have several"):
+            silotune.compare("federation.yaml", out="new", **keys)  # type: ignore[arg-type]
+
+
+def test_a_sweep_gives_its_best_values(place: Path) -> None:
+    swept = silotune.sweep(
+        "federation.yaml", search={"train.lr": [1e-3, 1e-2]}, methods=["local"], out="sweep", train={"steps": 1}
+    )
+    assert [trial.chosen["train.lr"] for trial in swept.trials] == [1e-3, 1e-2]
+    assert swept.to_pandas()["train.lr"].tolist() == [1e-3, 1e-2]
+    assert f"train.lr={swept.best['local'].chosen['train.lr']}" in repr(swept)
+    assert swept._repr_html_().count("(best)") == 1
+    assert all(path.is_file() for path in swept.files)
+    for search, message in (({"train.lr": [1e-3]}, "needs several values"), ({}, "nothing to search")):
+        with pytest.raises(InputError, match=message):
+            silotune.sweep("federation.yaml", search=search, out="other")
+
+
+def test_a_partition_is_counted_and_drawn(tmp_path: Path) -> None:
+    rows: Any = [{"text": f"text {number}", "label": "ab"[number % 2]} for number in range(40)]
+    divided = silotune.partition("", silos={"all": rows}, partition={"name": "dirichlet", "silos": 3, "alpha": 1.0})
+    frame = divided.to_pandas()
+    assert frame.to_numpy().sum() == divided.rows == sum(map(sum, divided.counts.values()))
+    assert list(frame.columns) == ["a", "b"]
+    assert len(repr(divided).splitlines()) == 2
+    assert divided._repr_html_().count("<tr>") == 4
+    assert divided.plot(tmp_path / "rows.png").read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(InputError, match=r"\.png file"):
+        divided.plot(tmp_path / "rows.jpg")
+    with pytest.raises(InputError, match="nothing is divided"):
+        silotune.partition("demo")
