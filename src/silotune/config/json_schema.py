@@ -77,6 +77,9 @@ def _allow_words(one: dict[str, Any]) -> None:
         one["anyOf"] = kinds
     if any(kind.get("type") == "number" for kind in kinds):
         one["anyOf"] = [*kinds, _NUMBER]
+    for kind in kinds:
+        if isinstance(kind.get("additionalProperties"), dict):
+            _allow_words(kind["additionalProperties"])
     lists = [kind for kind in kinds if kind.get("type") == "array"]
     for kind in lists:
         if kind.get("items", {}).get("type") == "string":
