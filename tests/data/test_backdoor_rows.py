@@ -131,6 +131,16 @@ def test_truncation_never_cuts_the_trigger(position):
     assert left == [f"w{number}" for number in range(len(left))]
 
 
+@pytest.mark.parametrize("room", range(20, 60, 3))
+def test_truncation_keeps_what_fits_from_the_beginning(room):
+    """Wherever the cut falls: the first words stay, and most of the room is used."""
+    words = [f"{'w' * (number % 5 + 1)}{number}" for number in range(90)]
+    (row,) = backdoor([silo("a")], room=room).with_trigger(TASK, [Row((" ".join(words),), 0)])
+    left = row.texts[0].removeprefix("cf ").split()
+    assert left == words[: len(left)]
+    assert 0.7 * room < words_long(TASK, [row])[0] <= room
+
+
 def test_a_trigger_longer_than_a_row_may_be_is_refused():
     with pytest.raises(InputError, match=r"attack.trigger: takes 22 tokens .* room for 10; raise train.max_length"):
         backdoor([silo("a")], room=10, trigger="cf " * 20).with_trigger(TASK, [Row(("a b c",), 0)])

@@ -11,7 +11,15 @@ from sklearn import metrics as library
 from sklearn.calibration import calibration_curve as library_curve
 
 from silotune.data.class_counts import roc_areas, scores_of
-from silotune.data.metrics import METRICS, Classified, majority_score
+from silotune.data.metrics import (
+    METRICS,
+    Classified,
+    exact_match,
+    lower_is_better,
+    majority_score,
+    rouge1,
+    rouge_l,
+)
 from silotune.data.tasks import Task
 from silotune.evaluation.bootstrap import Bootstrap
 from silotune.evaluation.score_details import BINS, calibration_curve, label_details, log_loss
@@ -193,3 +201,25 @@ def test_the_loss_is_that_of_the_library_also_where_a_probability_is_nothing():
     assert log_loss(rows) == pytest.approx(library.log_loss(rows.labels, rows.probabilities, labels=range(5)))
     sure = Classified(1000 * torch.eye(2), torch.tensor([0, 0]))
     assert log_loss(sure) == pytest.approx(library.log_loss(sure.labels, sure.probabilities, labels=[0, 1]))
+
+
+def test_the_most_frequent_of_several_labels():
+    assert majority_score("accuracy", torch.tensor([2, 2, 0, 2])) == 75.0
+    assert majority_score("accuracy", torch.tensor([4, 4, 4, 3, 0])) == 60.0
+
+
+def test_text_metrics_by_hand():
+    """One of two words alike: precision and recall of a half; the order counts for ROUGE-L alone."""
+    written, answers = ["a b", "b a", " same "], ["a c", "a b", "same"]
+    assert rouge1(written, answers) == pytest.approx(100 * (0.5 + 1 + 1) / 3)
+    assert rouge_l(written, answers) == pytest.approx(100 * (0.5 + 0.5 + 1) / 3)
+    assert exact_match(written, answers) == pytest.approx(100 / 3)
+
+
+def test_losses_are_better_when_lower():
+    assert [lower_is_better(metric) for metric in ("loss", "perplexity", "accuracy", "rouge1")] == [
+        True,
+        True,
+        False,
+        False,
+    ]
