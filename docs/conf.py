@@ -17,6 +17,8 @@ REPOSITORY = "https://github.com/silotune/silotune/blob/main"
 
 project = "silotune"
 author = "silotune contributors"
+copyright = author
+default_role = "code"  # docstrings write names between single backticks
 release = __version__
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
 html_theme = "furo"
