@@ -22,7 +22,7 @@ file, or by a preset (`silotune presets`); later ones win. `section=value` sets 
 (`head=linear`); the other keys of that section are then given beside it (`head=linear head.scope=shared`). A run's
 `config.yaml` holds all keys as they were resolved. Unknown keys, and keys without effect under the given choices, are
 refused. `silotune config KEY` says the same on the command line, and editors complete and check a file with a line
-`# yaml-language-server: $schema=silotune.schema.json` at its top; `silotune config --json-schema` prints that schema.
+`# yaml-language-server: $schema=FILE` at its top; `silotune config --json-schema > FILE` writes the schema into one.
 Methods and presets change some of these defaults: `fedprompt`, for example, has `tuner=prompt` and `head=verbalizer`.
 Plug-ins have keys of their own; see [CONTRIBUTING.md](../CONTRIBUTING.md).
 
