@@ -9,6 +9,7 @@ import torch
 from silotune.communication.aggregation import Update, by_samples, uniform
 from silotune.communication.aggregation.low_rank import FedSVD, FlexLoRA, Pair, ProductError, factor_pairs, truncated
 from silotune.errors import InputError
+from tests.support.method_cases import logged
 
 RANK, OUT, IN = 3, 7, 11
 MODULES = ("block.0.query", "block.0.value")
@@ -141,3 +142,15 @@ def test_shared_parts_without_pairs_are_refused_before_training(tiny_federation,
         InputError, match=f"aggregation={aggregation}: the shared parts hold no pairs of LoRA's A and B"
     ):
         tiny_federation("fedavg", "tuner=bottleneck", f"aggregation={aggregation}")
+
+
+@pytest.mark.parametrize(
+    ("case", "least", "most"),
+    [("fedlr", 1e-4, 2), ("flexlora", 0, 2), ("rolora", 0, 1e-6), ("ffa-lora", None, None), ("fedmcp", None, None)],
+)
+def test_every_round_that_averages_pairs_logs_its_error(reference, case, least, most):
+    """One common factor: none beyond rounding. One that is not sent (FFA's fixed A), or no LoRA at all: no event."""
+    run, _ = reference(case)
+    found = {event["round"]: event["product_error"] for event in logged(run.folder, "aggregation")}
+    assert set(found) == (set() if least is None else {1, 2})
+    assert all(least <= error <= most for error in found.values())
