@@ -112,3 +112,20 @@ def test_a_peer_that_hung_up():
     theirs.close()
     assert hung_up(ours)
     ours.close()
+
+
+def test_a_peer_that_waits_has_not_hung_up_whatever_the_timeout():
+    """A request that trains for longer than the time in which it had to arrive is answered all the same."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.settimeout(0.05)
+        started = time.monotonic()
+        assert not hung_up(ours)
+        assert not hung_up(ours)
+        assert time.monotonic() - started < 0.04
+        theirs.sendall(b"x")
+        assert not hung_up(ours)
+        ours.setblocking(True)
+        assert ours.recv(1) == b"x"
+        theirs.close()
+        assert hung_up(ours)

@@ -92,9 +92,13 @@ class Connections:
 
 
 def hung_up(connection: socket.socket) -> bool:
-    """Return whether the other end of a connection is gone; its next bytes, if any, stay to be read."""
+    """Return whether the other end of a connection is gone; its next bytes, if any, stay to be read.
+
+    The connection does not block afterwards: with a timeout, `recv` would wait, and its end would look like a lost peer.
+    """
     try:
-        return connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
+        connection.setblocking(False)
+        return connection.recv(1, socket.MSG_PEEK) == b""
     except BlockingIOError:
         return False
     except OSError:
