@@ -94,7 +94,7 @@ class Connections:
 def hung_up(connection: socket.socket) -> bool:
     """Return whether the other end of a connection is gone; its next bytes, if any, stay to be read.
 
-    The connection does not block afterwards: with a timeout, `recv` would wait, and its end would look like a lost peer.
+    The connection does not block afterwards: with a timeout, `recv` would wait, and time out as if the peer were lost.
     """
     try:
         connection.setblocking(False)
