@@ -226,10 +226,39 @@ def test_a_dropout_that_leaves_single_tokens(attack):
 
 
 def test_a_recipe_within_the_limits(attack):
-    words = ("train.schedule=linear", "train.schedule_over=run", "train.warmup=0.1", "train.weight_decay=0.01")
-    words += ("train.clip_norm=1", "train.keep_optimizer=true", "train.dropout=own", "train.label_smoothing=0.1")
+    words = ("train.schedule=linear", "train.warmup=0.1", "train.weight_decay=0.01", "train.clip_norm=1")
+    words += ("train.dropout=own", "train.label_smoothing=0.1")
     words += ("train.early_stopping=3", "train.server_lr=0.001", "train.epochs=2")
     assert attack((*ALLOWED, *words)).reason() == ""
+
+
+@pytest.mark.parametrize("mu", ["0.2", "100", "1100"])
+def test_a_proximal_term_that_undoes_all_steps_but_one(attack, mu):
+    """With lr · mu = 1 the last step alone is left; far above 2 the first one outgrows all others."""
+    refused = "train.lr × weight of the method's proximal term; at most 0.001 (policy.proximal)"
+    for method in ("fedprox", "fedit"):
+        words = (*ALLOWED[1:], "train.lr=0.01", f"method.mu={mu}", *_ONE_ADAPTER[method])
+        assert refused in attack((method, *words)).reason("hello")
+    words = (*ALLOWED[1:], "train.lr=0.01", "method.mu=0.1", *_ONE_ADAPTER["fedprox"])
+    assert attack(("fedprox", *words)).reason("hello") == ""
+
+
+_ONE_ADAPTER = {"fedprox": ("method.adapters=1",), "fedit": ("tuner=bottleneck", "head=linear")}
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("train.warmup=1", "train.schedule_over=run", "train.epochs=2"),
+        ("train.schedule=linear", "train.schedule_over=run", "train.epochs=2"),
+        ("train.keep_optimizer=true", "train.adam_epsilon=1"),
+    ],
+)
+def test_steps_that_weigh_otherwise_in_another_round(attack, words):
+    """Two rounds of one broadcast then differ by the steps that weigh less in one of them, here the first batch."""
+    assert "steps that weigh otherwise in another round" in attack((*ALLOWED, *words)).reason("hello")
+    allowed = {"keys": ["train.schedule_over", "train.keep_optimizer"]}
+    assert attack((*ALLOWED, *words), policy=allowed).reason("hello") == ""
 
 
 def test_steps_under_a_schedule_count_half(attack):

@@ -23,7 +23,12 @@ def update(attacker, number=1):
     """The numbers of a round's update, whose broadcast is that of the start."""
     reply = attacker.ask("round", number)
     assert reply.kind == "answer", reply.fields
-    return torch.cat([tensor.reshape(-1) for _, tensor in sorted(read_tensors(reply.blobs["message"]).items())])
+    return flat(read_tensors(reply.blobs["message"]))
+
+
+def flat(tensors):
+    """All numbers, by name."""
+    return torch.cat([tensor.reshape(-1) for _, tensor in sorted(tensors.items())])
 
 
 def test_a_key_is_made_once(tmp_path):
@@ -59,12 +64,24 @@ def test_the_order_of_the_seed_where_the_operator_says_so(attack, tmp_path):
     assert not torch.equal(update(seeded[0], 2), first)
 
 
+def test_two_dropout_rates_have_masks_of_their_own(attack):
+    """With the masks of one draw, two rates that differ by little differ by one element of one row."""
+    words, rates = (*ALLOWED, "tuner=lora", "train.optimizer=sgd", "train.dropout=0.3"), (0.1, 0.1 + 1e-9)
+    first = attack((*words, f"tuner.dropout={rates[0]}"))
+    second = attack((*words, f"tuner.dropout={rates[1]}"), run="b" * 16, folder=first.settings.folder)
+    start = flat(read_tensors(first.broadcast()))
+    one, two = (update(attacker) - start for attacker in (first, second))
+    assert float((one - two).norm()) > 0.01 * float(one.norm())
+    first.restart()
+    assert torch.equal(update(first) - start, one)
+
+
 def test_dropout_is_drawn_from_the_key(attack, tmp_path):
     words = (*ALLOWED, "train.dropout=0.3", "train.batch_size=60")  # one step, in which the order tells nothing
     policy = {"row_steps": 0}
     updates = [update(attack(words, folder=str(tmp_path / name), policy=policy)) for name in "ab"]
     assert not torch.equal(*updates)
-    key, other = (RowDraws.secret(own_key(tmp_path / name, ORDER_KEY)) for name in "ab")
+    key, other = (RowDraws.secret(own_key(tmp_path / name, ORDER_KEY), "") for name in "ab")
     assert key.seed != other.seed
 
 

@@ -24,6 +24,11 @@ class FedProx(FedAvg):
     paper = "Li et al. 2020, Federated Optimization in Heterogeneous Networks"
     Options = FedProxOptions
 
+    @property
+    def proximal_weight(self) -> float:
+        """See `Method.proximal_weight`."""
+        return cast(FedProxOptions, self.options).mu
+
     @mean_over_rows
     def loss(self, step: Step) -> Tensor:
         """Cross-entropy plus the proximal term."""
@@ -31,4 +36,4 @@ class FedProx(FedAvg):
         distance = sum(flat.values(), start=next(iter(flat.values())).new_zeros(()))
         cross_entropy = step.cross_entropy("full")
         step.log(cross_entropy=cross_entropy, distance=distance)
-        return cross_entropy + cast(FedProxOptions, self.options).mu / 2 * distance
+        return cross_entropy + self.proximal_weight / 2 * distance

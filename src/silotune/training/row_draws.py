@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 
 
@@ -19,15 +20,30 @@ class RowDraws:
         seed: of all draws.
         same_order: whether the passes of every phase, round and run go over the rows in the same orders: the first pass
             in one, the second in another.
+        recipe: what dropout masks depend on, beside seed and step.
     """
 
     seed: int
     same_order: bool = False
+    recipe: str = ""
 
     @classmethod
-    def secret(cls, key: bytes) -> RowDraws:
-        """Return the draws of a silo that keeps its order secret, by a key that it alone knows."""
-        return cls(int.from_bytes(key, "big"), same_order=True)
+    def secret(cls, key: bytes, recipe: str) -> RowDraws:
+        """Return the draws of a silo that keeps its order secret.
+
+        Args:
+            key: known to the silo alone.
+            recipe: text of the run's settings. Runs whose dropout rates differ by little would otherwise differ by one
+                element of one row.
+        """
+        return cls(int.from_bytes(key, "big"), same_order=True, recipe=recipe)
+
+    @property
+    def masks(self) -> int:
+        """The seed of dropout masks."""
+        if not self.recipe:
+            return self.seed
+        return int.from_bytes(hashlib.sha256(f"{self.seed:x} {self.recipe}".encode()).digest(), "big")
 
     def order(self, silo: str, number: int, phase: str, count: int, whole: bool) -> tuple[str | int, ...]:
         """Return the purpose for which a pass's order is drawn; see `core.randomness`.

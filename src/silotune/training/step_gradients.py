@@ -127,7 +127,7 @@ class _StepGradients:
     # -- three ways --------------------------------------------------------------------------------------------------
 
     def _whole_batch(self) -> list[Terms]:
-        draws = _Draws(self.context.row_draws.seed, self.members)
+        draws = _Draws(self.context.row_draws.masks, self.members)
         losses, terms = [], []
         with draws.of_all:
             views = self._views(self.micro_batches, draws)
@@ -146,7 +146,7 @@ class _StepGradients:
         Args:
             units: per member, the number of terms over which its batch's loss is a mean.
         """
-        draws = _Draws(self.context.row_draws.seed, self.members)
+        draws = _Draws(self.context.row_draws.masks, self.members)
         sums: list[Terms] = [{} for _ in self.members]
         with draws.of_all:
             for micro_batch in self.micro_batches:
@@ -171,7 +171,7 @@ class _StepGradients:
 
     def _two_passes(self) -> list[Terms]:
         """Compute the loss from readings without graph, then take the readings' gradients through the backbone."""
-        draws = _Draws(self.context.row_draws.seed, self.members)
+        draws = _Draws(self.context.row_draws.masks, self.members)
         losses, terms, leaves = [], [], []
         with draws.of_all:
             with torch.no_grad():
@@ -184,7 +184,7 @@ class _StepGradients:
                 losses.append(member.scaled(loss))
                 terms.append({"loss": loss.detach(), **step.terms})
         torch.autograd.backward(losses)
-        again = _Draws(self.context.row_draws.seed, self.members)
+        again = _Draws(self.context.row_draws.masks, self.members)
         with again.of_all:
             for micro_batch in self.micro_batches:
                 views = self._views([micro_batch], again, self._views_with_graph)

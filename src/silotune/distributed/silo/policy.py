@@ -17,7 +17,7 @@ from silotune.data.batching import batch_count
 from silotune.distributed.protocol.handshake import HandshakeRefused
 from silotune.distributed.silo.exposure import rounded_rows, stretch
 from silotune.distributed.silo.policy_config import PolicyConfig, most
-from silotune.distributed.silo.policy_keys import PROMPTS, ROW_CHOICE, extreme_options, unjudged
+from silotune.distributed.silo.policy_keys import OTHER_ROUNDS, PROMPTS, ROW_CHOICE, extreme_options, unjudged
 from silotune.methods.base import Phase
 from silotune.methods.parts import Scope
 from silotune.models.backbone.backbone import Backbone
@@ -156,6 +156,8 @@ class Policy:
                 why = "the coordinator may not choose words around the rows (policy.prompts)"
             elif choice:
                 why = "the coordinator may not choose among the rows"
+            elif key in OTHER_ROUNDS:
+                why = "steps that weigh otherwise in another round are told by the difference of the two"
             raise self.refused(_assignment(key, value), f"{why}; its default is allowed (policy.keys names exceptions)")
         for key, value in extreme_options(config):
             if key not in allowed:
@@ -177,6 +179,8 @@ class Policy:
         self._check_shapes(shapes, federation.backbone)
         self.check_numbers(sum(map(math.prod, shapes.values())), federation.backbone)
         self._check_private(private_numbers, federation.backbone)
+        pull = context.train.lr * context.method.proximal_weight
+        self._at_most("train.lr × weight of the method's proximal term", pull, "proximal", tell=False)
         rows = sum(len(rows) for rows in silo.train.values())
         if rows < limits.train_rows:
             raise self.refused("a training split of so few rows", f"at least {limits.train_rows} (policy.train_rows)")

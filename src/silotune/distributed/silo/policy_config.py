@@ -69,6 +69,7 @@ _PARTNERS: dict[str, Any] = {
     "row_difference": 10,
     "lr": 0.01,
     "weight_decay": 0.1,
+    "proximal": 0.001,
     "dropout": 0.5,
     "drift": 1.0,
     "epochs": 20,
@@ -167,6 +168,8 @@ class PolicyConfig(Section):
         row_difference: fewest rows in which two different choices of rows must differ.
         lr: largest learning rate.
         weight_decay: largest weight decay: a large one undoes all steps of an update but the last.
+        proximal: largest product of learning rate and weight of a proximal term (FedProx, FedIT), the share of an
+            update that each later step undoes: at 1 the last step alone is left, above 2 the first outgrows the others.
         dropout: largest dropout of the backbone and of tuners: near 1 it leaves a few rows, which the seed chooses.
         drift: largest distance of a number in a broadcast from the value with which the run starts.
         epochs: most passes over the rows in a phase.
@@ -214,6 +217,7 @@ class PolicyConfig(Section):
     row_difference: Annotated[int, Field(ge=0)]
     lr: Bound
     weight_decay: Bound
+    proximal: Bound
     dropout: Bound
     drift: Bound
     epochs: Count

@@ -29,8 +29,8 @@ JUDGED = (
     ),
     *("train.max_length", "train.gradient_checkpointing", "data.merge", "data.seed"),
     *("uplink.name", "uplink.clip", "uplink.norm", "uplink.epsilon", "uplink.delta", "uplink.rounding"),
-    *("uplink.feedback", "train.tokens_at_once", "train.server_lr", "train.schedule", "train.schedule_over"),
-    *("train.warmup", "train.weight_decay", "train.clip_norm", "train.keep_optimizer", "train.dropout"),
+    *("uplink.feedback", "train.tokens_at_once", "train.server_lr", "train.schedule", "train.warmup"),
+    *("train.weight_decay", "train.clip_norm", "train.dropout"),
     "train.adam_epsilon",
     *("train.label_smoothing", "train.early_stopping"),
     *("evaluation.bootstrap", "evaluation.baselines", "evaluation.predictions"),
@@ -49,6 +49,11 @@ ROW_CHOICE = (
 """Patterns of keys by which a coordinator picks some of the rows: with 100 and then 101 of them, two updates differ by
 one row; and the share at which a limit on rows begins to refuse would tell how many there are. Class weights can make
 all rows but those of one label weigh nothing."""
+
+OTHER_ROUNDS = ("train.schedule_over", "train.keep_optimizer")
+"""Keys by which steps weigh otherwise in another round. With one order of rows, two rounds of one broadcast then differ
+by a few steps: a warmup of one step over the run leaves the first batch out of round 1 alone, and the bias correction
+of a kept Adam gives as many equations as rounds."""
 
 LARGEST_OPTION, SMALLEST_OPTION = 10_000, 1e-6
 """Magnitudes of a method's or tuner's options. A factor of 1e30 in a loss, or a temperature of 1e-30, would undo the

@@ -175,7 +175,8 @@ class SiloSetup:
             raise UnfitRun(self.settings.name, sent, error) from error
         federation.context.guard = self.guard
         if self.settings.policy.row_order == "secret":
-            federation.context.row_draws = RowDraws.secret(own_key(Path(self.settings.folder), ORDER_KEY))
+            recipe = sent.model_dump_json(exclude={"description", "federation"})
+            federation.context.row_draws = RowDraws.secret(own_key(Path(self.settings.folder), ORDER_KEY), recipe)
         return federation
 
     def allocate(self) -> None:
