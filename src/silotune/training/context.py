@@ -88,6 +88,7 @@ class TrainingContext:
         """Where silos' draws about their own rows come from."""
         self.influence: RowInfluence | None = None
         """Adds up how strongly rows pull in training; None: nobody asks."""
+        self._sent: tuple[int, dict[str, Part]] | None = None
         self.guard: Callable[[], None] = lambda: None
         """Called before every forward of the backbone; what it raises ends the work."""
 
@@ -175,7 +176,9 @@ class TrainingContext:
 
     def sent(self, number: int) -> dict[str, Part]:
         """Return the parts that leave a silo in a round; see `Method.sends`."""
-        return {name: self.parts[name] for name in self.method.sends(number)}
+        if self._sent is None or self._sent[0] != number:  # asked for by every silo of a round
+            self._sent = number, {name: self.parts[name] for name in self.method.sends(number)}
+        return self._sent[1]
 
     # -- on the device -----------------------------------------------------------------------------------------------
 

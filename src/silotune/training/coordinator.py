@@ -108,6 +108,7 @@ class Coordinator:
         self._noise = noise
         self._sent = sent or (lambda number: shared)
         self._by_rows = by_rows
+        self._open: tuple[int, State, Tensors, Expected] | None = None  # of the round whose updates arrive
         if isinstance(aggregation, BroadcastAggregation) and self.communicates:
             aggregation.check(flatten(shared))
 
@@ -141,7 +142,10 @@ class Coordinator:
         Raises:
             MessageRefused: malformed, of another round, sent in another silo's name, or by another uplink.
         """
-        tensors, fields = self._read_message(message, self._sent_before(number))
+        if self._open is None or self._open[0] != number or self._open[1] is not self.shared:
+            before = self._sent_before(number)
+            self._open = number, self.shared, before, self.uplink.expected(Expected.like(before))
+        tensors, fields = self._read_message(message, *self._open[2:])
         if fields["round"] != number:
             raise MessageRefused(f"update of round {fields['round']}, expected {number}")
         if fields["silo"] != silo:
@@ -156,18 +160,18 @@ class Coordinator:
         """Return the tensors that silos send in a round, as they are in its broadcast."""
         return flatten({name: self.shared[name] for name in self.shared if name in self._sent(number)})
 
-    def _read_message(self, message: bytes, before: Tensors) -> tuple[Tensors, Fields]:
+    def _read_message(self, message: bytes, before: Tensors, expected: Expected) -> tuple[Tensors, Fields]:
         """Return the shared parts in a silo's message, of which an uplink sends the change, and its fields.
 
         Args:
             message: the message.
             before: the tensors that it must hold, as in the broadcast that it answers.
+            expected: how a message holds them.
 
         Raises:
             MessageRefused: malformed, or sent by another uplink.
         """
         uplink = self.uplink
-        expected = uplink.expected(Expected.like(before))
         tensors, fields = unpack(message, expected, CHANGE_FIELDS if uplink.names else UPDATE_FIELDS)
         if uplink.names:
             if fields["uplink"] != uplink.label:
