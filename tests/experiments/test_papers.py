@@ -11,8 +11,9 @@ import pytest
 
 from silotune.config import preset_names, preset_tree
 from silotune.experiments import read_comparison, run_cells
-from silotune.experiments.compare import entries_of, write_results
+from silotune.experiments.compare import entries_of
 from silotune.experiments.paper_items import read_papers
+from silotune.experiments.report.html_page import write_report
 from tests.support.command_line import Silotune
 from tests.support.language_models import made
 from tests.support.tiny import BAD, GOOD, NOUNS
@@ -157,9 +158,7 @@ def run_toy(preset: str, rows: list[str], out: Path) -> int:
     comparison.write(out)
     summaries = run_cells(comparison.cells, out)
     assert all((out / name / "summary.json").is_file() for name in summaries)
-    page = next(
-        path for path in write_results(entries_of(comparison, out), out, comparison.ddof) if path.suffix == ".html"
-    )
+    page = write_report(entries_of(comparison, out), out / "report.html", ddof=comparison.ddof)
     named = {cell.config.backbone.name for cell in comparison.cells}
     assert all(name in page.read_text(encoding="utf-8") for name in named)
     return len(summaries)

@@ -119,8 +119,8 @@ def test_predictions_and_constant_views_have_none(tiny_federation, monkeypatch):
 def test_silos_train_one_by_one(tiny_federation):
     with pytest.raises(InputError, match=r"^cohort=2: silos cannot share a forward with train.dropout"):
         tiny_federation("fedavg", "train.dropout=own", "cohort=2")
-    context = tiny_federation("fedavg", "train.dropout=own").context
-    chosen = choose("auto", context)
+    federation = tiny_federation("fedavg", "train.dropout=own")
+    chosen = choose("auto", federation.context, federation.silos.values())
     assert chosen.size == 1
     assert "train.dropout" in chosen.reason
     tiny_federation("fedavg", "train.dropout=0", "cohort=2")

@@ -98,7 +98,7 @@ def _report(error: Exception) -> int:
         remedy = (
             "; free space, then run again with --resume, which goes on from the last finished round" if full else ""
         )
-        _complain(f"{error or 'out of memory'}{remedy}")
+        _complain(f"{str(error) or 'out of memory'}{remedy}")
         return 1
     reason = str(error)
     if isinstance(error, RuntimeError) and ("out of memory" in reason or "allocate memory" in reason):  # from PyTorch

@@ -87,7 +87,7 @@ def test_quantized_layers_are_those_that_loading_quantizes(refusal):
 def test_a_backbone_is_refused_before_it_is_read(backbone_folder, monkeypatch):
     folder = str(backbone_folder("bert"))
     monkeypatch.setattr(memory, "free_memory", lambda _: 4 * memory.stored_values(weight_files(folder)) // 2)
-    monkeypatch.setattr("silotune.models.backbone.loading._read", None)
+    monkeypatch.setattr("silotune.models.backbone.loading._read", lambda *_, **__: pytest.fail("it was read"))
     with pytest.raises(InputError, match=r"take .* free; what would fit: precision=bf16"):
         load_backbone(folder, precision="fp32")
 

@@ -190,8 +190,8 @@ def test_dropout_in_an_encoder_decoder_is_refused():
         tuner = TUNERS["lora"](TUNERS["lora"].Options(dropout=rate))
         training = asked(backbone=backbone, tuners=[tuner], train=TrainConfig())
         if works:
-            assert choose(3, training).size == 3
+            assert choose(3, training, []).size == 3
         else:
             with pytest.raises(InputError, match=r"^cohort=3: .*encoder–decoder with dropout in tuner=lora; allowed"):
-                choose(3, training)
-            assert choose("auto", training).size == 1
+                choose(3, training, [])
+            assert choose("auto", training, []).size == 1

@@ -109,7 +109,7 @@ class OutlierFilter:
 
     def _norm(self, blocks: list[Tensor], before: list[Tensor]) -> float:
         """Return the L2 norm of an update's change: as `change_norm`, but for the order of the sum, and faster."""
-        changes = (new.double().sub_(old) for new, old in zip(blocks, before, strict=True))
+        changes = (new.double() - old for new, old in zip(blocks, before, strict=True))
         return math.sqrt(math.fsum(float(torch.dot(change, change)) for change in changes))
 
     def _judged(self, update: _Waiting) -> Iterator[Update]:
