@@ -29,7 +29,7 @@ class Connections:
     def __init__(self, largest: int, say: Callable[[str], None], most: int = MOST) -> None:
         self._largest, self._say, self._most = largest, say, most
         self._lock = threading.Lock()
-        self._idle: dict[socket.socket, float] = {}  # those that have not sent their request yet, oldest first
+        self._idle: dict[socket.socket, None] = {}  # those that have not sent their request yet, oldest first
         self._bytes: dict[socket.socket, int] = {}  # all, with the length of their request
         self._said = float("-inf")
 
@@ -49,7 +49,7 @@ class Connections:
                         oldest.shutdown(socket.SHUT_RDWR)  # its thread reads the end
                 full = oldest is None
             if not full:
-                self._idle[connection], self._bytes[connection] = time.monotonic(), 0
+                self._idle[connection], self._bytes[connection] = None, 0
         if full:
             connection.close()
         return not full
