@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import weakref
+
 import numpy as np
 import pytest
 import torch
 
 from silotune.communication.aggregation import Update, by_samples, uniform
 from silotune.communication.aggregation.low_rank import FedSVD, FlexLoRA, Pair, ProductError, factor_pairs, truncated
+from silotune.core.tensors import unflatten
 from silotune.errors import InputError
+from silotune.training.coordinator import Coordinator
 from tests.support.method_cases import logged
 
 RANK, OUT, IN = 3, 7, 11
@@ -127,6 +131,26 @@ def test_many_updates_have_no_product_error(monkeypatch):
     error = ProductError(updates[0].tensors, True)
     assert len(list(error.watch(updates))) == 4
     assert error.of(updates[0].tensors) is None
+
+
+@pytest.mark.parametrize(("chosen", "kept"), [(4, True), (5, False)])
+def test_a_round_of_many_chosen_silos_keeps_no_update(monkeypatch, chosen, kept):
+    monkeypatch.setattr("silotune.communication.aggregation.low_rank.MOST_UPDATES", 4)
+    updates, factors = made_updates(silos=4), []
+
+    def noted(arriving):
+        for update in arriving:
+            factors.append(weakref.ref(update.tensors[pair(MODULES[0])[0]]))
+            yield update
+
+    def mean(arriving):
+        combined = by_samples(noted(arriving))
+        assert (factors[1]() is not None) == kept  # the second silo's, as frames still name the first and the last
+        return combined
+
+    coordinator = Coordinator(unflatten(updates[0].tensors), mean, seed=1)
+    coordinator.aggregate(updates, 1, chosen=chosen)
+    assert (coordinator.product_error is not None) == kept
 
 
 def test_pairs_within_a_part_and_over_two_parts():

@@ -196,7 +196,13 @@ class Coordinator:
         if norm > self._max_norm:
             raise MessageRefused(f"norm of the update {norm:.3g} is above aggregation.max_norm={self._max_norm:g}")
 
-    def aggregate(self, updates: Iterable[Update], number: int | None = None, refuse: Refuse = lambda *_: None) -> None:
+    def aggregate(
+        self,
+        updates: Iterable[Update],
+        number: int | None = None,
+        refuse: Refuse = lambda *_: None,
+        chosen: int = 0,
+    ) -> None:
         """Set the shared parts from a round's updates; without updates they stay.
 
         Args:
@@ -204,6 +210,7 @@ class Coordinator:
             number: the round's number, needed with central noise, which is added even without updates.
             refuse: called with a silo whose update is held back, and the reason. With central noise none is, as every
                 change is clipped, and the guarantee counts all.
+            chosen: how many silos the round has; of many, no update is kept for `product_error`. 0: not known.
 
         Raises:
             SilotuneError: the aggregate is not finite; the shared parts stay as they were.
@@ -223,7 +230,7 @@ class Coordinator:
             if self._clip is not None:
                 limit = self._clip
                 ordered = (clipped(update, before, limit) for update in ordered)
-            error = ProductError(before, self._by_rows)
+            error = ProductError(before, self._by_rows, chosen)
             combined = self._combine(error.watch(ordered), before)
             self.product_error = error.of(combined)
             aggregate = before | self.optimizer.step(before, combined)

@@ -150,12 +150,13 @@ class ProductError:
     Args:
         before: all shared tensors in the round's broadcast.
         by_rows: whether the mean weighs silos by their rows; else all alike.
+        chosen: how many silos may send an update; above `MOST_UPDATES` nothing is kept.
     """
 
-    def __init__(self, before: Tensors, by_rows: bool) -> None:
+    def __init__(self, before: Tensors, by_rows: bool, chosen: int = 0) -> None:
         self._before = before
         self._by_rows = by_rows
-        self._pairs = factor_pairs(before)
+        self._pairs = factor_pairs(before) if chosen <= MOST_UPDATES else []
         self._kept: list[tuple[float, Tensors]] = []
         self._bytes = 0
 

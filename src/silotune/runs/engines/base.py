@@ -159,7 +159,7 @@ class Engine(ABC):
             refused.add(silo)
             self.folder.event("refused", round=round_number, silo=silo, reason=reason)
 
-        coordinator.aggregate(in_name_order(updates, chosen), round_number, refuse)
+        coordinator.aggregate(in_name_order(updates, chosen), round_number, refuse, len(chosen))
         if coordinator.product_error is not None:
             self.folder.event("aggregation", round=round_number, product_error=coordinator.product_error)
         self._judge_pending()
