@@ -90,7 +90,9 @@ def test_a_tokenizer_whose_offsets_leave_out_spaces_trains_the_same_tokens(templ
         assert not trimmed.trained[trimmed.prompt - 1]
 
 
-@pytest.mark.parametrize("call", ["strftime_now('%d %b %Y')", 'strftime_now( "%d %b %Y" ) | trim'])
+@pytest.mark.parametrize(
+    "call", ["strftime_now('%d %b %Y')", 'strftime_now( "%d %b %Y" ) | trim', "strftime_now('%d ' ~ '%b %Y')"]
+)
 def test_a_template_that_asks_for_the_date_writes_the_same_every_day(call):
     today = f"{{% set today = {call} if strftime_now is defined else 'never' %}}Today is {{{{ today }}}}.\n{CHATML}"
     for template in (today, today.replace(CHATML, MARKED)):

@@ -23,9 +23,11 @@ SOME = ("fedmcp", "fedavg")
 
 
 def scaled(message, factor):
+    """The message with its numbers times `factor`, or less where they would be infinite in float32."""
+
     def change(tensors, fields):
         for name, tensor in tensors.items():
-            tensors[name] = tensor * factor
+            tensors[name] = tensor * (factor / max(1.0, factor / 3e38 * float(tensor.abs().max())))
 
     return repacked(message, change)
 

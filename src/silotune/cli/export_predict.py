@@ -48,7 +48,7 @@ def export_command(
     from silotune.runs.load import load_run
 
     check_target(to)
-    exported = export(load_run(run, precision="fp32"), silo, part, to, base)
+    exported = export(load_run(run, precision="fp32", device="cpu"), silo, part, to, base)
     say(f"wrote {to}: {exported['part']} of silo {silo}, round {exported['best_round']}; README.md says how to load it")
     if exported["private"]:
         say(f"it holds parts that never left the silo while training: {', '.join(exported['private'])}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from datetime import date
@@ -23,11 +22,12 @@ Span = tuple[int, int]
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 """The mark by which a template says what the assistant writes."""
 
-_TODAY = re.compile(r"""strftime_now\(\s*(['"])([^'"]*)\1\s*\)""")
-"""The call by which a template asks for the date in a format (Llama 3.2, SmolLM3, Granite, Mistral)."""
-
 _DATE = date(2024, 7, 26)
-"""What it gets: rows have the same tokens on every day. It is the date that Llama 3's template has without a clock."""
+"""What a template gets that asks for today's date by `strftime_now` (Llama 3.2, SmolLM3, Granite, Mistral): rows have
+the same tokens on every day. It is the date that Llama 3's template has without a clock."""
+
+_DIRECTIVES = [f"%{flag}{letter}" for letter in "aAwdbBmyYHIpMSfjUWcxXGuV" for flag in ("-", "")]
+"""What a format of `strftime` may hold."""
 
 _PROBE = "Xyzzy"
 """An answer that no template changes."""
@@ -60,7 +60,7 @@ class ChatTemplate:
             raise unknown_name_error("template in head.chat_template", wanted, templates)
         self._tokenizer: Any = tokenizer
         self._name = wanted
-        self._template = _TODAY.sub(lambda call: json.dumps(_DATE.strftime(call[2])), templates[wanted])
+        self._template = _clock() * ("strftime_now" in templates[wanted]) + templates[wanted]
         self._options = dict(options or {})
 
     def prompt(self, turns: Sequence[Turn]) -> str:
@@ -230,6 +230,12 @@ class ChatTemplate:
         except (TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:  # those of what templates do
             roles = ", ".join(role for role, _ in turns)
             raise InputError(f"head.template: the chat template refuses turns of {roles} ({error})") from error
+
+
+def _clock() -> str:
+    """Return a macro that takes the place of transformers' function `strftime_now` in a template."""
+    written = "".join(f"|replace({code!r}, {_DATE.strftime(code)!r})" for code in _DIRECTIVES)
+    return "{% macro strftime_now(format) %}{{ format" + written + " }}{% endmacro +%}"
 
 
 def _without_spaces(text: str) -> str:

@@ -30,13 +30,16 @@ if TYPE_CHECKING:
     from silotune.runs.run_result import Run
 
 
-def load_run(folder: str | Path, backbone: Backbone | None = None, precision: str | None = None) -> Run:
+def load_run(
+    folder: str | Path, backbone: Backbone | None = None, precision: str | None = None, device: str = "auto"
+) -> Run:
     """Open a finished run at its best round: its summary, and every silo's personalized model.
 
     Args:
         folder: the run folder.
         backbone: the run's backbone, if it is loaded already.
         precision: load the backbone in this precision instead of the run's.
+        device: load it onto this device, as the key `device`; the run's own may be missing here.
 
     Raises:
         InputError: no finished run there, a damaged folder, a backbone whose weights have changed, or a federation's
@@ -50,7 +53,7 @@ def load_run(folder: str | Path, backbone: Backbone | None = None, precision: st
     from silotune.training.coordinator import Coordinator
     from silotune.training.federation import Federation
 
-    finished = _FinishedRun.read(Path(folder), precision)
+    finished = _FinishedRun.read(Path(folder), precision, device)
     config, tasks = finished.config, finished.tasks
     context = finished.build_model(backbone)
     silos = silos_without_rows(context.method, tasks)
@@ -125,7 +128,7 @@ class _FinishedRun:
     texts: dict[str, int]
 
     @classmethod
-    def read(cls, path: Path, precision: str | None) -> _FinishedRun:
+    def read(cls, path: Path, precision: str | None, device: str = "auto") -> _FinishedRun:
         """Read summary and configuration.
 
         Raises:
@@ -138,9 +141,10 @@ class _FinishedRun:
         method = make_method(config)
         config = with_options(config, method)
         _check_private_parts(path, summary, method)
-        elsewhere: dict[str, Any] = {"device": "auto"}  # this machine may not have the run's
+        elsewhere: dict[str, Any] = {"device": device}  # this machine may not have the run's
         if config.backbone.device_map is not None:
-            elsewhere["backbone"] = config.backbone.model_copy(update={"device_map": "auto"})
+            device_map = "auto" if device == "auto" else None
+            elsewhere["backbone"] = config.backbone.model_copy(update={"device_map": device_map})
         config = config.model_copy(update=elsewhere)
         if precision is not None:
             config = config.model_copy(update={"precision": config.precision.model_copy(update={"name": precision})})
