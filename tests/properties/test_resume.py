@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.method_cases import assert_as_if_never_interrupted, every_case, logged, snapshot
+from silotune.errors import InputError
+from tests.support.method_cases import CASES, assert_as_if_never_interrupted, every_case, logged, snapshot
 
 
 class Interruption:
@@ -50,6 +51,30 @@ def test_interrupted_in_every_round_again_and_again(federate, reference, case, t
     resumed = federate.run(case, out, resume=True, progress=progress)
     assert {number for number, _ in progress.calls} == {2}
     assert_as_if_never_interrupted(resumed, whole)
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(c, marks=() if c in ("fedmcp", "moon") else pytest.mark.long) for c in CASES]
+)
+def test_a_finished_run_goes_on_to_more_rounds(federate, reference, case, tmp_path):
+    """As if it had been begun with them; refused with the folder unchanged where the rounds count on their number."""
+    whole, _ = reference(case)
+    out = tmp_path / "run"
+    federate.run(case, out, "rounds=1")
+    before = snapshot(out)
+    federation = whole.federation
+    ends = any(phase.when == "end" for phase in federation.context.phases)
+    if ends or federation.privacy is not None or federation.config.train.schedule_over == "run":
+        with pytest.raises(InputError, match=r"was begun with rounds=1, and .*; allowed: rounds=1"):
+            federate.run(case, out, resume=True)
+        assert snapshot(out) == before
+        return
+    assert_as_if_never_interrupted(federate.run(case, out, resume=True), whole)
+    assert logged(out, "changed")[0]["changed"] == ["rounds: 1 → rounds: 2"]
+    before = snapshot(out)
+    with pytest.raises(InputError, match="has done 2 rounds; allowed: rounds=2 or more"):
+        federate.run(case, out, "rounds=1", resume=True)
+    assert snapshot(out) == before
 
 
 @pytest.mark.parametrize("at", range(8))

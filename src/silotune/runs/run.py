@@ -31,6 +31,7 @@ from silotune.runs.callbacks.feed import EventFeed
 from silotune.runs.engines.base import Engine, Progress
 from silotune.runs.engines.in_process import InProcessEngine
 from silotune.runs.engines.multi_process import MultiProcessEngine
+from silotune.runs.more_rounds import may_differ
 from silotune.runs.run_result import Run
 from silotune.runs.storage.run_folder import continued, working_in
 from silotune.runs.storage.scored_rows import write_test_scores
@@ -61,7 +62,7 @@ def run(
         source: preset name, path of a YAML file, or a `Config`; empty: the keys alone.
         overrides: `key=value` words, as on the command line.
         out: the run folder; must be new or empty unless `resume`. If None, `runs/SOURCE-METHOD-seedN`.
-        resume: continue an interrupted run (a finished one is only summarized again).
+        resume: continue an interrupted run, or a finished one with more `rounds` (else it is only summarized again).
         progress: True: shows a bar in a notebook, lines on stderr elsewhere; None: the bar only; False: nothing; or
             what is called before every piece of work with (round, description, silos done, silos).
         backbone: one already loaded, to run several configurations over it; or the configuration's key.
@@ -126,7 +127,7 @@ def _run(
     if federation.privacy is not None:
         federation.privacy.require_a_round()
     config = federation.config
-    with working_in(path, dump(config), federation.backbone, resume) as folder:
+    with working_in(path, dump(config), federation.backbone, resume, may_differ(path, federation)) as folder:
         keep_start(path, federation.context)
         engine: Engine = InProcessEngine(federation, folder, progress)
         if workers != 1:

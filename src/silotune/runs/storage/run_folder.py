@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,10 @@ from silotune.runs.storage.environment import versions
 from silotune.runs.storage.readers import EVENTS, events, read_versions
 
 
+FEDERATION = "federation."
+"""Beginning of the names of keys that may differ in a run that goes on."""
+
+
 class RunFolder:
     """A run's folder. Make one by `working_in`, or where the folder is claimed already by `begin`."""
 
@@ -30,21 +34,28 @@ class RunFolder:
         """Libraries whose versions are others than when the run began, for the events of a run that goes on."""
 
     @classmethod
-    def begin(cls, path: Path, config: str, backbone: Backbone, resume: bool = False) -> RunFolder:
-        """Open the folder if it holds a run, otherwise create it."""
+    def begin(
+        cls,
+        path: Path,
+        config: str,
+        backbone: Backbone,
+        resume: bool = False,
+        may_differ: Sequence[str] = (FEDERATION,),
+    ) -> RunFolder:
+        """Open the folder if it holds a run, otherwise create it; arguments as for `open` and `create`."""
         if (path / "config.yaml").exists():
-            return cls.open(path, config, backbone)
+            return cls.open(path, config, backbone, may_differ)
         return cls.create(path, config, backbone.fingerprint, resume)
 
     @classmethod
-    def check(cls, path: Path, config: str, resume: bool = False) -> None:
+    def check(cls, path: Path, config: str, resume: bool = False, may_differ: Sequence[str] = (FEDERATION,)) -> None:
         """Refuse a folder that `begin` would refuse over any backbone; nothing is changed.
 
         Raises:
             InputError: as `create` and `open`.
         """
         if (path / "config.yaml").exists():
-            cls._made(path, config)
+            cls._made(path, config, may_differ)
             return
         if resume and not cls.nothing_began(path):
             raise InputError(f"--resume: {path} is not a run folder")
@@ -78,22 +89,29 @@ class RunFolder:
         return folder
 
     @classmethod
-    def open(cls, path: Path, config: str, backbone: Backbone) -> RunFolder:
+    def open(cls, path: Path, config: str, backbone: Backbone, may_differ: Sequence[str] = (FEDERATION,)) -> RunFolder:
         """Open a run to resume it.
 
+        Args:
+            path: the folder.
+            config: the configuration's text.
+            backbone: the run's backbone.
+            may_differ: beginnings of the names of keys that may differ, with an event.
+
         Raises:
-            InputError: not a run folder, or made with another configuration or backbone. The section `federation` may
-                differ, with an event; other versions of libraries are only named, in `changed`.
+            InputError: not a run folder, or made with another configuration or backbone. Other versions of libraries
+                are only named, in `changed`.
         """
-        made = cls._made(path, config)
+        made = cls._made(path, config, may_differ)
         if not backbone.has_fingerprint(made["backbone"]):
             raise InputError(f"--resume: {path} was made with another backbone (its weights differ)")
         folder = cls(path)
         folder.checkpoints.path.mkdir(exist_ok=True)
         before = (path / "config.yaml").read_text(encoding="utf-8")
-        changed = differences(before, config)  # of the section `federation`
+        changed = differences(before, config)
         if changed:
-            folder.event("federation", changed=changed)
+            kind = "federation" if all(name.startswith(FEDERATION) for name in changed) else "changed"
+            folder.event(kind, changed=changed)
             write_text(path / "config.yaml", config)
         # it can go on, but not to the bits that an undisturbed run would have
         folder.changed = [
@@ -102,13 +120,13 @@ class RunFolder:
         return folder
 
     @staticmethod
-    def _made(path: Path, config: str) -> dict[str, Any]:
+    def _made(path: Path, config: str, may_differ: Sequence[str]) -> dict[str, Any]:
         """Return the versions and the backbone's fingerprint with which a run of this configuration was made."""
         try:
             before, made = (path / "config.yaml").read_text(encoding="utf-8"), read_versions(path)
         except (OSError, ValueError, InputError) as error:
             raise InputError(f"--resume: {path} is not a run folder") from error
-        fixed = [difference for difference in differences(before, config) if not difference.startswith("federation.")]
+        fixed = [changed for changed in differences(before, config) if not changed.startswith(tuple(may_differ))]
         if fixed:
             raise InputError(f"--resume: {path} was made with another configuration ({fixed[0]})")
         return made
@@ -134,15 +152,17 @@ class RunFolder:
 
 
 @contextmanager
-def working_in(path: Path, config: str, backbone: Backbone, resume: bool = False) -> Iterator[RunFolder]:
-    """Open or create a run's folder, and keep other processes out while the context lasts.
+def working_in(
+    path: Path, config: str, backbone: Backbone, resume: bool = False, may_differ: Sequence[str] = (FEDERATION,)
+) -> Iterator[RunFolder]:
+    """Open or create a run's folder, and keep other processes out while the context lasts; see `RunFolder.begin`.
 
     Raises:
         InputError: if the folder cannot be used (`RunFolder.begin`) or another process works in it.
     """
-    RunFolder.check(path, config, resume)
+    RunFolder.check(path, config, resume, may_differ)
     with folder_lock(path):
-        folder = RunFolder.begin(path, config, backbone, resume)
+        folder = RunFolder.begin(path, config, backbone, resume, may_differ)
         try:
             yield folder
         finally:
