@@ -30,7 +30,7 @@ def run_command(
     source: Source,
     overrides: Overrides = None,
     out: Annotated[Path | None, typer.Option(help="The run folder.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted run, or a finished one with more rounds.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue a run; with more rounds, too.")] = False,
     engine: Annotated[
         str, typer.Option(help="What runs the silos: inprocess, or flower-local (a process for each, over Flower).")
     ] = "inprocess",

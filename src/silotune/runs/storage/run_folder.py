@@ -19,7 +19,6 @@ from silotune.runs.storage.checkpoints import Checkpoints
 from silotune.runs.storage.environment import versions
 from silotune.runs.storage.readers import EVENTS, events, read_versions
 
-
 FEDERATION = "federation."
 """Beginning of the names of keys that may differ in a run that goes on."""
 
