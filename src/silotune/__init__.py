@@ -7,8 +7,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from silotune.core.idle_threads import let_idle_threads_sleep
 from silotune.errors import InputError, SilotuneError
 from silotune.version import __version__
+
+let_idle_threads_sleep()
 
 if TYPE_CHECKING:
     from silotune.communication.aggregation import register_aggregation

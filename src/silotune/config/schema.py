@@ -40,7 +40,7 @@ class Config(Section):
         tuner: the kind of PEFT of the method's adapters.
         rounds: rounds of the federation.
         seed: the seed from which all random numbers are derived.
-        threads: CPU threads of PyTorch; its own choice if unset.
+        threads: CPU threads of PyTorch. If unset, its own choice; with `flower-local` the cores divided by the silos.
         device: `auto`, `cpu`, or a device of PyTorch such as `cuda:1`.
         cohort: silos that train in one forward; `auto` chooses the number by device and memory.
         per_method: method → keys that it gets instead, in comparisons and sweeps.

@@ -146,7 +146,7 @@ def _finished(cell: Cell, out: Path, kind: CellKind) -> bool:
     folder = out / cell.folder
     if not (folder / "config.yaml").is_file():
         return False
-    config = continued(on_this_machine(cell.config), folder)  # as a run writes it
+    config = on_this_machine(continued(cell.config, folder))  # as a run writes it
     before, now = (folder / "config.yaml").read_text(encoding="utf-8"), dump(config)
     changed = differences(before, now)
     if changed:

@@ -37,7 +37,7 @@ from silotune.evaluation.instance_vectors import INSTANCES_FOLDER
 from silotune.methods import Method
 from silotune.methods.parts import Scope, names_with
 from silotune.runs.build.coordinator import privacy_guarantee, sampling_groups
-from silotune.runs.build.resolve import make_method, on_this_machine, with_chat_template
+from silotune.runs.build.resolve import make_method, on_this_machine, with_chat_template, with_threads_for
 from silotune.runs.build.validation import check_tasks
 from silotune.runs.engines.base import Progress
 from silotune.runs.storage.readers import read_summary
@@ -73,9 +73,9 @@ def run_local(
     if not resume:
         require_unused(out, "--out", OR_RESUME)
     check_federated(config)
-    config = on_this_machine(config)
     data = load_silos(config)
-    config = with_chat_template(continued(config, out) if resume else config, data)
+    config = on_this_machine(with_threads_for(continued(config, out) if resume else config, len(data)))
+    config = with_chat_template(config, data)
     method = make_method(config)
     tasks = {silo.name: silo.task for silo in data}
     check_tasks(config, method, tasks)

@@ -96,6 +96,18 @@ def on_this_machine(config: Config) -> Config:
     return config.model_copy(update={"backbone": backbone, "precision": precision, "threads": threads})
 
 
+def with_threads_for(config: Config, processes: int) -> Config:
+    """Return the configuration with a number of threads, if none is given: an equal share of the cores, at least one.
+
+    Args:
+        config: the run's configuration.
+        processes: processes of this machine that train at the same time.
+    """
+    if config.threads is not None:
+        return config
+    return config.model_copy(update={"threads": max(1, torch.get_num_threads() // processes)})
+
+
 def use_this_machine(config: Config) -> Config:
     """Set the configured number of threads in this process; return the configuration as `on_this_machine`."""
     if config.threads is not None:

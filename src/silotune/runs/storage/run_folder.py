@@ -178,14 +178,17 @@ def _begun(entry: Path) -> bool:
 
 
 def continued(config: Config, path: Path) -> Config:
-    """Return the configuration with which to go on with a run that may be older than the key `evaluation.validation`.
+    """Return the configuration with which to go on with a run: what it does not say is as the run began.
 
-    Such a run validates by the metric, in whatever round it was interrupted.
+    A run that is older than the key `evaluation.validation` validates by the metric, in whatever round it was
+    interrupted. The number of threads, which bits depend on, stays that of the run.
     """
     file = path / "config.yaml"
-    if config.evaluation.validation is not None or not file.is_file():
+    tree = load_yaml(file.read_text(encoding="utf-8")) if file.is_file() else None
+    if not isinstance(tree, dict):
         return config
-    tree = load_yaml(file.read_text(encoding="utf-8"))
-    if not isinstance(tree, dict) or "validation" in (tree.get("evaluation") or {}):
+    if config.threads is None and isinstance(tree.get("threads"), int):
+        config = config.model_copy(update={"threads": tree["threads"]})
+    if config.evaluation.validation is not None or "validation" in (tree.get("evaluation") or {}):
         return config
     return config.model_copy(update={"evaluation": config.evaluation.model_copy(update={"validation": "metric"})})
