@@ -44,6 +44,15 @@ METHOD_OPTIONS: dict[str, Values] = {
     "fedper": ADAPTERS,
     "fedmatch": {},
     "ditto": {"lam": (0.1, "Li et al. 2021 (Ditto), section 4: of {0.1, 1, 2}")},
+    "apfl": {
+        "alpha": (0.5, "silotune's own: the paper's text was not at hand"),
+        "adaptive": (True, "Deng et al. 2020: α by gradient descent"),
+    },
+    "pfedme": {
+        "lam": (15.0, "Dinh et al. 2020, the authors' code: lamda"),
+        "steps": (5, "Dinh et al. 2020, the authors' code: K"),
+        "eta": (0.005, "Dinh et al. 2020, the authors' code: learning_rate"),
+    },
     "fedmcp": {
         "gamma": (0.5, "FedMCP, section V-A"),
         "mu": (0.05, "FedMCP, section V-A"),
@@ -71,6 +80,12 @@ METHOD_OPTIONS: dict[str, Values] = {
     "rolora": {},
     "flexlora": ADAPTERS,
     "fedsvd": {},
+    "fdlora": {
+        "sync": (10, "unsure: the paper's text was not at hand"),
+        "first_epochs": (None, "as every other phase"),
+        "fusion_epochs": (None, "as every other phase"),
+        "l1": (0.05, "LoraHub (Huang et al. 2023), whose search AdaFusion follows"),
+    },
 }
 """Method → option → (default, where the paper says it)."""
 
@@ -95,6 +110,11 @@ LORA: Values = {"tuner": ("lora", "the method is one of LoRA")}
 BROUGHT |= dict.fromkeys(("ffa-lora", "fedsa-lora", "rolora"), LORA)
 BROUGHT["flexlora"] = LORA | {"aggregation": ("flexlora", "Bai et al. 2024")}
 BROUGHT["fedsvd"] = LORA | {"aggregation": ("fedsvd", "Lee et al. 2025")}
+BROUGHT["fdlora"] = LORA | {
+    "aggregation": ("uniform", "Qi et al. 2024: the mean over silos counts each once"),
+    "server.optimizer": ("nesterov", "Qi et al. 2024, Algorithm 1: OuterOpt"),
+    "server.lr": (0.7, "DiLoCo (Douillard et al. 2023)"),
+}
 BROUGHT |= dict.fromkeys(("fedlora", "feddpa-f", "feddpa-t"), BROUGHT["fedit"])
 """Method → key that it sets where the user does not → (value, place)."""
 

@@ -17,6 +17,8 @@ HEADS = {
     "lm": ("fedavg", "lm"),
     "dpo": ("fedit", "dpo"),
     "in pieces": ("fedavg", "mlp", "train.tokens_at_once=64"),
+    "mixed heads": ("apfl", "mlp"),
+    "followed": ("pfedme", "mlp"),
     "in two passes": ("moon", "mlp", "train.tokens_at_once=96"),
 }
 

@@ -32,6 +32,9 @@ SENT = {
     "rolora": {"lora_A", "lora_B"},
     "fedsvd": {"lora_B"},
     "flexlora": {"global"},
+    "apfl": {"global"},
+    "pfedme": {"global"},
+    "fdlora": {"global"},
 }
 """Sent parts by the papers; heads are private unless the case shares them, the demo's baselines have two adapters."""
 
@@ -50,9 +53,9 @@ def test_the_sent_parts_are_those_of_the_paper(reference, case):
 
 
 def trained_names(training: TrainingContext, number: int) -> set[str]:
-    """The shared parts that a phase of a round trains."""
+    """The shared parts that a phase of a round changes."""
     phases = [phase for phase in training.phases if phase.when == "round" and phase.rounds(number)]
-    return shared_names(training) & {name for phase in phases for name in phase.trains}
+    return shared_names(training) & {name for phase in phases for name in (*phase.trains, *phase.then)}
 
 
 @every_case

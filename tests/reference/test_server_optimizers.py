@@ -19,9 +19,9 @@ def by_hand(name: str) -> np.ndarray:
     x, m, v = X.copy(), np.zeros(3), np.full(3, TAU**2)
     for mean in MEANS:
         delta = mean - x
-        if name == "avgm":
+        if name in ("avgm", "nesterov"):
             m = B1 * m + delta
-            x = x + LR * m
+            x = x + LR * (m if name == "avgm" else delta + B1 * m)
             continue
         m = B1 * m + (1 - B1) * delta
         square = delta**2
@@ -35,13 +35,24 @@ def by_hand(name: str) -> np.ndarray:
     return x
 
 
-@pytest.mark.parametrize("name", ["avgm", "adam", "yogi", "adagrad"])
+@pytest.mark.parametrize("name", ["avgm", "nesterov", "adam", "yogi", "adagrad"])
 def test_two_rounds_by_hand(name: str) -> None:
     optimizer = ServerOptimizer(name, LR, B1, B2, TAU)
     x = {"p": torch.tensor(X)}
     for mean in MEANS:
         x = optimizer.step(x, {"p": torch.tensor(mean)})
     np.testing.assert_allclose(x["p"].numpy(), by_hand(name), rtol=1e-12)
+
+
+def test_nesterov_is_pytorchs_sgd_along_the_mean_change() -> None:
+    optimizer, x = ServerOptimizer("nesterov", LR, B1), {"p": torch.tensor(X)}
+    theirs = torch.tensor(X, requires_grad=True)
+    sgd = torch.optim.SGD([theirs], lr=LR, momentum=B1, nesterov=True)
+    for mean in MEANS:
+        theirs.grad = theirs.detach() - torch.tensor(mean)
+        sgd.step()
+        x = optimizer.step(x, {"p": torch.tensor(mean)})
+    torch.testing.assert_close(x["p"], theirs.detach(), rtol=1e-12, atol=0)
 
 
 def test_none_adopts_the_mean_exactly() -> None:

@@ -142,7 +142,7 @@ class AggregationKeys(TypedDict, total=False):
 class ServerKeys(TypedDict, total=False):
     """The section `server`."""
 
-    optimizer: Literal["none", "avgm", "adam", "yogi", "adagrad"]
+    optimizer: Literal["none", "avgm", "nesterov", "adam", "yogi", "adagrad"]
     lr: float
     beta1: float
     beta2: float

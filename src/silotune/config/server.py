@@ -13,7 +13,8 @@ class ServerConfig(Section):
     """The server optimizer, and the coordinator's labeled rows.
 
     Attributes:
-        optimizer: `none` adopts the mean; the others are those of Hsu et al. 2019 and Reddi et al. 2021.
+        optimizer: `none` adopts the mean; `nesterov` is DiLoCo's; the others are those of Hsu et al. 2019 and Reddi et
+            al. 2021.
         lr: the server's learning rate.
         beta1: momentum.
         beta2: decay of the second moment.
@@ -24,12 +25,12 @@ class ServerConfig(Section):
 
     chooser: ClassVar = "optimizer"
     owners: ClassVar = {
-        "beta1": ("avgm", "adam", "yogi", "adagrad"),
+        "beta1": ("avgm", "nesterov", "adam", "yogi", "adagrad"),
         "beta2": ("adam", "yogi"),
         "tau": ("adam", "yogi", "adagrad"),
     }
 
-    optimizer: Literal["none", "avgm", "adam", "yogi", "adagrad"] = "none"
+    optimizer: Literal["none", "avgm", "nesterov", "adam", "yogi", "adagrad"] = "none"
     lr: float = Field(1.0, gt=0)
     beta1: float = Field(0.9, ge=0, lt=1)
     beta2: float = Field(0.99, ge=0, lt=1)

@@ -94,7 +94,7 @@ def count_work(backbone: Backbone, method: Method, state: State, batch: Batch, t
     rows = len(batch)
     operations = saved = training_state = 0
     for phase in context.phases:
-        if not phase.runs_in(2):  # a round after the first, in which some methods leave out a phase
+        if not phase.runs_in(2) or not phase.trains:  # a round after the first, in which some methods leave out a phase
             continue
         silo_state = {name: copy(tensors) for name, tensors in state.items()}
         received = {name: copy(silo_state[name]) for name, part in context.parts.items() if part.scope is Scope.SHARED}
@@ -106,7 +106,7 @@ def count_work(backbone: Backbone, method: Method, state: State, batch: Batch, t
             (views,) = run_views(backbone, ViewRequest.of_batch(batch, mixes, _READINGS))
             step = Step(batch, views, silo_state, received, {}, context.parts)
             phase.loss(step).backward()  # type: ignore[no-untyped-call]
-        operations += counter.get_total_flops()
+        operations += phase.steps_per_batch * counter.get_total_flops()
         leaves = constant | {tensor.untyped_storage()._cdata for tensor in parts}
         saved = max(saved, sum(size for storage, size in storages.items() if storage not in leaves))
         trained = [tensor for name in phase.trains for tensor in silo_state[name].values()]

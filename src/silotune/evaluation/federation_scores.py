@@ -14,6 +14,7 @@ from silotune.core.tensors import State
 from silotune.data.metrics import LOSS
 from silotune.evaluation.instance_vectors import personalized_state
 from silotune.evaluation.predict import Measured, measure
+from silotune.methods.head_mix import heads_of
 from silotune.methods.parts import Scope, names_with
 from silotune.models.forward.mixing import parts_in
 from silotune.training.context import TrainingContext
@@ -76,9 +77,9 @@ def all_share_one_model(context: TrainingContext) -> bool:
     prediction = context.method.prediction()
     private = {*names_with(context.parts, Scope.PRIVATE)}
     # a callable weight is computed from the silo's own state
-    has_private_weight = any(callable(weight) for weight in prediction.mix.values())
-    head = context.parts[prediction.head].module
-    heads = {prediction.head} if getattr(head, "has_tensors", True) else set()
+    mixes = [prediction.mix] if isinstance(prediction.head, str) else [prediction.mix, prediction.head]
+    has_private_weight = any(callable(weight) for mix in mixes for weight in mix.values())
+    heads = [name for name in heads_of(prediction.head) if getattr(context.parts[name].module, "has_tensors", True)]
     return not has_private_weight and private.isdisjoint((*parts_in(prediction.mix), *heads))
 
 

@@ -14,12 +14,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from silotune.core.numeric import mean_ignoring_none
-from silotune.core.tensors import State
+from silotune.core.tensors import State, Tensors
 from silotune.data.metrics import METRICS, majority_score
 from silotune.data.tasks import Task
 from silotune.data.tokenized import TokenizedRows
 from silotune.errors import InputError
 from silotune.evaluation.predict import score
+from silotune.methods.head_mix import heads_of
 from silotune.models.forward.mixing import parts_in
 
 if TYPE_CHECKING:
@@ -73,9 +74,9 @@ class TransferModel:
         return tuple(parts_in(self.federation.context.method.prediction().mix))
 
     @property
-    def head(self) -> str:
-        """Name of the part that is the prediction's head."""
-        return self.federation.context.method.prediction().head
+    def heads(self) -> list[str]:
+        """Names of the parts that are the prediction's head."""
+        return heads_of(self.federation.context.method.prediction().head)
 
     def judge(self, state: State) -> float:
         """Return the score of a state on the model's test rows, in percent."""
@@ -135,14 +136,16 @@ def transferred(source: TransferModel, target: TransferModel, head: WhoseHead = 
     state = target.state | {name: source.state[name] for name in source.tuned}
     if head == "target":
         return state
-    tensors = source.state.get(source.head, {})
-    if not tensors:
+    if not any(source.state.get(name) for name in source.heads):
         raise InputError(
             f"transfer.head=source: {source.name} reads labels with the backbone's own vocabulary; allowed: target"
         )
     before, after = f"{source.task.name}.", f"{target.task.name}."  # a head's tensors begin with its task's name
-    renamed = {after + name.removeprefix(before): tensor for name, tensor in tensors.items() if name.startswith(before)}
-    return state | {target.head: renamed}
+
+    def renamed(tensors: Tensors) -> Tensors:
+        return {after + key.removeprefix(before): each for key, each in tensors.items() if key.startswith(before)}
+
+    return state | {name: renamed(source.state.get(name, {})) for name in source.heads}
 
 
 def check_alike(first: TransferModel, second: TransferModel) -> None:

@@ -13,10 +13,10 @@ from silotune.errors import InputError
 from silotune.evaluation.federation_scores import current_model_state
 from silotune.evaluation.transfer import TransferModel, WhoseHead, check_alike
 from silotune.methods import is_centralized
+from silotune.methods.head_mix import heads_of
 from silotune.methods.parts import Scope
 from silotune.models.backbone.backbone import Backbone
 from silotune.models.forward.mixing import parts_in
-from silotune.models.heads import Head
 from silotune.runs.build.model import BackboneRequirements
 from silotune.runs.build.resolve import make_method, read_config
 from silotune.runs.load import load_run
@@ -107,7 +107,7 @@ def _model(run: Run) -> TransferModel:
 def _private_parts(federation: Federation) -> list[str]:
     """Return the private parts that predictions use."""
     parts, prediction = federation.context.parts, federation.context.method.prediction()
-    used = [*parts_in(prediction.mix), prediction.head]
+    used = [*parts_in(prediction.mix), *heads_of(prediction.head)]
     return [
         name for name in used if parts[name].scope is Scope.PRIVATE and getattr(parts[name].module, "has_tensors", True)
     ]
@@ -235,8 +235,8 @@ def _check_same_options(model_a: TransferModel, model_b: TransferModel, head: Wh
                     f"{options_a.get(key)}; transfer takes runs with the same {section}"
                 )
     for model in (model_a, model_b):
-        module = model.federation.context.parts[model.head].module
-        if head == "source" and isinstance(module, Head) and not module.has_tensors:
+        module = model.federation.method.setting.head
+        if head == "source" and not module.has_tensors:
             raise InputError(
                 f"transfer.head=source: {model.name} reads labels with the backbone's own vocabulary; allowed: target"
             )

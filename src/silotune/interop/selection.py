@@ -13,6 +13,7 @@ from silotune.errors import InputError, unknown_name_error
 from silotune.evaluation.federation_scores import current_model_state
 from silotune.interop.fold_weights import can_fold
 from silotune.methods.base import HEAD
+from silotune.methods.head_mix import WhichHead, head_tensors, heads_of
 from silotune.methods.parts import Scope
 from silotune.models.forward.mixing import joined_tensors, parts_in, resolve_weights
 from silotune.models.heads import Head
@@ -35,7 +36,7 @@ class ExportSelection:
         mix: weights of the exported adapters by part name.
         adapter: the mix as one adapter.
         head: the head that is exported with them.
-        head_part: name of the head's part.
+        head_part: name of the head's part; of a mix of heads, their weights by part name.
         head_tensors: the head's tensors, their names without the task's.
         task: the silo's task.
         private: exported parts that never left the silo.
@@ -48,7 +49,7 @@ class ExportSelection:
     mix: dict[str, float]
     adapter: MergedAdapter
     head: Head
-    head_part: str
+    head_part: str | dict[str, float]
     head_tensors: Tensors
     task: Task
     private: tuple[str, ...]
@@ -70,7 +71,7 @@ class ExportSelection:
         return (
             not self.per_text
             and self.prediction == self.mix
-            and self.run.federation.method.prediction().head == self.head_part
+            and heads_of(self.run.federation.method.prediction().head) == heads_of(self.head_part)
         )
 
 
@@ -90,10 +91,11 @@ def select(run: Run, silo: str, word: str) -> ExportSelection:
     state, parts = current_model_state(federation, owner), federation.context.parts
     prediction = resolve_weights(federation.method.prediction().mix, state)
     mix, tuner = _mix(run, word, prediction), federation.method.setting.tuner
-    head_part = _head_of(run, word, mix)
-    head = parts[head_part].module
+    which = _head_of(run, word, mix)
+    heads = heads_of(which)
+    head = parts[heads[0]].module
     assert isinstance(head, Head), "found among the heads"
-    names = [*parts_in(mix), head_part]
+    names = [*parts_in(mix), *heads]
     return ExportSelection(
         run,
         silo,
@@ -101,8 +103,8 @@ def select(run: Run, silo: str, word: str) -> ExportSelection:
         mix,
         merge(tuner, state, mix),
         head,
-        head_part,
-        _of_task(run, head, state.get(head_part, {}), task),
+        which if isinstance(which, str) else {name: float(w) for name, w in resolve_weights(which, state).items()},
+        _of_task(run, head, head_tensors(which, state), task),
         task,
         tuple(name for name in names if parts[name].scope is Scope.PRIVATE and state.get(name)),
         prediction,
@@ -176,15 +178,15 @@ def _mix(run: Run, word: str, prediction: dict[str, Weight]) -> dict[str, float]
     return {name: weight for name, weight in weights.items() if weight != 0}
 
 
-def _head_of(run: Run, word: str, mix: dict[str, float]) -> str:
+def _head_of(run: Run, word: str, mix: dict[str, float]) -> WhichHead:
     """The part of the head trained on this adapter alone, or of the silo's head where the method has no such head."""
     parts, prediction = run.federation.context.parts, run.federation.method.prediction()
     if word in ("mixed", "merged"):
         return prediction.head
-    for name in (*(f"{HEAD}_{part}" for part in mix), prediction.head):
+    for name in (f"{HEAD}_{part}" for part in mix):
         if name in parts and isinstance(parts[name].module, Head):
             return name
-    raise AssertionError("a method predicts with a head")
+    return prediction.head
 
 
 def _of_task(run: Run, head: Head, tensors: Tensors, task: Task) -> Tensors:

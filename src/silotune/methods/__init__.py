@@ -26,11 +26,13 @@ from silotune.methods.base import (
     PredictionMix,
     Setting,
     Step,
+    copies,
     even,
     mean_over_rows,
     odd,
     proximal,
 )
+from silotune.methods.head_mix import WhichHead
 from silotune.methods.instance_weighting import InstanceWeighting, Representation, Similarity, WeightOf
 from silotune.methods.parts import Part, Scalar, Scope, fixed, private, shared
 from silotune.methods.similarity import SIMILARITIES, distillation, model_contrast, row_cosine, row_cosine_by_distance
@@ -97,6 +99,8 @@ __all__ = [
     "TensorGroup",
     "Tensors",
     "WeightOf",
+    "WhichHead",
+    "copies",
     "distillation",
     "even",
     "fixed",

@@ -18,6 +18,7 @@ from torch import Tensor
 from silotune.config.section import Section
 from silotune.core.tensors import State, Tensors
 from silotune.data.batching import Batch
+from silotune.methods.head_mix import WhichHead, head_tensors, heads_of
 from silotune.methods.instance_weighting import InstanceWeighting
 from silotune.methods.parts import Part, Scope, names_with
 from silotune.models.forward.mixing import Mix, trained_parts
@@ -51,7 +52,9 @@ def previous_tensors(memory: Tensors, part: str) -> Tensors:
 
 
 def proximal(tensors: Tensors, anchor: Tensors) -> Tensor:
-    """Return `‖w − anchor‖²` over all tensors of a part, shape ()."""
+    """Return `‖w − anchor‖²` over all tensors of a part, shape (); 0 of a part without tensors."""
+    if not tensors:
+        return torch.zeros(())
     return torch.stack([(tensor - anchor[name]).square().sum() for name, tensor in tensors.items()]).sum()
 
 
@@ -96,15 +99,16 @@ class Step:
     modules: Mapping[str, Part]
     terms: dict[str, Tensor] = field(default_factory=dict)
     recipe: LossRecipe = PLAIN
-    watch: Callable[[Step, str, str], None] | None = None
+    watch: Callable[[Step, str, WhichHead], None] | None = None
 
-    def logits(self, view: str, head: str = HEAD) -> Tensor:
+    def logits(self, view: str, head: WhichHead = HEAD) -> Tensor:
         """Return a head's logits over a view, shape (rows, classes)."""
-        return self._head(head).logits(self.state.get(head, {}), self.views[view], self.batch.task)
+        module, tensors = self._head(head)
+        return module.logits(tensors, self.views[view], self.batch.task)
 
-    def cross_entropy(self, view: str, head: str = HEAD) -> Tensor:
+    def cross_entropy(self, view: str, head: WhichHead = HEAD) -> Tensor:
         """Return the head's loss, shape (): the mean cross-entropy of labels or of responses' tokens, or DPO's loss."""
-        module, tensors = self._head(head), self.state.get(head, {})
+        module, tensors = self._head(head)
         if module.reads_reference:
             loss = module.referenced_loss(tensors, self.views[view], self.views[REFERENCE], self.batch)
         else:
@@ -114,9 +118,9 @@ class Step:
         return loss
 
     @torch.no_grad()
-    def pulls(self, view: str, head: str = HEAD) -> Tensor:
+    def pulls(self, view: str, head: WhichHead = HEAD) -> Tensor:
         """Return how strongly each row pulls at the model in `cross_entropy`; see `Head.pulls`."""
-        module, tensors = self._head(head), self.state.get(head, {})
+        module, tensors = self._head(head)
         reference = self.views[REFERENCE] if module.reads_reference else None
         return module.pulls(tensors, self.views[view], reference, self.batch, self.recipe)
 
@@ -124,10 +128,11 @@ class Step:
         """Return a part as of the end of the silo's last participation; in its first one, as received."""
         return previous_tensors(self.memory, part) or self.received[part]
 
-    def _head(self, name: str) -> Head:
+    def _head(self, head: WhichHead) -> tuple[Head, Tensors]:
+        name = heads_of(head)[0]
         module = self.modules[name].module
         assert isinstance(module, Head), f"part {name!r} is no head"
-        return module
+        return module, head_tensors(head, self.state, self.received)
 
     def log(self, **terms: Tensor) -> None:
         """Record terms of the loss, shape () each, for the event log.
@@ -177,7 +182,7 @@ class Phase:
 
     Args:
         name: in logs and in the derivation of batches.
-        trains: the parts that take gradient steps; all others are constant.
+        trains: the parts that take gradient steps; all others are constant. Empty: `start` alone (see `copies`).
         views: name → mix; computed for every batch before the loss.
         loss: the scalar to minimize; see `mean_over_rows`.
         when: in every round, or once after the last round.
@@ -187,6 +192,9 @@ class Phase:
         epochs: passes over the silo's rows; None: `train.epochs` or `train.steps`.
         start: target part → source part; the target becomes a copy of the source before the phase.
         skips_first: whether the phase is skipped in a silo's first participation (it has no `previous` parts yet).
+        steps_per_batch: optimizer steps on each batch, one after the other (pFedMe's K).
+        then: part → function of the silo's parts that returns its new tensors; called without gradient when a batch's
+            steps are taken. A projection (APFL's α in [0, 1]), or a step that is no gradient step (pFedMe's w).
         same_at_start: anchor's view → view. In the phase's first step the silo's parts are still those received; the
             anchor's view is then the other one without gradient, to the bit. A loss whose terms have a gradient of 0
             for equal views is then exactly stationary there; Adam would make whole steps of the rounding otherwise.
@@ -202,8 +210,15 @@ class Phase:
     rounds: Callable[[int], bool] = every
     epochs: int | None = None
     start: Mapping[str, str] = field(default_factory=dict)
+    steps_per_batch: int = 1
+    then: Mapping[str, Callable[[State], Tensors]] = field(default_factory=dict)
     skips_first: bool = False
     same_at_start: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def changes(self) -> tuple[str, ...]:
+        """The parts that the phase changes: by training, at its start, or after a batch."""
+        return tuple(dict.fromkeys((*self.trains, *self.start, *self.then)))
 
     @property
     def by_row(self) -> bool:
@@ -223,18 +238,23 @@ class Phase:
         return len({frozenset(mix.items()) for mix in trained})
 
 
+def copies(name: str, start: Mapping[str, str], rounds: Callable[[int], bool] = every) -> Phase:
+    """Return a phase that trains nothing: every target part becomes a copy of its source (`Phase.start`)."""
+    return Phase(name, trains=(), views={}, loss=lambda step: torch.zeros(()), start=start, rounds=rounds)
+
+
 @dataclass(frozen=True)
 class PredictionMix:
     """The mix and the head with which a silo's model predicts.
 
     Args:
         mix: the weights of the parts.
-        head: the part that is the head.
+        head: the part that is the head; or a mix of heads, whose tensors are added up.
         weighting: computes weights for each text; `mix` then holds the weights that costs are computed with.
     """
 
     mix: Mix
-    head: str = HEAD
+    head: WhichHead = HEAD
     weighting: InstanceWeighting | None = None
 
     def mixed(self, alpha: Tensor | None = None) -> Mix:
@@ -307,7 +327,7 @@ class Method(ABC):
         phases = [phase for phase in self.phases() if phase.when == "round"]
         if number is not None:
             phases = [phase for phase in phases if phase.runs_in(number)]
-        changed = {name for phase in phases for name in (*phase.trains, *phase.start)}
+        changed = {name for phase in phases for name in phase.changes}
         return [name for name in names_with(self.parts(), Scope.SHARED) if name in changed]
 
     @property

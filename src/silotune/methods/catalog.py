@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from silotune.methods import Method
+from silotune.methods.apfl import APFL
 from silotune.methods.centralized import Centralized
 from silotune.methods.ditto import Ditto
+from silotune.methods.fdlora import FDLoRA
 from silotune.methods.fedap import FedAP, FedLR
 from silotune.methods.fedavg import FedAvg, FedAvgFull
 from silotune.methods.feddpa import FedDPAF, FedDPAT
@@ -23,12 +25,13 @@ from silotune.methods.ffa_lora import FFALoRA
 from silotune.methods.flexlora import FlexLoRA
 from silotune.methods.local import Local
 from silotune.methods.moon import MOON
+from silotune.methods.pfedme import PFedMe
 from silotune.methods.rolora import RoLoRA
 from silotune.methods.server_only import ServerOnly
 
 BUILT_IN: tuple[type[Method], ...] = (
     *(Local, Centralized, ServerOnly, FedAvg, FedAvgFull, FedProx),
-    *(FedAP, FedLR, MOON, FedRep, FedPer, FedMatch, Ditto, FedMCP, FedFAME, FedPrompt),
+    *(FedAP, FedLR, MOON, FedRep, FedPer, FedMatch, Ditto, APFL, PFedMe, FedMCP, FedFAME, FedPrompt),
     *(FedIT, FedLoRA, FedDPAF, FedDPAT),
-    *(FFALoRA, FedSALoRA, RoLoRA, FlexLoRA, FedSVD),
+    *(FFALoRA, FedSALoRA, RoLoRA, FlexLoRA, FedSVD, FDLoRA),
 )

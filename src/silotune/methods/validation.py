@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from silotune.core.tensors import State
 from silotune.errors import InputError
 from silotune.methods.base import Method, Phase
+from silotune.methods.head_mix import WhichHead, heads_of
 from silotune.methods.instance_weighting import INSTANCES
 from silotune.methods.parts import Part, Scope
 from silotune.models.forward.mixing import ANCHORS, members, parse_name, parts_in, received
@@ -40,7 +41,7 @@ def _faults(method: Method, parts: dict[str, Part]) -> Iterator[str]:
         yield from _phase_faults(method, parts, phase)
     for phase in method.server_phases():
         mixed = parts_in(key for mix in phase.views.values() for key in mix)
-        used = {*phase.trains, *phase.start.values(), *mixed}
+        used = {*phase.changes, *phase.start.values(), *mixed}
         private = sorted(name for name in used if parts[name].scope is Scope.PRIVATE)
         if private:
             yield f"the server phase {phase.name!r} uses the private part {private[0]!r}"
@@ -48,12 +49,22 @@ def _faults(method: Method, parts: dict[str, Part]) -> Iterator[str]:
     weighting = prediction.weighting
     for key in prediction.mix:
         yield from _key_faults(method, parts, "the prediction", key)
-    if prediction.head not in parts or not isinstance(parts[prediction.head].module, Head):
-        yield f"the prediction names an unknown head {prediction.head!r}"
+    yield from _head_faults(parts, prediction.head)
     for key in () if weighting is None else (weighting.local_part, weighting.global_part, *weighting.view):
         yield from _key_faults(method, parts, "the prediction", key)
         if ":" in key:
             yield f"the prediction weighs the anchor {key!r}; anchors exist in training only"
+
+
+def _head_faults(parts: dict[str, Part], head: WhichHead) -> Iterator[str]:
+    for name in heads_of(head):
+        if name not in parts or not isinstance(parts[name].module, Head):
+            yield f"the prediction names an unknown head {name!r}"
+    for key in () if isinstance(head, str) else head:
+        if ":" in key:
+            yield f"the prediction mixes the head {key!r}; anchors exist in training only"
+    if len({id(parts[name].module) for name in heads_of(head)}) > 1:
+        yield "the prediction mixes heads of several kinds"
 
 
 def check_shared(method: Method, shared: State) -> None:
@@ -109,10 +120,12 @@ def _phase_faults(method: Method, parts: dict[str, Part], phase: Phase) -> Itera
             f"{where} skips a silo's first participation, but 'remembers' names no part, so no silo can tell it from "
             "later ones"
         )
-    for name in (*phase.trains, *phase.start, *phase.start.values(), *method.remembers):
+    for name in (*phase.changes, *phase.start.values(), *method.remembers):
         if name not in parts:
             yield f"{where} names an unknown part {name!r}; there are: {', '.join(parts)}"
-    for name in (*phase.trains, *phase.start):
+    if phase.steps_per_batch < 1:
+        yield f"{where} takes {phase.steps_per_batch} steps per batch; allowed: 1 or more"
+    for name in phase.changes:
         if parts[name].scope is Scope.FIXED:
             yield f"{where} changes the fixed part {name!r}"
     for target, source in phase.start.items():

@@ -235,6 +235,10 @@ class TrainingContext:
 
     def steps(self, silo: Silo, phase: Phase) -> int:
         """Return the number of optimizer steps that a silo takes in a phase."""
+        return phase.steps_per_batch * self.batches(silo, phase)
+
+    def batches(self, silo: Silo, phase: Phase) -> int:
+        """Return the number of batches that a silo draws in a phase."""
         epochs = self.epochs(phase)
         if epochs is None:
             return self.train.steps or 0
@@ -245,9 +249,9 @@ class TrainingContext:
 
         It caches no view if rows pass once, or if a tuner draws random numbers.
         """
-        if self.epochs(phase) == 1 or self.draws:
+        if self.epochs(phase) == phase.steps_per_batch == 1 or self.draws:
             return ConstantViewCache()
-        return ConstantViewCache(constant_views(phase.views, phase.trains))
+        return ConstantViewCache(constant_views(phase.views, phase.changes))
 
     def views(
         self,

@@ -80,7 +80,7 @@ class _SiloRound:
         """Set the phase's parts to their starting tensors, as leaves of the graph; return those leaves by name."""
         for target, source in phase.start.items():
             self.state[target] = part_tools.copy(self.state[source])
-        changed = {*phase.trains, *phase.start}
+        changed = {*phase.changes}
         self.starts_as_received = not changed & self.changed and not phase.start
         self.changed |= changed
         for name in phase.trains:
@@ -115,6 +115,16 @@ class _SiloRound:
         drawn_for = ("dropout", self.silo.name, number, phase.name, taken)
         weighted = scaled if batch.weight == 1 else lambda loss: scaled(loss * batch.weight)
         return SiloStep(batch, self.state, received, self.memory, mixes, self.view_cache, drawn_for, weighted, same)
+
+    @torch.no_grad()
+    def follow(self, phase: Phase) -> None:
+        """Set the parts of `Phase.then`, all from the state before; trained tensors stay the optimizer's."""
+        for part, tensors in {name: new(self.state) for name, new in phase.then.items()}.items():
+            if part in phase.trains:
+                for name, tensor in tensors.items():
+                    self.state[part][name].copy_(tensor)
+            else:
+                self.state[part] = part_tools.copy(tensors)
 
     def end(self, skipped: int | None) -> None:
         """Detach all parts after a phase; add its skipped steps, None where no loss is scaled."""
@@ -246,6 +256,8 @@ def _train_phase(
             {index: taken - int(skipped.get("skipped", 0)) for (index, _), skipped in zip(drawn, skips, strict=True)}
         )
         for member, ((run, batch), logged) in enumerate(zip(active, terms, strict=True)):
+            if (taken + 1) % phase.steps_per_batch == 0:
+                run.follow(phase)
             run.count(batch, logged, micro_batches, member)
 
 

@@ -15,7 +15,7 @@ from silotune.training.silo import Silo
 def phase_batches(
     context: TrainingContext, silo: Silo, phase: Phase, number: int, own_micro_batches: bool = True
 ) -> Iterator[Batch]:
-    """Yield a phase's batches, in the order derived for this silo and round.
+    """Yield a phase's batches, in the order derived for this silo and round, each `Phase.steps_per_batch` times.
 
     Args:
         context: the run's.
@@ -45,7 +45,8 @@ def phase_batches(
             )
             count += 1
 
-    return islice(passes(), context.steps(silo, phase))
+    drawn = islice(passes(), context.batches(silo, phase))
+    return (batch for batch in drawn for _ in range(phase.steps_per_batch))
 
 
 def cohort_micro_batches(

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from silotune.methods.base import Phase, Step
+from silotune.methods.head_mix import WhichHead, heads_of
 from silotune.models.forward.mixing import trained_parts
 
 
@@ -32,17 +33,21 @@ class RowInfluence:
         """Begin a phase, whose losses are counted by themselves."""
         self._phase = phase
 
-    def __call__(self, step: Step, view: str, head: str) -> None:
-        """Add the pulls of a step's rows in one loss."""
+    def __call__(self, step: Step, view: str, head: WhichHead) -> None:
+        """Add the pulls of a step's rows in one loss.
+
+        Where a phase computes a shared part from others (`Phase.then`), pulls at all parts that it trains count.
+        """
         phase = self._phase
         assert phase is not None, "a phase has begun"
-        trained = self._shared.intersection(phase.trains)
-        if head not in trained and not trained_parts(phase.views[view], trained):
+        trained = {*phase.trains} if self._shared.intersection(phase.then) else self._shared.intersection(phase.trains)
+        mixed = [head] if isinstance(head, str) else head
+        if not trained_parts(mixed, trained) and not trained_parts(phase.views[view], trained):
             return
         batch, pulls = step.batch, step.pulls(view, head).cpu().double()
         rows = batch.rows if len(pulls) == len(batch) else batch.rows.sort().values[::2]  # pairs stand side by side
         assert batch.source is not None, "training rows have a source"
-        key = (phase.name, view, head, batch.task.name)
+        key = (phase.name, view, *heads_of(head), batch.task.name)
         sums = self._pulls.setdefault(key, torch.zeros(len(batch.source), dtype=torch.float64))
         sums.index_add_(0, rows.cpu(), pulls)
 

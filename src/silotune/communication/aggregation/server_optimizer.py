@@ -1,7 +1,7 @@
-"""`ServerOptimizer` (momentum, Adagrad, Adam, Yogi): the coordinator's step along the mean change.
+"""`ServerOptimizer` (momentum, Nesterov, Adagrad, Adam, Yogi): the coordinator's step along the mean change.
 
-FedAvgM (Hsu et al. 2019); FedAdagrad, FedAdam, FedYogi (Reddi et al. 2021, Algorithm 2, without bias correction).
-They combine with any method.
+FedAvgM (Hsu et al. 2019); Nesterov momentum (DiLoCo, Douillard et al. 2023, Algorithm 1); FedAdagrad, FedAdam, FedYogi
+(Reddi et al. 2021, Algorithm 2, without bias correction). They combine with any method.
 """
 
 from __future__ import annotations
@@ -28,10 +28,11 @@ SECOND_MOMENTS: dict[str, _SecondMoment] = {
 class ServerOptimizer:
     """`Δ = mean − x`; `m ← β₁·m + (1 − β₁)·Δ`; `x ← x + lr·m / (√v + τ)`.
 
-    `none` adopts the mean (lr 1) or goes `lr` of the way; `avgm` is momentum without the (1 − β₁) and without v.
+    `none` adopts the mean (lr 1) or goes `lr` of the way; `avgm` is momentum without the (1 − β₁) and without v;
+    `nesterov` looks ahead of that: `m ← β₁·m + Δ`; `x ← x + lr·(Δ + β₁·m)`.
 
     Args:
-        name: none, avgm, adam, yogi or adagrad.
+        name: none, avgm, nesterov, adam, yogi or adagrad.
         lr: the server's learning rate.
         beta1: momentum.
         beta2: decay of the second moment.
@@ -57,10 +58,10 @@ class ServerOptimizer:
         if self.name == "none":
             return x + self.lr * delta
         m = self.state.get(f"m/{name}", torch.zeros_like(x))
-        if self.name == "avgm":
+        if self.name in ("avgm", "nesterov"):
             m = self.beta1 * m + delta
             self.state[f"m/{name}"] = m
-            return x + self.lr * m
+            return x + self.lr * (m if self.name == "avgm" else delta + self.beta1 * m)
         m = self.beta1 * m + (1 - self.beta1) * delta
         v = self.state.get(f"v/{name}", torch.full_like(x, self.tau**2))
         v = SECOND_MOMENTS[self.name](v, delta.square(), self.beta2)

@@ -78,7 +78,7 @@ class Exposure:
             context: the run's.
             rows: digests of the training rows.
         """
-        phases = tuple(stretch(context, phase) for phase in context.phases if phase.when == "round")
+        phases = tuple(stretch(context, phase) for phase in context.phases if phase.when == "round" and phase.trains)
         digest = hashlib.sha256(" ".join(sorted(rows)).encode()).hexdigest()
         rates = _rates(context.train, context.rounds)
         return cls(

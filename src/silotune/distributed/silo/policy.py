@@ -57,9 +57,12 @@ class Work:
         for phase in phases:
             unit, count = stretch(context, phase)
             number = count if unit == "steps" else per_epoch * count
+            if not phase.trains:
+                continue
             epochs = max(epochs, math.ceil(number / max(per_epoch, 1)) if unit == "steps" else count)
-            steps += number
-            if any(context.parts[name].scope is Scope.SHARED for name in phase.trains):
+            steps += number * phase.steps_per_batch
+            # several steps on one batch say no more about its rows than one does
+            if any(context.parts[name].scope is Scope.SHARED for name in phase.changes):
                 shared_steps += number if train.steady else max(1, number // 2)
         tokens = steps * min(train.batch_size, rows) * train.max_length
         smallest = min((task // batch_count(task, train.batch_size) for task in tasks if task), default=0)

@@ -38,7 +38,9 @@ Bound = Annotated[float | None, Field(ge=0)]
 Names = list[str] | Literal["any"]
 
 _METHODS = ["local", "fedavg", "fedprox", "fedap", "fedlr", "moon", "fedrep", "fedper", "fedmatch", "ditto", "fedmcp"]
-_METHODS += ["fedfame", "fedprompt", "fedit", "fedlora", "feddpa-f", "feddpa-t"]
+_METHODS += ["fedfame", "fedprompt", "fedit", "fedlora", "feddpa-f", "feddpa-t", "apfl", "fdlora"]
+# Not pfedme: θ is pulled to w in every step and forgets earlier ones, and w follows it, so that an update may tell the
+# last batches alone (`proximal` bounds it where an operator allows the method).
 
 _PARTNERS: dict[str, Any] = {
     "methods": _METHODS,

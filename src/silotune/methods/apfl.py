@@ -1,0 +1,93 @@
+"""APFL (Deng et al. 2020): a mixture of the silo's own model and the shared one predicts, by a learned weight."""
+
+from __future__ import annotations
+
+from typing import cast
+
+from pydantic import Field
+from torch import Tensor
+
+from silotune.methods import (
+    GLOBAL,
+    PRIVATE,
+    Method,
+    MethodOptions,
+    Mix,
+    Part,
+    Phase,
+    PredictionMix,
+    Scalar,
+    Scope,
+    State,
+    Step,
+    Tensors,
+    frozen,
+    mean_over_rows,
+    private,
+    shared,
+)
+
+ALPHA, HEAD_GLOBAL, HEAD_PRIVATE = "alpha", "head_global", "head_private"
+
+
+class APFLOptions(MethodOptions):
+    """`alpha`: α, the weight of a silo's own model (before the first round). `adaptive`: whether silos train it."""
+
+    alpha: float = Field(0.5, ge=0, le=1)
+    adaptive: bool = True
+
+
+def own_weight(state: State) -> Tensor:
+    """Return α of a silo."""
+    return state[ALPHA]["value"]
+
+
+def shared_weight(state: State) -> Tensor:
+    """Return 1 − α of a silo."""
+    return 1 - state[ALPHA]["value"]
+
+
+def projected(state: State) -> Tensors:
+    """Return α in [0, 1]."""
+    return {"value": state[ALPHA]["value"].clamp(0, 1)}
+
+
+class APFL(Method):
+    """Algorithm 1: w descends `f(w)`; v, and α if it is adaptive, descend `f(α·v + (1 − α)·w)` with w as a constant."""
+
+    name = "apfl"
+    paper = "Deng, Kamani and Mahdavi 2020, Adaptive Personalized Federated Learning"
+    Options = APFLOptions
+
+    def mixture(self, own: str, common: str) -> Mix:
+        """Return `α·own + (1 − α)·common`."""
+        options = cast(APFLOptions, self.options)
+        if options.adaptive:
+            return {own: own_weight, common: shared_weight}
+        return {own: options.alpha, common: 1 - options.alpha}
+
+    def parts(self) -> dict[str, Part]:
+        """Adapter and head of w and of v, which starts as w; and α."""
+        tuner, head, options = self.setting.tuner, self.setting.head, cast(APFLOptions, self.options)
+        parts = {GLOBAL: shared(tuner), HEAD_GLOBAL: self.head()}
+        parts |= {PRIVATE: Part(tuner, Scope.PRIVATE, start=GLOBAL)}
+        parts |= {HEAD_PRIVATE: Part(head, Scope.PRIVATE, start=HEAD_GLOBAL)}
+        return parts | ({ALPHA: private(Scalar(options.alpha))} if options.adaptive else {})
+
+    def phases(self) -> list[Phase]:
+        """All take their steps together; α is then projected."""
+        views = {"global": {GLOBAL: 1}, "mixture": self.mixture(PRIVATE, frozen(GLOBAL))}
+        then = {ALPHA: projected} if cast(APFLOptions, self.options).adaptive else {}
+        return [Phase("train", trains=tuple(self.parts()), views=views, loss=self.loss, then=then)]
+
+    @mean_over_rows
+    def loss(self, step: Step) -> Tensor:
+        """Return the sum of both losses: each part has a gradient of its own one alone."""
+        common = step.cross_entropy("global", HEAD_GLOBAL)
+        mixed = step.cross_entropy("mixture", self.mixture(HEAD_PRIVATE, frozen(HEAD_GLOBAL)))
+        step.log(global_cross_entropy=common, mixture_cross_entropy=mixed)
+        return common + mixed
+
+    def prediction(self) -> PredictionMix:
+        """The mixture."""
+        return PredictionMix(self.mixture(PRIVATE, GLOBAL), self.mixture(HEAD_PRIVATE, HEAD_GLOBAL))

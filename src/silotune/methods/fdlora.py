@@ -1,0 +1,100 @@
+"""FDLoRA (Qi et al. 2024): a personal and a global LoRA, an outer optimizer at the coordinator, a fusion of both."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import cast
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from silotune.methods import (
+    GLOBAL,
+    PRIVATE,
+    Method,
+    MethodOptions,
+    Mix,
+    Part,
+    Phase,
+    PredictionMix,
+    Scalar,
+    Scope,
+    State,
+    Step,
+    copies,
+    mean_over_rows,
+    private,
+    shared,
+)
+
+HEAD_GLOBAL, HEAD_PRIVATE = "head_global", "head_private"
+
+FUSION = ("fusion_personal", "fusion_global")  # parts of one number each: w₁ and w₂
+
+
+class FDLoRAOptions(MethodOptions):
+    """`sync`: H; every H rounds the personal LoRA becomes a copy of the global one as the silo trained it.
+
+    `first_epochs`: passes in round 1, which makes the first personal LoRA. `fusion_epochs`: passes that train the
+    fusion's weights at the end. None: `train.epochs`. `l1`: what the weights' absolute values cost in its loss.
+    """
+
+    sync: int = Field(10, ge=1)
+    first_epochs: int | None = Field(None, ge=1)
+    fusion_epochs: int | None = Field(None, ge=1)
+    l1: float = Field(0.05, ge=0)
+
+
+def learned(part: str) -> Callable[[State], Tensor]:
+    """Return the function that reads a weight from a silo's state."""
+    return lambda state: state[part]["value"]
+
+
+FUSED: Mix = {PRIVATE: learned(FUSION[0]), GLOBAL: learned(FUSION[1])}
+
+FUSED_HEADS: Mix = {HEAD_PRIVATE: FUSED[PRIVATE], HEAD_GLOBAL: FUSED[GLOBAL]}
+
+
+class FDLoRA(Method):
+    """Algorithm 1: inner steps of the global LoRA in silos, Nesterov momentum at the coordinator, fusion at the end."""
+
+    name = "fdlora"
+    paper = "Qi et al. 2024, FDLoRA: Personalized Federated Learning of Large Language Model via Dual LoRA Tuning"
+    Options = FDLoRAOptions
+    defaults = {"tuner": "lora", "aggregation": "uniform", "server.optimizer": "nesterov", "server.lr": 0.7}
+    tuners = ("lora",)
+
+    def parts(self) -> dict[str, Part]:
+        """Both LoRAs with their heads, and the two weights."""
+        tuner, head = self.setting.tuner, self.setting.head
+        personal, own_head = Part(tuner, Scope.PRIVATE, GLOBAL), Part(head, Scope.PRIVATE, HEAD_GLOBAL)
+        models = {GLOBAL: shared(tuner), HEAD_GLOBAL: self.head(), PRIVATE: personal, HEAD_PRIVATE: own_head}
+        return models | {name: private(Scalar(0.5)) for name in FUSION}
+
+    def phases(self) -> list[Phase]:
+        """The first round, later ones, the copies in round 1 and every H rounds, and the fusion."""
+        options, personal = cast(FDLoRAOptions, self.options), {PRIVATE: GLOBAL, HEAD_PRIVATE: HEAD_GLOBAL}
+        inner = Phase("inner", (GLOBAL, HEAD_GLOBAL), {"global": {GLOBAL: 1}}, self.loss, from_round=2)
+        first = replace(inner, name="first", epochs=options.first_epochs, from_round=1, rounds=lambda n: n == 1)
+        sync = copies("sync", personal, lambda n: n == 1 or n % options.sync == 0)
+        fusion = Phase("fusion", FUSION, {"fused": FUSED}, self.fusion_loss, "end", "all", epochs=options.fusion_epochs)
+        return [first, inner, sync, fusion]
+
+    @mean_over_rows
+    def loss(self, step: Step) -> Tensor:
+        """Cross-entropy of the global LoRA."""
+        return step.cross_entropy("global", HEAD_GLOBAL)
+
+    @mean_over_rows
+    def fusion_loss(self, step: Step) -> Tensor:
+        """Cross-entropy of the fused model plus `l1·(|w₁| + |w₂|)`."""
+        size = torch.stack([step.state[part]["value"].abs() for part in FUSION]).sum()
+        cross_entropy = step.cross_entropy("fused", FUSED_HEADS)
+        step.log(fusion_cross_entropy=cross_entropy)
+        return cross_entropy + cast(FDLoRAOptions, self.options).l1 * size
+
+    def prediction(self) -> PredictionMix:
+        """The fused model."""
+        return PredictionMix(FUSED, FUSED_HEADS)

@@ -1,0 +1,240 @@
+"""Two rounds of two silos of APFL, pFedMe and FDLoRA, recomputed outside silotune in float64; and their limits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from silotune.communication.aggregation import Update
+from silotune.core.tensors import copy, flatten
+from silotune.methods.parts import Scope, names_with
+from silotune.training.silo import SiloState
+from tests.support.numeric_rig import doubled, random_parts
+from tests.support.rounds_by_hand import WORDS, Stage, descended, shared_of, states
+
+ROWS, SCALE = 6, 6 / 4
+TWO = (
+    *("data.tasks=[alpha]", "partition=iid", "partition.silos=2", "head=linear", "head.scope=shared"),
+    *("tuner=lora", "tuner.alpha=6", "aggregation=uniform", "aggregation.outlier=null"),
+)
+
+
+def set_up(tiny_federation, method, *words):
+    """Return a federation of two silos in float64, and each silo's whole state; shared parts are equal."""
+    federation = doubled(tiny_federation(method, *WORDS, *TWO, *words))
+    wholes, shared = {}, None
+    for seed, silo in enumerate(federation.silos.values()):
+        rows = silo.train["alpha"]
+        silo.train["alpha"] = replace(rows, ids=rows.ids[:ROWS], types=rows.types[:ROWS], labels=rows.labels[:ROWS])
+        whole = random_parts(federation, silo, seed)
+        shared = shared or shared_of(federation, whole)
+        wholes[silo.name] = whole | shared
+        silo.state = SiloState({name: whole[name] for name in names_with(federation.context.parts, Scope.PRIVATE)})
+    federation.coordinator.shared = {name: copy(tensors) for name, tensors in shared.items()}
+    return federation, wholes
+
+
+def run_rounds(federation, rounds=2):
+    """Run rounds as an engine does, but for the bytes, which are float32."""
+    coordinator, private = federation.coordinator, names_with(federation.context.parts, Scope.PRIVATE)
+    for number in range(1, rounds + 1):
+        updates = []
+        for silo in federation.silos.values():
+            result = federation.trainer.rounds([silo], coordinator.shared, number)[0]
+            silo.state = SiloState({name: result.state[name] for name in private}, result.memory)
+            sent = flatten({name: result.state[name] for name in federation.method.sends(number)})
+            updates.append(Update(silo.name, sent, silo.rows))
+        coordinator.aggregate(updates, number)
+
+
+def assert_models(federation, wholes):
+    """Compare shared parts and every silo's private parts."""
+    for silo in federation.silos.values():
+        found = federation.coordinator.shared | silo.state.private
+        assert found.keys() == wholes[silo.name].keys()
+        for part, tensors in wholes[silo.name].items():
+            for name, tensor in tensors.items():
+                torch.testing.assert_close(found[part][name], tensor, rtol=0, atol=1e-9)
+
+
+def loss_of(federation, name, head, *loras):
+    """Return the cross-entropy of a linear head over the mean state, under `(weight, LoRA)` pairs."""
+    silo = federation.silos[name]
+    found = states(federation, silo, loras=[(weight * SCALE, tensors) for weight, tensors in loras])
+    pooling = federation.method.setting.head.pooling
+    x = torch.stack([row.mean(0) if pooling == "mean" else row[0] for row in found])
+    logits, labels = x @ head["alpha.out.weight"].T + head["alpha.out.bias"], silo.train["alpha"].labels
+    return (torch.logsumexp(logits, -1) - logits[torch.arange(len(labels)), labels]).mean()
+
+
+def constant(tensors):
+    return {name: tensor.detach() for name, tensor in tensors.items()}
+
+
+def averaged(wholes, names, beta=1.0, before=None):
+    """Set shared parts of all states to their mean, or go β of the way to it from before."""
+    for part in names:
+        first = next(iter(wholes.values()))[part]
+        for name in first:
+            mean = sum(whole[part][name] for whole in wholes.values()) / len(wholes)
+            if before is not None:
+                mean = (1 - beta) * before[part][name] + beta * mean
+            for whole in wholes.values():
+                whole[part] = whole[part] | {name: mean}
+
+
+# -- APFL -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("adaptive", [True, False])
+def test_apfl(adaptive, tiny_federation):
+    federation, wholes = set_up(tiny_federation, "apfl", "method.alpha=0.3", f"method.adaptive={adaptive}")
+    outside = 0
+    if adaptive:  # each begins at an edge
+        for edge, (name, whole) in enumerate(wholes.items()):
+            whole["alpha"] = {"value": torch.tensor(float(edge), dtype=torch.float64)}
+            federation.silos[name].state.private["alpha"] = copy(whole["alpha"])
+    run_rounds(federation)
+    for _ in range(2):
+        for name, whole in wholes.items():
+
+            def both(now, name=name):
+                alpha = now["alpha"]["value"] if adaptive else 0.3
+                w, head_w = constant(now["global"]), constant(now["head_global"])
+                head = {key: alpha * v + (1 - alpha) * head_w[key] for key, v in now["head_private"].items()}
+                mixed = loss_of(federation, name, head, (alpha, now["private"]), (1 - alpha, w))
+                return loss_of(federation, name, now["head_global"], (1, now["global"])) + mixed
+
+            for _ in range(2):
+                whole = descended(whole, [Stage(tuple(whole), both, steps=1)])
+                if adaptive:
+                    alpha = float(whole["alpha"]["value"])
+                    outside += not 0 <= alpha <= 1
+                    whole["alpha"] = {"value": torch.tensor(min(max(alpha, 0.0), 1.0), dtype=torch.float64)}
+            wholes[name] = whole
+        averaged(wholes, ("global", "head_global"))
+    assert_models(federation, wholes)
+    assert outside or not adaptive
+
+
+def test_apfl_with_alpha_0_is_fedavg_and_with_1_local_training(tiny_federation):
+    """To the bit: the shared model of any α is FedAvg's, and the mixture is the one model alone."""
+    finished = {}
+    for method in ("apfl", "fedavg", "local"):
+        words = {"apfl": ("method.adaptive=false", "method.alpha=1")}.get(method, ("method.adapters=1",))
+        federation = tiny_federation(method, *WORDS, *TWO, *words)
+        silo = next(iter(federation.silos.values()))
+        start = federation.coordinator.shared or federation.context.state_of(silo).private
+        begun = finished.setdefault("begun", start)  # APFL's, for all
+        if method == "fedavg":
+            federation.coordinator.shared = {"global": copy(begun["global"]), "head": copy(begun["head_global"])}
+        if method == "local":
+            for each in federation.silos.values():
+                each.state = SiloState({"private": copy(begun["global"]), "head": copy(begun["head_global"])})
+        run_one = federation.trainer.rounds([silo], federation.coordinator.shared, 1)[0]
+        finished[method] = run_one.state
+    for part, other, names in (("global", "fedavg", "global"), ("private", "local", "private")):
+        mine, theirs = finished["apfl"][part], finished[other][names]
+        assert all(torch.equal(mine[name], theirs[name]) for name in mine)
+    for part, other in (("head_global", "fedavg"), ("head_private", "local")):
+        assert all(torch.equal(t, finished[other]["head"][n]) for n, t in finished["apfl"][part].items())
+    zero = tiny_federation("apfl", *WORDS, *TWO, "method.adaptive=false", "method.alpha=0").method.prediction()
+    assert {name: weight for name, weight in zero.mix.items() if weight} == {"global": 1}
+    assert {name: weight for name, weight in zero.head.items() if weight} == {"head_global": 1}
+
+
+# -- pFedMe -----------------------------------------------------------------------------------------------------------
+
+ENVELOPE = ("method.lam=0.5", "method.steps=3", "method.eta=0.4")
+
+
+def test_pfedme(tiny_federation):
+    """K = 3 steps of θ on each of two batches, a step of w after each, and β = 0.6 at the coordinator."""
+    federation, wholes = set_up(tiny_federation, "pfedme", *ENVELOPE, "server.lr=0.6")
+    run_rounds(federation)
+    pairs = {"private": "global", "head": "head_global"}
+    for _ in range(2):
+        before = next(iter(wholes.values()))
+        for name, whole in wholes.items():
+            whole = whole | {own: copy(whole[common]) for own, common in pairs.items()}
+            for _ in range(2):
+
+                def envelope(now, name=name):
+                    away = sum(
+                        ((theta - now[common][key]) ** 2).sum()
+                        for own, common in pairs.items()
+                        for key, theta in now[own].items()
+                    )
+                    return loss_of(federation, name, now["head"], (1, now["private"])) + 0.5 / 2 * away
+
+                whole = descended(whole, [Stage(tuple(pairs), envelope, steps=3)])
+                for own, common in pairs.items():
+                    theta = whole[own]
+                    whole[common] = {key: w - 0.4 * 0.5 * (w - theta[key]) for key, w in whole[common].items()}
+            wholes[name] = whole
+        averaged(wholes, ("global", "head_global"), 0.6, before)
+    assert_models(federation, wholes)
+
+
+def test_pfedme_without_a_pull_is_fedavg(tiny_federation):
+    """λ → 0 with η = 1/λ and one step per batch: `w ← θ`, one step of gradient descent."""
+    lam = 2**-40
+    federation, wholes = set_up(tiny_federation, "pfedme", f"method.lam={lam}", f"method.eta={1 / lam}",
+                                "method.steps=1", "train.steps=1")  # fmt: skip
+    plain, _ = set_up(tiny_federation, "fedavg", "method.adapters=1", "train.steps=1")
+    whole = next(iter(wholes.values()))
+    plain.coordinator.shared = {"global": copy(whole["global"]), "head": copy(whole["head_global"])}
+    run_rounds(federation)
+    run_rounds(plain)
+    for part, same in (("global", "global"), ("head_global", "head")):
+        for name, tensor in federation.coordinator.shared[part].items():
+            torch.testing.assert_close(tensor, plain.coordinator.shared[same][name], rtol=0, atol=1e-9)
+
+
+# -- FDLoRA -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sync", [2, 5])
+def test_fdlora(sync, tiny_federation):
+    """Round 1 makes the personal LoRA, round 2 again with H = 2; Nesterov momentum; the fusion of both at the end."""
+    federation, wholes = set_up(tiny_federation, "fdlora", f"method.sync={sync}", "method.l1=0.2")
+    run_rounds(federation)
+    shared = ("global", "head_global")
+    momentum = {part: dict.fromkeys(next(iter(wholes.values()))[part], 0.0) for part in shared}
+    for number in (1, 2):
+        before = next(iter(wholes.values()))
+        for name, whole in wholes.items():
+            stage = Stage(
+                shared, lambda now, name=name: loss_of(federation, name, now["head_global"], (1, now["global"]))
+            )
+            whole = descended(whole, [stage])
+            if number in (1, sync):
+                whole |= {"private": copy(whole["global"]), "head_private": copy(whole["head_global"])}
+            wholes[name] = whole
+        averaged(wholes, shared)
+        for part in shared:
+            mean = next(iter(wholes.values()))[part]
+            delta = {key: mean[key] - before[part][key] for key in mean}
+            momentum[part] = {key: 0.9 * momentum[part][key] + delta[key] for key in mean}
+            stepped = {key: before[part][key] + 0.7 * (delta[key] + 0.9 * momentum[part][key]) for key in mean}
+            for whole in wholes.values():
+                whole[part] = stepped
+    assert_models(federation, wholes)
+
+    weights = ("fusion_personal", "fusion_global")
+    for name, silo in federation.silos.items():
+
+        def fused(now, name=name):
+            personal, common = (now[part]["value"] for part in weights)
+            head = {key: personal * v + common * now["head_global"][key] for key, v in now["head_private"].items()}
+            loss = loss_of(federation, name, head, (personal, now["private"]), (common, now["global"]))
+            return loss + 0.2 * (personal.abs() + common.abs())
+
+        wholes[name] = descended(wholes[name], [Stage(weights, fused)])
+        result = federation.trainer.finals([silo], federation.coordinator.shared, 2)[0]
+        for part in weights:
+            torch.testing.assert_close(result.state[part], wholes[name][part], rtol=0, atol=1e-9)
+        personal = silo.state.private["private"]
+        assert all(torch.equal(result.state["private"][key], tensor) for key, tensor in personal.items())
