@@ -79,6 +79,7 @@ METHOD_OPTIONS: dict[str, Values] = {
     "fedsa-lora": {},
     "rolora": {},
     "flexlora": ADAPTERS,
+    "hetlora": ADAPTERS,
     "fedsvd": {},
     "fdlora": {
         "sync": (10, "unsure: the paper's text was not at hand"),
@@ -109,6 +110,7 @@ BROUGHT: dict[str, Values] = {
 LORA: Values = {"tuner": ("lora", "the method is one of LoRA")}
 BROUGHT |= dict.fromkeys(("ffa-lora", "fedsa-lora", "rolora"), LORA)
 BROUGHT["flexlora"] = LORA | {"aggregation": ("flexlora", "Bai et al. 2024")}
+BROUGHT["hetlora"] = LORA | {"aggregation": ("hetlora", "Cho et al. 2024")}
 BROUGHT["fedsvd"] = LORA | {"aggregation": ("fedsvd", "Lee et al. 2025")}
 BROUGHT["fdlora"] = LORA | {
     "aggregation": ("uniform", "Qi et al. 2024: the mean over silos counts each once"),
@@ -129,6 +131,7 @@ TUNER_OPTIONS: dict[str, Values] = {
         "alpha": (16.0, "FedDPA, the authors' code"),
         "dropout": (0.0, "FedDPA's presets set the authors' 0.05"),
         "sites": (("query", "value"), "FedDPA, section 5.1; Hu et al. 2022, section 4.2"),
+        "ranks": ({}, "one rank for all silos"),
     },
     "prefix": {
         "tokens": (6, "PEFT in FL: 8.16 % of BERT-base (Table 2)"),

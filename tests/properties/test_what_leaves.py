@@ -35,6 +35,7 @@ SENT = {
     "apfl": {"global"},
     "pfedme": {"global"},
     "fdlora": {"global"},
+    "hetlora": {"global"},
 }
 """Sent parts by the papers; heads are private unless the case shares them, the demo's baselines have two adapters."""
 

@@ -46,6 +46,7 @@ class SiloKeys(TypedDict, total=False):
     )
     positive: str | None
     encoding: str
+    rank: int | None
     rows: Table
 
 

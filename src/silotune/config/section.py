@@ -1,4 +1,4 @@
-"""`Section`: refuses unknown and ineffective keys; `ShortSection`, also given by name; `Choice`, name with options."""
+"""`Section`: refuses unknown and ineffective keys; `ShortSection`, also given by name; `Choice`; `Options`."""
 
 from __future__ import annotations
 
@@ -75,6 +75,23 @@ class Section(BaseModel):
                 having = " or ".join(f"{choice}={owner}" for owner in owners)
                 raise ValueError(f"{key} belongs to {having}, not to {choice}={names}; leave {section}.{key} out")
         return self
+
+
+class Options(Section):
+    """Base of a method's or tuner's options, the keys `method.*` and `tuner.*`.
+
+    `newer`: options that older run folders lack; a resolved configuration has them only where they were chosen.
+    """
+
+    newer: ClassVar[tuple[str, ...]] = ()
+
+    model_config = ConfigDict(frozen=True)
+
+    def resolved(self) -> dict[str, Any]:
+        """Return the options as they are in a resolved configuration."""
+        fields = type(self).model_fields
+        left_out = {key for key in self.newer if getattr(self, key) == fields[key].get_default()}
+        return self.model_dump(mode="json", exclude=left_out)
 
 
 class ShortSection(Section):

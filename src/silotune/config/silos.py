@@ -24,6 +24,7 @@ class SiloConfig(Section):
         kind: classification or generation.
         metric: unset, accuracy, or rouge1 for generation.
         encoding: the encoding of text files, such as latin-1 or cp1252.
+        rank: the LoRA rank of this silo's adapters, up to `tuner.r`; a resolved configuration has it in `tuner.ranks`.
         positive: the label that F1 is about. Without it `metric: f1` is the mean over all labels (`macro_f1`).
     """
 
@@ -37,6 +38,7 @@ class SiloConfig(Section):
     metric: Metric | None = None
     positive: str | None = Field(None, min_length=1)
     encoding: str = "utf-8"
+    rank: int | None = Field(None, ge=1)
 
     @field_validator("text", mode="before")
     @classmethod

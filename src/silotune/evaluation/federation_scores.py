@@ -26,7 +26,7 @@ Result = TypeVar("Result")
 
 def current_model_state(federation: Federation, silo: Silo) -> State:
     """Return all parts of a silo's model, with the coordinator's current shared parts; see `personalized_state`."""
-    return personalized_state(federation.context, silo, federation.coordinator.shared)
+    return personalized_state(federation.context, silo, federation.coordinator.shared_of(silo.name))
 
 
 def score_silos(federation: Federation, split: Literal["validation", "test"]) -> dict[str, float | None]:
@@ -74,6 +74,8 @@ def evaluate_silos(federation: Federation, evaluate: Callable[[State, Evaluation
 
 def all_share_one_model(context: TrainingContext) -> bool:
     """Return whether all silos predict with the same model: no part or weight of a prediction is private."""
+    if context.ranks:
+        return False
     prediction = context.method.prediction()
     private = {*names_with(context.parts, Scope.PRIVATE)}
     # a callable weight is computed from the silo's own state

@@ -35,7 +35,7 @@ def join(federation: Federation, new: Silo) -> dict[str, Any]:
     `found` is the score of the similar silo's model, `test` the score after local training from that model, and `alone`
     the score after local training from the initial parts.
     """
-    context, shared = federation.context, federation.coordinator.shared
+    context = federation.context
     similarities = similarity(federation, new)
     nearest = max(sorted(similarities), key=similarities.__getitem__)
     test = new.evaluations[new.name].test
@@ -44,6 +44,7 @@ def join(federation: Federation, new: Silo) -> dict[str, Any]:
 
     def after_training(start: SiloState | None) -> float | None:
         joined = Silo(new.name, new.train, {}, start)
+        shared = federation.coordinator.shared_of(new.name if start is None else nearest)
         joined.state = SiloState(
             federation.trainer.adapt(joined, shared, federation.config.rounds, from_start=start is None)
         )

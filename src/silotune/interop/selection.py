@@ -132,7 +132,7 @@ def merge(tuner: Tuner, state: State, mix: Mapping[str, float]) -> MergedAdapter
         for name, weight in mix.items()
     ]
     if len(parts) == 1 and parts[0].weight == 1:
-        return MergedAdapter(copy(parts[0].tensors), tuner.options.model_dump(mode="json"))
+        return MergedAdapter(copy(parts[0].tensors), tuner.options_of(parts[0].tensors))
     return tuner.merge(parts)
 
 

@@ -9,13 +9,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
-from pydantic import ConfigDict
 from torch import Tensor
 
-from silotune.config.section import Section
+from silotune.config.section import Options
 from silotune.core.tensors import State, Tensors
 from silotune.data.batching import Batch
 from silotune.methods.head_mix import WhichHead, head_tensors, heads_of
@@ -262,21 +261,8 @@ class PredictionMix:
         return self.mix if self.weighting is None or alpha is None else self.weighting.mix(alpha)
 
 
-class MethodOptions(Section):
-    """Base of a method's options, the keys `method.*`.
-
-    `newer`: options that older run folders lack; a resolved configuration has them only where they were chosen.
-    """
-
-    newer: ClassVar[tuple[str, ...]] = ()
-
-    model_config = ConfigDict(frozen=True)
-
-    def resolved(self) -> dict[str, Any]:
-        """Return the options as they are in a resolved configuration."""
-        fields = type(self).model_fields
-        left_out = {key for key in self.newer if getattr(self, key) == fields[key].get_default()}
-        return self.model_dump(mode="json", exclude=left_out)
+class MethodOptions(Options):
+    """Base of a method's options, the keys `method.*`."""
 
 
 class Method(ABC):

@@ -23,6 +23,7 @@ from silotune.methods.fedsa_lora import FedSALoRA
 from silotune.methods.fedsvd import FedSVD
 from silotune.methods.ffa_lora import FFALoRA
 from silotune.methods.flexlora import FlexLoRA
+from silotune.methods.hetlora import HetLoRA
 from silotune.methods.local import Local
 from silotune.methods.moon import MOON
 from silotune.methods.pfedme import PFedMe
@@ -33,5 +34,5 @@ BUILT_IN: tuple[type[Method], ...] = (
     *(Local, Centralized, ServerOnly, FedAvg, FedAvgFull, FedProx),
     *(FedAP, FedLR, MOON, FedRep, FedPer, FedMatch, Ditto, APFL, PFedMe, FedMCP, FedFAME, FedPrompt),
     *(FedIT, FedLoRA, FedDPAF, FedDPAT),
-    *(FFALoRA, FedSALoRA, RoLoRA, FlexLoRA, FedSVD, FDLoRA),
+    *(FFALoRA, FedSALoRA, RoLoRA, FlexLoRA, HetLoRA, FedSVD, FDLoRA),
 )

@@ -46,7 +46,7 @@ def load_run(
             coordinator whose silos keep their private parts.
     """
     # Only here: one silo's model needs neither an engine nor a coordinator.
-    from silotune.communication.aggregation import AGGREGATIONS
+    from silotune.communication.aggregation import AGGREGATIONS, make_aggregation
     from silotune.runs.engines.in_process import InProcessEngine
     from silotune.runs.run_result import Run
     from silotune.runs.storage.run_folder import RunFolder
@@ -57,7 +57,12 @@ def load_run(
     config, tasks = finished.config, finished.tasks
     context = finished.build_model(backbone)
     silos = silos_without_rows(context.method, tasks)
-    coordinator = Coordinator(context.initial_shared(silos.values()), AGGREGATIONS["uniform"], config.seed)
+    ranks, shared = context.ranks, context.initial_shared(silos.values())
+    # of silos of one rank nothing is computed, and an aggregation by a plug-in may be gone
+    aggregation = (
+        make_aggregation(config.aggregation, len(silos)) if ranks and any(shared.values()) else AGGREGATIONS["uniform"]
+    )
+    coordinator = Coordinator(shared, aggregation, config.seed, ranks=ranks)
     malicious = _malicious(finished)
     federation = Federation(config, context, silos, coordinator, tasks, finished.texts, malicious=malicious)
     InProcessEngine(federation, RunFolder(finished.path)).load(finished.best_checkpoint())
@@ -90,6 +95,12 @@ def load_model(
     ).values()
     best = finished.best_checkpoint()
     shared = _read_shared(finished.checkpoints, best, context.initial_shared([owner]))
+    if silo in context.ranks and any(shared.values()):
+        from silotune.communication.aggregation import make_aggregation, mixing_ranks
+        from silotune.training.issue import Issue
+
+        aggregation = mixing_ranks(make_aggregation(finished.config.aggregation, len(finished.tasks)))
+        shared = Issue(shared, context.ranks, aggregation).state(silo)
     load_silo(finished.checkpoints, best, context, owner)
     read_instances(finished.path, context, [owner])
     return PersonalModel(context, owner, shared, task, finished.texts[silo])

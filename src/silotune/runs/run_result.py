@@ -44,7 +44,9 @@ class Run:
             if silo in owner.evaluations:
                 federation = self.federation
                 task, texts = federation.tasks[silo], federation.texts[silo]
-                return PersonalModel(federation.context, owner, federation.coordinator.shared, task, texts)
+                return PersonalModel(
+                    federation.context, owner, federation.coordinator.shared_of(owner.name), task, texts
+                )
         raise unknown_name_error("silo", silo, self.silos)
 
     @cached_property

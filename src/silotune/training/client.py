@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -59,7 +59,7 @@ class SiloClient:
 
     Args:
         trainer: runs local rounds and final phases.
-        expected: names and shapes of the tensors in a broadcast.
+        expected: silo → names and shapes of the tensors in its broadcast.
         uplink: encodes the change of the shared parts; an empty pipeline: the parts are sent unchanged.
         privacy: the guarantee that the silo keeps; None: no noise is added here.
         measures: whether replies say the norm of their change.
@@ -68,7 +68,7 @@ class SiloClient:
     def __init__(
         self,
         trainer: LocalTrainer,
-        expected: Expected,
+        expected: Callable[[str], Expected],
         uplink: UplinkPipeline = NO_UPLINK,
         privacy: Privacy | None = None,
         measures: bool = False,
@@ -84,8 +84,8 @@ class SiloClient:
         """Run one local round of silos that train together; each keeps its private parts and memory.
 
         Args:
-            silos: the silos that train.
-            broadcast: the coordinator's message that opens the round.
+            silos: the silos that train; those that train together have one rank.
+            broadcast: the coordinator's message that opens the round for them.
             spent: what the silos have paid by their own records.
 
         Returns:
@@ -95,24 +95,25 @@ class SiloClient:
             MessageRefused: the broadcast is not as expected; all silos stay as they were.
             BudgetSpent: a reply would cost more than a silo's privacy budget has left; all silos stay as they were.
         """
-        shared, number = self.open_broadcast(broadcast)
-        uses = [self._next_use(silo.state.memory if silo.state else {}, spent) for silo in silos]
+        shared, number = self.open_broadcast(broadcast, silos[0].name)
+        counts = self.privacy is not None and any(shared.values())
+        uses = [self._next_use(silo.state.memory if silo.state else {}, spent) if counts else {} for silo in silos]
         results = self.trainer.rounds(silos, shared, number)
         return [
             self._reply(silo, result, shared, number, use)
             for silo, result, use in zip(silos, results, uses, strict=True)
         ]
 
-    def open_broadcast(self, broadcast: bytes) -> tuple[State, int]:
-        """The shared parts and the round of a broadcast; the same bytes object is read once for all silos."""
+    def open_broadcast(self, broadcast: bytes, silo: str) -> tuple[State, int]:
+        """The shared parts and the round of a silo's broadcast; the same bytes object is read once for all silos."""
         if self._last is None or self._last[0] is not broadcast:
-            self._last = (broadcast, *read_broadcast(broadcast, self.expected))
+            self._last = (broadcast, *read_broadcast(broadcast, self.expected(silo)))
         return self._last[1:]
 
     def _reply(self, silo: Silo, result: LocalResult, shared: State, number: int, uses: Tensors) -> SiloReply:
         memory = silo.state.memory if silo.state else {}
         message, norm = b"", None
-        if self.expected.shapes:
+        if any(shared.values()):
             parts = self.trainer.context.sent(number)
             before = flatten({name: shared.get(name, {}) for name in parts})
             sent = scale_update(result.state, shared, parts, silo.attack_scale)
@@ -129,16 +130,17 @@ class SiloClient:
         return SiloReply(silo.name, message, result.metrics, result.note, norm)
 
     def _next_use(self, memory: Tensors, spent: PrivacySpent) -> Tensors:
-        """Return the silo's count of noised changes including the next one; empty if no noise is added here."""
-        if self.privacy is None or not self.expected.shapes:
-            return {}
+        """Return the silo's count of noised changes including the next one."""
+        assert self.privacy is not None, "the silo adds noise"
         uses = max(int(memory[USES]) if USES in memory else 0, spent.uses) + 1
         self.privacy.check(uses, spent.epsilon)
         return {USES: torch.tensor(uses)}
 
     def finals(self, silos: Sequence[Silo], broadcast: bytes) -> list[SiloReply]:
         """Run the method's final phases from the last round's shared parts; nothing leaves the silos."""
-        shared, number = self.open_broadcast(broadcast)
+        if not silos:
+            return []
+        shared, number = self.open_broadcast(broadcast, silos[0].name)
         results = self.trainer.finals(silos, shared, number)
         for silo, result in zip(silos, results, strict=True):
             self._keep(silo, result)

@@ -73,6 +73,8 @@ class TrainingContext:
         self.method = method
         self.parts: dict[str, Part] = method.parts()
         self.phases = [self._with_reference(phase) for phase in method.phases()]
+        self.ranks: Mapping[str, int] = method.setting.tuner.ranks
+        """Silo → rank of its adapters, for silos of another one than the tuner's."""
         self.server_phases = [self._with_reference(phase) for phase in method.server_phases()]
         self.train = train
         self.seed = seed
@@ -135,7 +137,18 @@ class TrainingContext:
             if part.scope is Scope.PRIVATE
         }
         check_tuners(self.method, private)
-        return private
+        return self.at_rank(private, silo)
+
+    def at_rank(self, state: State, silo: str) -> State:
+        """Return parts with a silo's rank; the state itself where that is the tuner's own."""
+        rank = self.ranks.get(silo)
+        if rank is None:
+            return state
+        tuners = {name: tuner_of(self.parts[name].module) for name in state}
+        return {
+            name: tensors if (tuner := tuners[name]) is None else tuner.at_rank(tensors, rank)
+            for name, tensors in state.items()
+        }
 
     @cached_property
     def fixed(self) -> State:
@@ -155,7 +168,7 @@ class TrainingContext:
 
     def model_state(self, silo: Silo, shared: State) -> State:
         """Return all parts of a silo's model, on the CPU: shared parts as given, its private ones, fixed ones."""
-        return shared | self.state_of(silo).private | self.fixed
+        return shared | self.state_of(silo).private | self.at_rank(self.fixed, silo.name)
 
     def _init(self, name: str, part: Part, tasks: Iterable[Task], silo: str = "") -> Tensors:
         if self.start is not None and tuner_of(part.module) is not None:

@@ -6,7 +6,14 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
-from silotune.communication.aggregation import Aggregation, BroadcastAggregation, Update, change_norm, clipped
+from silotune.communication.aggregation import (
+    Aggregation,
+    BroadcastAggregation,
+    Update,
+    change_norm,
+    clipped,
+    mixing_ranks,
+)
 from silotune.communication.aggregation.low_rank import ProductError
 from silotune.communication.aggregation.outliers import OutlierFilter, Refuse, check_aggregate
 from silotune.communication.aggregation.server_optimizer import ServerOptimizer
@@ -16,7 +23,6 @@ from silotune.communication.messages import (
     Expected,
     Fields,
     MessageRefused,
-    broadcast_message,
     unpack,
 )
 from silotune.communication.privacy.central_noise import CentralNoise
@@ -26,6 +32,7 @@ from silotune.core.randomness import sampler
 from silotune.core.tensors import State, Tensors, flatten, unflatten
 from silotune.errors import SilotuneError
 from silotune.training.client import SiloReply
+from silotune.training.issue import NO_RANKS, Issue
 
 _MOST_ROWS = 2**53  # larger weights are not exact in float64, and their sums can overflow
 
@@ -35,6 +42,10 @@ def silos_a_round(silos: int, fraction: float | None, count: int | None) -> int:
     if count is None:
         count = silos if fraction is None else max(1, ceil_fraction(fraction, silos))
     return min(count, silos)
+
+
+_Open = tuple[int, State, dict[int | None, tuple[Tensors, Expected]]]
+"""A round's number, the shared parts that it began with, and by silos' rank what they send: as received, and how."""
 
 
 @dataclass(frozen=True)
@@ -67,9 +78,10 @@ class Coordinator:
         noise: replaces `aggregation` and `clip` with a private mean.
         sent: returns the names of the parts that silos send in a round; None: all of them in every round.
         by_rows: whether the aggregation weighs silos by their rows, for `product_error`.
+        ranks: silo → its LoRA rank, for silos of another one than the shared parts have.
 
     Raises:
-        InputError: the aggregation is not defined for these shared parts.
+        InputError: the aggregation is not defined for these shared parts, or for several ranks.
     """
 
     def __init__(
@@ -89,6 +101,7 @@ class Coordinator:
         noise: CentralNoise | None = None,
         sent: Callable[[int], Collection[str]] | None = None,
         by_rows: bool = True,
+        ranks: Mapping[str, int] = NO_RANKS,
     ) -> None:
         self.shared = shared
         self.optimizer = optimizer or ServerOptimizer()
@@ -101,16 +114,19 @@ class Coordinator:
         self._max_norm = max_norm
         self._clip = clip
         self.expected = Expected.like(flatten(shared))
-        """Names and shapes of the tensors in a broadcast."""
+        """Names and shapes of the tensors in a broadcast, as the coordinator has them; see `expected_of`."""
         self.uplink = uplink
         self.product_error: float | None = None
         """Of the last aggregate (`low_rank.ProductError`); None where there is none."""
         self._noise = noise
         self._sent = sent or (lambda number: shared)
         self._by_rows = by_rows
-        self._open: tuple[int, State, Tensors, Expected] | None = None  # of the round whose updates arrive
+        self._issue = Issue(shared)
+        self._open: _Open | None = None  # of the round whose updates arrive
         if isinstance(aggregation, BroadcastAggregation) and self.communicates:
             aggregation.check(flatten(shared))
+        if ranks and self.communicates:
+            self._issue = Issue(shared, ranks, mixing_ranks(aggregation))
 
     @property
     def communicates(self) -> bool:
@@ -132,9 +148,24 @@ class Coordinator:
             return names
         return sorted(sampler(self._seed, "choose", *purpose).sample(names, count))
 
-    def broadcast(self, number: int) -> bytes:
-        """Return the message that opens a round."""
-        return broadcast_message(self.shared, number)
+    @property
+    def issue(self) -> Issue:
+        """What silos receive of the present shared parts."""
+        if self._issue.shared is not self.shared:
+            self._issue = self._issue.of(self.shared)
+        return self._issue
+
+    def shared_of(self, silo: str) -> State:
+        """Return the shared parts as a silo receives them."""
+        return self.issue.state(silo)
+
+    def broadcast(self, number: int, silo: str | None = None) -> bytes:
+        """Return the message that opens a round for a silo; None: with the shared parts as the coordinator has them."""
+        return self.issue.message(silo, number)
+
+    def expected_of(self, silo: str) -> Expected:
+        """Return names and shapes of the tensors in a silo's broadcast."""
+        return self.expected if self.issue.rank(silo) is None else Expected.like(self.issue.tensors(silo))
 
     def receive(self, number: int, silo: str, message: bytes) -> Update:
         """Check one silo's update.
@@ -143,9 +174,12 @@ class Coordinator:
             MessageRefused: malformed, of another round, sent in another silo's name, or by another uplink.
         """
         if self._open is None or self._open[0] != number or self._open[1] is not self.shared:
-            before = self._sent_before(number)
-            self._open = number, self.shared, before, self.uplink.expected(Expected.like(before))
-        tensors, fields = self._read_message(message, *self._open[2:])
+            self._open = number, self.shared, {}
+        opened, rank = self._open[2], self.issue.rank(silo)
+        if rank not in opened:
+            before = self._sent_before(number, silo)
+            opened[rank] = before, self.uplink.expected(Expected.like(before))
+        tensors, fields = self._read_message(message, *opened[rank])
         if fields["round"] != number:
             raise MessageRefused(f"update of round {fields['round']}, expected {number}")
         if fields["silo"] != silo:
@@ -153,12 +187,14 @@ class Coordinator:
         rows = int(fields["rows"])
         if not 1 <= rows <= _MOST_ROWS:
             raise MessageRefused(f"field 'rows' must be between 1 and {_MOST_ROWS}")
-        self._check_norm(tensors)
-        return Update(silo, tensors, rows)
+        update = Update(silo, tensors, rows, None if rank is None else self.issue.tensors(silo))
+        self._check_norm(update)
+        return update
 
-    def _sent_before(self, number: int) -> Tensors:
-        """Return the tensors that silos send in a round, as they are in its broadcast."""
-        return flatten({name: self.shared[name] for name in self.shared if name in self._sent(number)})
+    def _sent_before(self, number: int, silo: str | None = None) -> Tensors:
+        """Return the tensors that a silo sends in a round, as they are in its broadcast."""
+        shared, sent = self.issue.state(silo), self._sent(number)
+        return flatten({name: tensors for name, tensors in shared.items() if name in sent})
 
     def _read_message(self, message: bytes, before: Tensors, expected: Expected) -> tuple[Tensors, Fields]:
         """Return the shared parts in a silo's message, of which an uplink sends the change, and its fields.
@@ -188,11 +224,11 @@ class Coordinator:
         except MessageRefused as refusal:
             return Received(reply, refusal=str(refusal))
 
-    def _check_norm(self, tensors: Tensors) -> None:
+    def _check_norm(self, update: Update) -> None:
         """Refuse an update whose change has too large a norm."""
         if self._max_norm is None:
             return
-        norm = change_norm(tensors, flatten(self.shared))
+        norm = change_norm(update.tensors, update.before(flatten(self.shared)))
         if norm > self._max_norm:
             raise MessageRefused(f"norm of the update {norm:.3g} is above aggregation.max_norm={self._max_norm:g}")
 

@@ -87,4 +87,4 @@ class Federation:
         """Return a silo's side of the exchange, for any of the silos; `measures`: as in `SiloClient`."""
         noised_in_silos = self.config.uplink.noise is not None
         privacy = self.privacy if noised_in_silos else None
-        return SiloClient(self.trainer, self.coordinator.expected, self.coordinator.uplink, privacy, measures)
+        return SiloClient(self.trainer, self.coordinator.expected_of, self.coordinator.uplink, privacy, measures)

@@ -194,7 +194,7 @@ def train(
     runs = []
     for silo in silos:
         kept = context.state_of(silo)
-        every_part = shared | kept.private | context.fixed
+        every_part = shared | kept.private | context.at_rank(context.fixed, silo.name)
         # a part without tensors leaves no trace in messages and files
         state = {name: every_part.get(name, {}) for name in context.parts}
         runs.append(_SiloRound(silo, context.place(state), received, context.backbone.place(kept.memory)))

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-from silotune.communication.aggregation.low_rank import BroadcastAggregation, FedSVD, FlexLoRA
+from silotune.communication.aggregation.low_rank import BroadcastAggregation, FedSVD, FlexLoRA, HetLoRA, RankAggregation
 from silotune.communication.aggregation.mean import by_samples, uniform, weighted_mean
 from silotune.communication.aggregation.robust import krum, median, most_byzantine, multi_krum, trimmed_mean
 from silotune.communication.aggregation.update import Aggregation, Update, change_norm, clipped, in_name_order
@@ -22,21 +22,23 @@ if TYPE_CHECKING:
 
 __all__ = ["AGGREGATIONS", "Aggregation", "Update", "by_samples", "change_norm", "clipped", "make_aggregation"]
 
-__all__ += ["BY_ROWS", "BroadcastAggregation", "in_name_order", "register_aggregation", "uniform", "weighted_mean"]
+__all__ += ["BY_ROWS", "BroadcastAggregation", "RankAggregation", "in_name_order", "register_aggregation", "uniform"]
+
+__all__ += ["weighted_mean"]
 
 
 AGGREGATIONS: dict[str, Callable[..., Any]] = {
     "uniform": uniform,
     "samples": by_samples,
     "median": median,
-    **{aggregation.name: aggregation for aggregation in (FlexLoRA, FedSVD)},
+    **{aggregation.name: aggregation for aggregation in (FlexLoRA, HetLoRA, FedSVD)},
 }
 """The built-in aggregations: functions, or classes as `register_aggregation` takes them.
 
 `make_aggregation` also makes those whose options are keys of the section `aggregation`.
 """
 
-BY_ROWS = frozenset(("samples", "flexlora", "fedsvd"))
+BY_ROWS = frozenset(("samples", "flexlora", "hetlora", "fedsvd"))
 """The built-in aggregations that weigh silos by their rows; the others weigh all alike."""
 
 registries.AGGREGATIONS.provide(lambda: AGGREGATIONS)
@@ -106,6 +108,22 @@ def make_aggregation(config: AggregationConfig, silos: int) -> Aggregation | Bro
             f"(aggregation.byzantine); allowed: up to {silos - byzantine}"
         )
     return partial(multi_krum, byzantine=byzantine, keep=config.keep)
+
+
+def mixing_ranks(aggregation: Aggregation | BroadcastAggregation) -> RankAggregation:
+    """Return an aggregation for silos of several LoRA ranks.
+
+    Raises:
+        InputError: it is none; the message names those that are.
+    """
+    if isinstance(aggregation, RankAggregation):
+        return aggregation
+    able = ", ".join(name for name, kind in registries.AGGREGATIONS.items() if _mixes_ranks(kind))
+    raise InputError(f"tuner.ranks: silos of several ranks need another aggregation; allowed: {able}")
+
+
+def _mixes_ranks(kind: object) -> bool:
+    return isinstance(kind, type) and issubclass(kind, RankAggregation)
 
 
 def _trimmed_mean(trim: float, silos: int) -> Aggregation:

@@ -1,11 +1,11 @@
-"""Aggregations that know LoRA's pairs A and B: `FlexLoRA`, `FedSVD`; `ProductError` of a mean of A's and B's."""
+"""Aggregations that know LoRA's pairs A and B: `FlexLoRA`, `HetLoRA`, `FedSVD`; `ProductError` of means of A, B."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -80,25 +80,85 @@ class BroadcastAggregation(ABC):
             )
 
 
-class FlexLoRA(BroadcastAggregation):
+class RankAggregation(BroadcastAggregation):
+    """An aggregation of updates of several LoRA ranks; the shared parts have the largest one, `tuner.r`."""
+
+    needs_pairs = True
+
+    @abstractmethod
+    def to_rank(self, shared: Tensors, rank: int) -> Tensors:
+        """Return the shared tensors as silos of a smaller rank receive them.
+
+        Args:
+            shared: all shared tensors, by "part/tensor" name.
+            rank: the silos' rank, below that of the tensors.
+        """
+
+
+class FlexLoRA(RankAggregation):
     """The best approximation of `Σ n_k·B_k·A_k / Σ n_k` of LoRA's rank (Bai et al. 2024).
 
     By a singular value decomposition `U·Σ·Vᵀ`, cut after r values: B becomes `U·Σ` and A `Vᵀ`. All other tensors are
-    averaged by the silos' rows. The mean product itself is never in memory.
+    averaged by the silos' rows. The mean product itself is never in memory. A silo of a smaller rank gets the best
+    approximation of that rank.
     """
 
     name = "flexlora"
-    needs_pairs = True
+
+    def to_rank(self, shared: Tensors, rank: int) -> Tensors:
+        """See `RankAggregation.to_rank`: by an SVD of B·A; where B is zero, the first rows of A as they were drawn."""
+        tensors = dict(shared)
+        for pair in factor_pairs(shared):
+            a, b = shared[pair.a], shared[pair.b]
+            if b.any():
+                new_b, new_a = truncated(b.double(), a.double(), rank)
+                tensors[pair.a], tensors[pair.b] = new_a.to(a.dtype), new_b.to(b.dtype)
+            else:
+                tensors |= _cut(pair, a, b, rank)
+        return tensors
 
     def aggregate(self, updates: Iterable[Update], before: Tensors) -> Tensors:
         """See `BroadcastAggregation.aggregate`; all updates are kept until the last one is there."""
-        all_updates = list(updates)
-        tensors = by_samples(all_updates)
+        all_updates, pairs = list(updates), factor_pairs(before)
+        tensors = _mean_of_others(all_updates, pairs)
         rows = sum(update.rows for update in all_updates)
-        for pair in factor_pairs(before):
-            weighted = [(update.rows / rows, _factors(pair, update.tensors, before)) for update in all_updates]
+        for pair in pairs:
+            weighted = [(update.rows / rows, _factors(pair, update, before)) for update in all_updates]
             b, a = truncated(*_stacked(weighted), rank=len(before[pair.a]))
             tensors[pair.a], tensors[pair.b] = a.to(before[pair.a].dtype), b.to(before[pair.b].dtype)
+        return tensors
+
+
+class HetLoRA(RankAggregation):
+    """Means of A and of B padded with zeros to rank r, weighted by `‖B_k·A_k‖` per target module (Cho et al. 2024).
+
+    A silo of a smaller rank gets the first rows of A and columns of B. All other tensors are averaged by the silos'
+    rows; where all products are zero, so are A and B.
+    """
+
+    name = "hetlora"
+
+    def to_rank(self, shared: Tensors, rank: int) -> Tensors:
+        """See `RankAggregation.to_rank`."""
+        tensors = dict(shared)
+        for pair in factor_pairs(shared):
+            tensors |= _cut(pair, shared[pair.a], shared[pair.b], rank)
+        return tensors
+
+    def aggregate(self, updates: Iterable[Update], before: Tensors) -> Tensors:
+        """See `BroadcastAggregation.aggregate`; all updates are kept until the last one is there."""
+        all_updates, pairs = list(updates), factor_pairs(before)
+        tensors = _mean_of_others(all_updates, pairs)
+        for pair in pairs:
+            factors = [_factors(pair, update, before) for update in all_updates]
+            norms = [_product_norm(b, a) for b, a in factors]
+            if not any(norms):
+                norms = [float(update.rows) for update in all_updates]
+            mean_a, mean_b = (torch.zeros_like(before[name], dtype=torch.float64) for name in (pair.a, pair.b))
+            for norm, (b, a) in zip(norms, factors, strict=True):
+                mean_a[: len(a)] += norm / sum(norms) * a
+                mean_b[:, : b.shape[1]] += norm / sum(norms) * b
+            tensors[pair.a], tensors[pair.b] = mean_a.to(before[pair.a].dtype), mean_b.to(before[pair.b].dtype)
         return tensors
 
 
@@ -127,7 +187,7 @@ def truncated(left: Tensor, right: Tensor, rank: int) -> tuple[Tensor, Tensor]:
     Args:
         left: shape (out, k), float64.
         right: shape (k, in), float64; the product is not computed.
-        rank: at most k.
+        rank: what is above k is filled with zeros.
 
     Returns:
         Shapes (out, rank) and (rank, in).
@@ -136,6 +196,8 @@ def truncated(left: Tensor, right: Tensor, rank: int) -> tuple[Tensor, Tensor]:
     q_right, r_right = torch.linalg.qr(right.T)
     u, values, vh = torch.linalg.svd(r_left @ r_right.T, full_matrices=False)
     b, a = (q_left @ u * values)[:, :rank], (vh @ q_right.T)[:rank]
+    if (missing := rank - len(a)) > 0:  # a rank above the module's widths
+        b, a = torch.nn.functional.pad(b, (0, missing)), torch.nn.functional.pad(a, (0, 0, 0, missing))
     largest = a.gather(1, a.abs().argmax(1, keepdim=True))
     signs = torch.where(largest < 0, -1.0, 1.0).to(a)
     return b * signs.T, a * signs
@@ -157,7 +219,7 @@ class ProductError:
         self._before = before
         self._by_rows = by_rows
         self._pairs = factor_pairs(before) if chosen <= MOST_UPDATES else []
-        self._kept: list[tuple[float, Tensors]] = []
+        self._kept: list[tuple[float, Update]] = []
         self._bytes = 0
 
     def watch(self, updates: Iterable[Update]) -> Iterator[Update]:
@@ -166,7 +228,8 @@ class ProductError:
         for update in updates:
             if self._pairs:
                 factors = {name: tensor for name, tensor in update.tensors.items() if name in names}
-                self._kept.append((float(update.rows) if self._by_rows else 1.0, factors))
+                weight = float(update.rows) if self._by_rows else 1.0
+                self._kept.append((weight, replace(update, tensors=factors)))
                 self._bytes += sum(tensor.nbytes for tensor in factors.values())
                 if len(self._kept) > MOST_UPDATES or self._bytes > MOST_BYTES:
                     self._pairs, self._kept = [], []
@@ -174,22 +237,38 @@ class ProductError:
 
     def of(self, aggregate: Tensors) -> float | None:
         """Return the error; None without pairs, if no factor was sent, with too many updates, or of a product of 0."""
-        if not any(factors for _, factors in self._kept):
+        if not any(update.tensors for _, update in self._kept):
             return None
         total = sum(weight for weight, _ in self._kept)
         difference = size = 0.0
         for pair in self._pairs:
-            factors = [(weight / total, _factors(pair, sent, self._before)) for weight, sent in self._kept]
+            factors = [(weight / total, _factors(pair, update, self._before)) for weight, update in self._kept]
             left, right = _stacked(factors)
-            b, a = _factors(pair, aggregate, self._before)
+            b, a = (aggregate.get(name, self._before[name]).double() for name in (pair.b, pair.a))
             size += _product_norm(left, right) ** 2
             difference += _product_norm(torch.cat([left, -b], 1), torch.cat([right, a])) ** 2
         return (difference / size) ** 0.5 if size else None
 
 
-def _factors(pair: Pair, tensors: Tensors, before: Tensors) -> tuple[Tensor, Tensor]:
-    """Return B and A in float64; one that was not sent is as in the broadcast."""
-    return tensors.get(pair.b, before[pair.b]).double(), tensors.get(pair.a, before[pair.a]).double()
+def _factors(pair: Pair, update: Update, shared: Tensors) -> tuple[Tensor, Tensor]:
+    """Return a silo's B and A in float64; one that it did not send is as it received it."""
+    sent, before = update.tensors, update.before(shared)
+    return sent.get(pair.b, before[pair.b]).double(), sent.get(pair.a, before[pair.a]).double()
+
+
+def _cut(pair: Pair, a: Tensor, b: Tensor, rank: int) -> Tensors:
+    """Return the first rows of A and columns of B."""
+    return {pair.a: a[:rank].clone(), pair.b: b[:, :rank].clone()}
+
+
+def _mean_of_others(updates: Iterable[Update], pairs: Iterable[Pair]) -> Tensors:
+    """Return the mean by rows of all tensors that are in no pair."""
+    factors = {name for pair in pairs for name in (pair.a, pair.b)}
+    others = [
+        replace(update, tensors={name: tensor for name, tensor in update.tensors.items() if name not in factors})
+        for update in updates
+    ]
+    return by_samples(others) if others[0].tensors else {}
 
 
 def _stacked(factors: list[tuple[float, tuple[Tensor, Tensor]]]) -> tuple[Tensor, Tensor]:

@@ -11,7 +11,7 @@ import math
 from bisect import insort
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 
 import torch
@@ -80,14 +80,14 @@ class OutlierFilter:
         waiting: deque[_Waiting] = deque()
         size = 0
         for update in updates:
-            layout, before = self._joined(update.tensors)
+            layout, before = self._joined(update)
             blocks = layout.join(update.tensors)
             norm = self._norm(blocks, before)
             if not math.isfinite(norm):
                 self._refuse(update.silo, f"norm of the update is {norm:.3g}")
                 continue
             insort(self._sorted, norm)
-            waiting.append(_Waiting(update.silo, update.rows, list(update.tensors), layout, blocks, norm))
+            waiting.append(_Waiting(replace(update, tensors={}), list(update.tensors), layout, blocks, norm))
             size += waiting[-1].bytes
             del update, blocks
             while len(waiting) > self._most or size > self._window:
@@ -98,13 +98,13 @@ class OutlierFilter:
         while waiting:
             yield from self._judged(waiting.popleft())
 
-    def _joined(self, sent: Tensors) -> tuple[JoinedLayout, list[Tensor]]:
-        """Return how an update's tensors are joined, and those of the broadcast; a round may send some alone."""
-        names = frozenset(sent)
+    def _joined(self, update: Update) -> tuple[JoinedLayout, list[Tensor]]:
+        """Return how an update's tensors are joined, and those of its broadcast; a round may send some alone."""
+        names = frozenset(update.tensors)
+        if update.received is not None:
+            return _join(update.received, names)
         if names not in self._layouts:
-            before = {name: tensor for name, tensor in self._before.items() if name in names}
-            layout = JoinedLayout(before)
-            self._layouts[names] = layout, layout.join(before)
+            self._layouts[names] = _join(self._before, names)
         return self._layouts[names]
 
     def _norm(self, blocks: list[Tensor], before: list[Tensor]) -> float:
@@ -123,19 +123,28 @@ class OutlierFilter:
             return
         self.norms[update.silo] = update.norm
         tensors = update.layout.split(update.blocks)
-        yield Update(update.silo, {name: tensors[name] for name in update.names}, update.rows)
+        yield replace(update.rest, tensors={name: tensors[name] for name in update.names})
+
+
+def _join(before: Tensors, names: frozenset[str]) -> tuple[JoinedLayout, list[Tensor]]:
+    chosen = {name: tensor for name, tensor in before.items() if name in names}
+    layout = JoinedLayout(chosen)
+    return layout, layout.join(chosen)
 
 
 @dataclass(frozen=True)
 class _Waiting:
-    """An update that waits, in few blocks of memory, and the norm of its change."""
+    """An update that waits, its tensors in few blocks of memory, and the norm of its change."""
 
-    silo: str
-    rows: int
+    rest: Update
     names: list[str]
     layout: JoinedLayout
     blocks: list[Tensor]
     norm: float
+
+    @property
+    def silo(self) -> str:
+        return self.rest.silo
 
     @property
     def bytes(self) -> int:

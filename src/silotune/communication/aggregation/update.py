@@ -11,11 +11,19 @@ from silotune.core.tensors import Tensors
 
 @dataclass(frozen=True)
 class Update:
-    """A silo's shared tensors after a round, by "part/tensor" name, and the number of its training rows."""
+    """A silo's shared tensors after a round, by "part/tensor" name, and the number of its training rows.
+
+    `received` holds the tensors of the broadcast that the silo got, where these are not the coordinator's own.
+    """
 
     silo: str
     tensors: Tensors
     rows: int
+    received: Tensors | None = None
+
+    def before(self, shared: Tensors) -> Tensors:
+        """Return the tensors from which the silo started, where the coordinator's own are `shared`."""
+        return shared if self.received is None else self.received
 
 
 Aggregation = Callable[[Iterable[Update]], Tensors]
@@ -55,6 +63,7 @@ def clipped(update: Update, before: Tensors, limit: float) -> Update:
     Norm clipping at the coordinator (Sun et al. 2019, "Can You Really Backdoor Federated Learning?", section 4). An
     update within the limit stays bit for bit.
     """
+    before = update.before(before)
     factor = clipping_factor(change_norm(update.tensors, before), limit)
     if factor == 1:
         return update

@@ -8,6 +8,7 @@ repeated request is answered from the silo's own folder.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from silotune.core.numeric import ceil_fraction
@@ -17,7 +18,7 @@ from silotune.distributed.protocol.disclosure import score_range, validate_metri
 from silotune.distributed.protocol.frames import Frame, state_name
 from silotune.errors import InputError, SilotuneError
 from silotune.evaluation.federation_scores import mean_score
-from silotune.runs.engines.base import Engine, Progress
+from silotune.runs.engines.base import Broadcast, Engine, Progress
 from silotune.runs.engines.history import Scores
 from silotune.runs.storage.checkpoints import Checkpoint
 from silotune.runs.storage.run_folder import RunFolder
@@ -70,7 +71,7 @@ class FlowerEngine(Engine):
         """The engine's name in `summary.json`."""
         return "flower-local" if self._local else "flower"
 
-    def rounds(self, round_number: int, silos: Sequence[str], broadcast: bytes) -> Iterator[Received]:
+    def rounds(self, round_number: int, silos: Sequence[str], broadcast: Broadcast) -> Iterator[Received]:
         """See `Engine.rounds`. Below its quorum a round is requested again, then the run stops.
 
         Raises:
@@ -79,7 +80,7 @@ class FlowerEngine(Engine):
         self._new_states, self._deferred_scores = {}, {}
         yield from self._until_quorum("round", round_number, silos, broadcast)
 
-    def finals(self, round_number: int, silos: Sequence[str], broadcast: bytes) -> Iterator[SiloReply]:
+    def finals(self, round_number: int, silos: Sequence[str], broadcast: Broadcast) -> Iterator[SiloReply]:
         """See `Engine.finals`."""
         for received in self._until_quorum("final", round_number, silos, broadcast):
             yield received.reply
@@ -152,7 +153,9 @@ class FlowerEngine(Engine):
         header = {**self._run, "round": round_number, "base": self._base(name), **fields}
         return Frame(kind, header, {"broadcast": broadcast}).encode()
 
-    def _until_quorum(self, kind: str, round_number: int, silos: Sequence[str], broadcast: bytes) -> Iterator[Received]:
+    def _until_quorum(
+        self, kind: str, round_number: int, silos: Sequence[str], broadcast: Broadcast
+    ) -> Iterator[Received]:
         """Request a round until the quorum is reached; yields every reply, refused updates do not count."""
         needed = max(1, ceil_fraction(self._options.quorum, len(silos))) if silos else 0
         judge = kind == "round" and bool(self.history.pending)
@@ -160,11 +163,11 @@ class FlowerEngine(Engine):
         waiting, arrived, coordinator = list(silos), 0, self.federation.coordinator
         for attempt in range(self._options.retries + 1):
             requests = {
-                name: self._request(kind, round_number, name, broadcast, keep=self._keep(name), judge=judge)
+                name: self._request(kind, round_number, name, broadcast(name), keep=self._keep(name), judge=judge)
                 for name in waiting
             }
             for name in resting:  # not sampled: they only score the previous round
-                requests[name] = self._request("score", round_number, name, broadcast, splits=["validation"])
+                requests[name] = self._request("score", round_number, name, broadcast(name), splits=["validation"])
             self.progress(round_number, ", ".join(waiting), arrived, len(silos))
             for frame in self._dispatcher.request(requests, self._options.deadline, self._options.away):
                 if frame.fields["silo"] in resting:
@@ -223,9 +226,11 @@ class FlowerEngine(Engine):
 
     def _scores(self, round_number: int, splits: Sequence[str]) -> dict[str, dict[str, Any]]:
         """Request scores of the shared parts of a round from all silos; those that answered, in name order."""
-        broadcast = self.federation.coordinator.broadcast(round_number)
+        broadcast = partial(self.federation.coordinator.broadcast, round_number)
         names = sorted(self.federation.silos)
-        requests = {name: self._request("score", round_number, name, broadcast, splits=list(splits)) for name in names}
+        requests = {
+            name: self._request("score", round_number, name, broadcast(name), splits=list(splits)) for name in names
+        }
         entries: dict[str, dict[str, Any]] = {}
         for frame in self._dispatcher.request(requests, self._options.deadline, self._options.away):
             self._take_scores(round_number, frame, entries)

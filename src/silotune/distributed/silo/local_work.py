@@ -65,7 +65,7 @@ class LocalWork:
             return self._filtered(kept)
         silo = self._silo(federation, store, str(base))
         client = federation.client(measures=True)
-        shared = self._checked(client.open_broadcast(broadcast), int(number))
+        shared = self._checked(client.open_broadcast(broadcast, silo.name), int(number))
         leaving = 0 if final else sum(tensor.numel() for tensor in flatten(shared).values())
         digest = self._work_digest(key, store, str(base))
         store.require_room(4 * leaving + self._state_bytes(silo))  # before the work: its files are about as large

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
-from pydantic import ConfigDict
 from torch import Tensor, nn
 
-from silotune.config.section import Section
+from silotune.config.section import Options
 from silotune.core.tensors import Tensors
 from silotune.errors import InputError
 from silotune.models.backbone.backbone import Backbone
@@ -26,10 +25,8 @@ Weight = float | Tensor
 """The weight of a part in a mix: one number, or a tensor of shape (rows,) for one weight per row."""
 
 
-class TunerOptions(Section):
+class TunerOptions(Options):
     """Options common to all tuners; each tuner extends it by its own."""
-
-    model_config = ConfigDict(frozen=True)
 
 
 @dataclass(frozen=True)
@@ -76,6 +73,24 @@ class Tuner(ABC):
 
     def __init__(self, options: TunerOptions | None = None) -> None:
         self.options = options or self.Options()
+
+    @property
+    def ranks(self) -> Mapping[str, int]:
+        """Silo → its rank, for silos whose adapters have another rank than the tuner's; see `at_rank`."""
+        return {}
+
+    def at_rank(self, tensors: Tensors, rank: int) -> Tensors:
+        """Return an adapter with the first `rank` of its directions; for tuners with `ranks`.
+
+        Args:
+            tensors: all of an adapter's tensors, or those of one of its groups.
+            rank: at most the adapter's.
+        """
+        raise NotImplementedError(f"tuner {self.name}: has no rank")
+
+    def options_of(self, tensors: Tensors) -> dict[str, Any]:
+        """Return the options with which an adapter is exported, with the rank or width that its tensors have."""
+        return self.options.resolved()
 
     @abstractmethod
     def init(self, backbone: Backbone, tasks: Iterable[Task], generator: torch.Generator) -> Tensors:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from silotune.core.tensors import Tensors
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class LoRAOptions(TargetModuleOptions):
-    """`r`: the rank. `alpha`: the scale is alpha / r.
+    """`r`: the rank. `alpha`: the scale is alpha / r. `ranks`: silo → its own rank, up to r, at the same scale.
 
     `sites`: linear layers of each block, or patterns of names; where query, key and value are one fused layer (GPT-2,
     ModernBERT), each of these words names that layer. `dropout`: probability of dropping an input of A in training,
@@ -42,6 +42,16 @@ class LoRAOptions(TargetModuleOptions):
     alpha: float = Field(16, gt=0)
     dropout: float = Field(0, ge=0, lt=1)
     sites: tuple[str, ...] = ("query", "value")
+    ranks: dict[str, int] = {}
+
+    newer: ClassVar[tuple[str, ...]] = ("ranks",)
+
+    @model_validator(mode="after")
+    def _up_to_r(self) -> LoRAOptions:
+        for silo, rank in self.ranks.items():
+            if not 1 <= rank <= self.r:
+                raise ValueError(f"ranks: {rank} of silo {silo!r}; allowed: 1 to {self.r} (tuner.r)")
+        return self
 
 
 class LoRA(Tuner):
@@ -65,6 +75,25 @@ class LoRA(Tuner):
             tensors[f"{module}.lora_A.weight"] = uniform(generator, 1 / math.sqrt(inputs), self._options.r, inputs)
             tensors[f"{module}.lora_B.weight"] = torch.zeros(outputs, self._options.r)
         return tensors
+
+    @property
+    def ranks(self) -> Mapping[str, int]:
+        """See `Tuner.ranks`."""
+        return {silo: rank for silo, rank in self._options.ranks.items() if rank != self._options.r}
+
+    def at_rank(self, tensors: Tensors, rank: int) -> Tensors:
+        """See `Tuner.at_rank`: the first rows of A and columns of B."""
+        cut = {name: tensor[:rank].clone() for name, tensor in tensors.items() if name.endswith(".lora_A.weight")}
+        cut |= {name: tensor[:, :rank].clone() for name, tensor in tensors.items() if name.endswith(".lora_B.weight")}
+        return tensors | cut
+
+    def options_of(self, tensors: Tensors) -> dict[str, Any]:
+        """See `Tuner.options_of`; alpha / r is that of the run, whatever the adapter's rank."""
+        options = {key: value for key, value in self.options.resolved().items() if key != "ranks"}
+        rank = next(len(tensor) for name, tensor in tensors.items() if name.endswith(".lora_A.weight"))
+        if rank == self._options.r:
+            return options
+        return options | {"r": rank, "alpha": self._options.alpha * rank / self._options.r}
 
     def act(self, backbone: Backbone, mix: Sequence[WeightedTensors], plan: ForwardPlan) -> None:
         """See `Tuner.act`."""
@@ -96,11 +125,11 @@ class LoRA(Tuner):
     def merge(self, mix: Sequence[WeightedTensors]) -> MergedAdapter:
         """See `Tuner.merge`: one LoRA of all ranks at the same alpha / r, A stacked and weighted B side by side."""
         tensors: Tensors = {}
+        options = self.options_of(mix[0].tensors)
         for module in self.target_modules(mix[0].tensors):
             a, b = f"{module}.lora_A.weight", f"{module}.lora_B.weight"
             tensors[a] = torch.cat([part.tensors[a] for part in mix])
             tensors[b] = torch.cat([part.weight * part.tensors[b] for part in mix], 1)
-        options = self.options.model_dump(mode="json")
         return MergedAdapter(tensors, options | {key: options[key] * len(mix) for key in ("r", "alpha")})
 
     def weight_delta(self, adapter: MergedAdapter, module: str, layer: nn.Module) -> Tensors:

@@ -38,7 +38,8 @@ def build_coordinator(
         silos: the training silos by name.
         tasks: silo name → task, before a centralized method puts silos together.
         labeled: whether the coordinator trains on labeled rows.
-        shared: the initial shared parts, or their shapes alone; None: they are made.
+        shared: the initial shared parts as all these silos receive them, or their shapes alone; None: they are made,
+            and every silo receives them at its own rank.
 
     Returns:
         The coordinator, and the privacy guarantee of its rounds; None if nothing is noised, or nothing is sent.
@@ -46,6 +47,7 @@ def build_coordinator(
     Raises:
         InputError: for an aggregation, an uplink or a secret that cannot be.
     """
+    whole = shared is None
     shared = context.initial_shared(silos.values()) if shared is None else shared
     groups = None if context.method.centralized else sampling_groups(config, tasks)
     communicates = any(shared.values())
@@ -68,6 +70,7 @@ def build_coordinator(
         noise=noise,
         sent=context.sent,
         by_rows=config.aggregation.name in BY_ROWS,
+        ranks=context.ranks if whole else {},
     )
     return coordinator, privacy_guarantee(config, sorted(silos), groups, labeled) if communicates else None
 

@@ -21,6 +21,7 @@ from silotune.models.backbone.device import resolve_device, resolve_precision
 from silotune.models.backbone.quantization import resolve_quantization
 from silotune.models.heads import HEADS
 from silotune.models.tuners import TUNERS
+from silotune.runs.build.ranks import with_silo_ranks
 
 Options = TypeVar("Options", bound=BaseModel)
 
@@ -56,6 +57,7 @@ def read_config(
         InputError: for a bad key or value.
     """
     config = load_config(source, overrides or [], METHOD_DEFAULTS, changes, cast("Mapping[str, object]", keys))
+    config = with_silo_ranks(config)
     return with_options(config, make_method(config))
 
 
@@ -65,7 +67,7 @@ def with_options(config: Config, method: Method) -> Config:
     return config.model_copy(
         update={
             "method": Choice(name=config.method.name, **method.options.resolved()),
-            "tuner": Choice(name=config.tuner.name, **tuner.options.model_dump(mode="json")),
+            "tuner": Choice(name=config.tuner.name, **tuner.options.resolved()),
         }
     )
 

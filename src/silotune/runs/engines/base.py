@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, ClassVar
 
 from silotune.communication.aggregation import Update, in_name_order
@@ -23,6 +24,10 @@ from silotune.training.federation import Federation
 
 Progress = Callable[[int, str, int, int], None]
 """Called before every piece of work with (round, description, silos done in this round, silos in this round)."""
+
+
+Broadcast = Callable[[str], bytes]
+"""Silo → the message with the shared parts for it."""
 
 
 class Engine(ABC):
@@ -46,14 +51,14 @@ class Engine(ABC):
         self._last: Checkpoint | None = None
 
     @abstractmethod
-    def rounds(self, round_number: int, silos: Sequence[str], broadcast: bytes) -> Iterator[Received]:
+    def rounds(self, round_number: int, silos: Sequence[str], broadcast: Broadcast) -> Iterator[Received]:
         """Run one local round of these silos; yields their read replies in any order, at most one per silo."""
 
     @abstractmethod
-    def finals(self, round_number: int, silos: Sequence[str], broadcast: bytes) -> Iterator[SiloReply]:
+    def finals(self, round_number: int, silos: Sequence[str], broadcast: Broadcast) -> Iterator[SiloReply]:
         """Run these silos' final phases; yields their replies in any order, at most one per silo."""
 
-    def judge_finished(self, round_number: int, silos: Sequence[str], broadcast: bytes) -> Scores:
+    def judge_finished(self, round_number: int, silos: Sequence[str], broadcast: Broadcast) -> Scores:
         """Run these silos' final phases as if this round was the last, judge it, and set all silos back.
 
         Raises:
@@ -153,7 +158,8 @@ class Engine(ABC):
         chosen = coordinator.choose(round_number, list(self.federation.silos))
         touched: set[str] = set()
         refused: set[str] = set()
-        updates = self._updates(round_number, chosen, coordinator.broadcast(round_number), touched, refused)
+        broadcast = partial(coordinator.broadcast, round_number)
+        updates = self._updates(round_number, chosen, broadcast, touched, refused)
 
         def refuse(silo: str, reason: str) -> None:
             refused.add(silo)
@@ -204,7 +210,7 @@ class Engine(ABC):
         return better
 
     def _updates(
-        self, round_number: int, chosen: Sequence[str], broadcast: bytes, answered: set[str], refused: set[str]
+        self, round_number: int, chosen: Sequence[str], broadcast: Broadcast, answered: set[str], refused: set[str]
     ) -> Iterator[Update]:
         """Yield the round's updates as they arrive; refused ones are named in the events and left out.
 
@@ -217,7 +223,7 @@ class Engine(ABC):
             history.count_training(answer.metrics)
             sizes = {"bytes_down": 0, "bytes_up": 0}
             if coordinator.communicates:
-                sizes = {"bytes_down": len(broadcast), "bytes_up": len(answer.message)}
+                sizes = {"bytes_down": len(broadcast(answer.silo)), "bytes_up": len(answer.message)}
                 history.bytes_down += sizes["bytes_down"]
                 history.bytes_up += sizes["bytes_up"]
             if received.refusal:  # it may quote names that the silo sent
@@ -247,16 +253,17 @@ class Engine(ABC):
         """Return a round's validation scores as if it was the last one; none unless they are asked for."""
         if not self.federation.config.evaluation.finish_per_round:
             return {}
-        return self.judge_finished(round_number, self._finishing(), self.federation.coordinator.broadcast(round_number))
+        broadcast = partial(self.federation.coordinator.broadcast, round_number)
+        return self.judge_finished(round_number, self._finishing(), broadcast)
 
     def _finish(self, round_number: int) -> set[str]:
         """Run the method's final phases in the silos they concern; return the silos that replied."""
         coordinator, history = self.federation.coordinator, self.history
-        broadcast = coordinator.broadcast(round_number)
+        broadcast = partial(coordinator.broadcast, round_number)
         answered: set[str] = set()
         for answer in self.finals(round_number, self._finishing(), broadcast):
             answered.add(answer.silo)
-            size = len(broadcast) if coordinator.communicates else 0
+            size = len(broadcast(answer.silo)) if coordinator.communicates else 0
             history.bytes_down += size
             self.folder.event("final", round=round_number, silo=answer.silo, bytes_down=size, **answer.metrics)
         return answered

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from silotune.evaluation.backdoor import with_attack
 from silotune.evaluation.federation_scores import mean_score, measure_silos, score_silos, summary_entries
 from silotune.evaluation.personalization import score_test_time
-from silotune.runs.engines.base import Engine, Progress
+from silotune.runs.engines.base import Broadcast, Engine, Progress
 from silotune.runs.engines.history import Scores
 from silotune.runs.storage.checkpoints import Checkpoint, load_silo
 from silotune.runs.storage.run_folder import RunFolder
@@ -45,20 +45,20 @@ class InProcessEngine(Engine):
             reason = {"reason": cohort.reason} if cohort.reason else {}
             self.folder.event("cohort", round=0, size=cohort.size, **reason)
 
-    def rounds(self, round_number: int, silos: Sequence[str], broadcast: bytes) -> Iterator[Received]:
+    def rounds(self, round_number: int, silos: Sequence[str], broadcast: Broadcast) -> Iterator[Received]:
         """Run one local round of these silos, cohort by cohort; see `Engine.rounds`."""
         for replies in self._train("round", round_number, silos, broadcast):
             self._write(round_number, replies)
             for reply in replies:
                 yield self.federation.coordinator.read_reply(round_number, reply)
 
-    def finals(self, round_number: int, silos: Sequence[str], broadcast: bytes) -> Iterator[SiloReply]:
+    def finals(self, round_number: int, silos: Sequence[str], broadcast: Broadcast) -> Iterator[SiloReply]:
         """Run the final phases of these silos, cohort by cohort; see `Engine.finals`."""
         for replies in self._train("final", round_number, silos, broadcast):
             self._write(round_number, replies)
             yield from replies
 
-    def judge_finished(self, round_number: int, silos: Sequence[str], broadcast: bytes) -> Scores:
+    def judge_finished(self, round_number: int, silos: Sequence[str], broadcast: Broadcast) -> Scores:
         """See `Engine.judge_finished`; training makes new states, so that the present ones stay as they are."""
         kept = {name: silo.state for name, silo in self.federation.silos.items()}
         try:
@@ -68,22 +68,31 @@ class InProcessEngine(Engine):
             for name, state in kept.items():
                 self.federation.silos[name].state = state
 
-    def _train(self, kind: Training, round_number: int, silos: Sequence[str], broadcast: bytes) -> Iterator[Replies]:
+    def _train(
+        self, kind: Training, round_number: int, silos: Sequence[str], broadcast: Broadcast
+    ) -> Iterator[Replies]:
         """Train these silos, cohort by cohort; yields each cohort's replies once its silos have their new states."""
         train = self._client.rounds if kind == "round" else self._client.finals
         for position, names in self._cohorts(silos):
             self.progress(round_number, named(names, kind), position, len(silos))
-            yield train([self.federation.silos[name] for name in names], broadcast)
+            yield train([self.federation.silos[name] for name in names], broadcast(names[0]))
 
     def _cohorts(self, names: Sequence[str]) -> Iterator[tuple[int, Sequence[str]]]:
-        """Yield each cohort with the number of silos before it.
+        """Yield each cohort with the number of silos before it; its silos have one rank.
 
         Silos are sorted by number of rows, most first, so that those of one cohort train about as many batches.
         """
         if self.cohort > 1:
             names = sorted(names, key=lambda name: (-self.federation.silos[name].rows, name))
-        for start in range(0, len(names), self.cohort):
-            yield start, names[start : start + self.cohort]
+        ranks = self.federation.context.ranks if self.cohort > 1 else {}
+        together: dict[int | None, list[str]] = {}
+        for name in names:
+            together.setdefault(ranks.get(name), []).append(name)
+        before = 0
+        for members in together.values():
+            for start in range(0, len(members), self.cohort):
+                yield before + start, members[start : start + self.cohort]
+            before += len(members)
 
     def validate(self, round_number: int) -> Scores:
         """See `Engine.validate`."""

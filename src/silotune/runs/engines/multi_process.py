@@ -24,7 +24,7 @@ from silotune.evaluation.federation_scores import all_share_one_model, score_sil
 from silotune.models.backbone.shared_weights import SharedWeights
 from silotune.runs.build.builder import build
 from silotune.runs.build.model import BackboneRequirements
-from silotune.runs.engines.base import Progress
+from silotune.runs.engines.base import Broadcast, Progress
 from silotune.runs.engines.history import Scores
 from silotune.runs.engines.in_process import InProcessEngine, Replies, Training, named
 from silotune.runs.storage.run_folder import RunFolder
@@ -47,7 +47,7 @@ class SiloJob:
         kind: the kind of work.
         config: the run's configuration, with precision and threads resolved.
         fingerprint: the backbone's fingerprint in the main process.
-        broadcast: the message with the shared parts.
+        broadcast: the message with the shared parts: for these silos, or for scores as the coordinator has them.
         silos: names and states (safetensors; empty before the first participation) of silos that train together.
     """
 
@@ -82,7 +82,9 @@ class MultiProcessEngine(InProcessEngine):
         with worker_pool(self.workers, imports, take_weights, backbone.share()) as self._pool:
             super().run()
 
-    def _train(self, kind: Training, round_number: int, silos: Sequence[str], broadcast: bytes) -> Iterator[Replies]:
+    def _train(
+        self, kind: Training, round_number: int, silos: Sequence[str], broadcast: Broadcast
+    ) -> Iterator[Replies]:
         done = 0
         together = [names for _, names in self._cohorts(silos)]
         for names, trained in self._spread(kind, together, broadcast):
@@ -98,7 +100,8 @@ class MultiProcessEngine(InProcessEngine):
         once = federation.central is not None and all_share_one_model(federation.context)
         scores: Scores = {}
         singles = [[name] for name in federation.silos][: 1 if once else None]
-        for _, silo_scores in self._spread("validation", singles, federation.coordinator.broadcast(round_number)):
+        whole = federation.coordinator.broadcast(round_number)
+        for _, silo_scores in self._spread("validation", singles, lambda _: whole):
             scores |= silo_scores
         if once:
             score = next(iter(scores.values()))
@@ -106,7 +109,7 @@ class MultiProcessEngine(InProcessEngine):
         return {name: scores[name] for silo in federation.silos.values() for name in silo.evaluations}
 
     def _spread(
-        self, kind: Kind, groups: Sequence[Sequence[str]], broadcast: bytes
+        self, kind: Kind, groups: Sequence[Sequence[str]], broadcast: Broadcast
     ) -> Iterator[tuple[Sequence[str], Any]]:
         """Yield each group of silos with its job's result, in any order."""
         assert self._pool is not None, "processes live while the engine runs"
@@ -118,7 +121,7 @@ class MultiProcessEngine(InProcessEngine):
             while left and len(waiting) < _AHEAD * self.workers:
                 names = left.popleft()
                 states = tuple((name, _written(federation.silos[name].state)) for name in names)
-                job = SiloJob(kind, federation.config, federation.backbone.fingerprint, broadcast, states)
+                job = SiloJob(kind, federation.config, federation.backbone.fingerprint, broadcast(names[0]), states)
                 waiting[self._pool.submit(run_job, job)] = names
             for future in wait(waiting, return_when=FIRST_COMPLETED).done:
                 yield waiting.pop(future), future.result()

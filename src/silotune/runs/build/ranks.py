@@ -1,0 +1,57 @@
+"""LoRA ranks per silo: `with_silo_ranks` gathers them in `tuner.ranks`; `check_ranks` refuses those of no silo."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from silotune.config import Choice, Config
+from silotune.errors import InputError, unknown_name_error
+from silotune.methods import Method
+from silotune.models.tuners import TUNERS
+
+
+def with_silo_ranks(config: Config) -> Config:
+    """Return the configuration with the ranks of entries of `silos` moved to `tuner.ranks`, whose values they replace.
+
+    Raises:
+        InputError: the tuner has no rank.
+    """
+    ranks = {silo.name: silo.rank for silo in config.silos if silo.rank is not None}
+    if not ranks:
+        return config
+    silos = [silo.model_copy(update={"rank": None}) for silo in config.silos]
+    return with_ranks(config.model_copy(update={"silos": silos}), ranks)
+
+
+def with_ranks(config: Config, ranks: Mapping[str, int]) -> Config:
+    """Return the configuration with these values in `tuner.ranks`.
+
+    Raises:
+        InputError: the tuner has no rank.
+    """
+    if "ranks" not in TUNERS.find(config.tuner.name).Options.model_fields:
+        able = ", ".join(name for name, tuner in TUNERS.items() if "ranks" in tuner.Options.model_fields)
+        raise InputError(f"silos.{next(iter(ranks))}.rank: tuner={config.tuner.name} has no rank; allowed: {able}")
+    options = config.tuner.options
+    given = options.get("ranks") or {}
+    return config.model_copy(
+        update={"tuner": Choice(name=config.tuner.name, **options | {"ranks": {**given, **ranks}})}
+    )
+
+
+def check_ranks(method: Method, silos: Collection[str]) -> None:
+    """Refuse ranks of silos that there are not, and those of a method that puts all silos' rows into one place.
+
+    Args:
+        method: the configured method.
+        silos: the names of all silos.
+
+    Raises:
+        InputError: naming the silo.
+    """
+    ranks = method.setting.tuner.ranks
+    for silo in ranks:
+        if silo not in silos:
+            raise unknown_name_error("silo in tuner.ranks", silo, silos)
+    if ranks and method.centralized:
+        raise InputError(f"tuner.ranks: method {method.name} trains one adapter on all silos' rows; leave it out")
