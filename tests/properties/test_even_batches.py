@@ -57,7 +57,7 @@ def test_every_method_takes_as_many_steps(method, tiny_federation):
                 drawn = list(phase_batches(context, silo, phase, 1))
                 assert len(drawn) == context.steps(silo, phase)
                 seen = Counter((batch.task.name, row) for batch in drawn for row in batch.rows.tolist())
-                assert set(seen.values()) == {context.epochs(phase)}
+                assert set(seen.values()) == {context.epochs(phase) * phase.steps_per_batch}
                 assert len(seen) == sum(map(len, silo.train.values()))
                 counts.append(len(drawn))
             assert counts[0] == counts[1]

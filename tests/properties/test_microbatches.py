@@ -50,7 +50,7 @@ def compare(federation):
     assert len({len(rows.ids[row]) for row in range(ROWS)}) > 4
     whole = cut_batch(federation.backbone, rows, range(ROWS), ROWS)
     assert len(whole.micro) == 1
-    for phase in federation.context.phases:
+    for phase in (phase for phase in federation.context.phases if phase.trains):
         loss, expected = gradients(federation, phase, state, received, whole)
         assert any(gradient.abs().max() > 1e-4 for gradient in expected.values())
         for batch in batches(federation.backbone, rows):

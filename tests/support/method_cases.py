@@ -59,7 +59,8 @@ class Case:
     def adopts_the_mean(self) -> bool:
         """Whether the coordinator adopts the mean of the updates without a step of its own."""
         trains = METHODS[self.method].server_phases is not Method.server_phases
-        means = METHODS[self.method].defaults.get("aggregation", "samples") in ("samples", "uniform")
+        brought = METHODS[self.method].defaults
+        means = brought.get("aggregation", "samples") in ("samples", "uniform") and "server.optimizer" not in brought
         return means and not trains and not any(word.startswith("server.optimizer") for word in self.overrides)
 
 
