@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from silotune.communication.aggregation import register_aggregation
     from silotune.communication.uplink import register_codec
     from silotune.config import Config
+    from silotune.core.workers import Workers
     from silotune.experiments.compare import ComparisonResult, compare
     from silotune.experiments.partition import PartitionResult, partition
     from silotune.experiments.reports import Report, report
@@ -73,6 +74,7 @@ __all__ = [
     "Tuner",
     "TunerOptions",
     "WandB",
+    "Workers",
     "__version__",
     "compare",
     "evaluate",
@@ -113,6 +115,7 @@ _MODULES = {
     **dict.fromkeys(("Report", "report"), "silotune.experiments.reports"),
     **dict.fromkeys(("SweepResult", "sweep"), "silotune.experiments.sweep_result"),
     **dict.fromkeys(("TransferResult", "transfer"), "silotune.experiments.transfer"),
+    "Workers": "silotune.core.workers",
     "load_model": "silotune.runs.load",
     "load_run": "silotune.runs.load",
     "read_config": "silotune.runs.build.resolve",

@@ -165,5 +165,7 @@ def test_worker_processes_give_the_same_and_are_not_for_flower(silotune: Silotun
     assert (alone["workers"], spread["workers"]) == (1, 2)
     refused = silotune(*RUN, "--engine", "flower-local", "--workers", "2", "--out", "out")
     assert refused.code == 2
-    assert "--workers: of the engine inprocess" in refused.err
+    assert "--workers: of the engines inprocess and ray" in refused.err
+    refused = silotune(*RUN, "--address", "auto", "--out", "out")
+    assert (refused.code, refused.err) == (2, "silotune: --address: of --engine ray (got --engine inprocess)\n")
     assert not (place / "out").exists()

@@ -48,7 +48,7 @@ def pool(pools) -> ProcessPoolExecutor:
 @pytest.fixture
 def one_pool(pool, monkeypatch):
     """All runs share the pool."""
-    monkeypatch.setattr(workers, "worker_pool", lambda *_: nullcontext(pool))
+    monkeypatch.setattr("silotune.core.workers.worker_pool", lambda *_: nullcontext(pool))
 
 
 def assert_the_same(run, whole) -> None:

@@ -15,6 +15,7 @@ from rich.table import Table
 from silotune.cli.app import TRAIN, app
 from silotune.cli.completion import complete_source
 from silotune.cli.console import JsonOption, LogFile, Quiet, Source, Verbose, console, say, say_aside
+from silotune.cli.workers import IN_PROCESS, AddressOption, EngineOption, WorkersOption, workers_of
 from silotune.errors import InputError, unknown_name_error
 
 if TYPE_CHECKING:
@@ -50,7 +51,9 @@ def compare(
     words: ComparisonWords = None,
     out: Annotated[Path | None, typer.Option(help="Where run folders, tables and the report go.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on; no finished cell is repeated.")] = False,
-    workers: Annotated[int, typer.Option(min=1, help="Worker processes; with several, give threads=1 too.")] = 1,
+    engine: EngineOption = IN_PROCESS,
+    workers: WorkersOption = None,
+    address: AddressOption = None,
     ablation: Annotated[bool, typer.Option("--ablation", help="Also the ablations of the method's paper.")] = False,
     variant: Annotated[list[str] | None, typer.Option(help="Another entry: 'name: key=value …'; repeatable.")] = None,
     only: Annotated[list[str] | None, typer.Option(help="Rows of these names ('fedavg-rte-*'); repeatable.")] = None,
@@ -71,6 +74,7 @@ def compare(
         return
     if source is None:
         raise InputError("compare: name a preset or a YAML file (silotune compare --list has the papers' tables)")
+    where = workers_of(engine, workers, address)
     from silotune.cli.progress import show_progress
     from silotune.experiments.compare import compare as run_all
     from silotune.experiments.report.scores import average_text
@@ -88,7 +92,7 @@ def compare(
             *(words or []),
             out=folder,
             resume=resume,
-            workers=workers,
+            workers=where,
             variants=variant or [],
             ablation=ablation,
             only=only or [],
@@ -112,12 +116,15 @@ def sweep(
         typer.Option(min=1, help="Trials per method, proposed by optuna's TPE; without it, all combinations."),
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on; no finished trial is repeated.")] = False,
-    workers: Annotated[int, typer.Option(min=1, help="Worker processes; with several, give threads=1 too.")] = 1,
+    engine: EngineOption = IN_PROCESS,
+    workers: WorkersOption = None,
+    address: AddressOption = None,
     quiet: Quiet = False,
     verbose: Verbose = False,
     log_file: LogFile = None,
 ) -> None:
     """Search learning rates and other keys for each method, on validation rows alone: `sweep.csv` and `best.yaml`."""
+    where = workers_of(engine, workers, address)
     from silotune.cli.progress import show_progress
     from silotune.experiments.sweep_result import sweep as run_all
 
@@ -135,7 +142,7 @@ def sweep(
             out=folder,
             trials=trials,
             resume=resume,
-            workers=workers,
+            workers=where,
             callbacks=followers,
             done=done,
         )

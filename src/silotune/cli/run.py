@@ -10,14 +10,13 @@ import typer
 
 from silotune.cli.app import TRAIN, app
 from silotune.cli.console import JsonOption, LogFile, Overrides, Quiet, Source, Verbose, console, say, say_aside
-from silotune.errors import OR_RESUME, InputError, require_unused, unknown_name_error
+from silotune.cli.workers import FLOWER, IN_PROCESS, RAY, AddressOption, WorkersOption, workers_of
+from silotune.errors import OR_RESUME, require_unused
 
 if TYPE_CHECKING:
     from silotune.config import Config
     from silotune.runs.run_result import Run
 
-
-ENGINES = ("inprocess", "flower-local")
 
 _MOST_SILOS = 20
 """Silos that --dry-run lists."""
@@ -32,11 +31,13 @@ def run_command(
     out: Annotated[Path | None, typer.Option(help="The run folder.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue a run; with more rounds, too.")] = False,
     engine: Annotated[
-        str, typer.Option(help="What runs the silos: inprocess, or flower-local (a process for each, over Flower).")
-    ] = "inprocess",
-    workers: Annotated[
-        int, typer.Option(min=1, help="Processes that train the silos; with threads=1 each takes one core.")
-    ] = 1,
+        str,
+        typer.Option(
+            help="What runs the silos: inprocess, flower-local (a process for each, over Flower), or ray (a cluster)."
+        ),
+    ] = IN_PROCESS,
+    workers: WorkersOption = None,
+    address: AddressOption = None,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Also write the run's numbers for it.")] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Read and check everything, say what would be trained, and stop.")
@@ -50,10 +51,7 @@ def run_command(
     as_json: JsonOption = False,
 ) -> None:
     """Run one method over one setting."""
-    if engine not in ENGINES:
-        raise unknown_name_error("engine", engine, ENGINES)
-    if engine != "inprocess" and workers > 1:
-        raise InputError(f"--workers: of the engine inprocess; {engine} has a process for each silo")
+    where = workers_of(engine, workers, address, (IN_PROCESS, FLOWER, RAY))
     from silotune.cli.progress import show_progress
     from silotune.experiments.report.result_table import result_table
     from silotune.runs.build.resolve import read_config
@@ -71,7 +69,7 @@ def run_command(
     tell = say_aside if as_json else say
     with show_progress(quiet, verbose, log_file, write=tell) as followers:
         callbacks = [*trackers, *followers(config.method.name, config.rounds)]
-        if engine == "flower-local":
+        if engine == FLOWER:
             from silotune.distributed.deploy.local_run import run_local
 
             with EventFeed(folder, config.rounds, callbacks) as feed:
@@ -84,7 +82,7 @@ def run_command(
                 resume=resume,
                 progress=False,
                 announce=tell,
-                workers=workers,
+                workers=where,
                 callbacks=callbacks,
                 warn=lambda line: tell(f"warning: {line}"),
             )

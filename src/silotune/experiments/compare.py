@@ -14,6 +14,7 @@ from silotune.config.keys import Keys
 from silotune.core.files import make_folder
 from silotune.core.html_table import html_table
 from silotune.core.process_pool import end_unguarded_worker
+from silotune.core.workers import Workers
 from silotune.errors import OR_RESUME, require_unused
 from silotune.experiments.comparison import Comparison, read_comparison
 from silotune.experiments.report.entries import ReportEntry, read_run
@@ -39,7 +40,7 @@ def compare(
     only: Sequence[str] = (),
     out: str | Path,
     resume: bool = False,
-    workers: int = 1,
+    workers: int | Workers = 1,
     variants: Sequence[str] = (),
     ablation: bool = False,
     progress: bool | None = None,
@@ -58,7 +59,7 @@ def compare(
         only: patterns of the rows that are wanted; all if empty.
         out: the folder for all of it; must be new or empty unless `resume`.
         resume: continue an interrupted comparison; no finished run is repeated.
-        workers: processes that runs are spread over.
+        workers: processes that runs are spread over, or `Workers` on a Ray cluster.
         variants: further entries, each "name: key=value key=value".
         ablation: also the ablations of the methods' papers.
         progress: as of `run`.

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import as_completed
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from silotune.config import Config, differences, dump
-from silotune.core.process_pool import end_unguarded_worker, worker_pool
+from silotune.core.process_pool import end_unguarded_worker
+from silotune.core.workers import Workers
 from silotune.errors import Diverged, InputError
 from silotune.experiments.comparison import Cell
 from silotune.models.backbone.backbone import Backbone
@@ -93,7 +94,7 @@ def run_cells(
     out: Path,
     *,
     kind: CellKind = RUN,
-    workers: int = 1,
+    workers: int | Workers = 1,
     callbacks: CallbackFactory | None = None,
     done: OnCellDone | None = None,
     announce: Announce | None = None,
@@ -107,7 +108,7 @@ def run_cells(
         cells: the cells of one comparison or sweep.
         out: parent of the run folders.
         kind: the function that runs a cell, and the file that it writes last.
-        workers: number of processes; each loads the backbone once.
+        workers: number of processes, or `Workers` on a Ray cluster; each loads the backbone once.
         callbacks: makes what follows a run; used with one worker only.
         done: called after every cell that was run now.
         announce: called with a cell's privacy guarantee before its first round.
@@ -122,11 +123,12 @@ def run_cells(
     end_unguarded_worker()
     unfinished = [cell for cell in cells if not _finished(cell, out, kind)]
     done = done or (lambda *_: None)
-    processes = min(workers, len(unfinished))
+    spread = Workers.of(workers)
+    spread = replace(spread, number=min(spread.number, len(unfinished) or 1))
     outcomes = (
-        _run_in_processes(unfinished, out, kind, processes, announce)
-        if processes > 1
-        else _run_here(unfinished, out, kind, callbacks, announce)
+        _run_here(unfinished, out, kind, callbacks, announce)
+        if spread.here or not unfinished
+        else _run_in_processes(unfinished, out, kind, spread, announce)
     )
     diverged = {}
     for cell, outcome in outcomes:
@@ -193,9 +195,10 @@ _WORKER_BACKBONES = _Backbones()  # used in worker processes
 
 
 def _run_in_processes(
-    cells: Sequence[Cell], out: Path, kind: CellKind, workers: int, announce: Announce | None
+    cells: Sequence[Cell], out: Path, kind: CellKind, workers: Workers, announce: Announce | None
 ) -> Iterator[tuple[Cell, _Outcome]]:
-    with worker_pool(workers) as pool:
+    out = out.absolute()  # the workers of a cluster have other working directories
+    with workers.pool(threads=max(cell.config.threads or 0 for cell in cells) or None) as pool:
         waiting = {pool.submit(_run_in_worker, kind, cell.config, out / cell.folder, announce): cell for cell in cells}
         for future in as_completed(waiting):
             yield waiting[future], future.result()

@@ -21,6 +21,7 @@ from silotune.config import dump, load_config
 from silotune.config.keys import Keys
 from silotune.core.files import write_text
 from silotune.core.process_pool import end_unguarded_worker
+from silotune.core.workers import Workers
 from silotune.errors import InputError, SilotuneError, unknown_name_error
 from silotune.experiments.best_values import to_words, write_best
 from silotune.experiments.comparison import Cell, compared_methods, refuse_one_of_several, split_words
@@ -153,7 +154,7 @@ def run_sweep(
     sweep: Sweep,
     out: Path,
     *,
-    workers: int = 1,
+    workers: int | Workers = 1,
     callbacks: CallbackFactory | None = None,
     done: OnCellDone | None = None,
 ) -> list[TrialResult]:
@@ -162,8 +163,8 @@ def run_sweep(
     Args:
         sweep: the plan, see `read_sweep`.
         out: folder for the trials and the two files.
-        workers: number of processes. All combinations run in parallel; with a sampler only the seeds of one trial do,
-            because a proposal depends on the scores before it.
+        workers: number of processes, or `Workers` on a Ray cluster. All combinations run in parallel; with a sampler
+            only the seeds of one trial do, because a proposal depends on the scores before it.
         callbacks: makes what follows a run; used with one worker only.
         done: called after every run.
 

@@ -13,6 +13,7 @@ from silotune.config.keys import Keys
 from silotune.core.files import make_folder
 from silotune.core.html_table import html_table
 from silotune.core.process_pool import end_unguarded_worker
+from silotune.core.workers import Workers
 from silotune.errors import OR_RESUME, InputError, require_unused
 from silotune.experiments.best_values import FILE
 from silotune.experiments.runner import CallbackFactory, OnCellDone
@@ -32,7 +33,7 @@ def sweep(
     out: str | Path,
     trials: int | None = None,
     resume: bool = False,
-    workers: int = 1,
+    workers: int | Workers = 1,
     progress: bool | None = None,
     callbacks: CallbackFactory | None = None,
     done: OnCellDone | None = None,
@@ -49,7 +50,7 @@ def sweep(
         out: the folder of the trials; must be new or empty unless `resume`.
         trials: trials per method, proposed by optuna's TPE; None: all combinations.
         resume: go on; no finished trial is repeated.
-        workers: processes that trials are spread over.
+        workers: processes that trials are spread over, or `Workers` on a Ray cluster.
         progress: as of `run`.
         callbacks: makes what follows a trial, from (title, rounds), instead of `progress`; with one worker only.
         done: called after every trial that was not there yet, with its cell and summary.

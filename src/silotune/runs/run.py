@@ -14,6 +14,7 @@ from silotune.core.determinism import numerics
 from silotune.core.files import write_text
 from silotune.core.process_pool import end_unguarded_worker
 from silotune.core.tensors import digest, flatten
+from silotune.core.workers import Workers
 from silotune.data.row_checks import warnings_of
 from silotune.data.tasks import SiloData
 from silotune.errors import OR_RESUME, InputError, require_unused
@@ -30,7 +31,7 @@ from silotune.runs.callbacks.display import default_display
 from silotune.runs.callbacks.feed import EventFeed
 from silotune.runs.engines.base import Engine, Progress
 from silotune.runs.engines.in_process import InProcessEngine
-from silotune.runs.engines.multi_process import MultiProcessEngine
+from silotune.runs.engines.multi_process import MultiProcessEngine, RayEngine
 from silotune.runs.more_rounds import may_differ
 from silotune.runs.run_result import Run
 from silotune.runs.storage.run_folder import continued, working_in
@@ -51,7 +52,7 @@ def run(
     progress: bool | Progress | None = None,
     backbone: Backbone | str | BackboneKeys | None = None,
     announce: Callable[[str], None] | None = None,
-    workers: int = 1,
+    workers: int | Workers = 1,
     warn: Callable[[str], None] | None = None,
     callbacks: Sequence[Callback] = (),
     **keys: Unpack[RunKeys],
@@ -68,7 +69,7 @@ def run(
         backbone: one already loaded, to run several configurations over it; or the configuration's key.
         announce: called with each line about the run's privacy guarantee, before the first round.
         warn: called with each warning about the rows, before the first round.
-        workers: number of processes that train silos; the bits do not depend on it.
+        workers: number of processes that train silos, or `Workers` on a Ray cluster; the bits do not depend on it.
         callbacks: follow the run.
         keys: keys of the configuration; a group of keys is a dictionary. `silos` may be tables:
             `{"sms": frame, "news": dataset}`.
@@ -94,7 +95,7 @@ def run(
         transformers_messages_kept(),
         EventFeed(path, config.rounds, [*callbacks, *shown], called) as feed,
     ):
-        finished = _run(config, path, resume, feed, loaded, announce, workers, warn)
+        finished = _run(config, path, resume, feed, loaded, announce, Workers.of(workers), warn)
         feed.end(finished.summary)
     return finished
 
@@ -106,7 +107,7 @@ def _run(
     progress: Progress,
     backbone: Backbone | None,
     announce: Callable[[str], None] | None,
-    workers: int,
+    workers: Workers,
     warn: Callable[[str], None] | None,
 ) -> Run:
     if not resume:
@@ -123,15 +124,16 @@ def _run(
         if config.evaluation.baselines:
             scored["baselines"] = baselines(silos, config.partition.name != "none")
 
-    federation = build(config, backbone, load=partial(BackboneRequirements.load, on_use=workers != 1), look=look)
+    federation = build(config, backbone, load=partial(BackboneRequirements.load, on_use=not workers.here), look=look)
     if federation.privacy is not None:
         federation.privacy.require_a_round()
     config = federation.config
     with working_in(path, dump(config), federation.backbone, resume, may_differ(path, federation)) as folder:
         keep_start(path, federation.context)
         engine: Engine = InProcessEngine(federation, folder, progress)
-        if workers != 1:
-            engine = MultiProcessEngine(federation, folder, progress, workers)
+        if not workers.here:
+            kind = MultiProcessEngine if workers.cluster is None else RayEngine
+            engine = kind(federation, folder, progress, workers)
         if announce is not None and federation.privacy is not None:
             for line in federation.privacy.lines():
                 announce(line)

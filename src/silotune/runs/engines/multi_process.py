@@ -1,6 +1,7 @@
-"""`MultiProcessEngine` (`--workers`): silos in several processes, which share the weights; the same bits.
+"""`MultiProcessEngine` (`--workers`): silos in several processes, which share the weights; `RayEngine`; the same bits.
 
-Each process has the silos' rows and a backbone, whose weights are in this machine's memory once. The main process keeps
+Each process has the silos' rows and a backbone, whose weights are in this machine's memory once; on a Ray cluster they
+are read by every worker. The main process keeps
 the silos' states, and sends and receives them with the work; it has no weights on a device while others work. A silo's
 result depends neither on the process nor on the order, so the bits are those of one process at equal `threads`.
 """
@@ -9,7 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
@@ -17,8 +18,8 @@ from typing import Any, Literal
 from silotune.communication.messages import read_broadcast
 from silotune.config import Config, dump
 from silotune.core.determinism import set_numerics
-from silotune.core.process_pool import worker_pool
 from silotune.core.serialization import read_tensors, tensor_bytes
+from silotune.core.workers import Workers
 from silotune.errors import InputError
 from silotune.evaluation.federation_scores import all_share_one_model, score_silos
 from silotune.models.backbone.shared_weights import SharedWeights
@@ -66,20 +67,25 @@ class MultiProcessEngine(InProcessEngine):
     """Trains as `InProcessEngine`, in several processes."""
 
     def __init__(
-        self, federation: Federation, folder: RunFolder, progress: Progress | None = None, workers: int = 2
+        self, federation: Federation, folder: RunFolder, progress: Progress | None = None, workers: int | Workers = 2
     ) -> None:
         super().__init__(federation, folder, progress)
+        self._workers = Workers.of(workers)
+        self.workers = self._workers.number
         if len(federation.backbone.block_devices.all) > 1:
-            raise InputError(f"workers={workers}: backbone.device_map takes all devices for one process; allowed: 1")
-        self.workers = workers
+            raise InputError(
+                f"workers={self.workers}: backbone.device_map takes all devices for one process; allowed: 1"
+            )
         self._tokens = {name: tokens(silo) for name, silo in federation.silos.items()}
-        self._pool: ProcessPoolExecutor | None = None
+        self._pool: Executor | None = None
 
     def run(self) -> None:
         """See `Engine.run`; the processes live as long as it takes."""
         backbone = self.federation.backbone
         imports = [__name__, *backbone.modules_of_its_classes]
-        with worker_pool(self.workers, imports, take_weights, backbone.share()) as self._pool:
+        weights = backbone.share() if self._workers.cluster is None else None
+        with self._workers.pool(imports, take_weights, weights, self.federation.config.threads) as self._pool:
+            self.workers = getattr(self._pool, "workers", self.workers)
             super().run()
 
     def _train(
@@ -125,6 +131,12 @@ class MultiProcessEngine(InProcessEngine):
                 waiting[self._pool.submit(run_job, job)] = names
             for future in wait(waiting, return_when=FIRST_COMPLETED).done:
                 yield waiting.pop(future), future.result()
+
+
+class RayEngine(MultiProcessEngine):
+    """Trains as `MultiProcessEngine`, on a Ray cluster."""
+
+    name = "ray"
 
 
 def tokens(silo: Silo) -> int:
