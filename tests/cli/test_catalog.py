@@ -60,7 +60,7 @@ def test_parts_of_every_method(silotune: Silotune, method: str, backbone_folder:
     for part in values["parts"]:
         assert part["bytes"] == 4 * part["parameters"]  # float32
         assert part["tensors"] >= 1
-    only_down = {"lora_A"} if method == "fedsvd" else set()
+    only_down = {"fedsvd": {"lora_A"}, "fedex-lora": {"delta"}, "flora": {"delta"}}.get(method, set())
     shared = [part for part in values["parts"] if part["scope"] == "shared" and part["part"] not in only_down]
     leaves = values["leaves"]
     if shared:
@@ -72,6 +72,7 @@ def test_parts_of_every_method(silotune: Silotune, method: str, backbone_folder:
         assert leaves == "What leaves a silo: nothing."
     for part in values["parts"]:
         assert part in shared or repr(part["part"]) not in leaves
+        assert (repr(part["part"]) in values["comes_down"]) == (part["part"] in only_down)
 
 
 def test_parts_counted_by_hand(silotune: Silotune, backbone_folder: Callable[[str], Path]) -> None:

@@ -241,7 +241,10 @@ COMPARED = {
         },
     },
     "fedlora-bench": {
-        "methods": ["fedavg", "ffa-lora", "fedsa-lora", "rolora", "flexlora", "fedsvd"],
+        "methods": [
+            *("fedavg", "ffa-lora", "fedsa-lora", "rolora", "flexlora", "fedsvd"),
+            *("fedex-lora", "flora", "lora-fair"),
+        ],
         "seeds": [17, 25, 42],
         "variants": {"alpha-0.1": {"partition.name": "dirichlet", "partition.alpha": 0.1}},
     },

@@ -87,6 +87,9 @@ METHOD_OPTIONS: dict[str, Values] = {
         "fusion_epochs": (None, "as every other phase"),
         "l1": (0.05, "LoraHub (Huang et al. 2023), whose search AdaFusion follows"),
     },
+    "fedex-lora": {},
+    "flora": {},
+    "lora-fair": ADAPTERS,
 }
 """Method → option → (default, where the paper says it)."""
 
@@ -111,6 +114,9 @@ LORA: Values = {"tuner": ("lora", "the method is one of LoRA")}
 BROUGHT |= dict.fromkeys(("ffa-lora", "fedsa-lora", "rolora"), LORA)
 BROUGHT["flexlora"] = LORA | {"aggregation": ("flexlora", "Bai et al. 2024")}
 BROUGHT["hetlora"] = LORA | {"aggregation": ("hetlora", "Cho et al. 2024")}
+BROUGHT["fedex-lora"] = LORA | {"aggregation": ("fedex-lora", "Singhal et al. 2024")}
+BROUGHT["flora"] = LORA | {"aggregation": ("flora", "Wang et al. 2024")}
+BROUGHT["lora-fair"] = LORA | {"aggregation": ("lora-fair", "Bian et al. 2024")}
 BROUGHT["fedsvd"] = LORA | {"aggregation": ("fedsvd", "Lee et al. 2025")}
 BROUGHT["fdlora"] = LORA | {
     "aggregation": ("uniform", "Qi et al. 2024: the mean over silos counts each once"),

@@ -6,6 +6,7 @@ import math
 
 import pytest
 
+from silotune.errors import InputError
 from silotune.methods import METHODS
 from silotune.runs.run import run
 from silotune.runs.storage.readers import events
@@ -16,11 +17,29 @@ DEFENCES = {
     "krum": ("aggregation=krum", "uplink=clip,gaussian,int8"),
     "multi-krum": ("aggregation=multi-krum", "aggregation.clip=1", "server.optimizer=adam"),
 }
-_ALL = [(method, defence) for method in METHODS for defence in DEFENCES]
+FIXED_AGGREGATION = [method for method in METHODS if METHODS[method].aggregations is not None]
+"""Methods that are nothing without the aggregation that they bring."""
+_ALL = [(method, defence) for method in METHODS if method not in FIXED_AGGREGATION for defence in DEFENCES]
 PAIRS = [
     pytest.param(*pair, marks=() if place % 5 == 0 else pytest.mark.long, id="-".join(pair))
     for place, pair in enumerate(_ALL)
 ]
+
+
+@pytest.mark.parametrize("method", FIXED_AGGREGATION)
+def test_a_method_of_one_aggregation_refuses_the_robust_ones(method, tiny_config):
+    for words in DEFENCES.values():
+        with pytest.raises(InputError, match=rf"{words[0]}: method {method} is not defined for it; allowed: {method}"):
+            tiny_config(method, *words)
+
+
+@pytest.mark.parametrize("method", FIXED_AGGREGATION)
+def test_a_method_of_one_aggregation_clips(method, tiny_config, tmp_path):
+    words = ("rounds=2", "train.steps=1", "attack=backdoor", "attack.target=good", "attack.fraction=0.3")
+    config = tiny_config(method, *words, "attack.scale=10", "aggregation.clip=1", "uplink=clip,laplace")
+    done = run(config, out=tmp_path / "run")
+    assert math.isfinite(done.summary["average"])
+    assert not [event for event in events(tmp_path / "run") if "refused" in event.get("event", "")]
 
 
 @pytest.mark.parametrize(("method", "defence"), PAIRS)

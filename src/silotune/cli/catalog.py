@@ -58,6 +58,8 @@ def parts(
         table.add_row(*(f"{value:,}" if isinstance(value, int) else str(value) for value in part.values()))
     console.print(table)
     say(described["leaves"])
+    if described["comes_down"]:
+        say(described["comes_down"])
 
 
 @app.command(rich_help_panel=BEFORE)

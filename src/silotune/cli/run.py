@@ -163,14 +163,13 @@ def _warn(line: str) -> None:
 
 def _describe_uploads(config: Config, summary: dict[str, Any]) -> str:
     """Describe in one line what left the silos."""
-    from silotune.methods.parts import Scope, names_with
     from silotune.runs.build.resolve import make_method
 
     method = make_method(config)
     if method.collects_rows:
         return "all rows were in one place"
-    shared = names_with(method.parts(), Scope.SHARED)
-    if not shared:
+    leaving = method.sends()
+    if not leaving:
         return "nothing left a silo"
     sent = summary["bytes_up"]
-    return f"what left the silos: {', '.join(shared)} ({sent / 2**20:.2f} MiB in all); everything else stayed"
+    return f"what left the silos: {', '.join(leaving)} ({sent / 2**20:.2f} MiB in all); everything else stayed"

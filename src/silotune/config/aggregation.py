@@ -22,6 +22,7 @@ class AggregationConfig(ExtensibleSection):
         trim: the fraction of the updates that a trimmed mean cuts at each end, rounded up.
         byzantine: the number of silos in a round that Krum takes to be malicious; unset, the most that it tolerates.
         keep: the number of updates that Multi-Krum averages; unset, all but the `byzantine` ones.
+        regularization: LoRA-FAIR's λ, which keeps the corrected B near the mean of B; 0: the best correction.
         noise_multiplier: standard deviation of Gaussian noise on the mean, in units of `clip` divided by the number of
             silos in a round (central differential privacy).
     """
@@ -29,7 +30,12 @@ class AggregationConfig(ExtensibleSection):
     registry: ClassVar = AGGREGATIONS
     section: ClassVar = "aggregation"
     common: ClassVar = ("outlier", "max_norm", "clip")
-    owners: ClassVar = {"trim": ("trimmed-mean",), "byzantine": ("krum", "multi-krum"), "keep": ("multi-krum",)}
+    owners: ClassVar = {
+        "trim": ("trimmed-mean",),
+        "byzantine": ("krum", "multi-krum"),
+        "keep": ("multi-krum",),
+        "regularization": ("lora-fair",),
+    }
 
     name: str = "samples"
     outlier: float | None = Field(100.0, gt=1)
@@ -38,6 +44,7 @@ class AggregationConfig(ExtensibleSection):
     trim: float = Field(0.1, gt=0, lt=0.5)
     byzantine: int | None = Field(None, ge=0)
     keep: int | None = Field(None, ge=1)
+    regularization: float = Field(0.01, ge=0)
     noise_multiplier: float | None = Field(None, gt=0)
 
     _known = field_validator("name", mode="before")(one_of(AGGREGATIONS))

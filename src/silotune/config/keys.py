@@ -137,6 +137,7 @@ class AggregationKeys(TypedDict, total=False):
     trim: float
     byzantine: int | None
     keep: int | None
+    regularization: float
     noise_multiplier: float | None
 
 

@@ -22,7 +22,10 @@ HEADS: Registry[Any] = Registry(
 
 AGGREGATIONS: Registry[Any] = Registry(
     "aggregation",
-    reserved=("uniform", "samples", "median", "flexlora", "hetlora", "fedsvd", "trimmed-mean", "krum", "multi-krum"),
+    reserved=(
+        *("uniform", "samples", "median", "flexlora", "hetlora", "fedsvd", "fedex-lora", "flora", "lora-fair"),
+        *("trimmed-mean", "krum", "multi-krum"),
+    ),
     home="silotune.communication.aggregation",
 )
 """`communication.aggregation.make_aggregation` makes the reserved ones, whose options are keys of the section."""

@@ -8,6 +8,7 @@ from silotune.communication.messages import size
 from silotune.core.randomness import generator
 from silotune.core.tensors import count_parameters
 from silotune.data.tasks import Task
+from silotune.methods.parts import Scope
 from silotune.models.backbone.loading import load_backbone
 from silotune.runs.build.resolve import make_method, read_config
 
@@ -22,7 +23,8 @@ def describe(method: str, overrides: list[str]) -> dict[str, Any]:
         overrides: `key=value` words.
 
     Returns:
-        `method`, `backbone`, `parts` (a list of name, module, scope and sizes) and `leaves`, the sentence.
+        `method`, `backbone`, `parts` (a list of name, module, scope and sizes), the sentence `leaves`, and the sentence
+        `comes_down` about shared parts that silos receive and never send, empty if there are none.
 
     Raises:
         InputError: for an unknown method or a bad option.
@@ -31,7 +33,7 @@ def describe(method: str, overrides: list[str]) -> dict[str, Any]:
     made = make_method(config)
     # Float32, since a part that copies the backbone's weights has them in float32. No part holds the LM head's weights.
     backbone = load_backbone(config.backbone, precision="fp32")
-    rows, sent = [], []
+    rows, sent, received = [], [], []
     for name, part in made.parts().items():
         tensors = part.module.init(backbone, [EXAMPLE_TASK], generator(config.seed, "init", name))
         if not tensors:  # the verbalizer and the language-model head have none
@@ -48,8 +50,11 @@ def describe(method: str, overrides: list[str]) -> dict[str, Any]:
         )
         if name in made.sends():
             sent.append(rows[-1])
+        elif part.scope is Scope.SHARED:
+            received.append(rows[-1])
     leaves = _sentence(sent, config.uplink.name, made.collects_rows)
-    return {"method": method, "backbone": config.backbone.name, "parts": rows, "leaves": leaves}
+    down = f"What only comes down: the tensors of {_sizes(received)}." if received else ""
+    return {"method": method, "backbone": config.backbone.name, "parts": rows, "leaves": leaves, "comes_down": down}
 
 
 def _sentence(sent: list[dict[str, Any]], uplink: list[str], collects_rows: bool) -> str:
@@ -57,13 +62,24 @@ def _sentence(sent: list[dict[str, Any]], uplink: list[str], collects_rows: bool
         return "What leaves a silo: all its rows; this method is no federation."
     if not sent:
         return "What leaves a silo: nothing."
-    names = ", ".join(f"{part['part']!r}" for part in sent)
-    parameters, size_sent = (sum(part[key] for part in sent) for key in ("parameters", "bytes"))
-    what = f"the tensors of {names} ({parameters:,} parameters, {size_sent:,} bytes a round)"
+    what = f"the tensors of {_sizes(sent)}"
     if uplink:
-        what = f"the change of {names} ({parameters:,} parameters) after {', '.join(uplink)}"
+        what = f"the change of {_names(sent)} ({_parameters(sent):,} parameters) after {', '.join(uplink)}"
     return (
         f"What leaves a silo: {what}, the "
         "round number, the silo's name and its number of training rows. Texts, their labels and all other parts stay. "
         "Between machines also the names of its task and of the labels, and the numbers in its silo config's `share`."
     )
+
+
+def _sizes(parts: list[dict[str, Any]]) -> str:
+    size_in_all = sum(part["bytes"] for part in parts)
+    return f"{_names(parts)} ({_parameters(parts):,} parameters, {size_in_all:,} bytes a round)"
+
+
+def _names(parts: list[dict[str, Any]]) -> str:
+    return ", ".join(f"{part['part']!r}" for part in parts)
+
+
+def _parameters(parts: list[dict[str, Any]]) -> int:
+    return sum(int(part["parameters"]) for part in parts)

@@ -18,7 +18,6 @@ from silotune.cost.vocabulary_stub import LANGUAGE_MODEL_HEADS, VocabularyHeadSt
 from silotune.data.tasks import Task
 from silotune.errors import InputError
 from silotune.methods import METHODS, Method
-from silotune.methods.parts import Scope
 from silotune.models.backbone.device import resolve_device
 from silotune.models.backbone.quantization import resolve_quantization, weight_bytes
 from silotune.models.heads import Head
@@ -53,10 +52,10 @@ class Cost:
         full_parameters: parameters of the bare model with its head and with all that parts add to it, as the papers
             count.
         bare_parameters: parameters of the bare model with its head.
-        trainable_parameters: parameters of all parts, heads included.
-        sent_parameters: parameters of the shared parts.
-        adapter_parameters: parameters of the tuners' parts.
-        head_parameters: parameters of heads and other parts.
+        trainable_parameters: parameters of the parts that are trained, heads included.
+        sent_parameters: parameters of the shared parts that leave a silo.
+        adapter_parameters: parameters of the tuners' trained parts.
+        head_parameters: parameters of heads and other trained parts.
         trainable_percent: `trainable_parameters` of `bare_parameters`.
         sent_percent: `sent_parameters` of `bare_parameters`.
         assembled_percent: `trainable_parameters` of `full_parameters`, as some papers count.
@@ -193,7 +192,7 @@ def _cost(config: Config, shape: Shape, method: Method, state: State, work: Work
     backbone_names = {name for name, _ in shape.backbone.base.named_parameters()}
     # A part that replaces or shifts the backbone's own tensors (full, BitFit) adds none to the model.
     added = sum(sizes[name] for name in adapters if not backbone_names.issuperset(state[name]))
-    trained = {name: size for name, size in sizes.items() if parts[name].scope is not Scope.FIXED}
+    trained = {name: size for name, size in sizes.items() if name in method.changes()}
     trainable = sum(trained.values())
     sent = sum(sizes[name] for name in method.sends())
     others = sum(size for name, size in trained.items() if name not in adapters)

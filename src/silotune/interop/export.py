@@ -60,7 +60,8 @@ def export(run: Run, silo: str, part: str, to: str | Path, base: str | None = No
         temporary.mkdir(parents=True)
         if layout is None:
             model = load_plain(configured, base_class, float32=backbone.quantization == NONE)
-            fold_in(model, selection.tuner, selection.adapter)
+            for tuner, adapter in ((selection.tuner, selection.adapter), *selection.others):
+                fold_in(model, tuner, adapter)
             model.save_pretrained(temporary)
         else:
             _json(temporary / f"{layout.config_file}.json", layout.config)

@@ -14,10 +14,10 @@ from silotune.evaluation.federation_scores import current_model_state
 from silotune.interop.fold_weights import can_fold
 from silotune.methods.base import HEAD
 from silotune.methods.head_mix import WhichHead, head_tensors, heads_of
-from silotune.methods.parts import Scope
-from silotune.models.forward.mixing import joined_tensors, parts_in, resolve_weights
+from silotune.methods.parts import Part, Scope
+from silotune.models.forward.mixing import joined_tensors, members, parts_in, resolve_weights
 from silotune.models.heads import Head
-from silotune.models.tuners import TUNERS, Tuner, Weight, WeightedTensors
+from silotune.models.tuners import TUNERS, Tuner, Weight, WeightedTensors, tuner_of
 from silotune.models.tuners.base import MergedAdapter
 from silotune.runs.run_result import Run
 
@@ -35,6 +35,7 @@ class ExportSelection:
         word: one of `WORDS`.
         mix: weights of the exported adapters by part name.
         adapter: the mix as one adapter.
+        others: further changes of weights in the mix, with their tuners; weights alone can hold them.
         head: the head that is exported with them.
         head_part: name of the head's part; of a mix of heads, their weights by part name.
         head_tensors: the head's tensors, their names without the task's.
@@ -48,6 +49,7 @@ class ExportSelection:
     word: str
     mix: dict[str, float]
     adapter: MergedAdapter
+    others: tuple[tuple[Tuner, MergedAdapter], ...]
     head: Head
     head_part: str | dict[str, float]
     head_tensors: Tensors
@@ -91,6 +93,7 @@ def select(run: Run, silo: str, word: str) -> ExportSelection:
     state, parts = current_model_state(federation, owner), federation.context.parts
     prediction = resolve_weights(federation.method.prediction().mix, state)
     mix, tuner = _mix(run, word, prediction), federation.method.setting.tuner
+    by_tuner = _by_tuner(parts, mix)
     which = _head_of(run, word, mix)
     heads = heads_of(which)
     head = parts[heads[0]].module
@@ -101,7 +104,8 @@ def select(run: Run, silo: str, word: str) -> ExportSelection:
         silo,
         word,
         mix,
-        merge(tuner, state, mix),
+        merge(tuner, state, by_tuner.pop(tuner)),
+        tuple((other, merge(other, state, weights)) for other, weights in by_tuner.items()),
         head,
         which if isinstance(which, str) else {name: float(w) for name, w in resolve_weights(which, state).items()},
         _of_task(run, head, head_tensors(which, state), task),
@@ -109,6 +113,16 @@ def select(run: Run, silo: str, word: str) -> ExportSelection:
         tuple(name for name in names if parts[name].scope is Scope.PRIVATE and state.get(name)),
         prediction,
     )
+
+
+def _by_tuner(parts: Mapping[str, Part], mix: Mapping[str, float]) -> dict[Tuner, dict[str, float]]:
+    """Divide a mix by the tuners of its parts."""
+    divided: dict[Tuner, dict[str, float]] = {}
+    for name, weight in mix.items():
+        tuner = tuner_of(parts[members(name)[0]].module)
+        assert tuner is not None, "a mix names tuners' parts"
+        divided.setdefault(tuner, {})[name] = weight
+    return divided
 
 
 def merge(tuner: Tuner, state: State, mix: Mapping[str, float]) -> MergedAdapter:
@@ -143,8 +157,8 @@ def _mix(run: Run, word: str, prediction: dict[str, Weight]) -> dict[str, float]
         InputError: if the run's method has no such part, or several.
     """
     federation = run.federation
-    adapters = {name: part for name, part in federation.context.parts.items() if isinstance(part.module, Tuner)}
-    tuner, method = federation.method.setting.tuner, federation.config.method.name
+    parts, tuner, method = federation.context.parts, federation.method.setting.tuner, federation.config.method.name
+    adapters = {name: part for name, part in parts.items() if part.module is tuner}
     by_scope = {
         option: [name for name, part in adapters.items() if part.scope is scope]
         for option, scope in WORDS.items()
@@ -155,6 +169,12 @@ def _mix(run: Run, word: str, prediction: dict[str, Weight]) -> dict[str, float]
         allowed.append("merged")
     if tuner.trains_backbone:
         allowed.remove("mixed")
+    others = [name for name in parts_in(prediction) if tuner_of(parts[name].module) is not tuner]
+    if others and word in WORDS and word != "merged":
+        raise InputError(
+            f"--part {word}: method {method} also changes the frozen weights ({', '.join(others)}), which no adapter "
+            "holds; allowed: merged"
+        )
     if word not in allowed:
         names = by_scope.get(word, [])
         scope = "shared" if word == "global" else "private"

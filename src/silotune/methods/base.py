@@ -278,6 +278,8 @@ class Method(ABC):
     """Keys that the method sets where the user does not, such as `tuner`."""
     tuners: ClassVar[tuple[str, ...] | None] = None
     """The tuners that the method is defined for; None: all."""
+    aggregations: ClassVar[tuple[str, ...] | None] = None
+    """The aggregations that the method is defined for; None: all."""
     centralized: ClassVar[bool] = False
     """Whether one silo trains on the rows of all."""
     labeled_only: ClassVar[bool] = False
@@ -315,6 +317,13 @@ class Method(ABC):
             phases = [phase for phase in phases if phase.runs_in(number)]
         changed = {name for phase in phases for name in phase.changes}
         return [name for name in names_with(self.parts(), Scope.SHARED) if name in changed]
+
+    def changes(self) -> set[str]:
+        """Return the names of the parts that a phase changes, of a silo or of the coordinator.
+
+        Of the shared parts the others only come down, as the aggregation made them.
+        """
+        return {name for phase in (*self.phases(), *self.server_phases()) for name in phase.changes}
 
     @property
     def needs_labeled_rows(self) -> bool:

@@ -10,6 +10,7 @@ from silotune.methods.fdlora import FDLoRA
 from silotune.methods.fedap import FedAP, FedLR
 from silotune.methods.fedavg import FedAvg, FedAvgFull
 from silotune.methods.feddpa import FedDPAF, FedDPAT
+from silotune.methods.fedex_lora import FedExLoRA
 from silotune.methods.fedfame import FedFAME
 from silotune.methods.fedit import FedIT
 from silotune.methods.fedlora import FedLoRA
@@ -23,8 +24,10 @@ from silotune.methods.fedsa_lora import FedSALoRA
 from silotune.methods.fedsvd import FedSVD
 from silotune.methods.ffa_lora import FFALoRA
 from silotune.methods.flexlora import FlexLoRA
+from silotune.methods.flora import FLoRA
 from silotune.methods.hetlora import HetLoRA
 from silotune.methods.local import Local
+from silotune.methods.lora_fair import LoRAFAIR
 from silotune.methods.moon import MOON
 from silotune.methods.pfedme import PFedMe
 from silotune.methods.rolora import RoLoRA
@@ -34,5 +37,5 @@ BUILT_IN: tuple[type[Method], ...] = (
     *(Local, Centralized, ServerOnly, FedAvg, FedAvgFull, FedProx),
     *(FedAP, FedLR, MOON, FedRep, FedPer, FedMatch, Ditto, APFL, PFedMe, FedMCP, FedFAME, FedPrompt),
     *(FedIT, FedLoRA, FedDPAF, FedDPAT),
-    *(FFALoRA, FedSALoRA, RoLoRA, FlexLoRA, HetLoRA, FedSVD, FDLoRA),
+    *(FFALoRA, FedSALoRA, RoLoRA, FlexLoRA, HetLoRA, FedSVD, FedExLoRA, FLoRA, LoRAFAIR, FDLoRA),
 )

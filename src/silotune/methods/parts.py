@@ -44,11 +44,14 @@ class Part:
         module: the tuner, group of its tensors, head or other module.
         scope: shared, private or fixed.
         start: another part whose initial values this one copies, e.g. a local adapter that begins as the global one.
+        redrawn: whether the coordinator draws a shared part anew after every round that it has updates of; the
+            aggregation has then put elsewhere what silos learned.
     """
 
     module: Module
     scope: Scope
     start: str | None = None
+    redrawn: bool = False
 
     def __post_init__(self) -> None:
         """Refuse a plain string as scope: it would be neither shared nor private.
@@ -75,9 +78,9 @@ class Scalar:
         return {"value": torch.tensor(self.start)}
 
 
-def shared(module: Module) -> Part:
-    """Return a part that is sent to the coordinator and aggregated."""
-    return Part(module, Scope.SHARED)
+def shared(module: Module, redrawn: bool = False) -> Part:
+    """Return a part that is sent to the coordinator and aggregated; `redrawn`: see `Part`."""
+    return Part(module, Scope.SHARED, redrawn=redrawn)
 
 
 def private(module: Module) -> Part:

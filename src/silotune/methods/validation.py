@@ -33,6 +33,8 @@ def _faults(method: Method, parts: dict[str, Part]) -> Iterator[str]:
             yield f"part name {name!r} holds a slash, colon or plus sign"
         if part.scope is Scope.FIXED and tuner_of(part.module) is None:
             yield f"the fixed part {name!r} is neither a tuner nor a group of its tensors"
+        if part.redrawn and (part.scope is not Scope.SHARED or tuner_of(part.module) is None):
+            yield f"the part {name!r} cannot be drawn anew: it is no shared tuner"
         if name == INSTANCES:
             yield f"the part name {name!r} is reserved for the vectors of a silo's rows"
         if part.start is not None and part.start not in parts:

@@ -144,9 +144,11 @@ def central_result(federation: Federation, silos: Mapping[str, Mapping[str, Any]
 
 def parameters(federation: Federation) -> dict[str, int]:
     """Return one silo's parameter counts (trained, sent, adapters, heads), the largest if heads differ."""
+    changed = federation.method.changes()
     largest = {"trainable_parameters": 0, "sent_parameters": 0, "adapter_parameters": 0, "head_parameters": 0}
     for silo in federation.silos.values():
         state = federation.coordinator.shared_of(silo.name) | federation.context.state_of(silo).private
+        state = {name: tensors for name, tensors in state.items() if name in changed}
         sizes = {name: count_parameters(tensors) for name, tensors in state.items()}
         parts = federation.context.parts
         adapters = sum(size for name, size in sizes.items() if tuner_of(parts[name].module) is not None)

@@ -17,7 +17,7 @@ from silotune.data.batching import Batch, batch_count
 from silotune.data.cohort_batches import CohortMicroBatch, own_micro_batches
 from silotune.data.tasks import Task
 from silotune.methods.base import REFERENCE, Method, Phase, Step, previous_tensors
-from silotune.methods.parts import Part, Scope
+from silotune.methods.parts import Part, Scope, names_with
 from silotune.methods.validation import check_shared, check_tuners
 from silotune.models.backbone.backbone import Backbone
 from silotune.models.forward.activation_cache import ActivationCache
@@ -171,13 +171,28 @@ class TrainingContext:
         return shared | self.state_of(silo).private | self.at_rank(self.fixed, silo.name)
 
     def _init(self, name: str, part: Part, tasks: Iterable[Task], silo: str = "") -> Tensors:
-        if self.start is not None and tuner_of(part.module) is not None:
-            start = part.module.select(self.start) if isinstance(part.module, TensorGroup) else self.start
+        start: Tensors = {}
+        if self.start is not None and isinstance(part.module, Tuner | TensorGroup):
+            start = part.module.select(self.start)
+        if start:
             return part_tools.copy(start)
         if part.start is not None:  # draw as that part does; a shared one is the same on all silos
             name, silo = part.start, "" if self.parts[part.start].scope is Scope.SHARED else silo
         draws = generator(self.seed, "init", name, silo)
         return part.module.init(self.backbone, tasks, draws)
+
+    def redrawn(self, number: int) -> State:
+        """Return the parts that the coordinator draws anew before a round (`Part.redrawn`), derived from the seed."""
+        return {
+            name: part.module.init(self.backbone, [], generator(self.seed, "redraw", name, number))
+            for name, part in self.parts.items()
+            if part.redrawn
+        }
+
+    @cached_property
+    def constant_parts(self) -> frozenset[str]:
+        """The shared parts that no phase changes: silos that train together have them in common."""
+        return frozenset(names_with(self.parts, Scope.SHARED)) - self.method.changes()
 
     def kinds_of_rounds(self) -> list[list[Phase]]:
         """Return the distinct choices of phases that the run's rounds have, the first round's first."""

@@ -79,9 +79,11 @@ class Coordinator:
         sent: returns the names of the parts that silos send in a round; None: all of them in every round.
         by_rows: whether the aggregation weighs silos by their rows, for `product_error`.
         ranks: silo → its LoRA rank, for silos of another one than the shared parts have.
+        redrawn: returns the shared parts that are drawn anew before a round, as they are then; None: no part is.
 
     Raises:
-        InputError: the aggregation is not defined for these shared parts, or for several ranks.
+        InputError: the aggregation is not defined for these shared parts, for several ranks, or with the server
+            optimizer.
     """
 
     def __init__(
@@ -102,6 +104,7 @@ class Coordinator:
         sent: Callable[[int], Collection[str]] | None = None,
         by_rows: bool = True,
         ranks: Mapping[str, int] = NO_RANKS,
+        redrawn: Callable[[int], State] | None = None,
     ) -> None:
         self.shared = shared
         self.optimizer = optimizer or ServerOptimizer()
@@ -121,10 +124,11 @@ class Coordinator:
         self._noise = noise
         self._sent = sent or (lambda number: shared)
         self._by_rows = by_rows
+        self._redrawn = redrawn or (lambda number: {})
         self._issue = Issue(shared)
         self._open: _Open | None = None  # of the round whose updates arrive
         if isinstance(aggregation, BroadcastAggregation) and self.communicates:
-            aggregation.check(flatten(shared))
+            aggregation.check(flatten(shared), self.optimizer)
         if ranks and self.communicates:
             self._issue = Issue(shared, ranks, mixing_ranks(aggregation))
 
@@ -243,7 +247,8 @@ class Coordinator:
 
         Args:
             updates: a sequence in any order; or an iterator in silo-name order, of which a mean keeps no update.
-            number: the round's number, needed with central noise, which is added even without updates.
+            number: the round's number, needed with central noise, which is added even without updates, and for parts
+                that are drawn anew; None: none is.
             refuse: called with a silo whose update is held back, and the reason. With central noise none is, as every
                 change is clipped, and the guarantee counts all.
             chosen: how many silos the round has; of many, no update is kept for `product_error`. 0: not known.
@@ -275,7 +280,7 @@ class Coordinator:
             except SilotuneError:
                 self.optimizer.state = momentum
                 raise
-            self.shared = unflatten(aggregate)
+            self.shared = unflatten(aggregate) | ({} if number is None else self._redrawn(number + 1))
 
     def _combine(self, updates: Iterable[Update], before: Tensors) -> Tensors:
         aggregation = self._aggregation

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import zip_longest
@@ -126,11 +126,13 @@ class _SiloRound:
             else:
                 self.state[part] = part_tools.copy(tensors)
 
-    def end(self, skipped: int | None) -> None:
-        """Detach all parts after a phase; add its skipped steps, None where no loss is scaled."""
+    def end(self, constant: Collection[str], skipped: int | None) -> None:
+        """Detach all parts after a phase but constant ones; add its skipped steps, None where no loss is scaled."""
         if skipped is not None:
             self.skipped = (self.skipped or 0) + skipped
-        self.state = {name: part_tools.copy(tensors) for name, tensors in self.state.items()}
+        self.state = {
+            name: tensors if name in constant else part_tools.copy(tensors) for name, tensors in self.state.items()
+        }
 
     def count(
         self, batch: Batch, terms: Mapping[str, float], micro_batches: Sequence[CohortMicroBatch], member: int
@@ -191,13 +193,17 @@ def train(
     """
     started, settings = time.perf_counter(), settings or context.train
     received = context.place(shared)
+    constant = context.constant_parts
+    in_common = context.place({name: part for name, part in shared.items() if name in constant})
     runs = []
     for silo in silos:
         kept = context.state_of(silo)
         every_part = shared | kept.private | context.at_rank(context.fixed, silo.name)
         # a part without tensors leaves no trace in messages and files
-        state = {name: every_part.get(name, {}) for name in context.parts}
-        runs.append(_SiloRound(silo, context.place(state), received, context.backbone.place(kept.memory)))
+        own = {name: every_part.get(name, {}) for name in context.parts if name not in constant}
+        placed = context.place(own) | in_common
+        state = {name: placed[name] for name in context.parts}
+        runs.append(_SiloRound(silo, state, received, context.backbone.place(kept.memory)))
     for phase in phases:
         members = [run for run in runs if run.enters(phase)]
         leaves = [run.begin(phase) for run in members]
@@ -219,7 +225,7 @@ def train(
             for index, run in enumerate(members if keep else []):
                 run.memory = run.memory | optimizer.state(index, phase.name)
             for run, skipped in zip_longest(members, optimizer.skipped()):
-                run.end(skipped)
+                run.end(context.constant_parts, skipped)
     seconds, rows = time.perf_counter() - started, sum(run.rows for run in runs)
     shares = [run.rows / rows if rows else 1 / len(runs) for run in runs]
     return [run.result(context.method.remembers, seconds * share) for run, share in zip(runs, shares, strict=True)]

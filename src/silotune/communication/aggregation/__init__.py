@@ -7,6 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
+from silotune.communication.aggregation.exact_products import FedExLoRA, FLoRA, LoRAFAIR
 from silotune.communication.aggregation.low_rank import BroadcastAggregation, FedSVD, FlexLoRA, HetLoRA, RankAggregation
 from silotune.communication.aggregation.mean import by_samples, uniform, weighted_mean
 from silotune.communication.aggregation.robust import krum, median, most_byzantine, multi_krum, trimmed_mean
@@ -31,14 +32,14 @@ AGGREGATIONS: dict[str, Callable[..., Any]] = {
     "uniform": uniform,
     "samples": by_samples,
     "median": median,
-    **{aggregation.name: aggregation for aggregation in (FlexLoRA, HetLoRA, FedSVD)},
+    **{aggregation.name: aggregation for aggregation in (FlexLoRA, HetLoRA, FedSVD, FedExLoRA, FLoRA)},
 }
 """The built-in aggregations: functions, or classes as `register_aggregation` takes them.
 
 `make_aggregation` also makes those whose options are keys of the section `aggregation`.
 """
 
-BY_ROWS = frozenset(("samples", "flexlora", "hetlora", "fedsvd"))
+BY_ROWS = frozenset(("samples", "flexlora", "hetlora", "fedsvd", "fedex-lora", "flora", "lora-fair"))
 """The built-in aggregations that weigh silos by their rows; the others weigh all alike."""
 
 registries.AGGREGATIONS.provide(lambda: AGGREGATIONS)
@@ -95,6 +96,8 @@ def make_aggregation(config: AggregationConfig, silos: int) -> Aggregation | Bro
     if config.name in AGGREGATIONS or config.name not in registries.AGGREGATIONS.reserved:
         made: Aggregation | BroadcastAggregation = make_registered(registries.AGGREGATIONS, config.name, config.options)
         return made
+    if config.name == LoRAFAIR.name:
+        return LoRAFAIR(config.regularization)
     if config.name == "trimmed-mean":
         return _trimmed_mean(config.trim, silos)
     byzantine = _byzantine(config, silos)

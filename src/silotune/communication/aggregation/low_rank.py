@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 
 from silotune.communication.aggregation.mean import by_samples
+from silotune.communication.aggregation.server_optimizer import ServerOptimizer
 from silotune.communication.aggregation.update import Update
 from silotune.core.tensors import Tensors
 from silotune.errors import InputError
 
-A, B = ".lora_A.weight", ".lora_B.weight"
+A, B, DELTA = ".lora_A.weight", ".lora_B.weight", ".delta.weight"
 
 MOST_UPDATES = 64
 """Updates of a round beyond which the error of the mean of products is not computed."""
@@ -31,6 +32,16 @@ class Pair:
 
     a: str
     b: str
+
+    @property
+    def module(self) -> str:
+        """The target module."""
+        return self.a.split("/", 1)[1].removesuffix(A)
+
+
+def deltas(names: Iterable[str]) -> dict[str, str]:
+    """Return target module → "part/tensor" name of its delta, shape (out, in)."""
+    return {name.split("/", 1)[1].removesuffix(DELTA): name for name in names if name.endswith(DELTA)}
 
 
 def factor_pairs(names: Iterable[str]) -> list[Pair]:
@@ -52,11 +63,13 @@ def factor_pairs(names: Iterable[str]) -> list[Pair]:
 class BroadcastAggregation(ABC):
     """An aggregation that also reads the round's broadcast, and may change shared tensors that silos did not send.
 
-    `name` is the word of `aggregation=`; `needs_pairs` says that it is defined for shared parts with LoRA's A and B.
+    `name` is the word of `aggregation=`; `needs_pairs` says that it is defined for shared parts with LoRA's A and B,
+    `needs_delta` that it also needs a delta of their target modules (`models/tuners/delta.py`).
     """
 
     name: ClassVar[str]
     needs_pairs: ClassVar[bool] = False
+    needs_delta: ClassVar[bool] = False
 
     @abstractmethod
     def aggregate(self, updates: Iterable[Update], before: Tensors) -> Tensors:
@@ -67,16 +80,33 @@ class BroadcastAggregation(ABC):
             before: all shared tensors in the round's broadcast.
         """
 
-    def check(self, shared: Tensors) -> None:
+    def check(self, shared: Tensors, optimizer: ServerOptimizer) -> None:
         """Refuse shared parts that the aggregation is not defined for, before training.
 
+        Args:
+            shared: all shared tensors.
+            optimizer: the step that the coordinator takes with the result.
+
         Raises:
-            InputError: there are no pairs although it needs them.
+            InputError: there are no pairs, or no delta, although it needs them; or a server optimizer would take a
+                step of its own, although factors and delta hold together.
         """
         if self.needs_pairs and not factor_pairs(shared):
             raise InputError(
                 f"aggregation={self.name}: the shared parts hold no pairs of LoRA's A and B; "
                 "allowed: a method that shares both, with tuner=lora"
+            )
+        if not self.needs_delta:
+            return
+        if missing := [pair for pair in factor_pairs(shared) if pair.module not in deltas(shared)]:
+            raise InputError(
+                f"aggregation={self.name}: the shared parts hold no delta of {missing[0].module}; "
+                "allowed: method=fedex-lora or flora, or another one with a Delta"
+            )
+        if not optimizer.adopts:
+            raise InputError(
+                f"server.optimizer={optimizer.name}, server.lr={optimizer.lr:g}: aggregation={self.name} makes factors "
+                "and a delta that hold together as they are; allowed: none, 1"
             )
 
 
@@ -85,14 +115,17 @@ class RankAggregation(BroadcastAggregation):
 
     needs_pairs = True
 
-    @abstractmethod
     def to_rank(self, shared: Tensors, rank: int) -> Tensors:
-        """Return the shared tensors as silos of a smaller rank receive them.
+        """Return the shared tensors as silos of a smaller rank receive them: the first rows of A and columns of B.
 
         Args:
             shared: all shared tensors, by "part/tensor" name.
             rank: the silos' rank, below that of the tensors.
         """
+        tensors = dict(shared)
+        for pair in factor_pairs(shared):
+            tensors |= _cut(pair, shared[pair.a], shared[pair.b], rank)
+        return tensors
 
 
 class FlexLoRA(RankAggregation):
@@ -120,11 +153,11 @@ class FlexLoRA(RankAggregation):
     def aggregate(self, updates: Iterable[Update], before: Tensors) -> Tensors:
         """See `BroadcastAggregation.aggregate`; all updates are kept until the last one is there."""
         all_updates, pairs = list(updates), factor_pairs(before)
-        tensors = _mean_of_others(all_updates, pairs)
+        tensors = mean_of_others(all_updates, pairs)
         rows = sum(update.rows for update in all_updates)
         for pair in pairs:
-            weighted = [(update.rows / rows, _factors(pair, update, before)) for update in all_updates]
-            b, a = truncated(*_stacked(weighted), rank=len(before[pair.a]))
+            weighted = [(update.rows / rows, factors_of(pair, update, before)) for update in all_updates]
+            b, a = truncated(*stacked(weighted), rank=len(before[pair.a]))
             tensors[pair.a], tensors[pair.b] = a.to(before[pair.a].dtype), b.to(before[pair.b].dtype)
         return tensors
 
@@ -132,25 +165,17 @@ class FlexLoRA(RankAggregation):
 class HetLoRA(RankAggregation):
     """Means of A and of B padded with zeros to rank r, weighted by `‖B_k·A_k‖` per target module (Cho et al. 2024).
 
-    A silo of a smaller rank gets the first rows of A and columns of B. All other tensors are averaged by the silos'
-    rows; where all products are zero, so are A and B.
+    All other tensors are averaged by the silos' rows; where all products are zero, so are A and B.
     """
 
     name = "hetlora"
 
-    def to_rank(self, shared: Tensors, rank: int) -> Tensors:
-        """See `RankAggregation.to_rank`."""
-        tensors = dict(shared)
-        for pair in factor_pairs(shared):
-            tensors |= _cut(pair, shared[pair.a], shared[pair.b], rank)
-        return tensors
-
     def aggregate(self, updates: Iterable[Update], before: Tensors) -> Tensors:
         """See `BroadcastAggregation.aggregate`; all updates are kept until the last one is there."""
         all_updates, pairs = list(updates), factor_pairs(before)
-        tensors = _mean_of_others(all_updates, pairs)
+        tensors = mean_of_others(all_updates, pairs)
         for pair in pairs:
-            factors = [_factors(pair, update, before) for update in all_updates]
+            factors = [factors_of(pair, update, before) for update in all_updates]
             norms = [_product_norm(b, a) for b, a in factors]
             if not any(norms):
                 norms = [float(update.rows) for update in all_updates]
@@ -206,8 +231,8 @@ def truncated(left: Tensor, right: Tensor, rank: int) -> tuple[Tensor, Tensor]:
 class ProductError:
     """`‖mean(B_k·A_k) − B̄·Ā‖ / ‖mean(B_k·A_k)‖` of a round, over all target modules (Frobenius norm).
 
-    B̄·Ā is the product that the aggregate has. Averaging A and B apart makes the error; where all silos have the same A,
-    or the same B, it is 0 up to rounding.
+    B̄·Ā is the product that the aggregate has, with what it adds to a delta. Averaging A and B apart makes the error;
+    where all silos have the same A, or the same B, it is 0 up to rounding.
 
     Args:
         before: all shared tensors in the round's broadcast.
@@ -241,16 +266,22 @@ class ProductError:
             return None
         total = sum(weight for weight, _ in self._kept)
         difference = size = 0.0
+        by_module = deltas(aggregate)
         for pair in self._pairs:
-            factors = [(weight / total, _factors(pair, update, self._before)) for weight, update in self._kept]
-            left, right = _stacked(factors)
+            factors = [(weight / total, factors_of(pair, update, self._before)) for weight, update in self._kept]
+            left, right = stacked(factors)
             b, a = (aggregate.get(name, self._before[name]).double() for name in (pair.b, pair.a))
             size += _product_norm(left, right) ** 2
-            difference += _product_norm(torch.cat([left, -b], 1), torch.cat([right, a])) ** 2
+            left, right = torch.cat([left, -b], 1), torch.cat([right, a])
+            if (delta := by_module.get(pair.module)) is not None:
+                moved = aggregate[delta].double() - self._before[delta].double()
+                difference += float(torch.linalg.matrix_norm(left @ right - moved)) ** 2
+            else:
+                difference += _product_norm(left, right) ** 2
         return (difference / size) ** 0.5 if size else None
 
 
-def _factors(pair: Pair, update: Update, shared: Tensors) -> tuple[Tensor, Tensor]:
+def factors_of(pair: Pair, update: Update, shared: Tensors) -> tuple[Tensor, Tensor]:
     """Return a silo's B and A in float64; one that it did not send is as it received it."""
     sent, before = update.tensors, update.before(shared)
     return sent.get(pair.b, before[pair.b]).double(), sent.get(pair.a, before[pair.a]).double()
@@ -261,7 +292,7 @@ def _cut(pair: Pair, a: Tensor, b: Tensor, rank: int) -> Tensors:
     return {pair.a: a[:rank].clone(), pair.b: b[:, :rank].clone()}
 
 
-def _mean_of_others(updates: Iterable[Update], pairs: Iterable[Pair]) -> Tensors:
+def mean_of_others(updates: Iterable[Update], pairs: Iterable[Pair]) -> Tensors:
     """Return the mean by rows of all tensors that are in no pair."""
     factors = {name for pair in pairs for name in (pair.a, pair.b)}
     others = [
@@ -271,7 +302,7 @@ def _mean_of_others(updates: Iterable[Update], pairs: Iterable[Pair]) -> Tensors
     return by_samples(others) if others[0].tensors else {}
 
 
-def _stacked(factors: list[tuple[float, tuple[Tensor, Tensor]]]) -> tuple[Tensor, Tensor]:
+def stacked(factors: list[tuple[float, tuple[Tensor, Tensor]]]) -> tuple[Tensor, Tensor]:
     """Return weighted B's side by side and A's below one another: their product is the weighted mean of products."""
     return torch.cat([weight * b for weight, (b, _) in factors], 1), torch.cat([a for _, (_, a) in factors])
 

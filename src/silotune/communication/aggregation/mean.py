@@ -33,7 +33,8 @@ def weighted_mean(updates: Iterable[Update], weight: Callable[[Update], float]) 
         if not sums:
             sums = {name: torch.zeros_like(tensor, dtype=torch.float64) for name, tensor in update.tensors.items()}
             dtypes = {name: tensor.dtype for name, tensor in update.tensors.items()}
-        torch._foreach_add_(list(sums.values()), [update.tensors[name] for name in sums], alpha=update_weight)
+        if sums:
+            torch._foreach_add_(list(sums.values()), [update.tensors[name] for name in sums], alpha=update_weight)
     return {name: (tensor / total).to(dtypes[name]) for name, tensor in sums.items()}
 
 

@@ -47,9 +47,14 @@ class ServerOptimizer:
     tau: float = 1e-3
     state: Tensors = field(default_factory=dict)
 
+    @property
+    def adopts(self) -> bool:
+        """Whether the aggregate replaces the shared parts as it is."""
+        return self.name == "none" and self.lr == 1
+
     def step(self, current: Tensors, mean: Tensors) -> Tensors:
         """Return the new tensors of those in `mean`, by "part/tensor" name."""
-        if self.name == "none" and self.lr == 1:
+        if self.adopts:
             return mean
         return {name: self._step(name, current[name], mean[name]) for name in current if name in mean}
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from silotune.communication.aggregation import BY_ROWS
 from silotune.communication.privacy.budget import DELTA
 from silotune.config import BackboneConfig, Config
 from silotune.config.aggregation import AggregationConfig
@@ -31,7 +32,6 @@ from silotune.distributed.silo.silo_config import SiloSettings
 from silotune.distributed.silo.unfit_run import UnfitRun
 from silotune.errors import InputError, SilotuneError
 from silotune.methods import Method
-from silotune.methods.parts import Scope, names_with
 from silotune.models.backbone.backbone import Backbone
 from silotune.models.backbone.quantization import NONE
 from silotune.runs.build.coordinator import build_coordinator
@@ -207,10 +207,10 @@ class SiloSetup:
 
     def _check_configuration(self, config: Config) -> None:
         """Refuse a configuration that the operator's settings exclude."""
-        if config.aggregation.name == "samples" and "rows" not in self.settings.share:
+        if config.aggregation.name in BY_ROWS and "rows" not in self.settings.share:
             raise HandshakeRefused(
-                f"silo {self.settings.name!r}: aggregation=samples weighs silos by their rows, and this one does not "
-                "say how many it has; allowed: uniform, median, trimmed-mean, krum, multi-krum"
+                f"silo {self.settings.name!r}: aggregation={config.aggregation.name} weighs silos by their rows, and "
+                "this one does not say how many it has; allowed: uniform, median, trimmed-mean, krum, multi-krum"
             )
         self._check_noise(config)
         if config.start is not None and self.settings.start is None:
@@ -219,10 +219,9 @@ class SiloSetup:
             )
 
     def _check_sent(self, method: Method) -> None:
-        """Refuse a method that shares parts outside the operator's `send`."""
+        """Refuse a method that sends parts outside the operator's `send`."""
         allowed = self.settings.send
-        shared = names_with(method.parts(), Scope.SHARED)
-        others = [] if allowed is None else [name for name in shared if name not in allowed]
+        others = [] if allowed is None else [name for name in method.sends() if name not in allowed]
         if others:
             raise HandshakeRefused(
                 f"silo {self.settings.name!r}: method={method.name} shares {', '.join(others)}; its silo config lets "

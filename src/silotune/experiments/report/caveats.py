@@ -145,9 +145,9 @@ def describe_sent_parts(entry: ReportEntry) -> str:
         return f"{run.summary['sent_parameters']:,} parameters left a silo in every round it took part in."
     if method.collects_rows:
         return "All rows were in one place: no federation."
-    shared, private = (", ".join(names_with(method.parts(), scope)) for scope in (Scope.SHARED, Scope.PRIVATE))
+    leaving, private = ", ".join(method.sends()), ", ".join(names_with(method.parts(), Scope.PRIVATE))
     if not message_bytes(run):
-        return f"Nothing left a silo. Kept: {private or shared}."
+        return f"Nothing left a silo. Kept: {private or leaving}."
     size = message_bytes(run) / 2**20
-    sent = f"Sent: {shared} ({run.summary['sent_parameters']:,} parameters; {size:.2f} MiB a message, as measured)."
+    sent = f"Sent: {leaving} ({run.summary['sent_parameters']:,} parameters; {size:.2f} MiB a message, as measured)."
     return f"{sent} Kept: {private}." if private else sent

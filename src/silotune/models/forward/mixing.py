@@ -199,8 +199,9 @@ def make_plan(backbone: Backbone, mix: Sequence[MixEntry]) -> ForwardPlan:
 def plan_of_segments(backbone: Backbone, mixes: Sequence[Sequence[MixEntry]], segments: Segments) -> ForwardPlan:
     """Make one plan of several silos' mixes.
 
-    If all mixes are equal, the plan is that mix's. If they have one form, the tuner may act on all segments in batched
-    products (`Tuner.act_on_segments`). Otherwise the segments' plans are applied one after the other.
+    If all mixes are equal, the plan is that mix's. If they have one form, each tuner may act on all segments at once:
+    by tensors that all silos have in common, or in batched products (`Tuner.act_on_segments`). Otherwise the segments'
+    plans are applied one after the other.
 
     Args:
         backbone: runs the plan.
@@ -213,15 +214,34 @@ def plan_of_segments(backbone: Backbone, mixes: Sequence[Sequence[MixEntry]], se
         plan = make_plan(backbone, mixes[0])
         return segment_plans([plan] * len(mixes), segments) if draws else plan
     if not by_row and len({_form(mix) for mix in mixes}) == 1:  # each tensor then has a counterpart in every silo
-        plan, beside = ForwardPlan(), backbone.block_devices.beside
-        weighted = [
-            WeightedTensors(beside(segments.stack_tensors([part.tensors for part in parts])), parts[0].weight)
-            for parts in zip(*([part for part in mix if part.present] for mix in mixes), strict=True)
-        ]
-        tuners = {id(part.tuner): part.tuner for part in mixes[0]}
-        if len(tuners) == 1 and next(iter(tuners.values())).act_on_segments(backbone, weighted, segments, plan):
+        plan = ForwardPlan()
+        by_tuner = [[parts for _, parts in _by_tuner(mix)] for mix in mixes]
+        if all(
+            _acts_on_segments(backbone, tuner, [parts[index] for parts in by_tuner], segments, plan)
+            for index, (tuner, _) in enumerate(_by_tuner(mixes[0]))
+        ):
             return plan
     return segment_plans([make_plan(backbone, mix) for mix in mixes], segments)
+
+
+def _acts_on_segments(
+    backbone: Backbone,
+    tuner: Tuner,
+    mixes: Sequence[Sequence[WeightedTensors]],
+    segments: Segments,
+    plan: ForwardPlan,
+) -> bool:
+    """Have one tuner write the effect of its parts, one mix of them per segment; False if it cannot for all at once."""
+    beside = backbone.block_devices.beside
+    in_common = {tuple(id(tensor) for part in mix for tensor in part.tensors.values()) for mix in mixes}
+    if len(in_common) == 1 and not tuner.draws:
+        tuner.act(backbone, [replace(part, tensors=beside(part.tensors)) for part in mixes[0]], plan)
+        return True
+    weighted = [
+        WeightedTensors(beside(segments.stack_tensors([part.tensors for part in parts])), parts[0].weight)
+        for parts in zip(*mixes, strict=True)
+    ]
+    return tuner.act_on_segments(backbone, weighted, segments, plan)
 
 
 def _form(mix: Sequence[MixEntry]) -> Hashable:

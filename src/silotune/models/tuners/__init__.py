@@ -9,6 +9,7 @@ from silotune.core.registry import Registry
 from silotune.models.tuners.base import Tuner, TunerOptions, Weight, WeightedTensors
 from silotune.models.tuners.bitfit import BitFit
 from silotune.models.tuners.bottleneck import Bottleneck
+from silotune.models.tuners.delta import Delta
 from silotune.models.tuners.full import Full
 from silotune.models.tuners.ia3 import IA3
 from silotune.models.tuners.lora import LoRA
@@ -41,4 +42,14 @@ def register_tuner(tuner: Kind) -> Kind:
     return tuner
 
 
-__all__ = ["TUNERS", "TensorGroup", "Tuner", "TunerOptions", "Weight", "WeightedTensors", "register_tuner", "tuner_of"]
+__all__ = [
+    "TUNERS",
+    "Delta",
+    "TensorGroup",
+    "Tuner",
+    "TunerOptions",
+    "Weight",
+    "WeightedTensors",
+    "register_tuner",
+    "tuner_of",
+]

@@ -100,6 +100,13 @@ class Tuner(ABC):
             InputError: if the tuner cannot be put on this backbone.
         """
 
+    def select(self, tensors: Tensors) -> Tensors:
+        """Return those tensors of an initial adapter (configuration key `start`) that a part of this tuner starts with.
+
+        A part for which there are none starts as `init` makes it.
+        """
+        return tensors
+
     @abstractmethod
     def act(self, backbone: Backbone, mix: Sequence[WeightedTensors], plan: ForwardPlan) -> None:
         """Write the effect of a mix of parts into `plan`. Parts of weight 0 are absent from `mix`."""

@@ -97,12 +97,11 @@ class LoRA(Tuner):
 
     def act(self, backbone: Backbone, mix: Sequence[WeightedTensors], plan: ForwardPlan) -> None:
         """See `Tuner.act`."""
-        factor = self._options.alpha / self._options.r
         dropout = self._options.dropout if _trains(mix) else 0.0
         for name in mix[0].tensors:
             if name.endswith(".lora_A.weight"):
                 module = name.removesuffix(".lora_A.weight")
-                plan.outputs[module].append(_add_update(mix, module, factor, dropout))
+                plan.outputs[module].append(_add_update(mix, module, self.scale, dropout))
 
     def act_on_segments(
         self, backbone: Backbone, mix: Sequence[WeightedTensors], segments: Segments, plan: ForwardPlan
@@ -110,12 +109,21 @@ class LoRA(Tuner):
         """See `Tuner.act_on_segments`."""
         if self.draws and _trains(mix):
             return False
-        factor = self._options.alpha / self._options.r
         for name in mix[0].tensors:
             if name.endswith(".lora_A.weight"):
                 module = name.removesuffix(".lora_A.weight")
-                plan.outputs[module].append(_add_update_to_segments(mix, module, factor, segments))
+                plan.outputs[module].append(_add_update_to_segments(mix, module, self.scale, segments))
         return True
+
+    @property
+    def scale(self) -> float:
+        """The factor of B·A."""
+        return self._options.alpha / self._options.r
+
+    @property
+    def sites(self) -> tuple[str, ...]:
+        """The words that name the target modules."""
+        return self._options.sites
 
     @property
     def draws(self) -> bool:

@@ -71,6 +71,7 @@ def build_coordinator(
         sent=context.sent,
         by_rows=config.aggregation.name in BY_ROWS,
         ranks=context.ranks if whole else {},
+        redrawn=context.redrawn,
     )
     return coordinator, privacy_guarantee(config, sorted(silos), groups, labeled) if communicates else None
 

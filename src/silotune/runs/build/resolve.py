@@ -148,6 +148,11 @@ def make_method(config: Config) -> Method:
     if method.tuners is not None and tuner.name not in method.tuners:
         allowed = ", ".join(sorted(method.tuners))
         raise InputError(f"tuner={tuner.name}: method {method.name} is not defined for it; allowed: {allowed}")
+    if method.aggregations is not None and config.aggregation.name not in method.aggregations:
+        allowed = ", ".join(sorted(method.aggregations))
+        raise InputError(
+            f"aggregation={config.aggregation.name}: method {method.name} is not defined for it; allowed: {allowed}"
+        )
     setting = Setting(
         tuner=tuner(_options(tuner.Options, config.tuner, "tuner")),
         head=HEADS[config.head.name].make(config.head),

@@ -1,0 +1,77 @@
+"""`Delta`: a change of LoRA's target modules' weights as it is, for tensors that come down and that no phase trains."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from silotune.core.tensors import Tensors
+from silotune.models.backbone.backbone import Backbone
+from silotune.models.backbone.forward_plan import ForwardPlan, OutputChange
+from silotune.models.tuners.base import MergedAdapter, Tuner, WeightedTensors, per_row
+from silotune.models.tuners.lora import LoRA, add_product
+from silotune.models.tuners.target_modules import find_target_modules, layer_widths
+
+if TYPE_CHECKING:
+    from silotune.data.tasks import Task
+
+NAME = "delta.weight"
+
+
+class Delta(Tuner):
+    """Computes `W·x + scale·Δ·x` with LoRA's scale, so that Δ adds up products `B·A` of that LoRA.
+
+    Each target module of the LoRA has a `delta.weight` of shape (out, in), which starts at zero. It makes no choice of
+    its own, and no configuration names it.
+
+    Args:
+        lora: the tuner whose target modules and scale it has.
+    """
+
+    name = "delta"
+    module_tensors = (NAME,)
+
+    def __init__(self, lora: Tuner) -> None:
+        assert isinstance(lora, LoRA), "methods with a delta are defined for LoRA"
+        super().__init__()
+        self._lora = lora
+
+    def init(self, backbone: Backbone, tasks: Iterable[Task], generator: torch.Generator) -> Tensors:
+        """See `Tuner.init`."""
+        modules = find_target_modules(backbone, self._lora.sites, self._lora.name)
+        widths = {module: layer_widths(backbone.module(module)) for module in modules}
+        return {f"{module}.{NAME}": torch.zeros(outputs, inputs) for module, (inputs, outputs) in widths.items()}
+
+    def select(self, tensors: Tensors) -> Tensors:
+        """See `Tuner.select`: an initial LoRA says nothing of a delta."""
+        return {}
+
+    def at_rank(self, tensors: Tensors, rank: int) -> Tensors:
+        """See `Tuner.at_rank`: a delta has no rank, and stays."""
+        return tensors
+
+    def act(self, backbone: Backbone, mix: Sequence[WeightedTensors], plan: ForwardPlan) -> None:
+        """See `Tuner.act`."""
+        for module in self.target_modules(mix[0].tensors):
+            deltas = [(part.tensors[f"{module}.{NAME}"], part.weight) for part in mix]
+            plan.outputs[module].append(_add_deltas(deltas, self._lora.scale))
+
+    def weight_delta(self, adapter: MergedAdapter, module: str, layer: nn.Module) -> Tensors:
+        """See `Tuner.weight_delta`: `scale·Δ`."""
+        return {"weight": self._lora.scale * adapter.tensors[f"{module}.{NAME}"].double()}
+
+
+def _add_deltas(deltas: Sequence[tuple[Tensor, float | Tensor]], scale: float) -> OutputChange:
+    def change(x: Tensor, y: Tensor) -> Tensor:
+        for delta, weight in deltas:
+            if isinstance(weight, Tensor):
+                product = nn.functional.linear(x, (delta * scale).to(x.dtype)).to(y.dtype)
+                y = y + per_row(weight, product) * product
+            else:
+                y = add_product(y, x, delta * (weight * scale))
+        return y
+
+    return change
