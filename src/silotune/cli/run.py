@@ -53,6 +53,7 @@ def run_command(
     """Run one method over one setting."""
     where = workers_of(engine, workers, address, (IN_PROCESS, FLOWER, RAY))
     from silotune.cli.progress import show_progress
+    from silotune.core.stages import described
     from silotune.experiments.report.result_table import result_table
     from silotune.runs.build.resolve import read_config
     from silotune.runs.callbacks.feed import EventFeed
@@ -94,6 +95,7 @@ def run_command(
     say(_describe_uploads(config, summary))
     if privacy is not None and privacy.stops:
         say(privacy.stops)
+    say(f"time: {described(summary['stages'])}")
     say(f"run folder: {folder}")
 
 

@@ -13,6 +13,7 @@ from silotune.config.keys import BackboneKeys, Keys, RunKeys
 from silotune.core.determinism import numerics
 from silotune.core.files import write_text
 from silotune.core.process_pool import end_unguarded_worker
+from silotune.core.stages import measured, seconds_so_far, stage
 from silotune.core.tensors import digest, flatten
 from silotune.core.workers import Workers
 from silotune.data.row_checks import warnings_of
@@ -91,6 +92,7 @@ def run(
     called = progress if callable(progress) else None
     shown = [] if callable(progress) else default_display(progress, config.method.name, config.rounds)
     with (
+        measured(),
         numerics(config.precision.deterministic, config.precision.tf32),
         transformers_messages_kept(),
         EventFeed(path, config.rounds, [*callbacks, *shown], called) as feed,
@@ -115,14 +117,14 @@ def _run(
     if resume:
         config = continued(config, path)
     # with several processes, the main one leaves the device's memory to the others
-    scored: dict[str, Any] = {}
+    kept: list[SiloData] = []
 
     def look(silos: list[SiloData]) -> None:
         if warn is not None:
             for line in warnings_of(silos, config.partition.name != "none"):
                 warn(line)
         if config.evaluation.baselines:
-            scored["baselines"] = baselines(silos, config.partition.name != "none")
+            kept.extend(silos)
 
     federation = build(config, backbone, load=partial(BackboneRequirements.load, on_use=not workers.here), look=look)
     if federation.privacy is not None:
@@ -140,8 +142,12 @@ def _run(
         engine.run()
         shared, whole = digest(flatten(federation.coordinator.shared)), state_digest(federation)
         best = engine.load_best()
-        summary = summarise(engine) | {"best_round": best, "shared_sha256": shared, "state_sha256": whole}
-        summary |= scored | {"intervals": intervals(write_test_scores(path, federation, engine.tested))}
+        with stage("scoring"):
+            summary = summarise(engine) | {"best_round": best, "shared_sha256": shared, "state_sha256": whole}
+            if kept:  # after training: importing scikit-learn takes longer than a short round
+                summary["baselines"] = baselines(kept, config.partition.name != "none")
+            summary["intervals"] = intervals(write_test_scores(path, federation, engine.tested))
         keep_instances(path, federation.silos.values())
+        summary["stages"] = seconds_so_far()
         write_text(path / "summary.json", json.dumps(summary, indent=1) + "\n")
     return Run(path, summary, federation)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from silotune.core.numeric import mean_ignoring_none
+from silotune.core.stages import seconds_so_far
 from silotune.core.tensors import count_parameters, digest
 from silotune.data.metrics import METRICS, majority_score
 from silotune.data.templates import CHAT
@@ -52,6 +53,7 @@ def summarise(engine: Engine) -> dict[str, Any]:
         "workers": engine.workers,
         "seconds": round(history.seconds, 3),
         "samples_per_second": history.samples_per_second,
+        "stages": seconds_so_far(),
         **parameters(federation),
         "bytes_up": history.bytes_up,
         "bytes_down": history.bytes_down,

@@ -17,6 +17,7 @@ from silotune.core.clock import current_user, log_line
 from silotune.core.determinism import set_numerics
 from silotune.core.files import write_text
 from silotune.core.locking import folder_lock
+from silotune.core.stages import measured, seconds_so_far, stage
 from silotune.core.tensors import digest, flatten
 from silotune.data.row_folder import read_rows
 from silotune.data.tasks import SiloData
@@ -72,7 +73,8 @@ def _coordinate(job: Job, link: Link, status_folder: Path) -> None:
     record = ChainedLog(status_folder)
     record.append({"kind": "started", "user": current_user(), "process": os.getpid()})
     try:
-        _run(job, link, record)
+        with measured():
+            _run(job, link, record)
     except Exception as error:  # not KeyboardInterrupt: a run that is interrupted has no outcome
         status_files.write_outcome(status_folder, error, resumable=isinstance(error, ConnectionLost))
         record.append({"kind": "ended", "reason": f"{type(error).__name__}: {error}"[:500]})
@@ -85,7 +87,8 @@ def _run(job: Job, link: Link, record: ChainedLog) -> None:
     out = Path(job.out)
     config, names = _checked(job)
     method = make_method(config)
-    backbone = BackboneRequirements.of(config, method).load()
+    with stage("backbone"):
+        backbone = BackboneRequirements.of(config, method).load()
     text = wire_config(config, names)
     admission = AdmissionPolicy(Identity.of(config, text, backbone), _registry(config, out, names), record)
     admission.registry.write(out)  # a start that nobody approved in time goes on under the same id
@@ -97,7 +100,8 @@ def _run(job: Job, link: Link, record: ChainedLog) -> None:
     link = AuditedLink(link, record, admission.registry.run)
     dispatcher = SiloDispatcher(link, names, Frame("hello", run).encode(), admission, failures, patience, board=board)
     progress(0, "waiting for silos to join", 0, len(names))
-    wait_for_silos(dispatcher, admission, failures, config.federation)
+    with stage("start"):
+        wait_for_silos(dispatcher, admission, failures, config.federation)
     registry = admission.registry
     labeled = _labeled(job, config, bool(method.server_phases()))
     federation = _federation(config, method, backbone, {name: registry.silos[name] for name in names}, labeled)
@@ -202,5 +206,7 @@ def _finish(engine: FlowerEngine, out: Path, local: bool) -> None:
         for silo in federation.silos.values():
             silo.state = None
     best = engine.load_best()
-    summary = summarise(engine) | {"engine": engine.label, "best_round": best} | final
+    with stage("scoring"):
+        summary = summarise(engine) | {"engine": engine.label, "best_round": best} | final
+    summary["stages"] = seconds_so_far()
     write_text(out / "summary.json", json.dumps(summary, indent=1) + "\n")

@@ -6,11 +6,13 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
 from silotune.config.backbone import BackboneConfig
+from silotune.core.stages import stage
 from silotune.errors import InputError
 from silotune.models.backbone.allocator import keep_freed_memory
 from silotune.models.backbone.backbone import WEIGHT_TYPES, Backbone
@@ -118,7 +120,9 @@ def load_backbone(
     dtype = torch.float32 if keep_master else WEIGHT_TYPES.get(precision, torch.float32)
     keep_freed_memory()
     silence_transformers()
-    from transformers import AutoTokenizer
+    with stage("import"):
+        import_module("transformers.modeling_utils")
+        from transformers import AutoTokenizer
 
     source = default_backbone() if settings.name == "default" else settings.name
     quantization = resolve_quantization(settings.quantization, target)

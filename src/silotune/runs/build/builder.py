@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from silotune.config import Config
+from silotune.core.stages import stage
 from silotune.data.loading import load_absent, load_silos
 from silotune.data.server_rows import draw_labeled_rows
 from silotune.data.tasks import SiloData
@@ -47,8 +48,9 @@ def build(
         InputError: for anything that cannot work, before any training.
     """
     config = use_this_machine(config)
-    absent = load_absent(config) if data is None else []
-    rows = load_silos(config) if data is None else data
+    with stage("data"):
+        absent = load_absent(config) if data is None else []
+        rows = load_silos(config) if data is None else data
     method = make_method(with_chat_template(config, rows))
     if data is None:
         method.setting.head.check_names(silo.task for silo in [*rows, *absent])
@@ -56,11 +58,14 @@ def build(
     tasks = {silo.name: silo.task for silo in rows}
     absent_tasks = {silo.name: silo.task for silo in absent}
     check_tasks(config, method, tasks, absent_tasks, None if labeled is None else labeled.task)
-    context = build_model(config, method, [*tasks.values(), *absent_tasks.values()], backbone, load)
+    with stage("backbone"):
+        context = build_model(config, method, [*tasks.values(), *absent_tasks.values()], backbone, load)
     if labeled is None and method.needs_labeled_rows:
         labeled = draw_labeled_rows(rows, config.server, config.data_seed)
-    silos, malicious = build_silos(config, context, rows, labeled if method.labeled_only else None)
-    server = server_silo(context, labeled) if labeled is not None and method.server_phases() else None
+    with stage("tokenization"):
+        silos, malicious = build_silos(config, context, rows, labeled if method.labeled_only else None)
+        server = server_silo(context, labeled) if labeled is not None and method.server_phases() else None
+        outside = {silo.name: absent_silo(context, silo) for silo in absent}
     check_rows(context, [*silos.values(), *([server] if server else [])])
     coordinator, privacy = build_coordinator(config, context, silos, tasks, labeled is not None)
     check_step_memory(context, [*silos.values()], coordinator.shared)
@@ -75,7 +80,7 @@ def build(
         texts={silo.name: len(silo.splits.train[0].texts) for silo in rows if silo.splits.train},
         server=server,
         malicious=malicious,
-        absent={silo.name: absent_silo(context, silo) for silo in absent},
+        absent=outside,
         privacy=privacy,
         cohort=choose(config.cohort, context, silos.values()),
     )

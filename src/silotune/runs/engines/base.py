@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 from silotune.communication.aggregation import Update, in_name_order
 from silotune.core.numeric import mean_ignoring_none
+from silotune.core.stages import stage, waiting_for
 from silotune.errors import InputError
 from silotune.evaluation.predict import Measured
 from silotune.runs.engines.history import History, Scores, is_better
@@ -183,7 +184,8 @@ class Engine(ABC):
             self._checkpoint(round_number, touched, better=False)
             return
         self.progress(round_number, "validation", len(chosen), len(chosen))
-        scores = self.validate(round_number) if judged else self._scores_if_finished(round_number)
+        with stage("scoring"):
+            scores = self.validate(round_number) if judged else self._scores_if_finished(round_number)
         history.seconds += time.perf_counter() - started
         better = self._judge(round_number, scores, contributed, judged)
         self._checkpoint(round_number, touched, better)
@@ -191,7 +193,11 @@ class Engine(ABC):
     def _judge_pending(self) -> None:
         """Judge the previous round, whose checkpoint is the last one."""
         round_number, contributed = self.history.pending, self.history.pending_silos
-        if round_number and self._judge(round_number, self.validate(round_number), contributed):
+        if not round_number:
+            return
+        with stage("scoring"):
+            scores = self.validate(round_number)
+        if self._judge(round_number, scores, contributed):
             self._best = self._last
 
     def _judge(self, round_number: int, scores: Scores, contributed: Sequence[str], judged: bool = True) -> bool:
@@ -217,7 +223,7 @@ class Engine(ABC):
         The silos that answered are added to `answered`, those whose update was refused to `refused`, too.
         """
         coordinator, history = self.federation.coordinator, self.history
-        for received in self.rounds(round_number, chosen, broadcast):
+        for received in waiting_for(self.rounds(round_number, chosen, broadcast), "training"):
             answer = received.reply
             answered.add(answer.silo)
             history.count_training(answer.metrics)
@@ -239,7 +245,8 @@ class Engine(ABC):
         federation, history = self.federation, self.history
         if federation.server is None:
             return
-        result = federation.trainer.server_step(federation.server, federation.coordinator.shared, round_number)
+        with stage("training"):
+            result = federation.trainer.server_step(federation.server, federation.coordinator.shared, round_number)
         federation.coordinator.adopt(result.state)
         history.count_training(result.metrics)
         self.folder.event("server", round=round_number, **result.metrics)
@@ -261,7 +268,7 @@ class Engine(ABC):
         coordinator, history = self.federation.coordinator, self.history
         broadcast = partial(coordinator.broadcast, round_number)
         answered: set[str] = set()
-        for answer in self.finals(round_number, self._finishing(), broadcast):
+        for answer in waiting_for(self.finals(round_number, self._finishing(), broadcast), "training"):
             answered.add(answer.silo)
             size = len(broadcast(answer.silo)) if coordinator.communicates else 0
             history.bytes_down += size
@@ -269,6 +276,10 @@ class Engine(ABC):
         return answered
 
     def _checkpoint(self, round_number: int, touched: set[str], better: bool) -> None:
+        with stage("writing"):
+            self._write_checkpoint(round_number, touched, better)
+
+    def _write_checkpoint(self, round_number: int, touched: set[str], better: bool) -> None:
         shared = self.folder.checkpoints.write(f"shared-{round_number:04d}", self.federation.coordinator.flat())
         files = dict(self._last.silos) if self._last else {}
         files |= self.save_states(round_number, sorted(touched), better)

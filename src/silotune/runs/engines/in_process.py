@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
+from silotune.core.stages import stage
 from silotune.evaluation.backdoor import with_attack
 from silotune.evaluation.federation_scores import mean_score, measure_silos, score_silos, summary_entries
 from silotune.evaluation.personalization import score_test_time
@@ -123,11 +124,12 @@ class InProcessEngine(Engine):
 
     def _write(self, round_number: int, replies: Replies) -> None:
         """Write the states of the silos that replied while others train."""
-        for name in (reply.silo for reply in replies):
-            state = self.federation.silos[name].state
-            assert state is not None, "a silo that trained has a state"
-            file = f"silos/{name}/{round_number:04d}"
-            self._written[name] = self.folder.checkpoints.write(file, state.flat())
+        with stage("writing"):
+            for name in (reply.silo for reply in replies):
+                state = self.federation.silos[name].state
+                assert state is not None, "a silo that trained has a state"
+                file = f"silos/{name}/{round_number:04d}"
+                self._written[name] = self.folder.checkpoints.write(file, state.flat())
 
     def load_states(self, checkpoint: Checkpoint) -> None:
         """See `Engine.load_states`."""
