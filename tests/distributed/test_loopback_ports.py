@@ -21,7 +21,7 @@ OTHER = 12345
 
 LISTENS = "import socket, time; s = [socket.create_server(('127.0.0.1', p)) for p in {ports}]; time.sleep(600)"
 CONNECTS = """
-import os, socket
+import encodings.idna, os, socket  # the user may not be able to read Python's files
 os.setgid({user}); os.setuid({user})
 socket.create_connection(("127.0.0.1", {port}), 2)
 """
