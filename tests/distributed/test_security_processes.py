@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import socket
 import ssl
@@ -198,7 +199,8 @@ def test_strangers_are_refused_and_learn_nothing(deployed, tiny_config):
     # no key at all. Its output goes into a file: what it started outlives it, and would hold a pipe open
     supernode = Path(sys.executable).with_name("flower-supernode")
     words = ["--superlink", deployed.address, "--root-certificates", str(deployed.tls / "ca.pem")]
-    keyless = deployed.begin("keyless", str(supernode), *words, "--port", str(free_ports(1)[0]))
+    path = f"PATH={supernode.parent}{os.pathsep}{os.environ['PATH']}"  # by hand, in an environment that is activated
+    keyless = deployed.begin("keyless", "env", path, str(supernode), *words, "--port", str(free_ports(1)[0]))
     assert keyless.wait(timeout=LONGEST) != 0
     # an admitted key in another silo's name: its answers are not taken, and the run does not begin
     admitted = deployed.command("federation", "admit", deployed.link, "gamma", deployed.folder / "beta" / "key.pub")
