@@ -64,22 +64,36 @@ def trained_names(training: TrainingContext, number: int) -> set[str]:
     return shared_names(training) & {name for phase in phases for name in (*phase.trains, *phase.then)}
 
 
+def at_rank(shapes: dict[str, tuple[int, ...]], rank: int | None) -> dict[str, tuple[int, ...]]:
+    """The shapes of a silo's tensors: with a rank of its own, LoRA's A has so many rows and B so many columns."""
+    changed = dict(shapes)
+    for name, shape in shapes.items() if rank is not None else ():
+        if name.endswith("lora_A.weight"):
+            changed[name] = (rank, shape[1])
+        elif name.endswith("lora_B.weight"):
+            changed[name] = (shape[0], rank)
+    return changed
+
+
 @every_case
 def test_a_message_holds_exactly_the_shared_parts_of_its_round(reference, case):
     run, wire = reference(case)
     training, silos = run.federation.context, run.federation.silos
     tasks = {rows.task.name: rows.task for silo in silos.values() for rows in silo.train.values()}.values()
-    shapes = {
+    whole = {
         f"{name}/{tensor}": tuple(value.shape)
         for name in shared_names(training)
         for tensor, value in training.parts[name].module.init(training.backbone, tasks, torch.Generator()).items()
     }
     rows = {"centralised": sum(TRAIN_ROWS.values())} | TRAIN_ROWS | ONE_TASK_ROWS
-    senders = [(number, silo) for number in (1, 2) for silo in sorted(silos)] if shapes else []
+    senders = [(number, silo) for number in (1, 2) for silo in sorted(silos)] if whole else []
+    shapes = {silo: at_rank(whole, training.method.setting.tuner.ranks.get(silo)) for silo in silos}
     assert [(number, silo) for number, silo, _ in wire.up] == senders
     for number, silo, message in wire.up:
         tensors, header = read_message(message)
-        sent = {name: shape for name, shape in shapes.items() if name.split("/")[0] in trained_names(training, number)}
+        sent = {
+            name: shape for name, shape in shapes[silo].items() if name.split("/")[0] in trained_names(training, number)
+        }
         assert {name: tuple(tensor.shape) for name, tensor in tensors.items()} == sent
         assert list(header.pop("__metadata__").items()) == [
             ("silotune", f'{{"round": {number}, "rows": {rows[silo]}, "silo": "{silo}"}}')
@@ -87,9 +101,9 @@ def test_a_message_holds_exactly_the_shared_parts_of_its_round(reference, case):
         assert header.keys() == sent.keys()
         length = int.from_bytes(message[:8], "little")
         assert len(message) == 8 + length + sum(4 * math.prod(shape) for shape in sent.values())
-    for message in wire.down if shapes else []:
+    for message in wire.down if whole else []:
         tensors, header = read_message(message)
-        assert {name: tuple(tensor.shape) for name, tensor in tensors.items()} == shapes
+        assert {name: tuple(tensor.shape) for name, tensor in tensors.items()} in shapes.values()
         assert list(header["__metadata__"]) == ["silotune"]
 
 

@@ -82,6 +82,8 @@ CASES: dict[str, Case] = {name: Case(name) for name in METHODS} | {
             *("train.label_smoothing=0.1", "train.class_weights=balanced", "method.adapters=1"),
         ),
     ),
+    "flexlora, ranks": Case("flexlora", ("tuner.r=5", "tuner.ranks.beta=2")),
+    "hetlora, ranks": Case("hetlora", ("tuner.r=5", "tuner.ranks.beta=2", "tuner.ranks.gamma=3")),
     "fedavg, server adam": Case("fedavg", ("server.optimizer=adam", "server.lr=0.01")),
 }
 

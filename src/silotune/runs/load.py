@@ -99,7 +99,7 @@ def load_model(
         from silotune.communication.aggregation import make_aggregation, mixing_ranks
         from silotune.training.issue import Issue
 
-        aggregation = mixing_ranks(make_aggregation(finished.config.aggregation, len(finished.tasks)))
+        aggregation = mixing_ranks(make_aggregation(finished.config.aggregation, len(finished.tasks)), context.ranks)
         shared = Issue(shared, context.ranks, aggregation).state(silo)
     load_silo(finished.checkpoints, best, context, owner)
     read_instances(finished.path, context, [owner])

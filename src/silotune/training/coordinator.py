@@ -130,7 +130,7 @@ class Coordinator:
         if isinstance(aggregation, BroadcastAggregation) and self.communicates:
             aggregation.check(flatten(shared), self.optimizer)
         if ranks and self.communicates:
-            self._issue = Issue(shared, ranks, mixing_ranks(aggregation))
+            self._issue = Issue(shared, ranks, mixing_ranks(aggregation, ranks))
 
     @property
     def communicates(self) -> bool:

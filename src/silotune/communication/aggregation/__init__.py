@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
@@ -113,8 +113,12 @@ def make_aggregation(config: AggregationConfig, silos: int) -> Aggregation | Bro
     return partial(multi_krum, byzantine=byzantine, keep=config.keep)
 
 
-def mixing_ranks(aggregation: Aggregation | BroadcastAggregation) -> RankAggregation:
-    """Return an aggregation for silos of several LoRA ranks.
+def mixing_ranks(aggregation: Aggregation | BroadcastAggregation, ranks: Mapping[str, int]) -> RankAggregation:
+    """Return an aggregation as one for silos of several LoRA ranks.
+
+    Args:
+        aggregation: the configured one.
+        ranks: silo → its rank, at least one of another rank than the run's.
 
     Raises:
         InputError: it is none; the message names those that are.
@@ -122,7 +126,11 @@ def mixing_ranks(aggregation: Aggregation | BroadcastAggregation) -> RankAggrega
     if isinstance(aggregation, RankAggregation):
         return aggregation
     able = ", ".join(name for name, kind in registries.AGGREGATIONS.items() if _mixes_ranks(kind))
-    raise InputError(f"tuner.ranks: silos of several ranks need another aggregation; allowed: {able}")
+    silo = min(ranks)
+    raise InputError(
+        f"tuner.ranks: silo {silo!r} has a rank of its own ({ranks[silo]}), and this aggregation combines equal ranks "
+        f"alone; allowed: aggregation={able}"
+    )
 
 
 def _mixes_ranks(kind: object) -> bool:

@@ -39,6 +39,7 @@ from silotune.models.backbone.backbone import Backbone
 from silotune.runs.build.coordinator import build_coordinator
 from silotune.runs.build.initial_adapter import keep_start
 from silotune.runs.build.model import BackboneRequirements, build_model
+from silotune.runs.build.ranks import check_ranks, with_ranks
 from silotune.runs.build.resolve import (
     make_method,
     on_this_machine,
@@ -104,20 +105,25 @@ def _run(job: Job, link: Link, record: ChainedLog) -> None:
         wait_for_silos(dispatcher, admission, failures, config.federation)
     registry = admission.registry
     labeled = _labeled(job, config, bool(method.server_phases()))
+    # also of silos that have left the run: its configuration stays
+    bounded = {name: silo.rank for name, silo in registry.silos.items() if silo.rank is not None}
+    if bounded:
+        config = with_ranks(config, bounded)
+        method = make_method(config)
+    check_ranks(method, [*names, *registry.silos])
     federation = _federation(config, method, backbone, {name: registry.silos[name] for name in names}, labeled)
-    admission.expect(federation.coordinator.expected.shapes)
+    admission.expect(lambda silo: federation.coordinator.expected_of(silo).shapes)
     link.largest_reply += federation.coordinator.uplink.expected(federation.coordinator.expected).bytes
     folder = _run_folder(out, federation)
     with closing(folder.checkpoints):
         failures.folder = folder
         registry.write(out)
-        run["identity"] = admission.identity.fields()
         if federation.privacy is not None:
             lines = federation.privacy.lines()
             status_files.write_privacy_guarantee(out / FEDERATION_FOLDER, lines)
             for line in lines:
                 log_line(f"silotune coordinator: {line}", sys.stdout)
-        engine = FlowerEngine(federation, folder, dispatcher, run, job.local, progress)
+        engine = FlowerEngine(federation, folder, dispatcher, run, admission.identity_for, job.local, progress)
         try:
             engine.run()
         finally:

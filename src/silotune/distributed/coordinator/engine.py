@@ -7,7 +7,7 @@ repeated request is answered from the silo's own folder.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -16,6 +16,7 @@ from silotune.data.metrics import LOSS
 from silotune.distributed.coordinator.dispatcher import SiloDispatcher
 from silotune.distributed.protocol.disclosure import score_range, validate_metrics, validate_scores
 from silotune.distributed.protocol.frames import Frame, state_name
+from silotune.distributed.protocol.handshake import Identity
 from silotune.errors import InputError, SilotuneError
 from silotune.evaluation.federation_scores import mean_score
 from silotune.runs.engines.base import Broadcast, Engine, Progress
@@ -40,7 +41,8 @@ class FlowerEngine(Engine):
         federation: with every silo's name and task, and no rows.
         folder: the run's.
         dispatcher: sends the requests.
-        run: fields of every request: the run's id, the configuration, and the coordinator's identity.
+        run: fields of every request: the run's id and the configuration.
+        identity: silo → the coordinator's identity, as it says it to that silo.
         local: whether the silos' folders are in the run folder (all on one machine).
         progress: called before every request.
     """
@@ -54,12 +56,14 @@ class FlowerEngine(Engine):
         folder: RunFolder,
         dispatcher: SiloDispatcher,
         run: Mapping[str, Any],
+        identity: Callable[[str], Identity],
         local: bool = False,
         progress: Progress | None = None,
     ) -> None:
         super().__init__(federation, folder, progress)
         self._dispatcher = dispatcher
         self._run = dict(run)
+        self._identity = identity
         self._local = local
         self._options = federation.config.federation
         self._new_states: dict[str, str] = {}
@@ -150,7 +154,8 @@ class FlowerEngine(Engine):
         return sorted({state for state in states if state is not None})
 
     def _request(self, kind: str, round_number: int, name: str, broadcast: bytes, **fields: Any) -> bytes:
-        header = {**self._run, "round": round_number, "base": self._base(name), **fields}
+        identity = self._identity(name).fields()
+        header = {**self._run, "identity": identity, "round": round_number, "base": self._base(name), **fields}
         return Frame(kind, header, {"broadcast": broadcast}).encode()
 
     def _until_quorum(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +20,21 @@ FEDERATION_FOLDER = "federation"
 
 @dataclass(frozen=True)
 class SiloInfo:
-    """A silo's task and the number of texts in a row."""
+    """A silo's task, the number of texts in a row, and the rank to which its operator bounds its adapters, if any."""
 
     task: Task
     texts: int
+    rank: int | None = None
 
     @classmethod
     def read(cls, fields: Mapping[str, Any]) -> SiloInfo:
         """Parse the plain values in `run.json`."""
-        return cls(read_task(fields["task"]), int(fields["texts"]))
+        rank = fields.get("rank")
+        return cls(read_task(fields["task"]), int(fields["texts"]), None if rank is None else int(rank))
+
+    def fields(self) -> dict[str, Any]:
+        """Return it as plain values."""
+        return {name: value for name, value in asdict(self).items() if name != "rank" or value is not None}
 
 
 @dataclass(frozen=True)
@@ -69,14 +75,21 @@ class RunRegistry:
         """Return the registry with one more silo.
 
         Raises:
-            HandshakeRefused: the silo is registered with another task.
+            HandshakeRefused: the silo is registered with another task or rank.
         """
-        info = SiloInfo(hello.task, hello.texts)
-        if self.silos.get(hello.silo, info) != info:
+        info = SiloInfo(hello.task, hello.texts, hello.rank)
+        known = self.silos.get(hello.silo, info)
+        if replace(known, rank=info.rank) != info:
             raise HandshakeRefused(f"silo {hello.silo!r}: its task is another than when the run began")
+        if known != info:
+            ranks = ["the run's" if rank is None else str(rank) for rank in (info.rank, known.rank)]
+            raise HandshakeRefused(
+                f"silo {hello.silo!r}: its LoRA rank is {ranks[0]}, and was {ranks[1]} when the run began; set the key "
+                "rank of its silo.yaml back"
+            )
         return RunRegistry(self.run, {**self.silos, hello.silo: info})
 
     def write(self, out: Path) -> None:
         """Write it to a run folder."""
-        silos = {name: asdict(info) for name, info in self.silos.items()}
+        silos = {name: info.fields() for name, info in self.silos.items()}
         write_text(out / FEDERATION_FOLDER / "run.json", json.dumps({"run": self.run, "silos": silos}, indent=1))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from silotune.config.federation import FederationConfig
@@ -17,6 +17,9 @@ from silotune.errors import SilotuneError
 from silotune.runs.engines.base import Progress
 from silotune.runs.storage.run_folder import RunFolder
 
+Shapes = Callable[[str], Mapping[str, tuple[int, ...]]]
+"""Silo → the shapes of the tensors in its broadcasts, by name."""
+
 
 class AdmissionPolicy:
     """Admits a silo whose identity equals the coordinator's and whose task is unchanged in this run."""
@@ -26,6 +29,7 @@ class AdmissionPolicy:
         self.registry = registry
         self._record = record
         self._identities: dict[str, Identity] = {}
+        self._shapes: Shapes | None = None
 
     def __call__(self, frame: Frame) -> None:
         """Check a silo's hello and register the silo.
@@ -34,16 +38,20 @@ class AdmissionPolicy:
             HandshakeRefused: its identity differs from the coordinator's.
         """
         hello = Hello.read(frame)
-        check_identity(hello.silo, self.identity, hello.identity)
+        check_identity(hello.silo, self.identity_for(hello.silo), hello.identity)
         self.registry = self.registry.with_silo(hello)
         self._identities[hello.silo] = hello.identity
         self._record.append({"kind": "joined", "run": self.registry.run, "silo": hello.silo})
 
-    def expect(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    def expect(self, shapes: Shapes) -> None:
         """Compare the shapes of shared parts, too: of admitted silos now, of others at their hello."""
-        self.identity = replace(self.identity, shapes=shapes)
+        self._shapes = shapes
         for name, identity in sorted(self._identities.items()):
-            check_identity(name, self.identity, identity)
+            check_identity(name, self.identity_for(name), identity)
+
+    def identity_for(self, silo: str) -> Identity:
+        """Return the coordinator's identity, with the shapes of a silo's parts once these are known."""
+        return self.identity if self._shapes is None else replace(self.identity, shapes=self._shapes(silo))
 
 
 @dataclass

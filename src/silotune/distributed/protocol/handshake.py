@@ -112,12 +112,21 @@ class Identity:
 
 @dataclass(frozen=True)
 class Hello:
-    """A silo's reply to the greeting: its name, identity, task, and the number of texts in a row."""
+    """A silo's reply to the greeting.
+
+    Args:
+        silo: its name.
+        identity: what it runs.
+        task: its task.
+        texts: the number of texts in a row.
+        rank: the rank of its adapters, where its operator bounds it below the run's; else None.
+    """
 
     silo: str
     identity: Identity
     task: Task
     texts: int
+    rank: int | None = None
 
     @classmethod
     def read(cls, frame: Frame) -> Hello:
@@ -145,7 +154,10 @@ class Hello:
         texts = fields["texts"]
         if type(texts) is not int or not 1 <= texts <= 2:
             raise HandshakeRefused(f"{silo}: texts: a row has one or two (it says {str(texts)[:80]!r})")
-        return cls(str(fields["silo"]), identity, task, texts)
+        rank = fields.get("rank")
+        if rank is not None and (type(rank) is not int or rank < 1):
+            raise HandshakeRefused(f"{silo}: rank: not a rank (it says {str(rank)[:80]!r})")
+        return cls(str(fields["silo"]), identity, task, texts, rank)
 
 
 def protocol_of(identity: object) -> int | None:

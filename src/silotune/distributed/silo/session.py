@@ -10,6 +10,7 @@ import traceback
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from silotune.config import Config
 from silotune.core.chained_log import ChainedLog
@@ -198,10 +199,12 @@ class Session:
 
     def _hello(self, federation: Federation) -> Reply:
         task = federation.tasks[self.settings.name]
-        fields = {
+        fields: dict[str, Any] = {
             "silo": self.settings.name,
             "identity": self._setup.identity().fields(),
             "task": task.fields(),
             "texts": federation.texts[self.settings.name],
         }
+        if self._setup.bounded_rank is not None:
+            fields["rank"] = self._setup.bounded_rank
         return Reply(Frame("hello", fields))

@@ -36,6 +36,7 @@ from silotune.models.backbone.backbone import Backbone
 from silotune.models.backbone.quantization import NONE
 from silotune.runs.build.coordinator import build_coordinator
 from silotune.runs.build.model import BackboneRequirements, build_model
+from silotune.runs.build.ranks import for_silo, rank_of
 from silotune.runs.build.resolve import make_method, read_config, use_this_machine
 from silotune.runs.build.silos import build_silos
 from silotune.runs.build.step_memory import check_step_memory
@@ -79,6 +80,8 @@ class SiloSetup:
         """The shared parts with which the run starts; empty before `allocate`."""
         self.rows_digest = ""
         """The sha256 of the rows as the configuration splits them."""
+        self.bounded_rank: int | None = None
+        """The rank of the adapters, where the operator bounds it below the run's; else None."""
         self._row_use: RowUse | None = None
         self.policy = Policy(settings.name, settings.policy, tuple(settings.share))
         self.limits = RequestLimits(self.policy, RequestLedger(Path(settings.folder)))
@@ -156,7 +159,10 @@ class SiloSetup:
         self._check_configuration(config)
         method = make_method(config)
         self._check_sent(method)
-        config = self._local_config(config)
+        rank = rank_of(method, self.settings.name, self.settings.rank)
+        self.bounded_rank = None if rank == rank_of(method, self.settings.name) else rank
+        config = for_silo(self._local_config(config), method, self.settings.name, self.settings.rank)
+        method = make_method(config)
         set_numerics(config.precision.deterministic, config.precision.tf32)
         backbone = self._load(config, method)
         if coordinator_identity is not None:  # first, as another backbone makes later steps fail
@@ -183,7 +189,8 @@ class SiloSetup:
         """Make the shared parts with which the run starts: after policy and operator, who judged their shapes."""
         federation = self.federation
         if not self.start:
-            self.start = federation.context.initial_shared(federation.silos.values())
+            context, silos = federation.context, federation.silos.values()
+            self.start = context.at_rank(context.initial_shared(silos), self.settings.name)
             federation.coordinator.adopt(self.start)
 
     def _assemble(

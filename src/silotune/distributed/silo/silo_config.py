@@ -48,6 +48,8 @@ class SiloSettings(Section):
             that there is no limit. `secret` needs it: noise without a limit on ε can be as weak as a coordinator likes.
             If `secret` or `epsilon` is set, a run without noise is refused.
         delta: the δ of that budget (default 1e-5); a run's own δ is used if it is smaller.
+        rank: the largest LoRA rank that this silo trains and sends; a run whose `tuner.r` is larger goes on here with
+            this rank, if its aggregation combines several ranks.
         threads: the number of torch's threads on this machine.
         device: where this machine's backbone runs: `auto`, `cpu`, `cuda`, `cuda:N` or `mps`.
         policy: limits of what is answered at all (`policy_config.PolicyConfig`), or the name of a preset of them.
@@ -81,6 +83,7 @@ class SiloSettings(Section):
     seeded_noise: bool = False
     epsilon: Annotated[float, Field(gt=0)] | Literal["unlimited"] | None = None
     delta: float | None = Field(None, gt=0, lt=1)
+    rank: int | None = Field(None, ge=1)
     threads: int | None = Field(None, ge=1, le=1024)
     device: Device = "auto"
     policy: PolicyConfig = Field(default_factory=PolicyConfig.of)
@@ -111,6 +114,8 @@ class SiloSettings(Section):
             raise ValueError("give data (a file or folder and its columns) or rows (a folder of prepared rows)")
         if self.data is not None and self.data.name != self.name:
             raise ValueError("data.name: a silo has one name")
+        if self.data is not None and self.data.rank is not None:
+            raise ValueError("data.rank: give rank, beside data")
         if len(str(self.socket_path).encode()) > LONGEST_SOCKET:
             raise ValueError(f"socket: {self.socket_path} is too long for a Unix socket; set a shorter path")
         if self.delta is not None and self.epsilon is None:

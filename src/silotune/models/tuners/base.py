@@ -75,6 +75,11 @@ class Tuner(ABC):
         self.options = options or self.Options()
 
     @property
+    def rank(self) -> int | None:
+        """The rank of the shared adapters; None: the tuner has none, or one for all silos."""
+        return None
+
+    @property
     def ranks(self) -> Mapping[str, int]:
         """Silo → its rank, for silos whose adapters have another rank than the tuner's; see `at_rank`."""
         return {}

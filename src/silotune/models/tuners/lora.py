@@ -77,6 +77,11 @@ class LoRA(Tuner):
         return tensors
 
     @property
+    def rank(self) -> int:
+        """See `Tuner.rank`."""
+        return self._options.r
+
+    @property
     def ranks(self) -> Mapping[str, int]:
         """See `Tuner.ranks`."""
         return {silo: rank for silo, rank in self._options.ranks.items() if rank != self._options.r}

@@ -12,6 +12,7 @@ from silotune.data.tasks import SiloData
 from silotune.models.backbone.backbone import Backbone
 from silotune.runs.build.coordinator import build_coordinator
 from silotune.runs.build.model import BackboneRequirements, build_model
+from silotune.runs.build.ranks import check_ranks
 from silotune.runs.build.resolve import (
     make_method,
     use_this_machine,
@@ -57,6 +58,7 @@ def build(
         check_labels(config, (silo.task for silo in [*rows, *absent]))
     tasks = {silo.name: silo.task for silo in rows}
     absent_tasks = {silo.name: silo.task for silo in absent}
+    check_ranks(method, [*tasks, *absent_tasks])
     check_tasks(config, method, tasks, absent_tasks, None if labeled is None else labeled.task)
     with stage("backbone"):
         context = build_model(config, method, [*tasks.values(), *absent_tasks.values()], backbone, load)

@@ -1,4 +1,4 @@
-"""LoRA ranks per silo: `with_silo_ranks` gathers them in `tuner.ranks`; `check_ranks` refuses those of no silo."""
+"""LoRA ranks per silo: `with_silo_ranks` gathers them in `tuner.ranks`, `for_silo` takes one; `check_ranks`."""
 
 from __future__ import annotations
 
@@ -37,6 +37,29 @@ def with_ranks(config: Config, ranks: Mapping[str, int]) -> Config:
     return config.model_copy(
         update={"tuner": Choice(name=config.tuner.name, **options | {"ranks": {**given, **ranks}})}
     )
+
+
+def rank_of(method: Method, silo: str, most: int | None = None) -> int | None:
+    """Return the rank of a silo in a run, which is at most `most`; None: the tuner has no ranks."""
+    tuner = method.setting.tuner
+    return None if tuner.rank is None else min(tuner.ranks.get(silo, tuner.rank), most or tuner.rank)
+
+
+def for_silo(config: Config, method: Method, silo: str, most: int | None) -> Config:
+    """Return the configuration of a run for one silo alone, which has `tuner.ranks` of this silo only.
+
+    Args:
+        config: the run's.
+        method: the configured method.
+        silo: the silo's name.
+        most: the silo's own bound of its rank; None: none.
+    """
+    rank, tuner = rank_of(method, silo, most), method.setting.tuner
+    if rank is None:
+        return config
+    options = {key: value for key, value in config.tuner.options.items() if key != "ranks"}
+    own = {} if rank == tuner.rank else {"ranks": {silo: rank}}
+    return config.model_copy(update={"tuner": Choice(name=config.tuner.name, **options | own)})
 
 
 def check_ranks(method: Method, silos: Collection[str]) -> None:

@@ -16,7 +16,6 @@ from silotune.methods.parts import Scope, names_with
 from silotune.models.backbone.backbone import Backbone
 from silotune.models.heads import HEADS, Head, LanguageModelHead
 from silotune.models.tuners import TUNERS, Tuner
-from silotune.runs.build.ranks import check_ranks
 
 
 def check_tasks(
@@ -38,7 +37,6 @@ def check_tasks(
     Raises:
         InputError: naming the key and what is allowed.
     """
-    check_ranks(method, [*tasks, *absent])
     _check_meanings(tasks, labeled)
     _check_directions(tasks)
     sampling = config.sampling
