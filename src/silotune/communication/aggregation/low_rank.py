@@ -165,7 +165,7 @@ class FlexLoRA(RankAggregation):
 class HetLoRA(RankAggregation):
     """Means of A and of B padded with zeros to rank r, weighted by `‖B_k·A_k‖` per target module (Cho et al. 2024).
 
-    All other tensors are averaged by the silos' rows; where all products are zero, so are A and B.
+    All other tensors are averaged by the silos' rows; so are A and B where all products are zero.
     """
 
     name = "hetlora"

@@ -1,0 +1,205 @@
+"""FlexLoRA and HetLoRA with silos of LoRA ranks 2 and 5: whole rounds by hand in float64, and what silos receive."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from silotune.communication.aggregation import Update
+from silotune.communication.aggregation.low_rank import FlexLoRA, HetLoRA
+from silotune.core.tensors import flatten
+from silotune.methods import GLOBAL, HEAD
+from tests.support.numeric_rig import doubled, parts_in_double
+from tests.support.rounds_by_hand import Stage, cross_entropy, descended, states
+
+R, RANKS, ROWS, ALPHA = 5, {"alpha": 2, "beta": 5}, {"alpha": 6, "beta": 9}, 60.0
+SETTING = ("data.tasks=[alpha,beta]", f"tuner.r={R}", "tuner.ranks.alpha=2", f"tuner.alpha={ALPHA}")
+DESCENT = ("train.batch_size=64", "train.steps=2", "train.optimizer=sgd", "train.lr=0.3")
+END_A, END_B = ".lora_A.weight", ".lora_B.weight"
+
+
+def modules(adapter):
+    return [name.removesuffix(END_A) for name in adapter if name.endswith(END_A)]
+
+
+def cut(adapter, rank):
+    """The first rows of A and columns of B."""
+    return {name: tensor[:rank] if name.endswith(END_A) else tensor[:, :rank] for name, tensor in adapter.items()}
+
+
+def svd_cut(product, rank):
+    """The two factors of the best approximation of a matrix."""
+    u, values, vt = np.linalg.svd(product)
+    return u[:, :rank] * values[:rank], vt[:rank]
+
+
+def flexlora_to_silo(adapter, rank, number):
+    if number == 1:  # B is zero
+        return cut(adapter, rank)
+    made = {}
+    for module in modules(adapter):
+        b, a = svd_cut((adapter[module + END_B] @ adapter[module + END_A]).numpy(), rank)
+        made |= {module + END_A: torch.from_numpy(a), module + END_B: torch.from_numpy(b)}
+    return made
+
+
+def flexlora_mean(adapters, rows):
+    made = {}
+    for module in modules(adapters[0]):
+        products = [
+            n * (one[module + END_B] @ one[module + END_A]).numpy() for one, n in zip(adapters, rows, strict=True)
+        ]
+        b, a = svd_cut(sum(products) / sum(rows), R)
+        made |= {module + END_A: torch.from_numpy(a), module + END_B: torch.from_numpy(b)}
+    return made
+
+
+def hetlora_mean(adapters, rows):
+    made = {}
+    for module in modules(adapters[0]):
+        weights = [np.linalg.norm((one[module + END_B] @ one[module + END_A]).numpy()) for one in adapters]
+        a, b = (np.zeros_like(adapters[-1][module + end].numpy()) for end in (END_A, END_B))
+        for weight, one in zip(weights, adapters, strict=True):
+            rank = len(one[module + END_A])
+            a[:rank] += weight / sum(weights) * one[module + END_A].numpy()
+            b[:, :rank] += weight / sum(weights) * one[module + END_B].numpy()
+        made |= {module + END_A: torch.from_numpy(a), module + END_B: torch.from_numpy(b)}
+    return made
+
+
+BY_HAND = {
+    "flexlora": (flexlora_to_silo, flexlora_mean),
+    "hetlora": (lambda adapter, rank, number: cut(adapter, rank), hetlora_mean),
+}
+"""Method → how its paper brings the shared LoRA to a silo's rank, and how it combines the silos' ones."""
+
+
+@pytest.mark.parametrize("method", BY_HAND)
+def test_two_rounds_of_two_silos_by_hand(tiny_federation, monkeypatch, method):
+    """Factors of an SVD may be turned; what they multiply to is compared, at the coordinator and in both silos."""
+    parts_in_double(monkeypatch)
+    federation = doubled(tiny_federation(method, *SETTING, *DESCENT))
+    coordinator, context = federation.coordinator, federation.context
+    to_silo, mean = BY_HAND[method]
+    shared, heads = dict(coordinator.shared[GLOBAL]), {}
+    for name, silo in federation.silos.items():
+        (rows,) = silo.train.values()  # few: the hand-written BERT reads one at a time
+        count = ROWS[name]
+        silo.train[name] = replace(rows, ids=rows.ids[:count], types=rows.types[:count], labels=rows.labels[:count])
+        heads[name] = context.state_of(silo).private[HEAD]
+    for number in (1, 2):
+        updates, adapters = [], []
+        for name, silo in federation.silos.items():
+            received = coordinator.shared_of(name)
+            (result,) = federation.trainer.rounds([silo], received, number)
+            federation.client()._keep(silo, result)
+            sent = flatten({GLOBAL: result.state[GLOBAL]})
+            updates.append(Update(name, sent, silo.rows, flatten(received)))
+
+            def loss(now, silo=silo):
+                return cross_entropy(
+                    federation, silo, states(federation, silo, loras=[(ALPHA / R, now[GLOBAL])]), now[HEAD]
+                )
+
+            start = {GLOBAL: to_silo(shared, RANKS[name], number), HEAD: heads[name]}
+            expected = descended(start, [Stage((GLOBAL, HEAD), loss)])
+            adapters.append(expected[GLOBAL])
+            heads[name] = expected[HEAD]
+            assert_same_products(result.state[GLOBAL], expected[GLOBAL], RANKS[name])
+            for key, tensor in expected[HEAD].items():
+                torch.testing.assert_close(result.state[HEAD][key], tensor, atol=1e-9, rtol=0)
+        coordinator.aggregate(updates, number)
+        shared = mean(adapters, [ROWS[name] for name in federation.silos])
+        assert_same_products(coordinator.shared[GLOBAL], shared, R)
+
+
+def assert_same_products(found, expected, rank):
+    for module in modules(expected):
+        assert found[module + END_A].shape[0] == found[module + END_B].shape[1] == rank
+        products = [adapter[module + END_B] @ adapter[module + END_A] for adapter in (found, expected)]
+        assert products[1].abs().max() > 1e-4
+        torch.testing.assert_close(*products, atol=1e-9, rtol=0)
+
+
+def made_updates(ranks, out=7, inputs=11, seed=3):
+    draws = torch.Generator().manual_seed(seed)
+    updates = []
+    for number, rank in enumerate(ranks):
+        tensors = {
+            "global/m.lora_A.weight": torch.randn(rank, inputs, generator=draws, dtype=torch.float64),
+            "global/m.lora_B.weight": torch.randn(out, rank, generator=draws, dtype=torch.float64),
+            "head/out.weight": torch.randn(2, out, generator=draws, dtype=torch.float64),
+        }
+        updates.append(Update(f"silo{number}", tensors, 3 + 5 * number, received=tensors))
+    return updates
+
+
+def product(tensors):
+    return (tensors["global/m.lora_B.weight"] @ tensors["global/m.lora_A.weight"]).numpy()
+
+
+def test_flexlora_whose_rank_suffices_has_the_mean_of_the_products():
+    updates = made_updates((2, 3, 2))
+    before = made_updates((7,))[0].tensors
+    aggregate = FlexLoRA().aggregate(updates, before)
+    mean = sum(update.rows * product(update.tensors) for update in updates) / sum(update.rows for update in updates)
+    np.testing.assert_allclose(product(aggregate), mean, atol=1e-9)
+    heads = sum(update.rows * update.tensors["head/out.weight"] for update in updates)
+    np.testing.assert_allclose(aggregate["head/out.weight"], heads / sum(u.rows for u in updates), atol=1e-12)
+
+
+def test_a_rank_above_a_modules_widths_is_filled_with_zeros():
+    updates = made_updates((9, 2), out=4, inputs=6)
+    aggregate = FlexLoRA().aggregate(updates, updates[0].tensors)
+    assert aggregate["global/m.lora_A.weight"].shape == (9, 6)
+    assert aggregate["global/m.lora_B.weight"].shape == (4, 9)
+    mean = sum(update.rows * product(update.tensors) for update in updates) / sum(update.rows for update in updates)
+    np.testing.assert_allclose(product(aggregate), mean, atol=1e-9)
+
+
+def test_hetlora_of_equal_ranks_and_products_of_one_norm_is_the_plain_mean():
+    first, second = made_updates((3, 3))
+    scaled = dict(second.tensors)
+    scaled["global/m.lora_B.weight"] = (
+        second.tensors["global/m.lora_B.weight"]
+        * np.linalg.norm(product(first.tensors))
+        / np.linalg.norm(product(scaled))
+    )
+    updates = [first, replace(second, tensors=scaled)]
+    aggregate = HetLoRA().aggregate(updates, first.tensors)
+    for name in ("global/m.lora_A.weight", "global/m.lora_B.weight"):
+        np.testing.assert_allclose(
+            aggregate[name], (updates[0].tensors[name] + updates[1].tensors[name]) / 2, atol=1e-12
+        )
+
+
+def test_hetlora_of_products_of_zero_is_the_mean_by_rows():
+    updates = [
+        replace(update, tensors=update.tensors | {"global/m.lora_B.weight": torch.zeros(7, rank, dtype=torch.float64)})
+        for rank, update in zip((3, 3), made_updates((3, 3)), strict=True)
+    ]
+    aggregate = HetLoRA().aggregate(updates, updates[0].tensors)
+    rows = np.array([update.rows for update in updates])
+    a = sum(n * update.tensors["global/m.lora_A.weight"] for n, update in zip(rows, updates, strict=True)) / rows.sum()
+    np.testing.assert_allclose(aggregate["global/m.lora_A.weight"], a, atol=1e-12)
+    assert not aggregate["global/m.lora_B.weight"].any()
+
+
+def test_a_silos_part_of_an_svd_is_the_best_of_its_rank():
+    (update,) = made_updates((5,))
+    received = FlexLoRA().to_rank(update.tensors, 2)
+    b, a = svd_cut(product(update.tensors), 2)
+    np.testing.assert_allclose(product(received), b @ a, atol=1e-9)
+    assert received["head/out.weight"] is update.tensors["head/out.weight"]
+
+
+@pytest.mark.parametrize("kind", [FlexLoRA, HetLoRA])
+def test_a_fresh_lora_is_cut_as_it_was_drawn(kind):
+    (update,) = made_updates((5,))
+    fresh = update.tensors | {"global/m.lora_B.weight": torch.zeros(7, 5, dtype=torch.float64)}
+    received = kind().to_rank(fresh, 2)
+    assert torch.equal(received["global/m.lora_A.weight"], fresh["global/m.lora_A.weight"][:2])
+    assert received["global/m.lora_B.weight"].shape == (7, 2)
