@@ -33,7 +33,7 @@ PAIRS_OF = [
     for family in FAMILIES
     for tuner in ("lora", "ia3", *VIRTUAL)
     if (family, tuner) != ("t5", "prefix")  # peft has no prefix in an encoder; tested to be refused
-]
+] + [(family, tuner) for family in ("bert", "gpt2") for tuner in ("dora", "vera")]
 
 
 def own_logits(run, silo, texts):
@@ -72,10 +72,17 @@ def test_the_same_states_and_logits(runs, family, tuner, tmp_path):
     assert max((one - other).abs().max() for one, other in zip(actual, without, strict=True)) > 0.01
 
 
-@pytest.mark.parametrize("tuner", ["lora", "ia3", *VIRTUAL])
-def test_either_part_and_the_mix_of_both(runs, tuner, tmp_path):
+@pytest.mark.parametrize(
+    ("tuner", "words"),
+    [
+        *((tuner, ()) for tuner in ("lora", "ia3", *VIRTUAL, "dora", "vera")),
+        ("lora", ("tuner.scaling=rslora", "tuner.init=pissa")),
+        ("dora", ("tuner.scaling=rslora", "tuner.init=pissa", "tuner.lr_ratio=2")),
+    ],
+)
+def test_either_part_and_the_mix_of_both(runs, tuner, words, tmp_path):
     """The silo's own adapter alone; and both in one adapter, which predicts as the silo does."""
-    run = runs.run("roberta", tuner, "method=fedmatch")
+    run = runs.run("roberta", tuner, "method=fedmatch", *words)
     for part, mix in {
         "global": {"global": 1},
         "private": {"private": 1},
@@ -144,6 +151,7 @@ def test_a_masked_language_model_with_a_verbalizer(runs, tuner, tmp_path):
 def test_peft_reads_the_configurations_as_its_own(runs, tmp_path):
     """Every key is known to peft's classes, and what the card names is what was trained."""
     kinds = {"lora": peft.LoraConfig, "ia3": peft.IA3Config, "prompt": peft.PromptTuningConfig}
+    kinds |= {"dora": peft.LoraConfig, "vera": peft.VeraConfig}
     kinds |= {"p-tuning": peft.PromptEncoderConfig, "prefix": peft.PrefixTuningConfig}
     for tuner, kind in kinds.items():
         export(runs.run("roberta", tuner), "beta", "global", tmp_path / tuner)

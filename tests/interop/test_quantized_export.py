@@ -37,7 +37,7 @@ def as_in_training(model):
     return model.eval()
 
 
-@pytest.mark.parametrize("tuner", ["lora", "ia3", "prompt"])
+@pytest.mark.parametrize("tuner", ["lora", "dora", "vera", "ia3", "prompt"])
 @pytest.mark.parametrize("quantization", CONFIGURATIONS)
 def test_plain_peft_over_the_same_quantized_base(runs, quantization, tuner, tmp_path):
     run = run_of(runs, quantization, tuner)

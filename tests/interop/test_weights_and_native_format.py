@@ -46,6 +46,7 @@ def carried_along(folder: Path):
     ("family", "tuner"),
     [
         *((family, "lora") for family in ("bert", "roberta", "gpt2", "llama", "t5")),
+        *((family, tuner) for family in ("bert", "gpt2") for tuner in ("dora", "vera")),
         *((family, "ia3") for family in ("bert", "gpt2", "t5")),
         *((family, "bitfit") for family in ("bert", "gpt2")),
         *((family, "full") for family in ("bert", "t5")),
@@ -169,7 +170,9 @@ def test_native_layout_refuses_what_does_not_belong_together(runs, tmp_path):
         module.attach(model, tmp_path)
 
 
-@pytest.mark.parametrize("tuner", ["lora", "ia3", "prompt", "p-tuning", "prefix", "bottleneck", "bitfit"])
+@pytest.mark.parametrize(
+    "tuner", ["lora", "dora", "vera", "ia3", "prompt", "p-tuning", "prefix", "bottleneck", "bitfit"]
+)
 def test_the_loader_predicts_as_the_silo_does(runs, tuner, tmp_path):
     """Pairs on BERT: segments are kept under virtual tokens too, which peft's own forward drops."""
     run = runs.run("bert", tuner, "method=fedmcp", "head.pooling=first")

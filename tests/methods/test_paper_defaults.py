@@ -138,6 +138,16 @@ TUNER_OPTIONS: dict[str, Values] = {
         "dropout": (0.0, "FedDPA's presets set the authors' 0.05"),
         "sites": (("query", "value"), "FedDPA, section 5.1; Hu et al. 2022, section 4.2"),
         "ranks": ({}, "one rank for all silos"),
+        "scaling": ("standard", "Hu et al. 2022, section 4.1; Kalajdzievski 2023 where chosen"),
+        "init": ("uniform", "Hu et al. 2022, the authors' code"),
+        "lr_ratio": (1.0, "Hu et al. 2022; Hayou et al. 2024, section 4: 16 (2⁴) where chosen"),
+    },
+    "vera": {
+        "r": (256, "Kopiczko et al. 2024, Table 8: RoBERTa-large; peft"),
+        "d_initial": (0.1, "Kopiczko et al. 2024, Table 8"),
+        "seed": (0, "any; peft's projection_prng_key"),
+        "dropout": (0.0, "peft"),
+        "sites": (("query", "value"), "Kopiczko et al. 2024, section 4.1"),
     },
     "prefix": {
         "tokens": (6, "PEFT in FL: 8.16 % of BERT-base (Table 2)"),
@@ -166,6 +176,7 @@ TUNER_OPTIONS: dict[str, Values] = {
     },
     "full": {},
 }
+TUNER_OPTIONS["dora"] = TUNER_OPTIONS["lora"]  # Liu et al. 2024 compare at LoRA's rank; alpha is 2·r there, too
 """Tuner → option → (default, place)."""
 
 

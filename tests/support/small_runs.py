@@ -38,6 +38,8 @@ PAIRS = [("the garden was kind", "and warm"), ("the soup seemed awful at last", 
 ROWS = {"train": 12, "validation": 4, "test": 4}
 OPTIONS = {
     "lora": ("tuner.r=3", "tuner.alpha=5"),
+    "dora": ("tuner.r=3", "tuner.alpha=5"),
+    "vera": ("tuner.r=7",),
     "ia3": (),
     "prompt": ("tuner.tokens=3",),
     "p-tuning": ("tuner.tokens=3", "tuner.width=6"),

@@ -124,6 +124,9 @@ KINDS = {
     "pfeiffer": ("bottleneck", {"sites": "pfeiffer", "reduction": 8}),
     "lora": ("lora", {"r": 3, "alpha": 6}),
     "lora-patterns": ("lora", {"r": 2, "sites": "attention_output,feedforward_input,*"}),
+    "pissa": ("lora", {"r": 4, "alpha": 3, "init": "pissa", "scaling": "rslora"}),
+    "dora": ("dora", {"r": 3, "alpha": 6}),
+    "vera": ("vera", {"r": 5, "sites": "query,feedforward_output", "seed": 3}),
     "prefix": ("prefix", {"tokens": 3, "reparametrise": 5, "width": 7}),
     "prefix-direct": ("prefix", {"tokens": 3, "reparametrise": 0, "stack": "decoder"}),
     "prompt": ("prompt", {"tokens": 3}),
@@ -140,7 +143,11 @@ UNSUPPORTED = {
     *((kind, family) for kind in ("prefix", "prefix-direct") for family in _NO_PREFIX),
     *(("bitfit", family) for family in _NO_BIASES),
 }
-PAIRS = [(kind, family) for kind in KINDS for family in FAMILIES if (kind, family) not in UNSUPPORTED]
+_FORMS = ("bert", "gpt2", "llama", "t5")
+_AS_LORA = {(kind, family) for kind in ("pissa", "dora", "vera") for family in FAMILIES if family not in _FORMS}
+"""Not repeated: they act where LoRA does, and these families differ in biases, fused layers and stacks."""
+
+PAIRS = [(kind, family) for kind in KINDS for family in FAMILIES if (kind, family) not in UNSUPPORTED | _AS_LORA]
 
 LENGTHS = (7, 3, 6, 4)
 DECODER_LENGTH = 3

@@ -15,6 +15,7 @@ from silotune.interop.fold_weights import can_fold
 from silotune.methods.base import HEAD
 from silotune.methods.head_mix import WhichHead, head_tensors, heads_of
 from silotune.methods.parts import Part, Scope
+from silotune.models.backbone.backbone import Backbone
 from silotune.models.forward.mixing import joined_tensors, members, parts_in, resolve_weights
 from silotune.models.heads import Head
 from silotune.models.tuners import TUNERS, Tuner, Weight, WeightedTensors, tuner_of
@@ -104,8 +105,8 @@ def select(run: Run, silo: str, word: str) -> ExportSelection:
         silo,
         word,
         mix,
-        merge(tuner, state, by_tuner.pop(tuner)),
-        tuple((other, merge(other, state, weights)) for other, weights in by_tuner.items()),
+        merge(federation.backbone, tuner, state, by_tuner.pop(tuner)),
+        tuple((other, merge(federation.backbone, other, state, weights)) for other, weights in by_tuner.items()),
         head,
         which if isinstance(which, str) else {name: float(w) for name, w in resolve_weights(which, state).items()},
         _of_task(run, head, head_tensors(which, state), task),
@@ -125,10 +126,11 @@ def _by_tuner(parts: Mapping[str, Part], mix: Mapping[str, float]) -> dict[Tuner
     return divided
 
 
-def merge(tuner: Tuner, state: State, mix: Mapping[str, float]) -> MergedAdapter:
+def merge(backbone: Backbone, tuner: Tuner, state: State, mix: Mapping[str, float]) -> MergedAdapter:
     """Make one adapter of a mix of parts.
 
     Args:
+        backbone: the backbone on which they were trained.
         tuner: the tuner of all parts.
         state: the parts' tensors.
         mix: part name → weight.
@@ -138,8 +140,8 @@ def merge(tuner: Tuner, state: State, mix: Mapping[str, float]) -> MergedAdapter
     """
     parts = [
         WeightedTensors(
-            tuner.reparametrize(
-                {key: tensor.detach().cpu().float() for key, tensor in joined_tensors(state, name).items()}
+            tuner.effective(
+                backbone, {key: tensor.detach().cpu().float() for key, tensor in joined_tensors(state, name).items()}
             ),
             weight,
         )

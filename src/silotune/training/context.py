@@ -253,6 +253,12 @@ class TrainingContext:
         chosen = self.train.dropout
         return self.draws or bool(any(tuner.trains_backbone for tuner in self.tuners) if chosen is None else chosen)
 
+    def rate_factor(self, name: str) -> float:
+        """Return the factor of the learning rate of a "part/tensor"; see `Tuner.rate_factor`."""
+        part, tensor = name.split("/", 1)
+        tuner = tuner_of(self.parts[part].module)
+        return 1.0 if tuner is None else tuner.rate_factor(tensor)
+
     # -- views -------------------------------------------------------------------------------------------------------
 
     def epochs(self, phase: Phase) -> int | None:

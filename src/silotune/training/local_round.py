@@ -217,7 +217,7 @@ def train(
                 for run in members
             ]
             scaled = backbone.precision == "fp16"
-            optimizer = PhaseOptimizer(settings, trained, schedules, backbone.device, scaled)
+            optimizer = PhaseOptimizer(settings, trained, schedules, backbone.device, scaled, context.rate_factor)
             keep = settings.keep_optimizer and every_round
             for index, run in enumerate(members if keep else []):
                 optimizer.restore(index, phase.name, run.memory)

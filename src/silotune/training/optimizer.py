@@ -1,9 +1,9 @@
-"""`make_optimizer`: PyTorch's optimizer of `train.optimizer`, and the groups of `train.weight_decay`."""
+"""`make_optimizer`: PyTorch's optimizer of `train.optimizer`; `make_groups`: tensors by learning rate and decay."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -23,20 +23,29 @@ def _decays(name: str) -> bool:
     return _UNDECAYED.search(".".join(name.rsplit("/", 1)[-1].split(".")[-2:])) is None
 
 
-def make_groups(train: TrainConfig, tensors: Mapping[str, Tensor]) -> list[Group]:
-    """Divide a silo's tensors into those whose weights decay and the others, if `train.weight_decay` is given.
+FACTOR = "rate_factor"
+"""The entry of a group that its learning rate is multiplied by."""
+
+
+def make_groups(
+    train: TrainConfig, tensors: Mapping[str, Tensor], rate_factor: Callable[[str], float] = lambda name: 1.0
+) -> list[Group]:
+    """Divide a silo's tensors by learning rate and, if `train.weight_decay` is given, by whether weights decay.
 
     Args:
         train: the optimizer's settings.
         tensors: name → tensor.
+        rate_factor: name → factor of the learning rate.
     """
     decay = train.weight_decay
-    if not decay:
-        return [{"params": [*tensors.values()], **({} if decay is None else {"weight_decay": 0.0})}]
-    decayed = [tensor for name, tensor in tensors.items() if _decays(name)]
-    undecayed = [tensor for name, tensor in tensors.items() if not _decays(name)]
-    groups = [{"params": decayed, "weight_decay": decay}, {"params": undecayed, "weight_decay": 0.0}]
-    return [group for group in groups if group["params"]]
+    divided: dict[tuple[float, bool], list[Tensor]] = {}
+    for name, tensor in tensors.items():
+        divided.setdefault((rate_factor(name), bool(decay) and _decays(name)), []).append(tensor)
+    groups: list[Group] = []
+    for (factor, decays), of_group in sorted(divided.items(), key=lambda item: (item[0][0], not item[0][1])):
+        of_decay = {} if decay is None else {"weight_decay": decay if decays else 0.0}
+        groups.append({"params": of_group, FACTOR: factor, **of_decay})
+    return groups
 
 
 def make_optimizer(train: TrainConfig, groups: Sequence[Tensor] | Sequence[Group]) -> torch.optim.Optimizer:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from silotune.config import TrainConfig
 from silotune.core.tensors import Tensors
-from silotune.training.optimizer import Group, make_groups, make_optimizer
+from silotune.training.optimizer import FACTOR, Group, make_groups, make_optimizer
 from silotune.training.optimizer_state import pack, restore
 from silotune.training.schedule import Schedule
 
@@ -33,6 +33,7 @@ class PhaseOptimizer:
         schedules: each silo's learning rates.
         device: where they are.
         scaled: whether the backward pass runs in float16.
+        rate_factor: tensor's name → factor of its learning rate.
     """
 
     def __init__(
@@ -42,9 +43,10 @@ class PhaseOptimizer:
         schedules: Sequence[Schedule],
         device: torch.device,
         scaled: bool,
+        rate_factor: Callable[[str], float] = lambda name: 1.0,
     ) -> None:
         self._leaves, self._schedules, self._clip_norm = leaves, schedules, train.clip_norm
-        groups = [make_groups(train, named) for named in leaves]
+        groups = [make_groups(train, named, rate_factor) for named in leaves]
         together = groups if scaled else [[group for own in groups for group in own]]
         self._optimizers = [make_optimizer(train, own) for own in together]
         made = iter([group for optimizer in self._optimizers for group in optimizer.param_groups])
@@ -70,7 +72,7 @@ class PhaseOptimizer:
         """
         for silo, taken in silos.items():
             for group in self._groups[silo]:
-                group["lr"] = self._schedules[silo].rate(taken)
+                group["lr"] = self._schedules[silo].rate(taken) * group[FACTOR]
             if self._scalers:
                 self._scalers[silo].unscale_(self._optimizers[silo])
             if self._clip_norm is not None:

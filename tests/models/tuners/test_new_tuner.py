@@ -115,7 +115,7 @@ def test_peft_has_no_such_tuner():
 def test_what_it_does_not_implement_is_refused(runs, tmp_path):
     gain = runs.run("bert", "gain", "method=fedmatch")
     with pytest.raises(
-        InputError, match=r"gain cannot be folded into weights \(that can be: lora, ia3, bitfit, full\)"
+        InputError, match=r"gain cannot be folded into weights \(that can be: lora, dora, vera, ia3, bitfit, full\)"
     ):
         export(gain, "beta", "merged", tmp_path / "out")
     unmergeable = runs.run("bert", "unmergeable", "method=fedmatch")

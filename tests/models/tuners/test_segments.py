@@ -12,7 +12,7 @@ from silotune.core.randomness import Stream
 from silotune.errors import InputError
 from silotune.models.backbone.segments import Segments
 from silotune.models.forward.encoding import encode_views
-from silotune.models.forward.mixing import MixEntry, can_share_forward
+from silotune.models.forward.mixing import MixEntry, can_share_forward, fold_entries
 from silotune.models.tuners import TUNERS
 from silotune.training.cohort import choose
 from tests.support.tuner_families import (
@@ -61,6 +61,7 @@ def silos_mixes(tuner, backbone, silo, received, weights=(0.5, 0.5)):
         "received": [MixEntry(tuner, received, 1)],
         "base": [],
     }
+    mixes = {name: fold_entries(backbone, mix) for name, mix in mixes.items()}  # as `run_views` hands them on
     return mixes, [*one.values(), *other.values()]
 
 
@@ -84,7 +85,7 @@ def compare(backbone, tuner, family, lengths, weights=None, streams=False):
     for silo, (inputs, (mixes, leaves)) in enumerate(zip(alone, silos, strict=True)):
         with Stream(1, "silo", silo):
             actual = encoded_views(backbone, inputs, mixes)
-        gradients.append(torch.autograd.grad(score(actual, inputs), leaves))
+        gradients.append(torch.autograd.grad(score(actual, inputs), leaves, retain_graph=True))
         expected.append({name: real_states(states.detach(), inputs) for name, (states, _) in actual.items()})
     silo_streams = [Stream(1, "silo", silo) for silo in range(len(lengths))] if streams else []
     segments = Segments([len(one) for one in lengths], [max(one) for one in lengths], silo_streams)
@@ -128,7 +129,7 @@ def test_mixes_of_different_forms(kind):
     compare(backbone, tuner, "bert", RAGGED, [*weights[:2], (0.9, 0.1)])
 
 
-@pytest.mark.parametrize("kind", ["lora", "bottleneck"])
+@pytest.mark.parametrize("kind", ["lora", "dora", "bottleneck"])
 @pytest.mark.parametrize("lengths", [RAGGED, EVEN])
 def test_batched_products_are_used(kind, lengths, monkeypatch):
     """One change a site for all silos of a view, none for each."""

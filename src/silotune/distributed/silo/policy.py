@@ -105,13 +105,17 @@ class Policy:
             why = "the rows of a short last batch weigh more than the others; allowed: even (policy.batches)"
             raise self.refused(f"train.batches={train.batches}", why)
         self._at_least("train.max_length", train.max_length, "max_length")
+        tuner = config.tuner.model_dump()
+        ratio = tuner.get("lr_ratio", 1.0)  # texts are refused where options are read
         self._at_most("train.lr", train.lr, "lr")  # a schedule only lowers it
+        if isinstance(ratio, (int, float)) and ratio > 1:
+            self._at_most("train.lr × tuner.lr_ratio", train.lr * ratio, "lr")
         self._at_most("train.server_lr", train.server_lr or 0.0, "lr")
         self._at_most("train.weight_decay", train.weight_decay or 0.0, "weight_decay")
         self._at_most("train.dropout", 0.0 if isinstance(train.dropout, str) else train.dropout or 0.0, "dropout")
         # of inputs that a dropout near 1 leaves, each column of a LoRA's A shows one feature of one token
-        tuner_dropout = config.tuner.model_dump().get("dropout", 0.0)
-        if isinstance(tuner_dropout, (int, float)):  # texts are refused where options are read
+        tuner_dropout = tuner.get("dropout", 0.0)
+        if isinstance(tuner_dropout, (int, float)):
             self._at_most("tuner.dropout", tuner_dropout, "dropout")
         self._at_most("train.epochs", train.epochs, "epochs")
         self._at_most("train.steps", train.steps or 0, "steps")

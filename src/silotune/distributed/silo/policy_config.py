@@ -44,7 +44,7 @@ _METHODS += ["fedfame", "fedprompt", "fedit", "fedlora", "feddpa-f", "feddpa-t",
 
 _PARTNERS: dict[str, Any] = {
     "methods": _METHODS,
-    "tuners": ["bottleneck", "lora", "prefix", "prompt", "p-tuning", "bitfit", "ia3"],
+    "tuners": ["bottleneck", "lora", "dora", "vera", "prefix", "prompt", "p-tuning", "bitfit", "ia3"],
     "heads": ["mlp", "linear", "verbalizer", "lm", "dpo"],
     "keys": [],
     "prompts": False,

@@ -72,6 +72,10 @@ class Segments:
         rows = x if self._even else x.index_select(0, self._indices(x.device)[0])
         return rows.reshape(len(self.sizes), -1, x.shape[-1])
 
+    def spread(self, vectors: Tensor) -> Tensor:
+        """Give every row its segment's vector: shape (segments, width) becomes (rows, 1, width)."""
+        return vectors.repeat_interleave(torch.tensor(self.sizes, device=vectors.device), 0).unsqueeze(1)
+
     def add_product(self, y: Tensor, low: Tensor, wide: Tensor, shift: Tensor | None = None) -> Tensor:
         """Compute `y + low·wideᵀ (+ shift)`, with the segment's own factors in every row.
 

@@ -63,7 +63,7 @@ def generate_ids(
     Returns:
         Token ids per row without the end token, in the rows' order.
     """
-    mix = fold_entries(mix)
+    mix = fold_entries(backbone, mix)
     ends = end_tokens(backbone)
     answers: list[list[int]] = [[] for _ in prompts]
     for group, group_mix in group_by_weight(backbone, mix, len(prompts)):

@@ -115,9 +115,9 @@ class MixEntry:
         return isinstance(self.weight, Tensor) and self.weight.dim() > 0
 
 
-def fold_entries(mix: Sequence[MixEntry]) -> list[MixEntry]:
-    """Reparametrize the parts that act (see `Tuner.reparametrize`), once for all forwards under the mix."""
-    return [replace(part, tensors=part.tuner.reparametrize(part.tensors)) for part in mix if part.present]
+def fold_entries(backbone: Backbone, mix: Sequence[MixEntry]) -> list[MixEntry]:
+    """Compute the tensors with which parts act (see `Tuner.effective`), once for all forwards under the mix."""
+    return [replace(part, tensors=part.tuner.effective(backbone, part.tensors)) for part in mix if part.present]
 
 
 def select_rows(mix: Sequence[MixEntry], rows: slice | Tensor | Sequence[int]) -> list[MixEntry]:
@@ -237,6 +237,8 @@ def _acts_on_segments(
     if len(in_common) == 1 and not tuner.draws:
         tuner.act(backbone, [replace(part, tensors=beside(part.tensors)) for part in mixes[0]], plan)
         return True
+    if not tuner.implements("act_on_segments"):
+        return False
     weighted = [
         WeightedTensors(beside(segments.stack_tensors([part.tensors for part in parts])), parts[0].weight)
         for parts in zip(*mixes, strict=True)

@@ -105,7 +105,7 @@ def run_views(backbone: Backbone, request: ViewRequest) -> list[dict[str, View]]
         InputError: if silos cannot share a forward under these mixes, or if a head reads the states of a view whose
             rows ran under different weights of the backbone.
     """
-    keys, distinct = _distinct_views(request)
+    keys, distinct = _distinct_views(backbone, request)
     stacks: dict[tuple[int, ...], Tensors] = {}
     for micro_batch in request.micro_batches:
         pending = {key: view for key, view in distinct.items() if not _take_cached(request, micro_batch, view)}
@@ -169,13 +169,17 @@ class _DistinctView:
         self.collected = [_Collected() for _ in self.mixes]
 
 
-def _distinct_views(request: ViewRequest) -> tuple[dict[str, Hashable], dict[Hashable, _DistinctView]]:
+def _distinct_views(
+    backbone: Backbone, request: ViewRequest
+) -> tuple[dict[str, Hashable], dict[Hashable, _DistinctView]]:
     """View's name → key, and key → view; views with equal mixes in every silo have the same key."""
     keys: dict[str, Hashable] = {
         name: tuple(identity(mixes[name]) for mixes in request.mixes) for name in request.mixes[0]
     }
     distinct = {
-        key: _DistinctView([fold_entries(mixes[name]) for mixes in request.mixes], dropout=_dropout(request, name))
+        key: _DistinctView(
+            [fold_entries(backbone, mixes[name]) for mixes in request.mixes], dropout=_dropout(request, name)
+        )
         for name, key in reversed(keys.items())
     }
     if request.view_caches and not any(request.head_readings):  # heads read states, which the caches do not hold

@@ -10,6 +10,7 @@ from silotune.models.tuners.base import Tuner, TunerOptions, Weight, WeightedTen
 from silotune.models.tuners.bitfit import BitFit
 from silotune.models.tuners.bottleneck import Bottleneck
 from silotune.models.tuners.delta import Delta
+from silotune.models.tuners.dora import DoRA
 from silotune.models.tuners.full import Full
 from silotune.models.tuners.ia3 import IA3
 from silotune.models.tuners.lora import LoRA
@@ -17,8 +18,11 @@ from silotune.models.tuners.prefix import PrefixTuning
 from silotune.models.tuners.prompt import PromptTuning
 from silotune.models.tuners.ptuning import PTuning
 from silotune.models.tuners.tensor_group import TensorGroup, tuner_of
+from silotune.models.tuners.vera import VeRA
 
-_ALL: tuple[type[Tuner], ...] = (Bottleneck, LoRA, PrefixTuning, PromptTuning, PTuning, IA3, BitFit, Full)
+_ALL: tuple[type[Tuner], ...] = (
+    *(Bottleneck, LoRA, DoRA, VeRA, PrefixTuning, PromptTuning, PTuning, IA3, BitFit, Full),
+)
 
 TUNERS: Registry[type[Tuner]] = registries.TUNERS
 

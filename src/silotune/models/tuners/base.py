@@ -42,7 +42,7 @@ class MergedAdapter:
     """One adapter as exports hold it.
 
     Args:
-        tensors: the tuner's tensors after `Tuner.reparametrize`, float32, on the CPU.
+        tensors: the tuner's tensors after `Tuner.effective`, float32, on the CPU.
         options: the tuner's options, with the rank or width that `tensors` have.
     """
 
@@ -139,6 +139,17 @@ class Tuner(ABC):
         batch runs in micro-batches.
         """
         return tensors
+
+    def effective(self, backbone: Backbone, tensors: Tensors) -> Tensors:
+        """Compute the tensors that act on this backbone, for tuners that read its weights; else `reparametrize`.
+
+        It is called where `reparametrize` would be, and `act` accepts its result, too.
+        """
+        return self.reparametrize(tensors)
+
+    def rate_factor(self, name: str) -> float:
+        """Return the factor of the learning rate for a tensor of this name (LoRA+)."""
+        return 1.0
 
     @property
     def draws(self) -> bool:

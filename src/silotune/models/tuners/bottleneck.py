@@ -19,7 +19,7 @@ from silotune.models.backbone.architectures import TARGET_FIELDS
 from silotune.models.backbone.backbone import Backbone
 from silotune.models.backbone.forward_plan import ForwardPlan, OutputChange
 from silotune.models.tuners.base import MergedAdapter, Tuner, WeightedTensors, per_row, scalar_weights, weighted_sum
-from silotune.models.tuners.lora import add_product, scale_columns, times
+from silotune.models.tuners.low_rank_update import add_product, scale_columns, times
 from silotune.models.tuners.target_modules import TargetModuleOptions, find_target_modules, layer_widths
 
 if TYPE_CHECKING:

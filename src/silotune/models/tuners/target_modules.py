@@ -1,4 +1,4 @@
-"""`find_target_modules`: linear layers that the words of `tuner.sites` name; their widths; peft's names."""
+"""`find_target_modules`: linear layers that the words of `tuner.sites` name; their widths and weights; peft's names."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from fnmatch import fnmatchcase
 from typing import Any, cast
 from weakref import WeakKeyDictionary
 
+import torch
 from pydantic import field_validator
 from torch import Tensor, nn
 
 from silotune.errors import InputError
 from silotune.models.backbone.architectures import TARGET_FIELDS
 from silotune.models.backbone.backbone import Backbone
+from silotune.models.backbone.quantization import is_quantized
 from silotune.models.tuners.base import TunerOptions
 
 _CACHE: WeakKeyDictionary[Backbone, dict[tuple[tuple[str, ...], str], list[str]]] = WeakKeyDictionary()
@@ -73,6 +75,19 @@ def linear_weight(module: nn.Module) -> Tensor:
     """A linear layer's weight as (out, in), also where the layer stores it transposed."""
     weight = cast(Tensor, module.weight)
     return weight.t() if is_transposed(module) else weight
+
+
+@torch.no_grad()
+def layer_weight(module: nn.Module) -> Tensor:
+    """A linear layer's weight as (out, in) in the numbers that its forward computes with, also where it is quantized.
+
+    Of a quantized layer it is computed anew at each call: what the layer answers to the unit vectors.
+    """
+    if not is_quantized(module):
+        return linear_weight(module)
+    inputs, _ = layer_widths(module)
+    answers = module(torch.eye(inputs, device=cast(Tensor, module.weight).device))
+    return cast(Tensor, answers if module.bias is None else answers - module.bias).t()
 
 
 def peft_target_modules(backbone: Backbone, modules: list[str]) -> dict[str, Any]:

@@ -1,0 +1,74 @@
+"""How LoRA's A and B start: `STARTS` draw them; `principal_factors` are PiSSA's, computed from a module's weight."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+
+from silotune.core.randomness import generator as derived_generator
+from silotune.errors import InputError
+from silotune.models.backbone.backbone import Backbone
+from silotune.models.initializers import uniform
+from silotune.models.tuners.target_modules import layer_weight, layer_widths
+
+Factors = tuple[Tensor, Tensor]
+"""A of shape (r, in) and B of shape (out, r)."""
+
+_PRINCIPAL: WeakKeyDictionary[Backbone, dict[tuple[str, int, torch.device], Factors]] = WeakKeyDictionary()
+
+
+def _uniform(inputs: int, outputs: int, rank: int, draws: torch.Generator) -> Factors:
+    """A uniform in ±1/√in and B of zeros, as in LoRA's authors' code and in peft."""
+    return uniform(draws, 1 / math.sqrt(inputs), rank, inputs), torch.zeros(outputs, rank)
+
+
+def _orthogonal(inputs: int, outputs: int, rank: int, draws: torch.Generator) -> Factors:
+    """A and B that are both not zero while B·A is: their ranks are normal draws along orthogonal directions, over 10.
+
+    As `init_lora_weights="orthogonal"` of peft. The directions are the same in every part, so that B·A is zero also
+    where A and B are parts of their own.
+    """
+    directions = torch.linalg.qr(torch.randn(rank, rank, generator=derived_generator(0, "orthogonal start", rank)))[0]
+    a = torch.randn(inputs, rank // 2, generator=draws) @ directions[0::2]
+    b = torch.randn(outputs, rank // 2, generator=draws) @ directions[1::2]
+    return a.T.contiguous() / 10, b / 10
+
+
+STARTS: dict[str, Callable[[int, int, int, torch.Generator], Factors]] = {
+    "uniform": _uniform,
+    "orthogonal": _orthogonal,
+}
+"""Value of `tuner.init` → a function of input width, output width, rank and generator."""
+
+
+def principal_factors(backbone: Backbone, module: str, rank: int, device: torch.device) -> Factors:
+    """Return `√Σ·Vᵀ` and `U·√Σ` of the `rank` largest singular values of a module's weight W = U·Σ·Vᵀ, float32.
+
+    PiSSA (Meng et al. 2024, eqs. 2 and 3). They are computed once for a backbone and a device. The largest entry of
+    each row of Vᵀ is positive, so that machines agree on signs.
+
+    Raises:
+        InputError: the weight has fewer singular values, or it is stored quantized.
+    """
+    known = _PRINCIPAL.setdefault(backbone, {})
+    if (module, rank, device) not in known:
+        layer = backbone.module(module)
+        most = min(layer_widths(layer))
+        if rank > most:
+            raise InputError(f"tuner.r: init=pissa takes singular values of {module}, which has {most}; {rank} asked")
+        known[module, rank, device] = tuple(
+            factor.to(device) for factor in _principal(layer_weight(layer).detach().float(), rank)
+        )  # type: ignore[assignment]
+    return known[module, rank, device]
+
+
+def _principal(weight: Tensor, rank: int) -> Factors:
+    u, values, vh = torch.linalg.svd(weight, full_matrices=False)
+    u, values, vh = u[:, :rank], values[:rank].sqrt(), vh[:rank]
+    largest = vh.gather(1, vh.abs().argmax(1, keepdim=True))
+    signs = torch.where(largest < 0, -1.0, 1.0)
+    return (signs * vh * values.unsqueeze(1)).contiguous(), (u * signs.T * values).contiguous()
