@@ -99,12 +99,13 @@ def test_wide_adapters(attack):
         ("train.max_length=8", "train.max_length=8; at least 32"),
         ("train.lr=1", "train.lr=1.0; at most 0.01"),
         ("train.server_lr=1", "train.server_lr=1.0; at most 0.01"),
+        ("tuner=lora tuner.lr_ratio=100", "train.lr × tuner.lr_ratio=0.1; at most 0.01"),
         ("train.weight_decay=100", "train.weight_decay=100.0; at most 0.1"),
         ("train.dropout=0.99", "train.dropout=0.99; at most 0.5"),
     ],
 )
 def test_work_without_end_and_updates_of_few_tokens(attack, word, refused):
-    assert refused in attack((*ALLOWED, word)).reason("hello")
+    assert refused in attack((*ALLOWED, *word.split())).reason("hello")
 
 
 def test_a_million_score_requests(attack):

@@ -33,7 +33,8 @@ class VeRAOptions(TargetModuleOptions):
     """`r`: the rank of the frozen matrices. `d_initial`: the value with which d starts; b starts at 0.
 
     `seed`: A and B are drawn from it, so that they are the same in all silos and never sent; peft's
-    `projection_prng_key`. `sites` and `dropout` as of `lora`.
+    `projection_prng_key`. `dropout`: probability of dropping an input of A in training. `sites`: linear layers of each
+    block, or patterns of names.
     """
 
     r: int = Field(256, ge=1)
