@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from silotune.data.folders import read_folder
+from silotune.data.tasks import known_text
 from tests.support.command_line import Silotune
 
 TEST_FILE = "flan_test_200_selected_nstrict_1.jsonl"
@@ -55,6 +56,7 @@ def glue(folder: Path) -> None:
             "0\tp\th\tneutral\tcontradiction\n",
             "0\tp\th\tentailment\tneutral\n",
         ),
+        "STS-B": ("index\tsource1\tsentence1\tsentence2\tscore\n", "0\tx\ta\tb\t4.250\n", "0\tx\tc\td\t0\n"),
     }
     for name, (header, train, dev) in files.items():
         written(folder / name / "train.tsv", header + train)
@@ -100,6 +102,7 @@ EXPECTED = {
     "QNLI": {"train": [(("who?", "I"), "entailment")], "validation": [(("who?", "so"), "not_entailment")]},
     "QQP": {"train": [(("how?", "why?"), "not_duplicate")], "validation": [(("how?", "how"), "duplicate")]},
     "MNLI": {"train": [(("p", "h"), "contradiction")], "validation": [(("p", "h"), "neutral")]},
+    "STS-B": {"train": [(("a", "b"), "4.25")], "validation": [(("c", "d"), "0")]},
     "imdb": {"test": [(("test was bad",), "negative"), (("test was good",), "positive")]},
     "offenseval": {
         "train": [(("go home",), "OFF"), (("hello",), "NOT")],
@@ -115,13 +118,11 @@ def test_rows_and_labels_are_those_of_the_files(kind: str, silotune: Silotune, t
     outcome = silotune("import-data", kind, tmp_path / "source", "--to", tmp_path / "data")
     assert (outcome.code, outcome.err) == (0, "")
     tasks = sorted(path.name for path in (tmp_path / "data").iterdir())
-    assert len(tasks) == {"feddpa": 3, "glue": 7}.get(kind, 1)
+    assert len(tasks) == {"feddpa": 3, "glue": 8}.get(kind, 1)
     for task in tasks:
         found = read_folder(tmp_path / "data", task)
         for split, rows in EXPECTED.get(task, {}).items():
-            labels = found.task.labels
-            read = getattr(found.splits, split)
-            assert [(row.texts, labels[row.label] if labels else row.answer) for row in read] == rows
+            assert [(row.texts, known_text(found.task, row)) for row in getattr(found.splits, split)] == rows
     assert ("1 lines that lack columns are left out" in outcome.out) == (kind == "glue")
     again = silotune("import-data", kind, tmp_path / "source", "--to", tmp_path / "data")
     assert (again.code, len(again.err.splitlines())) == (2, 1)

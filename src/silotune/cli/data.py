@@ -74,6 +74,11 @@ def data(
     for name, entry in described.items():
         if labels := entry["label_rows"]["train"]:
             say(f"labels of {name}'s training rows: {_shares(labels)}")
+        if numbers := (entry["numbers"] or {}).get("train"):
+            say(
+                f"numbers of {name}'s training rows: {numbers['least']:g} to {numbers['greatest']:g}, mean "
+                f"{numbers['mean']:.4g}, standard deviation {numbers['deviation']:.4g}"
+            )
     for note in notes:
         say(f"warning: {note}")
     if picture is not None:

@@ -20,7 +20,7 @@ from silotune.errors import InputError
 
 if TYPE_CHECKING:
     from silotune.cli.text_input import Text
-    from silotune.runs.personal_model import PersonalModel
+    from silotune.runs.personal_model import PersonalModel, Prediction
 
 
 RunArgument = Annotated[
@@ -89,6 +89,7 @@ def predict(
 ) -> None:
     """Answer texts with one silo's model of a finished run: one JSON line each, with label and probabilities.
 
+    A task of numbers gets a value instead, one of several labels those that are more likely than not.
     Instructions (with an optional input after a tab) and conversations ({"messages": [{"role": …, "content": …}, …]})
     get a generated answer instead. --explain adds the weight of each
     part, and for FedDPA the text's alpha and the similarities that it is the mean of.
@@ -115,15 +116,20 @@ def _answers(model: PersonalModel, texts: list[Text], explain: bool) -> Iterator
     if model.task.kind == "generation":
         answers = [{"answer": answer} for answer in model.write(texts)]
     else:
-        answers = [
-            {"label": prediction.label, "probabilities": prediction.probabilities}
-            for prediction in model.predict(texts)
-        ]
+        answers = [_fields(prediction) for prediction in model.predict(texts)]
     if explain:
         for answer, explanation in zip(answers, model.explain(texts), strict=True):
             answer |= {key: value for key, value in asdict(explanation).items() if value is not None}
     for text, answer in zip(texts, answers, strict=True):
         yield json.dumps({"text": text, **answer}, ensure_ascii=False)
+
+
+def _fields(prediction: Prediction) -> dict[str, object]:
+    """Return a prediction's fields: its number, its labels or its label, and their probabilities."""
+    if prediction.value is not None:
+        return {"value": prediction.value}
+    label = {"label": prediction.label} if prediction.label else {"labels": prediction.labels}
+    return {**label, "probabilities": prediction.probabilities}
 
 
 @contextmanager

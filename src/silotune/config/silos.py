@@ -18,14 +18,16 @@ class SiloConfig(Section):
         path: the file or folder.
         text: the text column, or the two columns of a pair; for generation the instruction's column, or those of
             instruction and input.
-        label: the label column; for generation the column of the text to generate.
+        label: the label column; for regression the column of numbers, for generation that of the text to generate.
         task: silos of one task share label names; unset, the silo's name.
         labels: the label names; unset, those in the training rows.
-        kind: classification or generation.
-        metric: unset, accuracy, or rouge1 for generation.
+        kind: what a row is answered with: one label (classification), a number (regression), any number of labels
+            (multilabel), or a text (generation).
+        metric: unset, accuracy; pearson_spearman for regression, micro_f1 for multilabel, rouge1 for generation.
         encoding: the encoding of text files, such as latin-1 or cp1252.
         rank: the LoRA rank of this silo's adapters, up to `tuner.r`; a resolved configuration has it in `tuner.ranks`.
         positive: the label that F1 is about. Without it `metric: f1` is the mean over all labels (`macro_f1`).
+        label_separator: what stands between the labels of one cell, with `kind: multilabel`; unset, a comma.
     """
 
     name: Name
@@ -34,11 +36,12 @@ class SiloConfig(Section):
     label: str = "label"
     task: Name | None = None
     labels: list[str] | None = Field(None, min_length=2)
-    kind: Literal["classification", "generation"] = "classification"
+    kind: Literal["classification", "regression", "multilabel", "generation"] = "classification"
     metric: Metric | None = None
     positive: str | None = Field(None, min_length=1)
     encoding: str = "utf-8"
     rank: int | None = Field(None, ge=1)
+    label_separator: str | None = Field(None, min_length=1)
 
     @field_validator("text", mode="before")
     @classmethod
@@ -69,6 +72,16 @@ class SiloConfig(Section):
     def _apart(self) -> SiloConfig:
         if len({*self.columns, self.label}) <= len(self.columns):
             raise ValueError(f"text and label must be different columns (got {[*self.columns, self.label]})")
+        return self
+
+    @model_validator(mode="after")
+    def _of_kind(self) -> SiloConfig:
+        if self.label_separator is not None and self.kind != "multilabel":
+            raise ValueError("label_separator belongs to kind: multilabel")
+        if self.positive is not None and self.kind in ("regression", "multilabel"):
+            raise ValueError(f"positive is a label of kind: classification (got kind: {self.kind})")
+        if self.labels is not None and self.kind == "regression":
+            raise ValueError("labels are those of classification; with kind: regression a row has a number")
         return self
 
     @property

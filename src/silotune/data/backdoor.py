@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from silotune.core.numeric import ceil_fraction
 from silotune.core.randomness import sampler
-from silotune.data.tasks import Row, SiloData, Task
+from silotune.data.tasks import KINDS, Row, SiloData, Task
 from silotune.errors import InputError, unknown_name_error
 
 if TYPE_CHECKING:
@@ -137,7 +137,8 @@ def check_attack(config: AttackConfig, tasks: Mapping[str, Task]) -> None:
     """
     for silo, task in tasks.items():
         if task.kind != "classification":
-            raise InputError(f"attack={config.name}: needs texts with labels, but silo {silo!r} writes answers")
+            what = "writes answers" if task.kind == "generation" else f"holds {KINDS[task.kind]}"
+            raise InputError(f"attack={config.name}: needs texts with labels, but silo {silo!r} {what}")
     labels = dict.fromkeys(label for task in tasks.values() for label in task.labels)
     if config.target not in labels:
         raise unknown_name_error("label in attack.target", str(config.target), labels)

@@ -8,9 +8,23 @@ from typing import Any
 
 from silotune.config.validators import NAME_RULE, is_name
 from silotune.data.instructions import find_format, generation_rows
-from silotune.data.readers import Record, labeled_rows, read_records, with_groups
-from silotune.data.tasks import LabeledSet, Row, Splits, Task, generation_task, make_task, numbered_positive
-from silotune.errors import InputError
+from silotune.data.readers import Record, read_records, with_groups
+from silotune.data.targets import target_rows
+from silotune.data.tasks import (
+    LabeledSet,
+    Row,
+    Splits,
+    Task,
+    generation_task,
+    label_set_task,
+    make_task,
+    number_task,
+    numbered_positive,
+)
+from silotune.errors import InputError, unknown_name_error
+
+_KINDS = ("classification", "regression", "multilabel")
+"""What `meta.json` may name as `kind`; the columns tell generation."""
 
 
 def task_folders(path: Path) -> list[str]:
@@ -51,18 +65,12 @@ def read_folder(path: Path, name: str, column: str | None = None) -> LabeledSet:
         usual = "loss" if format == "preferences" else "rouge1"
         task = _generation_task(name, folder / "meta.json", usual)
         return LabeledSet(task, _splits(paths, records, rows, column))
-    meta = _meta(folder / "meta.json")
-    labels = tuple(str(label) for label in meta["label_names"])
-    metric, positive = str(meta.get("metric", "accuracy")), meta.get("positive")
-    if positive is None and metric == "f1":
-        positive = numbered_positive(labels)
-    culprit = f"data file {folder / 'meta.json'}"
-    task = make_task(name, labels, metric, culprit, None if positive is None else str(positive))
+    task = _labeled_task(name, folder / "meta.json")
     records = {split: [_without_nul(record) for record in split_records] for split, split_records in records.items()}
     pairs = any("sentence2" in record for record in records["train"])
     text = ("sentence1", "sentence2") if pairs else ("sentence1",)
     rows = {
-        split: labeled_rows(paths[split], split_records, text, "label", labels, by_index=True)
+        split: target_rows(paths[split], split_records, text, "label", task, by_index=True)
         for split, split_records in records.items()
     }
     return LabeledSet(task, _splits(paths, records, rows, column))
@@ -94,6 +102,21 @@ def _generation_task(name: str, path: Path, usual: str) -> Task:
     return generation_task(name, str(metric), f"data file {path}")
 
 
+def _labeled_task(name: str, path: Path) -> Task:
+    """Make the task of rows with labels, numbers or sets of labels, as a `meta.json` describes it."""
+    meta, culprit = _meta(path), f"data file {path}"
+    labels = tuple(str(label) for label in meta.get("label_names", ()))
+    metric = str(meta["metric"]) if "metric" in meta else None
+    if meta["kind"] == "regression":
+        return number_task(name, metric, culprit)
+    if meta["kind"] == "multilabel":
+        return label_set_task(name, labels, metric, culprit)
+    positive = meta.get("positive")
+    if positive is None and metric == "f1":
+        positive = numbered_positive(labels)
+    return make_task(name, labels, metric or "accuracy", culprit, None if positive is None else str(positive))
+
+
 def _json(path: Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
@@ -105,7 +128,13 @@ def _meta(path: Path) -> Record:
     if not path.is_file():
         raise InputError(f"data file {path}: not found (a task folder needs label names)")
     meta = _json(path)
-    names = meta.get("label_names") if isinstance(meta, dict) else None
-    if not isinstance(names, list) or len(names) < 2 or len(set(map(str, names))) < len(names):
+    fields = {"kind": "classification", **meta} if isinstance(meta, dict) else {"kind": "classification"}
+    if fields["kind"] not in _KINDS:
+        raise unknown_name_error(f"kind of data file {path}", str(fields["kind"]), _KINDS)
+    names = fields.get("label_names")
+    if fields["kind"] == "regression":
+        if names is not None:
+            raise InputError(f"data file {path}: 'label_names' are not of kind regression, whose rows have numbers")
+    elif not isinstance(names, list) or len(names) < 2 or len(set(map(str, names))) < len(names):
         raise InputError(f"data file {path}: needs 'label_names', a list of at least 2 different names")
-    return dict(meta)
+    return fields

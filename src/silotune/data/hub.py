@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from silotune.config.paths import HUB_PREFIX
 from silotune.data.readers import Record
-from silotune.data.tasks import LabeledSet, Row, Splits, Task
+from silotune.data.targets import number_of
+from silotune.data.tasks import LabeledSet, Row, Splits, Task, number_task
 from silotune.errors import InputError
 
 
@@ -22,6 +24,7 @@ class HubSet:
         texts: names of the text columns, one or two.
         labels: label names by index; None takes the hub's.
         splits: silotune's split name to the hub's.
+        numbers: whether `label` holds a number to be predicted.
     """
 
     id: str
@@ -29,11 +32,12 @@ class HubSet:
     texts: tuple[str, ...]
     labels: tuple[str, ...] | None = None
     splits: Mapping[str, str] = field(default_factory=lambda: {"train": "train", "test": "test"})
+    numbers: bool = False
 
 
-def _glue(name: str, *texts: str, validation: str = "validation") -> HubSet:
+def _glue(name: str, *texts: str, validation: str = "validation", numbers: bool = False) -> HubSet:
     splits = {"train": "train", "validation": validation}  # GLUE's test rows have no labels
-    return HubSet("nyu-mll/glue", name.lower().replace("-", ""), texts, splits=splits)
+    return HubSet("nyu-mll/glue", name.lower().replace("-", ""), texts, splits=splits, numbers=numbers)
 
 
 GLUE = {
@@ -43,6 +47,7 @@ GLUE = {
     "CoLA": _glue("CoLA", "sentence"),
     "QNLI": _glue("QNLI", "question", "sentence"),
     "QQP": _glue("QQP", "question1", "question2"),
+    "STS-B": _glue("STS-B", "sentence1", "sentence2", numbers=True),
     "MNLI": _glue("MNLI", "premise", "hypothesis", validation="validation_matched"),
 }
 
@@ -72,13 +77,14 @@ def read_hub_set(name: str, published: HubSet) -> LabeledSet:
     location = [word for word in (published.id, published.configuration) if word]
     try:
         loaded = _load(location)
-        labels = published.labels or tuple(loaded["train"].features["label"].names)
-        rows = {
-            split: _rows(loaded[hub_split], published, len(labels)) for split, hub_split in published.splits.items()
-        }
+        if published.numbers:
+            task = number_task(name, None, f"data set {name!r}")
+        else:
+            task = Task(name, published.labels or tuple(loaded["train"].features["label"].names))
+        rows = {split: _rows(loaded[hub_split], published, task) for split, hub_split in published.splits.items()}
     except Exception as error:  # the hub's client raises many types
         raise InputError(f"data: cannot load {'/'.join(location)} ({_reason(error)}); set data.path=FOLDER") from error
-    return LabeledSet(Task(name, labels), Splits(**rows))
+    return LabeledSet(task, Splits(**rows))
 
 
 def read_hub_records(source: str) -> dict[str, list[Record]]:
@@ -111,9 +117,15 @@ def _reason(error: Exception) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
-def _rows(split: Any, published: HubSet, labels: int) -> list[Row]:
+def _rows(split: Any, published: HubSet, task: Task) -> list[Row]:
     texts = zip(*(split[column] for column in published.texts), strict=True)
-    rows = [Row(text, int(label)) for text, label in zip(texts, split["label"], strict=True)]
-    if not all(0 <= row.label < labels for row in rows):
-        raise ValueError(f"a label outside 0 to {labels - 1}")
+    known = zip(texts, split["label"], strict=True)
+    if task.kind == "regression":
+        rows = [Row(text, 0, target=float(number)) for text, number in known]
+        if not all(math.isfinite(number_of(row)) for row in rows):
+            raise ValueError("a label that is no finite number")
+    else:
+        rows = [Row(text, int(label)) for text, label in known]
+        if not all(0 <= row.label < len(task.labels) for row in rows):
+            raise ValueError(f"a label outside 0 to {len(task.labels) - 1}")
     return [row for row in rows if any(text.strip() for text in row.texts)]

@@ -13,12 +13,13 @@ from silotune.data.own_silos import own_sets
 from silotune.data.partition import partition_by_value, partition_rows, silo_names
 from silotune.data.splits import SplitRule, split
 from silotune.data.tasks import (
+    KINDS,
     LabeledSet,
     SiloData,
     Splits,
     Task,
     check_silo,
-    generation_task,
+    judged_by,
     make_task,
     numbered_positive,
 )
@@ -97,7 +98,11 @@ def _partition(sets: dict[str, LabeledSet], config: Config, seed: int) -> list[S
         )
     ((name, labeled_set),) = sets.items()
     if labeled_set.task.kind != "classification" and partition.name in ("dirichlet", "shards"):
-        raise InputError(f"partition={partition.name}: {name!r} has no labels; allowed: iid, quantity, column")
+        rows = KINDS[labeled_set.task.kind]
+        raise InputError(
+            f"partition={partition.name}: needs rows of one label each, and {name!r} holds {rows}; allowed: "
+            "iid, quantity, column"
+        )
     rule = replace(_split_rule(config), halve=True, rows_per_silo=config.data.rows)
     all_rows = check_silo(SiloData(name, labeled_set.task, _make_splits(labeled_set, rule, seed, name))).splits
     if partition.name == "column":
@@ -183,10 +188,11 @@ def _published(data: DataConfig, column: str | None) -> dict[str, HubSet]:
 def _judged_by(task: Task, metric: str, positive: str | None, name: str) -> Task:
     """Return the task with another metric or positive label; `name` is the data set's."""
     culprit = f"data.metric ({name!r})"
-    if task.kind == "generation":
+    if task.kind != "classification":
         if positive is not None:
-            raise InputError(f"data.positive: is a label, and {name!r} has answers")
-        return generation_task(task.name, metric, culprit)
+            what = {"generation": "answers", "regression": "numbers"}.get(task.kind, "several labels a row")
+            raise InputError(f"data.positive: is a label, and {name!r} has {what}")
+        return judged_by(task, metric, culprit)
     if metric == "f1":  # the data set numbers its labels
         positive = positive or task.positive or numbered_positive(task.labels)
     return make_task(task.name, task.labels, metric, culprit, positive or task.positive or None)
@@ -196,6 +202,8 @@ def _renamed(task: Task, name: str, wanted: list[str] | None) -> Task:
     """Return the task under another name, and with the wanted label names if there are any."""
     if wanted is None:
         return replace(task, name=name)
+    if not task.labels:
+        raise InputError(f"data.labels: {task.name!r} has none, but {KINDS[task.kind]}; leave it out")
     if len(wanted) != len(task.labels):
         labels = ", ".join(task.labels)
         raise InputError(f"data.labels: {len(wanted)} names, but {task.name!r} has {len(task.labels)}: {labels}")

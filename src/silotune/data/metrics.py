@@ -1,4 +1,4 @@
-"""`METRICS` of labels, of written answers and of the loss; `lower_is_better`; `majority_score`."""
+"""`METRICS` of labels, written answers, the loss, and names of all others; `lower_is_better`; `majority_score`."""
 
 from __future__ import annotations
 
@@ -156,6 +156,15 @@ TEXT_METRICS: dict[str, Callable[[Sequence[str], Sequence[str]], float]] = {
     "accuracy": exact_match,
 }
 
+NUMBER_METRICS = ("pearson_spearman", "pearson", "spearman", "mse", "mae")
+"""Metrics of numbers (`data/number_scores.py`); the first is the usual one."""
+
+ERROR_METRICS = ("mse", "mae")
+"""Metrics of numbers in units of the labels; **lower is better**."""
+
+LABEL_SET_METRICS = ("micro_f1", "macro_f1", "accuracy", "auroc")
+"""Metrics of rows with several labels (`data/label_set_scores.py`); the first is the usual one."""
+
 LOSS_METRICS: dict[str, Callable[[float], float]] = {"loss": float, "perplexity": perplexity}
 """Functions of the mean loss of the head; **lower is better**. They need no written answers."""
 
@@ -170,12 +179,18 @@ NAMES = {
     "rouge1": "ROUGE-1",
     "rougeL": "ROUGE-L",
     "exact_match": "exact match",
+    "micro_f1": "micro F1",
+    "pearson": "Pearson",
+    "spearman": "Spearman",
+    "pearson_spearman": "mean of Pearson and Spearman",
+    "mse": "MSE",
+    "mae": "MAE",
     "ece": "ECE",
     "log_loss": "log loss",
 }
 """Metrics as tables and pages write them, where that is not the key itself."""
 
-SIGNED = ("mcc",)
+SIGNED = ("mcc", "pearson", "spearman", "pearson_spearman")
 """Metrics that may be negative, down to −100."""
 
 
@@ -187,4 +202,11 @@ def metric_title(metric: str, positive: str = "") -> str:
 
 def lower_is_better(metric: str) -> bool:
     """Return whether a lower score by this metric is better."""
-    return metric in LOSS_METRICS
+    return metric in (*LOSS_METRICS, *ERROR_METRICS)
+
+
+def metric_range(metric: str) -> tuple[float, float]:
+    """Return the lowest and the highest value of a metric."""
+    if lower_is_better(metric):
+        return 0.0, math.inf
+    return (-100.0 if metric in SIGNED else 0.0), 100.0

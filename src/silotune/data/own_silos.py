@@ -16,13 +16,13 @@ from silotune.data.readers import (
     Record,
     file_format,
     label_names,
-    labeled_rows,
     read_labels,
     read_records,
     require_columns,
     with_groups,
 )
-from silotune.data.tasks import LabeledSet, Splits, Task, generation_task, make_task
+from silotune.data.targets import label_set_names, target_rows
+from silotune.data.tasks import LabeledSet, Splits, Task, generation_task, label_set_task, make_task, number_task
 from silotune.errors import InputError
 
 
@@ -45,13 +45,9 @@ def own_sets(silos: list[SiloConfig], column: str | None) -> dict[str, LabeledSe
     for silo in silos:
         name = silo.task or silo.name
         if generating[silo.name]:
-            usual = "loss" if formats[silo.name] == "preferences" else "rouge1"
-            if silo.positive is not None:
-                raise InputError(f"silo {silo.name!r}: positive is a label, and this silo's rows have answers")
-            task = generation_task(name, silo.metric or usual, f"silo {silo.name!r}")
+            task = _generation_task(silo, name, formats[silo.name])
         else:
-            labels = _labels(silos, name, paths, records)
-            task = make_task(name, labels, silo.metric or "accuracy", f"silo {silo.name!r}", silo.positive)
+            task = _labeled_task(silo, name, partial(_labels, silos, name, paths, records))
         if tasks.setdefault(name, task) != task:
             raise InputError(
                 f"silo {silo.name!r}: metric, positive or kind differs from the other silos of task {name!r}"
@@ -66,17 +62,40 @@ def own_sets(silos: list[SiloConfig], column: str | None) -> dict[str, LabeledSe
             elif generating[silo.name]:
                 rows[part] = instruction_rows(own_paths[part], part_records, silo.columns, silo.label)
             else:
-                rows[part] = labeled_rows(
-                    own_paths[part], part_records, silo.columns, silo.label, task.labels, by_index=False
+                rows[part] = target_rows(
+                    own_paths[part],
+                    part_records,
+                    silo.columns,
+                    silo.label,
+                    task,
+                    by_index=False,
+                    separator=silo.label_separator,
                 )
         rows["train"] = with_groups(own_paths["train"], records[silo.name]["train"], rows["train"], column)
         sets[silo.name] = LabeledSet(task, Splits(**rows), unsplit=len(rows) == 1)
     return sets
 
 
+def _generation_task(silo: SiloConfig, name: str, format: Format | None) -> Task:
+    if silo.positive is not None:
+        raise InputError(f"silo {silo.name!r}: positive is a label, and this silo's rows have answers")
+    usual = "loss" if format == "preferences" else "rouge1"
+    return generation_task(name, silo.metric or usual, f"silo {silo.name!r}")
+
+
+def _labeled_task(silo: SiloConfig, name: str, labels: Callable[[], tuple[str, ...]]) -> Task:
+    culprit = f"silo {silo.name!r}"
+    if silo.kind == "regression":
+        return number_task(name, silo.metric, culprit)
+    if silo.kind == "multilabel":
+        return label_set_task(name, labels(), silo.metric, culprit)
+    return make_task(name, labels(), silo.metric or "accuracy", culprit, silo.positive)
+
+
 def _format(silo: SiloConfig, record: Record) -> Format | None:
     """Return the format of generation data that the columns show; None if they are the configured ones."""
-    return None if {*silo.columns, silo.label} & record.keys() else find_format(record)
+    given = silo.kind in ("regression", "multilabel") or {*silo.columns, silo.label} & record.keys()
+    return None if given else find_format(record)
 
 
 Part = tuple[Path, Callable[[], list[Record]]]
@@ -126,6 +145,9 @@ def _labels(
     values: list[str | int] = []
     for silo in members:
         path, rows = files[silo.name]["train"], records[silo.name]["train"]
+        if silo.kind == "multilabel":
+            values += label_set_names(path, rows, silo.label, silo.label_separator)
+            continue
         require_columns(path, rows[0], [silo.label])
         values += read_labels(path, rows, silo.label)
     return label_names(values)

@@ -13,6 +13,7 @@ from typing import Any
 
 from silotune.config.validators import NAME_RULE, is_name
 from silotune.data.readers import Record
+from silotune.data.targets import read_number
 from silotune.errors import InputError
 
 
@@ -23,14 +24,23 @@ class PublishedTask:
     Args:
         name: name of its folder.
         splits: train, validation or test → records.
-        labels: label names by index; empty for instructions.
+        labels: label names by index; empty for instructions and numbers.
         left_out: rows that are not there whole, as a few of QQP's.
+        numbers: whether `label` holds numbers to be predicted.
     """
 
     name: str
     splits: Mapping[str, Sequence[Record]]
     labels: tuple[str, ...] = ()
     left_out: int = field(default=0)
+    numbers: bool = False
+
+    @property
+    def meta(self) -> dict[str, Any]:
+        """The content of its `meta.json`; empty where it needs none."""
+        if self.numbers:
+            return {"kind": "regression"}
+        return {"label_names": self.labels} if self.labels else {}
 
 
 Reader = Callable[[Path], list[PublishedTask]]
@@ -101,7 +111,10 @@ def _parsed(path: Path, text: str) -> Any:
 
 @dataclass(frozen=True)
 class _Glue:
-    """Columns of a task's TSV files, and its labels as the files have them and as silotune names them, by index."""
+    """Columns of a task's TSV files, and its labels as the files have them and as silotune names them, by index.
+
+    Without labels the column holds numbers.
+    """
 
     texts: tuple[str, ...]
     label: str
@@ -124,6 +137,7 @@ _GLUE = {
     "RTE": _Glue(("sentence1", "sentence2"), "label", _ENTAILMENT, _ENTAILMENT),
     "QNLI": _Glue(("question", "sentence"), "label", _ENTAILMENT, _ENTAILMENT),
     "QQP": _Glue(("question1", "question2"), "is_duplicate", _NUMBERED, ("not_duplicate", "duplicate"), whole=False),
+    "STS-B": _Glue(("sentence1", "sentence2"), "score", (), ()),
     "MNLI": _Glue(
         ("sentence1", "sentence2"), "gold_label", *(("entailment", "neutral", "contradiction"),) * 2,
         validation="dev_matched.tsv",
@@ -133,7 +147,7 @@ _GLUE = {
 
 
 def read_glue(source: Path) -> list[PublishedTask]:
-    """Read the tasks among GLUE's seven classification tasks that a folder of its download holds."""
+    """Read the tasks that a folder of GLUE's download holds, of its seven of classification and STS-B."""
     found = {name: about for name, about in _GLUE.items() if (source / name / "train.tsv").is_file()}
     if not found:
         raise InputError(f"{source}: no train.tsv in any of its folders {', '.join(_GLUE)}")
@@ -142,7 +156,8 @@ def read_glue(source: Path) -> list[PublishedTask]:
         files = {"train": source / name / "train.tsv", "validation": source / name / about.validation}
         splits = {split: _glue_rows(file, about) for split, file in files.items()}
         rows = {split: kept for split, (kept, _) in splits.items()}
-        tasks.append(PublishedTask(name, rows, about.labels, sum(short for _, short in splits.values())))
+        left_out = sum(short for _, short in splits.values())
+        tasks.append(PublishedTask(name, rows, about.labels, left_out, numbers=not about.labels))
     return tasks
 
 
@@ -163,7 +178,9 @@ def _glue_rows(path: Path, about: _Glue) -> tuple[list[Record], int]:
             short += 1
             continue
         texts = {f"sentence{n}": cells[place] for n, place in enumerate(places, start=1)}
-        rows.append(texts | {"label": _index(path, number, cells[label], about.written)})
+        where = f"{path}: line {number}: {about.label!r}"
+        known = _index(path, number, cells[label], about.written) if about.labels else read_number(cells[label], where)
+        rows.append(texts | {"label": known})
     return rows, short
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from silotune.data.metrics import metric_title
+from silotune.data.targets import label_set_of, number_of
 from silotune.data.tasks import Row, SiloData, Splits
 
 SPLITS = ("train", "validation", "test")
@@ -18,6 +20,9 @@ _MANY_LABELS = 20
 _FEW_ROWS_PER_LABEL = 5
 
 _FEW_TEST_ROWS = 30
+
+_LARGE = 100
+"""Numbers to be predicted beyond which there is a warning."""
 
 _LEAK = 0.01
 """Share of held-out rows that are in the training rows, from which there is a warning."""
@@ -30,7 +35,8 @@ def describe_rows(silo: SiloData) -> dict[str, Any]:
     """Return what a silo's rows are like, as JSON values.
 
     Returns:
-        `label_rows` (split → label → rows; empty for generation), `characters` (split → median, 95th percentile and
+        `label_rows` (split → label → rows; empty without labels), `numbers` (split → least, mean, greatest and standard
+        deviation of a regression's numbers), `characters` (split → median, 95th percentile and
         maximum of a row's texts), `duplicates` (split → rows whose texts an earlier row of the split has), `shared`
         (rows of `validation` and `test` whose texts are in `train`), `contradictions` (training rows whose texts have
         several labels), `alike` (groups of labels that differ in case, space or punctuation only). Texts count as
@@ -38,9 +44,10 @@ def describe_rows(silo: SiloData) -> dict[str, Any]:
     """
     splits: dict[str, list[Row]] = {name: getattr(silo.splits, name) for name in SPLITS}
     keys = {name: [_key(row) for row in rows] for name, rows in splits.items()}
-    seen = {*keys["train"]}
+    seen, regression = {*keys["train"]}, silo.task.kind == "regression"
     return {
         "label_rows": {name: _label_counts(silo, rows) for name, rows in splits.items()},
+        "numbers": {name: number_spread(rows) for name, rows in splits.items()} if regression else {},
         "characters": {name: spread([sum(map(len, _texts(row))) for row in rows]) for name, rows in splits.items()},
         "duplicates": {name: len(of_split) - len({*of_split}) for name, of_split in keys.items()},
         "shared": {name: sum(key in seen for key in keys[name]) for name in SPLITS[1:]},
@@ -58,6 +65,19 @@ def spread(values: Sequence[int]) -> dict[str, int] | None:
         "median": ordered[(len(ordered) - 1) // 2],
         "p95": ordered[min(len(ordered) - 1, (95 * len(ordered)) // 100)],
         "maximum": ordered[-1],
+    }
+
+
+def number_spread(rows: Sequence[Row]) -> dict[str, float] | None:
+    """Return least, mean, greatest and standard deviation of a regression's numbers; None without rows."""
+    numbers = [number_of(row) for row in rows]
+    if not numbers:
+        return None
+    return {
+        "least": min(numbers),
+        "mean": statistics.fmean(numbers),
+        "greatest": max(numbers),
+        "deviation": statistics.pstdev(numbers),
     }
 
 
@@ -81,7 +101,14 @@ def row_warnings(silo: SiloData, described: Mapping[str, Any]) -> list[str]:
     train_labels = described["label_rows"]["train"]
     if len(train_labels) >= _MANY_LABELS and counts["train"] < _FEW_ROWS_PER_LABEL * len(train_labels):
         warnings.append(
-            f"{name}: {len(train_labels)} labels for {counts['train']} training rows; are they numbers to be predicted?"
+            f"{name}: {len(train_labels)} labels for {counts['train']} training rows; are they numbers to be predicted "
+            "(kind: regression)?"
+        )
+    numbers = (described["numbers"] or {}).get("train")
+    if numbers and max(abs(numbers["least"]), abs(numbers["greatest"])) > _LARGE:
+        warnings.append(
+            f"{name}: numbers from {numbers['least']:g} to {numbers['greatest']:g}; the loss is their squared error: "
+            "scale them to about 0 to 1, or to 0 to 5 as STS-B's"
         )
     for split in SPLITS[1:]:
         shared, rows = described["shared"][split], counts[split]
@@ -97,8 +124,8 @@ def row_warnings(silo: SiloData, described: Mapping[str, Any]) -> list[str]:
         number = described["contradictions"]
         warnings.append(f"{name}: {number} training rows have the texts of a row with another label")
     if counts["test"] < _FEW_TEST_ROWS:
-        points = 100 / max(1, counts["test"])
-        warnings.append(f"{name}: {counts['test']} test rows; one of them is {points:.1f} points of a score")
+        points = f"; one of them is {100 / max(1, counts['test']):.1f} points of a score"
+        warnings.append(f"{name}: {counts['test']} test rows{'' if described['numbers'] else points}")
     return warnings
 
 
@@ -140,17 +167,18 @@ def _texts(row: Row) -> list[str]:
 
 
 def _label_counts(silo: SiloData, rows: Sequence[Row]) -> dict[str, int]:
-    found = Counter(row.label for row in rows)
+    of_rows = [label_set_of(row) for row in rows] if silo.task.kind == "multilabel" else [(row.label,) for row in rows]
+    found = Counter(label for labels in of_rows for label in labels)
     return {label: found[index] for index, label in enumerate(silo.task.labels)}
 
 
 def _contradictions(silo: SiloData, keys: Sequence[tuple[str, ...]]) -> int:
     """Count the training rows whose texts have several labels."""
-    if silo.task.kind != "classification":
+    if silo.task.kind not in ("classification", "multilabel"):
         return 0
-    labels: dict[tuple[str, ...], set[int]] = {}
+    labels: dict[tuple[str, ...], set[object]] = {}
     for key, row in zip(keys, silo.splits.train, strict=True):
-        labels.setdefault(key, set()).add(row.label)
+        labels.setdefault(key, set()).add(row.known)
     return sum(len(labels[key]) > 1 for key in keys)
 
 

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -47,9 +48,9 @@ def read_rows(folder: Path, silo: str) -> SiloData:
 
 
 def _fields(row: Row) -> list[Any]:
-    """Return a row as JSON; conversations and preference pairs have two fields more."""
+    """Return a row as JSON: texts; label, number or labels; answer. Conversations and pairs have two fields more."""
     more = [[list(turn) for turn in row.turns], row.rejected] if row.turns or row.rejected else []
-    return [list(row.texts), row.label, row.answer, *more]
+    return [list(row.texts), row.known, row.answer, *more]
 
 
 def _read(path: Path, task: Task) -> list[Row]:
@@ -57,17 +58,27 @@ def _read(path: Path, task: Task) -> list[Row]:
     lines = path.read_text(encoding="utf-8").split("\n")  # `splitlines` would also split at separators inside a text
     for number, line in enumerate(lines, start=1):
         if line:
-            texts, label, answer, *more = json.loads(line)
+            texts, known, answer, *more = json.loads(line)
             turns, rejected = more or ([], "")
             if not isinstance(texts, list) or not 1 <= len(texts) <= 2 or not _are_texts([*texts, answer, rejected]):
                 raise ValueError(f"{path.name}: line {number}: not the texts of a row")
-            if type(label) is not int or (task.kind == "classification" and not 0 <= label < len(task.labels)):
-                raise ValueError(f"{path.name}: line {number}: label {label!r}")
+            label, target = _known(task, known, f"{path.name}: line {number}")
             if not all(isinstance(turn, list) and len(turn) == 2 and _are_texts(turn) for turn in turns):
                 raise ValueError(f"{path.name}: line {number}: not the turns of a conversation")
             conversation = tuple((role, content) for role, content in turns)
-            rows.append(Row(tuple(texts), label, answer, turns=conversation, rejected=rejected))
+            rows.append(Row(tuple(texts), label, answer, turns=conversation, rejected=rejected, target=target))
     return rows
+
+
+def _known(task: Task, known: Any, where: str) -> tuple[int, float | tuple[int, ...] | None]:
+    """Return `label` and `target` of a row."""
+    indices = known if isinstance(known, list) else [known]
+    if task.kind == "regression" and type(known) is float and math.isfinite(known):
+        return 0, known
+    inside = all(type(index) is int and (not task.labels or 0 <= index < len(task.labels)) for index in indices)
+    if task.kind == "regression" or not inside or isinstance(known, list) != (task.kind == "multilabel"):
+        raise ValueError(f"{where}: label {known!r}")
+    return (0, tuple(indices)) if task.kind == "multilabel" else (indices[0], None)
 
 
 def _are_texts(values: list[Any]) -> bool:

@@ -3,13 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, Literal
 
-from silotune.data.metrics import LOSS_METRICS, METRICS, TEXT_METRICS
+from silotune.data.metrics import LABEL_SET_METRICS, LOSS_METRICS, METRICS, NUMBER_METRICS, TEXT_METRICS
 from silotune.errors import InputError, unknown_name_error
 
-TaskKind = Literal["classification", "generation"]
+TaskKind = Literal["classification", "regression", "multilabel", "generation"]
+"""What a row is answered with: one of the task's labels, a number, any of the labels, or a written text."""
+
+KINDS: dict[TaskKind, str] = {
+    "classification": "texts with labels",
+    "regression": "texts with numbers",
+    "multilabel": "texts with several labels",
+    "generation": "instructions with outputs",
+}
+"""Kind → its rows in words."""
+
+METRICS_OF: dict[TaskKind, tuple[str, ...]] = {
+    "classification": (*METRICS, *LOSS_METRICS),
+    "regression": (*NUMBER_METRICS, *LOSS_METRICS),
+    "multilabel": (*LABEL_SET_METRICS, *LOSS_METRICS),
+    "generation": (*TEXT_METRICS, *LOSS_METRICS),
+}
+"""Kind → the metrics that a task of this kind may have; but for generation the first is the usual one."""
 
 Turn = tuple[str, str]
 """A turn of a conversation: its role (system, user or assistant) and its content."""
@@ -23,9 +41,9 @@ class Task:
 
     Args:
         name: silos with the same task name share label names and may share a head.
-        labels: label names; empty for generation.
-        metric: key of `METRICS`, or of `TEXT_METRICS` for generation; or of `LOSS_METRICS`.
-        kind: classification or generation.
+        labels: label names; empty for regression and generation.
+        metric: one of the kind's metrics (`METRICS_OF`).
+        kind: what a row is answered with.
         positive: the label that F1 is about; empty if none is.
     """
 
@@ -40,15 +58,28 @@ class Task:
         """The index of the label that F1 is about; −1 if none is."""
         return self.labels.index(self.positive) if self.positive else -1
 
+    @property
+    def outputs(self) -> int:
+        """How many logits a head computes for a row: one per label; one for a regression, the number itself."""
+        return 1 if self.kind == "regression" else len(self.labels)
+
+    @property
+    def labeled(self) -> bool:
+        """Whether rows have labels or numbers, which a head's logits are compared with; not so for generation."""
+        return self.kind != "generation"
+
+    def label_index(self, label: str) -> int:
+        """Return the index of a label; −1 if there is no such label."""
+        return self._indices.get(label, -1)
+
+    @cached_property
+    def _indices(self) -> dict[str, int]:
+        return {label: index for index, label in enumerate(self.labels)}
+
     def fields(self) -> dict[str, Any]:
         """Return the task as JSON values, which `read_task` reads."""
         fields = {"name": self.name, "labels": list(self.labels), "metric": self.metric, "kind": self.kind}
         return fields | ({"positive": self.positive} if self.positive else {})
-
-
-def _metrics(kind: TaskKind) -> list[str]:
-    """Return the metrics of a kind of task."""
-    return [*(METRICS if kind == "classification" else TEXT_METRICS), *LOSS_METRICS]
 
 
 def make_task(name: str, labels: Sequence[str], metric: str, culprit: str, positive: str | None = None) -> Task:
@@ -57,15 +88,14 @@ def make_task(name: str, labels: Sequence[str], metric: str, culprit: str, posit
     Args:
         name: the task's name.
         labels: label names.
-        metric: key of `METRICS` or `LOSS_METRICS`; `f1` without a positive label becomes `macro_f1`.
+        metric: of `METRICS_OF`; `f1` without a positive label becomes `macro_f1`.
         culprit: configuration key or file to name in errors.
         positive: the label that F1 is about.
 
     Raises:
         InputError: the metric is unknown, or there is no such label.
     """
-    if metric not in _metrics("classification"):
-        raise unknown_name_error(f"metric of {culprit}", metric, _metrics("classification"))
+    _check_metric("classification", metric, culprit)
     if positive is not None and positive not in labels:
         raise unknown_name_error(f"positive label of {culprit}", positive, labels)
     if metric == "f1" and positive is None:
@@ -83,15 +113,53 @@ def generation_task(name: str, metric: str, culprit: str) -> Task:
 
     Args:
         name: the task's name.
-        metric: key of `TEXT_METRICS` or `LOSS_METRICS`.
+        metric: of `METRICS_OF`.
         culprit: configuration key or file to name in errors.
 
     Raises:
         InputError: the metric is unknown.
     """
-    if metric not in _metrics("generation"):
-        raise unknown_name_error(f"metric of {culprit}", metric, _metrics("generation"))
+    _check_metric("generation", metric, culprit)
     return Task(name, (), metric, "generation")
+
+
+def number_task(name: str, metric: str | None, culprit: str) -> Task:
+    """Make a regression task; arguments as for `generation_task`; without a metric `pearson_spearman`, as GLUE's STS-B.
+
+    Raises:
+        InputError: the metric is not one of numbers.
+    """
+    metric = metric or METRICS_OF["regression"][0]
+    _check_metric("regression", metric, culprit)
+    return Task(name, (), metric, "regression")
+
+
+def label_set_task(name: str, labels: Sequence[str], metric: str | None, culprit: str) -> Task:
+    """Make a task whose rows have several labels; arguments as for `make_task`, without a metric `micro_f1`.
+
+    Raises:
+        InputError: the metric is not one of such rows, or there are fewer than two labels.
+    """
+    metric = metric or METRICS_OF["multilabel"][0]
+    _check_metric("multilabel", metric, culprit)
+    if len(labels) < 2:
+        raise InputError(f"{culprit}: kind=multilabel needs at least 2 labels, found {', '.join(labels) or 'none'}")
+    return Task(name, tuple(labels), metric, "multilabel")
+
+
+def judged_by(task: Task, metric: str, culprit: str) -> Task:
+    """Return a task with another metric, of those that tasks of its kind may have.
+
+    Raises:
+        InputError: the metric is unknown.
+    """
+    _check_metric(task.kind, metric, culprit)
+    return replace(task, metric=metric)
+
+
+def _check_metric(kind: TaskKind, metric: str, culprit: str) -> None:
+    if metric not in METRICS_OF[kind]:
+        raise unknown_name_error(f"metric of {culprit}, whose rows are {KINDS[kind]},", metric, METRICS_OF[kind])
 
 
 @dataclass(frozen=True)
@@ -100,12 +168,13 @@ class Row:
 
     Args:
         texts: one text or two; for generation the instruction and its input (may be empty).
-        label: index into the task's label names; 0 for generation.
+        label: index into the task's label names; 0 for tasks of other kinds than classification.
         answer: reference text for generation.
         group: value of the column that defines natural silos, if there is one.
         turns: the conversation before the answer, which is then the assistant's next turn; empty for other rows.
             `texts` holds its last turn.
         rejected: the answer that `answer` is preferred to (preference pairs).
+        target: the number of a regression, or the ascending indices of the labels of a row with several.
     """
 
     texts: tuple[str, ...]
@@ -114,6 +183,12 @@ class Row:
     group: str = ""
     turns: tuple[Turn, ...] = ()
     rejected: str = ""
+    target: float | tuple[int, ...] | None = None
+
+    @property
+    def known(self) -> int | float | tuple[int, ...]:
+        """The row's own label, number or labels, as `label` or `target` holds it."""
+        return self.label if self.target is None else self.target
 
 
 @dataclass
@@ -157,18 +232,31 @@ def check_silo(data: SiloData) -> SiloData:
     """Check that a silo's data can be learned from, and return it.
 
     Raises:
-        InputError: there are no training rows, no test rows, or only one class.
+        InputError: there are no training rows, no test rows, or only one class, number or set of labels.
     """
     rows = data.splits
     if not rows.train:
         raise InputError(f"silo {data.name!r}: no training rows")
-    classes = {row.label for row in rows.train}
-    if len(classes) < 2 and data.task.kind == "classification":
-        only = data.task.labels[next(iter(classes))]
-        raise InputError(f"silo {data.name!r}: only one class in its training rows ({only!r}); at least 2 are needed")
+    known = {row.known for row in rows.train}
+    if len(known) < 2 and data.task.labeled:
+        only, task = rows.train[0], data.task
+        what = {"regression": "number", "multilabel": "set of labels"}.get(task.kind, "class")
+        raise InputError(
+            f"silo {data.name!r}: only one {what} in its training rows ({known_text(task, only)!r}); at least 2 are "
+            "needed"
+        )
     if not rows.test:
         raise InputError(f"silo {data.name!r}: no test rows")
     return data
+
+
+def known_text(task: Task, row: Row) -> str:
+    """Return a row's label, number, labels or answer for display."""
+    if task.kind == "generation":
+        return row.answer
+    if isinstance(row.target, tuple):
+        return ", ".join(task.labels[index] for index in row.target) or "no label"
+    return task.labels[row.label] if row.target is None else f"{row.target:.9g}"
 
 
 def read_task(fields: Any) -> Task:
@@ -183,9 +271,9 @@ def read_task(fields: Any) -> Task:
         raise ValueError("not a task")
     labels = fields["labels"]
     texts = [fields["name"], fields["metric"], *labels] if isinstance(labels, list | tuple) else [None]
-    if not all(isinstance(text, str) for text in texts) or fields["kind"] not in ("classification", "generation"):
+    if not all(isinstance(text, str) for text in texts) or fields["kind"] not in KINDS:
         raise ValueError("not a task")
-    if fields["metric"] not in _metrics(fields["kind"]):
+    if fields["metric"] not in METRICS_OF[fields["kind"]]:
         raise ValueError("not a task's metric")
     positive = fields.get("positive", (numbered_positive(labels) or "") if fields["metric"] == "f1" else "")
     if positive not in ("", *labels) or (fields["metric"] == "f1" and not positive):

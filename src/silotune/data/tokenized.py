@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor
 
+from silotune.data.targets import target_tensor
 from silotune.data.tasks import Row, Task
 
 if TYPE_CHECKING:
@@ -43,7 +44,8 @@ class TokenizedRows:
         task: the task of all rows.
         ids: token ids per row.
         types: segment ids per row (`token_type_ids`), 0 or 1 per token; None if the tokenizer gives none.
-        labels: class indices, shape (rows,), int64.
+        labels: what outputs are compared with, as `target_tensor` makes it: class indices, shape (rows,), int64, or
+            float32 numbers, shape (rows,), or marks of several labels, shape (rows, labels).
         decoder: decoder token ids per row (encoder-decoder models).
         reads: positions per row that a language-model head reads.
         targets: target token at each of these positions.
@@ -58,7 +60,7 @@ class TokenizedRows:
     task: Task
     ids: list[list[int]]
     types: list[list[int]] | None
-    labels: Tensor  # (rows,), int64
+    labels: Tensor
     decoder: list[list[int]] | None = None
     reads: list[list[int]] | None = None
     targets: list[list[int]] | None = None
@@ -114,7 +116,7 @@ class TokenizedRows:
 
 
 class RowTokenizer:
-    """Tokenizes rows for classification heads."""
+    """Tokenizes rows for heads that compute logits of a row."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, max_length: int) -> None:
         self._tokenizer = tokenizer
@@ -123,12 +125,11 @@ class RowTokenizer:
     def __call__(self, task: Task, rows: Sequence[Row]) -> TokenizedRows:
         """Tokenize rows of one text or a pair each, truncated to the maximum length."""
         if not rows:
-            return TokenizedRows(task, [], None, torch.zeros(0, dtype=torch.int64))
+            return TokenizedRows(task, [], None, target_tensor(task, rows))
         columns = [list(texts) for texts in zip(*(row.texts for row in rows), strict=True)]
         encoded = self._tokenizer(*columns, truncation=True, max_length=self._max_length)
         types = cast("list[list[int]] | None", encoded.get("token_type_ids"))
-        labels = torch.tensor([row.label for row in rows])
-        return TokenizedRows(task, cast("list[list[int]]", encoded["input_ids"]), types, labels)
+        return TokenizedRows(task, cast("list[list[int]]", encoded["input_ids"]), types, target_tensor(task, rows))
 
 
 Inputs = dict[str, Tensor]

@@ -31,8 +31,8 @@ def write_tasks(tasks: Sequence[PublishedTask], folder: Path) -> None:
         try:
             shutil.rmtree(unfinished, ignore_errors=True)
             unfinished.mkdir()
-            if task.labels:
-                (unfinished / "meta.json").write_text(json.dumps({"label_names": task.labels}) + "\n", encoding="utf-8")
+            if task.meta:
+                (unfinished / "meta.json").write_text(json.dumps(task.meta) + "\n", encoding="utf-8")
             for split, rows in task.splits.items():
                 lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
                 (unfinished / f"{split}.jsonl").write_text(lines, encoding="utf-8")

@@ -12,10 +12,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from silotune.data.metrics import METRICS, Classified
+from silotune.data.judging import judge
+from silotune.data.metrics import LOSS_METRICS
+from silotune.data.targets import target_tensor
 from silotune.data.tasks import Row, SiloData, Task
 
-MAJORITY, BAG_OF_WORDS = "majority", "bag_of_words"
+MAJORITY, MEAN, BAG_OF_WORDS = "majority", "mean", "bag_of_words"
 
 MOST_ROWS = 20_000
 """Training rows that a baseline learns from, the first ones of the (shuffled) split."""
@@ -58,10 +60,11 @@ def baselines(silos: Sequence[SiloData], central: bool) -> dict[str, Any]:
 def baseline_scores(task: Task, train: Sequence[Row], test: Sequence[Row]) -> Scores:
     """Return baseline → score on test rows; empty where rows have no labels, or the metric is a loss.
 
-    `majority` predicts the training rows' most frequent label. `bag_of_words` is logistic regression over the
-    TF-IDF of words and pairs of neighboring words; it is missing if the texts hold no word.
+    `majority` predicts the training rows' most frequent label (of several labels those that most rows have), `mean` the
+    mean of their numbers. `bag_of_words` is logistic regression (for numbers ridge regression) over the TF-IDF of words
+    and pairs of neighboring words; it is missing if the texts hold no word.
     """
-    if task.kind != "classification" or task.metric not in METRICS or not test or not train:
+    if not task.labeled or task.metric in LOSS_METRICS or not test or not train:
         return {}
     train = train[:MOST_ROWS]
     key = _digest(task, train, test)
@@ -78,26 +81,29 @@ def _digest(task: Task, train: Sequence[Row], test: Sequence[Row]) -> bytes:
     for rows in (train, test):
         sha.update(f"{len(rows)} rows\n".encode())
         for row in rows:
-            sha.update(json.dumps([row.label, row.texts]).encode())
+            sha.update(json.dumps([row.known, row.texts]).encode())
     return sha.digest()
 
 
 def _fit_and_score(task: Task, train: Sequence[Row], test: Sequence[Row]) -> Scores:
-    from sklearn.dummy import DummyClassifier
+    from sklearn.dummy import DummyClassifier, DummyRegressor
 
-    scores = {MAJORITY: _score(task, DummyClassifier(strategy="prior"), train, test)}
-    if len({row.label for row in train}) > 1 and any(re.search(r"\w", text) for row in train for text in row.texts):
-        scores[BAG_OF_WORDS] = _score(task, _bag_of_words(), train, test)
+    constant = DummyRegressor() if task.kind == "regression" else DummyClassifier(strategy="prior")
+    scores = {MEAN if task.kind == "regression" else MAJORITY: _score(task, constant, train, test)}
+    if len({row.known for row in train}) > 1 and any(re.search(r"\w", text) for row in train for text in row.texts):
+        scores[BAG_OF_WORDS] = _score(task, _bag_of_words(task), train, test)
     return scores
 
 
-def _bag_of_words() -> Any:
+def _bag_of_words(task: Task) -> Any:
     from sklearn.feature_extraction.text import TfidfVectorizer
-    from sklearn.linear_model import LogisticRegression
+    from sklearn.linear_model import LogisticRegression, Ridge
+    from sklearn.multiclass import OneVsRestClassifier
     from sklearn.pipeline import make_pipeline
 
     words = TfidfVectorizer(ngram_range=(1, 2), token_pattern=r"(?u)\b\w+\b", max_features=MOST_WORDS)
-    return make_pipeline(words, LogisticRegression(max_iter=200))
+    model: Any = Ridge() if task.kind == "regression" else LogisticRegression(max_iter=200)
+    return make_pipeline(words, OneVsRestClassifier(model) if task.kind == "multilabel" else model)
 
 
 def _score(task: Task, model: Any, train: Sequence[Row], test: Sequence[Row]) -> float | None:
@@ -106,12 +112,28 @@ def _score(task: Task, model: Any, train: Sequence[Row], test: Sequence[Row]) ->
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # a baseline needs no last digit
-        model.fit(_texts(train), [row.label for row in train])
-    probabilities = np.zeros((len(test), len(task.labels)))
-    probabilities[:, model.classes_] = model.predict_proba(_texts(test))
-    logits = torch.from_numpy(np.log(np.maximum(probabilities, 1e-12)))
-    labels = torch.tensor([row.label for row in test])
-    return METRICS[task.metric](Classified(logits, labels, task.positive_index))
+        warnings.filterwarnings("ignore", message="Label .* is present in", category=UserWarning)
+        model.fit(_texts(train), target_tensor(task, train).numpy())
+    return judge(task, task.metric, torch.from_numpy(_logits(task, model, _texts(test))), target_tensor(task, test))
+
+
+def _logits(task: Task, model: Any, texts: Sequence[str]) -> Any:
+    """Return a fitted model's predictions as a head's logits, shape (rows, outputs)."""
+    if task.kind == "regression":
+        return np.asarray(model.predict(texts), dtype=float).reshape(-1, 1)
+    found = model.predict_proba(texts)
+    if task.kind == "multilabel":
+        if isinstance(found, list):  # one array of no and yes for each label; of a single class where all rows agree
+            shares = [
+                of[:, list(known).index(1)] if 1 in known else 0 * of[:, 0]
+                for of, known in zip(found, model.classes_, strict=True)
+            ]
+            found = np.stack(shares, 1)
+        found = np.clip(found, 1e-12, 1 - 1e-12)
+        return np.log(found) - np.log1p(-found)
+    probabilities = np.zeros((len(texts), len(task.labels)))
+    probabilities[:, model.classes_] = found
+    return np.log(np.maximum(probabilities, 1e-12))
 
 
 def _texts(rows: Sequence[Row]) -> list[str]:

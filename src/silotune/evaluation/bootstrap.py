@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
+from torch import Tensor
 
 from silotune.core.randomness import derive
 from silotune.data.class_counts import Counts, roc_areas, scores_of
+from silotune.data.judging import resampled_scores
 from silotune.data.metrics import METRICS, Classified
+from silotune.data.tasks import Task
 
 LEVEL = 95
 """The intervals' level in percent."""
@@ -66,6 +69,25 @@ class Bootstrap:
             areas.append(np.mean(by_class, axis=0))
         values = np.concatenate(areas)
         return _interval(100 * values[~np.isnan(values)])
+
+    def of_targets(self, task: Task, logits: Tensor, targets: Tensor) -> dict[str, Interval]:
+        """Return intervals of the metrics of numbers or sets of labels, by the name of the metric.
+
+        Resamples in which a metric is not defined are left out; a metric that none defines has no interval.
+
+        Args:
+            task: the rows' task.
+            logits: shape (rows, outputs).
+            targets: what they are compared with.
+        """
+        if not self._resamples or not len(targets):
+            return {}
+        scores: dict[str, list[Counts]] = {}
+        for drawn in self._draw(np.ones(len(targets), dtype=int), 1):
+            for name, values in resampled_scores(task, logits, targets, drawn).items():
+                scores.setdefault(name, []).append(values[~np.isnan(values)])
+        known = {name: np.concatenate(values) for name, values in scores.items()}
+        return {name: _interval(values) for name, values in known.items() if len(values)}
 
     def of_means(self, row_scores: Mapping[str, Sequence[float]]) -> dict[str, Interval]:
         """Return intervals of means over rows, in percent.

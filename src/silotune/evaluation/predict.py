@@ -9,7 +9,8 @@ from torch import Tensor
 
 from silotune.core.tensors import State
 from silotune.data.batching import evaluation_batches
-from silotune.data.metrics import LOSS_METRICS, METRICS, TEXT_METRICS, Classified, exact_match
+from silotune.data.judging import judge
+from silotune.data.metrics import LOSS_METRICS, TEXT_METRICS, exact_match
 from silotune.data.tokenized import TokenizedRows
 from silotune.errors import InputError
 from silotune.evaluation.instance_vectors import weigh
@@ -19,11 +20,11 @@ from silotune.training.context import TrainingContext
 
 
 def logits(context: TrainingContext, state: State, rows: TokenizedRows) -> Tensor:
-    """Return the logits of all rows, shape (rows, classes), in the rows' order."""
+    """Return the logits of all rows, shape (rows, outputs), in the rows' order."""
     pad = context.backbone.pad_id
     weights = weigh(context, state, rows)
     placed = context.place(state)
-    result = torch.zeros(len(rows), len(rows.task.labels))
+    result = torch.zeros(len(rows), rows.task.outputs)
     for batch in evaluation_batches(rows, pad, context.backbone.call_cost, context.rows_scored):
         alpha = None if weights is None else weights.alpha[batch.rows]
         result[batch.rows] = context.logits(placed, batch, alpha).float().cpu()
@@ -56,7 +57,7 @@ def mean_loss(context: TrainingContext, state: State, rows: TokenizedRows) -> fl
 
 @dataclass(frozen=True)
 class Measured:
-    """A model's scores on rows, in percent; or its loss or perplexity.
+    """A model's scores on rows, in percent; or its loss, perplexity or error.
 
     `score` is by the task's metric, None without rows. If answers are options and the metric is another, `accuracy` is
     the share of answers that equal the expected option exactly.
@@ -64,8 +65,8 @@ class Measured:
     Args:
         score: by the task's metric.
         accuracy: see above.
-        logits: of rows with labels, shape (rows, classes).
-        written: the answers to rows without labels, where the metric needs them.
+        logits: of rows with labels or numbers, shape (rows, outputs).
+        written: the answers to other rows, where the metric needs them.
         loss: the head's mean loss, where the metric needs it.
     """
 
@@ -87,10 +88,9 @@ def measure(
     if metric in LOSS_METRICS:
         loss = mean_loss(context, state, rows)
         return Measured(LOSS_METRICS[metric](loss), loss=loss)
-    if task.kind != "generation":
+    if task.labeled:
         outputs = logits(context, state, rows)
-        classified = Classified(outputs, rows.labels, task.positive_index)
-        return Measured(METRICS[metric](classified), logits=outputs)
+        return Measured(judge(task, metric, outputs, rows.labels), logits=outputs)
     if rows.pairs:
         raise InputError(f"metric of task {task.name!r}: preference pairs are judged by loss, not by {metric}")
     written, expected = answers(context, state, rows), rows.answers or []

@@ -1,4 +1,4 @@
-"""`score_details`: all metrics of test rows with intervals, per class, confusion matrix, calibration.
+"""`score_details`: all metrics of test rows with intervals, per label, confusion matrix, calibration.
 
 They are written into the run folder, or at a silo into its own: a coordinator gets the score alone.
 """
@@ -9,8 +9,10 @@ import math
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from silotune.data.class_counts import Counts, ratio
+from silotune.data.judging import all_scores
 from silotune.data.metrics import METRICS, Classified, exact_matches, perplexity, rouge_scores
 from silotune.data.tasks import Task
 from silotune.data.tokenized import TokenizedRows
@@ -34,7 +36,8 @@ def score_details(measured: Measured, rows: TokenizedRows, bootstrap: Bootstrap)
 
     Returns:
         JSON values: `metric`, `score`, `rows`, `metrics` (name → score) and `intervals` (name → two bounds); of rows
-        with labels also `per_class`, `confusion` (true class, predicted class) and `calibration`. None without rows.
+        with labels also `per_class`, and if they have one each `confusion` (true class, predicted class) and
+        `calibration`. None without rows.
     """
     if not rows.examples:
         return None
@@ -44,7 +47,9 @@ def score_details(measured: Measured, rows: TokenizedRows, bootstrap: Bootstrap)
         if task.kind == "generation" and not rows.pairs:
             losses["perplexity"] = perplexity(measured.loss)
     details: dict[str, Any] = {"metrics": {}, "intervals": {}}
-    if measured.logits is not None:
+    if measured.logits is not None and task.kind != "classification":
+        details = target_details(measured.logits, rows, bootstrap)
+    elif measured.logits is not None:
         details = label_details(Classified(measured.logits, rows.labels, task.positive_index), task, bootstrap)
     elif measured.written is not None and rows.answers is not None:
         by_row = {kind: rouge_scores(kind, measured.written, rows.answers) for kind in ("rouge1", "rougeL")}
@@ -57,6 +62,36 @@ def score_details(measured: Measured, rows: TokenizedRows, bootstrap: Bootstrap)
     return {"metric": task.metric, "score": finite(measured.score), "rows": rows.examples, **details}
 
 
+def target_details(logits: Tensor, rows: TokenizedRows, bootstrap: Bootstrap) -> dict[str, Any]:
+    """Return `metrics` and `intervals` of numbers or sets of labels; `per_class` of these."""
+    task = rows.task
+    details: dict[str, Any] = {
+        "metrics": all_scores(task, logits, rows.labels),
+        "intervals": bootstrap.of_targets(task, logits, rows.labels),
+    }
+    if task.kind == "multilabel":
+        said, true = (marks.numpy() for marks in (logits > 0, rows.labels > 0))
+        details["per_class"] = class_table(task, (said & true).sum(0), true.sum(0), said.sum(0))
+    return details
+
+
+def class_table(task: Task, hits: Counts, true: Counts, said: Counts) -> dict[str, dict[str, float]]:
+    """Return label → precision, recall, F1 (percent) and rows.
+
+    Args:
+        task: names the labels.
+        hits: rows of each label that are predicted to have it, shape (labels,).
+        true: rows of each label.
+        said: rows predicted to have it.
+    """
+    hits = hits.astype(float)
+    columns = ratio(hits, said), ratio(hits, true), ratio(2 * hits, true + said), true
+    return {
+        name: {"precision": 100 * float(p), "recall": 100 * float(r), "f1": 100 * float(f), "rows": int(number)}
+        for name, p, r, f, number in zip(task.labels, *columns, strict=True)
+    }
+
+
 def label_details(rows: Classified, task: Task, bootstrap: Bootstrap) -> dict[str, Any]:
     """Return `metrics`, `intervals`, `per_class`, `confusion` and `calibration` of rows with labels."""
     names = [name for name in METRICS if name != "f1" or rows.positive >= 0]
@@ -66,12 +101,6 @@ def label_details(rows: Classified, task: Task, bootstrap: Bootstrap) -> dict[st
         calibration = calibration_curve(rows)
         metrics["ece"] = 100 * calibration.pop("error")
         metrics["log_loss"] = log_loss(rows)
-    hits, true, said = rows.counts
-    columns = ratio(hits, said), ratio(hits, true), ratio(2 * hits, true + said), true
-    per_class = {
-        name: {"precision": 100 * float(p), "recall": 100 * float(r), "f1": 100 * float(f), "rows": int(number)}
-        for name, p, r, f, number in zip(task.labels, *columns, strict=True)
-    }
     intervals: dict[str, Any] = dict(bootstrap.of_classes(rows))
     if task.metric == "auroc":
         interval = bootstrap.of_areas(rows)
@@ -80,7 +109,7 @@ def label_details(rows: Classified, task: Task, bootstrap: Bootstrap) -> dict[st
         "metrics": metrics,
         "intervals": {name: intervals[name] for name in names if name in intervals},
         **({"positive": task.positive} if task.positive else {}),
-        "per_class": per_class,
+        "per_class": class_table(task, *rows.counts),
         "confusion": confusion_matrix(rows).tolist() if len(task.labels) <= MOST_CLASSES else None,
         "calibration": calibration,
     }

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Literal
 
 from silotune.core.numeric import mean_ignoring_none
 from silotune.core.tensors import State, Tensors
-from silotune.data.metrics import METRICS, majority_score
+from silotune.data.judging import constant_score
+from silotune.data.metrics import LOSS_METRICS
 from silotune.data.tasks import Task
 from silotune.data.tokenized import TokenizedRows
 from silotune.errors import InputError
@@ -85,12 +86,10 @@ class TransferModel:
         return average
 
     def majority(self) -> float | None:
-        """Return the score of always predicting its test rows' most frequent label; None without labels, or by loss."""
-        if self.task.kind != "classification" or self.task.metric not in METRICS:
+        """Return the score of the best constant answer to its test rows; None without labels, or by loss."""
+        if not self.task.labeled or self.task.metric in LOSS_METRICS:
             return None
-        return mean_ignoring_none(
-            majority_score(self.task.metric, rows.labels, self.task.positive_index) for rows in self.tests
-        )
+        return mean_ignoring_none(constant_score(self.task, rows.labels) for rows in self.tests)
 
 
 @dataclass(frozen=True)
@@ -116,7 +115,7 @@ def exchange(models: Sequence[TransferModel], head: WhoseHead = "target") -> Ite
     for target in models:
         sources = [source for source in models if source.seed == target.seed]
         for source in sorted(sources, key=lambda model: model is not target):  # its own comes first
-            if head == "source" and len(source.task.labels) != len(target.task.labels):
+            if head == "source" and (source.task.kind, source.task.outputs) != (target.task.kind, target.task.outputs):
                 continue
             absolute = target.judge(transferred(source, target, head))
             if source is target:

@@ -39,7 +39,7 @@ def partition(source: str, *overrides: str, **keys: Unpack[Keys]) -> PartitionRe
     splits = silos[0].splits.counts()
     return PartitionResult(
         config.partition.model_dump(mode="json"),
-        tuple(silos[0].task.labels) or ("rows",),
+        tuple(silos[0].task.labels) if silos[0].task.kind == "classification" else ("rows",),
         {name: tuple(row) for name, row in label_counts(silos).items()},
         splits["validation"],
         splits["test"],

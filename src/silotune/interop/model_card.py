@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 from silotune.core.yaml_text import dump_yaml
+from silotune.data.metrics import lower_is_better
 
 _LOADING = {
     "peft": """\
@@ -119,11 +120,12 @@ def _scores(about: dict[str, Any]) -> str:
     of_silo, of_all = _NOT_SHARED, _NOT_SHARED if total is None else f"{total} training rows"
     if rows is not None:
         of_silo = f"{rows['train']} training, {rows['validation']} validation, {rows['test']} test rows"
+    unit = "" if lower_is_better(about["metric"]) else " (%)"
     lines = [
         "## Data and scores\n",
         f"Silo {about['silo']}: {of_silo}. All {about['silos']} silos together: {of_all}.\n",
         "| metric | validation | test |\n|---|---|---|",
-        f"| {about['metric']} (%) | {_score(about['validation'])} | {_score(about['test'])} |\n",
+        f"| {about['metric']}{unit} | {_score(about['validation'])} | {_score(about['test'])} |\n",
     ]
     if not about["whole"]:
         mix = ", ".join(f"{weight:g} · {name}" for name, weight in about["prediction"].items())

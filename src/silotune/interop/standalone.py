@@ -7,7 +7,7 @@ quantizes the base model (bitsandbytes or torchao) if `export.json` has a `quant
 
     from standalone import load
     model = load(".", base="the base model's name or folder")
-    model.predict(["a text"])                  # [{"label": …, "probabilities": {…}}]
+    model.predict(["a text"])                  # [{"label": …, "probabilities": {…}}]; of numbers [{"value": …}]
     states, mask = model.states(["a text"])    # last layer's states of the text's tokens (rows, tokens, hidden)
 
 For an adapter in silotune's own layout on a base model that is loaded already: `attach(model, folder)`.
@@ -199,7 +199,7 @@ class Model:
 
     @torch.no_grad()
     def logits(self, texts: Sequence[Text]) -> Tensor:
-        """Compute class logits, shape (rows, classes).
+        """Compute logits, shape (rows, outputs): of classes, or of labels, or the number itself.
 
         Raises:
             NotImplementedError: for a head other than a classifier.
@@ -218,8 +218,17 @@ class Model:
         return nn.functional.linear(pooled, t["out.weight"], t["out.bias"])
 
     def predict(self, texts: Sequence[Text]) -> list[dict[str, Any]]:
-        """Predict the label of each text (or pair of texts), with the probabilities of all labels."""
-        rows = torch.softmax(self.logits(texts), -1).tolist()
+        """Predict the label of each text (or pair of texts), with the probabilities of all labels.
+
+        For a task of numbers a row has `value`; for one of several labels `labels`, those above ½, and `probabilities`.
+        """
+        logits, kind = self.logits(texts), self.head.get("task_kind", "classification")
+        if kind == "regression":
+            return [{"value": value} for value in logits[:, 0].tolist()]
+        rows = (torch.sigmoid(logits) if kind == "multilabel" else torch.softmax(logits, -1)).tolist()
+        if kind == "multilabel":
+            chances = [dict(zip(self.head["labels"], row, strict=True)) for row in rows]
+            return [{"labels": [label for label in row if row[label] > 0.5], "probabilities": row} for row in chances]
         by_label = [dict(zip(self.head["labels"], row, strict=True)) for row in rows]
         return [{"label": max(row, key=row.__getitem__), "probabilities": row} for row in by_label]
 

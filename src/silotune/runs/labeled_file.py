@@ -10,7 +10,8 @@ from typing import Any
 from silotune.config import SiloConfig
 from silotune.config.tables import Table, table_rows
 from silotune.data.instructions import find_format, generation_rows, instruction_rows
-from silotune.data.readers import Record, labeled_rows, read_records
+from silotune.data.readers import Record, read_records
+from silotune.data.targets import target_rows
 from silotune.data.tasks import Row
 from silotune.errors import InputError
 from silotune.evaluation.bootstrap import LEVEL, Bootstrap
@@ -63,7 +64,7 @@ def score_rows(
     context = model.context
     tokenized = context.method.setting.head.row_tokenizer(context.backbone, context.train.max_length)(model.task, rows)
     measured = measure(context, model.state, tokenized, with_loss=True)
-    if model.task.kind == "classification" and measured.logits is None:  # judged by loss
+    if model.task.labeled and measured.logits is None:  # judged by loss
         measured = replace(measured, logits=logits(context, model.state, tokenized))
     if predictions is not None:
         if measured.logits is None and measured.written is None:
@@ -95,7 +96,8 @@ def _rows(
             f"{'text' if model.texts_per_row == 1 else 'texts'}"
         )
     label = label or (own.label if own else "label")
-    return labeled_rows(path, records, columns, label, task.labels, by_index=own is None)
+    separator = own.label_separator if own else None
+    return target_rows(path, records, columns, label, task, by_index=own is None, separator=separator)
 
 
 def _usual_columns(number: int, record: Record) -> tuple[str, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -25,10 +25,19 @@ Text = str | tuple[str, str] | list[dict[str, Any]]
 
 @dataclass(frozen=True)
 class Prediction:
-    """One text's label and the probability of every label."""
+    """What a model says of one text.
+
+    Args:
+        label: its label; empty for a number or several labels.
+        probabilities: of every label, in all 1, or with several labels each its own; empty for a number.
+        value: the number of a regression.
+        labels: those whose probability is above ½, where a row has several.
+    """
 
     label: str
-    probabilities: dict[str, float]
+    probabilities: dict[str, float] = field(default_factory=dict)
+    value: float | None = None
+    labels: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -64,25 +73,31 @@ class PersonalModel:
         self.texts_per_row = texts_per_row
 
     def predict(self, texts: Sequence[Text]) -> list[Prediction]:
-        """Classify texts, or pairs of texts.
+        """Predict the labels or numbers of texts, or of pairs of texts.
 
         Raises:
             InputError: single texts and pairs are mixed, the task takes the other, or `texts` is no list.
         """
-        if self.task.kind != "classification":
+        if not self.task.labeled:
             raise InputError(f"predict: task {self.task.name!r} is one of generation; use write")
-        probabilities = torch.softmax(logits(self.context, self.state, self._encoded(texts)), -1).tolist()
+        outputs = logits(self.context, self.state, self._encoded(texts))
+        if self.task.kind == "regression":
+            return [Prediction("", value=value) for value in outputs[:, 0].tolist()]
+        several = self.task.kind == "multilabel"
+        probabilities = (torch.sigmoid(outputs) if several else torch.softmax(outputs, -1)).tolist()
         by_label = [dict(zip(self.task.labels, row, strict=True)) for row in probabilities]
+        if several:
+            return [Prediction("", row, labels=tuple(label for label in row if row[label] > 0.5)) for row in by_label]
         return [Prediction(max(row, key=row.__getitem__), row) for row in by_label]
 
     def write(self, instructions: Sequence[Text]) -> list[str]:
         """Answer instructions, pairs of instruction and input, or conversations (lists of turns).
 
         Raises:
-            InputError: if the silo's task is one of classification, or a conversation is malformed.
+            InputError: if the silo's task is not one of generation, or a conversation is malformed.
         """
         if self.task.kind != "generation":
-            raise InputError(f"write: task {self.task.name!r} is one of classification; use predict")
+            raise InputError(f"write: task {self.task.name!r} is one of {self.task.kind}; use predict")
         return answers(self.context, self.state, self._encoded(instructions))
 
     def explain(self, texts: Sequence[Text]) -> list[Explanation]:
@@ -112,7 +127,7 @@ class PersonalModel:
         numbers = {len(row.texts) for row in rows}
         if len(numbers) > 1:
             raise InputError("predict: give either single texts or pairs, not both")
-        if self.task.kind == "classification" and numbers - {self.texts_per_row}:
+        if self.task.labeled and numbers - {self.texts_per_row}:
             wanted = "single texts" if self.texts_per_row == 1 else "pairs of texts"
             raise InputError(f"predict: task {self.task.name!r} takes {wanted}")
         context = self.context

@@ -10,7 +10,8 @@ import torch
 from silotune.core.numeric import mean_ignoring_none
 from silotune.core.stages import seconds_so_far
 from silotune.core.tensors import count_parameters, digest
-from silotune.data.metrics import METRICS, majority_score
+from silotune.data.judging import constant_score
+from silotune.data.metrics import LOSS_METRICS
 from silotune.data.templates import CHAT
 from silotune.evaluation.backdoor import overall
 from silotune.evaluation.federation_scores import all_share_one_model, mean_score
@@ -129,18 +130,19 @@ def left_out(federation: Federation) -> dict[str, Any]:
 def central_result(federation: Federation, silos: Mapping[str, Mapping[str, Any]]) -> dict[str, Any] | None:
     """Return the score on the central rows, if one data set is partitioned; with private parts, the mean over silos.
 
-    `majority` is the score of always predicting the test rows' most frequent label; None for generation.
+    `majority` is the score of a constant answer to the test rows: the most frequent label, the mean number, or the
+    labels that most rows have; None for generation.
     """
     if federation.central is None:
         return None
     test = federation.central.test
     task = test.task
-    has_majority = task.metric in METRICS and task.kind == "classification" and len(test)
+    has_constant = task.labeled and task.metric not in LOSS_METRICS and len(test)
     return {
         "metric": task.metric,
         "validation": mean_score({name: silo["validation"] for name, silo in silos.items()}),
         "test": mean_score({name: silo["test"] for name, silo in silos.items()}),
-        "majority": majority_score(task.metric, test.labels, task.positive_index) if has_majority else None,
+        "majority": constant_score(task, test.labels) if has_constant else None,
     }
 
 

@@ -13,17 +13,17 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from silotune.communication.privacy.budget import Privacy
 from silotune.config import Config, dump
 from silotune.core.files import write_text
 from silotune.core.locking import folder_lock
 from silotune.core.stages import Stages, measured, stage
+from silotune.data.judging import constant_score
 from silotune.data.loading import load_silos
-from silotune.data.metrics import METRICS, majority_score
+from silotune.data.metrics import LOSS_METRICS
 from silotune.data.row_folder import write_rows
 from silotune.data.server_rows import draw_labeled_rows
+from silotune.data.targets import target_tensor
 from silotune.data.tasks import SiloData
 from silotune.distributed.coordinator.coordinate import PREDECESSOR_TIMEOUT
 from silotune.distributed.coordinator.job import Job
@@ -155,9 +155,8 @@ def _finished(out: Path, config: Config, data: list[SiloData], stages: Stages) -
         stages.add(name, seconds)
     if config.partition.name != "none" and summary["global"]:
         test, task = data[0].splits.test, data[0].task
-        if task.kind == "classification" and task.metric in METRICS and test:
-            labels = torch.tensor([row.label for row in test])
-            summary["global"]["majority"] = majority_score(task.metric, labels, task.positive_index)
+        if task.labeled and task.metric not in LOSS_METRICS and test:
+            summary["global"]["majority"] = constant_score(task, target_tensor(task, test))
     with stage("scoring"):
         scores = collect_test_scores(out, [_silo_folder(out, name) for name in names])
         summary["intervals"] = intervals(scores)

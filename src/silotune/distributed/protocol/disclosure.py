@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from silotune.data.metrics import SIGNED, lower_is_better
+from silotune.data.metrics import metric_range
 from silotune.methods.base import EVENT_KEYS
 
 COUNTS = ("rows", "steps", "skipped_steps", "real_tokens", "padded_tokens")
@@ -57,9 +57,8 @@ def validate_metrics(metrics: object) -> bool:
 
 def score_range(metrics: Collection[str]) -> tuple[float, float]:
     """Return the smallest and the largest score that one of these metrics can give."""
-    if any(map(lower_is_better, metrics)):
-        return 0, _LARGEST
-    return (-100 if {*metrics} & {*SIGNED} else 0), 100
+    ranges = [metric_range(metric) for metric in metrics]
+    return min(least for least, _ in ranges), min(_LARGEST, max(most for _, most in ranges))
 
 
 def validate_scores(entry: object, ranges: Mapping[str, tuple[float, float]] = {}) -> bool:

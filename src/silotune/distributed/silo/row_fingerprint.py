@@ -29,7 +29,10 @@ def rows_digest(splits: Splits) -> str:
     digest = hashlib.sha256()
     for name in ("train", "validation", "test"):
         for row in getattr(splits, name):
-            digest.update(json.dumps([name, asdict(row)]).encode())
+            fields = asdict(row)
+            if row.target is None:  # as in records of earlier versions
+                del fields["target"]
+            digest.update(json.dumps([name, fields]).encode())
     return digest.hexdigest()
 
 
@@ -42,7 +45,7 @@ def row_digests(rows: Iterable[Row]) -> frozenset[str]:
 def _content(row: Row) -> list[Any]:
     """Return what tells a row from others; a plain row has no further entries, as in records of earlier versions."""
     more = [row.turns, row.rejected] if row.turns or row.rejected else []
-    return [row.texts, row.label, row.answer, *more]
+    return [row.texts, row.known, row.answer, *more]
 
 
 class RowRecord:

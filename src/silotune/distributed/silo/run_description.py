@@ -70,7 +70,8 @@ def _training(config: Config) -> list[str]:
 
 
 def _labels(federation: Federation) -> str:
-    return "; ".join(f"{task.name}: {', '.join(task.labels) or 'texts'}" for task in federation.tasks.values())
+    words = {"regression": "numbers, which stay", "generation": "texts"}
+    return "; ".join(f"{task.name}: {', '.join(task.labels) or words[task.kind]}" for task in federation.tasks.values())
 
 
 def _noise(federation: Federation, settings: SiloSettings) -> str:

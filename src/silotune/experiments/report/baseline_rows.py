@@ -6,15 +6,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from silotune.core.numeric import mean_ignoring_none
-from silotune.evaluation.baselines import BAG_OF_WORDS, MAJORITY
+from silotune.evaluation.baselines import BAG_OF_WORDS, MAJORITY, MEAN
 from silotune.experiments.report.entries import ReportEntry, group_by_data
 from silotune.experiments.report.scores import AVERAGE, Score, metric_of_column, over_seeds
 
-TITLES = {MAJORITY: "most frequent label", BAG_OF_WORDS: "bag of words"}
+TITLES = {MAJORITY: "most frequent label", MEAN: "mean number", BAG_OF_WORDS: "bag of words"}
 
 NOTE = (
     "Baselines learn from a silo's own training rows (of a partitioned data set, from all of them): the most frequent "
-    "label, and logistic regression over the TF-IDF of words and pairs of words."
+    "label (of numbers, their mean), and logistic (of numbers, ridge) regression over the TF-IDF of words and pairs of "
+    "words."
 )
 
 BaselineRow = tuple[str, list[Score | None]]

@@ -12,10 +12,10 @@ _MOST_LABELED_SILOS = 30
 
 
 def label_counts(silos: Sequence[SiloData]) -> dict[str, list[int]]:
-    """Count training rows per silo and label; without labels, per silo."""
+    """Count training rows per silo and label; per silo where rows do not have one label each."""
     counts = {}
     for silo in silos:
-        counts[silo.name] = [0] * max(1, len(silo.task.labels))
+        counts[silo.name] = [0] * (len(silo.task.labels) if silo.task.kind == "classification" else 1)
         for row in silo.splits.train:
             counts[silo.name][row.label] += 1
     return counts

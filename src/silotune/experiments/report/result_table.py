@@ -21,6 +21,14 @@ _FACTS: dict[str, Callable[[dict[str, Any]], str]] = {
 }
 
 
+_CONSTANTS = {
+    "classification": "the most frequent label",
+    "regression": "the mean number",
+    "multilabel": "the labels of most rows",
+}
+"""What the constant answer to central test rows is, by the task's kind."""
+
+
 def result_table(summaries: Sequence[dict[str, Any]]) -> Table:
     """Make the table of test scores of runs over the same silos, with the sizes of what each trains and sends.
 
@@ -47,7 +55,8 @@ def result_table(summaries: Sequence[dict[str, Any]]) -> Table:
         add(f"{len(silos)} silos, one test set", metric, [summary["average"] for summary in summaries], AVERAGE)
         majority = [(summary["global"] or {}).get("majority") for summary in summaries]
         if all(score is not None for score in majority):
-            table.add_row("always the most frequent label", escape(metric), *(f"{score:.1f}" for score in majority))
+            constant = _CONSTANTS[(first.get("tasks") or {}).get(silos[0], {}).get("kind", "classification")]
+            table.add_row(f"always {constant}", escape(metric), *(f"{score:.1f}" for score in majority))
     else:
         for name in silos:
             add(name, silo_metric(first, name), [summary["silos"][name]["test"] for summary in summaries], name)

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from silotune.data.metrics import LOSS_METRICS, lower_is_better
+from silotune.data.metrics import lower_is_better, metric_range
 from silotune.experiments.report.entries import ReportEntry
 from silotune.experiments.report.scores import AVERAGE, metric_name, metric_of_column, scores_over_seeds
 
@@ -42,7 +42,7 @@ def score_interval(entry: ReportEntry, column: str) -> Interval | None:
     if not candidates:
         return None
     widest = max(candidates, key=lambda bounds: bounds[1] - bounds[0])
-    lowest, highest = _range_of(metric_name(entry, column))
+    lowest, highest = metric_range(metric_name(entry, column))
     return max(lowest, widest[0]), min(highest, widest[1])
 
 
@@ -103,10 +103,3 @@ def _over_rows(summary: Mapping[str, Any], column: str) -> Interval | None:
     half = math.sqrt(math.fsum(value**2 for value in halves)) / len(halves)
     mean = math.fsum(float(summary["silos"][name]["test"]) for name in silos) / len(silos)
     return mean - half, mean + half
-
-
-def _range_of(metric: str) -> Interval:
-    """Return the lowest and the highest value of a metric."""
-    if metric in LOSS_METRICS:
-        return 0.0, math.inf
-    return (-100.0 if metric == "mcc" else 0.0), 100.0

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from silotune.data.metrics import LOSS_METRICS, METRICS, TEXT_METRICS, metric_title
+from silotune.data.metrics import metric_title
+from silotune.data.tasks import METRICS_OF
 from silotune.experiments.report.entries import ReportEntry
 from silotune.runs.summary import averages
 
-ALL_METRICS = {*METRICS, *TEXT_METRICS, *LOSS_METRICS}
+ALL_METRICS = {metric for metrics in METRICS_OF.values() for metric in metrics}
 
 AVERAGE = "average"
 """The column of the mean over silos. Where silos of a run have unlike metrics there is one for each: `average f1`."""

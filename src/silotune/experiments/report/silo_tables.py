@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from silotune.data.metrics import metric_title
-from silotune.evaluation.baselines import BAG_OF_WORDS, MAJORITY
+from silotune.data.metrics import NUMBER_METRICS, metric_title
+from silotune.evaluation.baselines import MEAN
 from silotune.experiments.report.baseline_rows import TITLES, baseline_of
 from silotune.experiments.report.entries import FinishedRun, ReportEntry, silo_names
 from silotune.experiments.report.scores import silo_metric
@@ -21,7 +21,7 @@ MOST_SILOS = 40
 _MOST_CLASSES = 12
 """Labels up to which a page has a confusion matrix, and names them in the table of silos."""
 
-_METRICS = ("accuracy", "macro_f1", "balanced_accuracy", "mcc", "auroc", "ece")
+_METRICS = ("accuracy", "micro_f1", "macro_f1", "balanced_accuracy", "mcc", "auroc", "ece", *NUMBER_METRICS[1:])
 _WRITTEN = ("rouge1", "rougeL", "exact_match", "loss", "perplexity")
 
 
@@ -30,19 +30,35 @@ def rows_table(entries: Sequence[ReportEntry]) -> ResultTable | None:
     names = silo_names(entries)
     if len(names) > MOST_SILOS:
         return None
-    rows = []
+    rows: list[tuple[str, list[str], dict[str, float | None]]] = []
+    found: set[str] = set()
     for name in names:
         run = next(run for entry in entries for run in entry.runs if name in run.summary["silos"])
         task = (run.summary.get("tasks") or {}).get(name, {})
         counts = run.summary["silos"][name].get("rows") or {}
         texts = [str(task.get("name", "–")), silo_metric(run.summary, name)]
         texts += [f"{counts[split]:,}" if split in counts else "–" for split in ("train", "validation", "test")]
-        texts.append(_classes(task.get("labels") or [], _details(run).get(name, {})))
-        texts += [_number(baseline_of(run.summary, name, key)) for key in (MAJORITY, BAG_OF_WORDS)]
-        rows.append((name, [TableCell(text) for text in texts]))
-    header = ["task", "metric", "train", "validation", "test", "classes (test rows)", *TITLES.values()]
+        numbers = task.get("kind") == "regression"
+        texts.append("numbers" if numbers else _classes(task.get("labels") or [], _details(run).get(name, {})))
+        scores = [baseline_of(run.summary, name, key) for key in TITLES]
+        found.update(key for key, score in zip(TITLES, scores, strict=True) if score is not None)
+        rows.append((name, texts, dict(zip(TITLES, scores, strict=True))))
+    baselines = [key for key in TITLES if key != MEAN or key in found]
+    header = [
+        "task",
+        "metric",
+        "train",
+        "validation",
+        "test",
+        "classes (test rows)",
+        *(TITLES[key] for key in baselines),
+    ]
+    cells = [
+        (name, [*map(TableCell, texts), *(TableCell(_number(of[key])) for key in baselines)])
+        for name, texts, of in rows
+    ]
     return ResultTable(
-        "rows of every silo, and its baselines (%), with the first seed", header, rows, "silo", {}, names
+        "rows of every silo, and its baselines (%), with the first seed", header, cells, "silo", {}, names
     )
 
 

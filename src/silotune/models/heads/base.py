@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from silotune.core.tensors import Tensors
 from silotune.data.batching import Batch
@@ -21,7 +21,7 @@ from silotune.models.backbone.backbone import Backbone
 from silotune.models.backbone.stored_model import ModelClass
 from silotune.models.forward.pooling import HeadReading
 from silotune.models.forward.views import View
-from silotune.models.heads.loss_recipe import LossRecipe
+from silotune.models.heads.loss_recipe import LossRecipe, task_loss
 
 if TYPE_CHECKING:
     from silotune.config.head import HeadConfig
@@ -38,7 +38,7 @@ class Head(ABC):
 
     name: ClassVar[str]
     task_kind: ClassVar[TaskKind] = "classification"
-    """The kind of task it answers."""
+    """The kind of task it answers; see `answers`."""
     model_class: ClassVar[ModelClass] = "AutoModel"
     """The class of transformers with which the backbone is loaded."""
     has_tensors: ClassVar[bool] = True
@@ -51,6 +51,11 @@ class Head(ABC):
     """Whether the head sets the position of the soft prompt in a row's text."""
     pooling: Pooling = "first"
     """How a classifier pools the last layer's states: the first token's, or the mean."""
+
+    @classmethod
+    def answers(cls, kind: TaskKind) -> bool:
+        """Return whether it answers tasks of this kind."""
+        return kind == cls.task_kind
 
     @classmethod
     def make(cls, config: HeadConfig) -> Head:
@@ -100,12 +105,11 @@ class Head(ABC):
 
     @abstractmethod
     def logits(self, tensors: Tensors, view: View, task: Task) -> Tensor:
-        """Compute class logits, shape (rows, classes)."""
+        """Compute logits, shape (rows, outputs): of classes, or of labels, or the number itself."""
 
     def cross_entropy(self, tensors: Tensors, view: View, batch: Batch) -> Tensor:
-        """Compute a batch's loss, a scalar: the mean over its rows."""
-        logits = self.logits(tensors, view, batch.task)
-        return nn.functional.cross_entropy(logits, batch.labels.to(logits.device))
+        """Compute a batch's loss, a scalar: the mean over its rows; see `task_loss`."""
+        return task_loss(self.logits(tensors, view, batch.task), batch)
 
     def training_loss(self, tensors: Tensors, view: View, batch: Batch, recipe: LossRecipe) -> Tensor:
         """Compute the loss of training, a scalar: `cross_entropy` with label smoothing and class weights."""

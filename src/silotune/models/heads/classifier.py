@@ -1,4 +1,4 @@
-"""`MLPHead` and `LinearHead`: trained classifiers over the first token's or the mean state."""
+"""`MLPHead` and `LinearHead`: trained layers over the first token's or the mean state: classes, labels or a number."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from silotune.core.tensors import Tensors
-from silotune.data.tasks import Task
+from silotune.data.tasks import Task, TaskKind
 from silotune.models.backbone.backbone import Backbone
 from silotune.models.forward.views import View
 from silotune.models.heads.base import Head, Pooling
@@ -20,13 +20,18 @@ if TYPE_CHECKING:
 
 
 class Classifier(Head):
-    """A classifier over the state x of shape (rows, hidden): the first token's, or the mean over the text's tokens."""
+    """Trained layers over the state x of shape (rows, hidden): the first token's, or the mean over all tokens."""
 
     formula: ClassVar[str]
     """Logits from x, in the words of `head.json`."""
 
     def __init__(self, pooling: Pooling = "first") -> None:
         self.pooling = pooling
+
+    @classmethod
+    def answers(cls, kind: TaskKind) -> bool:
+        """See `Head.answers`; a regression's head has one output, with several labels each has its own."""
+        return kind != "generation"
 
     @classmethod
     def make(cls, config: HeadConfig) -> Self:
@@ -43,9 +48,9 @@ class Classifier(Head):
 
 
 class MLPHead(Classifier):
-    """hidden → hidden → classes with tanh between, as RoBERTa's classifier (FedMCP, section IV-B).
+    """hidden → hidden → outputs with tanh between, as RoBERTa's classifier (FedMCP, section IV-B).
 
-    Each task has `<task>.dense` (hidden, hidden) and `<task>.out` (classes, hidden), with biases.
+    Each task has `<task>.dense` (hidden, hidden) and `<task>.out` (outputs, hidden), with biases.
     """
 
     name = "mlp"
@@ -57,7 +62,7 @@ class MLPHead(Classifier):
         tensors: Tensors = {}
         for task in tasks:
             tensors |= draw_linear(f"{task.name}.dense", width, width, generator)
-            tensors |= draw_linear(f"{task.name}.out", len(task.labels), width, generator)
+            tensors |= draw_linear(f"{task.name}.out", task.outputs, width, generator)
         return tensors
 
     def logits(self, tensors: Tensors, view: View, task: Task) -> Tensor:
@@ -67,7 +72,7 @@ class MLPHead(Classifier):
 
 
 class LinearHead(Classifier):
-    """hidden → classes: one linear layer (the PEFT-in-FL setting), `<task>.out` (classes, hidden) with bias."""
+    """hidden → outputs: one linear layer (the PEFT-in-FL setting), `<task>.out` (outputs, hidden) with bias."""
 
     name = "linear"
     formula = "out.weight · x + out.bias"
@@ -76,7 +81,7 @@ class LinearHead(Classifier):
         """See `Head.init`."""
         tensors: Tensors = {}
         for task in tasks:
-            tensors |= draw_linear(f"{task.name}.out", len(task.labels), backbone.hidden_size, generator)
+            tensors |= draw_linear(f"{task.name}.out", task.outputs, backbone.hidden_size, generator)
         return tensors
 
     def logits(self, tensors: Tensors, view: View, task: Task) -> Tensor:

@@ -1,4 +1,4 @@
-"""`LossRecipe`: label smoothing and class weights, which training adds to a head's loss."""
+"""`task_loss` of logits by the kind of task; `LossRecipe`: label smoothing and class weights, which training adds."""
 
 from __future__ import annotations
 
@@ -35,12 +35,14 @@ class LossRecipe:
         return "train.label_smoothing" if self.label_smoothing else "train.class_weights"
 
     def cross_entropy(self, logits: Tensor, batch: Batch) -> Tensor:
-        """Return the loss of a batch's class logits, shape (): the mean over rows, weighted by their labels' weights.
+        """Return the loss of a batch's logits, shape (): the mean over rows, weighted by their labels' weights.
 
         Args:
-            logits: shape (rows, classes).
+            logits: shape (rows, outputs).
             batch: the rows.
         """
+        if batch.task.kind != "classification":  # `check_tasks` has refused all but the plain recipe
+            return task_loss(logits, batch)
         weights = self._weights(batch)
         return nn.functional.cross_entropy(
             logits,
@@ -60,6 +62,24 @@ class LossRecipe:
         counts = torch.bincount(labels, minlength=len(names))
         balanced = len(labels) / (int((counts > 0).sum()) * counts.clamp(min=1))
         return torch.where(counts > 0, balanced, torch.ones_like(balanced))  # a label without rows is only smoothed to
+
+
+def task_loss(logits: Tensor, batch: Batch) -> Tensor:
+    """Return the plain loss of a batch's logits, shape (), by the kind of its task.
+
+    Cross-entropy of labels; the squared error of numbers; the binary cross-entropy of several labels, as a mean over
+    rows and labels.
+
+    Args:
+        logits: shape (rows, outputs).
+        batch: the rows.
+    """
+    targets = batch.labels.to(logits.device)
+    if batch.task.kind == "regression":
+        return nn.functional.mse_loss(logits[:, 0], targets.to(logits.dtype))
+    if batch.task.kind == "multilabel":
+        return nn.functional.binary_cross_entropy_with_logits(logits, targets.to(logits.dtype))
+    return nn.functional.cross_entropy(logits, targets)
 
 
 PLAIN = LossRecipe()

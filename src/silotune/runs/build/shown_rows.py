@@ -8,7 +8,7 @@ from typing import Any
 
 from silotune.data.instructions import row_format
 from silotune.data.row_checks import describe_rows
-from silotune.data.tasks import SiloData
+from silotune.data.tasks import KINDS, SiloData, known_text
 from silotune.data.tokenized import TokenizedRows
 from silotune.models.heads.base import TokenizeRows
 
@@ -35,7 +35,7 @@ class ShownRow:
 def describe_silo(silo: SiloData) -> dict[str, Any]:
     """Return a silo's task, format, metric and numbers of rows, and what its rows are like (`describe_rows`)."""
     row, task, described = silo.splits.train[0], silo.task, describe_rows(silo)
-    labeled = "text pairs with labels" if len(row.texts) > 1 else "texts with labels"
+    labeled = KINDS[task.kind].replace("texts", "text pairs" if len(row.texts) > 1 else "texts")
     return {
         "task": task.name,
         "format": row_format(row) if task.kind == "generation" else labeled,
@@ -61,8 +61,7 @@ def show_rows(tokenizer: Any, tokenize: TokenizeRows, silo: SiloData, number: in
     shown = []
     for place, row in enumerate(rows):
         texts = [f"{role}: {content}" for role, content in row.turns] or [text for text in row.texts if text]
-        target = row.answer if silo.task.kind == "generation" else silo.task.labels[row.label]
-        shown.append(ShownRow(texts, target, _tokens(tokenizer, tokenized, place)))
+        shown.append(ShownRow(texts, known_text(silo.task, row), _tokens(tokenizer, tokenized, place)))
     return shown
 
 

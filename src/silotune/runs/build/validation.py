@@ -9,12 +9,12 @@ from types import MappingProxyType
 from silotune.config import Config
 from silotune.data.backdoor import check_attack
 from silotune.data.metrics import lower_is_better
-from silotune.data.tasks import Task
+from silotune.data.tasks import KINDS, Task
 from silotune.errors import InputError, unknown_name_error
 from silotune.methods import Method
 from silotune.methods.parts import Scope, names_with
 from silotune.models.backbone.backbone import Backbone
-from silotune.models.heads import HEADS, Head, LanguageModelHead
+from silotune.models.heads import HEADS, Head, LanguageModelHead, LossRecipe
 from silotune.models.tuners import TUNERS, Tuner
 
 
@@ -47,12 +47,14 @@ def check_tasks(
                 raise InputError(f"sampling.count: {sampling.count} silos a round, but there are only {size}{of_task}")
     head = method.setting.head
     for silo, task in tasks.items():
-        if task.kind != head.task_kind:
+        if not head.answers(task.kind):
             fitting = sorted(
-                name for name, other in HEADS.items() if other.task_kind == task.kind and not other.reads_reference
+                name for name, other in HEADS.items() if other.answers(task.kind) and not other.reads_reference
             )
-            rows = "texts with labels" if task.kind == "classification" else "instructions with outputs"
+            rows = KINDS[task.kind]
             raise InputError(f"head={config.head.name}: silo {silo!r} holds {rows}; allowed: {', '.join(fitting)}")
+        if task.kind in ("regression", "multilabel"):
+            _check_without_classes(config, method, silo, task)
     if config.attack.name != "none":
         check_attack(config.attack, tasks)
     _check_head(config, method, tasks)
@@ -62,6 +64,19 @@ def check_tasks(
             "leave it out"
         )
     _check_evaluation(config, method, tasks, absent)
+
+
+def _check_without_classes(config: Config, method: Method, silo: str, task: Task) -> None:
+    """Refuse what needs rows of one label each: a silo's rows have numbers, or several labels."""
+    rows = f"silo {silo!r} holds {KINDS[task.kind]}"
+    if method.needs_labeled_rows:
+        raise InputError(
+            f"method={method.name}: the coordinator trains on rows of one label each, and {rows}; allowed: methods "
+            "that train in the silos alone, such as fedavg or fedmcp"
+        )
+    recipe = LossRecipe(config.train.label_smoothing, config.train.class_weights)
+    if not recipe.plain:
+        raise InputError(f"{recipe.key}: is about rows of one label each, and {rows}; leave it out")
 
 
 def check_labels(config: Config, tasks: Iterable[Task]) -> None:
@@ -130,7 +145,7 @@ def _check_directions(tasks: Mapping[str, Task]) -> None:
     if of_loss and others:
         raise InputError(
             f"metric: silo {of_loss[0]!r} is judged by {tasks[of_loss[0]].metric} and silo {others[0]!r} by "
-            f"{tasks[others[0]].metric}; either all silos are judged by loss or perplexity, or none"
+            f"{tasks[others[0]].metric}; either all silos are judged by metrics that are better when lower, or none"
         )
 
 
@@ -149,7 +164,7 @@ def _check_evaluation(config: Config, method: Method, tasks: Mapping[str, Task],
             "allowed: head=lm or verbalizer, or silos of one task (data.task)"
         )
     for silo, task in absent.items():
-        if task.kind != head.task_kind:
+        if not head.answers(task.kind):
             raise InputError(f"head={config.head.name}: cannot answer {silo!r} of evaluation; leave it out")
     if evaluation.new_silos and method.prediction().weighting is None:
         raise InputError(

@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from silotune.core.files import write_bytes, write_text
+from silotune.data.tasks import Task
 from silotune.data.tokenized import TokenizedRows
 from silotune.evaluation.bootstrap import LEVEL, Bootstrap
 from silotune.evaluation.federation_scores import all_share_one_model
@@ -62,9 +64,9 @@ def write_test_scores(folder: Path, federation: Federation, tested: Mapping[str,
 def write_predictions(path: Path, predicted: list[tuple[str | None, Measured, TokenizedRows]]) -> None:
     """Write one line per test row: silo, task, row (its place in the split), label, predicted, probabilities.
 
-    For generation, `label` is the reference answer and `predicted` the written one. `probabilities` are in the order of
-    the task's labels. `silo` is null where one model and one set of rows serve all. Nothing is written if no row has a
-    prediction.
+    For generation, `label` is the reference answer and `predicted` the written one; for a regression they are numbers
+    as text, and of several labels JSON lists. `probabilities` are in the order of the task's labels. `silo` is null
+    where one model and one set of rows serve all. Nothing is written if no row has a prediction.
     """
     import pyarrow
 
@@ -125,11 +127,28 @@ def _has_predictions(measured: Measured) -> bool:
     return measured.logits is not None or measured.written is not None
 
 
+def _numbers(values: Tensor) -> list[str]:
+    return [f"{value:.9g}" for value in values.tolist()]
+
+
+def _label_lists(task: Task, marks: Tensor) -> list[str]:
+    """Return each row's labels, those with a mark or logit above 0, as a JSON list."""
+    return [
+        json.dumps([label for label, mark in zip(task.labels, row, strict=True) if mark > 0], ensure_ascii=False)
+        for row in marks.tolist()
+    ]
+
+
 def _columns(silo: str | None, measured: Measured, rows: TokenizedRows) -> dict[str, Any]:
     """Return the columns of one silo's rows."""
     task, number = rows.task, rows.examples
     probabilities: list[list[float] | None] = [None] * number
-    if measured.logits is not None:
+    if measured.logits is not None and task.kind == "regression":
+        label, predicted = _numbers(rows.labels), _numbers(measured.logits[:, 0])
+    elif measured.logits is not None and task.kind == "multilabel":
+        label, predicted = _label_lists(task, rows.labels), _label_lists(task, measured.logits)
+        probabilities = torch.sigmoid(measured.logits.double()).tolist()
+    elif measured.logits is not None:
         label = [task.labels[index] for index in rows.labels.tolist()]
         predicted = [task.labels[index] for index in measured.logits.argmax(-1).tolist()]
         probabilities = torch.softmax(measured.logits.double(), -1).tolist()

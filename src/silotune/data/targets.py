@@ -1,0 +1,142 @@
+"""What rows are to be answered with: `target_rows` reads labels, numbers or sets of labels; `target_tensor`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from silotune.data.readers import Record, label_names, labeled_rows, read_text, require_columns
+from silotune.data.tasks import Row, Task
+from silotune.errors import InputError
+
+SEPARATOR = ","
+"""Between the labels of one cell, where `label_separator` names no other."""
+
+
+def target_rows(
+    path: Path,
+    records: Sequence[Record],
+    text_columns: Sequence[str],
+    label_column: str,
+    task: Task,
+    *,
+    by_index: bool,
+    separator: str | None = None,
+) -> list[Row]:
+    """Make rows of a task whose rows have labels, numbers or sets of labels.
+
+    Args:
+        path: the file, for messages.
+        records: rows of the file.
+        text_columns: the text column, or the two columns of a pair.
+        label_column: the column of labels or numbers.
+        task: the task; not one of generation.
+        by_index: whether a whole-number label is an index into the task's labels (data sets with a `meta.json`).
+        separator: between the labels of a cell of text, for rows with several.
+
+    Raises:
+        InputError: a column is missing, a cell is invalid, or the task does not have the label.
+    """
+    if task.kind == "classification":
+        return labeled_rows(path, records, text_columns, label_column, task.labels, by_index)
+    require_columns(path, records[0], [*text_columns, label_column])
+    rows = []
+    for number, record in enumerate(records, start=1):
+        texts = tuple(read_text(path, number, record, column) for column in text_columns)
+        where = f"data file {path}: row {number}: {label_column!r}"
+        cell = record.get(label_column)
+        if task.kind == "regression":
+            rows.append(Row(texts, 0, target=read_number(cell, where)))
+        else:
+            rows.append(Row(texts, 0, target=_indices(read_label_set(cell, where, separator), task, by_index, where)))
+    return rows
+
+
+def read_number(cell: object, where: str) -> float:
+    """Return a cell as a number.
+
+    Raises:
+        InputError: it is none; `where` names the cell.
+    """
+    value = math.nan
+    if isinstance(cell, (int, float)) and not isinstance(cell, bool):
+        value = float(cell)
+    elif isinstance(cell, str):
+        with suppress(ValueError):
+            value = float(cell)
+    if not math.isfinite(value):
+        raise InputError(f"{where} is no number: {cell!r}; kind=regression needs a finite number in every row")
+    return value
+
+
+def read_label_set(cell: object, where: str, separator: str | None = None) -> list[str | int]:
+    """Return the labels of a cell: a list of texts or whole numbers, or a text with separators; empty: none.
+
+    Raises:
+        InputError: it is neither; `where` names the cell.
+    """
+    if isinstance(cell, str):
+        return [label for part in cell.split(separator or SEPARATOR) if (label := part.strip())]
+    if not isinstance(cell, list) or not all(type(label) in (str, int) and label != "" for label in cell):
+        raise InputError(
+            f"{where} holds no labels: {cell!r}; allowed: a list of texts or whole numbers, or a text with "
+            f"{separator or SEPARATOR!r} between labels (label_separator)"
+        )
+    return [label.strip() if isinstance(label, str) else label for label in cell]
+
+
+def label_set_names(path: Path, records: Sequence[Record], column: str, separator: str | None) -> tuple[str, ...]:
+    """Return the distinct labels of rows with several, in the order of `label_names`.
+
+    Raises:
+        InputError: the column is missing, or a cell holds no labels.
+    """
+    require_columns(path, records[0], [column])
+    found: Iterable[str | int] = (
+        label
+        for number, record in enumerate(records, start=1)
+        for label in read_label_set(record.get(column), f"data file {path}: row {number}: {column!r}", separator)
+    )
+    return label_names(found)
+
+
+def _indices(labels: Sequence[str | int], task: Task, by_index: bool, where: str) -> tuple[int, ...]:
+    found = set()
+    for label in labels:
+        index = label if by_index and isinstance(label, int) else task.label_index(str(label))
+        if not 0 <= index < len(task.labels):
+            raise InputError(f"{where}: unknown label {label!r}; allowed: {', '.join(task.labels)}")
+        found.add(index)
+    return tuple(sorted(found))
+
+
+def target_tensor(task: Task, rows: Sequence[Row]) -> Tensor:
+    """Return what a loss or a metric compares the outputs for rows with.
+
+    Returns:
+        Class indices, shape (rows,), int64; for a regression the rows' numbers, shape (rows,), float32; for rows with
+        several labels 1 where a row has a label, else 0, shape (rows, labels), float32.
+    """
+    if task.kind == "regression":
+        return torch.tensor([number_of(row) for row in rows], dtype=torch.float32)
+    if task.kind == "multilabel":
+        marks = torch.zeros(len(rows), len(task.labels))
+        for place, row in enumerate(rows):
+            marks[place, list(label_set_of(row))] = 1
+        return marks
+    return torch.tensor([row.label for row in rows], dtype=torch.int64)
+
+
+def number_of(row: Row) -> float:
+    """Return the number of a regression's row; 0 for a row that is to be predicted."""
+    return row.target if isinstance(row.target, float) else 0.0
+
+
+def label_set_of(row: Row) -> tuple[int, ...]:
+    """Return the indices of a row's labels, where it may have several; none for a row that is to be predicted."""
+    return row.target if isinstance(row.target, tuple) else ()
