@@ -27,7 +27,7 @@ class SiloKeys(TypedDict, total=False):
     label: str
     task: str | None
     labels: Sequence[str | int] | None
-    kind: Literal["classification", "generation"]
+    kind: Literal["classification", "regression", "multilabel", "generation"]
     metric: (
         Literal[
             "accuracy",
@@ -36,6 +36,12 @@ class SiloKeys(TypedDict, total=False):
             "balanced_accuracy",
             "mcc",
             "auroc",
+            "micro_f1",
+            "pearson_spearman",
+            "pearson",
+            "spearman",
+            "mse",
+            "mae",
             "rouge1",
             "rougeL",
             "exact_match",
@@ -47,6 +53,7 @@ class SiloKeys(TypedDict, total=False):
     positive: str | None
     encoding: str
     rank: int | None
+    label_separator: str | None
     rows: Table
 
 
@@ -169,6 +176,12 @@ class DataKeys(TypedDict, total=False):
             "balanced_accuracy",
             "mcc",
             "auroc",
+            "micro_f1",
+            "pearson_spearman",
+            "pearson",
+            "spearman",
+            "mse",
+            "mae",
             "rouge1",
             "rougeL",
             "exact_match",
