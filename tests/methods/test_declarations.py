@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from silotune.methods import METHODS, Setting
-from silotune.methods.base import GLOBAL, HEAD, PRIVATE, Phase, PredictionMix
+from silotune.methods.base import GLOBAL, HEAD, PRIVATE, Phase, PredictionMix, copies
 from silotune.methods.fedmatch import FedMatch
-from silotune.methods.parts import Part
+from silotune.methods.parts import Part, Scope
 from silotune.methods.validation import check_method
 from silotune.models.forward.mixing import frozen, previous, received
 from silotune.models.heads import HEADS
@@ -55,6 +55,28 @@ def variant(**changes: object) -> FedMatch:
 def test_a_slip_is_refused_by_name(changes: dict, complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
         check_method(variant(**changes))
+
+
+class Kept(FedMatch):
+    """A shared part that goes on from the silo's copy of what it sent; `moves` changes the copy otherwise."""
+
+    name = "kept"
+    moves = False
+
+    def parts(self) -> dict[str, Part]:
+        return super().parts() | {PRIVATE: Part(self.setting.tuner, Scope.PRIVATE, start=GLOBAL)}
+
+    def phases(self) -> list[Phase]:
+        trains = (GLOBAL, PRIVATE) if self.moves else (GLOBAL,)
+        views = {"full": {GLOBAL: 1.0}}
+        return [Phase("train", trains, views, self.loss, start={GLOBAL: PRIVATE}), copies("keep", {PRIVATE: GLOBAL})]
+
+
+def test_a_shared_part_may_go_on_from_the_silos_copy_of_it_and_from_nothing_else(monkeypatch) -> None:
+    check_method(Kept(setting()))
+    monkeypatch.setattr(Kept, "moves", True)
+    with pytest.raises(ValueError, match="copies the private part 'private' into the shared 'global'"):
+        check_method(Kept(setting()))
 
 
 def test_what_is_allowed_passes() -> None:

@@ -81,6 +81,7 @@ METHOD_OPTIONS: dict[str, Values] = {
     "flexlora": ADAPTERS,
     "hetlora": ADAPTERS,
     "fedsvd": {},
+    "fedalt": {},
     "fdlora": {
         "sync": (10, "unsure: the paper's text was not at hand"),
         "first_epochs": (None, "as every other phase"),
@@ -118,6 +119,7 @@ BROUGHT["fedex-lora"] = LORA | {"aggregation": ("fedex-lora", "Singhal et al. 20
 BROUGHT["flora"] = LORA | {"aggregation": ("flora", "Wang et al. 2024")}
 BROUGHT["lora-fair"] = LORA | {"aggregation": ("lora-fair", "Bian et al. 2024")}
 BROUGHT["fedsvd"] = LORA | {"aggregation": ("fedsvd", "Lee et al. 2025")}
+BROUGHT["fedalt"] = LORA | {"aggregation": ("rest-of-world", "Bian et al. 2025: the mean of the others")}
 BROUGHT["fdlora"] = LORA | {
     "aggregation": ("uniform", "Qi et al. 2024: the mean over silos counts each once"),
     "server.optimizer": ("nesterov", "Qi et al. 2024, Algorithm 1: OuterOpt"),

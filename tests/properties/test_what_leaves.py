@@ -35,6 +35,7 @@ SENT = {
     "apfl": {"global"},
     "pfedme": {"global"},
     "fdlora": {"global"},
+    "fedalt": {"global"},
     "hetlora": {"global"},
     "fedex-lora": {"global"},
     "flora": {"global"},

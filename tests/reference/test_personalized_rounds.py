@@ -1,4 +1,4 @@
-"""Two rounds of two silos of APFL, pFedMe and FDLoRA, recomputed outside silotune in float64; and their limits."""
+"""Two rounds of APFL, pFedMe, FDLoRA and FedALT, recomputed outside silotune in float64; and their limits."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 from silotune.communication.aggregation import Update
 from silotune.core.tensors import copy, flatten
 from silotune.methods.parts import Scope, names_with
+from silotune.models.tuners.token_weight import TokenWeight
 from silotune.training.silo import SiloState
 from tests.support.numeric_rig import doubled, random_parts
 from tests.support.rounds_by_hand import WORDS, Stage, descended, shared_of, states
@@ -42,11 +43,12 @@ def run_rounds(federation, rounds=2):
     for number in range(1, rounds + 1):
         updates = []
         for silo in federation.silos.values():
-            result = federation.trainer.rounds([silo], coordinator.shared, number)[0]
+            result = federation.trainer.rounds([silo], coordinator.shared_of(silo.name), number)[0]
             silo.state = SiloState({name: result.state[name] for name in private}, result.memory)
             sent = flatten({name: result.state[name] for name in federation.method.sends(number)})
             updates.append(Update(silo.name, sent, silo.rows))
-        coordinator.aggregate(updates, number)
+        if coordinator.communicates:
+            coordinator.aggregate(updates, number)
 
 
 def assert_models(federation, wholes):
@@ -59,10 +61,15 @@ def assert_models(federation, wholes):
                 torch.testing.assert_close(found[part][name], tensor, rtol=0, atol=1e-9)
 
 
+def scaled(weight):
+    """Return a weight, or a function of a module and its input, times alpha / r."""
+    return (lambda module, x: SCALE * weight(module, x)) if callable(weight) else SCALE * weight
+
+
 def loss_of(federation, name, head, *loras):
     """Return the cross-entropy of a linear head over the mean state, under `(weight, LoRA)` pairs."""
     silo = federation.silos[name]
-    found = states(federation, silo, loras=[(weight * SCALE, tensors) for weight, tensors in loras])
+    found = states(federation, silo, loras=[(scaled(weight), tensors) for weight, tensors in loras])
     pooling = federation.method.setting.head.pooling
     x = torch.stack([row.mean(0) if pooling == "mean" else row[0] for row in found])
     logits, labels = x @ head["alpha.out.weight"].T + head["alpha.out.bias"], silo.train["alpha"].labels
@@ -238,3 +245,52 @@ def test_fdlora(sync, tiny_federation):
             torch.testing.assert_close(result.state[part], wholes[name][part], rtol=0, atol=1e-9)
         personal = silo.state.private["private"]
         assert all(torch.equal(result.state["private"][key], tensor) for key, tensor in personal.items())
+
+
+# -- FedALT -----------------------------------------------------------------------------------------------------------
+
+REST = ("aggregation=rest-of-world", "partition.silos=3", "head.scope=private")
+
+
+def test_fedalt(tiny_federation):
+    """A silo's own LoRA goes on; beside it stands the mean of the others' last ones; softmax(G·x) weighs both."""
+    federation, wholes = set_up(tiny_federation, "fedalt", *REST)
+    run_rounds(federation)
+    rest = {name: whole["global"] for name, whole in wholes.items()}  # as all receive it before the first update
+    for _ in range(2):
+        for name, whole in wholes.items():
+
+            def mixture(now, name=name, others=rest[name]):
+                def weight(index):
+                    return lambda module, x: torch.softmax(x @ now["mixer"][f"{module}.mixer.weight"].T, -1)[:, [index]]
+
+                return loss_of(federation, name, now["head"], (weight(0), now["private"]), (weight(1), others))
+
+            wholes[name] = descended(whole, [Stage(("private", "mixer", "head"), mixture)])
+        rest = {
+            name: {
+                key: sum(wholes[other]["private"][key] for other in wholes if other != name) / 2
+                for key in whole["private"]
+            }
+            for name, whole in wholes.items()
+        }
+    for name, silo in federation.silos.items():
+        found = federation.coordinator.shared_of(name) | silo.state.private
+        expected = wholes[name] | {"global": rest[name]}
+        for part, tensors in expected.items():
+            for key, tensor in tensors.items():
+                torch.testing.assert_close(found[part][key], tensor, rtol=0, atol=1e-9)
+
+
+def test_fedalt_whose_mixer_takes_its_own_lora_alone_is_local_training(tiny_federation, monkeypatch):
+    monkeypatch.setattr(TokenWeight, "at", lambda self, module, x: torch.full_like(x[..., :1], float(self.index == 0)))
+    federation, wholes = set_up(tiny_federation, "fedalt", *REST)
+    plain, _ = set_up(tiny_federation, "local", "method.adapters=1", *REST[1:])
+    for name, silo in plain.silos.items():
+        silo.state = SiloState({part: copy(wholes[name][part]) for part in ("private", "head")})
+    run_rounds(federation)
+    run_rounds(plain)
+    for name, silo in plain.silos.items():
+        for part, tensors in silo.state.private.items():
+            for key, tensor in tensors.items():
+                torch.testing.assert_close(federation.silos[name].state.private[part][key], tensor, rtol=0, atol=1e-9)

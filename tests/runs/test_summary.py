@@ -29,6 +29,8 @@ from tests.support.method_cases import (
 )
 
 PARAMETERS = {"trainable_parameters", "sent_parameters", "adapter_parameters", "head_parameters"}
+NUMBERS = ("alpha", "fusion_personal", "fusion_global", "mixer")
+"""Parts that are neither adapters nor heads; they count with the heads."""
 SCORES = {"silos", "global", "average", "best_round"}
 KEYS = {"method", "backbone", "seed", "rounds", "engine", "precision", "threads", "seconds", "samples_per_second"}
 KEYS |= {"bytes_up", "bytes_down", "shared_sha256", "state_sha256"} | PARAMETERS | SCORES
@@ -87,7 +89,7 @@ def test_bytes_and_parameters_are_those_of_the_messages(reference, case):
     states = [{part: t for part, t in result.state.items() if part not in fixed} for result in wire.results.values()]
     sizes = [{part: sum(t.numel() for t in tensors.values()) for part, tensors in state.items()} for state in states]
     assert run.summary["trainable_parameters"] == max(sum(found.values()) for found in sizes)
-    heads = [sum(size for part, size in found.items() if part.startswith("head")) for found in sizes]
+    heads = [sum(size for part, size in found.items() if part.startswith("head") or part in NUMBERS) for found in sizes]
     assert run.summary["head_parameters"] == max(heads)
     adapters = {sum(found.values()) - head for found, head in zip(sizes, heads, strict=True)}
     assert adapters == {run.summary["adapter_parameters"]}

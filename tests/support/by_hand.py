@@ -122,7 +122,9 @@ def bert(
         y = x @ state[f"{name}.weight"].T + state[f"{name}.bias"]
         for weight, tensors in loras:
             if f"{name}.lora_A.weight" in tensors:
-                y = y + weight * ((x @ tensors[f"{name}.lora_A.weight"].T) @ tensors[f"{name}.lora_B.weight"].T)
+                y = y + (weight(name, x) if callable(weight) else weight) * (
+                    (x @ tensors[f"{name}.lora_A.weight"].T) @ tensors[f"{name}.lora_B.weight"].T
+                )
         return y
 
     def adapted(h: Tensor, site: str) -> Tensor:

@@ -24,6 +24,7 @@ AGGREGATIONS: Registry[Any] = Registry(
     "aggregation",
     reserved=(
         *("uniform", "samples", "median", "flexlora", "hetlora", "fedsvd", "fedex-lora", "flora", "lora-fair"),
+        *("rest-of-world",),
         *("trimmed-mean", "krum", "multi-krum"),
     ),
     home="silotune.communication.aggregation",

@@ -16,10 +16,11 @@ from silotune.methods.base import HEAD
 from silotune.methods.head_mix import WhichHead, head_tensors, heads_of
 from silotune.methods.parts import Part, Scope
 from silotune.models.backbone.backbone import Backbone
-from silotune.models.forward.mixing import joined_tensors, members, parts_in, resolve_weights
+from silotune.models.forward.mixing import Mix, joined_tensors, members, parts_in, resolve_weights
 from silotune.models.heads import Head
 from silotune.models.tuners import TUNERS, Tuner, Weight, WeightedTensors, tuner_of
 from silotune.models.tuners.base import MergedAdapter
+from silotune.models.tuners.token_weight import TokenWeight
 from silotune.runs.run_result import Run
 
 WORDS = {"global": Scope.SHARED, "private": Scope.PRIVATE, "mixed": None, "merged": None}
@@ -56,7 +57,7 @@ class ExportSelection:
     head_tensors: Tensors
     task: Task
     private: tuple[str, ...]
-    prediction: dict[str, Weight]
+    prediction: dict[str, Weight | TokenWeight]
 
     @property
     def tuner(self) -> Tuner:
@@ -108,7 +109,7 @@ def select(run: Run, silo: str, word: str) -> ExportSelection:
         merge(federation.backbone, tuner, state, by_tuner.pop(tuner)),
         tuple((other, merge(federation.backbone, other, state, weights)) for other, weights in by_tuner.items()),
         head,
-        which if isinstance(which, str) else {name: float(w) for name, w in resolve_weights(which, state).items()},
+        which if isinstance(which, str) else _numbers(which, state),
         _of_task(run, head, head_tensors(which, state), task),
         task,
         tuple(name for name in names if parts[name].scope is Scope.PRIVATE and state.get(name)),
@@ -152,7 +153,7 @@ def merge(backbone: Backbone, tuner: Tuner, state: State, mix: Mapping[str, floa
     return tuner.merge(parts)
 
 
-def _mix(run: Run, word: str, prediction: dict[str, Weight]) -> dict[str, float]:
+def _mix(run: Run, word: str, prediction: dict[str, Weight | TokenWeight]) -> dict[str, float]:
     """Weights of the exported adapters by part name.
 
     Raises:
@@ -192,10 +193,10 @@ def _mix(run: Run, word: str, prediction: dict[str, Weight]) -> dict[str, float]
         raise InputError(f"--part {word}: {why}; allowed: {', '.join(allowed)}")
     if word in by_scope:
         return dict.fromkeys(by_scope[word], 1.0)
-    weights = {name: weight for name, weight in prediction.items() if not isinstance(weight, torch.Tensor)}
+    weights = {name: weight for name, weight in prediction.items() if isinstance(weight, float | int)}
     if len(weights) < len(prediction) or federation.method.prediction().weighting is not None:
         raise InputError(
-            f"--part {word}: method {method} weights its adapters per text; allowed: {', '.join(by_scope)}"
+            f"--part {word}: method {method} weights its adapters per text or token; allowed: {', '.join(by_scope)}"
         )
     return {name: weight for name, weight in weights.items() if weight != 0}
 
@@ -209,6 +210,11 @@ def _head_of(run: Run, word: str, mix: dict[str, float]) -> WhichHead:
         if name in parts and isinstance(parts[name].module, Head):
             return name
     return prediction.head
+
+
+def _numbers(mix: Mix, state: State) -> dict[str, float]:
+    """The weights of a mix of heads."""
+    return {name: weight for name, weight in resolve_weights(mix, state).items() if isinstance(weight, float | int)}
 
 
 def _of_task(run: Run, head: Head, tensors: Tensors, task: Task) -> Tensors:

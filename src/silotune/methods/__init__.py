@@ -39,7 +39,7 @@ from silotune.methods.similarity import SIMILARITIES, distillation, model_contra
 from silotune.methods.supervised import Supervised, SupervisedOptions
 from silotune.models.forward.mixing import Mix, frozen, joined, previous, received
 from silotune.models.heads.projection import Projection
-from silotune.models.tuners import TensorGroup
+from silotune.models.tuners import TensorGroup, TokenMixer, token_weight
 
 METHODS: Registry[type[Method]] = registries.METHODS
 
@@ -98,6 +98,7 @@ __all__ = [
     "SupervisedOptions",
     "TensorGroup",
     "Tensors",
+    "TokenMixer",
     "WeightOf",
     "WhichHead",
     "copies",
@@ -118,4 +119,5 @@ __all__ = [
     "row_cosine",
     "row_cosine_by_distance",
     "shared",
+    "token_weight",
 ]

@@ -7,6 +7,7 @@ from silotune.methods.apfl import APFL
 from silotune.methods.centralized import Centralized
 from silotune.methods.ditto import Ditto
 from silotune.methods.fdlora import FDLoRA
+from silotune.methods.fedalt import FedALT
 from silotune.methods.fedap import FedAP, FedLR
 from silotune.methods.fedavg import FedAvg, FedAvgFull
 from silotune.methods.feddpa import FedDPAF, FedDPAT
@@ -37,5 +38,5 @@ BUILT_IN: tuple[type[Method], ...] = (
     *(Local, Centralized, ServerOnly, FedAvg, FedAvgFull, FedProx),
     *(FedAP, FedLR, MOON, FedRep, FedPer, FedMatch, Ditto, APFL, PFedMe, FedMCP, FedFAME, FedPrompt),
     *(FedIT, FedLoRA, FedDPAF, FedDPAT),
-    *(FFALoRA, FedSALoRA, RoLoRA, FlexLoRA, HetLoRA, FedSVD, FedExLoRA, FLoRA, LoRAFAIR, FDLoRA),
+    *(FFALoRA, FedSALoRA, RoLoRA, FlexLoRA, HetLoRA, FedSVD, FedExLoRA, FLoRA, LoRAFAIR, FDLoRA, FedALT),
 )

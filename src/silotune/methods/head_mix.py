@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from silotune.core.tensors import State, Tensors, detached
 from silotune.models.forward.mixing import Mix, parse_name, parts_in, resolve_weights
+from silotune.models.tuners.token_weight import TokenWeight
 
 WhichHead = str | Mix
 """A head's part, or part (or `frozen(part)`, `received(part)`) → weight: the head with the tensors `Σ weight · tensor`.
@@ -29,6 +30,7 @@ def head_tensors(head: WhichHead, state: State, received: State | None = None) -
         return state.get(head, {})
     total: Tensors = {}
     for name, weight in resolve_weights(head, state).items():
+        assert not isinstance(weight, TokenWeight), "a head reads states, not tokens' inputs"
         anchor, part = parse_name(name)
         tensors = (received or {}).get(part, {}) if anchor == "received" else state.get(part, {})
         for key, tensor in (detached(tensors) if anchor == "frozen" else tensors).items():

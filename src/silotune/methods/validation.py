@@ -131,7 +131,8 @@ def _phase_faults(method: Method, parts: dict[str, Part], phase: Phase) -> Itera
         if parts[name].scope is Scope.FIXED:
             yield f"{where} changes the fixed part {name!r}"
     for target, source in phase.start.items():
-        if parts[target].scope is Scope.SHARED and parts[source].scope is Scope.PRIVATE:
+        unsent = parts[source].scope is Scope.PRIVATE and not _only_copies(method, parts, source, target)
+        if parts[target].scope is Scope.SHARED and unsent:
             yield f"{where} copies the private part {source!r} into the shared {target!r}"
     for mix in phase.views.values():
         for key in mix:
@@ -143,6 +144,13 @@ def _phase_faults(method: Method, parts: dict[str, Part], phase: Phase) -> Itera
                 f"{where} calls the views {anchor!r} and {view!r} the same at its start, but the first is not the "
                 "second with received parts"
             )
+
+
+def _only_copies(method: Method, parts: dict[str, Part], kept: str, shared: str) -> bool:
+    """Return whether a private part never holds anything but a copy of this shared one."""
+    phases = [phase for phase in method.phases() if kept in phase.changes]
+    copied = all(phase.start.get(kept) == shared and kept not in (*phase.trains, *phase.then) for phase in phases)
+    return parts[kept].start == shared and copied
 
 
 def _key_faults(method: Method, parts: dict[str, Part], where: str, key: str) -> Iterator[str]:

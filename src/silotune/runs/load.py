@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from silotune.config import Config, load_resolved
 from silotune.config.validators import NAME_RULE, is_name
-from silotune.core.tensors import State, unflatten
+from silotune.core.tensors import State, Tensors, unflatten
 from silotune.data.tasks import Task, read_task
 from silotune.data.templates import CHAT
 from silotune.errors import InputError, unknown_name_error
@@ -46,7 +46,7 @@ def load_run(
             coordinator whose silos keep their private parts.
     """
     # Only here: one silo's model needs neither an engine nor a coordinator.
-    from silotune.communication.aggregation import AGGREGATIONS, make_aggregation
+    from silotune.communication.aggregation import AGGREGATIONS, issues_by_silo, make_aggregation
     from silotune.runs.engines.in_process import InProcessEngine
     from silotune.runs.run_result import Run
     from silotune.runs.storage.run_folder import RunFolder
@@ -58,10 +58,9 @@ def load_run(
     context = finished.build_model(backbone)
     silos = silos_without_rows(context.method, tasks)
     ranks, shared = context.ranks, context.initial_shared(silos.values())
-    # of silos of one rank nothing is computed, and an aggregation by a plug-in may be gone
-    aggregation = (
-        make_aggregation(config.aggregation, len(silos)) if ranks and any(shared.values()) else AGGREGATIONS["uniform"]
-    )
+    # where all silos receive the same nothing is computed, and an aggregation by a plug-in may be gone
+    computed = any(shared.values()) and (ranks or issues_by_silo(config.aggregation.name))
+    aggregation = make_aggregation(config.aggregation, len(silos)) if computed else AGGREGATIONS["uniform"]
     coordinator = Coordinator(shared, aggregation, config.seed, ranks=ranks)
     malicious = _malicious(finished)
     federation = Federation(config, context, silos, coordinator, tasks, finished.texts, malicious=malicious)
@@ -94,7 +93,15 @@ def load_model(
         context.method, finished.tasks if context.method.centralized else {silo: task}
     ).values()
     best = finished.best_checkpoint()
-    shared = _read_shared(finished.checkpoints, best, context.initial_shared([owner]))
+    shared, kept = _read_shared(finished.checkpoints, best, context.initial_shared([owner]))
+    if kept:
+        from silotune.communication.aggregation import SiloAggregation, make_aggregation
+        from silotune.training.issue import Issue
+
+        made = make_aggregation(finished.config.aggregation, len(finished.tasks))
+        assert isinstance(made, SiloAggregation), "no other one keeps anything"
+        made.state = kept
+        shared = Issue(shared, aggregation=made).state(silo)
     if silo in context.ranks and any(shared.values()):
         from silotune.communication.aggregation import make_aggregation, mixing_ranks
         from silotune.training.issue import Issue
@@ -106,14 +113,17 @@ def load_model(
     return PersonalModel(context, owner, shared, task, finished.texts[silo])
 
 
-def _read_shared(checkpoints: Checkpoints, checkpoint: Checkpoint, expected: State) -> State:
-    """Return a checkpoint's shared parts."""
+def _read_shared(checkpoints: Checkpoints, checkpoint: Checkpoint, expected: State) -> tuple[State, Tensors]:
+    """Return a checkpoint's shared parts, and what an aggregation keeps that issues silos' own tensors."""
     with validated_state(checkpoint.shared, expected) as check:
         tensors = checkpoints.read(checkpoint.shared)
-        prefix = "shared/"
-        shared = unflatten({n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)})
+
+        def group(prefix: str) -> Tensors:
+            return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
+
+        shared, kept = unflatten(group("shared/")), group("aggregation/")
         check(shared)
-    return {name: shared.get(name, {}) for name in expected}
+    return {name: shared.get(name, {}) for name in expected}, kept
 
 
 @dataclass(frozen=True)

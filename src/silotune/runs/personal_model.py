@@ -16,6 +16,7 @@ from silotune.errors import InputError
 from silotune.evaluation.instance_vectors import personalized_state, weigh
 from silotune.evaluation.predict import answers, logits
 from silotune.models.forward.mixing import resolve_weights
+from silotune.models.tuners.token_weight import TokenWeight
 from silotune.training.context import TrainingContext
 from silotune.training.silo import Silo
 
@@ -109,7 +110,11 @@ class PersonalModel:
         prediction = self.context.method.prediction()
         weights = weigh(self.context, self.state, self._encoded(texts))
         if weights is None:
-            fixed = {name: float(weight) for name, weight in resolve_weights(prediction.mix, self.state).items()}
+            resolved = resolve_weights(prediction.mix, self.state)
+            fixed = {name: float(weight) for name, weight in resolved.items() if not isinstance(weight, TokenWeight)}
+            if len(fixed) < len(resolved):
+                name = self.context.method.name
+                raise InputError(f"explain: method {name} weighs its adapters per token, not per text")
             return [Explanation(fixed) for _ in texts]
         mix = {name: torch.as_tensor(weight).tolist() for name, weight in prediction.mixed(weights.alpha).items()}
         return [

@@ -35,6 +35,7 @@ from silotune.models.forward.view_cache import ConstantViewCache, constant_views
 from silotune.models.forward.views import View, ViewRequest, run_views
 from silotune.models.heads import Head, LossRecipe
 from silotune.models.tuners import TensorGroup, Tuner, tuner_of
+from silotune.models.tuners.token_weight import TokenWeight
 from silotune.training.row_draws import RowDraws
 from silotune.training.row_influence import RowInfluence
 from silotune.training.silo import Silo, SiloState
@@ -341,7 +342,10 @@ class TrainingContext:
                 tensors = tensors | self._anchored(anchor, other, state, received, memory)
             tuner = tuner_of(self.parts[first].module)
             assert tuner is not None, f"part {part!r} is in a mix but is no tuner"
-            entries.append(MixEntry(tuner, tensors, weight))
+            if isinstance(weight, TokenWeight):
+                entries.append(MixEntry(tuner, tensors, 1.0, weight))
+            else:
+                entries.append(MixEntry(tuner, tensors, weight))
         return entries
 
     def _anchored(self, anchor: str, part: str, state: State, received: State, memory: Tensors) -> Tensors:

@@ -9,6 +9,7 @@ from itertools import chain
 from silotune.communication.aggregation import (
     Aggregation,
     BroadcastAggregation,
+    SiloAggregation,
     Update,
     change_norm,
     clipped,
@@ -30,9 +31,9 @@ from silotune.communication.uplink.pipeline import NO_UPLINK, UplinkPipeline
 from silotune.core.numeric import ceil_fraction
 from silotune.core.randomness import sampler
 from silotune.core.tensors import State, Tensors, flatten, unflatten
-from silotune.errors import SilotuneError
+from silotune.errors import InputError, SilotuneError
 from silotune.training.client import SiloReply
-from silotune.training.issue import NO_RANKS, Issue
+from silotune.training.issue import NO_RANKS, Issue, Key
 
 _MOST_ROWS = 2**53  # larger weights are not exact in float64, and their sums can overflow
 
@@ -44,8 +45,8 @@ def silos_a_round(silos: int, fraction: float | None, count: int | None) -> int:
     return min(count, silos)
 
 
-_Open = tuple[int, State, dict[int | None, tuple[Tensors, Expected]]]
-"""A round's number, the shared parts that it began with, and by silos' rank what they send: as received, and how."""
+_Open = tuple[int, State, dict[Key, tuple[Tensors, Expected]]]
+"""A round's number, the shared parts that it began with, and by silos' key what they send: as received, and how."""
 
 
 @dataclass(frozen=True)
@@ -131,6 +132,8 @@ class Coordinator:
             aggregation.check(flatten(shared), self.optimizer)
         if ranks and self.communicates:
             self._issue = Issue(shared, ranks, mixing_ranks(aggregation, ranks))
+        elif isinstance(aggregation, SiloAggregation):
+            self._issue = Issue(shared, aggregation=aggregation)
 
     @property
     def communicates(self) -> bool:
@@ -169,7 +172,7 @@ class Coordinator:
 
     def expected_of(self, silo: str) -> Expected:
         """Return names and shapes of the tensors in a silo's broadcast."""
-        return self.expected if self.issue.rank(silo) is None else Expected.like(self.issue.tensors(silo))
+        return self.expected if self.issue.key(silo) is None else Expected.like(self.issue.tensors(silo))
 
     def receive(self, number: int, silo: str, message: bytes) -> Update:
         """Check one silo's update.
@@ -179,11 +182,11 @@ class Coordinator:
         """
         if self._open is None or self._open[0] != number or self._open[1] is not self.shared:
             self._open = number, self.shared, {}
-        opened, rank = self._open[2], self.issue.rank(silo)
-        if rank not in opened:
+        opened, key = self._open[2], self.issue.key(silo)
+        if key not in opened:
             before = self._sent_before(number, silo)
-            opened[rank] = before, self.uplink.expected(Expected.like(before))
-        tensors, fields = self._read_message(message, *opened[rank])
+            opened[key] = before, self.uplink.expected(Expected.like(before))
+        tensors, fields = self._read_message(message, *opened[key])
         if fields["round"] != number:
             raise MessageRefused(f"update of round {fields['round']}, expected {number}")
         if fields["silo"] != silo:
@@ -191,7 +194,7 @@ class Coordinator:
         rows = int(fields["rows"])
         if not 1 <= rows <= _MOST_ROWS:
             raise MessageRefused(f"field 'rows' must be between 1 and {_MOST_ROWS}")
-        update = Update(silo, tensors, rows, None if rank is None else self.issue.tensors(silo))
+        update = Update(silo, tensors, rows, None if key is None else self.issue.tensors(silo))
         self._check_norm(update)
         return update
 
@@ -293,14 +296,20 @@ class Coordinator:
         self.shared = {name: state.get(name, {}) for name in self.shared}
 
     def flat(self) -> Tensors:
-        """Return `{"shared/part/tensor": …, "server/…": …}`, as in checkpoints and digests."""
-        shared = {f"shared/{name}": tensor for name, tensor in flatten(self.shared).items()}
-        return shared | {f"server/{name}": tensor for name, tensor in self.optimizer.state.items()}
+        """Return `{"shared/part/tensor": …, "server/…": …, "aggregation/…": …}`, as in checkpoints and digests."""
+        groups = {"shared": flatten(self.shared), "server": self.optimizer.state}
+        if isinstance(self._aggregation, SiloAggregation):
+            groups["aggregation"] = self._aggregation.state
+        return {f"{group}/{name}": tensor for group, tensors in groups.items() for name, tensor in tensors.items()}
 
     def load_flat(self, tensors: Tensors) -> None:
         """Set the coordinator to a state from `flat`."""
-        groups: dict[str, Tensors] = {"shared": {}, "server": {}}
+        groups: dict[str, Tensors] = {"shared": {}, "server": {}, "aggregation": {}}
         for name, tensor in tensors.items():
             group, rest = name.split("/", 1)
             groups[group][rest] = tensor
         self.shared, self.optimizer.state = unflatten(groups["shared"]), groups["server"]
+        if isinstance(self._aggregation, SiloAggregation):
+            self._aggregation.state = groups["aggregation"]
+        elif groups["aggregation"]:
+            raise InputError("the checkpoint has silos' own tensors of an aggregation that is not known here")

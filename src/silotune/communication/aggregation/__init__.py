@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 from silotune.communication.aggregation.exact_products import FedExLoRA, FLoRA, LoRAFAIR
 from silotune.communication.aggregation.low_rank import BroadcastAggregation, FedSVD, FlexLoRA, HetLoRA, RankAggregation
 from silotune.communication.aggregation.mean import by_samples, uniform, weighted_mean
+from silotune.communication.aggregation.rest_of_world import RestOfWorld, SiloAggregation
 from silotune.communication.aggregation.robust import krum, median, most_byzantine, multi_krum, trimmed_mean
 from silotune.communication.aggregation.update import Aggregation, Update, change_norm, clipped, in_name_order
 from silotune.config import registries
@@ -25,14 +26,14 @@ __all__ = ["AGGREGATIONS", "Aggregation", "Update", "by_samples", "change_norm",
 
 __all__ += ["BY_ROWS", "BroadcastAggregation", "RankAggregation", "in_name_order", "register_aggregation", "uniform"]
 
-__all__ += ["weighted_mean"]
+__all__ += ["SiloAggregation", "weighted_mean"]
 
 
 AGGREGATIONS: dict[str, Callable[..., Any]] = {
     "uniform": uniform,
     "samples": by_samples,
     "median": median,
-    **{aggregation.name: aggregation for aggregation in (FlexLoRA, HetLoRA, FedSVD, FedExLoRA, FLoRA)},
+    **{aggregation.name: aggregation for aggregation in (FlexLoRA, HetLoRA, FedSVD, FedExLoRA, FLoRA, RestOfWorld)},
 }
 """The built-in aggregations: functions, or classes as `register_aggregation` takes them.
 
@@ -111,6 +112,12 @@ def make_aggregation(config: AggregationConfig, silos: int) -> Aggregation | Bro
             f"(aggregation.byzantine); allowed: up to {silos - byzantine}"
         )
     return partial(multi_krum, byzantine=byzantine, keep=config.keep)
+
+
+def issues_by_silo(name: str) -> bool:
+    """Return whether silos receive tensors of their own under an aggregation; False of a name that is not known."""
+    kind = registries.AGGREGATIONS.get(name)
+    return isinstance(kind, type) and issubclass(kind, SiloAggregation)
 
 
 def mixing_ranks(aggregation: Aggregation | BroadcastAggregation, ranks: Mapping[str, int]) -> RankAggregation:

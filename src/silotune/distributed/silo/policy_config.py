@@ -40,7 +40,8 @@ Names = list[str] | Literal["any"]
 _METHODS = ["local", "fedavg", "fedprox", "fedap", "fedlr", "moon", "fedrep", "fedper", "fedmatch", "ditto", "fedmcp"]
 _METHODS += ["fedfame", "fedprompt", "fedit", "fedlora", "feddpa-f", "feddpa-t", "apfl", "fdlora"]
 # Not pfedme: θ is pulled to w in every step and forgets earlier ones, and w follows it, so that an update may tell the
-# last batches alone (`proximal` bounds it where an operator allows the method).
+# last batches alone (`proximal` bounds it where an operator allows the method). Not fedalt: a silo's own LoRA leaves,
+# and other silos may receive it as it is.
 
 _PARTNERS: dict[str, Any] = {
     "methods": _METHODS,

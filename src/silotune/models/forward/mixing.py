@@ -10,9 +10,11 @@ import torch
 from torch import Tensor
 
 from silotune.core.tensors import State, Tensors
+from silotune.errors import InputError
 from silotune.models.backbone.forward_plan import ForwardPlan
 from silotune.models.backbone.segments import Segments, segment_plans
 from silotune.models.tuners.base import Tuner, Weight, WeightedTensors
+from silotune.models.tuners.token_weight import TokenWeight
 
 if TYPE_CHECKING:
     from silotune.models.backbone.backbone import Backbone
@@ -72,21 +74,23 @@ def joined_tensors(state: State, part: str) -> Tensors:
     return tensors
 
 
-Learned = Callable[[State], Weight]
-"""A learned weight: computed from the silo's state in every step."""
+Learned = Callable[[State], Weight | TokenWeight]
+"""A learned weight: computed from the silo's state in every step, as one number or as one of each token."""
 
 Mix = Mapping[str, Weight | Learned]
 """Part (or anchor, or `joined` parts) → weight."""
 
 
-def resolve_weights(mix: Mix, state: State) -> dict[str, Weight]:
-    """Compute a mix's learned weights from a state; a weight without gradient becomes a plain number."""
-    weights: dict[str, Weight] = {}
+def resolve_weights(mix: Mix, state: State) -> dict[str, Weight | TokenWeight]:
+    """Compute a mix's learned weights from a state; a number without gradient becomes a plain one."""
+    weights: dict[str, Weight | TokenWeight] = {}
     for name, weight in mix.items():
         if callable(weight) and not isinstance(weight, Tensor):
-            weight = weight(state)
-            weight = weight if isinstance(weight, Tensor) and weight.requires_grad else float(weight)
-        weights[name] = weight
+            learned = weight(state)
+            keeps = isinstance(learned, TokenWeight) or (isinstance(learned, Tensor) and learned.requires_grad)
+            weights[name] = learned if keeps else float(learned)  # type: ignore[arg-type]
+        else:
+            weights[name] = weight
     return weights
 
 
@@ -98,11 +102,13 @@ class MixEntry:
         tuner: how the part acts.
         tensors: the part, by name.
         weight: a number, a tensor of shape () for all rows, or one of shape (rows,).
+        tokens: the weight of each token, in place of `weight`.
     """
 
     tuner: Tuner
     tensors: Tensors
     weight: Weight
+    tokens: TokenWeight | None = None
 
     @property
     def present(self) -> bool:
@@ -171,8 +177,12 @@ def can_share_forward(backbone: Backbone, tuner: Tuner) -> bool:
 
 def has_gradient(mix: Sequence[MixEntry]) -> bool:
     """Whether gradients flow into the mix's tensors or weights."""
-    tensors = [tensor for part in mix for tensor in (*part.tensors.values(), part.weight) if isinstance(tensor, Tensor)]
-    return any(tensor.requires_grad for tensor in tensors)
+    for part in mix:
+        tokens = part.tokens.tensors.values() if part.tokens is not None else ()
+        tensors = (each for each in (*part.tensors.values(), part.weight, *tokens) if isinstance(each, Tensor))
+        if any(tensor.requires_grad for tensor in tensors):
+            return True
+    return False
 
 
 def identity(mix: Sequence[MixEntry]) -> Hashable:
@@ -182,6 +192,7 @@ def identity(mix: Sequence[MixEntry]) -> Hashable:
             id(part.tuner),
             tuple((name, id(tensor)) for name, tensor in part.tensors.items()),
             id(part.weight) if isinstance(part.weight, Tensor) else part.weight,
+            None if part.tokens is None else (part.tokens.index, *map(id, part.tokens.tensors.values())),
         )
         for part in mix
         if part.present
@@ -192,6 +203,8 @@ def make_plan(backbone: Backbone, mix: Sequence[MixEntry]) -> ForwardPlan:
     """Make the plan of a mix. A part of weight 0 is absent, exactly."""
     plan, beside = ForwardPlan(), backbone.block_devices.beside
     for tuner, weighted in _by_tuner(mix):
+        if not tuner.weighs_tokens and any(part.tokens is not None for part in weighted):
+            raise InputError(f"mix: tuner={tuner.name} cannot weigh each token; allowed: lora")
         tuner.act(backbone, [replace(part, tensors=beside(part.tensors)) for part in weighted], plan)
     return plan
 
@@ -253,6 +266,7 @@ def _form(mix: Sequence[MixEntry]) -> Hashable:
             id(part.tuner),
             tuple((name, tensor.shape) for name, tensor in part.tensors.items()),
             id(part.weight) if isinstance(part.weight, Tensor) else part.weight,
+            None if part.tokens is None else (part.tokens.index, *map(id, part.tokens.tensors.values())),
         )
         for part in mix
         if part.present
@@ -264,5 +278,6 @@ def _by_tuner(mix: Sequence[MixEntry]) -> list[tuple[Tuner, list[WeightedTensors
     groups: dict[int, tuple[Tuner, list[WeightedTensors]]] = {}
     for part in mix:
         if part.present:
-            groups.setdefault(id(part.tuner), (part.tuner, []))[1].append(WeightedTensors(part.tensors, part.weight))
+            weighted = WeightedTensors(part.tensors, part.weight, part.tokens)
+            groups.setdefault(id(part.tuner), (part.tuner, []))[1].append(weighted)
     return list(groups.values())

@@ -18,6 +18,7 @@ from silotune.models.tuners.prefix import PrefixTuning
 from silotune.models.tuners.prompt import PromptTuning
 from silotune.models.tuners.ptuning import PTuning
 from silotune.models.tuners.tensor_group import TensorGroup, tuner_of
+from silotune.models.tuners.token_mixer import TokenMixer, token_weight
 from silotune.models.tuners.vera import VeRA
 
 _ALL: tuple[type[Tuner], ...] = (
@@ -50,10 +51,12 @@ __all__ = [
     "TUNERS",
     "Delta",
     "TensorGroup",
+    "TokenMixer",
     "Tuner",
     "TunerOptions",
     "Weight",
     "WeightedTensors",
     "register_tuner",
+    "token_weight",
     "tuner_of",
 ]

@@ -15,6 +15,7 @@ from silotune.core.tensors import Tensors
 from silotune.errors import InputError
 from silotune.models.backbone.backbone import Backbone
 from silotune.models.backbone.forward_plan import ForwardPlan
+from silotune.models.tuners.token_weight import TokenWeight
 
 if TYPE_CHECKING:
     from silotune.data.tasks import Task
@@ -31,10 +32,11 @@ class TunerOptions(Options):
 
 @dataclass(frozen=True)
 class WeightedTensors:
-    """A part's tensors and its weight in one mix."""
+    """A part's tensors and its weight in one mix; with `tokens`, the weight of each token is that instead."""
 
     tensors: Tensors
     weight: Weight
+    tokens: TokenWeight | None = None
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,8 @@ class Tuner(ABC):
     module_tensors: ClassVar[tuple[str, ...]] = ()
     """Names of one target module's tensors, e.g. `lora_A.weight`; a tensor is called `<module>.<name>`."""
 
+    weighs_tokens: ClassVar[bool] = False
+    """Whether every token may have a weight of its own in a mix (`TokenWeight`)."""
     groups: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     """Group → names of its tensors among `module_tensors`; a method may give each group a scope of its own."""
 
@@ -254,12 +258,12 @@ class Tuner(ABC):
 def per_row(weight: Tensor, like: Tensor) -> Tensor:
     """Reshape a weight of shape (rows,) to multiply `like` of shape (rows, tokens, …), with its type and device.
 
-    A weight of shape () is a learned number that applies to all rows.
+    A weight of shape () is a learned number that applies to all rows, one of shape (rows, tokens, 1) has all tokens'.
 
     Raises:
         InputError: if `like` has other rows, because the backbone also calls the module with other inputs.
     """
-    if weight.dim() == 0:
+    if weight.dim() in (0, like.dim()):
         return weight.to(like.device, like.dtype)
     if like.dim() < 3 or len(like) != len(weight):
         raise InputError(
@@ -270,8 +274,8 @@ def per_row(weight: Tensor, like: Tensor) -> Tensor:
 
 
 def scalar_weights(mix: Sequence[WeightedTensors]) -> list[float] | None:
-    """Return the weights if all are numbers, None if one is a tensor."""
-    numbers = [part.weight for part in mix if not isinstance(part.weight, Tensor)]
+    """Return the weights if all are numbers, None if one is a tensor or differs by token."""
+    numbers = [part.weight for part in mix if part.tokens is None and not isinstance(part.weight, Tensor)]
     return numbers if len(numbers) == len(mix) else None
 
 

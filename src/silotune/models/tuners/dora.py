@@ -33,6 +33,7 @@ class DoRA(LoRA):
 
     name = "dora"
     module_tensors = ("lora_A.weight", "lora_B.weight", _MAGNITUDE)
+    weighs_tokens = False
     groups = {**LoRA.groups, "magnitude": (_MAGNITUDE,)}
 
     def init(self, backbone: Backbone, tasks: Iterable[Task], generator: torch.Generator) -> Tensors:

@@ -94,6 +94,7 @@ class LoRA(Tuner):
     name = "lora"
     Options = LoRAOptions
     module_tensors: ClassVar[tuple[str, ...]] = ("lora_A.weight", "lora_B.weight")
+    weighs_tokens = True
     groups = {"A": ("lora_A.weight",), "B": ("lora_B.weight",)}
 
     def init(self, backbone: Backbone, tasks: Iterable[Task], generator: torch.Generator) -> Tensors:

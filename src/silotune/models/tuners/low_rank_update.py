@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -32,13 +33,18 @@ def add_update(mix: Sequence[WeightedTensors], module: str, factor: float, dropo
         else:
             low = nn.functional.linear(x, concatenate(down, 0).to(x.dtype))
         if numbers is None:
-            low = scale_columns(low, mix, down[0].shape[0], factor)
+            low = scale_columns(low, _at_tokens(mix, module, x), down[0].shape[0], factor)
             wide = concatenate(up, 1)
         else:
             wide = _weighted(up, numbers, factor)
         return add_product(y, low, wide)
 
     return change
+
+
+def _at_tokens(mix: Sequence[WeightedTensors], module: str, x: Tensor) -> list[WeightedTensors]:
+    """Return the mix with the weights that tokens have at a module, whose input x is."""
+    return [part if part.tokens is None else replace(part, weight=part.tokens.at(module, x)) for part in mix]
 
 
 def _add_constant_update(down: Tensor, wide: Tensor) -> OutputChange:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from silotune.communication.aggregation import AGGREGATIONS, BY_ROWS, make_aggregation
+from silotune.communication.aggregation import AGGREGATIONS, BY_ROWS, SiloAggregation, make_aggregation
 from silotune.communication.aggregation.server_optimizer import ServerOptimizer
 from silotune.communication.privacy.budget import Privacy, make_privacy
 from silotune.communication.privacy.central_noise import CentralNoise
@@ -15,6 +15,7 @@ from silotune.communication.uplink import NO_UPLINK, make_pipeline
 from silotune.config import Config
 from silotune.core.tensors import State
 from silotune.data.tasks import Task
+from silotune.errors import InputError
 from silotune.training.context import TrainingContext
 from silotune.training.coordinator import Coordinator, silos_a_round
 from silotune.training.silo import Silo
@@ -54,10 +55,16 @@ def build_coordinator(
     secret = read_secret(config.privacy.secret) if communicates else None
     server, a_round = config.server, sum(chosen for _, chosen in sampled_sizes(config, silos, groups))
     noise = _central_noise(config, a_round, secret) if communicates else None
+    # where nothing is combined, no number of silos is too small
+    aggregation = make_aggregation(config.aggregation, a_round) if communicates else AGGREGATIONS["uniform"]
+    if isinstance(aggregation, SiloAggregation) and (noise is not None or (server.optimizer, server.lr) != ("none", 1)):
+        raise InputError(
+            f"aggregation={config.aggregation.name}: every silo receives tensors of its own, not one mean; allowed: "
+            "server.optimizer=none, server.lr=1, no aggregation.noise_multiplier"
+        )
     coordinator = Coordinator(
         shared,
-        # where nothing is combined, no number of silos is too small
-        make_aggregation(config.aggregation, a_round) if communicates else AGGREGATIONS["uniform"],
+        aggregation,
         config.seed if noise is None or secret is None else secret_seed(config.seed, secret),
         fraction=config.sampling.fraction,
         count=config.sampling.count,

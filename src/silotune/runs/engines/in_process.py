@@ -17,6 +17,7 @@ from silotune.runs.storage.run_folder import RunFolder
 from silotune.training.client import SiloReply
 from silotune.training.coordinator import Received
 from silotune.training.federation import Federation
+from silotune.training.issue import Key
 
 Training = Literal["round", "final"]
 """A local round, or the final phases."""
@@ -79,16 +80,16 @@ class InProcessEngine(Engine):
             yield train([self.federation.silos[name] for name in names], broadcast(names[0]))
 
     def _cohorts(self, names: Sequence[str]) -> Iterator[tuple[int, Sequence[str]]]:
-        """Yield each cohort with the number of silos before it; its silos have one rank.
+        """Yield each cohort with the number of silos before it; its silos receive the same broadcast.
 
         Silos are sorted by number of rows, most first, so that those of one cohort train about as many batches.
         """
         if self.cohort > 1:
             names = sorted(names, key=lambda name: (-self.federation.silos[name].rows, name))
-        ranks = self.federation.context.ranks if self.cohort > 1 else {}
-        together: dict[int | None, list[str]] = {}
+        issue = self.federation.coordinator.issue
+        together: dict[Key, list[str]] = {}
         for name in names:
-            together.setdefault(ranks.get(name), []).append(name)
+            together.setdefault(issue.key(name) if self.cohort > 1 else None, []).append(name)
         before = 0
         for members in together.values():
             for start in range(0, len(members), self.cohort):

@@ -106,8 +106,12 @@ class MultiProcessEngine(InProcessEngine):
         once = federation.central is not None and all_share_one_model(federation.context)
         scores: Scores = {}
         singles = [[name] for name in federation.silos][: 1 if once else None]
-        whole = federation.coordinator.broadcast(round_number)
-        for _, silo_scores in self._spread("validation", singles, lambda _: whole):
+        coordinator = federation.coordinator
+
+        def adopted(name: str) -> bytes:  # the worker cuts to ranks; it does not have what makes silos' own tensors
+            return coordinator.broadcast(round_number, name if coordinator.issue.key(name) == name else None)
+
+        for _, silo_scores in self._spread("validation", singles, adopted):
             scores |= silo_scores
         if once:
             score = next(iter(scores.values()))

@@ -1,0 +1,43 @@
+"""`TokenMixer`: a part that learns how much of each adapter of a mix a token takes, at every target module."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+
+from silotune.core.tensors import State, Tensors
+from silotune.models.backbone.backbone import Backbone
+from silotune.models.tuners.base import Tuner
+from silotune.models.tuners.target_modules import layer_widths
+from silotune.models.tuners.token_weight import TokenWeight
+
+if TYPE_CHECKING:
+    from silotune.data.tasks import Task
+
+
+@dataclass(frozen=True)
+class TokenMixer:
+    """Matrices G of shape (parts, in), one for each target module of a tuner; at zero all parts weigh alike.
+
+    Args:
+        tuner: whose parts are mixed; it must be one that `weighs_tokens`.
+        parts: how many adapters a mix has.
+    """
+
+    tuner: Tuner
+    parts: int = 2
+    name: ClassVar[str] = "mixer"
+
+    def init(self, backbone: Backbone, tasks: Iterable[Task], generator: torch.Generator) -> Tensors:
+        """Return the matrices; see `methods.parts.Module.init`."""
+        modules = self.tuner.target_modules(self.tuner.init(backbone, tasks, generator))
+        widths = {module: layer_widths(backbone.module(module))[0] for module in modules}
+        return {f"{module}.mixer.weight": torch.zeros(self.parts, width) for module, width in widths.items()}
+
+
+def token_weight(mixer: str, index: int) -> Callable[[State], TokenWeight]:
+    """Return a learned weight of a mix: the `index`-th one of the part `mixer`."""
+    return lambda state: TokenWeight(state[mixer], index)

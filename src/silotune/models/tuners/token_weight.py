@@ -1,0 +1,27 @@
+"""`TokenWeight`: a part's weight for each token at each target module, from the module's own input (FedALT's mixer)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from silotune.core.tensors import Tensors
+
+
+@dataclass(frozen=True, eq=False)
+class TokenWeight:
+    """`softmax(G·x)[index]`, where x is what a target module takes in, and G its matrix.
+
+    Args:
+        tensors: `{module}.mixer.weight` of shape (parts of the mix, in), for every target module.
+        index: the part's row of G.
+    """
+
+    tensors: Tensors
+    index: int
+
+    def at(self, module: str, x: Tensor) -> Tensor:
+        """Return the weight of every token of x (rows, tokens, in), shape (rows, tokens, 1)."""
+        scores = nn.functional.linear(x, self.tensors[f"{module}.mixer.weight"].to(x.device, x.dtype))
+        return scores.softmax(-1)[..., self.index : self.index + 1]
