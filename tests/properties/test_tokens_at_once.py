@@ -31,7 +31,7 @@ from tests.support.preferences import write_kinds
 from tests.support.tiny import ONE_TASK
 
 COMMON = (
-    *("precision=fp32", "threads=1", "data.merge=false", "aggregation=uniform", "rounds=1", "per_method={}"),
+    *("precision=fp32", "threads=1", "data.merge=false", "rounds=1", "per_method={}"),
     *("train.batch_size=8", "train.optimizer=sgd", "train.lr=0.1", "train.steps=1", "train.max_length=48"),
 )
 DROPOUT = ("tuner=lora", "tuner.dropout=0.3")

@@ -55,7 +55,10 @@ class Run:
         return read_rounds(self.folder, int(self.summary["rounds"]))
 
     def to_pandas(self) -> pandas.DataFrame:
-        """Return the rounds as a table: a line for each silo and round, with score, loss, its terms and bytes."""
+        """Return the rounds as a table: a line for each silo and round, with score, loss, its terms and bytes.
+
+        Where A and B of LoRA are averaged, `product_error` is that of the line's round.
+        """
         import pandas
 
         lines: list[dict[str, Any]] = []
@@ -67,7 +70,8 @@ class Run:
                         key: value for key, value in event.items() if key not in ("event", "round", "silo", "time")
                     }
                     silos.setdefault(event["silo"], {}).update(values)
-            lines += [{"round": ended.round, "silo": name} | values for name, values in silos.items()]
+            of_round = {} if ended.product_error is None else {"product_error": ended.product_error}
+            lines += [{"round": ended.round, "silo": name} | values | of_round for name, values in silos.items()]
         return pandas.DataFrame(lines)
 
     def plot(self) -> Figure:

@@ -171,7 +171,10 @@ class TrainingContext:
         """Return all parts of a silo's model, on the CPU: shared parts as given, its private ones, fixed ones."""
         return shared | self.state_of(silo).private | self.at_rank(self.fixed, silo.name)
 
-    def _init(self, name: str, part: Part, tasks: Iterable[Task], silo: str = "") -> Tensors:
+    def _init(self, name: str, part: Part, tasks: Iterable[Task], silo: str = "", number: int | None = None) -> Tensors:
+        """Return a part before round 1, or, with a round's `number`, as it is drawn anew before that round."""
+        if number is not None:
+            return part.module.init(self.backbone, tasks, generator(self.seed, "redraw", name, number))
         start: Tensors = {}
         if self.start is not None and isinstance(part.module, Tuner | TensorGroup):
             start = part.module.select(self.start)
@@ -184,11 +187,7 @@ class TrainingContext:
 
     def redrawn(self, number: int) -> State:
         """Return the parts that the coordinator draws anew before a round (`Part.redrawn`), derived from the seed."""
-        return {
-            name: part.module.init(self.backbone, [], generator(self.seed, "redraw", name, number))
-            for name, part in self.parts.items()
-            if part.redrawn
-        }
+        return {name: self._init(name, part, [], "", number) for name, part in self.parts.items() if part.redrawn}
 
     @cached_property
     def constant_parts(self) -> frozenset[str]:

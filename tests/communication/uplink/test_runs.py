@@ -63,8 +63,12 @@ def sent(federate: Federate, tmp_path_factory: pytest.TempPathFactory):
     return found
 
 
-def shared_names(run: Run) -> list[str]:
-    return [name for name, part in run.federation.context.parts.items() if part.scope is Scope.SHARED]
+def sent_names(run: Run, number: int) -> list[str]:
+    """The shared parts that a phase of the round trains."""
+    training = run.federation.context
+    phases = [phase for phase in training.phases if phase.runs_in(number)]
+    changed = {name for phase in phases for name in phase.changes}
+    return [name for name, part in training.parts.items() if part.scope is Scope.SHARED and name in changed]
 
 
 def gaussian():
@@ -93,18 +97,19 @@ def broadcasts(wire: Wire) -> dict[int, dict[str, torch.Tensor]]:
 def trained_minus_received(run: Run, wire: Wire, number: int, silo: str) -> dict[str, np.ndarray]:
     """By "part/tensor" name, from the local round's result and the broadcast that opened it."""
     opened = broadcasts(wire)[number]
-    state = flatten({name: wire.results[number, silo].state[name] for name in shared_names(run)})
+    state = flatten({name: wire.results[number, silo].state[name] for name in sent_names(run, number)})
     return {name: (tensor.double() - opened[name].double()).numpy() for name, tensor in state.items()}
 
 
 @every_pair
 def test_a_message_holds_the_shared_parts_change_and_nothing_else(sent, method, uplink):
     run, wire = sent(method, uplink)
-    shapes = {name: tuple(tensor.shape) for name, tensor in flatten(run.federation.coordinator.shared).items()}
-    assert {name.split("/")[0] for name in shapes} <= set(shared_names(run))
-    assert bool(wire.up) == bool(shapes)
+    shared = run.federation.coordinator.shared
+    assert bool(wire.up) == bool(flatten(shared))
     assert "refused" not in (run.folder / "events.jsonl").read_text()
     for number, silo, message in wire.up:
+        leaving = flatten({name: shared[name] for name in sent_names(run, number) if name in shared})
+        shapes = {name: tuple(tensor.shape) for name, tensor in leaving.items()}
         written, header = read_message(message)
         fields = json.loads(header["__metadata__"]["silotune"])
         rows = sum(map(len, run.federation.silos[silo].train.values()))
@@ -141,12 +146,15 @@ def test_the_change_is_what_was_trained_rounded_or_noised(sent, method, uplink):
 
 @every_pair
 def test_the_coordinator_adds_the_mean_of_the_changes_and_no_noise(sent, method, uplink):
-    _, wire = sent(method, uplink)
+    run, wire = sent(method, uplink)
     if not wire.up or not CASES[method].adopts_the_mean:
         return
-    opened = broadcasts(wire)
+    opened, leaving = broadcasts(wire), sent_names(run, 1)
     updates = [read_message(message)[0] for message in wire.updates(1).values()]
     for name, before in opened[1].items():
+        if name.split("/")[0] not in leaving:
+            assert torch.equal(opened[2][name], before)
+            continue
         expected = before.double().numpy() + np.mean([numbers(written, name) for written in updates], axis=0)
         np.testing.assert_allclose(opened[2][name].double().numpy(), expected, rtol=1e-6, atol=1e-7)
 

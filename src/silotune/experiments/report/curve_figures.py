@@ -1,4 +1,4 @@
-"""Figures of curves: validation scores over rounds, scores against traffic, loss terms over rounds."""
+"""Figures of curves: validation scores over rounds, scores against traffic, loss terms, errors of averaging."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from silotune.experiments.report.series import (
     loss_term,
     loss_terms,
     mean_validation,
+    product_error,
     traffic,
     validation_of,
 )
@@ -263,3 +264,27 @@ def losses_figure(entries: Sequence[ReportEntry], ddof: int) -> FigureSpec | Non
         return None
     caption = f"Training loss and its terms as each method logs them, mean over silos{_band_note(entries)}."
     return FigureSpec("losses", "Loss terms over rounds", caption, tuple(panels), legend(entries))
+
+
+def product_error_figure(entries: Sequence[ReportEntry], ddof: int) -> FigureSpec | None:
+    """The error of averaging LoRA's A and B apart, over rounds."""
+    curves = _of_all(entries, lambda entry: curve(entry, product_error, ddof))
+    if not curves:
+        return None
+    draw_lines = _over_rounds(lines(curves, "round {:g}"))
+
+    def draw(axes: Axes) -> Sequence[Mark]:
+        marks = draw_lines(axes)
+        highest = max(mark.y for mark in marks)
+        axes.set_ylim(-0.04 * highest, 1.1 * highest if highest else 1.0)  # lines at 0 stay visible
+        return marks
+
+    caption = (
+        "How far the product B·A of the aggregate is from the mean of the silos' products, relative to that mean "
+        f"(Frobenius norm, all target modules){_band_note(entries)}. 0: averaging lost nothing."
+    )
+    without = [entry.label for position, entry in enumerate(entries) if position not in {one[0] for one in curves}]
+    caption += f" No product is averaged: {', '.join(without)}." if without else ""
+    labels = {position: label for position, label, _ in curves}
+    panel = Panel("all target modules", "round", "share of the mean product", draw, 3.6, 4.3)
+    return FigureSpec("product_error", "Error of averaging A and B", caption, (panel,), labels)

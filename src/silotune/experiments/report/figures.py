@@ -1,4 +1,4 @@
-"""`report_figures`: a report's figures: scores, traffic, loss terms, similarities, bytes, seconds."""
+"""`report_figures`: a report's figures: scores, traffic, loss terms, similarities, errors, bytes, seconds."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from silotune.experiments.report.curve_figures import (
     logarithmic,
     losses_figure,
     needs_log_scale,
+    product_error_figure,
     rounds_figure,
     scores_axis,
     traffic_figure,
@@ -46,6 +47,7 @@ def report_figures(entries: Sequence[ReportEntry], ddof: int = 1) -> list[Figure
         rounds_figure(entries, ddof),
         losses_figure(entries, ddof),
         _similarity(entries),
+        product_error_figure(entries, ddof),
         _sent(entries),
         _seconds(entries),
     ]

@@ -1,4 +1,4 @@
-"""`Curve`: series over rounds from events (validation, traffic, loss terms), as means over seeds."""
+"""`Curve`: series over rounds from events (validation, traffic, loss terms, errors), as means over seeds."""
 
 from __future__ import annotations
 
@@ -84,6 +84,17 @@ def traffic(run: FinishedRun) -> Series:
         total += by_round[number]
         totals[number] = total
     return totals
+
+
+def product_error(run: FinishedRun) -> Series:
+    """Read the error of averaging LoRA's A and B, a share of the mean product, by round."""
+    return {event["round"]: float(event["product_error"]) for event in run.events_of("aggregation")}
+
+
+def mean_product_error(entry: ReportEntry) -> float | None:
+    """Return the mean of `product_error` over rounds and seeds; None without any."""
+    errors = [error for run in entry.runs for error in product_error(run).values()]
+    return statistics.fmean(errors) if errors else None
 
 
 def loss_terms(entries: Sequence[ReportEntry]) -> list[str]:

@@ -21,6 +21,7 @@ from silotune.experiments.report.scores import (
     metric_name,
     success_rate,
 )
+from silotune.experiments.report.series import mean_product_error
 from silotune.experiments.report.significance import NOTE, paired_tests
 from silotune.experiments.report.tables_by_method import (
     COST_NOTE,
@@ -35,6 +36,9 @@ from silotune.experiments.report.tables_by_method import (
 COLUMNS = ("method", "silo", "metric", "mean", "std", "n", "trainable_percent", "sent_percent", "bytes_up")
 
 ATTACK_COLUMNS = ("asr_mean", "asr_std")
+
+ERROR_COLUMN = "product_error"
+"""Where LoRA's A and B are averaged: the error of it, a share of the mean product, mean over rounds and seeds."""
 
 
 def write_tables(entries: Sequence[ReportEntry], out: Path, ddof: int = 1) -> list[Path]:
@@ -67,13 +71,16 @@ def table_csv(entries: Sequence[ReportEntry], ddof: int) -> str:
     Where silos have unlike metrics there is an average for each of them.
 
     `bytes_up` is the measured total over all silos and rounds (mean over seeds). With a backdoor attack, two more
-    columns have its success rate.
+    columns have its success rate; where LoRA's factors are averaged, one more has the error of it.
     """
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     backdoor, averages = any_attacked(entries), average_columns(entries)
-    writer.writerow([*COLUMNS, *(ATTACK_COLUMNS if backdoor else ())])
-    for entry in entries:
+    errors = [mean_product_error(entry) for entry in entries]
+    averaged = any(error is not None for error in errors)
+    writer.writerow([*COLUMNS, *(ATTACK_COLUMNS if backdoor else ()), *([ERROR_COLUMN] if averaged else [])])
+    for entry, error in zip(entries, errors, strict=True):
+        last = ["" if error is None else f"{error:.6g}"] if averaged else []
         shares, sent = cost_shares(entry), _plain(entry.mean_of("bytes_up"))
         for silo in [*silo_names([entry]), *averages]:
             silo_score = mean_score(entry, silo, ddof)
@@ -82,7 +89,7 @@ def table_csv(entries: Sequence[ReportEntry], ddof: int) -> str:
                 metric = metric_name(entry, silo)
                 rate = _mean_and_std(success_rate(entry, silo, ddof)) if backdoor else []
                 writer.writerow(
-                    [entry.label, silo, metric, *_mean_and_std(silo_score), silo_score.n, *percents, sent, *rate]
+                    [entry.label, silo, metric, *_mean_and_std(silo_score), silo_score.n, *percents, sent, *rate, *last]
                 )
     return text.getvalue()
 

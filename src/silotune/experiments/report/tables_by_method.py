@@ -26,6 +26,7 @@ from silotune.experiments.report.scores import (
     silo_metric,
     success_rate,
 )
+from silotune.experiments.report.series import mean_product_error
 
 MOST_SILOS = 12
 """Number of silos up to which each has a column; beyond it the table has the average only (`table.csv` has all
@@ -163,26 +164,36 @@ def ranked_cells(entries: Sequence[ReportEntry], scores: Sequence[Score | None],
 
 
 def cost_table(entries: Sequence[ReportEntry]) -> ResultTable:
-    """Make the table of trained and sent parameters, messages and seconds."""
+    """Make the table of trained and sent parameters, messages and seconds; of LoRAs also of the error of averaging."""
+    errors = [mean_product_error(entry) for entry in entries]
+    averaged = any(error is not None for error in errors)
     header = ["trained %", "adapters %", "sent %", "message %", "up MiB", "down MiB", "seconds"]
     rows = []
-    for entry in entries:
+    for entry, error in zip(entries, errors, strict=True):
         shares = cost_shares(entry)
         percents = [_percent(value) for value in (shares.trained, shares.adapters, shares.sent, shares.message)]
         sizes = [f"{entry.mean_of(key) / 2**20:.2f}" for key in ("bytes_up", "bytes_down")]
-        rows.append((entry.label, [*map(TableCell, [*percents, *sizes, f"{entry.mean_of('seconds'):.0f}"])]))
+        texts = [*percents, *sizes, f"{entry.mean_of('seconds'):.0f}", *([_percent_of_one(error)] if averaged else [])]
+        rows.append((entry.label, [*map(TableCell, texts)]))
+    header += ["product error %"] if averaged else []
     return ResultTable("trained and sent, in % of full fine-tuning; measured messages", header, rows)
 
 
 COST_NOTE = (
     "Percentages are of full fine-tuning of the bare model with its head: trained parameters with heads, the adapters "
     "among them alone, sent parameters, and one silo's update as it was really serialized against all weights in "
-    "float32. MiB are totals over silos and rounds, sent by silos (up) and to them (down), mean over seeds."
+    "float32. MiB are totals over silos and rounds, sent by silos (up) and to them (down), mean over seeds. Product "
+    "error: how far the aggregate's B·A is from the mean of the silos' B·A, in % of that mean, over rounds and seeds; "
+    "–: no pair of LoRA's factors was averaged."
 )
 
 
 def _percent(value: float | None) -> str:
     return "–" if value is None else f"{value:.2f}" if value else "0"
+
+
+def _percent_of_one(share: float | None) -> str:
+    return "–" if share is None else f"{100 * share:.2f}"
 
 
 def join_tables(left_table: ResultTable, right_table: ResultTable) -> ResultTable:

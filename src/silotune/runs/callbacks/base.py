@@ -39,8 +39,17 @@ class RoundEnd:
         """The mean validation score over silos; None if none was judged."""
         return mean_ignoring_none(self.validation.values())
 
+    @property
+    def product_error(self) -> float | None:
+        """The error of averaging LoRA's A and B (docs/federated-lora.md); None in a round that has none."""
+        found = [event["product_error"] for event in self.events if event.get("event") == "aggregation"]
+        return float(found[-1]) if found else None
+
     def scalars(self) -> dict[str, float]:
-        """Return the round's numbers: `validation/SILO`, their mean, `loss/SILO`, loss terms and bytes by silo."""
+        """Return the round's numbers: `validation/SILO`, their mean, `loss/SILO`, loss terms and bytes by silo.
+
+        Also `product_error/coordinator`, where there is one.
+        """
         scalars = {f"validation/{silo}": float(score) for silo, score in self.validation.items() if score is not None}
         if len(scalars) > 1 and self.mean is not None:
             scalars["validation/mean over silos"] = self.mean
@@ -50,6 +59,8 @@ class RoundEnd:
                 suffix = " (final phases)" if kind == "final" else ""
                 scalars |= {f"{term}{suffix}/{party}": value for term, value in logged_values(event).items()}
                 scalars |= {f"{key}/{party}": float(event[key]) for key in _BYTES if key in event}
+        if self.product_error is not None:
+            scalars["product_error/coordinator"] = self.product_error
         return scalars
 
 
