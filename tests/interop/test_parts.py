@@ -34,6 +34,14 @@ _LOCAL = ["method=local", "method.adapters=1"]
         ),
         ("prompt", [], "merged", "tuner prompt cannot be folded into weights", "global, mixed"),
         ("full", [], "mixed", "tuner full holds the weights themselves", "global, merged"),
+        ("lora", ["method=fedex-lora"], "mixed", "also changes the frozen weights (delta), which no adapter", "merged"),
+        (
+            "lora",
+            ["method=fedex-lora"],
+            "global",
+            "also changes the frozen weights (delta), which no adapter",
+            "merged",
+        ),
         ("lora", [], "head", "unknown part 'head'", "global, merged, mixed, private"),
     ],
 )

@@ -71,6 +71,17 @@ def test_transformers_alone_loads_the_silos_model(runs, family, tuner, tmp_path)
     assert not (tmp_path / "out" / "adapter_config.json").exists()
 
 
+@pytest.mark.parametrize(("family", "method"), [("bert", "fedex-lora"), ("gpt2", "flora")])
+def test_a_delta_is_in_the_weights(runs, family, method, tmp_path):
+    run = runs.run(family, "lora", f"method={method}")
+    about = export(run, "beta", "merged", tmp_path / "out")
+    assert (about["layout"], about["whole"]) == ("weights", True)
+    actual = states_of(AutoModel.from_pretrained(tmp_path / "out").eval(), family, tmp_path / "out")
+    close(actual, own_states(run, "beta", {"global": 1, "delta": 1}, PAIRS))
+    without = own_states(run, "beta", {"global": 1}, PAIRS)
+    assert max((one - other).abs().max() for one, other in zip(actual, without, strict=True)) > 1e-4
+
+
 def test_a_merged_language_model_keeps_its_head(runs, tmp_path):
     run = runs.generation("gpt2", "causal", "lora")
     export(run, "east", "merged", tmp_path / "out")
