@@ -17,6 +17,7 @@ from tests.support.command_line import Silotune, tree
 from tests.support.small_runs import PAIRS, head_logits, own_states
 
 _LOCAL = ["method=local", "method.adapters=1"]
+_FEDEX = ["method=fedex-lora", "aggregation=fedex-lora"]
 
 
 @pytest.mark.parametrize(
@@ -34,10 +35,10 @@ _LOCAL = ["method=local", "method.adapters=1"]
         ),
         ("prompt", [], "merged", "tuner prompt cannot be folded into weights", "global, mixed"),
         ("full", [], "mixed", "tuner full holds the weights themselves", "global, merged"),
-        ("lora", ["method=fedex-lora"], "mixed", "also changes the frozen weights (delta), which no adapter", "merged"),
+        ("lora", _FEDEX, "mixed", "also changes the frozen weights (delta), which no adapter", "merged"),
         (
             "lora",
-            ["method=fedex-lora"],
+            _FEDEX,
             "global",
             "also changes the frozen weights (delta), which no adapter",
             "merged",

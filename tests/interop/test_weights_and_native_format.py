@@ -73,7 +73,7 @@ def test_transformers_alone_loads_the_silos_model(runs, family, tuner, tmp_path)
 
 @pytest.mark.parametrize(("family", "method"), [("bert", "fedex-lora"), ("gpt2", "flora")])
 def test_a_delta_is_in_the_weights(runs, family, method, tmp_path):
-    run = runs.run(family, "lora", f"method={method}")
+    run = runs.run(family, "lora", f"method={method}", f"aggregation={method}")
     about = export(run, "beta", "merged", tmp_path / "out")
     assert (about["layout"], about["whole"]) == ("weights", True)
     actual = states_of(AutoModel.from_pretrained(tmp_path / "out").eval(), family, tmp_path / "out")
