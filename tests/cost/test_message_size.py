@@ -10,6 +10,7 @@ import pytest
 from silotune.communication.messages import shared_tensors, update_message
 from silotune.cost import estimate
 from silotune.cost.message_size import ROWS, SILO, computed_size, message_sizes
+from silotune.errors import InputError
 from silotune.methods.parts import shared
 from silotune.models.heads import LinearHead
 from silotune.training.federation import Federation
@@ -35,6 +36,24 @@ def test_it_is_as_long_as_a_silos_real_update(
     assert cost.sent_parameters == sum(t.numel() for t in shared_tensors(state, training.parts).values())
     assert cost.message_bytes == len(sent)
     assert (cost.bytes_up, cost.bytes_down) == (3 * len(sent), 3 * len(broadcast))
+
+
+def test_silos_of_other_ranks_are_counted_as_such(
+    tiny_federation: Callable[..., Federation], backbone_folder: Callable[[str], Path]
+) -> None:
+    words = ("tuner=lora", "tuner.r=5", "tuner.ranks.beta=2")
+    federation = tiny_federation("hetlora", *words)
+    coordinator, training = federation.coordinator, federation.context
+    down = sum(len(coordinator.broadcast(1, silo)) for silo in federation.silos)
+    up = sum(
+        len(update_message(coordinator.shared_of(silo), training.sent(1), 1, SILO, ROWS)) for silo in federation.silos
+    )
+    words = (f"backbone={backbone_folder('bert')}", *words)
+    cost = estimate("hetlora", [*words, "silos=3"], count_flops=False)
+    assert (cost.bytes_up, cost.bytes_down) == (up, down)
+    assert cost.message_bytes > up / 3
+    with pytest.raises(InputError, match=r"silos: 1 a round, but tuner\.ranks names 2"):
+        estimate("hetlora", [*words, "tuner.ranks.alpha=3", "silos=1"], count_flops=False)
 
 
 def test_computed_sizes_are_those_of_built_messages() -> None:

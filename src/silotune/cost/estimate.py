@@ -44,7 +44,7 @@ class PartCost:
 
 @dataclass(frozen=True)
 class Cost:
-    """Costs of one silo. Percentages are of full fine-tuning of the bare model with its head.
+    """Costs of one silo, of rank `tuner.r`. Percentages are of full fine-tuning of the bare model with its head.
 
     Args:
         silos: silos per round.
@@ -60,8 +60,8 @@ class Cost:
         sent_percent: `sent_parameters` of `bare_parameters`.
         assembled_percent: `trainable_parameters` of `full_parameters`, as some papers count.
         message_bytes: bytes of one silo's serialized update; `message_mib` in 2²⁰ bytes.
-        bytes_up: bytes of all silos' updates in one round.
-        bytes_down: bytes of the broadcasts to all silos in one round.
+        bytes_up: bytes of all silos' updates in one round; those that `tuner.ranks` names have the ranks there.
+        bytes_down: bytes of the broadcasts to all silos in one round, in the same way.
         flops_per_sample_train: one pass over a text through a round's phases; see `silotune.cost.flops`.
         flops_per_sample_predict: one forward of the personalized model, and the one that weights the text (FedDPA).
         quantization: how the backbone's linear layers are stored.
@@ -180,6 +180,31 @@ def _backbone_bytes(config: Config, shape: Shape, head: str, quantization: str) 
     return weight_bytes(base, quantization, value_bytes) + value_bytes * max(on_top, 0)
 
 
+def _message_sizes(config: Config, method: Method, state: State) -> tuple[int, int]:
+    shapes = {name: {key: tuple(tensor.shape) for key, tensor in tensors.items()} for name, tensors in state.items()}
+    return message_sizes(shapes, method.parts(), make_pipeline(config.uplink, config.seed), method.sends(1))
+
+
+def _traffic(config: Config, shape: Shape, method: Method, state: State, silos: int) -> tuple[int, int]:
+    """Return the bytes of all silos' updates and of all broadcasts in one round; silos of `tuner.ranks` count as such.
+
+    Raises:
+        InputError: there are more silos with a rank of their own than silos.
+    """
+    tuner, parts = method.setting.tuner, method.parts()
+    if len(tuner.ranks) > silos:
+        raise InputError(f"silos: {silos} a round, but tuner.ranks names {len(tuner.ranks)}")
+    sizes = [_message_sizes(config, method, state)] * (silos - len(tuner.ranks))
+    for rank in tuner.ranks.values():
+        with shape.mode:
+            at_rank = {
+                name: tensors if (own := tuner_of(parts[name].module)) is None else own.at_rank(tensors, rank)
+                for name, tensors in state.items()
+            }
+        sizes.append(_message_sizes(config, method, at_rank))
+    return sum(up for up, _ in sizes), sum(down for _, down in sizes)
+
+
 def _cost(config: Config, shape: Shape, method: Method, state: State, work: WorkCount, options: dict[str, int]) -> Cost:
     parts = method.parts()
     sizes = {name: count_parameters(tensors) for name, tensors in state.items()}
@@ -197,8 +222,8 @@ def _cost(config: Config, shape: Shape, method: Method, state: State, work: Work
     sent = sum(sizes[name] for name in method.sends())
     others = sum(size for name, size in trained.items() if name not in adapters)
     full = bare + added + others - first_head
-    shapes = {name: {key: tuple(tensor.shape) for key, tensor in tensors.items()} for name, tensors in state.items()}
-    up, down = message_sizes(shapes, parts, make_pipeline(config.uplink, config.seed), method.sends(1))
+    up, _ = _message_sizes(config, method, state)
+    bytes_up, bytes_down = _traffic(config, shape, method, state, options["silos"])
     quantization = resolve_quantization(config.backbone.quantization, resolve_device(config.device))
     weights = weight_bytes(shape.backbone.base, quantization, 4)
     peak = weights + work.training_state + work.saved if work.train else 0
@@ -220,8 +245,8 @@ def _cost(config: Config, shape: Shape, method: Method, state: State, work: Work
         assembled_percent=100 * trainable / full,
         message_bytes=up,
         message_mib=up / 2**20,
-        bytes_up=options["silos"] * up,
-        bytes_down=options["silos"] * down,
+        bytes_up=bytes_up,
+        bytes_down=bytes_down,
         flops_per_sample_train=work.train,
         flops_per_sample_predict=work.predict,
         quantization=quantization,
