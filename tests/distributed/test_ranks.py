@@ -24,7 +24,8 @@ def bounded(configs, silo, rank):
     return configs | {silo: configs[silo].model_copy(update={"rank": rank})}
 
 
-@pytest.mark.parametrize("method", [pytest.param("flexlora", marks=pytest.mark.long), "hetlora"])
+@pytest.mark.long
+@pytest.mark.parametrize("method", ["flexlora", "hetlora"])
 def test_messages_end_with_the_bits_of_one_process(method, tiny_config, tmp_path):
     config = tiny_config(method, *SETTING, "tuner.ranks.beta=2")
     expected = run(config, out=tmp_path / "whole").summary
@@ -44,6 +45,7 @@ def test_a_bound_in_the_silos_own_file_is_its_rank(tiny_config, tmp_path):
     assert all(own < other for own, other in zip(sizes["beta"], sizes["alpha"], strict=True))
 
 
+@pytest.mark.long
 def test_a_bound_above_the_runs_rank_changes_nothing(tiny_config, tmp_path):
     config = tiny_config("fedavg", *SETTING)
     configs = bounded(local_configs(config, tmp_path / "run"), "beta", 64)
@@ -62,6 +64,7 @@ def test_an_aggregation_of_equal_ranks_refuses_before_round_1(tiny_config, tmp_p
     assert not (tmp_path / "run" / "events.jsonl").exists()
 
 
+@pytest.mark.long
 def test_a_rank_that_changes_within_a_run_is_refused_and_named(tiny_config, tmp_path):
     config, out = tiny_config("hetlora", *SETTING, *PATIENT, "federation.away=0.2"), tmp_path / "run"
     configs = bounded(local_configs(config, tmp_path / "silos"), "beta", 2)

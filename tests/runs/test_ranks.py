@@ -116,6 +116,7 @@ def test_silos_of_one_rank_get_the_same_bytes(tiny_federation):
     assert coordinator.broadcast(1, "beta") != coordinator.broadcast(1)
 
 
+@pytest.mark.long
 def test_a_cohort_holds_silos_of_one_rank(tiny_config, tmp_path):
     """Alone and together silos end in the same parts, up to the rounding of products of other shapes."""
     states = {}
@@ -126,6 +127,7 @@ def test_a_cohort_holds_silos_of_one_rank(tiny_config, tmp_path):
         torch.testing.assert_close(states[3][name], tensor, atol=1e-5, rtol=1e-4)
 
 
+@pytest.mark.long
 def test_defenses_judge_a_change_by_the_silos_own_broadcast(tiny_config, tmp_path):
     """An honest change is small beside the bounds; measured from another rank's parts it had no meaning at all."""
     words = ("aggregation.clip=100", "aggregation.max_norm=100", "aggregation.outlier=50")

@@ -82,12 +82,18 @@ CASES: dict[str, Case] = {name: Case(name) for name in METHODS} | {
             *("train.label_smoothing=0.1", "train.class_weights=balanced", "method.adapters=1"),
         ),
     ),
-    "flexlora, ranks": Case("flexlora", ("tuner.r=5", "tuner.ranks.beta=2")),
+    "flexlora, ranks": Case("flexlora", ("tuner.r=5", "tuner.ranks.beta=2", "tuner.ranks.gamma=3")),
     "hetlora, ranks": Case("hetlora", ("tuner.r=5", "tuner.ranks.beta=2", "tuner.ranks.gamma=3")),
+    "flora, ranks": Case("flora", ("tuner.r=5", "tuner.ranks.beta=2")),
     "fedavg, server adam": Case("fedavg", ("server.optimizer=adam", "server.lr=0.01")),
 }
 
-every_case = pytest.mark.parametrize("case", CASES)
+LONG = ("hetlora, ranks", "flora, ranks")
+"""Cases that `make test-all` alone runs."""
+
+every_case = pytest.mark.parametrize(
+    "case", [pytest.param(name, marks=pytest.mark.long) if name in LONG else name for name in CASES]
+)
 
 
 def write_silos(folder: Path) -> Path:
