@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -75,7 +76,7 @@ class DoRA(LoRA):
 
     def act(self, backbone: Backbone, mix: Sequence[WeightedTensors], plan: ForwardPlan) -> None:
         """See `Tuner.act`."""
-        mix = [WeightedTensors(self.effective(backbone, part.tensors), part.weight) for part in mix]
+        mix = [replace(part, tensors=self.effective(backbone, part.tensors)) for part in mix]
         if self.draws and trains(mix):
             for module in self.target_modules(mix[0].tensors):
                 plan.outputs[module].append(self._with_dropout(backbone.module(module), mix, module))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, cast
 
@@ -175,7 +176,7 @@ class LoRA(Tuner):
 
     def act(self, backbone: Backbone, mix: Sequence[WeightedTensors], plan: ForwardPlan) -> None:
         """See `Tuner.act`."""
-        mix = [WeightedTensors(self.effective(backbone, part.tensors), part.weight) for part in mix]
+        mix = [replace(part, tensors=self.effective(backbone, part.tensors)) for part in mix]
         dropout = self._options.dropout if trains(mix) else 0.0
         for name in mix[0].tensors:
             if name.endswith(".lora_A.weight"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -94,7 +95,7 @@ class VeRA(Tuner):
 
     def act(self, backbone: Backbone, mix: Sequence[WeightedTensors], plan: ForwardPlan) -> None:
         """See `Tuner.act`."""
-        mix = [WeightedTensors(self.effective(backbone, part.tensors), part.weight) for part in mix]
+        mix = [replace(part, tensors=self.effective(backbone, part.tensors)) for part in mix]
         dropout = self._options.dropout if trains(mix) else 0.0
         for module in self.target_modules(mix[0].tensors):
             plan.outputs[module].append(_add_update(mix, module, dropout))
