@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +14,8 @@ from silotune.core.norms import delta, total_norm
 from silotune.core.serialization import read_tensors
 from silotune.distributed.protocol.frames import decode
 from silotune.distributed.silo.session import Session
+from silotune.errors import InputError
+from tests.support.malicious import ALLOWED
 from tests.support.session_rig import federate, local_configs
 
 
@@ -98,3 +102,24 @@ def test_the_commands_sum_up_and_find_a_changed_line(federated, silotune, tmp_pa
     done = silotune(*words)
     assert done.code == 1
     assert "audit.jsonl, line 2: line 1 before it was changed" in done.err
+
+
+def test_refusals_do_not_fill_the_disk(attack):
+    """Each has a line, and a coordinator can ask without end."""
+    attacker = attack(ALLOWED, audit_mib_in_all=1)
+    assert attacker.reason("round", 9)
+    attacker.session.record._in_all = 5000
+    replies = 1
+    while replies < 20 and (reply := _reply(attacker)):
+        replies += bool(reply)
+    assert 3 < replies < 20
+    with pytest.raises(InputError, match="nothing is recorded, and nothing leaves, until its operator has looked"):
+        attacker.reason("round", 9)
+    assert sum(path.stat().st_size for path in Path(attacker.settings.folder).glob("audit*")) < 7000
+
+
+def _reply(attacker):
+    """The reason of a refusal; empty if nothing leaves."""
+    with suppress(InputError):
+        return attacker.reason("round", 9)
+    return ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from silotune.config import Config
 from silotune.distributed.silo.coarse_numbers import CoarseNumbers
 from tests.support.malicious import ALLOWED
 
@@ -22,7 +23,7 @@ from tests.support.malicious import ALLOWED
     ],
 )
 def test_a_score(digits, rows, losses, left):
-    coarse = CoarseNumbers(digits, {"validation": rows}, losses)
+    coarse = CoarseNumbers(digits, {"validation": rows}, ["validation"] if losses else [])
     assert coarse.scores({"validation": 83.27654321, "rows": {"train": 7}}) == {
         "validation": left,
         "rows": {"train": 7},
@@ -33,7 +34,7 @@ def test_a_score_that_is_none_stays_and_so_do_counts():
     coarse = CoarseNumbers(1, {"train": 1000})
     assert coarse.scores({"validation": None, "test": 66.66666}) == {"validation": None, "test": 100.0}  # unknown rows
     metrics = {"loss": 0.123456, "rows": 7, "steps": 3, "skipped_steps": 0, "seconds": 1.2345}
-    assert coarse.metrics(metrics) == metrics | {"loss": 0.12}
+    assert coarse.metrics(metrics) == metrics | {"loss": 0.12, "seconds": 1.2}
 
 
 def test_what_leaves_a_silo(attack):
@@ -41,7 +42,9 @@ def test_what_leaves_a_silo(attack):
     share = ["validation", "test", "rows", "loss"]
     left = {}
     for preset in ("lab", "partners"):
-        coordinator = attack(ALLOWED, policy={"preset": preset, "scored_rows": 0, "train_rows": 0}, share=share)
+        coordinator = attack(
+            ALLOWED, policy={"preset": preset, "scored_rows": 0, "train_rows": 0, "score_noise": 0}, share=share
+        )
         answered = coordinator.ask("round")
         assert answered.kind == "answer", answered.fields
         state = answered.fields["state"]
@@ -55,3 +58,36 @@ def test_what_leaves_a_silo(attack):
     assert loss == round(loss, 2)
     assert score == pytest.approx(exact, abs=25)
     assert score == round(score, 1)
+
+
+def test_a_loss_for_validation_makes_the_test_score_no_finer(attack, monkeypatch):
+    """Heads that write are validated by their loss, and tested in percent."""
+    monkeypatch.setattr(Config, "validates_by_loss", True)
+    coordinator = attack(ALLOWED, policy={"score_noise": 0})
+    scores = coordinator.ask("score", splits=["validation", "test"]).fields["scores"]
+    assert scores["test"] % 5 == 0  # 20 rows
+    assert scores["test"] > 1
+
+
+def test_scores_are_noised_by_a_secret_of_the_silo(attack):
+    """Without noise, two scores tell whether a guessed row is in the split. A repeated request tells nothing new."""
+    coordinator = attack((*ALLOWED, "rounds=20"))
+    asked = [coordinator.broadcast(1, add=1e-7 * number) for number in range(12)]
+    scores = [coordinator.ask("score", broadcast=each).fields["scores"]["validation"] for each in asked]
+    assert len(set(scores)) > 2
+    assert all(0 <= score <= 100 and score % 5 == 0 for score in scores)
+    coordinator.restart()
+    assert coordinator.ask("score", broadcast=asked[-1]).fields["scores"]["validation"] == scores[-1]
+    exact = attack((*ALLOWED, "rounds=20"), policy={"score_noise": 0}, run="b" * 16)
+    assert len({exact.ask("score", broadcast=each).fields["scores"]["validation"] for each in asked[:3]}) == 1
+
+
+def test_noise_of_as_many_rows():
+    drawn = [
+        CoarseNumbers(9, {"test": 100}, noise=2.0, drawn_for=(1, str(draw))).scores({"test": 50.0})["test"] - 50
+        for draw in range(2000)
+    ]
+    assert sum(map(abs, drawn)) / len(drawn) == pytest.approx(2, rel=0.1)
+    assert abs(sum(drawn) / len(drawn)) < 0.3
+    signed = CoarseNumbers(9, {"test": 1}, noise=50.0, least=-100)
+    assert -100 <= signed.scores({"test": -99.0})["test"] <= 100

@@ -12,6 +12,10 @@ import torch
 from silotune.communication.messages import broadcast_message
 from silotune.data.batching import evaluation_batches
 from silotune.distributed.silo.request_ledger import WITHHELD_FILE
+from silotune.errors import Diverged
+from silotune.methods.moon import MOON
+from silotune.training import client
+from silotune.training.local_trainer import LocalTrainer
 from silotune.training.row_influence import RowInfluence
 from tests.support.malicious import ALLOWED
 
@@ -82,7 +86,7 @@ def test_a_silo_leaves_a_run_that_asks_too_often(silo):
     for add in (0, 0.01, 0.01, 0.02):
         assert few in attacker.reason(broadcast=sure(attacker, 1, add))
         attacker.restart()
-    left = "refuses more requests; too few rows were behind updates (policy.withheld)"
+    left = "refuses more requests; too few rows were behind updates, or requests failed (policy.withheld)"
     assert left in attacker.reason("round", 2)
     assert left in attacker.reason("score", 2)
     record = (Path(attacker.settings.folder) / WITHHELD_FILE).read_text(encoding="utf-8").splitlines()
@@ -111,14 +115,58 @@ def test_the_watch_changes_no_bit(tiny_federation):
 def test_effective_rows():
     influence = RowInfluence(["global"])
     assert influence.effective_rows() is None
-    influence._pulls["a"] = torch.zeros(5)
+    influence._pulls["train", "full", "head", "a"] = torch.zeros(5)
     assert influence.effective_rows() is None  # nothing pulls, nothing is told
-    influence._pulls["b"] = torch.tensor([1.0, 1, 1, 1, 0])
+    influence._pulls["train", "full", "head", "b"] = torch.tensor([1.0, 1, 1, 1, 0])
     assert influence.effective_rows() == pytest.approx(4)
-    influence._pulls["c"] = torch.tensor([1.0, 0, 0, 1e-9, 0])
+    influence._pulls["train", "full", "head", "c"] = torch.tensor([1.0, 0, 0, 1e-9, 0])
     assert influence.effective_rows() == pytest.approx(1)
 
 
 def test_honest_runs_are_answered(attack):
     attacker = attack((*ALLOWED, "train.epochs=5", "train.lr=0.01"))
     assert attacker.reason() == ""
+
+
+def test_losses_other_than_cross_entropy_pull_too(attack, monkeypatch):
+    """A temperature near 0 lets one row alone pull at MOON's contrast; here its loss reads one row of each batch."""
+    words = ("moon", "method.adapters=1", *SURE[2:])
+    attacker = attack(words)
+    assert attacker.reason() == ""
+    whole = MOON.loss
+    monkeypatch.setattr(MOON, "loss", lambda self, step: (
+        whole(self, step) + 1e6 * (step.views["full"]["mean"] * (step.batch.rows == 7)[:, None]).sum()
+    ))  # fmt: skip
+    few = "this update; too few rows are behind it (policy.effective_rows)"
+    attacker.restart()
+    assert few in attacker.reason("round", 2)
+    assert few in attack((*words, "train.tokens_at_once=64"), run="b" * 16).reason()
+
+
+def test_requests_that_end_in_an_error_are_few(attack, monkeypatch):
+    """A broadcast can be made so that the loss overflows if some row is there: each error tells that bit."""
+
+    def diverge(*_):
+        raise Diverged("silo 'alpha': training diverged")
+
+    attacker = attack((*ALLOWED, "rounds=6"))
+    monkeypatch.setattr(LocalTrainer, "rounds", diverge)
+    for number in (1, 1, 2, 3):  # a repeated one tells nothing new
+        assert "training diverged" in attacker.reason("round", number)
+        attacker.restart()
+    monkeypatch.undo()
+    left = "refuses more requests; too few rows were behind updates, or requests failed (policy.withheld)"
+    assert left in attacker.reason("round", 4)
+    assert left in attacker.reason("score", 4)
+    lines = (Path(attacker.settings.folder) / WITHHELD_FILE).read_text(encoding="utf-8").splitlines()
+    assert [json.loads(line)["why"] for line in lines] == ["failed"] * 3
+    assert attack((*ALLOWED, "rounds=6"), policy={"withheld": None}).reason("round", 4) == ""
+
+
+def test_an_update_that_is_not_finite_does_not_leave(attack, monkeypatch):
+    """Which of its numbers are not would tell rows."""
+    attacker = attack(ALLOWED)
+    monkeypatch.setattr(client, "_norm", lambda _: float("nan"))
+    reply = attacker.ask("round")
+    assert (reply.kind, "the update is not finite" in reply.fields["reason"]) == ("failed", True)
+    assert not reply.blobs

@@ -277,12 +277,14 @@ def test_steps_under_a_schedule_count_half(attack):
 def test_steps_that_float16_skips_do_not_count(attack, monkeypatch):
     """A coordinator whose broadcast lets most gradients overflow would otherwise get an update of one step."""
     words = (*ALLOWED, "precision=fp16", "train.steps=12")
-    limit = {"row_steps": 50 * 12, "partial_passes": True}
+    limit = {"row_steps": 50 * 12, "partial_passes": True, "skipped_steps": None}
     assert attack(words, policy=limit).reason() == ""
     monkeypatch.setattr(phase_optimizer, "INITIAL_SCALE", 2.0**26)
     attacker = attack(words, policy=limit, run="b" * 16)
     assert attacker.reason("hello") == ""
     assert "an update of so few rows × steps; at least 600 (policy.row_steps)" in attacker.reason()
+    attacker = attack(words, policy={"partial_passes": True}, run="c" * 16)
+    assert "float16 skips; at most 0 skipped; precision=fp32 or bf16 skip none (policy.skipped" in attacker.reason()
 
 
 def test_words_around_the_rows(attack):
@@ -419,7 +421,9 @@ def test_a_request_is_counted_before_it_is_worked_on(attack, monkeypatch):
 def test_an_honest_run_is_what_it_was(tiny_config, tmp_path):
     method, *words = (*ALLOWED, "sampling.count=2", "rounds=2")
     config = tiny_config(method, *words)
-    configs = local_configs(config, tmp_path / "run", policy={"row_order": "seed", "score_digits": None})
+    configs = local_configs(
+        config, tmp_path / "run", policy={"row_order": "seed", "score_digits": None, "score_noise": 0}
+    )
     coordinate(job(config, tmp_path / "run", configs), DirectLink(answering(configs)))
     expected = run(config, out=tmp_path / "whole").summary
     summary = read_summary(tmp_path / "run")
@@ -441,7 +445,15 @@ def test_presets_and_their_keys(tmp_path):
     for key, value in PRESETS["hospital"].items():  # nothing that it names is wider than the default
         other = PRESETS["partners"][key]
         if isinstance(value, (int, float)) and not isinstance(value, bool):
-            least = key in ("train_rows", "scored_rows", "batch_size", "max_length", "row_steps", "row_difference")
+            least = key in (
+                "train_rows",
+                "scored_rows",
+                "score_noise",
+                "batch_size",
+                "max_length",
+                "row_steps",
+                "row_difference",
+            )
             assert value >= other if least else value <= other, key
     assert most("3%", 1000) == 30
     assert (most(5, 1000), most(None, 1000)) == (5, None)

@@ -127,3 +127,18 @@ def test_rounds_with_the_same_broadcast(attack, policy, told):
     assert int(torch.linalg.matrix_rank(weights)) == rows  # what the coordinator believes
     different = {change.numpy().tobytes() for change in changes}
     assert min(len(different), rows) == told
+
+
+def test_seeds_do_not_tell_the_splits(attack, tmp_path, data_folder):
+    """Who knows them can search for seeds whose updates, added and subtracted, leave few rows."""
+    data = {"path": str(data_folder / "alpha" / "train.jsonl"), "text": "sentence1", "label": "label", "name": "alpha"}
+    policy = {"train_rows": 20, "scored_rows": 5, "row_steps": 0}
+
+    def digest(name, **settings):
+        attacker = attack(ALLOWED, rows=None, data=data, folder=str(tmp_path / name), policy=policy | settings)
+        assert attacker.reason("hello") == ""
+        return attacker.session._setup.rows_digest
+
+    assert digest("a") == digest("a")
+    assert digest("a") != digest("b")
+    assert digest("c", **SEED) == digest("d", **SEED)

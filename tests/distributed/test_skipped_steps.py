@@ -11,7 +11,7 @@ from tests.support.malicious import ALLOWED
 
 @pytest.mark.parametrize("left", [None, 1])
 def test_an_update_of_which_one_step_is_left_stays(attack, monkeypatch, left):
-    coordinator = attack(ALLOWED)
+    coordinator = attack(ALLOWED, policy={"skipped_steps": None})
     assert coordinator.ask("hello").kind == "hello"
     federation = coordinator.session._setup.federation
     phases = [phase for phase in federation.context.phases if phase.when == "round"]

@@ -49,11 +49,13 @@ class ChainedLog:
     Args:
         folder: the folder; made with the first line.
         largest: bytes after which a file is renamed.
+        in_all: bytes of all files after which no line is written; None: no limit.
     """
 
-    def __init__(self, folder: Path, largest: int = LARGEST_FILE) -> None:
+    def __init__(self, folder: Path, largest: int = LARGEST_FILE, in_all: int | None = None) -> None:
         self.folder = folder
         self._largest = largest
+        self._in_all = in_all
         self._lock = threading.Lock()
         self._checked: Head | None = None
 
@@ -61,15 +63,24 @@ class ChainedLog:
         """Append a line with its number, the time, these fields, and the digest of the line before.
 
         Raises:
-            InputError: the end of the chain is not as it was left.
+            InputError: the end of the chain is not as it was left, or its files are too large together.
             OSError: the line cannot be written.
         """
+        self._require_room()
         self.folder.mkdir(parents=True, exist_ok=True)
         with self._lock, _locked_head(self.folder, write=True) as file:
             head = read_head(file)
             if head is None or head != self._checked:
                 head = self._repaired(head, file)
             self._checked = self._write(head, fields, file)
+
+    def _require_room(self) -> None:
+        files = [*rotated_files(self.folder), self.folder / FILE] if self._in_all is not None else []
+        if self._in_all is not None and sum(path.stat().st_size for path in files if path.exists()) >= self._in_all:
+            raise InputError(
+                f"{self.folder / FILE}: {self._in_all // 2**20:,} MiB of records; nothing is recorded, and nothing "
+                f"leaves, until {_REMEDY}"
+            )
 
     def _write(self, head: Head, fields: Mapping[str, Any], file: IO[bytes]) -> Head:
         """Write a line, then the head."""

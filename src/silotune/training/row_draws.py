@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 
+from silotune.core.randomness import derive
+
 
 @dataclass(frozen=True)
 class RowDraws:
@@ -44,6 +46,13 @@ class RowDraws:
         if not self.recipe:
             return self.seed
         return int.from_bytes(hashlib.sha256(f"{self.seed:x} {self.recipe}".encode()).digest(), "big")
+
+    def split_seed(self, seed: int) -> int:
+        """Return the seed by which rows are split, for the one of a run's configuration.
+
+        Who knows the splits of many seeds can search for seeds whose updates, added and subtracted, leave few rows.
+        """
+        return derive(self.seed, "split", seed) if self.same_order else seed
 
     def order(self, silo: str, number: int, phase: str, count: int, whole: bool) -> tuple[str | int, ...]:
         """Return the purpose for which a pass's order is drawn; see `core.randomness`.

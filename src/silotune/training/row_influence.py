@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import math
+from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 
+from silotune.data.batching import Batch
 from silotune.methods.base import Phase, Step
 from silotune.methods.head_mix import WhichHead, heads_of
 from silotune.models.forward.mixing import trained_parts
+from silotune.models.forward.views import View
+from silotune.training.view_copies import WatchedView
+
+_Loss = tuple[str, ...]
+"""Phase, view, heads (none: the whole loss) and task."""
 
 
 class RowInfluence:
@@ -17,8 +25,9 @@ class RowInfluence:
 
     A row pulls in a step with the norm of its loss's gradient with respect to the model's answer (`Head.pulls`). Where
     the model is sure of a row's label, that is next to nothing, whatever stands in the row: of a broadcast that is sure
-    of one label, the update tells the rows of the others alone. What adapters or a hidden layer let through of a row
-    is not looked at.
+    of one label, the update tells the rows of the others alone. The whole loss, whatever its terms are (contrasts,
+    distillation, CKA), is looked at one layer earlier: a row pulls with the norm of the loss's gradient with respect to
+    what is read of its view. What adapters let through of a row is not looked at.
 
     Args:
         shared: names of the parts that leave. Pulls at other parts do not count.
@@ -27,34 +36,53 @@ class RowInfluence:
     def __init__(self, shared: Collection[str]) -> None:
         self._shared = frozenset(shared)
         self._phase: Phase | None = None
-        self._pulls: dict[tuple[str, ...], Tensor] = {}
+        self._pulls: dict[_Loss, Tensor] = {}
 
     def begin(self, phase: Phase) -> None:
         """Begin a phase, whose losses are counted by themselves."""
         self._phase = phase
 
     def __call__(self, step: Step, view: str, head: WhichHead) -> None:
-        """Add the pulls of a step's rows in one loss.
+        """Add the pulls of a step's rows in one cross-entropy."""
+        if self._counts(view, head):
+            self._add(step.batch, view, heads_of(head), step.pulls(view, head))
 
-        Where a phase computes a shared part from others (`Phase.then`), pulls at all parts that it trains count.
+    def watched(self, views: Mapping[str, View], batch: Batch) -> dict[str, View]:
+        """Return a step's views; the backward pass then adds the pulls of its rows in the whole loss."""
+        return {
+            name: WatchedView(view, partial(self._add_gradient, batch, name)) if self._counts(name) else view
+            for name, view in views.items()
+        }
+
+    def _counts(self, view: str, head: WhichHead = "") -> bool:
+        """Return whether a loss over a view trains a part that leaves.
+
+        Where a phase computes a shared part from others (`Phase.then`), all parts that it trains are such parts.
         """
         phase = self._phase
         assert phase is not None, "a phase has begun"
         trained = {*phase.trains} if self._shared.intersection(phase.then) else self._shared.intersection(phase.trains)
         mixed = [head] if isinstance(head, str) else head
-        if not trained_parts(mixed, trained) and not trained_parts(phase.views[view], trained):
-            return
-        batch, pulls = step.batch, step.pulls(view, head).cpu().double()
-        rows = batch.rows if len(pulls) == len(batch) else batch.rows.sort().values[::2]  # pairs stand side by side
+        return bool(trained_parts(mixed, trained) or trained_parts(phase.views.get(view, {}), trained))
+
+    def _add_gradient(self, batch: Batch, view: str, gradient: Tensor) -> None:
+        self._add(batch, view, (), gradient.detach().double().flatten(1).norm(dim=1))
+
+    def _add(self, batch: Batch, view: str, heads: Sequence[str], pulls: Tensor) -> None:
+        """Add pulls of shape (rows,), or (pairs,), to the sums of their rows."""
+        assert self._phase is not None, "a phase has begun"
         assert batch.source is not None, "training rows have a source"
-        key = (phase.name, view, *heads_of(head), batch.task.name)
+        # pairs stand side by side
+        rows = batch.rows if len(pulls) == len(batch) else batch.rows.sort().values[::2]
+        key = (self._phase.name, view, *heads, batch.task.name)
         sums = self._pulls.setdefault(key, torch.zeros(len(batch.source), dtype=torch.float64))
-        sums.index_add_(0, rows.cpu(), pulls)
+        sums.index_add_(0, rows.cpu(), pulls.cpu().double())
 
     def effective_rows(self) -> float | None:
         """Return the effective number of rows, `(Σ w)² / Σ w²` over the rows' pulls w (Kish 1965).
 
-        The smallest of all losses counts; None if nothing pulled.
+        The smallest of all losses counts; None if nothing pulled. Pulls that are not finite count as one row's.
         """
         pulls = [sums for sums in self._pulls.values() if sums.any()]
-        return min((float(sums.sum() ** 2 / sums.square().sum()) for sums in pulls), default=None)
+        found = (float(sums.sum() ** 2 / sums.square().sum()) for sums in pulls)
+        return min((rows if math.isfinite(rows) else 1.0 for rows in found), default=None)

@@ -62,10 +62,10 @@ class SiloStep:
 
     def step(self, context: TrainingContext, views: dict[str, View], batch: Batch | None = None) -> Step:
         """Return the arguments of a loss over the batch, or over a piece of it."""
-        parts, recipe = context.parts, context.recipe
+        parts, recipe, batch = context.parts, context.recipe, batch or self.batch
         return Step(
-            batch or self.batch,
-            views,
+            batch,
+            views if context.influence is None else context.influence.watched(views, batch),
             self.state,
             self.received,
             self.memory,

@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 import resource
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from silotune.communication.privacy.budget import BudgetSpent
 from silotune.config import Config
 from silotune.distributed.silo.exposure import RowUse
 from silotune.distributed.silo.policy import Policy, PolicyRefused
@@ -69,24 +72,42 @@ class RequestLimits:
         self.ledger.record(entry)
 
     def check_withheld(self, entry: Entry) -> None:
-        """Refuse a request like one whose update was withheld, and any of a run that had too many of these.
+        """Refuse a request like one whose update was withheld, and any of a run that had too many without an answer.
 
-        Whether an update is withheld tells something of the rows, a bit a request; so few may be.
+        Whether an update is withheld, or a loss is finite, tells something of the rows, a bit a request; so few may be.
 
         Raises:
             PolicyRefused: in words that are the same for all rows.
         """
         limits = self.policy.limits
-        if not limits.effective_rows:
-            return
         withheld = self.ledger.withheld()
-        if (entry.run, entry.request) in withheld:
+        if not limits.effective_rows:  # lifted since
+            withheld = {request: why for request, why in withheld.items() if why == "failed"}
+        if withheld.get((entry.run, entry.request)) == "few rows":
             raise self._withheld()
         of_run = sum(run == entry.run for run, _ in withheld)
         for count, limit, key in ((of_run, limits.withheld, "withheld"),
                                   (len(withheld), limits.withheld_in_all, "withheld_in_all")):  # fmt: skip
             if limit is not None and count > 0 and count >= limit:
-                raise self.policy.refused("more requests", f"too few rows were behind updates (policy.{key})")
+                why = f"too few rows were behind updates, or requests failed (policy.{key})"
+                raise self.policy.refused("more requests", why)
+
+    @contextmanager
+    def failures_counted(self, entry: Entry) -> Iterator[None]:
+        """Count work that ends in an error, which a broadcast can be made for: some rows alone may cause it.
+
+        What the disk or the privacy budget refuses is no such error.
+
+        Args:
+            entry: the request that is worked on.
+        """
+        try:
+            yield
+        except (OSError, BudgetSpent):
+            raise
+        except Exception:
+            self.ledger.record_withheld(entry, "failed")
+            raise
 
     def withhold(self, entry: Entry, effective_rows: float | None) -> None:
         """Withhold an update that too few rows are behind; it is recorded.
@@ -99,7 +120,7 @@ class RequestLimits:
             PolicyRefused: it is withheld.
         """
         if effective_rows is not None and effective_rows < self.policy.limits.effective_rows:
-            self.ledger.record_withheld(entry)
+            self.ledger.record_withheld(entry, "few rows")
             raise self._withheld()
 
     def _withheld(self) -> PolicyRefused:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -11,23 +12,25 @@ from typing import Any
 
 from silotune.communication.messages import message_numbers, read_broadcast, with_rows
 from silotune.core.tensors import State, flatten
-from silotune.distributed.protocol.disclosure import filter_metrics, filter_scores
+from silotune.data.metrics import lower_is_better
+from silotune.distributed.protocol.disclosure import filter_metrics, filter_scores, score_range
 from silotune.distributed.protocol.frames import Frame, ProtocolError, require_fields, state_name
 from silotune.distributed.protocol.handshake import fields_digest, text_digest
 from silotune.distributed.silo.coarse_numbers import CoarseNumbers
+from silotune.distributed.silo.own_keys import ORDER_KEY, own_key
 from silotune.distributed.silo.policy import backbone_numbers
 from silotune.distributed.silo.privacy_ledger import Price, PrivacyLedger
 from silotune.distributed.silo.request_ledger import Entry
 from silotune.distributed.silo.row_fingerprint import RowRecord
 from silotune.distributed.silo.setup import UNDISCLOSED_ROWS, SiloSetup
 from silotune.distributed.silo.state_store import Reply, StateStore, scores_name
-from silotune.errors import InputError
+from silotune.errors import Diverged, InputError
 from silotune.evaluation.federation_scores import measure_silos, score_silos, summary_entries
 from silotune.evaluation.instance_vectors import keep_instances
 from silotune.evaluation.predict import Measured
 from silotune.methods.parts import Scope, names_with
 from silotune.runs.storage.scored_rows import write_test_scores
-from silotune.training.client import PrivacySpent
+from silotune.training.client import PrivacySpent, SiloReply
 from silotune.training.federation import Federation
 from silotune.training.row_influence import RowInfluence
 from silotune.training.silo import Silo, SiloState
@@ -62,35 +65,35 @@ class LocalWork:
         key = self._request_key(request, judge=str(judge), base=str(base))
         kept = store.find_reply(name, key)
         if kept is not None:
-            return self._filtered(kept)
+            return self._filtered(kept, key)
         silo = self._silo(federation, store, str(base))
         client = federation.client(measures=True)
         shared = self._checked(client.open_broadcast(broadcast, silo.name), int(number))
         leaving = 0 if final else sum(tensor.numel() for tensor in flatten(shared).values())
         digest = self._work_digest(key, store, str(base))
         store.require_room(4 * leaving + self._state_bytes(silo))  # before the work: its files are about as large
-        self._count(federation, Entry(store.path.name, request.kind, int(number), digest, leaving))
         entry = Entry(store.path.name, request.kind, int(number), digest, leaving)
         self._count(federation, entry)
         scores_before: dict[str, Any] = {}
         if judge:  # of the previous round, whose shared parts the broadcast holds
-            self._count(federation, Entry(store.path.name, "score", int(number), digest))
-            scores_before = self._evaluate(federation, silo, shared, ["validation"], store)
+            judged = Entry(store.path.name, "score", int(number), digest)
+            self._count(federation, judged)
+            with self._setup.limits.failures_counted(judged):
+                scores_before = self._evaluate(federation, silo, shared, ["validation"], store)
         store.delete(before=int(number), keep={*map(str, keep), str(base)})  # a refused request deletes nothing
         price = None if client.privacy is None else Price.of(client.privacy)
-        if final:
-            (reply,) = client.finals([silo], broadcast)
-        else:
-            ledger, run = PrivacyLedger(Path(self.settings.folder)), store.path.name
-            spent = PrivacySpent() if price is None else ledger.spent(run, price)
-            with self._watched(federation, entry, noised=price is not None):
-                (reply,) = client.rounds([silo], broadcast, spent)
+        ledger, run = PrivacyLedger(Path(self.settings.folder)), store.path.name
+        with self._setup.limits.failures_counted(entry):
+            if final:
+                (reply,) = client.finals([silo], broadcast)
+            else:
+                spent = PrivacySpent() if price is None else ledger.spent(run, price)
+                with self._watched(federation, entry, noised=price is not None):
+                    (reply,) = client.rounds([silo], broadcast, spent)
             if reply.message:
-                skipped = int(reply.metrics.get("skipped_steps") or 0)
-                self._setup.policy.check_skipped(federation.context, silo, skipped)
-                self._setup.policy.check_numbers(message_numbers(reply.message), federation.backbone)
-                if price is not None:
-                    ledger.record(run, name, price)
+                self._check_update(federation, silo, reply, noised=price is not None)
+        if reply.message and price is not None:
+            ledger.record(run, name, price)
         assert silo.state is not None, "a silo that trained has a state"
         store.write(name, silo.state.flat())
         fields = {"silo": silo.name, "round": int(number), "state": name, "metrics": reply.metrics}
@@ -100,7 +103,15 @@ class LocalWork:
         about = {"norm": reply.norm, "epsilon": None if price is None else price.epsilon} if reply.message else {}
         answer = Reply(Frame("answer", fields, {"message": reply.message}), about)
         store.keep_reply(name, key, answer)
-        return self._filtered(answer)
+        return self._filtered(answer, key)
+
+    def _check_update(self, federation: Federation, silo: Silo, reply: SiloReply, noised: bool) -> None:
+        """Judge an update before it leaves; raises what the policy raises, and `Diverged` where it is not finite."""
+        policy = self._setup.policy
+        policy.check_skipped(federation.context, silo, int(reply.metrics.get("skipped_steps") or 0), noised)
+        policy.check_numbers(message_numbers(reply.message), federation.backbone)
+        if reply.norm is not None and not math.isfinite(reply.norm):  # which numbers are not, would tell rows
+            raise Diverged(f"silo {silo.name!r}: training diverged, the update is not finite")
 
     @contextmanager
     def _watched(self, federation: Federation, entry: Entry, noised: bool) -> Iterator[None]:
@@ -116,9 +127,12 @@ class LocalWork:
         finally:
             context.influence = None
 
-    def _filtered(self, reply: Reply) -> Reply:
+    def _filtered(self, reply: Reply, key: dict[str, str]) -> Reply:
         """Keep the numbers that may leave now, rounded; a kept reply may be older than the operator's settings."""
-        share, coarse = self.settings.share, self._coarse
+        share, coarse = (
+            self.settings.share,
+            self._coarse(fields_digest(key), noised=bool(reply.frame.fields.get("scores"))),
+        )
         fields, blobs = dict(reply.frame.fields), dict(reply.frame.blobs)
         if "metrics" in fields:
             fields["metrics"] = coarse.metrics(filter_metrics(fields["metrics"], share))
@@ -139,25 +153,33 @@ class LocalWork:
         key = self._request_key(request, base=str(base), splits=",".join(splits), share=",".join(self.settings.share))
         kept = store.find_reply(name, key)
         if kept is not None:
-            return self._filtered(kept)
+            return self._filtered(kept, key)
         silo = self._silo(federation, store, str(base))
         shared = self._checked(read_broadcast(broadcast, federation.coordinator.expected), int(number))
         digest = self._work_digest(key, store, str(base))
-        self._count(federation, Entry(store.path.name, "score", int(number), digest))
-        entry = self._evaluate(federation, silo, shared, splits, store)
+        counted = Entry(store.path.name, "score", int(number), digest)
+        self._count(federation, counted)
+        with self._setup.limits.failures_counted(counted):
+            entry = self._evaluate(federation, silo, shared, splits, store)
         reply = Reply(Frame("scores", {"silo": self.settings.name, "scores": entry}))
         store.keep_reply(name, key, reply)
-        return self._filtered(reply)
+        return self._filtered(reply, key)
 
-    @property
-    def _coarse(self) -> CoarseNumbers:
-        """How numbers are rounded before they leave."""
-        federation = self._setup.federation
+    def _coarse(self, request: str, noised: bool) -> CoarseNumbers:
+        """Return how numbers are made coarse before they leave in reply to a request with this digest."""
+        federation, limits = self._setup.federation, self.settings.policy
         silo = federation.silos[self.settings.name]
         (evaluation,) = silo.evaluations.values()
         rows = {"train": sum(map(len, silo.train.values()))}
         rows |= {split: len(getattr(evaluation, split)) for split in ("validation", "test")}
-        return CoarseNumbers(self.settings.policy.score_digits, rows, federation.lower_is_better)
+        noise = limits.score_noise if noised else 0.0
+        key = own_key(Path(self.settings.folder), ORDER_KEY) if noise else b""
+        metrics = {task.metric for task in federation.tasks.values()}
+        losses = {"validation", "test"} if any(map(lower_is_better, metrics)) else set()
+        if federation.config.validates_by_loss:
+            losses.add("validation")
+        drawn_for = int.from_bytes(key, "big"), request
+        return CoarseNumbers(limits.score_digits, rows, losses, noise, drawn_for, score_range(metrics)[0])
 
     def _count(self, federation: Federation, entry: Entry) -> None:
         """Count a request before it is worked on, and record the rows that it uses."""

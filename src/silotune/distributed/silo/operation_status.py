@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def operation_status(settings: SiloSettings, rows: str, run: str, privacy: Privacy | None) -> SiloStatus:
-    """Return a silo's present state of operation.
+    """Return a silo's present state of operation; of free space two digits, as files of predictions tell answers.
 
     Args:
         settings: the operator's.
@@ -31,7 +31,7 @@ def operation_status(settings: SiloSettings, rows: str, run: str, privacy: Priva
     return SiloStatus(
         rows_fingerprint=rows_fingerprint(rows, own_key(folder, STATUS_KEY)),
         epsilon_left=_epsilon_left(settings, folder, run, privacy),
-        disk_free_bytes=free_bytes(folder),
+        disk_free_bytes=None if (free := free_bytes(folder)) is None else int(float(f"{free:.1e}")),
     )
 
 

@@ -227,17 +227,25 @@ class Policy:
             if what:
                 raise self.refused(f"the tensor {name!r} ({size})", f"{what} (policy.shapes names exceptions)")
 
-    def check_skipped(self, context: TrainingContext, silo: Silo, skipped: int) -> None:
+    def check_skipped(self, context: TrainingContext, silo: Silo, skipped: int, noised: bool = False) -> None:
         """Judge an update after training in float16, which skips steps whose gradients overflow.
 
         Args:
             context: of the run.
             silo: the silo that trained.
             skipped: its skipped steps.
+            noised: whether noise hides what a step adds.
 
         Raises:
-            PolicyRefused: too few rows × steps are left behind the update.
+            PolicyRefused: a step was skipped, or too few rows × steps are left behind the update.
         """
+        most_skipped = self.limits.skipped_steps
+        if not noised and most_skipped is not None and skipped > most_skipped:
+            # of two broadcasts that are almost equal, one whose gradients overflow leaves out one batch
+            raise self.refused(
+                "an update without some steps, which float16 skips",
+                f"at most {most_skipped:,} skipped; precision=fp32 or bf16 skip none (policy.skipped_steps)",
+            )
         kinds = [Work.of(context, silo, phases) for phases in context.kinds_of_rounds()]
         planned = min(kinds, key=lambda work: work.shared_steps)
         taken = max(0, planned.shared_steps - skipped)

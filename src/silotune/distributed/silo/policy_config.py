@@ -59,6 +59,7 @@ _PARTNERS: dict[str, Any] = {
     "train_rows": 50,
     "scored_rows": 20,
     "score_digits": 1,
+    "score_noise": 1.0,
     "batch_size": 8,
     "batches": "even",
     "max_length": 32,
@@ -66,6 +67,7 @@ _PARTNERS: dict[str, Any] = {
     "effective_rows": 5,
     "withheld": 3,
     "withheld_in_all": 10,
+    "skipped_steps": 0,
     "row_order": "secret",
     "partial_passes": False,
     "row_sets": 20,
@@ -99,6 +101,7 @@ _HOSPITAL: dict[str, Any] = {
     "train_rows": 200,
     "scored_rows": 50,
     "score_digits": 0,
+    "score_noise": 2.0,
     "batch_size": 16,
     "row_steps": 2000,
     "row_sets": 5,
@@ -121,6 +124,7 @@ _LAB: dict[str, Any] = {
     ),
     "prompts": True,
     "noise": False,
+    "score_noise": 0.0,
     "batches": "any",
     "row_order": "seed",
     "partial_passes": True,
@@ -155,14 +159,18 @@ class PolicyConfig(Section):
         scored_rows: fewest rows in a split whose scores are shared.
         score_digits: decimal digits of a score in percent, and one less than those of a loss; none is finer than what
             one row of the split can change.
+        score_noise: noise of a score, in rows of the split (the scale of a Laplace distribution): without it a score
+            tells whether a guessed row is among those of the split, and its label.
         batch_size: fewest rows in an optimizer step.
         batches: `even`: only `train.batches=even` is answered, as a last batch of one row would weigh as much as a
             whole one; or `any`.
         max_length: fewest tokens at which rows may be cut.
         row_steps: fewest rows × steps behind an update: different rows that it has seen, times optimizer steps.
         effective_rows: fewest rows behind an update without noise, each counted by how strongly it pulls at the model.
-        withheld: most updates of a run that are withheld because of that; then the silo leaves the run.
+        withheld: most requests of a run whose update is withheld because of that, or whose work ends in an error (it
+            diverges, takes too long, …): then the silo leaves the run.
         withheld_in_all: the same of all runs; then the silo answers none, until its operator raises the limit.
+        skipped_steps: most steps that float16 may skip in an update without noise: it lacks the rows of one batch.
         row_order: `secret`: order of rows and dropout are drawn from a key of the silo's own (`order.key`), and the
             passes of all rounds have the same orders; `seed`: they are those of the same run in one process, and the
             coordinator knows them.
@@ -207,6 +215,7 @@ class PolicyConfig(Section):
     train_rows: Annotated[int, Field(ge=0)]
     scored_rows: Annotated[int, Field(ge=0)]
     score_digits: Annotated[int | None, Field(ge=0, le=9)]
+    score_noise: Annotated[float, Field(ge=0)]
     batch_size: Annotated[int, Field(ge=0)]
     batches: Literal["even", "any"]
     max_length: Annotated[int, Field(ge=0)]
@@ -214,6 +223,7 @@ class PolicyConfig(Section):
     effective_rows: Annotated[float, Field(ge=0)]
     withheld: Count
     withheld_in_all: Count
+    skipped_steps: Count
     row_order: Literal["secret", "seed"]
     partial_passes: bool
     row_sets: Count

@@ -12,13 +12,16 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from silotune.distributed.silo.exposure import Exposure
 from silotune.errors import InputError
 
 REQUESTS_FILE, ROWS_FILE, EXPOSURES_FILE = "requests.jsonl", "rows.jsonl", "exposures.jsonl"
 WITHHELD_FILE = "withheld.jsonl"
+
+Why = Literal["few rows", "failed"]
+"""Why work is without an answer: few rows are behind the update, or it ended in an error."""
 
 
 @dataclass(frozen=True)
@@ -117,17 +120,20 @@ class RequestLedger:
         """Append the exposure of a run that is about to be worked on."""
         self._append(EXPOSURES_FILE, asdict(exposure))
 
-    def withheld(self) -> set[tuple[str, str]]:
-        """Return run and digest of the requests whose updates were withheld, as few rows were behind them.
+    def withheld(self) -> dict[tuple[str, str], Why]:
+        """Return run and digest of the requests that trained or scored without an answer, and why.
 
         Raises:
             InputError: the file is damaged.
         """
-        return {(line["run"], line["request"]) for line in self._lines(WITHHELD_FILE, {"run", "request"})}
+        fields = {"run", "request", "why"}
+        lines = self._lines(WITHHELD_FILE, fields, fields - {"why"})  # earlier versions recorded few rows alone
+        return {(line["run"], line["request"]): line.get("why", "few rows") for line in lines}
 
-    def record_withheld(self, entry: Entry) -> None:
-        """Append a request whose update is withheld."""
-        self._append(WITHHELD_FILE, {"run": entry.run, "request": entry.request})
+    def record_withheld(self, entry: Entry, why: Why) -> None:
+        """Append a request whose work was done, and whose answer does not leave; once."""
+        if (entry.run, entry.request) not in self.withheld():
+            self._append(WITHHELD_FILE, {"run": entry.run, "request": entry.request, "why": why})
 
     def _lines(self, name: str, keys: set[str], older: set[str] | None = None) -> Iterator[dict[str, Any]]:
         try:

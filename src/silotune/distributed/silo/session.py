@@ -56,7 +56,7 @@ class Session:
         self.settings = settings
         self._setup = SiloSetup(settings)
         self._work = LocalWork(self._setup)
-        self.record = ChainedLog(Path(settings.folder), settings.audit_mib * 2**20)
+        self.record = ChainedLog(Path(settings.folder), settings.audit_mib * 2**20, settings.audit_mib_in_all * 2**20)
         """The audit log of what left."""
         self._last_hello: _Hello | None = None
 

@@ -182,7 +182,7 @@ class SiloSetup:
         federation.context.guard = self.guard
         if self.settings.policy.row_order == "secret":
             recipe = sent.model_dump_json(exclude={"description", "federation"})
-            federation.context.row_draws = RowDraws.secret(own_key(Path(self.settings.folder), ORDER_KEY), recipe)
+            federation.context.row_draws = RowDraws.secret(self._order_key, recipe)
         return federation
 
     def allocate(self) -> None:
@@ -278,7 +278,14 @@ class SiloSetup:
             ),
             "silos": [] if self.settings.data is None else [self.settings.data],
         }
+        if self.settings.policy.row_order == "secret":
+            seed = RowDraws.secret(self._order_key, "").split_seed(config.data_seed)
+            update["data"] = config.data.model_copy(update={"seed": seed})
         return config.model_copy(update=update)
+
+    @property
+    def _order_key(self) -> bytes:
+        return own_key(Path(self.settings.folder), ORDER_KEY)
 
     def _backbone_config(self, config: Config) -> BackboneConfig:
         """Return the operator's backbone, quantized as the coordinator's unless the operator chose otherwise."""

@@ -59,6 +59,8 @@ class SiloSettings(Section):
         changed_rows: whether a run goes on whose rows are others than at its first request: `refuse` or `accept`. The
             coordinator is told in both cases, without counts.
         audit_mib: MiB after which a file of the record of what left (`audit.jsonl`) is renamed and a new one begun.
+        audit_mib_in_all: MiB of all files of that record, after which the worker answers nothing until its operator has
+            moved them away: every refusal has a line, and a coordinator can ask without end.
         largest_frame_mib: MiB of the largest request that the worker reads.
         socket: the path of the worker's socket.
         socket_group: whether the socket's group may connect, so that the SuperNode can run as a user who cannot read
@@ -91,6 +93,7 @@ class SiloSettings(Section):
     config: str | None = Field(None, min_length=1)
     changed_rows: Literal["refuse", "accept"] = "refuse"
     audit_mib: int = Field(16, ge=1)
+    audit_mib_in_all: int = Field(1024, ge=1)
     largest_frame_mib: int = Field(1024, ge=1)
     socket: str | None = Field(None, min_length=1)
     socket_group: bool = False
