@@ -72,8 +72,10 @@ class RowInfluence:
         """Add pulls of shape (rows,), or (pairs,), to the sums of their rows."""
         assert self._phase is not None, "a phase has begun"
         assert batch.source is not None, "training rows have a source"
-        # pairs stand side by side
-        rows = batch.rows if len(pulls) == len(batch) else batch.rows.sort().values[::2]
+        rows = batch.rows
+        if batch.source.pairs:  # they stand side by side in the source, and count as one row
+            pulls = pulls[rows.argsort()].reshape(-1, 2).sum(1) if len(pulls) == len(rows) else pulls
+            rows = rows.sort().values[::2]
         key = (self._phase.name, view, *heads, batch.task.name)
         sums = self._pulls.setdefault(key, torch.zeros(len(batch.source), dtype=torch.float64))
         sums.index_add_(0, rows.cpu(), pulls.cpu().double())
