@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from silotune.core.serialization import read_metadata, read_tensors, tensor_bytes
+from silotune.core.serialization import read_block, read_metadata, read_tensors, tensor_bytes
 from silotune.core.tensors import JoinedLayout, State, Tensors, flatten, unflatten
 from silotune.errors import InputError
 from silotune.methods.parts import Part, Scope
@@ -107,11 +107,11 @@ def unpack(message: bytes, expected: Expected, fields: Mapping[str, type]) -> tu
         MessageRefused: the message differs from the expected one; the text says how.
     """
     try:
-        tensors, values = read_tensors(message), read_metadata(message, _METADATA)
+        (tensors, numbers), values = read_block(message), read_metadata(message, _METADATA)
     except (SafetensorError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise MessageRefused(f"not a silotune message ({str(error)[:80]})") from error
     _check_fields(values, fields)
-    check_tensors(tensors, expected)
+    check_tensors(tensors, expected, numbers)
     return tensors, values
 
 
@@ -123,8 +123,13 @@ def _check_fields(values: object, fields: Mapping[str, type]) -> None:
             raise MessageRefused(f"field {name!r} must be {kind.__name__}")
 
 
-def check_tensors(tensors: Tensors, expected: Expected) -> None:
+def check_tensors(tensors: Tensors, expected: Expected, numbers: Tensor | None = None) -> None:
     """Refuse tensors that are not as expected.
+
+    Args:
+        tensors: the tensors.
+        expected: what they must be.
+        numbers: all their numbers as one tensor, if there is one.
 
     Raises:
         MessageRefused: missing, extra, wrong shape or dtype, or not finite.
@@ -139,14 +144,13 @@ def check_tensors(tensors: Tensors, expected: Expected) -> None:
             raise MessageRefused(f"tensor {name!r} has shape {tuple(tensor.shape)}, expected {shape}")
         if tensor.dtype is not expected.dtype(name):
             raise MessageRefused(f"tensor {name!r} has dtype {tensor.dtype}, expected {expected.dtype(name)}")
-    if not _all_finite(tensors):
+    if not _all_finite(JoinedLayout(tensors).join(tensors) if numbers is None else [numbers]):
         name = next(name for name in expected.shapes if not torch.isfinite(tensors[name]).all())
         raise MessageRefused(f"tensor {name!r} holds NaN or infinity")
 
 
-def _all_finite(tensors: Tensors) -> bool:
+def _all_finite(blocks: Sequence[Tensor]) -> bool:
     """Return whether all numbers are finite: if the minimum and the maximum are, which takes one pass and no mask."""
-    blocks = JoinedLayout(tensors).join(tensors)
     return all(bool(torch.isfinite(torch.stack(torch.aminmax(block))).all()) for block in blocks if block.numel())
 
 

@@ -7,12 +7,20 @@ thousand silos writes hundreds of thousands of small tensors per round.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
+from operator import itemgetter
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, TensorSpec, serialize
 from safetensors.torch import load
 from torch import Tensor
+
+_MOST_AXES = 8
+"""Axes of a tensor that is read with others at once."""
+
+_TYPES = {"F32": torch.float32, "F64": torch.float64, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
 def tensor_bytes(tensors: Mapping[str, Tensor], metadata: dict[str, str] | None = None) -> bytes:
@@ -48,6 +56,64 @@ def read_tensors(content: bytes) -> dict[str, Tensor]:
         return dict(sorted(load(content).items()))
     except (KeyError, RuntimeError) as error:  # a dtype that PyTorch lacks, or a shape beyond its integers
         raise SafetensorError(f"tensors that cannot be read ({error})") from error
+
+
+def read_block(content: bytes) -> tuple[dict[str, Tensor], Tensor | None]:
+    """Read as `read_tensors`, in half the time: all numbers are copied as one tensor, of which the others are parts.
+
+    Returns:
+        The tensors, and the one that holds them all; None where they have several types, and are read one by one.
+
+    Raises:
+        SafetensorError: the content is not a safetensors file.
+    """
+    layout = _plain_layout(content)
+    if layout is None:
+        return read_tensors(content), None
+    dtype, entries = layout
+    numbers = bytearray(memoryview(content)[8 + int.from_bytes(content[:8], "little") :])
+    tensors = {}
+    for name in sorted(entries):
+        shape, start, count = entries[name]
+        tensors[name] = torch.frombuffer(numbers, dtype=dtype, count=count, offset=start).view(shape)
+    return tensors, torch.frombuffer(numbers, dtype=dtype)
+
+
+def _plain_layout(content: bytes) -> tuple[torch.dtype, dict[str, tuple[list[int], int, int]]] | None:
+    """Return the type of all tensors, and each one's shape, first byte and count of numbers.
+
+    None if they have several types, or if anything is unusual (an empty tensor) or wrong: the library says what.
+    """
+    size = int.from_bytes(content[:8], "little")
+    header = content[8 : 8 + size]
+    if len(header) < size or not header.startswith(b"{") or b"\\u" in header:
+        return None
+    entries: dict[str, tuple[list[int], int, int]] = {}
+    ends: dict[int, int] = {}
+    kinds = set()
+    try:
+        for name, entry in json.loads(header.decode("utf-8")).items():
+            if name == "__metadata__":
+                if not all(type(value) is str for value in entry.values()):
+                    return None
+                continue
+            shape, (start, end) = entry["shape"], entry["data_offsets"]
+            usual = type(shape) is list and len(shape) <= _MOST_AXES and type(start) is type(end) is int
+            if len(entry) != 3 or not usual or not all(type(length) is int and length > 0 for length in shape):
+                return None
+            entries[name] = (shape, start, math.prod(shape))
+            ends[start] = end
+            kinds.add(entry["dtype"])
+        [kind] = kinds
+        dtype = _TYPES[kind]
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
+    reached = 0  # tensors must follow one another without gap
+    for _, start, count in sorted(entries.values(), key=itemgetter(1)):
+        if start != reached or ends[start] != start + count * dtype.itemsize:
+            return None
+        reached = ends[start]
+    return (dtype, entries) if 8 + size + reached == len(content) else None
 
 
 def read_metadata(content: bytes, key: str) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,6 +29,7 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._events = str(path / EVENTS)
         self.checkpoints = Checkpoints(path / "checkpoints")
         self.changed: list[str] = []
         """Libraries whose versions are others than when the run began, for the events of a run that goes on."""
@@ -133,8 +135,11 @@ class RunFolder:
     def event(self, kind: str, **fields: object) -> None:
         """Append one line to `events.jsonl`, with the time."""
         line = json.dumps({"event": kind, **fields, "time": utc_now()}) + "\n"
-        with (self.path / EVENTS).open("ab", buffering=0) as file:
-            file.write(line.encode())
+        file = os.open(self._events, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+        try:
+            os.write(file, line.encode())
+        finally:
+            os.close(file)
 
     def forget_events_after(self, number: int) -> None:
         """Drop events of rounds that no checkpoint holds, and a last line cut off by a kill."""
