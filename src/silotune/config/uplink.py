@@ -30,7 +30,8 @@ class UplinkConfig(ExtensibleSection):
         epsilon: ε of one round; 8 if unset.
         delta: δ of one round of Gaussian noise; 1e-5 if unset.
         rounding: rounding of int8 and int4: to the nearest code, or at random and unbiased.
-        feedback: whether a silo keeps the codec's error and adds it to its next change; true if unset.
+        feedback: whether a silo keeps the codec's error and adds it to its next change; true if unset, but false of an
+            unbiased codec.
     """
 
     registry: ClassVar = registries.CODECS
@@ -88,7 +89,10 @@ class UplinkConfig(ExtensibleSection):
                 raise ValueError(f"norm: {self.noise} noise is scaled to the {fitting} norm; allowed: {fitting}")
             self.norm = self.norm or ("l1" if fitting == "l1" else "l2")
         if self.codec is not None:
-            self.feedback = self.feedback is not False
+            unbiased = bool(self.options.get("unbiased"))
+            if unbiased and self.feedback:
+                raise ValueError("feedback: what an unbiased codec leaves out grows if it is kept; allowed: false")
+            self.feedback = self.feedback is not False and not unbiased
             if self.codec in ("int8", "int4"):
                 self.rounding = self.rounding or "nearest"
         return self

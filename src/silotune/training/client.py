@@ -121,7 +121,7 @@ class SiloClient:
                 encoded, kept = self.uplink.send(delta(before, shared_tensors(sent, parts)), memory, silo.name, number)
                 message = change_message(encoded, self.uplink.label, number, silo.name, silo.rows)
                 result.memory |= kept | uses
-                leaving = self.uplink.changes(encoded, before)
+                leaving = self.uplink.changes(encoded, before, silo.name, number)
             else:
                 message = update_message(sent, parts, number, silo.name, silo.rows)
                 leaving = iter_delta(before, shared_tensors(sent, parts))

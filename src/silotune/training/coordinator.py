@@ -219,7 +219,7 @@ class Coordinator:
         if uplink.names:
             if fields["uplink"] != uplink.label:
                 raise MessageRefused(f"update passed uplink={fields['uplink']}, expected {uplink.label}")
-            tensors = uplink.read(tensors, before)
+            tensors = uplink.read(tensors, before, str(fields["silo"]), int(fields["round"]))
         return tensors, fields
 
     def read_reply(self, number: int, reply: SiloReply) -> Received:

@@ -45,7 +45,8 @@ def test_a_good_change_is_added_to_what_was_broadcast(names):
     message = change_message(tensors, ",".join(names), ROUND, SILO, ROWS)
     update = coordinator(names).receive(ROUND, SILO, message)
     assert (update.silo, update.rows) == (SILO, ROWS)
-    found = pipeline(*names).read(tensors, {key: torch.zeros_like(t) for key, t in good_tensors().items()})
+    zeros = {key: torch.zeros_like(tensor) for key, tensor in good_tensors().items()}
+    found = pipeline(*names).read(tensors, zeros, SILO, ROUND)
     for part, inner in SHARED.items():
         for name, before in inner.items():
             expected = before.numpy() + found[f"{part}/{name}"].numpy()

@@ -109,12 +109,12 @@ def test_rounding_by_chance_is_right_on_average(name):
     made = pipeline(name, rounding="stochastic", feedback=False)
     rounds = 1000
     sent = (made.send(values, {}, "a", number)[0] for number in range(rounds))
-    found = np.stack([flat(made.read(written, zeros(shape))) for written in sent])
+    found = np.stack([flat(made.read(written, zeros(shape), "a", number)) for number, written in enumerate(sent)])
     step = by_channel(values["global/w"].numpy()).ravel() / MOST[name]
     assert (np.abs(found - flat(values)) <= step * (1 + 1e-6)).all()
     assert (np.abs(found.mean(0) - flat(values)) <= 4.5 * step / 2 / math.sqrt(rounds) + 1e-6 * step).all()
     nearest = pipeline(name, feedback=False)
-    once = flat(nearest.read(nearest.send(values, {}, "a", 1)[0], zeros(shape)))
+    once = flat(nearest.read(nearest.send(values, {}, "a", 1)[0], zeros(shape), "a", 1))
     assert np.abs(once - flat(values)).max() > 4.5 * step.max() / 2 / math.sqrt(rounds)  # rounding to nearest is not
 
 
@@ -134,8 +134,8 @@ def test_feedback_makes_up_for_what_was_rounded_away(name, rounding):
         written, kept = made.send(step, memory, "alpha", number)
         memory = {"previous/x": torch.ones(1)} | kept
         wanted += flat(step)
-        sent += flat(made.read(written, zeros()))
-        plain += flat(without.read(without.send(step, {}, "alpha", number)[0], zeros()))
+        sent += flat(made.read(written, zeros(), "alpha", number))
+        plain += flat(without.read(without.send(step, {}, "alpha", number)[0], zeros(), "alpha", number))
         left = flat({key.removeprefix("uplink/"): tensor for key, tensor in kept.items()})
         np.testing.assert_allclose(sent, wanted - left, rtol=0, atol=1e-8)
     if rounding is None and name in MOST:
@@ -160,7 +160,7 @@ def test_feedback_comes_after_the_noise():
     made, plain = pipeline("clip", "laplace", "int8"), pipeline("clip", "laplace")
     noised = plain.send(change(), {}, "alpha", 1)[0]
     written, kept = made.send(change(), {}, "alpha", 1)
-    found = made.read(written, zeros())
+    found = made.read(written, zeros(), "alpha", 1)
     for name, tensor in noised.items():
         torch.testing.assert_close(kept[f"uplink/{name}"], tensor - found[name], rtol=0, atol=1e-6)
 
@@ -169,7 +169,7 @@ def test_a_change_of_nothing_is_nothing():
     for name in BUILT_IN_CODECS:
         made = pipeline(name)
         written, kept = made.send(change(0, 0.0), {}, "alpha", 1)
-        assert all(not tensor.any() for tensor in made.read(written, zeros()).values())
+        assert all(not tensor.any() for tensor in made.read(written, zeros(), "alpha", 1).values())
         assert all(not tensor.any() for tensor in kept.values())
     tiny = pipeline("int8").send(change(0, 1e-44), {}, "alpha", 1)[0]  # no float32 scale is as small
     check_tensors(tiny, pipeline("int8").expected(Expected.like(zeros())))

@@ -81,6 +81,14 @@ def test_fedmcp_and_feddpa():
     assert trained("llama-7b", "lora", r=8) == 4_194_304
 
 
+def test_variants_of_lora():
+    """The numbers of docs/tuners.md."""
+    assert trained("bert-base", "lora", init="orthogonal") == 24 * 8 * 2 * 768 == 294_912
+    assert trained("bert-base", "dora") == 294_912 + 24 * 768 == 313_344
+    assert trained("bert-base", "dora", init="pissa") == 313_344
+    assert trained("bert-base", "vera") == 24 * (256 + 768) == 24_576
+
+
 def test_direct_prefixes_and_scalings():
     assert trained("bert-base", "prefix", tokens=6, reparametrise=0) == 6 * 12 * 2 * 768
     assert trained("bert-base", "ia3") == 12 * (768 + 768 + 3072)

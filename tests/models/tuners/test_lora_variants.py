@@ -9,6 +9,7 @@ import torch
 from silotune.errors import InputError
 from silotune.models.tuners import TUNERS, TensorGroup
 from silotune.models.tuners.target_modules import layer_weight
+from silotune.runs.build.builder import build
 from tests.support.tuner_families import (
     batch,
     first_part,
@@ -190,6 +191,21 @@ def test_the_scale_of_rslora():
 def test_options_that_cannot_be(name, options, problem):
     with pytest.raises(ValueError, match=problem):
         TUNERS[name].Options(**options)
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (("flora", "tuner.init=pissa"), "method flora draws the adapter anew after every round"),
+        (("fedavg", "tuner=lora", "tuner.init=pissa", "start=PATH"), "start: a run starts as this LoRA or"),
+        (("fedavg", "tuner=dora", "start=PATH"), "start: .* is a LoRA, the run's tuner is dora; allowed: tuner=lora$"),
+        (("fedavg", "tuner=lora", "tuner.init=pissa", "tuner.ranks.alpha=2"), "ranks: a start cut to another rank"),
+    ],
+)
+def test_runs_that_cannot_be(words, problem, tiny_config, tmp_path):
+    with pytest.raises(InputError, match=problem) as refused:
+        build(tiny_config(*(word.replace("PATH", str(tmp_path)) for word in words)))
+    assert "\n" not in str(refused.value)
 
 
 def test_pissa_refuses_more_ranks_than_the_weight_has():

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -71,6 +71,17 @@ class Codec(Protocol):
         Raises:
             ValueError: `encode` cannot have written this. The text completes the line "tensor 'x' …", for example
                 "has a negative scale".
+        """
+
+
+@runtime_checkable
+class SeededCodec(Codec, Protocol):
+    """A codec that draws numbers which both sides need, such as positions; they are not sent."""
+
+    def seeded(self, key: bytes) -> Codec:
+        """Return the codec of one tensor of one message; silo and coordinator call it with the same key.
+
+        The key follows from the run's seed, the silo, the round and the tensor's name. It is no secret.
         """
 
 

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from silotune.communication.messages import Expected, MessageRefused
 from silotune.communication.privacy.noise_stream import NoiseStream, noise_stream_for
-from silotune.communication.uplink.codecs import Codec
+from silotune.communication.uplink.codecs import Codec, SeededCodec
+from silotune.core.randomness import derive
 from silotune.core.tensors import Tensors
 
 _MEMORY = "uplink/"
@@ -89,14 +90,21 @@ class UplinkPipeline:
             before = memory.get(_MEMORY + name) if self.feedback else None
             corrected = tensor if before is None else tensor + before.double()
             shape = tuple(tensor.shape)
-            chance = drawn.uniform("rounding", name, shape) if self.codec.draws else None
-            entry = self.codec.encode(corrected, chance)
+            codec = self._codec_of(self.codec, name, silo, round_number)
+            chance = drawn.uniform("rounding", name, shape) if codec.draws else None
+            entry = codec.encode(corrected, chance)
             written |= {name + suffix: value for suffix, value in entry.items()}
             if self.feedback:
-                error = (corrected - self.codec.decode(entry, shape).double()).float()
+                error = (corrected - codec.decode(entry, shape).double()).float()
                 usable = bool(torch.isfinite(error).all())  # a change that diverged is refused on arrival and forgotten
                 kept[_MEMORY + name] = error if usable else torch.zeros(shape)
         return written, kept
+
+    def _codec_of(self, codec: Codec, name: str, silo: str, round_number: int) -> Codec:
+        """The codec of one tensor of a message; one that is seeded follows from the run's seed, never from a secret."""
+        if not isinstance(codec, SeededCodec):
+            return codec
+        return codec.seeded(derive(self.seed, "uplink codec", silo, round_number, name).to_bytes(8, "big"))
 
     def expected(self, shared: Expected) -> Expected:
         """Return the tensors that an update must hold if a broadcast holds `shared`."""
@@ -109,22 +117,30 @@ class UplinkPipeline:
                 shapes[name + suffix], dtypes[name + suffix] = written, dtype
         return Expected(shapes, dtypes)
 
-    def read(self, written: Mapping[str, Tensor], before: Tensors) -> Tensors:
+    def read(self, written: Mapping[str, Tensor], before: Tensors, silo: str, round_number: int) -> Tensors:
         """Return the silo's shared parts: the broadcast tensors `before` plus the change in its message.
+
+        Args:
+            written: the tensors of the message.
+            before: the tensors of the broadcast.
+            silo: the silo that sent it.
+            round_number: the round.
 
         Raises:
             MessageRefused: the message has codes or scales that no silo writes, or sums are not finite.
         """
         tensors: Tensors = {}
-        for name, change in self.changes(written, before):
+        for name, change in self.changes(written, before, silo, round_number):
             tensor = before[name]
             tensors[name] = (tensor.double() + change.double()).to(tensor.dtype)
             if not bool(torch.isfinite(tensors[name]).all()):
                 raise MessageRefused(f"tensor {name!r} becomes NaN or infinity")
         return tensors
 
-    def changes(self, written: Mapping[str, Tensor], before: Tensors) -> Iterator[tuple[str, Tensor]]:
-        """Yield the change of each tensor of `before`, as a message has it.
+    def changes(
+        self, written: Mapping[str, Tensor], before: Tensors, silo: str, round_number: int
+    ) -> Iterator[tuple[str, Tensor]]:
+        """Yield the change of each tensor of `before`, as a message has it; arguments as `read`.
 
         Raises:
             MessageRefused: the message has codes or scales that no silo writes.
@@ -136,7 +152,7 @@ class UplinkPipeline:
             shape = tuple(tensor.shape)
             entry = {suffix: written[name + suffix] for suffix in self.codec.layout(shape)}
             try:
-                yield name, self.codec.decode(entry, shape)
+                yield name, self._codec_of(self.codec, name, silo, round_number).decode(entry, shape)
             except ValueError as error:
                 raise MessageRefused(f"tensor {name!r} {error}") from error
 

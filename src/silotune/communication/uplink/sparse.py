@@ -1,7 +1,8 @@
-"""`TopK`: a codec that writes the largest numbers of each tensor with their positions, as float32 or shorter."""
+"""`TopK` and `RandomK`: codecs that write some numbers of each tensor, as float32 or shorter: the largest, or any."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from math import prod
 from typing import Literal
@@ -10,6 +11,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
+from silotune.communication.privacy.noise_stream import NoiseStream
 from silotune.communication.uplink.codecs import VALUES, Codec, Float16, Layout, Shape, UniformQuantizer
 from silotune.core.numeric import ceil_fraction
 
@@ -27,7 +29,43 @@ class TopKOptions(BaseModel):
     values: Literal["float32", "fp16", "int8", "int4"] = "float32"
 
 
-class TopK:
+class RandomKOptions(TopKOptions):
+    """`fraction`: the share of a tensor's numbers that is sent, rounded up. `values`: how they are written.
+
+    `unbiased`: divide what is sent by that share, so that it is right on average; nothing is kept for later then.
+    """
+
+    unbiased: bool = False
+
+
+class _Sparse(ABC):
+    """`⌈fraction·n⌉` numbers of a tensor, at positions that a subclass chooses; the others are 0."""
+
+    draws = False
+
+    def __init__(self, options: TopKOptions) -> None:
+        self._fraction, self._inner = options.fraction, _INNER.get(options.values)
+
+    @abstractmethod
+    def layout(self, shape: Shape) -> Layout:
+        """See `Codec.layout`."""
+
+    def _count(self, shape: Shape) -> int:
+        return ceil_fraction(self._fraction, prod(shape))
+
+    def _values_layout(self, shape: Shape) -> Layout:
+        count = (self._count(shape),)
+        return {VALUES: (count, torch.float32)} if self._inner is None else self._inner.layout(count)
+
+    def _write(self, chosen: Tensor) -> dict[str, Tensor]:
+        return {VALUES: chosen.float()} if self._inner is None else self._inner.encode(chosen)
+
+    def _read(self, written: Mapping[str, Tensor], positions: Tensor, shape: Shape) -> Tensor:
+        values = written[VALUES] if self._inner is None else self._inner.decode(written, tuple(positions.shape))
+        return torch.zeros(prod(shape)).index_copy(0, positions, values.float()).reshape(shape)
+
+
+class TopK(_Sparse):
     """The `⌈fraction·n⌉` numbers of largest magnitude, and their positions in the flattened tensor (int32, ascending).
 
     Sparsification of Aji and Heafield 2017; what is left out stays in the silo's memory with `uplink.feedback` (Stich,
@@ -35,26 +73,20 @@ class TopK:
     """
 
     Options = TopKOptions
-    draws = False
 
     def __init__(self, options: TopKOptions | None = None) -> None:
-        self.options = options or TopKOptions()
-        self._inner = _INNER.get(self.options.values)
+        super().__init__(options or TopKOptions())
 
     def layout(self, shape: Shape) -> Layout:
         """See `Codec.layout`."""
-        count = (self._count(shape),)
-        values = {VALUES: (count, torch.float32)} if self._inner is None else self._inner.layout(count)
-        return {**values, POSITIONS: (count, torch.int32)}
+        return {**self._values_layout(shape), POSITIONS: ((self._count(shape),), torch.int32)}
 
     def encode(self, tensor: Tensor, uniform: Tensor | None = None) -> dict[str, Tensor]:
         """See `Codec.encode`."""
         flat = tensor.double().reshape(-1)
         order = flat.abs().argsort(descending=True, stable=True)  # NaN comes first
         positions = order[: self._count(tuple(tensor.shape))].sort().values
-        chosen = flat[positions]
-        values = {VALUES: chosen.float()} if self._inner is None else self._inner.encode(chosen)
-        return {**values, POSITIONS: positions.to(torch.int32)}
+        return {**self._write(flat[positions]), POSITIONS: positions.to(torch.int32)}
 
     def decode(self, written: Mapping[str, Tensor], shape: Shape) -> Tensor:
         """See `Codec.decode`."""
@@ -63,8 +95,49 @@ class TopK:
         bounded = bool((positions >= 0).all() and (positions < size).all())
         if not bounded or not bool((positions.diff() > 0).all()):
             raise ValueError(f"holds positions that do not ascend within its {size} numbers")
-        values = written[VALUES] if self._inner is None else self._inner.decode(written, tuple(positions.shape))
-        return torch.zeros(size).index_copy(0, positions, values.float()).reshape(shape)
+        return self._read(written, positions, shape)
 
-    def _count(self, shape: Shape) -> int:
-        return ceil_fraction(self.options.fraction, prod(shape))
+
+class RandomK(_Sparse):
+    """`⌈fraction·n⌉` numbers at random positions, other ones for each tensor, silo and round (Konečný et al. 2016).
+
+    Only the numbers are sent: both sides draw the positions from the run's seed, which choose without looking at any
+    number. What is left out stays in the silo's memory with `uplink.feedback`; with `unbiased` it is made up for by
+    the scale n / ⌈fraction·n⌉ instead.
+
+    Args:
+        options: share, values and scale.
+        key: where the positions come from; see `SeededCodec.seeded`.
+    """
+
+    Options = RandomKOptions
+
+    def __init__(self, options: RandomKOptions | None = None, key: bytes = b"") -> None:
+        self._options = options or RandomKOptions()
+        super().__init__(self._options)
+        self._stream = NoiseStream(key)
+
+    def seeded(self, key: bytes) -> RandomK:
+        """See `SeededCodec.seeded`."""
+        return RandomK(self._options, key)
+
+    def layout(self, shape: Shape) -> Layout:
+        """See `Codec.layout`."""
+        return self._values_layout(shape)
+
+    def encode(self, tensor: Tensor, uniform: Tensor | None = None) -> dict[str, Tensor]:
+        """See `Codec.encode`."""
+        flat = tensor.double().reshape(-1)
+        chosen = flat[self._positions(tuple(tensor.shape))]
+        diverged = not bool(torch.isfinite(flat).all())  # also where no chosen number says so
+        return self._write(torch.full_like(chosen, torch.nan) if diverged else chosen)
+
+    def decode(self, written: Mapping[str, Tensor], shape: Shape) -> Tensor:
+        """See `Codec.decode`."""
+        found = self._read(written, self._positions(shape), shape)
+        return found * (prod(shape) / max(self._count(shape), 1)) if self._options.unbiased else found
+
+    def _positions(self, shape: Shape) -> Tensor:
+        """The positions in the flattened tensor, ascending: those of the smallest of as many uniform numbers."""
+        order = self._stream.uniform("positions", "", (prod(shape),)).argsort(stable=True)
+        return order[: self._count(shape)].sort().values

@@ -29,6 +29,7 @@ JUDGED = (
     ),
     *("train.max_length", "train.gradient_checkpointing", "data.merge", "data.seed"),
     *("uplink.name", "uplink.clip", "uplink.norm", "uplink.epsilon", "uplink.delta", "uplink.rounding"),
+    *("uplink.fraction", "uplink.values", "uplink.unbiased"),
     *("uplink.feedback", "train.tokens_at_once", "train.server_lr", "train.schedule", "train.warmup"),
     *("train.weight_decay", "train.clip_norm", "train.dropout"),
     "train.adam_epsilon",

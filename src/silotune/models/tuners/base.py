@@ -151,6 +151,11 @@ class Tuner(ABC):
         """
         return self.reparametrize(tensors)
 
+    @property
+    def starts_in_weights(self) -> bool:
+        """Whether a part's first tensors stand for a piece of the backbone's weights, which is subtracted (PiSSA)."""
+        return False
+
     def rate_factor(self, name: str) -> float:
         """Return the factor of the learning rate for a tensor of this name (LoRA+)."""
         return 1.0

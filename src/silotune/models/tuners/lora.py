@@ -170,6 +170,11 @@ class LoRA(Tuner):
         root = math.sqrt(self._options.scale)
         return (a / root).to(like.dtype), (b / root).to(like.dtype)
 
+    @property
+    def starts_in_weights(self) -> bool:
+        """See `Tuner.starts_in_weights`."""
+        return self._options.init == "pissa"
+
     def rate_factor(self, name: str) -> float:
         """See `Tuner.rate_factor`."""
         return self._options.lr_ratio if name.endswith(self.groups["B"]) else 1.0

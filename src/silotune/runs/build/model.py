@@ -19,7 +19,7 @@ from silotune.models.backbone.stored_model import ModelClass
 from silotune.models.forward.activation_cache import ActivationCache
 from silotune.models.tuners import TUNERS
 from silotune.runs.build.initial_adapter import read_start
-from silotune.runs.build.validation import check_backbone, check_lengths
+from silotune.runs.build.validation import check_backbone, check_lengths, check_start
 from silotune.training.at_once import rows_scored, rows_written, tokens_at_once
 from silotune.training.context import TrainingContext
 
@@ -110,6 +110,7 @@ def build_model(
     check_lengths(config, method, backbone)
     context = make_context(config, method, tasks, backbone)
     check_method(method)
+    check_start(method)
     method.setting.head.check_loss(context.recipe)
     return context
 

@@ -15,7 +15,7 @@ from silotune.methods import Method
 from silotune.methods.parts import Scope, names_with
 from silotune.models.backbone.backbone import Backbone
 from silotune.models.heads import HEADS, Head, LanguageModelHead, LossRecipe
-from silotune.models.tuners import TUNERS, Tuner
+from silotune.models.tuners import TUNERS, Tuner, tuner_of
 
 
 def check_tasks(
@@ -171,6 +171,21 @@ def _check_evaluation(config: Config, method: Method, tasks: Mapping[str, Task],
             f"evaluation.new_silos: method {method.name} does not compare texts with silos' rows; allowed: feddpa-f, "
             "feddpa-t with method.weighting=dynamic"
         )
+
+
+def check_start(method: Method) -> None:
+    """Refuse parts that the coordinator draws anew if what is drawn stands for a piece of the backbone's weights.
+
+    Raises:
+        InputError: naming the key.
+    """
+    for part in method.parts().values():
+        tuner = tuner_of(part.module)
+        if part.redrawn and tuner is not None and tuner.starts_in_weights:
+            raise InputError(
+                f"tuner.init=pissa: method {method.name} draws the adapter anew after every round, and adds up its "
+                "products; allowed: uniform, orthogonal"
+            )
 
 
 def check_backbone(config: Config, method: Method, backbone: Backbone) -> None:
