@@ -21,7 +21,8 @@ from tests.support.method_cases import timeless
 from tests.support.session_rig import DirectLink, LostError, answering, federate, job, local_configs
 
 SAME = ("shared_sha256", "state_sha256", "silos", "average", "best_round", "bytes_up", "bytes_down", "tasks")
-ALL_METHODS = ["fedavg", "fedmcp", "fedrep", "fedfame", "fedprompt", "feddpa-t", "fedlora", "fdlora", "fedalt", "local"]
+ALL_METHODS = ["fedavg", "fedmcp", "fedrep", "fedfame", "fedprompt", "feddpa-t", "fedlora", "local"]
+ALL_METHODS += ["fdlora", "fedalt", "flora"]
 
 
 def logged(out, kind):

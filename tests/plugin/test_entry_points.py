@@ -150,7 +150,7 @@ def test_what_does_not_fit_is_refused_in_a_line(words, more, line) -> None:
     [
         ("import nowhere_at_all", "broken:Method", "cannot be imported (ModuleNotFoundError: No module named 'nowhere"),
         ("x = 1", "broken:Method", "cannot be imported (AttributeError: module 'broken' has no attribute 'Method'"),
-        ("x = 1", "broken:x", "method 'apfl': must be a subclass of Method (got 1)"),
+        ("x = 1", "broken:x", "method 'mine': must be a subclass of Method (got 1)"),
         ("raise ValueError('two\\nlines')", "broken", "cannot be imported (ValueError: two lines)"),
         ("raise SystemExit(0)", "broken", "cannot be imported (SystemExit: 0)"),
         ("x = 1", "not a name", "cannot be imported ("),
@@ -164,10 +164,10 @@ def test_what_does_not_fit_is_refused_in_a_line(words, more, line) -> None:
 def test_a_broken_package_is_named_in_a_line(site: Path, silotune, monkeypatch, module, value, reason) -> None:
     monkeypatch.delitem(__import__("sys").modules, "broken", raising=False)
     (site / "broken.py").write_text(module)
-    install(site, {"silotune.methods": {"apfl": value}}, "silotune-broken")
-    outcome = silotune("run", "demo", "method=apfl", "--out", site / "run")
+    install(site, {"silotune.methods": {"mine": value}}, "silotune-broken")
+    outcome = silotune("run", "demo", "method=mine", "--out", site / "run")
     assert outcome.code == 2
-    where = f"entry point 'apfl' = '{value}' of group silotune.methods (package silotune-broken): "
+    where = f"entry point 'mine' = '{value}' of group silotune.methods (package silotune-broken): "
     assert where + reason in outcome.err
     assert outcome.err.count("\n") == 1
 
@@ -176,10 +176,10 @@ def test_two_packages_of_one_name_are_refused_in_a_line(site: Path, silotune, mo
     for package in ("one", "other"):
         monkeypatch.delitem(__import__("sys").modules, package, raising=False)
         (site / f"{package}.py").write_text(
-            "from silotune.methods import Supervised\nclass Mine(Supervised):\n    name = 'apfl'"
+            "from silotune.methods import Supervised\nclass Mine(Supervised):\n    name = 'mine'"
         )
         install(site, {"silotune.methods": {package: f"{package}:Mine"}}, f"silotune-{package}")
-    outcome = silotune("run", "demo", "method=apfl", "--out", site / "run")
+    outcome = silotune("run", "demo", "method=mine", "--out", site / "run")
     assert outcome.code == 2
-    assert "(package silotune-other): method 'apfl': there is one of this name already" in outcome.err
+    assert "(package silotune-other): method 'mine': there is one of this name already" in outcome.err
     assert outcome.err.count("\n") == 1

@@ -31,7 +31,7 @@ from silotune.distributed.silo.row_fingerprint import rows_digest
 from silotune.distributed.silo.silo_config import SiloSettings
 from silotune.distributed.silo.unfit_run import UnfitRun
 from silotune.errors import InputError, SilotuneError
-from silotune.methods import Method
+from silotune.methods import METHODS, Method
 from silotune.models.backbone.backbone import Backbone
 from silotune.models.backbone.quantization import NONE
 from silotune.runs.build.coordinator import build_coordinator
@@ -265,13 +265,15 @@ class SiloSetup:
 
     def _local_config(self, config: Config) -> Config:
         """Return the coordinator's configuration with this machine's paths, for this silo alone."""
+        anything = METHODS.find(config.method.name).aggregations is None
         update: dict[str, Any] = {
             "backbone": self._backbone_config(config),
             "start": None if config.start is None else self.settings.start,
             "threads": self.settings.threads,
             "device": self.settings.device,
             "sampling": SamplingConfig(),
-            "aggregation": AggregationConfig(name="uniform"),
+            # the coordinator's matter, but some methods name the ones that they are defined for
+            "aggregation": AggregationConfig(name="uniform" if anything else config.aggregation.name),
             "partition": PartitionConfig(),
             "privacy": PrivacyConfig(
                 secret=self.settings.secret, epsilon=self._budget(config), delta=self._delta(config)
