@@ -13,7 +13,18 @@ import sys
 from silotune.errors import SilotuneError
 
 NAMES = (
-    *("throughput", "lora", "silos", "cohort", "fedmcp-cost", "startup", "predict", "peer-flower", "peer-pfl"),
+    *(
+        "throughput",
+        "lora",
+        "silos",
+        "growth",
+        "cohort",
+        "fedmcp-cost",
+        "startup",
+        "predict",
+        "peer-flower",
+        "peer-pfl",
+    ),
     *("llm-throughput", "gpu", "memory", "loading", "quantization", "leakage", "paper-tables"),
 )
 

@@ -35,7 +35,7 @@ def with_attack(federation: Federation, silos: Mapping[str, dict[str, Any]]) -> 
     """Add `accuracy` and `asr` to the silos' entries, if the configuration has a backdoor attack."""
     if not any(rows.attack for silo in federation.silos.values() for rows in silo.evaluations.values()):
         return dict(silos)
-    attacked = evaluate_silos(federation, lambda state, rows: _attacked(federation.context, state, rows))
+    attacked = evaluate_silos(federation, lambda model, rows: _attacked(federation.context, model(), rows))
     return {
         # the test score is the accuracy where that is the metric, and is not computed again
         name: silo

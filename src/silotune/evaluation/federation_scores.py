@@ -7,6 +7,7 @@ silo, or, where one training silo holds the rows of several (`centralised`), eac
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Literal, TypeVar
 
 from silotune.core.numeric import mean_ignoring_none
@@ -22,6 +23,8 @@ from silotune.training.federation import Federation
 from silotune.training.silo import Evaluation, Silo
 
 Result = TypeVar("Result")
+
+Model = Callable[[], State]
 
 
 def current_model_state(federation: Federation, silo: Silo) -> State:
@@ -42,12 +45,15 @@ def measure_silos(federation: Federation, split: Literal["validation", "test"]) 
     """
     test = split == "test"
     metric = LOSS if not test and federation.config.validates_by_loss else None
-    return evaluate_silos(
-        federation, lambda state, rows: measure(federation.context, state, getattr(rows, split), metric, test)
-    )
+
+    def measured(model: Model, evaluation: Evaluation) -> Measured:
+        rows = getattr(evaluation, split)
+        return measure(federation.context, model() if len(rows) else {}, rows, metric, test)
+
+    return evaluate_silos(federation, measured)
 
 
-def evaluate_silos(federation: Federation, evaluate: Callable[[State, Evaluation], Result]) -> dict[str, Result]:
+def evaluate_silos(federation: Federation, evaluate: Callable[[Model, Evaluation], Result]) -> dict[str, Result]:
     """Call `evaluate` with the model and the evaluation rows of every reported silo.
 
     If one data set is partitioned, all silos are evaluated on the same central rows. If they also have the same model,
@@ -55,7 +61,8 @@ def evaluate_silos(federation: Federation, evaluate: Callable[[State, Evaluation
 
     Args:
         federation: the federation, whose current state is evaluated.
-        evaluate: (all parts of a model, rows to evaluate it on) → result.
+        evaluate: (what returns all parts of a model, rows to evaluate it on) → result. Without rows it should not ask
+            for the model: the parts of a silo that was never sampled would be drawn.
 
     Returns:
         Reported silo → result.
@@ -67,7 +74,7 @@ def evaluate_silos(federation: Federation, evaluate: Callable[[State, Evaluation
         for name, evaluation in silo.evaluations.items():
             key = ("" if same_model else silo.name, id(evaluation))
             if key not in computed:
-                computed[key] = evaluate(current_model_state(federation, silo), evaluation)
+                computed[key] = evaluate(partial(current_model_state, federation, silo), evaluation)
             results[name] = computed[key]
     return results
 

@@ -150,7 +150,12 @@ def parameters(federation: Federation) -> dict[str, int]:
     """Return one silo's parameter counts (trained, sent, adapters, heads), the largest if heads differ."""
     changed = federation.method.changes()
     largest = {"trainable_parameters": 0, "sent_parameters": 0, "adapter_parameters": 0, "head_parameters": 0}
-    for silo in federation.silos.values():
+    ranks = federation.context.ranks
+    alike = {
+        (ranks.get(silo.name), *(id(rows.task) for rows in silo.train.values())): silo
+        for silo in federation.silos.values()
+    }
+    for silo in alike.values():  # drawing the first parts of a silo that was never sampled takes as long as a step
         state = federation.coordinator.shared_of(silo.name) | federation.context.state_of(silo).private
         state = {name: tensors for name, tensors in state.items() if name in changed}
         sizes = {name: count_parameters(tensors) for name, tensors in state.items()}
