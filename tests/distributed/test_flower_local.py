@@ -90,7 +90,7 @@ def test_a_node_gets_its_silos_name(name):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("method", ["fedavg", "fedmcp", "fedrep", "fedfame", "fedprompt", "feddpa-t"])
+@pytest.mark.parametrize("method", ["fedavg", "fedmcp", "fedrep", "fedfame", "fedprompt", "feddpa-t", "flora"])
 def test_flower_local_for_every_method(start, tiny_config, tmp_path, method):
     assert_same(start, tiny_config(method, "rounds=3"), tmp_path)
 

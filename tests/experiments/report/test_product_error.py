@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from silotune.experiments.report.caveats import list_caveats
 from silotune.experiments.report.curve_figures import product_error_figure
 from silotune.experiments.report.entries import ReportEntry, read_entries
 from silotune.experiments.report.html_page import write_report
@@ -72,6 +73,7 @@ def test_the_figure_has_a_line_for_every_method_with_pairs(entries: list[ReportE
     assert set(spec.legend.values()) == {of(entries, name).label for name in ("fedlr", "fedex-lora")}
     assert f"No product is averaged: {of(entries, 'fedmcp').label}." in spec.caption
     page = write_report(entries, tmp_path / "report.html").read_text(encoding="utf-8")
+    assert not any("aggregation" in remark for remark in list_caveats(entries)), "nothing to warn of"
     assert '<section id="product_error"' in page
     assert "Error of averaging A and B" in page
     for name in ("product_error.png", "product_error.svg"):

@@ -16,8 +16,9 @@ from silotune.runs.storage.readers import read_versions
 _FEW_ROWS = 100
 """Test rows below which a report warns of a silo."""
 
-_EXPECTED_EVENTS = {"silo", "round", "final", "refused", "evaluation", "server", "versions", "cohort", "budget"} | {
-    "stopped"
+_EXPECTED_EVENTS = {
+    *("silo", "round", "final", "refused", "evaluation", "server", "versions", "cohort", "budget", "stopped"),
+    "aggregation",
 }
 """Events that need no generic warning (`_warnings_of_run` has specific ones for some)."""
 
