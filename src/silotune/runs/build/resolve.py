@@ -58,7 +58,13 @@ def read_config(
     """
     config = load_config(source, overrides or [], METHOD_DEFAULTS, changes, cast("Mapping[str, object]", keys))
     config = with_silo_ranks(config)
-    return with_options(config, make_method(config))
+    method = make_method(config)
+    if method.aggregations is not None and config.aggregation.name not in method.aggregations:
+        allowed = ", ".join(sorted(method.aggregations))
+        raise InputError(
+            f"aggregation={config.aggregation.name}: method {method.name} is not defined for it; allowed: {allowed}"
+        )
+    return with_options(config, method)
 
 
 def with_options(config: Config, method: Method) -> Config:
@@ -148,11 +154,6 @@ def make_method(config: Config) -> Method:
     if method.tuners is not None and tuner.name not in method.tuners:
         allowed = ", ".join(sorted(method.tuners))
         raise InputError(f"tuner={tuner.name}: method {method.name} is not defined for it; allowed: {allowed}")
-    if method.aggregations is not None and config.aggregation.name not in method.aggregations:
-        allowed = ", ".join(sorted(method.aggregations))
-        raise InputError(
-            f"aggregation={config.aggregation.name}: method {method.name} is not defined for it; allowed: {allowed}"
-        )
     setting = Setting(
         tuner=tuner(_options(tuner.Options, config.tuner, "tuner")),
         head=HEADS[config.head.name].make(config.head),
