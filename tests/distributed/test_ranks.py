@@ -8,6 +8,8 @@ from silotune.data.tasks import Task
 from silotune.distributed.coordinator.coordinate import coordinate
 from silotune.distributed.protocol.frames import Frame, decode
 from silotune.distributed.protocol.handshake import HandshakeRefused, Hello, Identity
+from silotune.distributed.silo.run_description import describe
+from silotune.distributed.silo.session import Session
 from silotune.errors import InputError, SilotuneError
 from silotune.runs.run import run
 from silotune.runs.storage.readers import events, read_summary
@@ -38,11 +40,15 @@ def test_a_bound_in_the_silos_own_file_is_its_rank(tiny_config, tmp_path):
     config = tiny_config("hetlora", *SETTING)
     expected = run(tiny_config("hetlora", *SETTING, "tuner.ranks.beta=2"), out=tmp_path / "whole").summary
     configs = bounded(local_configs(config, tmp_path / "run"), "beta", 2)
-    coordinate(job(config, tmp_path / "run", configs), DirectLink(answering(configs)))
+    sessions = {name: Session(settings) for name, settings in configs.items()}
+    coordinate(job(config, tmp_path / "run", configs), DirectLink(dict(enumerate(s.answer for s in sessions.values()))))
     summary = read_summary(tmp_path / "run")
     assert {key: summary[key] for key in SAME} == {key: expected[key] for key in SAME}
     sizes = {event["silo"]: (event["bytes_down"], event["bytes_up"]) for event in logged(tmp_path / "run", "silo")}
     assert all(own < other for own, other in zip(sizes["beta"], sizes["alpha"], strict=True))
+    told = {name: describe(s._setup.config, s._setup.federation, s.settings) for name, s in sessions.items()}
+    assert "LoRA's rank: 2 here, 5 in the run" in told["beta"]
+    assert not any("rank:" in line for line in told["alpha"])
 
 
 @pytest.mark.long

@@ -39,6 +39,7 @@ def describe(config: Config, federation: Federation, settings: SiloSettings) -> 
     total, whole = sum(numbers.values()), backbone_numbers(federation.backbone)
     return [
         *_training(config),
+        *_rank(federation, settings.name),
         "leaves in a round: "
         + (", ".join(f"part {part!r} ({count:,} numbers)" for part, count in sorted(numbers.items())) or "no part"),
         f"in numbers: {total:,} a round, {100 * total / whole:.2f} % of the backbone; {total * config.rounds:,} in the "
@@ -67,6 +68,11 @@ def _training(config: Config) -> list[str]:
         f"training: {config.rounds} rounds, each {passes} of {train.batch_size} rows a step, {train.optimizer} with "
         f"learning rate {train.lr:g}, rows cut at {train.max_length} tokens",
     ]
+
+
+def _rank(federation: Federation, silo: str) -> list[str]:
+    rank = federation.context.ranks.get(silo)
+    return [] if rank is None else [f"LoRA's rank: {rank} here, {federation.method.setting.tuner.rank} in the run"]
 
 
 def _labels(federation: Federation) -> str:
