@@ -122,6 +122,8 @@ FEDLORA_BENCH: Table = {
     "head.name": ("linear", "chosen"),
     "head.scope": ("shared", "chosen: one task"),
     "head.pooling": ("mean", "MiniLM's"),
+    "per_method.pfedme.method.eta": (0.05, "chosen: few rounds"),
+    "per_method.fdlora.method.sync": (3, "chosen: few rounds"),
     "train.lr": (5e-3, "chosen, not swept"),
     "train.epochs": (1, "chosen"),
     "train.batch_size": (8, "small"),

@@ -27,7 +27,7 @@ MODULE = re.compile(r"\bsilotune(?:\.[a-z_]+)+\b")
 NAMED = re.compile(r"`(?:src/silotune/)?([\w/]+\.py)`((?:,? (?:and )?`(?![\w/]+\.py`)[A-Za-z_][\w.]*`)+)")
 LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
 
-EXAMPLES = {"methods/apfl.py", "silotune.methods.apfl"}
+EXAMPLES = {"methods/fedrod.py", "silotune.methods.fedrod"}
 """Files and modules that a page has its reader write."""
 
 GROUPS = {value.group for value in vars(registries).values() if isinstance(value, Registry)}

@@ -243,7 +243,7 @@ COMPARED = {
     "fedlora-bench": {
         "methods": [
             *("fedavg", "ffa-lora", "fedsa-lora", "rolora", "flexlora", "fedsvd"),
-            *("fedex-lora", "flora", "lora-fair"),
+            *("fedex-lora", "flora", "lora-fair", "hetlora", "fdlora", "fedalt", "apfl", "pfedme"),
         ],
         "seeds": [17, 25, 42],
         "variants": {"alpha-0.1": {"partition.name": "dirichlet", "partition.alpha": 0.1}},

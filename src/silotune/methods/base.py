@@ -123,6 +123,11 @@ class Step:
         reference = self.views[REFERENCE] if module.reads_reference else None
         return module.pulls(tensors, self.views[view], reference, self.batch, self.recipe)
 
+    def label_counts(self) -> Tensor:
+        """Return how many of the silo's rows each label has, shape (classes,); of its batch, where that is alone."""
+        labels = self.batch.labels if self.batch.source is None else self.batch.source.labels
+        return torch.bincount(labels, minlength=len(self.batch.task.labels))
+
     def previous(self, part: str) -> Tensors:
         """Return a part as of the end of the silo's last participation; in its first one, as received."""
         return previous_tensors(self.memory, part) or self.received[part]
