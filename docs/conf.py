@@ -23,6 +23,8 @@ release = __version__
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
 html_theme = "furo"
 html_title = f"silotune {release}"
+html_static_path = ["static"]
+html_js_files = ["accessible.js"]
 
 myst_heading_anchors = 4
 myst_enable_extensions = ["colon_fence"]

@@ -71,6 +71,8 @@ def require_unused(path: Path, option: str = "", remedy: str = "choose another f
     """
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         culprit = f"{option} {path}" if option else str(path)
+        if not path.is_dir():
+            raise InputError(f"{culprit}: is a file, not a folder; choose another folder")
         raise InputError(f"{culprit}: already there and not empty; {remedy}")
 
 

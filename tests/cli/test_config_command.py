@@ -38,7 +38,7 @@ def test_a_key_a_section_and_all(silotune: Silotune) -> None:
         ("train.alpha=1", "'tuner.alpha'"),
         ("train.rounds=2", "did you mean 'rounds'?"),
         ("seeds=1,2", "'compare.seeds'"),
-        ("silos.north.metrc=f1", "did you mean 'silos.0.metric'?"),
+        ("silos.north.metrc=f1", "did you mean 'silos.north.metric'?"),
     ],
 )
 def test_keys_of_other_sections_are_suggested(refused: Refused, word: str, meant: str) -> None:

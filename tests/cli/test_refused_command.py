@@ -46,7 +46,7 @@ def test_no_command_prints_the_help_and_one_line(silotune: Silotune) -> None:
 
 def test_a_run_folder_that_is_a_file(refused: Refused, place: Path) -> None:
     (place / "out").write_text("mine", encoding="utf-8")
-    refused(*RUN, names=["--out", "out", "another folder"])
+    refused(*RUN, names=["--out out: is a file, not a folder", "another folder"])
 
 
 def test_a_run_folder_below_a_file(refused: Refused, place: Path) -> None:
@@ -65,7 +65,7 @@ def test_a_demo_folder_that_holds_something(refused: Refused, place: Path) -> No
 
 def test_an_example_over_something(refused: Refused, place: Path) -> None:
     refused("init", place, names=[str(place), "not empty"])
-    refused("init", "north.csv", names=["north.csv", "not empty"])
+    refused("init", "north.csv", names=["north.csv", "is a file, not a folder"])
     refused("init", "north.csv/example", names=["north.csv/example"])
 
 

@@ -136,17 +136,17 @@ SILOS: dict[str, tuple[dict[str, object], list[str]]] = {
     "name-dots": ({"name": ".."}, ["silos.0.name", "'..'", "letters"]),
     "name-empty": ({"name": ""}, ["silos.0.name", "letters"]),
     "name-missing": ({"name": None}, ["silos.0.name", "string"]),
-    "key": ({"lable": "opinion"}, ["'silos.0.lable'", "did you mean 'silos.0.label'", "north"]),
-    "key-like-a-type": ({"str": 1}, ["'silos.0.str'"]),
-    "path-empty": ({"path": ""}, ["silos.0.path", "north"]),
-    "text-three": ({"text": ["a", "b", "c"]}, ["silos.0.text", "two", "north"]),
-    "text-number": ({"text": 3}, ["silos.0.text", "column"]),
-    "text-is-label": ({"text": "opinion"}, ["silos.0", "different columns"]),
-    "labels-one": ({"labels": ["good"]}, ["silos.0.labels", "2"]),
-    "labels-twice": ({"labels": ["good", "good"]}, ["silos.0.labels", "'good'"]),
-    "labels-switch": ({"labels": [True, False]}, ["silos.0.labels", "quotes"]),
-    "metric": ({"metric": "f2"}, ["silos.0.metric", "'f1'"]),
-    "task-with-slash": ({"task": "a/b"}, ["silos.0.task", "'a/b'"]),
+    "key": ({"lable": "opinion"}, ["'silos.north.lable'", "did you mean 'silos.north.label'", "north"]),
+    "key-like-a-type": ({"str": 1}, ["'silos.north.str'"]),
+    "path-empty": ({"path": ""}, ["silos.north.path", "north"]),
+    "text-three": ({"text": ["a", "b", "c"]}, ["silos.north.text", "two", "north"]),
+    "text-number": ({"text": 3}, ["silos.north.text", "column"]),
+    "text-is-label": ({"text": "opinion"}, ["silos.north", "different columns"]),
+    "labels-one": ({"labels": ["good"]}, ["silos.north.labels", "2"]),
+    "labels-twice": ({"labels": ["good", "good"]}, ["silos.north.labels", "'good'"]),
+    "labels-switch": ({"labels": [True, False]}, ["silos.north.labels", "quotes"]),
+    "metric": ({"metric": "f2"}, ["silos.north.metric", "'f1'"]),
+    "task-with-slash": ({"task": "a/b"}, ["silos.north.task", "'a/b'"]),
 }
 
 
@@ -174,7 +174,7 @@ FILES: dict[str, tuple[bytes, list[str]]] = {
     "preset": (b"preset: demmo\n", ["'demmo'", "did you mean 'demo'", "mixed6"]),
     "value-and-group": (b"rounds: 2\nrounds.x: 3\n", ["rounds.x", "plain value"]),
     "silo-is-text": (b"silos: [north.csv]\n", ["silos.0", "name", "path"]),
-    "silo-without-path": (b"silos: [{name: a}]\n", ["silos.0.path", "missing", "'a'"]),
+    "silo-without-path": (b"silos: [{name: a}]\n", ["silos.a.path", "missing"]),
     "itself": (b"train: &t {lr: *t}\n", ["bad.yaml", "deep"]),
 }
 

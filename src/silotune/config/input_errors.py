@@ -14,17 +14,22 @@ from silotune.errors import InputError, unknown_name_error
 _SHOULD = re.compile(r"^\w+ should")
 
 
-def input_error(error: ValidationError, model: type[BaseModel], prefix: str = "") -> InputError:
+def input_error(
+    error: ValidationError, model: type[BaseModel], prefix: str = "", silos: Sequence[str] = ()
+) -> InputError:
     """Return pydantic's first error as one line: the key, the allowed values, the given value.
 
     Args:
         error: pydantic's error.
         model: the model that was validated.
         prefix: the key of the model itself.
+        silos: names of the entries of `silos`, which stand in keys in place of their numbers.
     """
     first = error.errors()[0]
     location = [str(word) for word in first["loc"] if not str(word).endswith("]")]
     words = [*([prefix] if prefix else []), *location]
+    if silos and location[:1] == ["silos"] and len(location) > 1:
+        words[1] = silos[int(location[1])]
     key = ".".join(words)
     if first["type"] == "extra_forbidden":
         allowed = _fields_at(model, location[:-1])

@@ -25,6 +25,7 @@ from silotune.config.silo_changes import change_silos, take_changes
 from silotune.config.silos import SiloConfig
 from silotune.config.tables import silo_entries
 from silotune.config.trees import NAMED, Tree, load_tree, merged, nested, parse_word, plain
+from silotune.config.validators import is_name
 from silotune.core.yaml_text import dump_yaml
 from silotune.errors import InputError, unknown_name_error
 
@@ -129,7 +130,7 @@ def validated(tree: Tree) -> Config:
     try:
         return Config.model_validate(tree)
     except ValidationError as error:
-        raise InputError(f"{input_error(error, Config)}{_silo_name(error, tree)}") from None
+        raise input_error(error, Config, silos=_silo_names(tree)) from None
 
 
 def load_resolved(path: Path) -> Config:
@@ -156,14 +157,11 @@ def _dumped_defaults() -> Tree:
     return {name: value.model_dump(mode="json") for name, value in sections.items() if isinstance(value, Section)}
 
 
-def _silo_name(error: ValidationError, tree: Tree) -> str:
-    """Return the name of the silo that an error's `silos.3` stands for."""
-    match error.errors()[0]["loc"]:
-        case ("silos", int(position), *_):
-            silo = tree["silos"][position]
-            name = silo.get("name") if isinstance(silo, dict) else None
-            return f" (silo {name!r})" if name else ""
-    return ""
+def _silo_names(tree: Tree) -> list[str]:
+    """Return the name of each entry of `silos`, as `silos.NAME.KEY` on a command line; its number if it has none."""
+    silos = tree.get("silos")
+    names = [silo.get("name") if isinstance(silo, dict) else None for silo in silos] if isinstance(silos, list) else []
+    return [name if isinstance(name, str) and is_name(name) else str(number) for number, name in enumerate(names)]
 
 
 _NEWER = {

@@ -61,7 +61,9 @@ class RunFolder:
         if resume and not cls.nothing_began(path):
             raise InputError(f"--resume: {path} is not a run folder")
         there = [] if not path.is_dir() else [entry for entry in path.iterdir() if entry.name != LOCK_FILE]
-        if not resume and (path.is_file() or there):
+        if path.is_file():
+            raise InputError(f"--out {path}: is a file, not a folder; choose another folder")
+        if not resume and there:
             raise InputError(f"--out {path}: already there and not empty; choose another folder or add --resume")
 
     @staticmethod
