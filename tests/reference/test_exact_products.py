@@ -273,6 +273,17 @@ def test_a_round_without_updates_draws_nothing_anew(tiny_federation):
     assert all(torch.equal(tensor, before[name]) for name, tensor in flatten(coordinator.shared).items())
 
 
+def test_what_a_codec_left_out_of_a_redrawn_part_is_forgotten(tiny_federation):
+    words = ("uplink=topk", "uplink.fraction=0.1")
+    kept = {}
+    for method in ("fedex-lora", "flora"):
+        federation = tiny_federation(method, *words)
+        silo = federation.silos["alpha"]
+        federation.client().rounds([silo], federation.coordinator.broadcast(1, "alpha"))
+        kept[method] = {name.split("/")[1] for name in silo.state.memory if name.startswith("uplink/")}
+    assert kept["fedex-lora"] - kept["flora"] == {"global"}
+
+
 @pytest.mark.parametrize(
     ("method", "words", "message"),
     [
@@ -285,6 +296,8 @@ def test_a_round_without_updates_draws_nothing_anew(tiny_federation):
             "aggregation=lora-fair: the shared parts hold no pairs",
         ),
         ("fedex-lora", ("server.optimizer=adam",), "server.optimizer=adam, server.lr=1: aggregation=fedex-lora makes"),
+        ("flexlora", ("server.lr=0.5",), "server.optimizer=none, server.lr=0.5: aggregation=flexlora makes"),
+        ("fedsvd", ("server.optimizer=adam",), "server.optimizer=adam, server.lr=1: aggregation=fedsvd makes"),
         ("fedavg", ("aggregation.regularization=1",), "regularization belongs to aggregation=lora-fair"),
     ],
 )

@@ -120,7 +120,9 @@ class SiloClient:
             if self.uplink.names:
                 encoded, kept = self.uplink.send(delta(before, shared_tensors(sent, parts)), memory, silo.name, number)
                 message = change_message(encoded, self.uplink.label, number, silo.name, silo.rows)
-                result.memory |= kept | uses
+                # an error of a part that is drawn anew says nothing of the next one
+                lasting = {key: error for key, error in kept.items() if not parts[key.split("/")[1]].redrawn}
+                result.memory |= lasting | uses
                 leaving = self.uplink.changes(encoded, before, silo.name, number)
             else:
                 message = update_message(sent, parts, number, silo.name, silo.rows)

@@ -29,7 +29,7 @@ class FedExLoRA(BroadcastAggregation):
     """
 
     name = "fedex-lora"
-    needs_pairs = needs_delta = True
+    needs_pairs = needs_delta = adopted_whole = True
 
     def aggregate(self, updates: Iterable[Update], before: Tensors) -> Tensors:
         """See `BroadcastAggregation.aggregate`; no update is kept."""
@@ -48,7 +48,7 @@ class FLoRA(RankAggregation):
     """
 
     name = "flora"
-    needs_delta = True
+    needs_delta = adopted_whole = True
 
     def aggregate(self, updates: Iterable[Update], before: Tensors) -> Tensors:
         """See `BroadcastAggregation.aggregate`; no update is kept."""

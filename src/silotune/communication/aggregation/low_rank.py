@@ -64,12 +64,14 @@ class BroadcastAggregation(ABC):
     """An aggregation that also reads the round's broadcast, and may change shared tensors that silos did not send.
 
     `name` is the word of `aggregation=`; `needs_pairs` says that it is defined for shared parts with LoRA's A and B,
-    `needs_delta` that it also needs a delta of their target modules (`models/tuners/delta.py`).
+    `needs_delta` that it also needs a delta of their target modules (`models/tuners/delta.py`); `adopted_whole` that its
+    result holds together only as it is, so that no server optimizer may go a part of the way to it.
     """
 
     name: ClassVar[str]
     needs_pairs: ClassVar[bool] = False
     needs_delta: ClassVar[bool] = False
+    adopted_whole: ClassVar[bool] = False
 
     @abstractmethod
     def aggregate(self, updates: Iterable[Update], before: Tensors) -> Tensors:
@@ -89,24 +91,23 @@ class BroadcastAggregation(ABC):
 
         Raises:
             InputError: there are no pairs, or no delta, although it needs them; or a server optimizer would take a
-                step of its own, although factors and delta hold together.
+                step of its own, although the result holds together.
         """
         if self.needs_pairs and not factor_pairs(shared):
             raise InputError(
                 f"aggregation={self.name}: the shared parts hold no pairs of LoRA's A and B; "
                 "allowed: a method that shares both, with tuner=lora"
             )
-        if not self.needs_delta:
-            return
-        if missing := [pair for pair in factor_pairs(shared) if pair.module not in deltas(shared)]:
+        missing = [pair for pair in factor_pairs(shared) if pair.module not in deltas(shared)]
+        if self.needs_delta and missing:
             raise InputError(
                 f"aggregation={self.name}: the shared parts hold no delta of {missing[0].module}; "
                 "allowed: method=fedex-lora or flora, or another one with a Delta"
             )
-        if not optimizer.adopts:
+        if self.adopted_whole and not optimizer.adopts:
             raise InputError(
-                f"server.optimizer={optimizer.name}, server.lr={optimizer.lr:g}: aggregation={self.name} makes factors "
-                "and a delta that hold together as they are; allowed: none, 1"
+                f"server.optimizer={optimizer.name}, server.lr={optimizer.lr:g}: aggregation={self.name} makes tensors "
+                "that hold together as they are; allowed: none, 1"
             )
 
 
@@ -137,6 +138,7 @@ class FlexLoRA(RankAggregation):
     """
 
     name = "flexlora"
+    adopted_whole = True  # between the old and the new factors lies no mean of their products
 
     def to_rank(self, shared: Tensors, rank: int) -> Tensors:
         """See `RankAggregation.to_rank`: by an SVD of B·A; where B is zero, the first rows of A as they were drawn."""
@@ -194,7 +196,7 @@ class FedSVD(BroadcastAggregation):
     """
 
     name = "fedsvd"
-    needs_pairs = True
+    needs_pairs = adopted_whole = True
 
     def aggregate(self, updates: Iterable[Update], before: Tensors) -> Tensors:
         """See `BroadcastAggregation.aggregate`."""
