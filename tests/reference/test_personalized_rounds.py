@@ -247,6 +247,22 @@ def test_fdlora(sync, tiny_federation):
         assert all(torch.equal(result.state["private"][key], tensor) for key, tensor in personal.items())
 
 
+def test_a_silo_that_joins_fdlora_late_makes_its_personal_lora_then(tiny_federation):
+    federation = tiny_federation("fdlora", "method.sync=10", "train.steps=1")
+    late = federation.silos["gamma"]
+    states = []
+    for number in (3, 4):
+        result = federation.trainer.rounds([late], federation.coordinator.shared, number)[0]
+        states.append(result.state)
+        private = names_with(federation.context.parts, Scope.PRIVATE)
+        late.state = SiloState({name: result.state[name] for name in private}, result.memory)
+    for personal, common in (("private", "global"), ("head_private", "head_global")):
+        for name, tensor in states[0][common].items():
+            assert torch.equal(states[0][personal][name], tensor), "a copy of what it trained in its first round"
+            assert torch.equal(states[1][personal][name], tensor), "and kept from then on"
+        assert any(not torch.equal(states[1][common][name], tensor) for name, tensor in states[0][common].items())
+
+
 # -- FedALT -----------------------------------------------------------------------------------------------------------
 
 REST = ("aggregation=rest-of-world", "partition.silos=3", "head.scope=private")

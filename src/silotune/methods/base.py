@@ -196,6 +196,7 @@ class Phase:
         epochs: passes over the silo's rows; None: `train.epochs` or `train.steps`.
         start: target part → source part; the target becomes a copy of the source before the phase.
         skips_first: whether the phase is skipped in a silo's first participation (it has no `previous` parts yet).
+        also_first: whether a silo's first participation has the phase whatever the round, for silos that join late.
         steps_per_batch: optimizer steps on each batch, one after the other (pFedMe's K).
         then: part → function of the silo's parts that returns its new tensors; called without gradient when a batch's
             steps are taken. A projection (APFL's α in [0, 1]), or a step that is no gradient step (pFedMe's w).
@@ -217,6 +218,7 @@ class Phase:
     steps_per_batch: int = 1
     then: Mapping[str, Callable[[State], Tensors]] = field(default_factory=dict)
     skips_first: bool = False
+    also_first: bool = False
     same_at_start: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -242,9 +244,11 @@ class Phase:
         return len({frozenset(mix.items()) for mix in trained})
 
 
-def copies(name: str, start: Mapping[str, str], rounds: Callable[[int], bool] = every) -> Phase:
+def copies(
+    name: str, start: Mapping[str, str], rounds: Callable[[int], bool] = every, also_first: bool = False
+) -> Phase:
     """Return a phase that trains nothing: every target part becomes a copy of its source (`Phase.start`)."""
-    return Phase(name, trains=(), views={}, loss=lambda step: torch.zeros(()), start=start, rounds=rounds)
+    return Phase(name, (), {}, lambda step: torch.zeros(()), start=start, rounds=rounds, also_first=also_first)
 
 
 @dataclass(frozen=True)

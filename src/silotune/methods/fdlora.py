@@ -74,11 +74,11 @@ class FDLoRA(Method):
         return models | {name: private(Scalar(0.5)) for name in FUSION}
 
     def phases(self) -> list[Phase]:
-        """The first round, later ones, the copies in round 1 and every H rounds, and the fusion."""
+        """The first round, later ones, the copies in a silo's first and every H-th round, and the fusion."""
         options, personal = cast(FDLoRAOptions, self.options), {PRIVATE: GLOBAL, HEAD_PRIVATE: HEAD_GLOBAL}
         inner = Phase("inner", (GLOBAL, HEAD_GLOBAL), {"global": {GLOBAL: 1}}, self.loss, from_round=2)
         first = replace(inner, name="first", epochs=options.first_epochs, from_round=1, rounds=lambda n: n == 1)
-        sync = copies("sync", personal, lambda n: n == 1 or n % options.sync == 0)
+        sync = copies("sync", personal, lambda n: n == 1 or n % options.sync == 0, also_first=True)
         fusion = Phase("fusion", FUSION, {"fused": FUSED}, self.fusion_loss, "end", "all", epochs=options.fusion_epochs)
         return [first, inner, sync, fusion]
 

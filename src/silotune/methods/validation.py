@@ -125,6 +125,8 @@ def _phase_faults(method: Method, parts: dict[str, Part], phase: Phase) -> Itera
     for name in (*phase.changes, *phase.start.values(), *method.remembers):
         if name not in parts:
             yield f"{where} names an unknown part {name!r}; there are: {', '.join(parts)}"
+    if phase.also_first and any(name in parts and parts[name].scope is Scope.SHARED for name in phase.changes):
+        yield f"{where} changes a shared part in rounds that depend on the silo"
     if phase.steps_per_batch < 1:
         yield f"{where} takes {phase.steps_per_batch} steps per batch; allowed: 1 or more"
     for name in phase.changes:

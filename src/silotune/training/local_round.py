@@ -68,8 +68,10 @@ class _SiloRound:
     real: int = 0
     padded: int = 0
 
-    def enters(self, phase: Phase) -> bool:
-        """Return whether the silo runs a phase; some phases skip silos that were never sampled before."""
+    def enters(self, phase: Phase, number: int) -> bool:
+        """Return whether the silo runs a phase; some depend on whether it was ever sampled before."""
+        if phase.also_first and phase.when == "round" and self.silo.state is not None and not phase.runs_in(number):
+            return False
         first = not any(key.startswith(f"{PREVIOUS}/") for key in self.memory)
         if phase.skips_first and first:
             self.note = f"first participation: no {phase.name!r} phase, received parts are kept"
@@ -205,7 +207,7 @@ def train(
         state = {name: placed[name] for name in context.parts}
         runs.append(_SiloRound(silo, state, received, context.backbone.place(kept.memory)))
     for phase in phases:
-        members = [run for run in runs if run.enters(phase)]
+        members = [run for run in runs if run.enters(phase, number)]
         leaves = [run.begin(phase) for run in members]
         # A head without tensors has nothing to train.
         members = [run for run, tensors in zip(members, leaves, strict=True) if tensors]

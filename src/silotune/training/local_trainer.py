@@ -35,7 +35,7 @@ class LocalTrainer:
         Raises:
             Diverged: a loss is not finite.
         """
-        phases = [phase for phase in self.context.phases if phase.runs_in(number)]
+        phases = [phase for phase in self.context.phases if phase.runs_in(number) or phase.also_first]
         return train(self.context, silos, shared, number, phases)
 
     def finals(self, silos: Sequence[Silo], shared: State, number: int) -> list[LocalResult]:
