@@ -64,8 +64,8 @@ class BroadcastAggregation(ABC):
     """An aggregation that also reads the round's broadcast, and may change shared tensors that silos did not send.
 
     `name` is the word of `aggregation=`; `needs_pairs` says that it is defined for shared parts with LoRA's A and B,
-    `needs_delta` that it also needs a delta of their target modules (`models/tuners/delta.py`); `adopted_whole` that its
-    result holds together only as it is, so that no server optimizer may go a part of the way to it.
+    `needs_delta` that it also needs a delta of their target modules (`models/tuners/delta.py`); `adopted_whole` that
+    its result holds together only as it is, so that no server optimizer may go a part of the way to it.
     """
 
     name: ClassVar[str]
