@@ -32,8 +32,10 @@ CASES = [
     ("fedavg", "lm", "llama", ("tuner=prefix", "head.beams=2")),
     ("fedavg", "lm", "t5", ("tuner=prefix", "tuner.stack=decoder", "head.beams=2")),
     ("fedit", "dpo", "llama", ()),
+    ("fedavg", "mlp", "bert", ("tuner=dora", "tuner.init=pissa")),
+    ("fedavg", "mlp", "bert", ("tuner=vera", "tuner.dropout=0.1")),
 ]
-QUICK = {0, 5, 11}
+QUICK = {0, 5, 11, 15}
 cases = pytest.mark.parametrize(
     ("method", "head", "family", "words"),
     [pytest.param(*case, marks=[] if index in QUICK else [pytest.mark.long]) for index, case in enumerate(CASES)],

@@ -74,6 +74,13 @@ CASES: dict[str, Case] = {name: Case(name) for name in METHODS} | {
     "fedfame": Case("fedfame", _SEMI_SUPERVISED, one_task=True),
     "server-only": Case("server-only", _SEMI_SUPERVISED, one_task=True),
     "feddpa-t, dropout": Case("feddpa-t", ("tuner=lora", "tuner.dropout=0.3")),
+    "fedavg, dora": Case(
+        "fedavg",
+        (
+            *("tuner=dora", "tuner.init=pissa", "tuner.scaling=rslora", "tuner.lr_ratio=4", "method.adapters=1"),
+            *("tuner.r=4", "train.optimizer=adamw", "train.weight_decay=0.1", "train.keep_optimizer=true"),
+        ),
+    ),
     "fedavg, whole recipe": Case(
         "fedavg",
         (

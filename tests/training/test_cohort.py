@@ -42,6 +42,8 @@ TUNERS = {
         "tuner.sites=query,key,value,attention_output,feedforward_input,feedforward_output",
     ),
     "lora with dropout": ("tuner=lora", "tuner.dropout=0.3"),
+    "dora with pissa": ("tuner=dora", "tuner.init=pissa"),
+    "vera": ("tuner=vera", "tuner.r=16"),
     "bottleneck behind the feed-forward": ("tuner=bottleneck", "tuner.sites=pfeiffer"),
     "ia3": ("tuner=ia3",),
     "bitfit": ("tuner=bitfit", "train.optimizer=sgd"),  # a key's bias has no gradient; Adam makes steps of rounding
