@@ -35,7 +35,7 @@ CASES = [
     ("fedavg", "mlp", "bert", ("tuner=dora", "tuner.init=pissa")),
     ("fedavg", "mlp", "bert", ("tuner=vera", "tuner.dropout=0.1")),
 ]
-QUICK = {0, 5, 11, 15}
+QUICK = {0, 5, 11, 14}
 cases = pytest.mark.parametrize(
     ("method", "head", "family", "words"),
     [pytest.param(*case, marks=[] if index in QUICK else [pytest.mark.long]) for index, case in enumerate(CASES)],
