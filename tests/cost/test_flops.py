@@ -178,7 +178,7 @@ def test_a_real_round_does_the_counted_operations(
 ) -> None:
     training = tiny_federation(method, *words).context
     silo = silo_of(tokens=24, rows=16)  # two batches
-    shared = training.initial_shared([silo])
+    shared = training.initial.shared([silo])
     with FlopCounterMode(display=False) as counter:
         LocalTrainer(training).rounds([silo], shared, 1)[0]
     expected = [f"backbone={backbone_folder('bert')}", "tokens=24", "train.batch_size=8", *words]
@@ -191,7 +191,7 @@ def test_peak_memory_is_the_sum_of_what_a_real_step_holds(
     words = ("tuner=lora", "method.adapters=1", "head=linear", "head.pooling=first")
     training = tiny_federation("fedavg", *words).context
     silo = silo_of(tokens=24, rows=8)
-    shared = training.initial_shared([silo])
+    shared = training.initial.shared([silo])
     private = training.state_of(silo).private
     saved: dict[int, torch.Tensor] = {}
 

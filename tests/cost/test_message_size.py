@@ -29,7 +29,7 @@ def test_it_is_as_long_as_a_silos_real_update(
 ) -> None:
     federation = tiny_federation(method)
     training, silo = federation.context, federation.silos["alpha"]
-    state = training.initial_shared(federation.silos.values()) | training.state_of(silo).private
+    state = training.initial.shared(federation.silos.values()) | training.state_of(silo).private
     sent = update_message(state, training.parts, 1, SILO, ROWS)
     broadcast = federation.coordinator.broadcast(1)
     cost = estimate(method, [f"backbone={backbone_folder('bert')}", "silos=3", *ADAPTERS[method]], count_flops=False)

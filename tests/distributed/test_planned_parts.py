@@ -54,8 +54,8 @@ def test_planned_shapes_are_those_of_the_parts(tiny_config, method, tuner):
     planned = PlannedParts.of(context, silo)
     tasks = [rows.task for rows in silo.train.values()]
     for made, shapes in (
-        (context.initial_shared([silo]), planned.shared),
-        (context.initial_private(silo.name, tasks), planned.private),
+        (context.initial.shared([silo]), planned.shared),
+        (context.initial.private(silo.name, tasks), planned.private),
     ):
         assert all(isinstance(tensor, FakeTensor) for tensor in flatten(shapes).values())
         assert {name: tensor.shape for name, tensor in flatten(made).items()} == {

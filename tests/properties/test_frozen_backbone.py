@@ -45,7 +45,7 @@ def test_a_run_changes_no_bit_of_the_backbone(federate, case, tmp_path):
     assert_idle(federate.backbone)
     training: TrainingContext = run.federation.context
     silos = run.federation.silos
-    shared = unflatten(read_message(wire.down[-1])[0]) if last > 1 else training.initial_shared(silos.values())
+    shared = unflatten(read_message(wire.down[-1])[0]) if last > 1 else training.initial.shared(silos.values())
     for (number, name), result in wire.results.items():  # and it did train: no part is where it started
         if number < last:
             continue

@@ -128,7 +128,7 @@ def test_all_updates_refused(federate, tmp_path):
     with tapped(lambda number, silo, message: message[:-1]) as wire:
         run = federate.run("fedavg", tmp_path / "run")
     silos = run.federation.silos.values()
-    start = run.federation.context.initial_shared(silos)
+    start = run.federation.context.initial.shared(silos)
     assert run.summary["shared_sha256"] == digest(flatten(start))
     assert len(logged(run.folder, "refused")) == len(wire.up) == 2 * len(TRAIN_ROWS)
     assert run.summary["bytes_up"] > 0

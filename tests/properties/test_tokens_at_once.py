@@ -153,7 +153,7 @@ def trained(federation, together):
     silos = [*federation.silos.values()]
     for silo in silos:
         silo.state = None
-    shared, results = context.initial_shared(silos), []
+    shared, results = context.initial.shared(silos), []
     for number in (1, 2) if context.method.remembers else (1,):
         for group in [silos] if together else [[silo] for silo in silos]:
             found = trainer.rounds(group, shared, number)

@@ -123,7 +123,7 @@ def test_two_rounds_of_two_silos(tiny_federation, method):
         for silo, result in zip(silos, results, strict=True):
             silo.state.private = {"head": result.state["head"]}
         coordinator.aggregate(updates, number)
-        drawn = federation.context.redrawn(number + 1)
+        drawn = federation.context.initial.redrawn(number + 1)
         coordinator.adopt({part: {n: t.double() for n, t in ts.items()} for part, ts in coordinator.shared.items()})
 
         trained = {silo.name: trained_by_hand(federation, silo, expected[silo.name]) for silo in silos}
@@ -247,7 +247,7 @@ def test_a_lora_begins_anew_in_every_round(reference):
         else:
             assert tensor.any()
             assert not torch.isclose(tensor, first["global"][name]).any()
-            assert torch.equal(tensor, federation.context.redrawn(2)["global"][name])
+            assert torch.equal(tensor, federation.context.initial.redrawn(2)["global"][name])
     assert all(tensor.any() for tensor in second["delta"].values())
     assert not any(tensor.any() for tensor in first["delta"].values())
 

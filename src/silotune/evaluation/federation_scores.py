@@ -81,7 +81,7 @@ def evaluate_silos(federation: Federation, evaluate: Callable[[Model, Evaluation
 
 def all_share_one_model(context: TrainingContext) -> bool:
     """Return whether all silos predict with the same model: no part or weight of a prediction is private."""
-    if context.ranks:
+    if context.initial.ranks:
         return False
     prediction = context.method.prediction()
     private = {*names_with(context.parts, Scope.PRIVATE)}

@@ -57,7 +57,7 @@ def load_run(
     config, tasks = finished.config, finished.tasks
     context = finished.build_model(backbone)
     silos = silos_without_rows(context.method, tasks)
-    ranks, shared = context.ranks, context.initial_shared(silos.values())
+    ranks, shared = context.initial.ranks, context.initial.shared(silos.values())
     # where all silos receive the same nothing is computed, and an aggregation by a plug-in may be gone
     computed = any(shared.values()) and (ranks or issues_by_silo(config.aggregation.name))
     aggregation = make_aggregation(config.aggregation, len(silos)) if computed else AGGREGATIONS["uniform"]
@@ -93,7 +93,7 @@ def load_model(
         context.method, finished.tasks if context.method.centralized else {silo: task}
     ).values()
     best = finished.best_checkpoint()
-    shared, kept = _read_shared(finished.checkpoints, best, context.initial_shared([owner]))
+    shared, kept = _read_shared(finished.checkpoints, best, context.initial.shared([owner]))
     if kept:
         from silotune.communication.aggregation import SiloAggregation, make_aggregation
         from silotune.training.issue import Issue
@@ -102,12 +102,14 @@ def load_model(
         assert isinstance(made, SiloAggregation), "no other one keeps anything"
         made.state = kept
         shared = Issue(shared, aggregation=made).state(silo)
-    if silo in context.ranks and any(shared.values()):
+    if silo in context.initial.ranks and any(shared.values()):
         from silotune.communication.aggregation import make_aggregation, mixing_ranks
         from silotune.training.issue import Issue
 
-        aggregation = mixing_ranks(make_aggregation(finished.config.aggregation, len(finished.tasks)), context.ranks)
-        shared = Issue(shared, context.ranks, aggregation).state(silo)
+        aggregation = mixing_ranks(
+            make_aggregation(finished.config.aggregation, len(finished.tasks)), context.initial.ranks
+        )
+        shared = Issue(shared, context.initial.ranks, aggregation).state(silo)
     load_silo(finished.checkpoints, best, context, owner)
     read_instances(finished.path, context, [owner])
     return PersonalModel(context, owner, shared, task, finished.texts[silo])

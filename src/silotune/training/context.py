@@ -1,8 +1,8 @@
-"""`TrainingContext`: what all local rounds share: backbone, method, initial states; views, mixes, predictions."""
+"""`TrainingContext`: what all local rounds share: backbone, method, parts, phases; views, mixes, predictions."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 
@@ -11,14 +11,12 @@ from torch import Tensor
 
 from silotune.config import TrainConfig
 from silotune.core import tensors as part_tools
-from silotune.core.randomness import Stream, generator
+from silotune.core.randomness import Stream
 from silotune.core.tensors import State, Tensors
 from silotune.data.batching import Batch, batch_count
 from silotune.data.cohort_batches import CohortMicroBatch, own_micro_batches
-from silotune.data.tasks import Task
 from silotune.methods.base import REFERENCE, Method, Phase, Step, previous_tensors
 from silotune.methods.parts import Part, Scope, names_with
-from silotune.methods.validation import check_shared, check_tuners
 from silotune.models.backbone.backbone import Backbone
 from silotune.models.forward.activation_cache import ActivationCache
 from silotune.models.forward.mixing import (
@@ -34,8 +32,9 @@ from silotune.models.forward.mixing import (
 from silotune.models.forward.view_cache import ConstantViewCache, constant_views
 from silotune.models.forward.views import View, ViewRequest, run_views
 from silotune.models.heads import Head, LossRecipe
-from silotune.models.tuners import TensorGroup, Tuner, tuner_of
+from silotune.models.tuners import Tuner, tuner_of
 from silotune.models.tuners.token_weight import TokenWeight
+from silotune.training.initial_parts import InitialParts
 from silotune.training.row_draws import RowDraws
 from silotune.training.row_influence import RowInfluence
 from silotune.training.silo import Silo, SiloState
@@ -74,12 +73,10 @@ class TrainingContext:
         self.method = method
         self.parts: dict[str, Part] = method.parts()
         self.phases = [self._with_reference(phase) for phase in method.phases()]
-        self.ranks: Mapping[str, int] = method.setting.tuner.ranks
-        """Silo → rank of its adapters, for silos of another one than the tuner's."""
         self.server_phases = [self._with_reference(phase) for phase in method.server_phases()]
         self.train = train
         self.seed = seed
-        self.start = start
+        self.initial = InitialParts(backbone, method, self.parts, seed, start)
         self.cache = cache
         self.rows_scored = rows_scored
         self.rows_written = rows_written
@@ -103,91 +100,22 @@ class TrainingContext:
         """Add the view of the backbone alone, if a head reads it."""
         return replace(phase, views={**phase.views, REFERENCE: {}}) if self._reads_reference else phase
 
-    # -- initial states ----------------------------------------------------------------------------------------------
-
-    def initial_shared(self, silos: Iterable[Silo]) -> State:
-        """Return the shared parts before round 1, equal in all silos.
-
-        Raises:
-            InputError: a shared part has no tensors.
-        """
-        tasks = {rows.task.name: rows.task for silo in silos for rows in silo.train.values()}
-        shared = {
-            name: self._init(name, part, tasks.values())
-            for name, part in self.parts.items()
-            if part.scope is Scope.SHARED
-        }
-        check_shared(self.method, shared)
-        return shared
+    # -- states ------------------------------------------------------------------------------------------------------
 
     def state_of(self, silo: Silo) -> SiloState:
         """Return the silo's state; before its first participation, the one derived from the seed."""
         if silo.state is not None:
             return silo.state
-        return SiloState(self.initial_private(silo.name, [rows.task for rows in silo.train.values()]))
-
-    def initial_private(self, silo: str, tasks: Sequence[Task]) -> State:
-        """Return a silo's private parts before its first participation, derived from the seed.
-
-        Raises:
-            InputError: a private tuner has no tensors.
-        """
-        private = {
-            name: self._init(name, part, tasks, silo)
-            for name, part in self.parts.items()
-            if part.scope is Scope.PRIVATE
-        }
-        check_tuners(self.method, private)
-        return self.at_rank(private, silo)
-
-    def at_rank(self, state: State, silo: str) -> State:
-        """Return parts with a silo's rank; the state itself where that is the tuner's own."""
-        rank = self.ranks.get(silo)
-        if rank is None:
-            return state
-        tuners = {name: tuner_of(self.parts[name].module) for name in state}
-        return {
-            name: tensors if (tuner := tuners[name]) is None else tuner.at_rank(tensors, rank)
-            for name, tensors in state.items()
-        }
+        return SiloState(self.initial.private(silo.name, [rows.task for rows in silo.train.values()]))
 
     @cached_property
     def fixed(self) -> State:
-        """The fixed parts, on the CPU; they must not be changed. See `initial_fixed`."""
-        return self.initial_fixed()
-
-    def initial_fixed(self) -> State:
-        """Return the fixed parts, derived from the seed.
-
-        Raises:
-            InputError: a fixed part has no tensors.
-        """
-        parts = {name: part for name, part in self.parts.items() if part.scope is Scope.FIXED}
-        fixed = {name: self._init(name, part, []) for name, part in parts.items()}
-        check_tuners(self.method, fixed)
-        return fixed
+        """The fixed parts, on the CPU; they must not be changed. See `InitialParts.fixed`."""
+        return self.initial.fixed()
 
     def model_state(self, silo: Silo, shared: State) -> State:
         """Return all parts of a silo's model, on the CPU: shared parts as given, its private ones, fixed ones."""
-        return shared | self.state_of(silo).private | self.at_rank(self.fixed, silo.name)
-
-    def _init(self, name: str, part: Part, tasks: Iterable[Task], silo: str = "", number: int | None = None) -> Tensors:
-        """Return a part before round 1, or, with a round's `number`, as it is drawn anew before that round."""
-        if number is not None:
-            return part.module.init(self.backbone, tasks, generator(self.seed, "redraw", name, number))
-        start: Tensors = {}
-        if self.start is not None and isinstance(part.module, Tuner | TensorGroup):
-            start = part.module.select(self.start)
-        if start:
-            return part_tools.copy(start)
-        if part.start is not None:  # draw as that part does; a shared one is the same on all silos
-            name, silo = part.start, "" if self.parts[part.start].scope is Scope.SHARED else silo
-        draws = generator(self.seed, "init", name, silo)
-        return part.module.init(self.backbone, tasks, draws)
-
-    def redrawn(self, number: int) -> State:
-        """Return the parts that the coordinator draws anew before a round (`Part.redrawn`), derived from the seed."""
-        return {name: self._init(name, part, [], "", number) for name, part in self.parts.items() if part.redrawn}
+        return shared | self.state_of(silo).private | self.initial.at_rank(self.fixed, silo.name)
 
     @cached_property
     def constant_parts(self) -> frozenset[str]:

@@ -200,7 +200,7 @@ def train(
     runs = []
     for silo in silos:
         kept = context.state_of(silo)
-        every_part = shared | kept.private | context.at_rank(context.fixed, silo.name)
+        every_part = shared | kept.private | context.initial.at_rank(context.fixed, silo.name)
         # a part without tensors leaves no trace in messages and files
         own = {name: every_part.get(name, {}) for name in context.parts if name not in constant}
         placed = context.place(own) | in_common

@@ -32,7 +32,7 @@ def rounds(tiny_federation, monkeypatch):
         federation = doubled(tiny_federation(method, *words))
         training = federation.context
         chosen = list(federation.silos.values())[:silos]
-        shared = training.initial_shared(chosen)
+        shared = training.initial.shared(chosen)
         outcomes = []
         for number in (1, 2):
             results = LocalTrainer(training).rounds(chosen, shared, number)

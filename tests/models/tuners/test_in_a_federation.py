@@ -20,7 +20,7 @@ def test_a_tuner_federates(tuner, tiny_config, tmp_path):
     assert summary["sent_parameters"] >= summary["adapter_parameters"]
     assert summary["bytes_up"] > 4 * summary["adapter_parameters"]
     shared = result.federation.coordinator.shared
-    start = result.federation.context.initial_shared(result.federation.silos.values())
+    start = result.federation.context.initial.shared(result.federation.silos.values())
     moved = [
         name
         for part, tensors in shared.items()

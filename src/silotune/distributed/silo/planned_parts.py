@@ -43,8 +43,8 @@ class PlannedParts:
         tasks = [rows.task for rows in silo.train.values()]
         try:
             with FakeTensorMode(allow_non_fake_inputs=True):
-                stays = context.initial_private(silo.name, tasks) | context.initial_fixed()
-                return cls(context.at_rank(context.initial_shared([silo]), silo.name), stays)
+                stays = context.initial.private(silo.name, tasks) | context.initial.fixed()
+                return cls(context.initial.at_rank(context.initial.shared([silo]), silo.name), stays)
         except RuntimeError as error:  # what fake tensors cannot do: read a number, hand data to NumPy
             names = ", ".join(sorted({part.module.name for part in context.parts.values()}))
             raise InputError(

@@ -190,7 +190,7 @@ class SiloSetup:
         federation = self.federation
         if not self.start:
             context, silos = federation.context, federation.silos.values()
-            self.start = context.at_rank(context.initial_shared(silos), self.settings.name)
+            self.start = context.initial.at_rank(context.initial.shared(silos), self.settings.name)
             federation.coordinator.adopt(self.start)
 
     def _assemble(

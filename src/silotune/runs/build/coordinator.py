@@ -49,7 +49,7 @@ def build_coordinator(
         InputError: for an aggregation, an uplink or a secret that cannot be.
     """
     whole = shared is None
-    shared = context.initial_shared(silos.values()) if shared is None else shared
+    shared = context.initial.shared(silos.values()) if shared is None else shared
     groups = None if context.method.centralized else sampling_groups(config, tasks)
     communicates = any(shared.values())
     secret = read_secret(config.privacy.secret) if communicates else None
@@ -77,8 +77,8 @@ def build_coordinator(
         noise=noise,
         sent=context.sent,
         by_rows=config.aggregation.name in BY_ROWS,
-        ranks=context.ranks if whole else {},
-        redrawn=context.redrawn,
+        ranks=context.initial.ranks if whole else {},
+        redrawn=context.initial.redrawn,
     )
     return coordinator, privacy_guarantee(config, sorted(silos), groups, labeled) if communicates else None
 

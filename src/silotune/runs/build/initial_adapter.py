@@ -42,11 +42,11 @@ def keep_start(run: Path, context: TrainingContext) -> None:
     Raises:
         InputError: on resuming, where `start` names other tensors than the run started with.
     """
-    if context.start is None:
+    if context.initial.start is None:
         return
     path = run / FILE
     if path.exists():
-        if digest(unpack(path).tensors) != digest(context.start):
+        if digest(unpack(path).tensors) != digest(context.initial.start):
             raise InputError(f"--resume: {run} began from another LoRA than 'start' names now")
         return
-    write_bytes(path, context.method.setting.tuner.pack_initial(context.start))
+    write_bytes(path, context.method.setting.tuner.pack_initial(context.initial.start))

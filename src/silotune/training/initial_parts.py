@@ -1,0 +1,102 @@
+"""`InitialParts`: parts before round 1, or drawn anew before a round, derived from the seed; and at a silo's rank."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from silotune.core import tensors as part_tools
+from silotune.core.randomness import generator
+from silotune.core.tensors import State, Tensors
+from silotune.data.tasks import Task
+from silotune.methods.base import Method
+from silotune.methods.parts import Part, Scope
+from silotune.methods.validation import check_shared, check_tuners
+from silotune.models.backbone.backbone import Backbone
+from silotune.models.tuners import TensorGroup, Tuner, tuner_of
+from silotune.training.silo import Silo
+
+
+class InitialParts:
+    """Derives the tensors of a method's parts from the run's seed.
+
+    Args:
+        backbone: the one backbone, from whose weights some parts are made.
+        method: with the parts' modules.
+        parts: of the method, by name.
+        seed: the run's.
+        start: initial tensors of every adapter; None: they are drawn.
+    """
+
+    def __init__(
+        self, backbone: Backbone, method: Method, parts: Mapping[str, Part], seed: int, start: Tensors | None
+    ) -> None:
+        self._backbone = backbone
+        self._method = method
+        self._parts = parts
+        self._seed = seed
+        self.start = start
+        self.ranks: Mapping[str, int] = method.setting.tuner.ranks
+        """Silo → rank of its adapters, for silos of another one than the tuner's."""
+
+    def shared(self, silos: Iterable[Silo]) -> State:
+        """Return the shared parts before round 1, equal in all silos.
+
+        Raises:
+            InputError: a shared part has no tensors.
+        """
+        tasks = {rows.task.name: rows.task for silo in silos for rows in silo.train.values()}
+        shared = self._all(Scope.SHARED, tasks.values())
+        check_shared(self._method, shared)
+        return shared
+
+    def private(self, silo: str, tasks: Sequence[Task]) -> State:
+        """Return a silo's private parts before its first participation, at its rank.
+
+        Raises:
+            InputError: a private tuner has no tensors.
+        """
+        private = self._all(Scope.PRIVATE, tasks, silo)
+        check_tuners(self._method, private)
+        return self.at_rank(private, silo)
+
+    def fixed(self) -> State:
+        """Return the fixed parts, at the tuner's rank.
+
+        Raises:
+            InputError: a fixed part has no tensors.
+        """
+        fixed = self._all(Scope.FIXED, [])
+        check_tuners(self._method, fixed)
+        return fixed
+
+    def redrawn(self, number: int) -> State:
+        """Return the parts that the coordinator draws anew before a round (`Part.redrawn`)."""
+        draws = {
+            name: generator(self._seed, "redraw", name, number) for name, part in self._parts.items() if part.redrawn
+        }
+        return {name: self._parts[name].module.init(self._backbone, [], draw) for name, draw in draws.items()}
+
+    def at_rank(self, state: State, silo: str) -> State:
+        """Return parts with a silo's rank; the state itself where that is the tuner's own."""
+        rank = self.ranks.get(silo)
+        if rank is None:
+            return state
+        tuners = {name: tuner_of(self._parts[name].module) for name in state}
+        return {
+            name: tensors if (tuner := tuners[name]) is None else tuner.at_rank(tensors, rank)
+            for name, tensors in state.items()
+        }
+
+    def _all(self, scope: Scope, tasks: Iterable[Task], silo: str = "") -> State:
+        tasks = list(tasks)
+        return {name: self._one(name, part, tasks, silo) for name, part in self._parts.items() if part.scope is scope}
+
+    def _one(self, name: str, part: Part, tasks: Iterable[Task], silo: str) -> Tensors:
+        start: Tensors = {}
+        if self.start is not None and isinstance(part.module, Tuner | TensorGroup):
+            start = part.module.select(self.start)
+        if start:
+            return part_tools.copy(start)
+        if part.start is not None:  # draw as that part does; a shared one is the same on all silos
+            name, silo = part.start, "" if self._parts[part.start].scope is Scope.SHARED else silo
+        return part.module.init(self._backbone, tasks, generator(self._seed, "init", name, silo))
