@@ -114,7 +114,7 @@ def test_an_exported_adapter_comes_back_unchanged(silotune: Silotune, runs, tmp_
     again = begun([*runs.words("roberta", "lora"), f"start={tmp_path / 'out'}"])
     kept = run.federation.coordinator.shared["global"]
     restored = again.federation.coordinator.shared["global"]
-    assert list(restored) == list(again.federation.context.start)
+    assert list(restored) == list(again.federation.context.initial.start)
     assert restored.keys() == kept.keys()
     assert all(restored[name].equal(kept[name]) for name in kept)
 
