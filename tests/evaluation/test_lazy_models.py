@@ -5,16 +5,16 @@ from __future__ import annotations
 from silotune.data.tokenized import TokenizedRows
 from silotune.evaluation.federation_scores import measure_silos
 from silotune.runs.summary import parameters
-from silotune.training.context import TrainingContext
+from silotune.training.initial_parts import InitialParts
 from silotune.training.silo import Evaluation
 
 
 def test_parts_are_drawn_only_for_silos_that_are_judged(tiny_federation, monkeypatch):
     federation = tiny_federation("fedmcp")
     drawn = []
-    draw = TrainingContext.initial_private
+    draw = InitialParts.private
     monkeypatch.setattr(
-        TrainingContext, "initial_private", lambda self, silo, tasks: drawn.append(silo) or draw(self, silo, tasks)
+        InitialParts, "private", lambda self, silo, tasks: drawn.append(silo) or draw(self, silo, tasks)
     )
     names = list(federation.silos)
     measure_silos(federation, "validation")
@@ -36,9 +36,9 @@ def test_parameters_are_counted_on_one_silo_of_each_kind(tiny_federation, monkey
     copies = {f"copy-{number}": type(first)(f"copy-{number}", first.train, {}) for number in range(3)}
     federation.silos.update(copies)
     drawn = []
-    draw = TrainingContext.initial_private
+    draw = InitialParts.private
     monkeypatch.setattr(
-        TrainingContext, "initial_private", lambda self, silo, tasks: drawn.append(silo) or draw(self, silo, tasks)
+        InitialParts, "private", lambda self, silo, tasks: drawn.append(silo) or draw(self, silo, tasks)
     )
     assert parameters(federation) == before
     assert len(drawn) == len(federation.silos) - len(copies)

@@ -150,7 +150,7 @@ def parameters(federation: Federation) -> dict[str, int]:
     """Return one silo's parameter counts (trained, sent, adapters, heads), the largest if heads differ."""
     changed = federation.method.changes()
     largest = {"trainable_parameters": 0, "sent_parameters": 0, "adapter_parameters": 0, "head_parameters": 0}
-    ranks = federation.context.ranks
+    ranks = federation.context.initial.ranks
     alike = {
         (ranks.get(silo.name), *(id(rows.task) for rows in silo.train.values())): silo
         for silo in federation.silos.values()

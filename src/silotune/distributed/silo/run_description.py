@@ -71,7 +71,7 @@ def _training(config: Config) -> list[str]:
 
 
 def _rank(federation: Federation, silo: str) -> list[str]:
-    rank = federation.context.ranks.get(silo)
+    rank = federation.context.initial.ranks.get(silo)
     return [] if rank is None else [f"LoRA's rank: {rank} here, {federation.method.setting.tuner.rank} in the run"]
 
 
