@@ -10,7 +10,7 @@ import torch
 
 from silotune.communication.aggregation import Update
 from silotune.communication.aggregation.exact_products import FedExLoRA, FLoRA, LoRAFAIR
-from silotune.communication.aggregation.low_rank import ProductError
+from silotune.communication.aggregation.product_error import ProductError
 from silotune.communication.messages import read_broadcast
 from silotune.core.tensors import flatten, unflatten
 from silotune.errors import InputError

@@ -14,7 +14,8 @@ from silotune.errors import InputError
 from silotune.evaluation.federation_scores import current_model_state
 from silotune.interop.export import export
 from silotune.runs.build.builder import build
-from silotune.runs.build.resolve import read_config
+from silotune.runs.build.resolve import make_method, read_config
+from silotune.runs.build.validation import check_start
 from silotune.runs.load import load_model, load_run
 from silotune.runs.run import run
 from tests.support.method_cases import logged, tapped
@@ -161,3 +162,13 @@ def test_a_finished_run_has_every_silos_own_model(method, tiny_config, tmp_path)
         config = json.loads((tmp_path / name / "adapter_config.json").read_text(encoding="utf-8"))
         assert (config["r"], config["lora_alpha"]) == (rank, 6 * rank / 4)  # one scale alpha / r for all silos
     assert federation.coordinator.shared["global"].keys() == states[0]["global"].keys()
+
+
+def test_a_start_is_not_cut_where_whole_products_are_added_up(tiny_config):
+    config = tiny_config("flora", "tuner.ranks.alpha=2").model_copy(update={"start": "folder"})
+    with pytest.raises(
+        InputError, match=r"^start: method flora adds up whole .*allowed: without tuner.ranks$"
+    ):
+        check_start(config, make_method(config))
+    equal = tiny_config("flora").model_copy(update={"start": "folder"})
+    check_start(equal, make_method(equal))

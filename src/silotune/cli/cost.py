@@ -1,4 +1,7 @@
-"""The command `silotune cost`: parameters, message sizes, FLOPs and memory of a method, computed from shapes."""
+"""The command `silotune cost`: parameters, message sizes, FLOPs and memory of a method, computed from shapes.
+
+`silotune parts` is in `cli/catalog.py`.
+"""
 
 from __future__ import annotations
 

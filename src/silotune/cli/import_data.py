@@ -1,4 +1,4 @@
-"""The command `silotune import-data`: data sets as their authors distribute them, as folders of `data.path`."""
+"""The command `silotune import-data`: published data sets (FedDPA's, GLUE, IMDB, …) as folders of `data.path`."""
 
 from __future__ import annotations
 

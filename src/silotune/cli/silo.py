@@ -1,4 +1,7 @@
-"""The commands `silotune silo pending`, `show`, `approve`, `reject`, `audit`, of a silo's operator; `usual_file`."""
+"""The commands `silotune silo pending`, `show`, `approve`, `reject`, `audit`, of a silo's operator; `usual_file`.
+
+`join` and `doctor` are in `cli/enrollment.py`.
+"""
 
 from __future__ import annotations
 

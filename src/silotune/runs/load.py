@@ -96,20 +96,20 @@ def load_model(
     shared, kept = _read_shared(finished.checkpoints, best, context.initial.shared([owner]))
     if kept:
         from silotune.communication.aggregation import SiloAggregation, make_aggregation
-        from silotune.training.issue import Issue
+        from silotune.training.broadcasts import Broadcasts
 
         made = make_aggregation(finished.config.aggregation, len(finished.tasks))
         assert isinstance(made, SiloAggregation), "no other one keeps anything"
         made.state = kept
-        shared = Issue(shared, aggregation=made).state(silo)
+        shared = Broadcasts(shared, aggregation=made).state(silo)
     if silo in context.initial.ranks and any(shared.values()):
         from silotune.communication.aggregation import make_aggregation, mixing_ranks
-        from silotune.training.issue import Issue
+        from silotune.training.broadcasts import Broadcasts
 
         aggregation = mixing_ranks(
             make_aggregation(finished.config.aggregation, len(finished.tasks)), context.initial.ranks
         )
-        shared = Issue(shared, context.initial.ranks, aggregation).state(silo)
+        shared = Broadcasts(shared, context.initial.ranks, aggregation).state(silo)
     load_silo(finished.checkpoints, best, context, owner)
     read_instances(finished.path, context, [owner])
     return PersonalModel(context, owner, shared, task, finished.texts[silo])

@@ -37,7 +37,7 @@ from silotune.runs.more_rounds import may_differ
 from silotune.runs.run_result import Run
 from silotune.runs.storage.run_folder import continued, working_in
 from silotune.runs.storage.scored_rows import write_test_scores
-from silotune.runs.summary import intervals, state_digest, summarise
+from silotune.runs.summary import intervals, state_digest, summarize
 
 
 def default_folder(source: str, config: Config) -> Path:
@@ -143,7 +143,7 @@ def _run(
         shared, whole = digest(flatten(federation.coordinator.shared)), state_digest(federation)
         best = engine.load_best()
         with stage("scoring"):
-            summary = summarise(engine) | {"best_round": best, "shared_sha256": shared, "state_sha256": whole}
+            summary = summarize(engine) | {"best_round": best, "shared_sha256": shared, "state_sha256": whole}
             if kept:  # after training: importing scikit-learn takes longer than a short round
                 summary["baselines"] = baselines(kept, config.partition.name != "none")
             summary["intervals"] = intervals(write_test_scores(path, federation, engine.tested))

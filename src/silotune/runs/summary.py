@@ -1,4 +1,4 @@
-"""`summarise` makes `summary.json` at the best round: scores, counts, costs, attack, tasks left out; `state_digest`."""
+"""`summarize` makes `summary.json` at the best round: scores, counts, costs, attack, tasks left out; `state_digest`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def state_digest(federation: Federation) -> str:
     return digest(tensors)
 
 
-def summarise(engine: Engine) -> dict[str, Any]:
+def summarize(engine: Engine) -> dict[str, Any]:
     """Return `summary.json` without digests, at the federation's present state."""
     federation, history = engine.federation, engine.history
     config = federation.config

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from typing import NamedTuple
 
 from silotune.communication.aggregation import (
     Aggregation,
@@ -15,8 +16,8 @@ from silotune.communication.aggregation import (
     clipped,
     mixing_ranks,
 )
-from silotune.communication.aggregation.low_rank import ProductError
 from silotune.communication.aggregation.outliers import OutlierFilter, Refuse, check_aggregate
+from silotune.communication.aggregation.product_error import ProductError
 from silotune.communication.aggregation.server_optimizer import ServerOptimizer
 from silotune.communication.messages import (
     CHANGE_FIELDS,
@@ -32,8 +33,8 @@ from silotune.core.numeric import ceil_fraction
 from silotune.core.randomness import sampler
 from silotune.core.tensors import State, Tensors, flatten, unflatten
 from silotune.errors import InputError, SilotuneError
+from silotune.training.broadcasts import NO_RANKS, Broadcasts, VariantKey
 from silotune.training.client import SiloReply
-from silotune.training.issue import NO_RANKS, Issue, Key
 
 _MOST_ROWS = 2**53  # larger weights are not exact in float64, and their sums can overflow
 
@@ -45,8 +46,18 @@ def silos_a_round(silos: int, fraction: float | None, count: int | None) -> int:
     return min(count, silos)
 
 
-_Open = tuple[int, State, dict[Key, tuple[Tensors, Expected]]]
-"""A round's number, the shared parts that it began with, and by silos' key what they send: as received, and how."""
+class _OpenRound(NamedTuple):
+    """The round whose updates arrive.
+
+    Args:
+        number: its number.
+        shared: the shared parts that it began with.
+        sent: per key of `Broadcasts.key`: the sent tensors as those silos received them, and what an update must have.
+    """
+
+    number: int
+    shared: State
+    sent: dict[VariantKey, tuple[Tensors, Expected]]
 
 
 @dataclass(frozen=True)
@@ -121,19 +132,19 @@ class Coordinator:
         """Names and shapes of the tensors in a broadcast, as the coordinator has them; see `expected_of`."""
         self.uplink = uplink
         self.product_error: float | None = None
-        """Of the last aggregate (`low_rank.ProductError`); None where there is none."""
+        """Of the last aggregate (`ProductError`); None where there is none."""
         self._noise = noise
         self._sent = sent or (lambda number: shared)
         self._by_rows = by_rows
         self._redrawn = redrawn or (lambda number: {})
-        self._issue = Issue(shared)
-        self._open: _Open | None = None  # of the round whose updates arrive
+        self._broadcasts = Broadcasts(shared)
+        self._open: _OpenRound | None = None  # of the round whose updates arrive
         if isinstance(aggregation, BroadcastAggregation) and self.communicates:
             aggregation.check(flatten(shared), self.optimizer)
         if ranks and self.communicates:
-            self._issue = Issue(shared, ranks, mixing_ranks(aggregation, ranks))
+            self._broadcasts = Broadcasts(shared, ranks, mixing_ranks(aggregation, ranks))
         elif isinstance(aggregation, SiloAggregation):
-            self._issue = Issue(shared, aggregation=aggregation)
+            self._broadcasts = Broadcasts(shared, aggregation=aggregation)
 
     @property
     def communicates(self) -> bool:
@@ -156,23 +167,23 @@ class Coordinator:
         return sorted(sampler(self._seed, "choose", *purpose).sample(names, count))
 
     @property
-    def issue(self) -> Issue:
+    def broadcasts(self) -> Broadcasts:
         """What silos receive of the present shared parts."""
-        if self._issue.shared is not self.shared:
-            self._issue = self._issue.of(self.shared)
-        return self._issue
+        if self._broadcasts.shared is not self.shared:
+            self._broadcasts = self._broadcasts.of(self.shared)
+        return self._broadcasts
 
     def shared_of(self, silo: str) -> State:
         """Return the shared parts as a silo receives them."""
-        return self.issue.state(silo)
+        return self.broadcasts.state(silo)
 
     def broadcast(self, number: int, silo: str | None = None) -> bytes:
         """Return the message that opens a round for a silo; None: with the shared parts as the coordinator has them."""
-        return self.issue.message(silo, number)
+        return self.broadcasts.message(silo, number)
 
     def expected_of(self, silo: str) -> Expected:
         """Return names and shapes of the tensors in a silo's broadcast."""
-        return self.expected if self.issue.key(silo) is None else Expected.like(self.issue.tensors(silo))
+        return self.expected if self.broadcasts.key(silo) is None else Expected.like(self.broadcasts.tensors(silo))
 
     def receive(self, number: int, silo: str, message: bytes) -> Update:
         """Check one silo's update.
@@ -180,9 +191,9 @@ class Coordinator:
         Raises:
             MessageRefused: malformed, of another round, sent in another silo's name, or by another uplink.
         """
-        if self._open is None or self._open[0] != number or self._open[1] is not self.shared:
-            self._open = number, self.shared, {}
-        opened, key = self._open[2], self.issue.key(silo)
+        if self._open is None or self._open.number != number or self._open.shared is not self.shared:
+            self._open = _OpenRound(number, self.shared, {})
+        opened, key = self._open.sent, self.broadcasts.key(silo)
         if key not in opened:
             before = self._sent_before(number, silo)
             opened[key] = before, self.uplink.expected(Expected.like(before))
@@ -194,13 +205,13 @@ class Coordinator:
         rows = int(fields["rows"])
         if not 1 <= rows <= _MOST_ROWS:
             raise MessageRefused(f"field 'rows' must be between 1 and {_MOST_ROWS}")
-        update = Update(silo, tensors, rows, None if key is None else self.issue.tensors(silo))
+        update = Update(silo, tensors, rows, None if key is None else self.broadcasts.tensors(silo))
         self._check_norm(update)
         return update
 
     def _sent_before(self, number: int, silo: str | None = None) -> Tensors:
         """Return the tensors that a silo sends in a round, as they are in its broadcast."""
-        shared, sent = self.issue.state(silo), self._sent(number)
+        shared, sent = self.broadcasts.state(silo), self._sent(number)
         return flatten({name: tensors for name, tensors in shared.items() if name in sent})
 
     def _read_message(self, message: bytes, before: Tensors, expected: Expected) -> tuple[Tensors, Fields]:

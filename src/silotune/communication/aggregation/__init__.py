@@ -7,8 +7,9 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
+from silotune.communication.aggregation.broadcast_aggregation import BroadcastAggregation, RankAggregation
 from silotune.communication.aggregation.exact_products import FedExLoRA, FLoRA, LoRAFAIR
-from silotune.communication.aggregation.low_rank import BroadcastAggregation, FedSVD, FlexLoRA, HetLoRA, RankAggregation
+from silotune.communication.aggregation.low_rank import FedSVD, FlexLoRA, HetLoRA
 from silotune.communication.aggregation.mean import by_samples, uniform, weighted_mean
 from silotune.communication.aggregation.rest_of_world import RestOfWorld, SiloAggregation
 from silotune.communication.aggregation.robust import krum, median, most_byzantine, multi_krum, trimmed_mean
@@ -135,8 +136,8 @@ def mixing_ranks(aggregation: Aggregation | BroadcastAggregation, ranks: Mapping
     able = ", ".join(name for name, kind in registries.AGGREGATIONS.items() if _mixes_ranks(kind))
     silo = min(ranks)
     raise InputError(
-        f"tuner.ranks: silo {silo!r} has a rank of its own ({ranks[silo]}), and this aggregation combines equal ranks "
-        f"alone; allowed: aggregation={able}"
+        f"tuner.ranks: silo {silo!r} has a rank of its own ({ranks[silo]}), and the configured aggregation combines "
+        f"equal ranks alone; allowed: aggregation={able}, where the method is defined for it"
     )
 
 

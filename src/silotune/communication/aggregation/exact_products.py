@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from silotune.communication.aggregation.low_rank import (
-    BroadcastAggregation,
-    RankAggregation,
+from silotune.communication.aggregation.broadcast_aggregation import BroadcastAggregation, RankAggregation
+from silotune.communication.aggregation.factor_pairs import (
     deltas,
     factor_pairs,
     factors_of,
     stacked,
+    without_factors,
 )
 from silotune.communication.aggregation.mean import by_samples
 from silotune.communication.aggregation.update import Update
@@ -53,8 +52,7 @@ class FLoRA(RankAggregation):
     def aggregate(self, updates: Iterable[Update], before: Tensors) -> Tensors:
         """See `BroadcastAggregation.aggregate`; no update is kept."""
         products, pairs = _MeanProducts(before), factor_pairs(before)
-        factors = {name for pair in pairs for name in (pair.a, pair.b)}
-        tensors = by_samples(_without(factors, products.watch(updates)))
+        tensors = by_samples(without_factors(products.watch(updates), pairs))
         for pair in pairs:
             tensors |= {pair.a: before[pair.a], pair.b: torch.zeros_like(before[pair.b])}
             tensors |= products.added(pair.module)
@@ -120,8 +118,3 @@ class _MeanProducts:
         name = self._deltas[module]
         delta = self._before[name]
         return {name: (delta.double() + self._sums[module] / self._rows + lacking).to(delta.dtype)}
-
-
-def _without(names: set[str], updates: Iterable[Update]) -> Iterator[Update]:
-    for update in updates:
-        yield replace(update, tensors={n: t for n, t in update.tensors.items() if n not in names})

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import torch
 
-from silotune.communication.aggregation.low_rank import BroadcastAggregation
+from silotune.communication.aggregation.broadcast_aggregation import BroadcastAggregation
 from silotune.communication.aggregation.update import Update
 from silotune.core.tensors import Tensors
 

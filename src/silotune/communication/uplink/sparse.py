@@ -1,4 +1,4 @@
-"""`TopK` and `RandomK`: codecs that write some numbers of each tensor, as float32 or shorter: the largest, or any."""
+"""`TopK` and `RandomK`: codecs that write the largest, or random, numbers of each tensor, as float32 or shorter."""
 
 from __future__ import annotations
 
@@ -101,9 +101,9 @@ class TopK(_Sparse):
 class RandomK(_Sparse):
     """`⌈fraction·n⌉` numbers at random positions, other ones for each tensor, silo and round (Konečný et al. 2016).
 
-    Only the numbers are sent: both sides draw the positions from the run's seed, which choose without looking at any
-    number. What is left out stays in the silo's memory with `uplink.feedback`; with `unbiased` it is made up for by
-    the scale n / ⌈fraction·n⌉ instead.
+    Only the numbers are sent: both sides draw the positions from the run's seed, whatever the numbers are. What is left
+    out stays in the silo's memory with `uplink.feedback`; with `unbiased` it is made up for by the scale
+    n / ⌈fraction·n⌉ instead.
 
     Args:
         options: share, values and scale.

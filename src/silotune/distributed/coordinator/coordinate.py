@@ -49,7 +49,7 @@ from silotune.runs.build.resolve import (
 from silotune.runs.build.silos import server_silo
 from silotune.runs.build.validation import check_labels, check_tasks
 from silotune.runs.storage.run_folder import RunFolder
-from silotune.runs.summary import state_digest, summarise
+from silotune.runs.summary import state_digest, summarize
 from silotune.training.federation import Federation
 from silotune.training.silo import SiloState, silos_without_rows
 
@@ -213,6 +213,6 @@ def _finish(engine: FlowerEngine, out: Path, local: bool) -> None:
             silo.state = None
     best = engine.load_best()
     with stage("scoring"):
-        summary = summarise(engine) | {"engine": engine.label, "best_round": best} | final
+        summary = summarize(engine) | {"engine": engine.label, "best_round": best} | final
     summary["stages"] = seconds_so_far()
     write_text(out / "summary.json", json.dumps(summary, indent=1) + "\n")

@@ -33,13 +33,13 @@ class RequestLimits:
     policy: Policy
     ledger: RequestLedger
 
-    def admit(self, entry: Entry, config: Config, backbone_numbers: int) -> None:
+    def admit(self, entry: Entry, config: Config, backbone_parameters: int) -> None:
         """Record a request that the limits allow, before it is worked on.
 
         Args:
             entry: the request.
             config: the run's.
-            backbone_numbers: number of numbers in the backbone.
+            backbone_parameters: how many parameters the backbone has.
 
         Raises:
             PolicyRefused: naming the limit.
@@ -63,7 +63,7 @@ class RequestLimits:
         for what, before, limit, key in counted:
             if limit is not None and before >= limit:
                 raise refused(f"more {what}", f"at most {limit:,} (policy.{key})")
-        numbers = most(limits.numbers_in_all, backbone_numbers)
+        numbers = most(limits.numbers_in_all, backbone_parameters)
         if numbers is not None and tally.numbers_in_all + entry.numbers > numbers:
             allowed = f"at most {numbers:,} ({limits.numbers_in_all}; policy.numbers_in_all)"
             raise refused(

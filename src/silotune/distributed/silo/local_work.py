@@ -18,7 +18,7 @@ from silotune.distributed.protocol.frames import Frame, ProtocolError, require_f
 from silotune.distributed.protocol.handshake import fields_digest, text_digest
 from silotune.distributed.silo.coarse_numbers import CoarseNumbers
 from silotune.distributed.silo.own_keys import ORDER_KEY, own_key
-from silotune.distributed.silo.policy import backbone_numbers
+from silotune.distributed.silo.policy import backbone_parameters
 from silotune.distributed.silo.privacy_ledger import Price, PrivacyLedger
 from silotune.distributed.silo.request_ledger import Entry
 from silotune.distributed.silo.row_fingerprint import RowRecord
@@ -185,7 +185,7 @@ class LocalWork:
         """Count a request before it is worked on, and record the rows that it uses."""
         self._setup.limits.check_withheld(entry)
         self._setup.limits.record_use(self._setup.row_use)
-        self._setup.limits.admit(entry, federation.config, backbone_numbers(federation.backbone))
+        self._setup.limits.admit(entry, federation.config, backbone_parameters(federation.backbone))
         self._rows.keep(entry.run, self._setup.config, self._setup.rows_digest)
 
     def _state_bytes(self, silo: Silo) -> int:

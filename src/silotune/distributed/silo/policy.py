@@ -258,12 +258,12 @@ class Policy:
             raise self.refused("an update of so few rows × steps", least)
 
     def check_numbers(self, count: int, backbone: Backbone) -> None:
-        """Judge the number of numbers in one message.
+        """Judge how many numbers a message's tensors hold.
 
         Raises:
             PolicyRefused: there are too many.
         """
-        limit = most(self.limits.numbers_per_round, backbone_numbers(backbone))
+        limit = most(self.limits.numbers_per_round, backbone_parameters(backbone))
         if limit is not None and count > limit:
             raise self.refused(
                 f"{count:,} numbers in a message",
@@ -271,7 +271,7 @@ class Policy:
             )
 
     def _check_private(self, count: int, backbone: Backbone) -> None:
-        limit = most(self.limits.private_numbers, backbone_numbers(backbone))
+        limit = most(self.limits.private_numbers, backbone_parameters(backbone))
         if limit is not None and count > limit:
             raise self.refused(
                 f"{count:,} numbers in private parts",
@@ -318,8 +318,8 @@ def _assignment(key: str, value: object) -> str:
     return f"{key}={text if len(text) <= 60 else f'{text[:57]}...'}"
 
 
-def backbone_numbers(backbone: Backbone) -> int:
-    """Return the number of numbers in a backbone."""
+def backbone_parameters(backbone: Backbone) -> int:
+    """Return how many parameters a backbone has."""
     return sum(int(parameter.numel()) for parameter in backbone.base.parameters())
 
 

@@ -20,7 +20,7 @@ from silotune.errors import unknown_name_error
 
 
 def _amount(given: object) -> object:
-    """Accept a number of numbers, or a percentage of the backbone's numbers."""
+    """Accept a count of numbers, or a percentage of the backbone's parameters."""
     if given is None or (isinstance(given, int) and not isinstance(given, bool) and given >= 0):
         return given
     if isinstance(given, str) and re.fullmatch(r"\d+(\.\d+)?%", given):
@@ -29,7 +29,7 @@ def _amount(given: object) -> object:
 
 
 Amount = Annotated[int | str | None, BeforeValidator(_amount)]
-"""A number of numbers, a share of the backbone's (`3%`), or None: no limit."""
+"""A count of numbers, a share of the backbone's parameters (`3%`), or None: no limit."""
 
 Count = Annotated[int | None, Field(ge=0)]
 
@@ -267,11 +267,11 @@ class PolicyConfig(Section):
 
 
 def most(amount: int | str | None, backbone: int) -> int | None:
-    """Return a limit as a number of numbers.
+    """Return a limit as a count of numbers.
 
     Args:
         amount: a number, or a share such as `3%`.
-        backbone: number of numbers in the backbone.
+        backbone: how many parameters the backbone has.
     """
     if isinstance(amount, str):
         return int(float(amount.rstrip("%")) / 100 * backbone)

@@ -26,7 +26,7 @@ def describe(config: Config, federation: Federation, settings: SiloSettings) -> 
         settings: the operator's.
     """
     from silotune.distributed.silo.changed_settings import changed_settings
-    from silotune.distributed.silo.policy import backbone_numbers
+    from silotune.distributed.silo.policy import backbone_parameters
 
     shapes = federation.coordinator.expected.shapes
     numbers: dict[str, int] = {}
@@ -36,7 +36,7 @@ def describe(config: Config, federation: Federation, settings: SiloSettings) -> 
             count *= size
         part = name.split("/", 1)[0]
         numbers[part] = numbers.get(part, 0) + count
-    total, whole = sum(numbers.values()), backbone_numbers(federation.backbone)
+    total, whole = sum(numbers.values()), backbone_parameters(federation.backbone)
     return [
         *_training(config),
         *_rank(federation, settings.name),

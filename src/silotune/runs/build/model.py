@@ -110,7 +110,7 @@ def build_model(
     check_lengths(config, method, backbone)
     context = make_context(config, method, tasks, backbone)
     check_method(method)
-    check_start(method)
+    check_start(config, method)
     method.setting.head.check_loss(context.recipe)
     return context
 

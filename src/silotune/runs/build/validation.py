@@ -173,8 +173,10 @@ def _check_evaluation(config: Config, method: Method, tasks: Mapping[str, Task],
         )
 
 
-def check_start(method: Method) -> None:
+def check_start(config: Config, method: Method) -> None:
     """Refuse parts that the coordinator draws anew if what is drawn stands for a piece of the backbone's weights.
+
+    A `start` that silos of a smaller rank receive cut would be such a piece, too: what is cut off is in no product.
 
     Raises:
         InputError: naming the key.
@@ -185,6 +187,11 @@ def check_start(method: Method) -> None:
             raise InputError(
                 f"tuner.init=pissa: method {method.name} draws the adapter anew after every round, and adds up its "
                 "products; allowed: uniform, orthogonal"
+            )
+        if part.redrawn and config.start is not None and tuner is not None and tuner.ranks:
+            raise InputError(
+                f"start: method {method.name} adds up whole products, and silos of a smaller rank would receive a part "
+                "of the start's; allowed: without tuner.ranks"
             )
 
 

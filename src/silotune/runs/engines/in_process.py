@@ -14,10 +14,10 @@ from silotune.runs.engines.base import Broadcast, Engine, Progress
 from silotune.runs.engines.history import Scores
 from silotune.runs.storage.checkpoints import Checkpoint, load_silo
 from silotune.runs.storage.run_folder import RunFolder
+from silotune.training.broadcasts import VariantKey
 from silotune.training.client import SiloReply
 from silotune.training.coordinator import Received
 from silotune.training.federation import Federation
-from silotune.training.issue import Key
 
 Training = Literal["round", "final"]
 """A local round, or the final phases."""
@@ -86,10 +86,10 @@ class InProcessEngine(Engine):
         """
         if self.cohort > 1:
             names = sorted(names, key=lambda name: (-self.federation.silos[name].rows, name))
-        issue = self.federation.coordinator.issue
-        together: dict[Key, list[str]] = {}
+        broadcasts = self.federation.coordinator.broadcasts
+        together: dict[VariantKey, list[str]] = {}
         for name in names:
-            together.setdefault(issue.key(name) if self.cohort > 1 else None, []).append(name)
+            together.setdefault(broadcasts.key(name) if self.cohort > 1 else None, []).append(name)
         before = 0
         for members in together.values():
             for start in range(0, len(members), self.cohort):

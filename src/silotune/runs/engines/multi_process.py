@@ -109,7 +109,7 @@ class MultiProcessEngine(InProcessEngine):
         coordinator = federation.coordinator
 
         def adopted(name: str) -> bytes:  # the worker cuts to ranks; it does not have what makes silos' own tensors
-            return coordinator.broadcast(round_number, name if coordinator.issue.key(name) == name else None)
+            return coordinator.broadcast(round_number, name if coordinator.broadcasts.key(name) == name else None)
 
         for _, silo_scores in self._spread("validation", singles, adopted):
             scores |= silo_scores

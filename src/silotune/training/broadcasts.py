@@ -1,4 +1,4 @@
-"""`Issue`: the shared parts as each silo receives them: all alike, at its own LoRA rank, or tensors of its own."""
+"""`Broadcasts`: the shared parts as each silo receives them: the coordinator's, cut to a LoRA rank, or its own."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from silotune.core.tensors import State, Tensors, flatten, unflatten
 
 NO_RANKS: Mapping[str, int] = {}
 
-Key = int | str | None
+VariantKey = int | str | None
 """What decides about the tensors that a silo receives: its rank, its name, or None: they are the coordinator's own."""
 
 
-class Issue:
+class Broadcasts:
     """What the silos receive of one state of the shared parts; silos of equal key receive the same objects.
 
     Args:
@@ -32,14 +32,14 @@ class Issue:
         self.shared = shared
         self._ranks = ranks
         self._aggregation = aggregation
-        self._tensors: dict[Key, Tensors] = {}
-        self._messages: dict[tuple[int, Key], bytes] = {}
+        self._tensors: dict[VariantKey, Tensors] = {}
+        self._messages: dict[tuple[int, VariantKey], bytes] = {}
 
-    def of(self, shared: State) -> Issue:
+    def of(self, shared: State) -> Broadcasts:
         """Return the same of another state of the shared parts."""
-        return Issue(shared, self._ranks, self._aggregation)
+        return Broadcasts(shared, self._ranks, self._aggregation)
 
-    def key(self, silo: str | None) -> Key:
+    def key(self, silo: str | None) -> VariantKey:
         """Return what decides about the tensors that a silo receives."""
         if silo is None:
             return None

@@ -1,0 +1,82 @@
+"""`BroadcastAggregation`: one that also reads the round's broadcast; `RankAggregation`: of several LoRA ranks."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from typing import ClassVar
+
+from silotune.communication.aggregation.factor_pairs import cut_to_rank, deltas, factor_pairs
+from silotune.communication.aggregation.server_optimizer import ServerOptimizer
+from silotune.communication.aggregation.update import Update
+from silotune.core.tensors import Tensors
+from silotune.errors import InputError
+
+
+class BroadcastAggregation(ABC):
+    """An aggregation that also reads the round's broadcast, and may change shared tensors that silos did not send.
+
+    `name` is the word of `aggregation=`; `needs_pairs` says that it is defined for shared parts with LoRA's A and B,
+    `needs_delta` that it also needs a delta of their target modules (`models/tuners/delta.py`); `adopted_whole` that
+    its result holds together only as it is, so that no server optimizer may go a part of the way to it.
+    """
+
+    name: ClassVar[str]
+    needs_pairs: ClassVar[bool] = False
+    needs_delta: ClassVar[bool] = False
+    adopted_whole: ClassVar[bool] = False
+
+    @abstractmethod
+    def aggregate(self, updates: Iterable[Update], before: Tensors) -> Tensors:
+        """Return the new tensors by "part/tensor" name; those that are not named stay.
+
+        Args:
+            updates: in silo-name order, at least one; each holds the parts that its round trained.
+            before: all shared tensors in the round's broadcast.
+        """
+
+    def check(self, shared: Tensors, optimizer: ServerOptimizer) -> None:
+        """Refuse shared parts that the aggregation is not defined for, before training.
+
+        Args:
+            shared: all shared tensors.
+            optimizer: the step that the coordinator takes with the result.
+
+        Raises:
+            InputError: there are no pairs, or no delta, although it needs them; or a server optimizer would take a
+                step of its own, although the result holds together.
+        """
+        if self.needs_pairs and not factor_pairs(shared):
+            raise InputError(
+                f"aggregation={self.name}: the shared parts hold no pairs of LoRA's A and B; "
+                "allowed: a method that shares both, with tuner=lora"
+            )
+        missing = [pair for pair in factor_pairs(shared) if pair.module not in deltas(shared)]
+        if self.needs_delta and missing:
+            raise InputError(
+                f"aggregation={self.name}: the shared parts hold no delta of {missing[0].module}; "
+                "allowed: method=fedex-lora or flora, or another one with a Delta"
+            )
+        if self.adopted_whole and not optimizer.adopts:
+            raise InputError(
+                f"server.optimizer={optimizer.name}, server.lr={optimizer.lr:g}: aggregation={self.name} makes tensors "
+                "that hold together as they are; allowed: none, 1"
+            )
+
+
+class RankAggregation(BroadcastAggregation):
+    """An aggregation of updates of several LoRA ranks; the shared parts have the largest one, `tuner.r`."""
+
+    needs_pairs = True
+
+    def to_rank(self, shared: Tensors, rank: int) -> Tensors:
+        """Return the shared tensors as silos of a smaller rank receive them: the first rows of A and columns of B.
+
+        Args:
+            shared: all shared tensors, by "part/tensor" name.
+            rank: the silos' rank, below that of the tensors.
+        """
+        tensors = dict(shared)
+        for pair in factor_pairs(shared):
+            tensors |= cut_to_rank(pair, shared[pair.a], shared[pair.b], rank)
+        return tensors

@@ -1,0 +1,71 @@
+"""`ProductError`: how far the product of LoRA's mean A and mean B is from the mean of the silos' products."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+import torch
+
+from silotune.communication.aggregation.factor_pairs import deltas, factor_pairs, factors_of, product_norm, stacked
+from silotune.communication.aggregation.update import Update
+from silotune.core.tensors import Tensors
+
+MOST_UPDATES = 64
+"""Updates of a round beyond which the error of the mean of products is not computed."""
+
+MOST_BYTES = 256 * 2**20
+"""Bytes of A's and B's beyond which it is not computed."""
+
+
+class ProductError:
+    """`‖mean(B_k·A_k) − B̄·Ā‖ / ‖mean(B_k·A_k)‖` of a round, over all target modules (Frobenius norm).
+
+    B̄·Ā is the product that the aggregate has, with what it adds to a delta. Averaging A and B apart makes the error;
+    where all silos have the same A, or the same B, it is 0 up to rounding.
+
+    Args:
+        before: all shared tensors in the round's broadcast.
+        by_rows: whether the mean weighs silos by their rows; else all alike.
+        chosen: how many silos may send an update; above `MOST_UPDATES` nothing is kept.
+    """
+
+    def __init__(self, before: Tensors, by_rows: bool, chosen: int = 0) -> None:
+        self._before = before
+        self._by_rows = by_rows
+        self._pairs = factor_pairs(before) if chosen <= MOST_UPDATES else []
+        self._kept: list[tuple[float, Update]] = []
+        self._bytes = 0
+
+    def watch(self, updates: Iterable[Update]) -> Iterator[Update]:
+        """Yield the updates, and keep their A's and B's, up to `MOST_UPDATES` and `MOST_BYTES`."""
+        names = {name for pair in self._pairs for name in (pair.a, pair.b)}
+        for update in updates:
+            if self._pairs:
+                factors = {name: tensor for name, tensor in update.tensors.items() if name in names}
+                weight = float(update.rows) if self._by_rows else 1.0
+                self._kept.append((weight, replace(update, tensors=factors)))
+                self._bytes += sum(tensor.nbytes for tensor in factors.values())
+                if len(self._kept) > MOST_UPDATES or self._bytes > MOST_BYTES:
+                    self._pairs, self._kept = [], []
+            yield update
+
+    def of(self, aggregate: Tensors) -> float | None:
+        """Return the error; None without pairs, if no factor was sent, with too many updates, or of a product of 0."""
+        if not any(update.tensors for _, update in self._kept):
+            return None
+        total = sum(weight for weight, _ in self._kept)
+        difference = size = 0.0
+        by_module = deltas(aggregate)
+        for pair in self._pairs:
+            factors = [(weight / total, factors_of(pair, update, self._before)) for weight, update in self._kept]
+            left, right = stacked(factors)
+            b, a = (aggregate.get(name, self._before[name]).double() for name in (pair.b, pair.a))
+            size += product_norm(left, right) ** 2
+            left, right = torch.cat([left, -b], 1), torch.cat([right, a])
+            if (delta := by_module.get(pair.module)) is not None:
+                moved = aggregate[delta].double() - self._before[delta].double()
+                difference += float(torch.linalg.matrix_norm(left @ right - moved)) ** 2
+            else:
+                difference += product_norm(left, right) ** 2
+        return (difference / size) ** 0.5 if size else None
