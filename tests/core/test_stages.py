@@ -14,6 +14,7 @@ def clock(monkeypatch):
     """A clock that the test moves: `clock(2.0)` passes two seconds."""
     now = [100.0]
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr("silotune.core.stages._command_started", None)  # of a command that ran nothing
 
     def passes(seconds: float) -> None:
         now[0] += seconds

@@ -69,7 +69,7 @@ class Round:
         log = self.engine.folder.path / "events.jsonl"
         before = log.stat().st_size
         shared = self.engine.coordinator_bytes()
-        updates = list(self.engine._updates(ROUND, NODES, self.broadcast, set(), set()))
+        updates = list(self.engine._updates(ROUND, NODES, lambda _: self.broadcast, set(), set()))
         assert self.engine.coordinator_bytes() == shared
         events = [json.loads(line) for line in log.read_bytes()[before:].decode().splitlines()]
         reasons = [event["reason"] for event in events if event["event"] in ("refused", "silo-failed")]
@@ -115,7 +115,7 @@ def rounds(tiny_config, tmp_path_factory):
         earlier = [decode(data) for _, data in link.came]
         came = len(link.came)
         broadcast = engine.federation.coordinator.broadcast(ROUND)
-        updates = list(engine._updates(ROUND, NODES, broadcast, set(), set()))
+        updates = list(engine._updates(ROUND, NODES, lambda _: broadcast, set(), set()))
         honest = {frame.fields["silo"]: frame for frame in (decode(data) for _, data in link.came[came:])}
         assert sorted(honest) == sorted(update.silo for update in updates) == NODES
         # from here on only the victim answers anew, and what cannot be read is asked again for a moment only

@@ -26,13 +26,18 @@ from tests.support.session_rig import federate, local_configs
 def tensor_reads(monkeypatch):
     """How often the tensors of each message were read, by the message's sha256."""
     reads = Counter()
-    read_tensors = messages.read_tensors
+    read_tensors, read_block = messages.read_tensors, messages.read_block
 
     def counted(content):
         reads[sha256(content).hexdigest()] += 1
         return read_tensors(content)
 
+    def counted_block(content):
+        reads[sha256(content).hexdigest()] += 1
+        return read_block(content)
+
     monkeypatch.setattr(messages, "read_tensors", counted)
+    monkeypatch.setattr(messages, "read_block", counted_block)
     return reads
 
 

@@ -60,8 +60,11 @@ def test_an_unknown_silo_is_refused(runs, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("there", ["a file", "a folder that holds something"])
-def test_nothing_is_written_over(silotune: Silotune, runs, there, tmp_path):
+@pytest.mark.parametrize(
+    ("there", "problem"),
+    [("a file", "is a file, not a folder"), ("a folder that holds something", "already there and not empty")],
+)
+def test_nothing_is_written_over(silotune: Silotune, runs, there, problem, tmp_path):
     run = runs.run("bert", "lora")
     if there == "a file":
         (tmp_path / "out").write_text("mine")
@@ -71,9 +74,7 @@ def test_nothing_is_written_over(silotune: Silotune, runs, there, tmp_path):
     before = tree(tmp_path)
     outcome = silotune("export", run.folder, "--silo", "beta", "--part", "global", "--to", tmp_path / "out")
     assert outcome.code == 2
-    assert outcome.err.splitlines() == [
-        f"silotune: --to {tmp_path / 'out'}: already there and not empty; choose another folder"
-    ]
+    assert outcome.err.splitlines() == [f"silotune: --to {tmp_path / 'out'}: {problem}; choose another folder"]
     assert tree(tmp_path) == before
 
 

@@ -211,8 +211,8 @@ def test_the_coordinator_clips_what_is_too_long_and_nothing_else():
     np.testing.assert_allclose(flat(result), expected, rtol=1e-5, atol=1e-8)
 
 
-FUNCTIONS = [name for name, made in AGGREGATIONS.items() if not getattr(made, "needs_pairs", False)]
-"""Those of LoRA's pairs are in `test_low_rank_aggregation.py`."""
+FUNCTIONS = [name for name, made in AGGREGATIONS.items() if not hasattr(made, "aggregate")]
+"""Those that read the broadcast are in `test_low_rank_aggregation.py`, `test_exact_products.py` and with FedALT."""
 
 
 @pytest.mark.parametrize("name", [*FUNCTIONS, "trimmed-mean", "krum", "multi-krum"])

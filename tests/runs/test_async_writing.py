@@ -107,12 +107,13 @@ def test_an_error_comes_up_at_a_later_file_too_and_few_files_wait_in_memory(tmp_
 
 def test_a_broadcast_is_read_once_for_all_silos_and_refused_for_each():
     expected = Expected({"global/x": (2,)})
-    participant = SiloClient(None, expected)  # type: ignore[arg-type]
+    participant = SiloClient(None, lambda silo: expected)  # type: ignore[arg-type]
     message = broadcast_message({"global": {"x": torch.tensor([1.0, 2.0])}}, 3)
-    assert participant.open_broadcast(message)[0] is participant.open_broadcast(message)[0]
+    assert participant.open_broadcast(message, "alpha")[0] is participant.open_broadcast(message, "beta")[0]
     other = broadcast_message({"global": {"x": torch.tensor([5.0, 2.0])}}, 4)
-    assert (participant.open_broadcast(other)[0]["global"]["x"][0], participant.open_broadcast(other)[1]) == (5.0, 4)
+    shared, number = participant.open_broadcast(other, "alpha")
+    assert (shared["global"]["x"][0], number) == (5.0, 4)
     for _ in range(2):
         with pytest.raises(MessageRefused):
-            participant.open_broadcast(b"nothing of the kind")
-    assert participant.open_broadcast(message)[1] == 3
+            participant.open_broadcast(b"nothing of the kind", "alpha")
+    assert participant.open_broadcast(message, "alpha")[1] == 3

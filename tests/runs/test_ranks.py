@@ -166,9 +166,7 @@ def test_a_finished_run_has_every_silos_own_model(method, tiny_config, tmp_path)
 
 def test_a_start_is_not_cut_where_whole_products_are_added_up(tiny_config):
     config = tiny_config("flora", "tuner.ranks.alpha=2").model_copy(update={"start": "folder"})
-    with pytest.raises(
-        InputError, match=r"^start: method flora adds up whole .*allowed: without tuner.ranks$"
-    ):
+    with pytest.raises(InputError, match=r"^start: method flora adds up whole .*allowed: without tuner.ranks$"):
         check_start(config, make_method(config))
     equal = tiny_config("flora").model_copy(update={"start": "folder"})
     check_start(equal, make_method(equal))

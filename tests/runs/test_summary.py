@@ -85,14 +85,15 @@ def test_bytes_and_parameters_are_those_of_the_messages(reference, case):
     for _, silo, message in wire.up:
         sent_by.setdefault(silo, {}).update({name: t.numel() for name, t in read_message(message)[0].items()})
     assert run.summary["sent_parameters"] == max((sum(sizes.values()) for sizes in sent_by.values()), default=0)
-    fixed = run.federation.context.fixed.keys()
-    states = [{part: t for part, t in result.state.items() if part not in fixed} for result in wire.results.values()]
+    trained = run.federation.method.changes()  # others only come down, or are fixed
+    states = [{part: t for part, t in result.state.items() if part in trained} for result in wire.results.values()]
     sizes = [{part: sum(t.numel() for t in tensors.values()) for part, tensors in state.items()} for state in states]
     assert run.summary["trainable_parameters"] == max(sum(found.values()) for found in sizes)
     heads = [sum(size for part, size in found.items() if part.startswith("head") or part in NUMBERS) for found in sizes]
     assert run.summary["head_parameters"] == max(heads)
     adapters = {sum(found.values()) - head for found, head in zip(sizes, heads, strict=True)}
-    assert adapters == {run.summary["adapter_parameters"]}
+    assert max(adapters) == run.summary["adapter_parameters"]
+    assert len(adapters) == 1 or run.federation.context.initial.ranks
 
 
 def test_the_run_folder_says_how_it_was_made(reference):

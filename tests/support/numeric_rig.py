@@ -16,6 +16,7 @@ from silotune.methods import Phase, Step
 from silotune.models.backbone.backbone import Backbone
 from silotune.training.context import TrainingContext
 from silotune.training.federation import Federation
+from silotune.training.initial_parts import InitialParts
 from silotune.training.silo import Silo
 from tests.support.views import view_of_batch
 
@@ -35,10 +36,8 @@ def doubled(federation: Federation) -> Federation:
 
 def parts_in_double(monkeypatch: pytest.MonkeyPatch) -> None:
     """Initialize parts in float64 from now on."""
-    init = TrainingContext._init
-    monkeypatch.setattr(
-        TrainingContext, "_init", lambda *args: {name: one.double() for name, one in init(*args).items()}
-    )
+    init = InitialParts._one
+    monkeypatch.setattr(InitialParts, "_one", lambda *args: {name: one.double() for name, one in init(*args).items()})
 
 
 def random_parts(federation: Federation, silo: Silo, seed: int = 5, spread: float = 0.2) -> State:

@@ -270,7 +270,8 @@ def read_task(fields: Any) -> Task:
     if not isinstance(fields, dict) or fields.keys() - {"positive"} != {"name", "labels", "metric", "kind"}:
         raise ValueError("not a task")
     labels = fields["labels"]
-    texts = [fields["name"], fields["metric"], *labels] if isinstance(labels, list | tuple) else [None]
+    named = [fields["name"], fields["metric"], fields["kind"]]
+    texts = [*named, *labels] if isinstance(labels, list | tuple) else [None]
     if not all(isinstance(text, str) for text in texts) or fields["kind"] not in KINDS:
         raise ValueError("not a task")
     if fields["metric"] not in METRICS_OF[fields["kind"]]:

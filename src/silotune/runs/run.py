@@ -35,6 +35,7 @@ from silotune.runs.engines.in_process import InProcessEngine
 from silotune.runs.engines.multi_process import MultiProcessEngine, RayEngine
 from silotune.runs.more_rounds import may_differ
 from silotune.runs.run_result import Run
+from silotune.runs.storage.readers import read_summary
 from silotune.runs.storage.run_folder import continued, working_in
 from silotune.runs.storage.scored_rows import write_test_scores
 from silotune.runs.summary import intervals, state_digest, summarize
@@ -148,6 +149,14 @@ def _run(
                 summary["baselines"] = baselines(kept, config.partition.name != "none")
             summary["intervals"] = intervals(write_test_scores(path, federation, engine.tested))
         keep_instances(path, federation.silos.values())
-        summary["stages"] = seconds_so_far()
+        summary["stages"] = _stages(path)
         write_text(path / "summary.json", json.dumps(summary, indent=1) + "\n")
     return Run(path, summary, federation)
+
+
+def _stages(path: Path) -> dict[str, float]:
+    """Return the seconds by stage; those of the training process where a finished run is only summarized again."""
+    stages = seconds_so_far()
+    if "training" not in stages and (path / "summary.json").is_file():
+        stages = read_summary(path).get("stages", stages)
+    return stages

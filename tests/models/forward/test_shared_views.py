@@ -47,7 +47,7 @@ def result(training, phase, batch, state, received, memory, together):
 
 
 def compare(federation, batch, state, received, memory):
-    for phase in federation.context.phases:
+    for phase in (phase for phase in federation.context.phases if phase.trains):  # others copy
         loss, expected = result(federation.context, phase, batch, state, received, memory, together=False)
         shared_loss, shared_gradients = result(federation.context, phase, batch, state, received, memory, together=True)
         assert shared_loss == pytest.approx(loss, rel=1e-10, abs=1e-12)
