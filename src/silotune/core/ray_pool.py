@@ -90,14 +90,13 @@ class RayPool(Executor):
     def _give(self, work: tuple[Any, ...], result: Future[Any], tries: int) -> None:
         """Give work to the worker that has the least."""
         with self._lock:
-            if not self._work or not tries:
-                lost = (
-                    "all workers of the cluster are" if not self._work else f"{_TRIES} workers with the same work were"
-                )
-                result.set_exception(SilotuneError(f"{lost} lost (out of memory?); run again with --resume"))
-                return
-            chosen = min(self._work, key=self._work.__getitem__)
-            self._work[chosen] += 1
+            chosen = min(self._work, key=self._work.__getitem__, default=None)
+            if chosen is not None and tries:
+                self._work[chosen] += 1
+        if chosen is None or not tries:  # outside the lock: whoever waits for the result may give more work
+            lost = "all workers of the cluster are" if chosen is None else f"{_TRIES} workers with the same work were"
+            result.set_exception(SilotuneError(f"{lost} lost (out of memory?); run again with --resume"))
+            return
 
         def finish(done: Future[Any]) -> None:
             error = done.exception()

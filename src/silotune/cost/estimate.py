@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +25,7 @@ from silotune.models.heads import Head
 from silotune.models.tuners import tuner_of
 from silotune.runs.build.resolve import make_method, read_config
 from silotune.runs.build.validation import check_length
+from silotune.training.initial_parts import at_rank
 
 _VALUE_BYTES = {"bf16": 2, "fp16": 2}
 """Precision → bytes of a weight that is not quantized; others have 4."""
@@ -185,24 +187,26 @@ def _message_sizes(config: Config, method: Method, state: State) -> tuple[int, i
     return message_sizes(shapes, method.parts(), make_pipeline(config.uplink, config.seed), method.sends(1))
 
 
-def _traffic(config: Config, shape: Shape, method: Method, state: State, silos: int) -> tuple[int, int]:
+def _traffic(
+    config: Config, shape: Shape, method: Method, state: State, silos: int, sizes: tuple[int, int]
+) -> tuple[int, int]:
     """Return the bytes of all silos' updates and of all broadcasts in one round; silos of `tuner.ranks` count as such.
+
+    `sizes` are those of a silo that has the run's rank.
 
     Raises:
         InputError: there are more silos with a rank of their own than silos.
     """
-    tuner, parts = method.setting.tuner, method.parts()
-    if len(tuner.ranks) > silos:
-        raise InputError(f"silos: {silos} a round, but tuner.ranks names {len(tuner.ranks)}")
-    sizes = [_message_sizes(config, method, state)] * (silos - len(tuner.ranks))
-    for rank in tuner.ranks.values():
+    ranks = method.setting.tuner.ranks
+    if len(ranks) > silos:
+        raise InputError(f"silos: {silos} a round, but tuner.ranks names {len(ranks)}")
+    up, down = ((silos - len(ranks)) * size for size in sizes)
+    for rank, count in Counter(ranks.values()).items():
         with shape.mode:
-            at_rank = {
-                name: tensors if (own := tuner_of(parts[name].module)) is None else own.at_rank(tensors, rank)
-                for name, tensors in state.items()
-            }
-        sizes.append(_message_sizes(config, method, at_rank))
-    return sum(up for up, _ in sizes), sum(down for _, down in sizes)
+            cut = at_rank(state, method.parts(), rank)
+        rank_up, rank_down = _message_sizes(config, method, cut)
+        up, down = up + count * rank_up, down + count * rank_down
+    return up, down
 
 
 def _cost(config: Config, shape: Shape, method: Method, state: State, work: WorkCount, options: dict[str, int]) -> Cost:
@@ -222,8 +226,8 @@ def _cost(config: Config, shape: Shape, method: Method, state: State, work: Work
     sent = sum(sizes[name] for name in method.sends())
     others = sum(size for name, size in trained.items() if name not in adapters)
     full = bare + added + others - first_head
-    up, _ = _message_sizes(config, method, state)
-    bytes_up, bytes_down = _traffic(config, shape, method, state, options["silos"])
+    up, down = _message_sizes(config, method, state)
+    bytes_up, bytes_down = _traffic(config, shape, method, state, options["silos"], (up, down))
     quantization = resolve_quantization(config.backbone.quantization, resolve_device(config.device))
     weights = weight_bytes(shape.backbone.base, quantization, 4)
     peak = weights + work.training_state + work.saved if work.train else 0

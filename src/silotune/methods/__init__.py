@@ -19,6 +19,8 @@ from silotune.core.tensors import State, Tensors
 from silotune.methods.base import (
     GLOBAL,
     HEAD,
+    HEAD_GLOBAL,
+    HEAD_PRIVATE,
     PRIVATE,
     Method,
     MethodOptions,
@@ -76,6 +78,8 @@ def is_centralized(method: str) -> bool:
 __all__ = [
     "GLOBAL",
     "HEAD",
+    "HEAD_GLOBAL",
+    "HEAD_PRIVATE",
     "METHODS",
     "PRIVATE",
     "SIMILARITIES",

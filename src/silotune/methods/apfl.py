@@ -9,6 +9,8 @@ from torch import Tensor
 
 from silotune.methods import (
     GLOBAL,
+    HEAD_GLOBAL,
+    HEAD_PRIVATE,
     PRIVATE,
     Method,
     MethodOptions,
@@ -27,7 +29,7 @@ from silotune.methods import (
     shared,
 )
 
-ALPHA, HEAD_GLOBAL, HEAD_PRIVATE = "alpha", "head_global", "head_private"
+ALPHA = "alpha"
 
 
 class APFLOptions(MethodOptions):

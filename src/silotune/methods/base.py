@@ -36,6 +36,7 @@ PRIVATE = "private"
 
 HEAD = "head"
 
+HEAD_GLOBAL, HEAD_PRIVATE = "head_global", "head_private"
 
 REFERENCE = "reference"
 """The view of the backbone without any part, for heads that read it (`Head.reads_reference`)."""

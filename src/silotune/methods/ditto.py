@@ -9,6 +9,8 @@ from torch import Tensor
 
 from silotune.methods import (
     GLOBAL,
+    HEAD_GLOBAL,
+    HEAD_PRIVATE,
     PRIVATE,
     Method,
     MethodOptions,
@@ -43,30 +45,30 @@ class Ditto(Method):
         return {
             GLOBAL: shared(tuner),
             PRIVATE: Part(tuner, Scope.PRIVATE, start=GLOBAL),
-            "head_global": self.head(),
-            "head_private": private(head),
+            HEAD_GLOBAL: self.head(),
+            HEAD_PRIVATE: private(head),
         }
 
     def phases(self) -> list[Phase]:
         """Global, then personal."""
         return [
-            Phase("global", trains=(GLOBAL, "head_global"), views={"global": {GLOBAL: 1}}, loss=self.global_loss),
-            Phase("personal", trains=(PRIVATE, "head_private"), views={"own": {PRIVATE: 1}}, loss=self.personal_loss),
+            Phase("global", trains=(GLOBAL, HEAD_GLOBAL), views={"global": {GLOBAL: 1}}, loss=self.global_loss),
+            Phase("personal", trains=(PRIVATE, HEAD_PRIVATE), views={"own": {PRIVATE: 1}}, loss=self.personal_loss),
         ]
 
     @mean_over_rows
     def global_loss(self, step: Step) -> Tensor:
         """Cross-entropy of the global model."""
-        return step.cross_entropy("global", "head_global")
+        return step.cross_entropy("global", HEAD_GLOBAL)
 
     @mean_over_rows
     def personal_loss(self, step: Step) -> Tensor:
         """Cross-entropy of the personal model plus the proximal term."""
-        cross_entropy = step.cross_entropy("own", "head_private")
+        cross_entropy = step.cross_entropy("own", HEAD_PRIVATE)
         distance = proximal(step.state[PRIVATE], step.received[GLOBAL])
         step.log(personal_cross_entropy=cross_entropy, distance=distance)
         return cross_entropy + cast(DittoOptions, self.options).lam / 2 * distance
 
     def prediction(self) -> PredictionMix:
         """The personal model."""
-        return PredictionMix({PRIVATE: 1}, "head_private")
+        return PredictionMix({PRIVATE: 1}, HEAD_PRIVATE)

@@ -12,6 +12,8 @@ from torch import Tensor
 
 from silotune.methods import (
     GLOBAL,
+    HEAD_GLOBAL,
+    HEAD_PRIVATE,
     PRIVATE,
     Method,
     MethodOptions,
@@ -28,8 +30,6 @@ from silotune.methods import (
     private,
     shared,
 )
-
-HEAD_GLOBAL, HEAD_PRIVATE = "head_global", "head_private"
 
 FUSION = ("fusion_personal", "fusion_global")  # parts of one number each: w₁ and w₂
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from silotune.methods import (
     GLOBAL,
     HEAD,
+    HEAD_GLOBAL,
     PRIVATE,
     Method,
     MethodOptions,
@@ -25,8 +26,6 @@ from silotune.methods import (
     proximal,
     shared,
 )
-
-HEAD_GLOBAL = "head_global"
 
 
 class PFedMeOptions(MethodOptions):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -157,6 +158,7 @@ def _run(
 def _stages(path: Path) -> dict[str, float]:
     """Return the seconds by stage; those of the training process where a finished run is only summarized again."""
     stages = seconds_so_far()
-    if "training" not in stages and (path / "summary.json").is_file():
-        stages = read_summary(path).get("stages", stages)
+    if "training" not in stages:
+        with contextlib.suppress(InputError):  # none yet, or a damaged one, which is written anew
+            stages = read_summary(path).get("stages", stages)
     return stages

@@ -79,13 +79,7 @@ class InitialParts:
     def at_rank(self, state: State, silo: str) -> State:
         """Return parts with a silo's rank; the state itself where that is the tuner's own."""
         rank = self.ranks.get(silo)
-        if rank is None:
-            return state
-        tuners = {name: tuner_of(self._parts[name].module) for name in state}
-        return {
-            name: tensors if (tuner := tuners[name]) is None else tuner.at_rank(tensors, rank)
-            for name, tensors in state.items()
-        }
+        return state if rank is None else at_rank(state, self._parts, rank)
 
     def _all(self, scope: Scope, tasks: Iterable[Task], silo: str = "") -> State:
         tasks = list(tasks)
@@ -100,3 +94,12 @@ class InitialParts:
         if part.start is not None:  # draw as that part does; a shared one is the same on all silos
             name, silo = part.start, "" if self._parts[part.start].scope is Scope.SHARED else silo
         return part.module.init(self._backbone, tasks, generator(self._seed, "init", name, silo))
+
+
+def at_rank(state: State, parts: Mapping[str, Part], rank: int) -> State:
+    """Return parts with their adapters at a rank, up to that of the tuner."""
+    tuners = {name: tuner_of(parts[name].module) for name in state}
+    return {
+        name: tensors if (tuner := tuners[name]) is None else tuner.at_rank(tensors, rank)
+        for name, tensors in state.items()
+    }

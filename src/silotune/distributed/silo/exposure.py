@@ -45,9 +45,8 @@ def _steps(up_to: int) -> list[int]:
 
 def stretch(context: TrainingContext, phase: Phase) -> Stretch:
     """Return a phase's length as it is configured, which tells nothing about the rows."""
-    if phase.epochs is None and context.train.steps is not None:
-        return "steps", context.train.steps
-    return "epochs", phase.epochs or context.train.epochs
+    epochs = context.epochs(phase)
+    return ("steps", context.train.steps or 0) if epochs is None else ("epochs", epochs)
 
 
 @dataclass(frozen=True)

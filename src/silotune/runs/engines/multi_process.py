@@ -1,9 +1,9 @@
 """`MultiProcessEngine` (`--workers`): silos in several processes, which share the weights; `RayEngine`; the same bits.
 
-Each process has the silos' rows and a backbone, whose weights are in this machine's memory once; on a Ray cluster they
-are read by every worker. The main process keeps
-the silos' states, and sends and receives them with the work; it has no weights on a device while others work. A silo's
-result depends neither on the process nor on the order, so the bits are those of one process at equal `threads`.
+Each process has the silos' rows and a backbone, whose weights are in this machine's memory once; on a Ray cluster every
+worker reads them. The main process keeps the silos' states, and sends and receives them with the work; it has no
+weights on a device while others work. A silo's result depends neither on the process nor on the order, so the bits are
+those of one process at equal `threads`.
 """
 
 from __future__ import annotations
