@@ -21,7 +21,8 @@ import torch
 
 from benchmarks.alternating import alternate, ratio
 from benchmarks.silos import tiny_backbone
-from silotune.data.tasks import Row, SiloData, Splits, Task
+from silotune.data.rows import Row, SiloData, Splits
+from silotune.data.tasks import Task
 from silotune.models.backbone.backbone import Backbone
 from silotune.models.backbone.device import resolve_device, resolve_precision
 from silotune.models.backbone.loading import load_backbone

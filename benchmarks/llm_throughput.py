@@ -31,7 +31,8 @@ from benchmarks.alternating import alternate, ratio
 from benchmarks.random_llama import save_random_llama
 from silotune.core.randomness import generator
 from silotune.core.tensors import State, Tensors
-from silotune.data.tasks import Row, SiloData, Splits, Task
+from silotune.data.rows import Row, SiloData, Splits
+from silotune.data.tasks import Task
 from silotune.data.tokenized import TokenizedRows
 from silotune.evaluation.federation_scores import current_model_state
 from silotune.interop.peft_format import peft_layout

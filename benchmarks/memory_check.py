@@ -7,7 +7,8 @@ from typing import Any
 import torch
 
 from silotune.cost.estimate import estimate
-from silotune.data.tasks import Row, SiloData, Splits, Task
+from silotune.data.rows import Row, SiloData, Splits
+from silotune.data.tasks import Task
 from silotune.runs.build.builder import build
 from silotune.runs.build.resolve import read_config
 

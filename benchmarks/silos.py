@@ -103,7 +103,8 @@ def _one(model: str, size: int, fraction: float, rounds: int, hidden: int, layer
 def _engine(backbone: Any, source: str, size: int, fraction: float, rounds: int, folder: Path) -> Any:
     """A federation of silos with a few rows each, before its first round."""
     from silotune.config import dump
-    from silotune.data.tasks import Row, SiloData, Splits, Task
+    from silotune.data.rows import Row, SiloData, Splits
+    from silotune.data.tasks import Task
     from silotune.runs.build.builder import build
     from silotune.runs.build.resolve import read_config
     from silotune.runs.engines.in_process import InProcessEngine

@@ -193,7 +193,7 @@ def probes(folder: Path, seed: int, number: int = PROBES) -> dict[str, Any]:
 
     Read from the folder as silotune reads it, answered by its own greedy generation.
     """
-    from silotune.data.tasks import Row as Instruction
+    from silotune.data.rows import Row as Instruction
     from silotune.data.tasks import generation_task
     from silotune.models.backbone.loading import load_backbone
     from silotune.models.forward.generation import GenerationOptions, generate

@@ -57,7 +57,8 @@ def test_rows_say_what_they_ask(benchmarks):
 
 @pytest.mark.long  # a model is trained for it
 def test_rows_are_encoded_as_the_head_encodes_them(benchmarks, trained):
-    from silotune.data.tasks import Row, generation_task
+    from silotune.data.rows import Row
+    from silotune.data.tasks import generation_task
     from silotune.models.heads.lm import LanguageModelHead
 
     made_text, small_llama, _ = benchmarks

@@ -54,7 +54,7 @@ def test_the_rows_of_table_2(name, tmp_path):
     words = [f"data.path={folder(tmp_path, name)}", "attack=backdoor", "attack.fraction=0", "seeds=1,2"]
     found = read_comparison(f"fedprompt-{name}", words)
     rows = {
-        cell.row.removeprefix("fedprompt").removeprefix("-"): (
+        cell.entry.removeprefix("fedprompt").removeprefix("-"): (
             cell.config.partition.name,
             cell.config.partition.alpha if cell.config.partition.name == "quantity" else None,
             cell.config.attack.fraction,

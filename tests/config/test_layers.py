@@ -201,7 +201,7 @@ class TestPaths:
         (tmp_path / "sub" / "file.yaml").write_text(yaml.safe_dump(tree), encoding="utf-8")
         cells = read_comparison("sub/file.yaml", ["methods=fedavg,local"]).cells
         ours, theirs = str(tmp_path / "sub" / "ours"), str(tmp_path / "sub" / "theirs")
-        found = {cell.row: cell.config.federation.labelled for cell in cells}
+        found = {cell.entry: cell.config.federation.labelled for cell in cells}
         assert found == {"fedavg": ours, "fedavg-other": theirs, "local": None, "local-other": theirs}
 
 

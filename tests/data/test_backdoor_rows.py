@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from silotune.config.attack import AttackConfig
 from silotune.data.backdoor import insert_triggers, make_backdoor
 from silotune.data.loading import load_silos
-from silotune.data.tasks import Row, SiloData, Splits, Task
+from silotune.data.rows import Row, SiloData, Splits
+from silotune.data.tasks import Task
 from silotune.errors import InputError
 from silotune.methods import METHODS
 from silotune.runs.build.builder import build

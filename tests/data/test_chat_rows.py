@@ -8,7 +8,8 @@ from tokenizers import processors
 from silotune.data.chat_rows import ConversationEncoder
 from silotune.data.chat_template import ChatTemplate, turn_end_ids
 from silotune.data.generation_tokenizer import GenerationTokenizer
-from silotune.data.tasks import Row, Task
+from silotune.data.rows import Row
+from silotune.data.tasks import Task
 from silotune.errors import InputError
 from tests.support.chats import (
     CHANGING,

@@ -9,7 +9,7 @@ import pytest
 
 from silotune import read_config
 from silotune.data.loading import load_silos
-from silotune.data.tasks import SiloData
+from silotune.data.rows import SiloData
 from silotune.errors import InputError
 
 

@@ -18,7 +18,7 @@ import silotune as package
 from silotune import read_config
 from silotune.data.loading import load_silos
 from silotune.data.readers import label_names
-from silotune.data.tasks import Row
+from silotune.data.rows import Row
 from tests.support.command_line import Silotune
 
 HEADER = ("question", "reply", "id", "verdict")

@@ -14,7 +14,8 @@ from silotune.data.conversations import asked_row, conversation_rows, preference
 from silotune.data.instructions import find_format, generation_rows, row_format
 from silotune.data.own_silos import own_sets
 from silotune.data.row_folder import read_rows, write_rows
-from silotune.data.tasks import Row, SiloData, Splits, Task
+from silotune.data.rows import Row, SiloData, Splits
+from silotune.data.tasks import Task
 from silotune.errors import InputError
 from tests.support.chats import conversations, sharegpt, write_lines
 

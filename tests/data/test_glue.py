@@ -13,7 +13,7 @@ from datasets import ClassLabel, Dataset, DatasetDict, Features, Value
 
 from silotune import InputError, read_config
 from silotune.data.loading import load_silos
-from silotune.data.tasks import SiloData
+from silotune.data.rows import SiloData
 from tests.support.command_line import Silotune
 
 # As published at nyu-mll/glue: configuration, text columns, label names.

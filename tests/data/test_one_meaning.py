@@ -30,7 +30,7 @@ def test_two_silos_that_mean_different_things_are_refused(change, said, tiny_con
 
 
 @pytest.mark.parametrize("change", [{"labels": ("good", "bad")}, {"name": "Alpha"}])
-def test_labelled_rows_of_another_task_are_refused(change, tiny_config):
+def test_labeled_rows_of_another_task_are_refused(change, tiny_config):
     config = tiny_config("fedfame", *ONE_TASK)
     data = load_silos(config)
     own = draw_labeled_rows(data, config.server, 1)

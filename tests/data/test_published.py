@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from silotune.data.folders import read_folder
-from silotune.data.tasks import known_text
+from silotune.data.rows import known_text
 from tests.support.command_line import Silotune
 
 TEST_FILE = "flan_test_200_selected_nstrict_1.jsonl"

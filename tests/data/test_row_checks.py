@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from silotune.data.row_checks import MOST_WARNINGS, alike_labels, describe_rows, row_warnings, spread, warnings_of
-from silotune.data.tasks import Row, SiloData, Splits, Task
+from silotune.data.rows import Row, SiloData, Splits
+from silotune.data.tasks import Task
 
 MOOD = Task("mood", ("bad", "good"))
 

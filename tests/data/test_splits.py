@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from silotune import InputError
+from silotune.data.rows import Row, SiloData, Splits, check_silo
 from silotune.data.splits import SplitRule, split
-from silotune.data.tasks import Row, SiloData, Splits, Task, check_silo
+from silotune.data.tasks import Task
 
 MERGE = SplitRule(merge=True)
 

@@ -11,8 +11,9 @@ import torch
 from silotune.data.folders import read_folder
 from silotune.data.loading import load_silos
 from silotune.data.row_folder import read_rows, write_rows
+from silotune.data.rows import Row, SiloData, Splits, known_text
 from silotune.data.targets import read_label_set, read_number, target_tensor
-from silotune.data.tasks import Row, SiloData, Splits, Task, known_text, read_task
+from silotune.data.tasks import Task, read_task
 from silotune.errors import InputError
 from silotune.runs.build.resolve import read_config
 

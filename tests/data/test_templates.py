@@ -9,7 +9,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from transformers import AddedToken
 
-from silotune.data.tasks import Row, Task
+from silotune.data.rows import Row
+from silotune.data.tasks import Task
 from silotune.data.templates import ClozeTemplate, InstructionTemplate, encode_fitting
 from silotune.errors import InputError
 from silotune.models.forward.generation import GenerationOptions

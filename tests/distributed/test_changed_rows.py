@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from silotune.data.tasks import Row, Splits
+from silotune.data.rows import Row, Splits
 from silotune.distributed.coordinator.coordinate import coordinate
 from silotune.distributed.protocol.frames import decode
 from silotune.distributed.silo.row_fingerprint import row_digests, rows_digest

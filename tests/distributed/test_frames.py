@@ -20,7 +20,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from silotune.data.row_folder import read_rows, write_rows
-from silotune.data.tasks import Row, SiloData, Splits, Task
+from silotune.data.rows import Row, SiloData, Splits
+from silotune.data.tasks import Task
 from silotune.distributed.coordinator.coordinate import coordinate
 from silotune.distributed.protocol.frames import Frame, ProtocolError, ask_worker, decode
 from silotune.distributed.silo.silo_config import SiloSettings, read_silo_settings

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from silotune.distributed.silo.policy import Work
+from silotune.distributed.silo.request_work import RequestWork
 from silotune.training.phase_optimizer import PhaseOptimizer
 from tests.support.malicious import ALLOWED
 
@@ -15,7 +15,7 @@ def test_an_update_of_which_one_step_is_left_stays(attack, monkeypatch, left):
     assert coordinator.ask("hello").kind == "hello"
     federation = coordinator.session._setup.federation
     phases = [phase for phase in federation.context.phases if phase.when == "round"]
-    planned = Work.of(federation.context, next(iter(federation.silos.values())), phases).shared_steps
+    planned = RequestWork.of(federation.context, next(iter(federation.silos.values())), phases).shared_steps
     assert planned > 1
     skipped = 0 if left is None else planned - left
     monkeypatch.setattr(PhaseOptimizer, "skipped", lambda optimizer: [skipped if optimizer is first else 0])

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from silotune.data.tasks import Row, SiloData, Splits, Task
+from silotune.data.rows import Row, SiloData, Splits
+from silotune.data.tasks import Task
 from silotune.evaluation import baselines as module
 from silotune.evaluation.baselines import baseline_scores, baselines
 

@@ -10,7 +10,8 @@ from torch.nn import functional
 from transformers import AutoModelForCausalLM
 
 from silotune.data.metrics import LOSS_METRICS, TEXT_METRICS
-from silotune.data.tasks import Row, SiloData, Splits, generation_task
+from silotune.data.rows import Row, SiloData, Splits
+from silotune.data.tasks import generation_task
 from silotune.errors import InputError
 from silotune.evaluation import predict
 from silotune.runs.build.builder import build

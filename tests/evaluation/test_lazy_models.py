@@ -6,7 +6,7 @@ from silotune.data.tokenized import TokenizedRows
 from silotune.evaluation.federation_scores import measure_silos
 from silotune.runs.summary import parameters
 from silotune.training.initial_parts import InitialParts
-from silotune.training.silo import Evaluation
+from silotune.training.silo import EvaluationRows
 
 
 def test_parts_are_drawn_only_for_silos_that_are_judged(tiny_federation, monkeypatch):
@@ -23,7 +23,7 @@ def test_parts_are_drawn_only_for_silos_that_are_judged(tiny_federation, monkeyp
     silo = federation.silos[names[0]]
     rows = silo.evaluations[names[0]].validation
     none = TokenizedRows(rows.task, [], None, rows.labels[:0])
-    silo.evaluations = {names[0]: Evaluation(none, none)}
+    silo.evaluations = {names[0]: EvaluationRows(none, none)}
     scores = measure_silos(federation, "validation")
     assert drawn == names[1:]
     assert scores[names[0]].score is None

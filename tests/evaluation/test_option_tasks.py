@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from silotune.data.instructions import lists_options
-from silotune.data.tasks import Row
+from silotune.data.rows import Row
 from silotune.evaluation import predict
 from silotune.runs.build.resolve import read_config
 from silotune.runs.run import run

@@ -19,12 +19,12 @@ NINE = ("fedavg-full", "local", "fedavg", "fedlr", "fedap", "moon", "fedrep", "f
 
 def test_table_1_has_the_papers_nine_rows_three_times() -> None:
     comparison = read_comparison("table1-glue", ["data.path=nowhere"])
-    assert comparison.rows == NINE
+    assert comparison.entries == NINE
     assert comparison.seeds == (1, 2, 3)
     assert [cell.folder for cell in comparison.cells[:4]] == [
         "fedavg-full-1", "fedavg-full-2", "fedavg-full-3", "local-1",
     ]  # fmt: skip
-    configs = {cell.row: cell.config for cell in comparison.cells}
+    configs = {cell.entry: cell.config for cell in comparison.cells}
     assert {(c.rounds, c.train.lr, c.train.batch_size, c.data.rows_per_silo) for c in configs.values()} == {
         (25, 5e-4, 64, 4076)
     }
@@ -39,7 +39,7 @@ def test_table_1_has_the_papers_nine_rows_three_times() -> None:
 
 def test_table_2_has_the_ablations_of_the_paper() -> None:
     comparison = read_comparison("table2-glue", ["data.path=nowhere", "seeds=5"])
-    options = {cell.row: cell.config.method.options for cell in comparison.cells}
+    options = {cell.entry: cell.config.method.options for cell in comparison.cells}
     whole = options.pop("fedmcp")
     assert (whole["gamma"], whole["mu"], whole["similarity"], whole["representation"]) == (0.5, 0.05, "cka", "mean")
     changed = {row: {k: v for k, v in o.items() if whole[k] != v} for row, o in options.items()}
@@ -55,7 +55,7 @@ def test_table_2_has_the_ablations_of_the_paper() -> None:
 @pytest.mark.parametrize("preset", ["mixed6", "sentiment5"])
 def test_small_settings_bring_the_nine_rows_and_five_seeds(preset: str) -> None:
     comparison = read_comparison(preset, ["data.path=nowhere"])
-    assert (comparison.rows, comparison.seeds) == (NINE, (1, 2, 3, 4, 5))
+    assert (comparison.entries, comparison.seeds) == (NINE, (1, 2, 3, 4, 5))
 
 
 COMPARE = {
@@ -76,7 +76,7 @@ def written(folder: Path, **keys: object) -> str:
 
 def test_a_users_file_says_it_all(tmp_path: Path) -> None:
     comparison = read_comparison(written(tmp_path, compare=COMPARE), [])
-    assert comparison.rows == ("local", "local-slow", "moon", "moon-slow")
+    assert comparison.entries == ("local", "local-slow", "moon", "moon-slow")
     assert (comparison.seeds, comparison.ddof) == ((4, 5), 0)
     assert {c.row: (c.config.train.lr, c.config.sampling.count) for c in comparison.cells} == {
         "local": (1e-3, None),
@@ -84,14 +84,14 @@ def test_a_users_file_says_it_all(tmp_path: Path) -> None:
         "moon": (1e-3, None),
         "moon-slow": (1e-5, 2),
     }
-    assert {c.config.method.options["mu"] for c in comparison.cells if c.row.startswith("moon")} == {5}
+    assert {c.config.method.options["mu"] for c in comparison.cells if c.entry.startswith("moon")} == {5}
     # the command line is over the file; variants of its own replace those of the file
     comparison = read_comparison(
         str(tmp_path / "mine.yaml"), ["methods=ditto", "seeds=7", "std.ddof=1"], ["two: rounds=2"]
     )
     assert ([cell.folder for cell in comparison.cells], comparison.ddof) == (["ditto-7", "ditto-two-7"], 1)
     comparison = read_comparison(written(tmp_path, compare={"methods": "fedmcp", "ablation": True}, seed=3), [])
-    assert (len(comparison.rows), comparison.seeds) == (1 + len(ABLATIONS["fedmcp"]), (3,))
+    assert (len(comparison.entries), comparison.seeds) == (1 + len(ABLATIONS["fedmcp"]), (3,))
 
 
 def test_a_run_of_that_file_is_the_same_as_without(tmp_path: Path) -> None:
@@ -108,10 +108,10 @@ def test_the_best_of_a_sweep_stands_between_the_file_and_the_words(tmp_path: Pat
         (tmp_path / name / "best.yaml").write_text(yaml.safe_dump({"per_method": entries}))
     asked = {"methods": ["local", "moon"], "best": ["one", "two"]}  # beside the file
     source = written(tmp_path, compare=asked, train={"lr": 0.5})
-    configs = {cell.row: cell.config for cell in read_comparison(source, []).cells}
+    configs = {cell.entry: cell.config for cell in read_comparison(source, []).cells}
     assert (configs["local"].train.lr, configs["moon"].train.lr) == (1e-5, 0.5)
     assert configs["moon"].method.options["mu"] == 0.1  # the file's own per_method says 5
-    configs = {cell.row: cell.config for cell in read_comparison(source, ["train.lr=0.25"]).cells}
+    configs = {cell.entry: cell.config for cell in read_comparison(source, ["train.lr=0.25"]).cells}
     assert {config.train.lr for config in configs.values()} == {0.25}
     with pytest.raises(InputError, match="has nothing for method 'ditto', only for local, moon"):
         read_comparison(source, ["methods=local,ditto"])
@@ -144,7 +144,7 @@ def test_a_bad_section_is_refused(tmp_path: Path, compare: object, named: str) -
 
 def test_own_variants_stand_behind_every_method() -> None:
     comparison = read_comparison("demo", ["methods=local,fedavg"], ["slow: train.lr=1e-4 rounds=2"])
-    assert comparison.rows == ("local", "local-slow", "fedavg", "fedavg-slow")
+    assert comparison.entries == ("local", "local-slow", "fedavg", "fedavg-slow")
     assert [(cell.config.train.lr, cell.config.rounds) for cell in comparison.cells] == [(1e-3, 6), (1e-4, 2)] * 2
 
 
@@ -183,7 +183,7 @@ def test_without_methods_and_seeds_it_is_the_presets_own_method_once() -> None:
         ([], ["a b: rounds=1"], False, "--variant"),
         ([], ["a: rounds=1", "a: rounds=2"], False, "'a' appears twice"),
         ([], ["a: rounds=0"], False, "rounds"),
-        (["methods=fedavg,fedavg-full"], ["full: rounds=1"], False, "two rows would be called 'fedavg-full'"),
+        (["methods=fedavg,fedavg-full"], ["full: rounds=1"], False, "two entries would be called 'fedavg-full'"),
         (["methods=fedavg"], [], True, "'fedavg'"),
     ],
 )
@@ -201,7 +201,7 @@ GRID = {
 
 def test_a_grid_has_a_row_for_every_combination_and_none_of_its_own(tmp_path: Path) -> None:
     source = written(tmp_path, compare={"methods": ["local", "moon"], "grid": GRID, "variants": {"odd": {"rounds": 3}}})
-    cells = {cell.row: (cell.config.rounds, cell.config.train.lr) for cell in read_comparison(source, []).cells}
+    cells = {cell.entry: (cell.config.rounds, cell.config.train.lr) for cell in read_comparison(source, []).cells}
     expected = {"small-slow": (2, 1e-5), "small-own": (2, 1e-3), "large-slow": (9, 1e-5), "large-own": (9, 1e-3)}
     expected["odd"] = (3, 1e-3)
     assert cells == {f"{method}-{row}": keys for method in ("local", "moon") for row, keys in expected.items()}
@@ -216,7 +216,7 @@ def test_only_some_rows(tmp_path: Path) -> None:
     found = read_comparison(source, ["seeds=1,2"], only=["moon-*-slow", "local-large-own"])
     assert found.rows == ("local-large-own", "moon-small-slow", "moon-large-slow")
     assert len(found.cells) == 6
-    with pytest.raises(InputError, match=r"--only 'fedavg\*': fits none of the 8 rows \(local-small-slow"):
+    with pytest.raises(InputError, match=r"--only 'fedavg\*': fits none of the 8 entries \(local-small-slow"):
         read_comparison(source, [], only=["moon-*", "fedavg*"])
 
 
@@ -225,7 +225,7 @@ def test_a_variant_over_another_preset(tmp_path: Path) -> None:
     source = written(
         tmp_path, rounds=7, compare={"methods": ["fedavg"], "variants": {"glue": {"preset": "fedmcp-glue"}}}
     )
-    cells = {cell.row: cell.config for cell in read_comparison(source, []).cells}
+    cells = {cell.entry: cell.config for cell in read_comparison(source, []).cells}
     assert cells["fedavg"].data.set == "demo"
     assert (cells["fedavg-glue"].data.set, cells["fedavg-glue"].data.rows_per_silo) == ("glue", 4076)
     assert {config.rounds for config in cells.values()} == {7}

@@ -18,8 +18,8 @@ METHODS = ("fedavg", "fedfame")
 
 def cells_of(preset: str, *words: str):
     comparison = read_comparison(preset, ["data.path=nowhere", *words])
-    assert len(comparison.cells) == len(comparison.rows) * len(comparison.seeds)
-    return comparison, {(cell.row, cell.seed): cell.config for cell in comparison.cells}
+    assert len(comparison.cells) == len(comparison.entries) * len(comparison.seeds)
+    return comparison, {(cell.entry, cell.seed): cell.config for cell in comparison.cells}
 
 
 @pytest.mark.parametrize(
@@ -61,8 +61,8 @@ def test_small_tables_4_and_5(preset):
     for config in cells.values():
         assert (config.rounds, config.partition.silos, config.sampling.fraction) == (20, 10, 0.3)
         assert config.tuner.options["r"] == {"bottleneck": 24, "lora": 1}[config.tuner.name]
-        rows, labelled = (6000, 300) if preset.endswith("sst2") else (None, 175)
-        assert (config.data.rows, config.server.labels_per_class) == (rows, labelled)
+        rows, labeled = (6000, 300) if preset.endswith("sst2") else (None, 175)
+        assert (config.data.rows, config.server.labels_per_class) == (rows, labeled)
 
 
 def test_whatever_is_over_mrpc_reports_f1(tmp_path):

@@ -63,7 +63,10 @@ def test_each_method_has_its_own_space() -> None:
     (cell,) = sweep.cells("moon", {"train.lr": 1e-4, "method.mu": 5})
     assert (cell.config.method.name, cell.config.train.lr, cell.config.method.options["mu"]) == ("moon", 1e-4, 5)
     other = read_sweep("demo", [*words, "seeds=3,4"]).cells("moon", {"train.lr": 1e-4, "method.mu": 5})
-    assert [c.folder for c in other] == [f"{cell.row}-3", f"{cell.row}-4"]  # one trial: it differs in the seed alone
+    assert [c.folder for c in other] == [
+        f"{cell.entry}-3",
+        f"{cell.entry}-4",
+    ]  # one trial: it differs in the seed alone
 
 
 def test_a_comparisons_methods_are_swept_where_none_are_named() -> None:

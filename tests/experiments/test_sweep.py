@@ -73,7 +73,7 @@ def test_what_it_leaves_and_what_compare_makes_of_it(silotune: Silotune, words: 
     }  # fmt: skip
     base = [word for word in words[2:] if not word.startswith(("train.lr", "method.mu"))]
     compared = read_comparison("demo", [*base, "methods=local,fedmcp", f"best={out}"])
-    assert {cell.row: cell.config.train.lr for cell in compared.cells} == {m: best[m]["train.lr"] for m in best}
+    assert {cell.entry: cell.config.train.lr for cell in compared.cells} == {m: best[m]["train.lr"] for m in best}
     assert compared.cells[1].config.method.options["mu"] == best["fedmcp"]["method.mu"]
 
 

@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from silotune.data.tasks import Row, Task
+from silotune.data.rows import Row
+from silotune.data.tasks import Task
 from silotune.data.tokenized import RowTokenizer
 from silotune.errors import InputError
 from silotune.models.backbone.loading import load_backbone

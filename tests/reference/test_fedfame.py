@@ -316,7 +316,7 @@ def texts(rows) -> list[tuple[str, ...]]:
     return sorted((row.label, *row.texts) for row in rows.splits.train)
 
 
-def test_labelled_rows_do_not_depend_on_the_partition_and_stay_in_the_silos(tiny_config):
+def test_labeled_rows_do_not_depend_on_the_partition_and_stay_in_the_silos(tiny_config):
     found = []
     for words in (("partition=iid", "partition.silos=3"), ("partition=dirichlet", "partition.alpha=0.1"), ("seed=9",)):
         config = tiny_config("fedfame", "data.seed=4", *words)
@@ -330,7 +330,7 @@ def test_labelled_rows_do_not_depend_on_the_partition_and_stay_in_the_silos(tiny
 
 
 @pytest.mark.parametrize(("total", "expected"), [(10, [5, 5]), (7, [4, 3])])
-def test_labelled_rows_in_all(tiny_config, total, expected):
+def test_labeled_rows_in_all(tiny_config, total, expected):
     config = tiny_config("fedfame", "server.labels_per_class=", f"server.labelled_rows={total}")
     rows = building.draw_labeled_rows(building.load_silos(config), config.server, 1).splits.train
     assert [sum(row.label == label for row in rows) for label in (0, 1)] == expected

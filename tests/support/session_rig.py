@@ -87,11 +87,11 @@ def job(config: Config, out: Path, silos: Collection[str], local: bool = True) -
     folder = out / "federation"
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.yaml").write_text(dump(config), encoding="utf-8")
-    labelled = None
+    labeled = None
     if config.server.labels_per_class:
-        labelled = str(folder / "labelled")
-        write_rows(folder / "labelled", draw_labeled_rows(load_silos(config), config.server, config.data_seed))
-    return Job(str(folder / "config.yaml"), str(out), tuple(sorted(silos)), labelled, local)
+        labeled = str(folder / "labeled")
+        write_rows(folder / "labeled", draw_labeled_rows(load_silos(config), config.server, config.data_seed))
+    return Job(str(folder / "config.yaml"), str(out), tuple(sorted(silos)), labeled, local)
 
 
 def federate(config: Config, out: Path, order: Sequence[int] = (0, 1, 2)) -> tuple[dict, DirectLink]:

@@ -24,7 +24,7 @@ from transformers import (
 
 import silotune
 from silotune.data.batching import make_batch
-from silotune.data.tasks import Row
+from silotune.data.rows import Row
 from silotune.evaluation.federation_scores import current_model_state
 from silotune.models.backbone.backbone import Backbone
 from silotune.models.backbone.loading import ModelClass, load_backbone

@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 
 from silotune.cli.completion import complete_source, complete_word
+from silotune.errors import InputError
 
 console = Console(highlight=False)
 
@@ -39,3 +40,14 @@ def say_aside(text: str) -> None:
 def say(text: str) -> None:
     """Print a line unchanged: no wrapping (paths stay in one piece), no markup."""
     console.print(text, markup=False, emoji=False, soft_wrap=True)
+
+
+def output_folder(out: Path | None, command: str) -> Path:
+    """Check that the `--out` option is given.
+
+    Raises:
+        InputError: it is missing.
+    """
+    if out is None:
+        raise InputError(f"--out: is missing; {command} needs a folder for its runs")
+    return out

@@ -17,7 +17,7 @@ from silotune.errors import unknown_name_error
 
 if TYPE_CHECKING:
     from silotune.config import Config
-    from silotune.data.tasks import SiloData
+    from silotune.data.rows import SiloData
     from silotune.runs.build.shown_rows import ShownRow
 
 _MOST_LABELS = 12

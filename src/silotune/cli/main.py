@@ -15,6 +15,7 @@ _INTERRUPTED, _TERMINATED = 130, 143
 _COMMAND_MODULES = (
     "run",
     "compare",
+    "sweep",
     "catalog",
     "data",
     "partition",

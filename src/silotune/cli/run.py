@@ -135,7 +135,7 @@ def _preview(config: Config) -> None:
     """Build the federation of a run, and say what would be trained on which rows and what would be sent."""
     from silotune.core.determinism import numerics
     from silotune.data.row_checks import warnings_of
-    from silotune.data.tasks import SiloData
+    from silotune.data.rows import SiloData
     from silotune.runs.build.builder import build
     from silotune.runs.summary import parameters
 

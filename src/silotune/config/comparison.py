@@ -20,18 +20,18 @@ class StdConfig(Section):
 
 
 class CompareConfig(Section):
-    """Rows and seeds of a comparison.
+    """Entries and seeds of a comparison.
 
     Keys for one method alone are in the top-level `per_method`, which `silotune run` reads, too.
 
     Attributes:
         methods: the methods; if empty, the configuration's own method.
         seeds: the seeds; if empty, the configuration's own seed.
-        ablation: whether the ablations of each method's paper are rows, too.
-        variants: name of a variant → the keys that it changes; every method gets a row for each variant. The key
+        ablation: whether the ablations of each method's paper are entries, too.
+        variants: name of a variant → the keys that it changes; every method gets an entry for each variant. The key
             `preset` puts the source over another preset than the one that it names.
-        grid: groups of variants; every method gets a row for each choice of one variant from every group, and none of
-            its own.
+        grid: groups of variants; every method gets an entry for each choice of one variant from every group, and none
+            of its own.
         best: folders of `silotune sweep`; each method takes its best values from them.
         std: the standard deviation over seeds.
     """

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from silotune.core.numeric import ceil_fraction
 from silotune.core.randomness import sampler
-from silotune.data.tasks import KINDS, Row, SiloData, Task
+from silotune.data.rows import Row, SiloData
+from silotune.data.tasks import KINDS, Task
 from silotune.errors import InputError, unknown_name_error
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from silotune.data.chat_template import ChatTemplate, Span
-from silotune.data.tasks import ASSISTANT, Turn
+from silotune.data.rows import ASSISTANT, Turn
 from silotune.data.templates import encode_fitting
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from datetime import date
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from silotune.data.tasks import ASSISTANT, Turn
+from silotune.data.rows import ASSISTANT, Turn
 from silotune.data.templates import Texts, join_lines
 from silotune.errors import InputError, unknown_name_error
 

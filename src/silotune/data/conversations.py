@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from silotune.data.readers import Record, read_text, require_columns
-from silotune.data.tasks import ASSISTANT, Row, Turn
+from silotune.data.rows import ASSISTANT, Row, Turn
 from silotune.data.text_checks import text_fault
 from silotune.errors import InputError
 

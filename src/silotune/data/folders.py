@@ -9,18 +9,9 @@ from typing import Any
 from silotune.config.validators import NAME_RULE, is_name
 from silotune.data.instructions import find_format, generation_rows
 from silotune.data.readers import Record, read_records, with_groups
+from silotune.data.rows import LabeledSet, Row, Splits
 from silotune.data.targets import target_rows
-from silotune.data.tasks import (
-    LabeledSet,
-    Row,
-    Splits,
-    Task,
-    generation_task,
-    label_set_task,
-    make_task,
-    number_task,
-    numbered_positive,
-)
+from silotune.data.tasks import Task, generation_task, label_set_task, make_task, number_task, numbered_positive
 from silotune.errors import InputError, unknown_name_error
 
 _KINDS = ("classification", "regression", "multilabel")

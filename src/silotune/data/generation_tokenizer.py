@@ -12,7 +12,8 @@ import torch
 from silotune.data.chat_rows import ConversationEncoder
 from silotune.data.chat_template import ChatTemplate
 from silotune.data.instructions import lists_options
-from silotune.data.tasks import Row, Task
+from silotune.data.rows import Row
+from silotune.data.tasks import Task
 from silotune.data.templates import CHAT, FillTemplate, encode_fitting
 from silotune.data.tokenized import TokenizedRows
 from silotune.errors import InputError

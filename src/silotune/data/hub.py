@@ -9,8 +9,9 @@ from typing import Any
 
 from silotune.config.paths import HUB_PREFIX
 from silotune.data.readers import Record
+from silotune.data.rows import LabeledSet, Row, Splits
 from silotune.data.targets import number_of
-from silotune.data.tasks import LabeledSet, Row, Splits, Task, number_task
+from silotune.data.tasks import Task, number_task
 from silotune.errors import InputError
 
 

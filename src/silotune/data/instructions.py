@@ -16,7 +16,7 @@ from silotune.data.conversations import (
     preference_rows,
 )
 from silotune.data.readers import Record, read_text, require_columns
-from silotune.data.tasks import Row
+from silotune.data.rows import Row
 
 INSTRUCTION, INPUT, OUTPUT, RESPONSE = "instruction", "input", "output", "response"
 

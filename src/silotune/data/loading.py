@@ -11,18 +11,9 @@ from silotune.data.folders import read_folder, task_folders
 from silotune.data.hub import HUB, HubSet, read_hub_set
 from silotune.data.own_silos import own_sets
 from silotune.data.partition import partition_by_value, partition_rows, silo_names
+from silotune.data.rows import LabeledSet, SiloData, Splits, check_silo
 from silotune.data.splits import SplitRule, split
-from silotune.data.tasks import (
-    KINDS,
-    LabeledSet,
-    SiloData,
-    Splits,
-    Task,
-    check_silo,
-    judged_by,
-    make_task,
-    numbered_positive,
-)
+from silotune.data.tasks import KINDS, Task, judged_by, make_task, numbered_positive
 from silotune.errors import InputError, unknown_name_error
 
 

@@ -21,8 +21,9 @@ from silotune.data.readers import (
     require_columns,
     with_groups,
 )
+from silotune.data.rows import LabeledSet, Splits
 from silotune.data.targets import label_set_names, target_rows
-from silotune.data.tasks import LabeledSet, Splits, Task, generation_task, label_set_task, make_task, number_task
+from silotune.data.tasks import Task, generation_task, label_set_task, make_task, number_task
 from silotune.errors import InputError
 
 

@@ -16,12 +16,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from silotune.data.tasks import Row
+from silotune.data.rows import Row
 from silotune.data.text_checks import text_fault
 from silotune.errors import InputError
 
 Record = dict[str, Any]
-"""A row as its file has it: column → cell. A `Row` (`data/tasks.py`) has the texts and the label's index."""
+"""A row as its file has it: column → cell. A `Row` (`data/rows.py`) has the texts and the label's index."""
 
 _DELIMITERS = {".csv": ",", ".tsv": "\t"}
 

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from silotune.data.metrics import metric_title
+from silotune.data.rows import Row, SiloData, Splits
 from silotune.data.targets import label_set_of, number_of
-from silotune.data.tasks import Row, SiloData, Splits
 
 SPLITS = ("train", "validation", "test")
 

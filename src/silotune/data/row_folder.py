@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from silotune.core.files import write_text
-from silotune.data.tasks import Row, SiloData, Splits, Task, read_task
+from silotune.data.rows import Row, SiloData, Splits
+from silotune.data.tasks import Task, read_task
 from silotune.errors import InputError
 
 _TASK = "task.json"

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from silotune.core.randomness import sampler
-from silotune.data.tasks import Row, SiloData, Splits
+from silotune.data.rows import Row, SiloData, Splits
 from silotune.errors import InputError
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from silotune.core.randomness import sampler
-from silotune.data.tasks import Row, Splits
+from silotune.data.rows import Row, Splits
 from silotune.errors import InputError
 
 

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from silotune.data.readers import Record, label_names, labeled_rows, read_text, require_columns
-from silotune.data.tasks import Row, Task
+from silotune.data.rows import Row
+from silotune.data.tasks import Task
 from silotune.errors import InputError
 
 SEPARATOR = ","

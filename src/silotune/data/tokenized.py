@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor
 
+from silotune.data.rows import Row
 from silotune.data.targets import target_tensor
-from silotune.data.tasks import Row, Task
+from silotune.data.tasks import Task
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -13,7 +13,7 @@ from silotune.evaluation.federation_scores import evaluate_silos, mean_score
 from silotune.evaluation.predict import logits
 from silotune.training.context import TrainingContext
 from silotune.training.federation import Federation
-from silotune.training.silo import Evaluation
+from silotune.training.silo import EvaluationRows
 
 
 def success_rate(predicted: Tensor, labels: Tensor, target: int) -> float | None:
@@ -61,7 +61,7 @@ def overall(silos: Mapping[str, Mapping[str, Any]], malicious: Sequence[str]) ->
     return _means(measured) | {"malicious": list(malicious), "honest": _means(honest)}
 
 
-def _attacked(context: TrainingContext, state: State, evaluation: Evaluation) -> dict[str, float | None]:
+def _attacked(context: TrainingContext, state: State, evaluation: EvaluationRows) -> dict[str, float | None]:
     """Return the attack's success rate, and the accuracy if the metric is another; empty without a target."""
     if evaluation.attack is None:
         return {}

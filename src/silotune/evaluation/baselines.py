@@ -14,8 +14,9 @@ import torch
 
 from silotune.data.judging import judge
 from silotune.data.metrics import LOSS_METRICS
+from silotune.data.rows import Row, SiloData
 from silotune.data.targets import target_tensor
-from silotune.data.tasks import Row, SiloData, Task
+from silotune.data.tasks import Task
 
 MAJORITY, MEAN, BAG_OF_WORDS = "majority", "mean", "bag_of_words"
 

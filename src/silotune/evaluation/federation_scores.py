@@ -20,7 +20,7 @@ from silotune.methods.parts import Scope, names_with
 from silotune.models.forward.mixing import parts_in
 from silotune.training.context import TrainingContext
 from silotune.training.federation import Federation
-from silotune.training.silo import Evaluation, Silo
+from silotune.training.silo import EvaluationRows, Silo
 
 Result = TypeVar("Result")
 
@@ -46,14 +46,14 @@ def measure_silos(federation: Federation, split: Literal["validation", "test"]) 
     test = split == "test"
     metric = LOSS if not test and federation.config.validates_by_loss else None
 
-    def measured(model: Model, evaluation: Evaluation) -> Measured:
+    def measured(model: Model, evaluation: EvaluationRows) -> Measured:
         rows = getattr(evaluation, split)
         return measure(federation.context, model() if len(rows) else {}, rows, metric, test)
 
     return evaluate_silos(federation, measured)
 
 
-def evaluate_silos(federation: Federation, evaluate: Callable[[Model, Evaluation], Result]) -> dict[str, Result]:
+def evaluate_silos(federation: Federation, evaluate: Callable[[Model, EvaluationRows], Result]) -> dict[str, Result]:
     """Call `evaluate` with the model and the evaluation rows of every reported silo.
 
     If one data set is partitioned, all silos are evaluated on the same central rows. If they also have the same model,

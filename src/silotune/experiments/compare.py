@@ -181,7 +181,7 @@ def _number(cell: str) -> str | float | None:
 
 def entries_of(comparison: Comparison, folder: Path) -> list[ReportEntry]:
     """Read the finished runs of a comparison, one entry per row of its table."""
-    cells = {row: [cell for cell in comparison.cells if cell.row == row] for row in comparison.rows}
+    cells = {entry: [cell for cell in comparison.cells if cell.entry == entry] for entry in comparison.entries}
     return [
         ReportEntry(row, tuple(read_run(folder / cell.folder) for cell in row_cells))
         for row, row_cells in cells.items()

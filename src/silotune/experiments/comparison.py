@@ -22,8 +22,8 @@ from silotune.runs.build.resolve import METHOD_DEFAULTS, read_config
 
 Variants = Mapping[str, tuple[str, ...]]
 
-_Row = tuple[str, str, tuple[str, ...]]
-"""(entry, method, further words)"""
+_Entry = tuple[str, str, tuple[str, ...]]
+"""(name, method, further words)"""
 
 
 ABLATIONS: Mapping[str, Variants] = {
@@ -47,19 +47,19 @@ class Cell:
     """One run of a comparison.
 
     Args:
-        row: the entry: the method, with its variant if there is one.
+        entry: its name: the method, with its variant if there is one.
         seed: the run's seed.
         config: the run's configuration.
     """
 
-    row: str
+    entry: str
     seed: int
     config: Config
 
     @property
     def folder(self) -> str:
         """Name of the run folder."""
-        return f"{self.row}-{self.seed}"
+        return f"{self.entry}-{self.seed}"
 
 
 @dataclass(frozen=True)
@@ -68,21 +68,21 @@ class Comparison:
 
     Args:
         source: the preset or YAML file.
-        rows: the entries, each a row of the table.
+        entries: their names, each a row of the table.
         seeds: seeds of every entry.
         ddof: delta degrees of freedom of the standard deviation over seeds (divisor n − ddof).
         cells: all cells, in the order of the table.
     """
 
     source: str
-    rows: tuple[str, ...]
+    entries: tuple[str, ...]
     seeds: tuple[int, ...]
     ddof: int
     cells: tuple[Cell, ...]
 
     def write(self, out: Path) -> None:
         """Write entries, seeds and ddof beside the run folders, for `silotune report`."""
-        plan = {"source": self.source, "rows": self.rows, "seeds": self.seeds, "ddof": self.ddof}
+        plan = {"source": self.source, "rows": self.entries, "seeds": self.seeds, "ddof": self.ddof}
         write_text(out / COMPARISON_FILE, json.dumps(plan, indent=1) + "\n")
 
 
@@ -103,7 +103,7 @@ def read_comparison(
             `per_method`.
         variants: each "name: key=value key=value"; they replace the source's variants, grid and ablations.
         ablation: add the ablations of the method's paper.
-        only: patterns (`*`, `?`) of the rows that are wanted; all if empty.
+        only: patterns (`*`, `?`) of the entries that are wanted; all if empty.
         keys: keys of every cell, as values of Python.
 
     Raises:
@@ -118,18 +118,17 @@ def read_comparison(
     best = read_best(section.best, methods)
     chosen_variants = _parse_variants(variants) or _variant_words(section.variants, "compare.variants")
     combined = {} if variants else _combined(section.grid)
-    chosen = list(_rows(methods, chosen_variants, combined, ablation or (section.ablation and not variants)))
+    chosen = list(_entries(methods, chosen_variants, combined, ablation or (section.ablation and not variants)))
     cells = []
-    for row, method, variant_words in _matching(chosen, only):
+    for entry, method, variant_words in _matching(chosen, only):
         for seed in seeds:
             cell_words = [*best.get(method, ()), *run_words, f"method={method}", f"seed={seed}"]
             config = read_config(source, cell_words, variant_words, **keys)
-            cells.append(Cell(row, seed, config))
-    rows = tuple(dict.fromkeys(cell.row for cell in cells))
-    names = [(cell.row, cell.seed) for cell in cells]
-    if duplicate := next((row for position, (row, seed) in enumerate(names) if (row, seed) in names[:position]), None):
-        raise InputError(f"variants: two rows would be called {duplicate!r}; choose another name for the variant")
-    return Comparison(source, rows, seeds, section.std.ddof, tuple(cells))
+            cells.append(Cell(entry, seed, config))
+    entries = tuple(dict.fromkeys(cell.entry for cell in cells))
+    if duplicate := _repeated([(cell.entry, cell.seed) for cell in cells]):
+        raise InputError(f"variants: two entries would be called {duplicate!r}; choose another name for the variant")
+    return Comparison(source, entries, seeds, section.std.ddof, tuple(cells))
 
 
 def split_words(words: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -212,19 +211,25 @@ def _combined(grid: Mapping[str, Mapping[str, Mapping[str, object]]]) -> dict[st
     }
 
 
-def _matching(rows: Sequence[_Row], only: Sequence[str]) -> list[_Row]:
-    """Return the rows that one of the patterns fits.
+def _repeated(cells: Sequence[tuple[str, int]]) -> str | None:
+    """Return the name of the first entry that has a seed twice, if there is one."""
+    return next((entry for position, (entry, seed) in enumerate(cells) if (entry, seed) in cells[:position]), None)
+
+
+def _matching(entries: Sequence[_Entry], only: Sequence[str]) -> list[_Entry]:
+    """Return the entries that one of the patterns fits.
 
     Raises:
         InputError: a pattern fits none.
     """
     for pattern in only:
-        if not any(fnmatchcase(row, pattern) for row, *_ in rows):
-            raise InputError(f"--only {pattern!r}: fits none of the {len(rows)} rows ({rows[0][0]} … {rows[-1][0]})")
-    return [row for row in rows if not only or any(fnmatchcase(row[0], pattern) for pattern in only)]
+        if not any(fnmatchcase(name, pattern) for name, *_ in entries):
+            first, last = entries[0][0], entries[-1][0]
+            raise InputError(f"--only {pattern!r}: fits none of the {len(entries)} entries ({first} … {last})")
+    return [entry for entry in entries if not only or any(fnmatchcase(entry[0], pattern) for pattern in only)]
 
 
-def _rows(methods: Iterable[str], variants: Variants, combined: Variants, ablation: bool) -> Iterable[_Row]:
+def _entries(methods: Iterable[str], variants: Variants, combined: Variants, ablation: bool) -> Iterable[_Entry]:
     """Yield every method, or its combined variants if there is a grid, followed by its variants."""
     for method in methods:
         for name, words in combined.items():

@@ -202,7 +202,7 @@ def _trial_of(
 ) -> TrialResult:
     scores = tuple(summaries[cell.folder]["validation"] for cell in cells)
     lower = any(summaries[cell.folder].get("lower_is_better", False) for cell in cells)
-    return TrialResult(method, number, chosen, cells[0].row, scores, lower)
+    return TrialResult(method, number, chosen, cells[0].entry, scores, lower)
 
 
 def _sampled_trials(

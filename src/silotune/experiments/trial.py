@@ -11,7 +11,7 @@ from silotune.config import Config, dump
 from silotune.core.determinism import numerics
 from silotune.core.files import write_text
 from silotune.data.loading import load_absent, load_silos
-from silotune.data.tasks import Row
+from silotune.data.rows import Row
 from silotune.errors import Diverged, InputError
 from silotune.experiments.runner import Announce, CellKind, Summary
 from silotune.models.backbone.backbone import Backbone

@@ -11,8 +11,8 @@ from silotune.config import SiloConfig
 from silotune.config.tables import Table, table_rows
 from silotune.data.instructions import find_format, generation_rows, instruction_rows
 from silotune.data.readers import Record, read_records
+from silotune.data.rows import Row
 from silotune.data.targets import target_rows
-from silotune.data.tasks import Row
 from silotune.errors import InputError
 from silotune.evaluation.bootstrap import LEVEL, Bootstrap
 from silotune.evaluation.predict import logits, measure

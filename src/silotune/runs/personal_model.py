@@ -10,7 +10,8 @@ import torch
 
 from silotune.core.tensors import State
 from silotune.data.conversations import asked_row
-from silotune.data.tasks import Row, Task
+from silotune.data.rows import Row
+from silotune.data.tasks import Task
 from silotune.data.tokenized import TokenizedRows
 from silotune.errors import InputError
 from silotune.evaluation.instance_vectors import personalized_state, weigh

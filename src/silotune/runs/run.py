@@ -18,7 +18,7 @@ from silotune.core.stages import measured, seconds_so_far, stage
 from silotune.core.tensors import digest, flatten
 from silotune.core.workers import Workers
 from silotune.data.row_checks import warnings_of
-from silotune.data.tasks import SiloData
+from silotune.data.rows import SiloData
 from silotune.errors import OR_RESUME, InputError, require_unused
 from silotune.evaluation.baselines import baselines
 from silotune.evaluation.instance_vectors import keep_instances

@@ -17,7 +17,7 @@ from silotune.training.cohort import ALONE, Cohort
 from silotune.training.context import TrainingContext
 from silotune.training.coordinator import Coordinator
 from silotune.training.local_trainer import LocalTrainer
-from silotune.training.silo import Evaluation, Silo
+from silotune.training.silo import EvaluationRows, Silo
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Federation:
         return self.context.method
 
     @property
-    def central(self) -> Evaluation | None:
+    def central(self) -> EvaluationRows | None:
         """The rows that all silos are judged on, if one data set is partitioned; otherwise None."""
         if self.config.partition.name == "none":
             return None

@@ -1,4 +1,4 @@
-"""`Silo`: tokenized rows by task, a `SiloState` and `Evaluation` rows; `silos_without_rows`, and `centralized` ones."""
+"""`Silo`: tokenized rows by task, a `SiloState`, `EvaluationRows`; `silos_without_rows`, and `centralized` ones."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class AttackedRows:
 
 
 @dataclass
-class Evaluation:
+class EvaluationRows:
     """The rows a silo is judged on; `attack`: rows that measure the success of a backdoor, if one is looked for."""
 
     validation: TokenizedRows
@@ -73,7 +73,7 @@ class Silo:
 
     name: str
     train: dict[str, TokenizedRows]
-    evaluations: dict[str, Evaluation]
+    evaluations: dict[str, EvaluationRows]
     state: SiloState | None = None
     attack_scale: float = 1.0
     instances: tuple[str, Tensors] | None = None
@@ -89,7 +89,7 @@ def silos_without_rows(method: Method, tasks: Mapping[str, Task]) -> dict[str, S
     silos = {}
     for name, task in tasks.items():
         rows = TokenizedRows(task, [], None, torch.zeros(0, dtype=torch.int64))
-        silos[name] = Silo(name, {task.name: rows}, {name: Evaluation(rows, rows)})
+        silos[name] = Silo(name, {task.name: rows}, {name: EvaluationRows(rows, rows)})
     return centralized(silos, method.name) if method.centralized else silos
 
 

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from silotune.data.batching import make_batch
-from silotune.data.tasks import Row, Task
+from silotune.data.rows import Row
+from silotune.data.tasks import Task
 from silotune.models.heads import LanguageModelHead, lm
 from tests.support.language_models import CAUSAL, backbone_of, ingredients, made
 from tests.support.views import view_of_batch

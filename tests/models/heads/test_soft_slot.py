@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from silotune.data.tasks import Row
+from silotune.data.rows import Row
 from silotune.data.templates import ClozeTemplate
 from silotune.errors import InputError
 from silotune.models.heads import VerbalizerHead

@@ -12,7 +12,8 @@ from tokenizers import normalizers, pre_tokenizers
 
 from silotune.core.tensors import copy
 from silotune.data.batching import make_batch
-from silotune.data.tasks import Row, Task
+from silotune.data.rows import Row
+from silotune.data.tasks import Task
 from silotune.data.templates import PAIR, SINGLE
 from silotune.errors import InputError
 from silotune.models.backbone.backbone import Backbone

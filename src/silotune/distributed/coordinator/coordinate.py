@@ -20,7 +20,7 @@ from silotune.core.locking import folder_lock
 from silotune.core.stages import measured, seconds_so_far, stage
 from silotune.core.tensors import digest, flatten
 from silotune.data.row_folder import read_rows
-from silotune.data.tasks import SiloData
+from silotune.data.rows import SiloData
 from silotune.distributed.coordinator import status_files
 from silotune.distributed.coordinator.audited_link import AuditedLink
 from silotune.distributed.coordinator.dispatcher import SiloDispatcher

@@ -22,9 +22,9 @@ from silotune.data.judging import constant_score
 from silotune.data.loading import load_silos
 from silotune.data.metrics import LOSS_METRICS
 from silotune.data.row_folder import write_rows
+from silotune.data.rows import SiloData
 from silotune.data.server_rows import draw_labeled_rows
 from silotune.data.targets import target_tensor
-from silotune.data.tasks import SiloData
 from silotune.distributed.coordinator.coordinate import PREDECESSOR_TIMEOUT
 from silotune.distributed.coordinator.job import Job
 from silotune.distributed.coordinator.run_registry import FEDERATION_FOLDER, RunRegistry
@@ -124,7 +124,7 @@ def _prepare(config: Config, out: Path, method: Method, data: list[SiloData]) ->
     folder, names = out / FEDERATION_FOLDER, [silo.name for silo in data]
     labeled = None
     if method.server_phases():
-        labeled = folder / "labelled"
+        labeled = folder / "labeled"
         write_rows(labeled, draw_labeled_rows(data, config.server, config.data_seed))
     write_text(folder / "config.yaml", dump(config))
     write_text(folder / "silos.yaml", wire_config(config, names))

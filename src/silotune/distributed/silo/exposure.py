@@ -16,17 +16,17 @@ from itertools import zip_longest
 from typing import Literal
 
 from silotune.config import TrainConfig
-from silotune.data.tasks import Splits
+from silotune.data.rows import Splits
 from silotune.data.tokenized import TokenizedRows
 from silotune.distributed.silo.row_fingerprint import row_digests
 from silotune.methods.base import Phase
 from silotune.training.context import TrainingContext
 from silotune.training.silo import Silo
 
-Stretch = tuple[Literal["epochs", "steps"], int]
-"""The length of a phase."""
+PhaseLength = tuple[Literal["epochs", "steps"], int]
+"""The length of a phase as a configuration has it: its unit, and how many of them."""
 
-_NOTHING: Stretch = ("steps", 0)
+_NOTHING: PhaseLength = ("steps", 0)
 
 
 def rounded_rows(rows: int) -> int:
@@ -43,7 +43,7 @@ def _steps(up_to: int) -> list[int]:
     return [leading * 10**power for power in range(len(str(up_to))) for leading in (1, 2, 5)]
 
 
-def stretch(context: TrainingContext, phase: Phase) -> Stretch:
+def phase_length(context: TrainingContext, phase: Phase) -> PhaseLength:
     """Return a phase's length as it is configured, which tells nothing about the rows."""
     epochs = context.epochs(phase)
     return ("steps", context.train.steps or 0) if epochs is None else ("epochs", epochs)
@@ -63,7 +63,7 @@ class Exposure:
     """
 
     rows: str
-    phases: tuple[Stretch, ...]
+    phases: tuple[PhaseLength, ...]
     batch_size: int
     max_length: int
     rates: str = "constant"
@@ -77,7 +77,9 @@ class Exposure:
             context: the run's.
             rows: digests of the training rows.
         """
-        phases = tuple(stretch(context, phase) for phase in context.phases if phase.when == "round" and phase.trains)
+        phases = tuple(
+            phase_length(context, phase) for phase in context.phases if phase.when == "round" and phase.trains
+        )
         digest = hashlib.sha256(" ".join(sorted(rows)).encode()).hexdigest()
         rates = _rates(context.train, context.rounds)
         return cls(
@@ -117,7 +119,7 @@ class Exposure:
                 same = False
         return None if same else min(rows, positions) * steps
 
-    def _positions(self, length: Stretch, rows: int) -> tuple[float, float]:
+    def _positions(self, length: PhaseLength, rows: int) -> tuple[float, float]:
         """Return how many rows a phase sees at least and at most, counting repetitions.
 
         The last batch of an epoch is smaller: n rows take up to n / batch_size + 1 steps. Even batches are all as small

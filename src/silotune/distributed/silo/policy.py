@@ -7,19 +7,17 @@ It looks at what the resolved configuration, the parts' tensors and the rows are
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
 from silotune.config import Config
 from silotune.core.tensors import State, flatten
-from silotune.data.batching import batch_count
 from silotune.distributed.protocol.handshake import HandshakeRefused
-from silotune.distributed.silo.exposure import rounded_rows, stretch
+from silotune.distributed.silo.exposure import rounded_rows
 from silotune.distributed.silo.policy_config import PolicyConfig, most
 from silotune.distributed.silo.policy_keys import OTHER_ROUNDS, PROMPTS, ROW_CHOICE, extreme_options, unjudged
-from silotune.methods.base import Phase
-from silotune.methods.parts import Scope
+from silotune.distributed.silo.request_work import RequestWork
 from silotune.models.backbone.backbone import Backbone
 from silotune.training.context import TrainingContext
 from silotune.training.federation import Federation
@@ -31,43 +29,6 @@ POLICY_REFUSES = "its policy refuses"
 
 class PolicyRefused(HandshakeRefused):
     """The operator's policy excludes a run or a request."""
-
-
-@dataclass(frozen=True)
-class Work:
-    """The work of one request: passes in its longest phase, optimizer steps, tokens at most, and rows seen.
-
-    `shared_steps` counts the steps of phases that train a part that leaves; half of them where a schedule lets some
-    weigh less than others, as as many equal ones say no more about a row. The number of rows enters rounded down:
-    steps and epochs at which a limit begins to refuse would tell it.
-    """
-
-    epochs: int
-    steps: int
-    tokens: int
-    rows: int
-    shared_steps: int
-
-    @classmethod
-    def of(cls, context: TrainingContext, silo: Silo, phases: Iterable[Phase]) -> Work:
-        """Return the work of a silo in phases, before anything is trained."""
-        train, tasks = context.train, [rounded_rows(rows.examples) for rows in silo.train.values()]
-        rows, per_epoch = sum(tasks), sum(batch_count(task, train.batch_size) for task in tasks)
-        epochs, steps, shared_steps = 0, 0, 0
-        for phase in phases:
-            unit, count = stretch(context, phase)
-            number = count if unit == "steps" else per_epoch * count
-            if not phase.trains:
-                continue
-            epochs = max(epochs, math.ceil(number / max(per_epoch, 1)) if unit == "steps" else count)
-            steps += number * phase.steps_per_batch
-            # several steps on one batch say no more about its rows than one does
-            if any(context.parts[name].scope is Scope.SHARED for name in phase.changes):
-                shared_steps += number if train.steady else max(1, number // 2)
-        tokens = steps * min(train.batch_size, rows) * train.max_length
-        smallest = min((task // batch_count(task, train.batch_size) for task in tasks if task), default=0)
-        of_a_step = smallest if train.batches == "even" else train.batch_size
-        return cls(epochs, steps, tokens, min(rows, shared_steps * of_a_step), shared_steps)
 
 
 @dataclass(frozen=True)
@@ -198,7 +159,7 @@ class Policy:
                 raise self.refused(f"scores of a {split} split of so few rows", least)
         final = [phase for phase in context.phases if phase.when == "end"]
         for phases in (*context.kinds_of_rounds(), final):
-            work = Work.of(context, silo, phases)
+            work = RequestWork.of(context, silo, phases)
             self._at_most("passes over the rows in a phase", work.epochs, "epochs", tell=False)
             self._at_most("optimizer steps of a request", work.steps, "steps", tell=False)
             self._at_most("tokens of a request", work.tokens, "tokens", tell=False)
@@ -246,13 +207,13 @@ class Policy:
                 "an update without some steps, which float16 skips",
                 f"at most {most_skipped:,} skipped; precision=fp32 or bf16 skip none (policy.skipped_steps)",
             )
-        kinds = [Work.of(context, silo, phases) for phases in context.kinds_of_rounds()]
+        kinds = [RequestWork.of(context, silo, phases) for phases in context.kinds_of_rounds()]
         planned = min(kinds, key=lambda work: work.shared_steps)
         taken = max(0, planned.shared_steps - skipped)
         rows = min(planned.rows, taken * context.train.batch_size)
         self._check_row_steps(replace(planned, rows=rows, shared_steps=taken))
 
-    def _check_row_steps(self, work: Work) -> None:
+    def _check_row_steps(self, work: RequestWork) -> None:
         if work.shared_steps and work.rows * work.shared_steps < self.limits.row_steps:
             least = f"at least {self.limits.row_steps} (policy.row_steps)"
             raise self.refused("an update of so few rows × steps", least)

@@ -12,7 +12,7 @@ from typing import Any
 from silotune.config import Config
 from silotune.core.clock import log_line
 from silotune.core.files import write_text
-from silotune.data.tasks import Row, Splits
+from silotune.data.rows import Row, Splits
 from silotune.distributed.protocol.handshake import HandshakeRefused
 from silotune.distributed.silo.approval import configuration_digest
 from silotune.distributed.silo.silo_config import SiloSettings

@@ -4,25 +4,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from silotune.communication.aggregation import BY_ROWS
-from silotune.communication.privacy.budget import DELTA
-from silotune.config import BackboneConfig, Config
-from silotune.config.aggregation import AggregationConfig
-from silotune.config.partition import PartitionConfig
-from silotune.config.privacy import PrivacyConfig
-from silotune.config.sampling import SamplingConfig
+from silotune.config import Config
 from silotune.core.clock import log_line
 from silotune.core.determinism import set_numerics
 from silotune.core.tensors import State
 from silotune.data.loading import load_silos
 from silotune.data.row_folder import read_rows
-from silotune.data.tasks import SiloData
+from silotune.data.rows import SiloData
 from silotune.distributed.protocol.agreement import check_agreed, check_federated, parse_wire_config
 from silotune.distributed.protocol.handshake import HandshakeRefused, Identity, check_identity
 from silotune.distributed.silo.exposure import RowUse
 from silotune.distributed.silo.limits import RequestLimits, WorkGuard
+from silotune.distributed.silo.local_config import check_sent, check_settings, local_config
 from silotune.distributed.silo.own_keys import ORDER_KEY, own_key
 from silotune.distributed.silo.planned_parts import PlannedParts
 from silotune.distributed.silo.policy import Policy
@@ -31,9 +25,8 @@ from silotune.distributed.silo.row_fingerprint import rows_digest
 from silotune.distributed.silo.silo_config import SiloSettings
 from silotune.distributed.silo.unfit_run import UnfitRun
 from silotune.errors import InputError, SilotuneError
-from silotune.methods import METHODS, Method
+from silotune.methods import Method
 from silotune.models.backbone.backbone import Backbone
-from silotune.models.backbone.quantization import NONE
 from silotune.runs.build.coordinator import build_coordinator
 from silotune.runs.build.model import BackboneRequirements, build_model
 from silotune.runs.build.ranks import for_silo, rank_of
@@ -156,12 +149,17 @@ class SiloSetup:
                 raise HandshakeRefused(f"silo {self.settings.name!r}: another {error}") from error
         check_federated(config)
         self.policy.check_configuration(config)
-        self._check_configuration(config)
+        check_settings(self.settings, config)
         method = make_method(config)
-        self._check_sent(method)
+        check_sent(self.settings, method)
         rank = rank_of(method, self.settings.name, self.settings.rank)
         self.bounded_rank = None if rank == rank_of(method, self.settings.name) else rank
-        config = for_silo(self._local_config(config), method, self.settings.name, self.settings.rank)
+        config = for_silo(
+            local_config(self.settings, config, self._split_seed(config)),
+            method,
+            self.settings.name,
+            self.settings.rank,
+        )
         method = make_method(config)
         set_numerics(config.precision.deterministic, config.precision.tf32)
         backbone = self._load(config, method)
@@ -212,89 +210,15 @@ class SiloSetup:
         check_step_memory(context, [silo], parts.shared | parts.private)
         return Federation(config, context, silos, coordinator, tasks, texts, privacy=privacy), parts
 
-    def _check_configuration(self, config: Config) -> None:
-        """Refuse a configuration that the operator's settings exclude."""
-        if config.aggregation.name in BY_ROWS and "rows" not in self.settings.share:
-            raise HandshakeRefused(
-                f"silo {self.settings.name!r}: aggregation={config.aggregation.name} weighs silos by their rows, and "
-                "this one does not say how many it has; allowed: uniform, median, trimmed-mean, krum, multi-krum"
-            )
-        self._check_noise(config)
-        if config.start is not None and self.settings.start is None:
-            raise HandshakeRefused(
-                f"silo {self.settings.name!r}: the run starts from a LoRA; its silo config needs start"
-            )
-
-    def _check_sent(self, method: Method) -> None:
-        """Refuse a method that sends parts outside the operator's `send`."""
-        allowed = self.settings.send
-        others = [] if allowed is None else [name for name in method.sends() if name not in allowed]
-        if others:
-            raise HandshakeRefused(
-                f"silo {self.settings.name!r}: method={method.name} shares {', '.join(others)}; its silo config lets "
-                f"only {', '.join(allowed or ['nothing'])} leave (send)"
-            )
-
-    def _check_noise(self, config: Config) -> None:
-        """Refuse a configuration whose noise in silos does not satisfy the operator's settings."""
-        settings, who = self.settings, f"silo {self.settings.name!r}"
-        if config.uplink.noise is None:
-            if settings.secret is not None or settings.epsilon is not None:
-                key = "secret" if settings.secret is not None else "epsilon"
-                raise HandshakeRefused(f"{who}: answers with noise alone (its silo config has {key}); uplink has none")
-            return
-        if settings.secret is None and config.privacy.secret is not None:
-            raise HandshakeRefused(f"{who}: its noise needs a secret; its silo config names none")
-        if settings.secret is None and not settings.seeded_noise:
-            raise HandshakeRefused(
-                f"{who}: noise from the run's seed hides nothing from the coordinator, who knows the seed; its silo "
-                "config needs secret (or seeded_noise: true, for a rehearsal)"
-            )
-
-    def _budget(self, config: Config) -> float | None:
-        """Return the smaller of the run's and the operator's ε; None if neither has one."""
-        budgets = [epsilon for epsilon in (config.privacy.epsilon, self.settings.budget) if epsilon is not None]
-        return min(budgets, default=None)
-
-    def _delta(self, config: Config) -> float | None:
-        """Return the δ at which this silo counts; None if the noise has no δ."""
-        chosen, settings = config.privacy.delta or config.uplink.delta, self.settings
-        if settings.epsilon is None or chosen is None:
-            return config.privacy.delta
-        return min(chosen, settings.delta or DELTA)
-
-    def _local_config(self, config: Config) -> Config:
-        """Return the coordinator's configuration with this machine's paths, for this silo alone."""
-        anything = METHODS.find(config.method.name).aggregations is None
-        update: dict[str, Any] = {
-            "backbone": self._backbone_config(config),
-            "start": None if config.start is None else self.settings.start,
-            "threads": self.settings.threads,
-            "device": self.settings.device,
-            "sampling": SamplingConfig(),
-            # the coordinator's matter, but some methods name the ones that they are defined for
-            "aggregation": AggregationConfig(name="uniform" if anything else config.aggregation.name),
-            "partition": PartitionConfig(),
-            "privacy": PrivacyConfig(
-                secret=self.settings.secret, epsilon=self._budget(config), delta=self._delta(config)
-            ),
-            "silos": [] if self.settings.data is None else [self.settings.data],
-        }
-        if self.settings.policy.row_order == "secret":
-            seed = RowDraws.secret(self._order_key, "").split_seed(config.data_seed)
-            update["data"] = config.data.model_copy(update={"seed": seed})
-        return config.model_copy(update=update)
+    def _split_seed(self, config: Config) -> int | None:
+        """Return the seed with which rows are split, where the operator keeps their order secret; else None."""
+        if self.settings.policy.row_order != "secret":
+            return None
+        return RowDraws.secret(self._order_key, "").split_seed(config.data_seed)
 
     @property
     def _order_key(self) -> bytes:
         return own_key(Path(self.settings.folder), ORDER_KEY)
-
-    def _backbone_config(self, config: Config) -> BackboneConfig:
-        """Return the operator's backbone, quantized as the coordinator's unless the operator chose otherwise."""
-        own = self.settings.backbone
-        if own.quantization != NONE:  # if it is another one, the handshake says so
-            return own
-        return own.model_copy(update={"quantization": config.backbone.quantization})
 
     def _load(self, config: Config, method: Method) -> Backbone:
         needs = BackboneRequirements.of(config, method)

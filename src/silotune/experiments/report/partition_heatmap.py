@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from silotune.data.tasks import SiloData
+from silotune.data.rows import SiloData
 
 _MOST_LABELED_SILOS = 30
 """Number of silos up to which every cell shows its count."""

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from silotune.core.tensors import Tensors
 from silotune.data.batching import Batch
-from silotune.data.tasks import Row, Task, TaskKind
+from silotune.data.rows import Row
+from silotune.data.tasks import Task, TaskKind
 from silotune.data.tokenized import RowTokenizer, TokenizedRows
 from silotune.errors import InputError
 from silotune.models.backbone.backbone import Backbone

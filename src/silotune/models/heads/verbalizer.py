@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from silotune.core.tensors import Tensors
-from silotune.data.tasks import Row, Task
+from silotune.data.rows import Row
+from silotune.data.tasks import Task
 from silotune.data.templates import PAIR, SINGLE, ClozeTemplate, encode_fitting
 from silotune.data.tokenized import READ_POSITIONS, READ_ROWS, Inputs, TokenizedRows
 from silotune.errors import InputError, unknown_name_error

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from silotune.config import Config
 from silotune.core.stages import stage
 from silotune.data.loading import load_absent, load_silos
+from silotune.data.rows import SiloData
 from silotune.data.server_rows import draw_labeled_rows
-from silotune.data.tasks import SiloData
 from silotune.models.backbone.backbone import Backbone
 from silotune.runs.build.coordinator import build_coordinator
 from silotune.runs.build.model import BackboneRequirements, build_model

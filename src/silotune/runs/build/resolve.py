@@ -12,7 +12,7 @@ from silotune.config import Choice, Config, input_error, load_config
 from silotune.config.head import HeadConfig
 from silotune.config.keys import Keys
 from silotune.config.trees import merged
-from silotune.data.tasks import SiloData
+from silotune.data.rows import SiloData
 from silotune.data.templates import CHAT
 from silotune.errors import InputError
 from silotune.methods import METHODS, Method, Setting

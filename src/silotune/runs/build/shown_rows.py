@@ -8,7 +8,8 @@ from typing import Any
 
 from silotune.data.instructions import row_format
 from silotune.data.row_checks import describe_rows
-from silotune.data.tasks import KINDS, SiloData, known_text
+from silotune.data.rows import SiloData, known_text
+from silotune.data.tasks import KINDS
 from silotune.data.tokenized import TokenizedRows
 from silotune.models.heads.base import TokenizeRows
 

@@ -7,15 +7,16 @@ from dataclasses import replace
 
 from silotune.config import Config
 from silotune.data.backdoor import Backdoor, check_trigger, make_backdoor
+from silotune.data.rows import Row, SiloData
 from silotune.data.server_rows import without_labels
-from silotune.data.tasks import Row, SiloData, Task
+from silotune.data.tasks import Task
 from silotune.data.tokenized import TokenizedRows
 from silotune.errors import InputError
 from silotune.methods import Method
 from silotune.models.backbone.backbone import Backbone
 from silotune.models.heads.base import TokenizeRows
 from silotune.training.context import TrainingContext
-from silotune.training.silo import AttackedRows, Evaluation, Silo, centralized
+from silotune.training.silo import AttackedRows, EvaluationRows, Silo, centralized
 
 _ANY_LENGTH = 2**20  # tokens; no row is cut at this
 
@@ -40,7 +41,7 @@ def build_silos(
     backdoor = _backdoor(config, data, context.method, context.backbone)
     tokenize = context.method.setting.head.row_tokenizer(context.backbone, config.train.max_length)
     silos: dict[str, Silo] = {}
-    evaluations: dict[tuple[int, int], Evaluation] = {}  # silos that are judged on the same rows share them
+    evaluations: dict[tuple[int, int], EvaluationRows] = {}  # silos that are judged on the same rows share them
     for item in data:
         validation, test = item.splits.validation, item.splits.test
         key = (id(validation), id(test))
@@ -73,9 +74,9 @@ def absent_silo(context: TrainingContext, data: SiloData) -> Silo:
     return Silo(data.name, {data.task.name: rows}, {data.name: _evaluation(tokenize, data)})
 
 
-def _evaluation(tokenize: TokenizeRows, data: SiloData) -> Evaluation:
+def _evaluation(tokenize: TokenizeRows, data: SiloData) -> EvaluationRows:
     validation = _tokenized(tokenize, data, "validation", data.splits.validation)
-    return Evaluation(validation, _tokenized(tokenize, data, "test", data.splits.test))
+    return EvaluationRows(validation, _tokenized(tokenize, data, "test", data.splits.test))
 
 
 def _tokenized(tokenize: TokenizeRows, data: SiloData, kind: str, rows: Sequence[Row]) -> TokenizedRows:

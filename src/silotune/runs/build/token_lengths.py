@@ -7,7 +7,7 @@ from typing import Any
 
 from silotune.config import Config
 from silotune.data.row_checks import spread
-from silotune.data.tasks import Row, SiloData
+from silotune.data.rows import Row, SiloData
 from silotune.errors import InputError
 from silotune.models.backbone.loading import silence_transformers
 from silotune.models.backbone.stored_model import default_backbone, hub_options

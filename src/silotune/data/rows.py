@@ -1,0 +1,110 @@
+"""`Row`, `Splits`, `SiloData`, `LabeledSet`: rows before tokenization, by split and silo; `check_silo` before runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from silotune.data.tasks import Task
+from silotune.errors import InputError
+
+Turn = tuple[str, str]
+"""A turn of a conversation: its role (system, user or assistant) and its content."""
+
+ASSISTANT = "assistant"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One labeled text, text pair, instruction or conversation.
+
+    Args:
+        texts: one text or two; for generation the instruction and its input (may be empty).
+        label: index into the task's label names; 0 for tasks of other kinds than classification.
+        answer: reference text for generation.
+        group: value of the column that defines natural silos, if there is one.
+        turns: the conversation before the answer, which is then the assistant's next turn; empty for other rows.
+            `texts` holds its last turn.
+        rejected: the answer that `answer` is preferred to (preference pairs).
+        target: the number of a regression, or the ascending indices of the labels of a row with several.
+    """
+
+    texts: tuple[str, ...]
+    label: int
+    answer: str = ""
+    group: str = ""
+    turns: tuple[Turn, ...] = ()
+    rejected: str = ""
+    target: float | tuple[int, ...] | None = None
+
+    @property
+    def known(self) -> int | float | tuple[int, ...]:
+        """The row's own label, number or labels, as `label` or `target` holds it."""
+        return self.label if self.target is None else self.target
+
+
+@dataclass
+class Splits:
+    """Rows of one data set by split."""
+
+    train: list[Row] = field(default_factory=list)
+    validation: list[Row] = field(default_factory=list)
+    test: list[Row] = field(default_factory=list)
+
+    def counts(self) -> dict[str, int]:
+        """Number of rows per split."""
+        return {"train": len(self.train), "validation": len(self.validation), "test": len(self.test)}
+
+
+@dataclass(frozen=True)
+class LabeledSet:
+    """A task and its published splits.
+
+    Args:
+        task: the task.
+        splits: its rows.
+        unsplit: whether all rows come from one file (in `splits.train`) that is still to be split.
+    """
+
+    task: Task
+    splits: Splits
+    unsplit: bool = False
+
+
+@dataclass
+class SiloData:
+    """A silo's name and its rows, all of one task."""
+
+    name: str
+    task: Task
+    splits: Splits
+
+
+def check_silo(data: SiloData) -> SiloData:
+    """Check that a silo's data can be learned from, and return it.
+
+    Raises:
+        InputError: there are no training rows, no test rows, or only one class, number or set of labels.
+    """
+    rows = data.splits
+    if not rows.train:
+        raise InputError(f"silo {data.name!r}: no training rows")
+    known = {row.known for row in rows.train}
+    if len(known) < 2 and data.task.labeled:
+        only, task = rows.train[0], data.task
+        what = {"regression": "number", "multilabel": "set of labels"}.get(task.kind, "class")
+        raise InputError(
+            f"silo {data.name!r}: only one {what} in its training rows ({known_text(task, only)!r}); at least 2 are "
+            "needed"
+        )
+    if not rows.test:
+        raise InputError(f"silo {data.name!r}: no test rows")
+    return data
+
+
+def known_text(task: Task, row: Row) -> str:
+    """Return a row's label, number, labels or answer for display."""
+    if task.kind == "generation":
+        return row.answer
+    if isinstance(row.target, tuple):
+        return ", ".join(task.labels[index] for index in row.target) or "no label"
+    return task.labels[row.label] if row.target is None else f"{row.target:.9g}"

@@ -1,0 +1,116 @@
+"""What an operator's settings do to a run's configuration: `check_settings` refuses some, `local_config` fills it in."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from silotune.communication.aggregation import BY_ROWS
+from silotune.communication.privacy.budget import DELTA
+from silotune.config import BackboneConfig, Config
+from silotune.config.aggregation import AggregationConfig
+from silotune.config.partition import PartitionConfig
+from silotune.config.privacy import PrivacyConfig
+from silotune.config.sampling import SamplingConfig
+from silotune.distributed.protocol.handshake import HandshakeRefused
+from silotune.distributed.silo.silo_config import SiloSettings
+from silotune.methods import METHODS, Method
+from silotune.models.backbone.quantization import NONE
+
+
+def check_settings(settings: SiloSettings, config: Config) -> None:
+    """Compare a coordinator's configuration with the operator's settings; the policy is judged elsewhere.
+
+    Raises:
+        HandshakeRefused: the settings exclude the configuration.
+    """
+    who = f"silo {settings.name!r}"
+    if config.aggregation.name in BY_ROWS and "rows" not in settings.share:
+        raise HandshakeRefused(
+            f"{who}: aggregation={config.aggregation.name} weighs silos by their rows, and this one does not say how "
+            "many it has; allowed: uniform, median, trimmed-mean, krum, multi-krum"
+        )
+    _check_noise(settings, config)
+    if config.start is not None and settings.start is None:
+        raise HandshakeRefused(f"{who}: the run starts from a LoRA; its silo config needs start")
+
+
+def check_sent(settings: SiloSettings, method: Method) -> None:
+    """Compare the parts that a method sends with the operator's `send`.
+
+    Raises:
+        HandshakeRefused: another part would leave.
+    """
+    allowed = settings.send
+    others = [] if allowed is None else [name for name in method.sends() if name not in allowed]
+    if others:
+        raise HandshakeRefused(
+            f"silo {settings.name!r}: method={method.name} shares {', '.join(others)}; its silo config lets only "
+            f"{', '.join(allowed or ['nothing'])} leave (send)"
+        )
+
+
+def _check_noise(settings: SiloSettings, config: Config) -> None:
+    """Refuse a configuration whose noise in silos does not satisfy the operator's settings."""
+    who = f"silo {settings.name!r}"
+    if config.uplink.noise is None:
+        if settings.secret is not None or settings.epsilon is not None:
+            key = "secret" if settings.secret is not None else "epsilon"
+            raise HandshakeRefused(f"{who}: answers with noise alone (its silo config has {key}); uplink has none")
+        return
+    if settings.secret is None and config.privacy.secret is not None:
+        raise HandshakeRefused(f"{who}: its noise needs a secret; its silo config names none")
+    if settings.secret is None and not settings.seeded_noise:
+        raise HandshakeRefused(
+            f"{who}: noise from the run's seed hides nothing from the coordinator, who knows the seed; its silo config "
+            "needs secret (or seeded_noise: true, for a rehearsal)"
+        )
+
+
+def local_config(settings: SiloSettings, config: Config, split_seed: int | None) -> Config:
+    """Return the coordinator's configuration with this machine's paths, for this silo alone.
+
+    Args:
+        settings: the operator's.
+        config: as the coordinator sent it.
+        split_seed: the seed with which rows are split; None: the run's.
+    """
+    anything = METHODS.find(config.method.name).aggregations is None
+    update: dict[str, Any] = {
+        "backbone": _backbone(settings, config),
+        "start": None if config.start is None else settings.start,
+        "threads": settings.threads,
+        "device": settings.device,
+        "sampling": SamplingConfig(),
+        # the coordinator's matter, but some methods name the ones that they are defined for
+        "aggregation": AggregationConfig(name="uniform" if anything else config.aggregation.name),
+        "partition": PartitionConfig(),
+        "privacy": PrivacyConfig(
+            secret=settings.secret, epsilon=_budget(settings, config), delta=_delta(settings, config)
+        ),
+        "silos": [] if settings.data is None else [settings.data],
+    }
+    if split_seed is not None:
+        update["data"] = config.data.model_copy(update={"seed": split_seed})
+    return config.model_copy(update=update)
+
+
+def _budget(settings: SiloSettings, config: Config) -> float | None:
+    """Return the smaller of the run's and the operator's ε; None if neither has one."""
+    budgets = [epsilon for epsilon in (config.privacy.epsilon, settings.budget) if epsilon is not None]
+    return min(budgets, default=None)
+
+
+def _delta(settings: SiloSettings, config: Config) -> float | None:
+    """Return the δ at which this silo counts; None if the noise has no δ."""
+    chosen = config.privacy.delta or config.uplink.delta
+    if settings.epsilon is None or chosen is None:
+        return config.privacy.delta
+    return min(chosen, settings.delta or DELTA)
+
+
+def _backbone(settings: SiloSettings, config: Config) -> BackboneConfig:
+    """Return the operator's backbone, quantized as the coordinator's unless the operator chose otherwise."""
+    own = settings.backbone
+    if own.quantization != NONE:  # if it is another one, the handshake says so
+        return own
+    return own.model_copy(update={"quantization": config.backbone.quantization})
