@@ -78,7 +78,7 @@ def test_a_users_file_says_it_all(tmp_path: Path) -> None:
     comparison = read_comparison(written(tmp_path, compare=COMPARE), [])
     assert comparison.entries == ("local", "local-slow", "moon", "moon-slow")
     assert (comparison.seeds, comparison.ddof) == ((4, 5), 0)
-    assert {c.row: (c.config.train.lr, c.config.sampling.count) for c in comparison.cells} == {
+    assert {c.entry: (c.config.train.lr, c.config.sampling.count) for c in comparison.cells} == {
         "local": (1e-3, None),
         "local-slow": (1e-5, 2),
         "moon": (1e-3, None),
@@ -199,22 +199,22 @@ GRID = {
 }
 
 
-def test_a_grid_has_a_row_for_every_combination_and_none_of_its_own(tmp_path: Path) -> None:
+def test_a_grid_has_an_entry_for_every_combination_and_none_of_its_own(tmp_path: Path) -> None:
     source = written(tmp_path, compare={"methods": ["local", "moon"], "grid": GRID, "variants": {"odd": {"rounds": 3}}})
     cells = {cell.entry: (cell.config.rounds, cell.config.train.lr) for cell in read_comparison(source, []).cells}
     expected = {"small-slow": (2, 1e-5), "small-own": (2, 1e-3), "large-slow": (9, 1e-5), "large-own": (9, 1e-3)}
     expected["odd"] = (3, 1e-3)
-    assert cells == {f"{method}-{row}": keys for method in ("local", "moon") for row, keys in expected.items()}
+    assert cells == {f"{method}-{entry}": keys for method in ("local", "moon") for entry, keys in expected.items()}
     replaced = read_comparison(source, ["methods=local"], ["two: rounds=4"])
-    assert replaced.rows == ("local", "local-two")
+    assert replaced.entries == ("local", "local-two")
     with pytest.raises(InputError, match=r"compare.grid.size: 'a b' cannot be a name"):
         read_comparison(written(tmp_path, compare={"grid": {"size": {"a b": {}}}}), [])
 
 
-def test_only_some_rows(tmp_path: Path) -> None:
+def test_only_some_entries(tmp_path: Path) -> None:
     source = written(tmp_path, compare={"methods": ["local", "moon"], "grid": GRID})
     found = read_comparison(source, ["seeds=1,2"], only=["moon-*-slow", "local-large-own"])
-    assert found.rows == ("local-large-own", "moon-small-slow", "moon-large-slow")
+    assert found.entries == ("local-large-own", "moon-small-slow", "moon-large-slow")
     assert len(found.cells) == 6
     with pytest.raises(InputError, match=r"--only 'fedavg\*': fits none of the 8 entries \(local-small-slow"):
         read_comparison(source, [], only=["moon-*", "fedavg*"])

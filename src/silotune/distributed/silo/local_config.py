@@ -1,4 +1,4 @@
-"""What an operator's settings do to a run's configuration: `check_settings` refuses some, `local_config` fills it in."""
+"""What an operator's settings make of a run's configuration: `check_settings` refuses, `local_config` replaces."""
 
 from __future__ import annotations
 

@@ -152,14 +152,10 @@ class SiloSetup:
         check_settings(self.settings, config)
         method = make_method(config)
         check_sent(self.settings, method)
-        rank = rank_of(method, self.settings.name, self.settings.rank)
-        self.bounded_rank = None if rank == rank_of(method, self.settings.name) else rank
-        config = for_silo(
-            local_config(self.settings, config, self._split_seed(config)),
-            method,
-            self.settings.name,
-            self.settings.rank,
-        )
+        name, bound = self.settings.name, self.settings.rank
+        rank = rank_of(method, name, bound)
+        self.bounded_rank = None if rank == rank_of(method, name) else rank
+        config = for_silo(local_config(self.settings, config, self._split_seed(config)), method, name, bound)
         method = make_method(config)
         set_numerics(config.precision.deterministic, config.precision.tf32)
         backbone = self._load(config, method)
