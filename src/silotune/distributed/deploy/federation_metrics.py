@@ -15,7 +15,7 @@ from silotune.distributed.deploy.run_queue import QueuedRun, RunQueue, RunState
 from silotune.distributed.processes.metrics_text import Measure
 from silotune.runs.storage.readers import events
 
-FAILURE_EVENTS = {"silo-failed": "failure", "refused": "refused"}
+FAILURE_EVENTS = {"silo-failed": "failure", "refused": "refused", "withheld": "withheld"}
 """Kinds of events about a silo that went wrong, and what metrics call them."""
 
 _STATES: tuple[RunState, ...] = ("queued", "running", "finished", "failed", "stopped")

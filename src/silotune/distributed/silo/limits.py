@@ -17,6 +17,11 @@ from silotune.distributed.silo.policy import Policy, PolicyRefused
 from silotune.distributed.silo.policy_config import most
 from silotune.distributed.silo.request_ledger import Entry, RequestLedger
 
+
+class UpdateWithheld(PolicyRefused):
+    """Too few rows are behind a silo's update for it to leave."""
+
+
 SPARE_SCORES = 10
 """Score requests of a run beyond two for each of its rounds, more than an honest coordinator needs."""
 
@@ -77,13 +82,14 @@ class RequestLimits:
         Whether an update is withheld, or a loss is finite, tells something of the rows, a bit a request; so few may be.
 
         Raises:
-            PolicyRefused: in words that are the same for all rows.
+            UpdateWithheld: the update that is asked for was withheld.
+            PolicyRefused: too many were; in words that are the same for all rows.
         """
         limits = self.policy.limits
         withheld = self.ledger.withheld()
         if not limits.effective_rows:  # lifted since
             withheld = {request: why for request, why in withheld.items() if why == "failed"}
-        if withheld.get((entry.run, entry.request)) == "few rows":
+        if entry.kind != "score" and withheld.get((entry.run, entry.request)) == "few rows":
             raise self._withheld()
         of_run = sum(run == entry.run for run, _ in withheld)
         for count, limit, key in ((of_run, limits.withheld, "withheld"),
@@ -117,14 +123,15 @@ class RequestLimits:
             effective_rows: see `RowInfluence`.
 
         Raises:
-            PolicyRefused: it is withheld.
+            UpdateWithheld: it is withheld.
         """
         if effective_rows is not None and effective_rows < self.policy.limits.effective_rows:
             self.ledger.record_withheld(entry, "few rows")
             raise self._withheld()
 
-    def _withheld(self) -> PolicyRefused:
-        return self.policy.refused("this update", "too few rows are behind it (policy.effective_rows)")
+    def _withheld(self) -> UpdateWithheld:
+        refusal = self.policy.refused("this update", "too few rows are behind it (policy.effective_rows)")
+        return UpdateWithheld(str(refusal))
 
     def check_use(self, use: RowUse) -> None:
         """Judge what a run does with the rows against what earlier runs did.

@@ -17,13 +17,14 @@ from silotune.distributed.protocol.disclosure import filter_metrics, filter_scor
 from silotune.distributed.protocol.frames import Frame, ProtocolError, require_fields, state_name
 from silotune.distributed.protocol.handshake import fields_digest, text_digest
 from silotune.distributed.silo.coarse_numbers import CoarseNumbers
+from silotune.distributed.silo.limits import UpdateWithheld
 from silotune.distributed.silo.own_keys import ORDER_KEY, own_key
 from silotune.distributed.silo.policy import backbone_parameters
 from silotune.distributed.silo.privacy_ledger import Price, PrivacyLedger
 from silotune.distributed.silo.request_ledger import Entry
 from silotune.distributed.silo.row_fingerprint import RowRecord
 from silotune.distributed.silo.setup import UNDISCLOSED_ROWS, SiloSetup
-from silotune.distributed.silo.state_store import Reply, StateStore, scores_name
+from silotune.distributed.silo.state_store import Reply, StateStore, scores_name, withheld_name
 from silotune.errors import Diverged, InputError
 from silotune.evaluation.federation_scores import measure_silos, score_silos, summary_entries
 from silotune.evaluation.instance_vectors import keep_instances
@@ -64,46 +65,62 @@ class LocalWork:
         judge = bool(request.fields.get("judge")) and not final
         key = self._request_key(request, judge=str(judge), base=str(base))
         kept = store.find_reply(name, key)
+        if kept is None and self._setup.policy.limits.effective_rows:  # it may have been lifted since
+            kept = store.find_reply(withheld_name(int(number)), key)
         if kept is not None:
             return self._filtered(kept, key)
         silo = self._silo(federation, store, str(base))
-        client = federation.client(measures=True)
-        shared = self._checked(client.open_broadcast(broadcast, silo.name), int(number))
+        shared = self._checked(federation.client().open_broadcast(broadcast, silo.name), int(number))
         leaving = 0 if final else sum(tensor.numel() for tensor in flatten(shared).values())
         digest = self._work_digest(key, store, str(base))
         store.require_room(4 * leaving + self._state_bytes(silo))  # before the work: its files are about as large
         entry = Entry(store.path.name, request.kind, int(number), digest, leaving)
-        self._count(federation, entry)
-        scores_before: dict[str, Any] = {}
+        fields: dict[str, Any] = {"silo": silo.name, "round": int(number)}
         if judge:  # of the previous round, whose shared parts the broadcast holds
             judged = Entry(store.path.name, "score", int(number), digest)
             self._count(federation, judged)
             with self._setup.limits.failures_counted(judged):
-                scores_before = self._evaluate(federation, silo, shared, ["validation"], store)
-        store.delete(before=int(number), keep={*map(str, keep), str(base)})  # a refused request deletes nothing
+                fields["scores"] = self._evaluate(federation, silo, shared, ["validation"], store)
+        try:
+            self._count(federation, entry)
+            store.delete(before=int(number), keep={*map(str, keep), str(base)})  # a refused request deletes nothing
+            reply, price = self._trained(federation, silo, entry, broadcast)
+        except UpdateWithheld as refusal:
+            name, answer = withheld_name(int(number)), Reply(Frame("withheld", fields | {"reason": str(refusal)}))
+        else:
+            if reply.message and price is not None:
+                PrivacyLedger(Path(self.settings.folder)).record(entry.run, name, price)
+            assert silo.state is not None, "a silo that trained has a state"
+            store.write(name, silo.state.flat())
+            note = "; ".join(filter(None, (changed, reply.note)))
+            fields |= {"state": name, "metrics": reply.metrics, "note": note}
+            about = {"norm": reply.norm, "epsilon": None if price is None else price.epsilon} if reply.message else {}
+            answer = Reply(Frame("answer", fields, {"message": reply.message}), about)
+        store.keep_reply(name, key, answer)
+        return self._filtered(answer, key)
+
+    def _trained(
+        self, federation: Federation, silo: Silo, entry: Entry, broadcast: bytes
+    ) -> tuple[SiloReply, Price | None]:
+        """Run a silo's local round or final phases; returns its reply, which may leave, and the price of its noise.
+
+        Raises:
+            UpdateWithheld: too few rows are behind the update.
+            PolicyRefused, Diverged: as `_check_update`.
+        """
+        client = federation.client(measures=True)
         price = None if client.privacy is None else Price.of(client.privacy)
-        ledger, run = PrivacyLedger(Path(self.settings.folder)), store.path.name
         with self._setup.limits.failures_counted(entry):
-            if final:
+            if entry.kind == "final":
                 (reply,) = client.finals([silo], broadcast)
             else:
-                spent = PrivacySpent() if price is None else ledger.spent(run, price)
+                ledger = PrivacyLedger(Path(self.settings.folder))
+                spent = PrivacySpent() if price is None else ledger.spent(entry.run, price)
                 with self._watched(federation, entry, noised=price is not None):
                     (reply,) = client.rounds([silo], broadcast, spent)
             if reply.message:
                 self._check_update(federation, silo, reply, noised=price is not None)
-        if reply.message and price is not None:
-            ledger.record(run, name, price)
-        assert silo.state is not None, "a silo that trained has a state"
-        store.write(name, silo.state.flat())
-        fields = {"silo": silo.name, "round": int(number), "state": name, "metrics": reply.metrics}
-        fields["note"] = "; ".join(filter(None, (changed, reply.note)))
-        if judge:
-            fields["scores"] = scores_before
-        about = {"norm": reply.norm, "epsilon": None if price is None else price.epsilon} if reply.message else {}
-        answer = Reply(Frame("answer", fields, {"message": reply.message}), about)
-        store.keep_reply(name, key, answer)
-        return self._filtered(answer, key)
+        return reply, price
 
     def _check_update(self, federation: Federation, silo: Silo, reply: SiloReply, noised: bool) -> None:
         """Judge an update before it leaves; raises what the policy raises, and `Diverged` where it is not finite."""

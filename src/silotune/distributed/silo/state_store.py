@@ -2,7 +2,7 @@
 
 `<folder>/<run>/<name>.safetensors` is a state (`0003`, or `0003-final` after the method's final phases), and
 `<name>.answer` the reply that led to it. The state is written first, so that every reply has its state.
-`0003-scores.answer` holds the scores of round 3.
+`0003-scores.answer` holds the scores of round 3, `0003-withheld.answer` the reply of a round whose update was withheld.
 """
 
 from __future__ import annotations
@@ -30,12 +30,18 @@ Room = Callable[[Path, int], None]
 
 _NAME = re.compile(r"\d{4,}(-final)?")
 
-_SCORES = "-scores"
+_SCORES, _WITHHELD = "-scores", "-withheld"
+"""Ends of the names of replies that belong to no state."""
 
 
 def scores_name(number: int) -> str:
     """Return the name under which a reply with a round's scores is kept; no state has this name."""
     return f"{number:04d}{_SCORES}"
+
+
+def withheld_name(number: int) -> str:
+    """Return the name under which a reply without the round's update is kept; no state has this name."""
+    return f"{number:04d}{_WITHHELD}"
 
 
 def check_run_id(run: str) -> None:
@@ -126,7 +132,7 @@ class StateStore:
             stored = decode((self.path / f"{name}.answer").read_bytes())
             if stored.fields["asked"] != request:
                 return None
-            if not name.endswith(_SCORES) and not self._state(name).is_file():
+            if not name.endswith((_SCORES, _WITHHELD)) and not self._state(name).is_file():
                 return None
             about = stored.fields.get("about", {})  # a reply of an earlier version has none
             return Reply(decode(stored.blobs["answer"]), about)
@@ -141,7 +147,8 @@ class StateStore:
             keep: names of states.
         """
         for path in self.path.glob("*"):
-            known = path.suffix in (".safetensors", ".answer") and _NAME.fullmatch(path.stem.removesuffix(_SCORES))
+            name = path.stem.removesuffix(_SCORES).removesuffix(_WITHHELD)
+            known = path.suffix in (".safetensors", ".answer") and _NAME.fullmatch(name)
             if known and path.stem not in keep and int(path.stem.split("-")[0]) < before:
                 path.unlink(missing_ok=True)
 

@@ -18,7 +18,7 @@ _FEW_ROWS = 100
 
 _EXPECTED_EVENTS = {
     *("silo", "round", "final", "refused", "evaluation", "server", "versions", "cohort", "budget", "stopped"),
-    "aggregation",
+    *("aggregation", "withheld"),
 }
 """Events that need no generic warning (`_warnings_of_run` has specific ones for some)."""
 
@@ -93,6 +93,11 @@ def _warnings_of_run(run: FinishedRun) -> list[str]:
         times = "1 update was" if len(refused) == 1 else f"{len(refused)} updates were"
         remarks.append(
             f"{times} refused; the first in round {first.get('round')} from {first.get('silo')}: {first.get('reason')}"
+        )
+    for event in run.events_of("withheld"):
+        remarks.append(
+            f"{event.get('silo')} withheld its update of round {event.get('round')} and trained no more: too few of "
+            "its rows were behind it"
         )
     for kind, number in Counter(str(event.get("event")) for event in run.events).items():
         if kind not in _EXPECTED_EVENTS:
