@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from silotune.distributed.protocol.disclosure import validate_metrics, validate_scores
-from silotune.methods.base import EVENT_KEYS, Step
+from silotune.methods.step import EVENT_KEYS, Step
 
 GOOD = {"loss": 0.5, "rows": 40, "steps": 4, "seconds": 1.5, "similarity_private": -0.25}
 

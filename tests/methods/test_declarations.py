@@ -7,9 +7,10 @@ from dataclasses import replace
 import pytest
 
 from silotune.methods import METHODS, Setting
-from silotune.methods.base import GLOBAL, HEAD, PRIVATE, Phase, PredictionMix, copies
+from silotune.methods.base import PredictionMix
 from silotune.methods.fedmatch import FedMatch
-from silotune.methods.parts import Part, Scope
+from silotune.methods.parts import GLOBAL, HEAD, PRIVATE, Part, Scope
+from silotune.methods.phase import Phase, copies
 from silotune.methods.validation import check_method
 from silotune.models.forward.mixing import frozen, previous, received
 from silotune.models.heads import HEADS

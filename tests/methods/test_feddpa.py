@@ -20,7 +20,7 @@ from silotune.evaluation.federation_scores import current_model_state
 from silotune.evaluation.instance_vectors import embed, weigh, with_instances
 from silotune.evaluation.personalization import score_test_time as judged_on_all_tasks
 from silotune.evaluation.predict import answers
-from silotune.methods.base import Step
+from silotune.methods.step import Step
 from silotune.runs.build.builder import build
 from silotune.runs.build.resolve import read_config
 from silotune.runs.load import load_run

@@ -11,7 +11,7 @@ from transformers import optimization
 
 from silotune.config import TrainConfig
 from silotune.core.tensors import digest, flatten
-from silotune.methods.base import Phase
+from silotune.methods.phase import Phase
 from silotune.training.phase_batches import phase_batches
 from silotune.training.schedule import Schedule
 

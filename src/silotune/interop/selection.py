@@ -12,9 +12,8 @@ from silotune.data.tasks import Task
 from silotune.errors import InputError, unknown_name_error
 from silotune.evaluation.federation_scores import current_model_state
 from silotune.interop.fold_weights import can_fold
-from silotune.methods.base import HEAD
 from silotune.methods.head_mix import WhichHead, head_tensors, heads_of
-from silotune.methods.parts import Part, Scope
+from silotune.methods.parts import HEAD, Part, Scope
 from silotune.models.backbone.backbone import Backbone
 from silotune.models.forward.mixing import Mix, joined_tensors, members, parts_in, resolve_weights
 from silotune.models.heads import Head

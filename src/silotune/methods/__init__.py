@@ -16,28 +16,25 @@ from typing import TypeVar
 from silotune.config import registries
 from silotune.core.registry import Registry
 from silotune.core.tensors import State, Tensors
-from silotune.methods.base import (
+from silotune.methods.base import Method, MethodOptions, PredictionMix, Setting
+from silotune.methods.head_mix import WhichHead
+from silotune.methods.instance_weighting import InstanceWeighting, Representation, Similarity, WeightOf
+from silotune.methods.parts import (
     GLOBAL,
     HEAD,
     HEAD_GLOBAL,
     HEAD_PRIVATE,
     PRIVATE,
-    Method,
-    MethodOptions,
-    Phase,
-    PredictionMix,
-    Setting,
-    Step,
-    copies,
-    even,
-    mean_over_rows,
-    odd,
-    proximal,
+    Part,
+    Scalar,
+    Scope,
+    fixed,
+    private,
+    shared,
 )
-from silotune.methods.head_mix import WhichHead
-from silotune.methods.instance_weighting import InstanceWeighting, Representation, Similarity, WeightOf
-from silotune.methods.parts import Part, Scalar, Scope, fixed, private, shared
+from silotune.methods.phase import Phase, copies, even, odd
 from silotune.methods.similarity import SIMILARITIES, distillation, model_contrast, row_cosine, row_cosine_by_distance
+from silotune.methods.step import Step, mean_over_rows, proximal
 from silotune.methods.supervised import Supervised, SupervisedOptions
 from silotune.models.forward.mixing import Mix, frozen, joined, previous, received
 from silotune.models.heads.projection import Projection

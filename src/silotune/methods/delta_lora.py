@@ -6,8 +6,10 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from silotune.methods.base import GLOBAL, HEAD, Method, Phase, PredictionMix, Step, mean_over_rows
-from silotune.methods.parts import Part, shared
+from silotune.methods.base import Method, PredictionMix
+from silotune.methods.parts import GLOBAL, HEAD, Part, shared
+from silotune.methods.phase import Phase
+from silotune.methods.step import Step, mean_over_rows
 from silotune.models.forward.mixing import Mix
 from silotune.models.tuners import Delta
 

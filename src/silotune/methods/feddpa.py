@@ -14,6 +14,7 @@ from torch import Tensor
 from silotune.methods import (
     GLOBAL,
     HEAD,
+    HEAD_GLOBAL,
     PRIVATE,
     InstanceWeighting,
     Mix,
@@ -115,7 +116,7 @@ class FedDPAT(FedIT):
     name = "feddpa-t"
     paper = _PAPER
     Options = FedDPATOptions
-    head_of_global = "head_global"
+    head_of_global = HEAD_GLOBAL
 
     def parts(self) -> dict[str, Part]:
         """Return FedIT's parts, and a local part with initial values of its own that keeps its state."""

@@ -4,7 +4,19 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from silotune.methods import GLOBAL, HEAD, PRIVATE, Part, Phase, PredictionMix, Scope, Step, mean_over_rows, private
+from silotune.methods import (
+    GLOBAL,
+    HEAD,
+    HEAD_GLOBAL,
+    PRIVATE,
+    Part,
+    Phase,
+    PredictionMix,
+    Scope,
+    Step,
+    mean_over_rows,
+    private,
+)
 from silotune.methods.fedit import FedIT
 
 
@@ -13,7 +25,7 @@ class FedLoRA(FedIT):
 
     name = "fedlora"
     paper = "Yi et al. 2023, FedLoRA: Model-Heterogeneous Personalized Federated Learning with LoRA Tuning"
-    head_of_global = "head_global"
+    head_of_global = HEAD_GLOBAL
 
     def parts(self) -> dict[str, Part]:
         """Return FedIT's parts, and a local part and head; the local part starts as the global one."""

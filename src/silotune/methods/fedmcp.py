@@ -9,6 +9,7 @@ from torch import Tensor
 
 from silotune.methods import (
     GLOBAL,
+    HEAD_GLOBAL,
     PRIVATE,
     SIMILARITIES,
     Method,
@@ -55,7 +56,7 @@ class FedMCP(Method):
             GLOBAL: shared(adapter),
             PRIVATE: private(adapter),
             "head_full": private(head),
-            "head_global": private(head),
+            HEAD_GLOBAL: private(head),
         }
 
     def phases(self) -> list[Phase]:
@@ -77,7 +78,7 @@ class FedMCP(Method):
         step.log(full=loss_a)
         total = (1 - options.gamma) * loss_a
         if options.gamma > 0:
-            loss_b = step.cross_entropy("global", "head_global")  # eq. 4
+            loss_b = step.cross_entropy("global", HEAD_GLOBAL)  # eq. 4
             step.log(backbone=loss_b)
             total = total + options.gamma * loss_b
         if options.mu > 0:

@@ -16,6 +16,11 @@ if TYPE_CHECKING:
     from silotune.data.tasks import Task
     from silotune.models.backbone.backbone import Backbone
 
+# Usual names of parts.
+GLOBAL, PRIVATE = "global", "private"
+
+HEAD, HEAD_GLOBAL, HEAD_PRIVATE = "head", "head_global", "head_private"
+
 
 class Scope(StrEnum):
     """Whether a part is sent."""

@@ -6,9 +6,11 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from silotune.methods.base import HEAD, Method, Phase, PredictionMix, Step, joined, mean_over_rows
-from silotune.methods.parts import Part, Scope
-from silotune.models.forward.mixing import Mix
+from silotune.methods.base import Method, PredictionMix
+from silotune.methods.parts import HEAD, Part, Scope
+from silotune.methods.phase import Phase
+from silotune.methods.step import Step, mean_over_rows
+from silotune.models.forward.mixing import Mix, joined
 from silotune.models.tuners import TensorGroup
 
 A, B = "lora_A", "lora_B"

@@ -6,8 +6,10 @@ from typing import ClassVar, Literal, cast
 
 from torch import Tensor
 
-from silotune.methods.base import HEAD, Method, MethodOptions, Phase, PredictionMix, Step, mean_over_rows
-from silotune.methods.parts import Part, Scope
+from silotune.methods.base import Method, MethodOptions, PredictionMix
+from silotune.methods.parts import HEAD, Part, Scope
+from silotune.methods.phase import Phase
+from silotune.methods.step import Step, mean_over_rows
 from silotune.models.forward.mixing import Mix
 
 

@@ -15,8 +15,10 @@ from silotune.core.randomness import Stream
 from silotune.core.tensors import State, Tensors
 from silotune.data.batching import Batch, batch_count
 from silotune.data.cohort_batches import CohortMicroBatch, own_micro_batches
-from silotune.methods.base import REFERENCE, Method, Phase, Step, previous_tensors
+from silotune.methods.base import Method
 from silotune.methods.parts import Part, Scope, names_with
+from silotune.methods.phase import Phase
+from silotune.methods.step import REFERENCE, Step, previous_tensors
 from silotune.models.backbone.backbone import Backbone
 from silotune.models.forward.activation_cache import ActivationCache
 from silotune.models.forward.mixing import (

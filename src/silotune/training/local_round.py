@@ -24,7 +24,8 @@ from silotune.core.tensors import State, Tensors
 from silotune.data.batching import Batch
 from silotune.data.cohort_batches import CohortMicroBatch
 from silotune.errors import Diverged
-from silotune.methods.base import PREVIOUS, Phase
+from silotune.methods.phase import Phase
+from silotune.methods.step import PREVIOUS
 from silotune.models.forward.view_cache import ConstantViewCache
 from silotune.training.context import TrainingContext
 from silotune.training.phase_batches import cohort_micro_batches, phase_batches

@@ -7,7 +7,7 @@ from itertools import islice
 
 from silotune.data.batching import Batch, TokenLimit, epoch_batches
 from silotune.data.cohort_batches import CohortMicroBatch, cut_jointly, zip_micro_batches
-from silotune.methods.base import Phase
+from silotune.methods.phase import Phase
 from silotune.training.context import TrainingContext
 from silotune.training.silo import Silo
 

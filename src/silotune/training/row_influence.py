@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from silotune.data.batching import Batch
-from silotune.methods.base import Phase, Step
 from silotune.methods.head_mix import WhichHead, heads_of
+from silotune.methods.phase import Phase
+from silotune.methods.step import Step
 from silotune.models.forward.mixing import trained_parts
 from silotune.models.forward.views import View
 from silotune.training.view_copies import WatchedView

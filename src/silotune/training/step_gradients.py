@@ -5,7 +5,7 @@ large for one graph takes two passes, as in GradCache (Gao et al. 2021, arXiv:21
 without graph. The loss of the whole batch is computed from these readings, and its backward pass gives the gradients of
 heads and of the readings. The second pass runs micro-batch by micro-batch with a graph, and takes the readings'
 gradients back through the backbone. Dropout draws the same numbers in both. Where a loss is a mean over rows or tokens
-(see `silotune.methods.base.mean_over_rows`), one pass is enough: each micro-batch has a loss of its own.
+(see `silotune.methods.step.mean_over_rows`), one pass is enough: each micro-batch has a loss of its own.
 
 All ways give the same gradients up to rounding.
 """
@@ -23,7 +23,8 @@ from silotune.core.randomness import Stream
 from silotune.core.tensors import State, Tensors
 from silotune.data.batching import Batch
 from silotune.data.cohort_batches import CohortMicroBatch
-from silotune.methods.base import Phase, Step
+from silotune.methods.phase import Phase
+from silotune.methods.step import Step
 from silotune.models.forward.mixing import MixEntry, has_gradient
 from silotune.models.forward.view_cache import ConstantViewCache
 from silotune.models.forward.views import View

@@ -9,8 +9,8 @@ import torch
 
 from silotune.data.cohort_batches import own_micro_batches
 from silotune.methods import Step
-from silotune.methods.base import PREVIOUS
 from silotune.methods.parts import Scope
+from silotune.methods.step import PREVIOUS
 from silotune.models.forward.mixing import MixEntry
 from tests.support.numeric_rig import cut_batch, doubled, make_step, random_parts, some_rows, trained
 from tests.support.tiny import METHODS, ONE_TASK

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from silotune.data.metrics import metric_range
-from silotune.methods.base import EVENT_KEYS
+from silotune.methods.step import EVENT_KEYS
 
 COUNTS = ("rows", "steps", "skipped_steps", "real_tokens", "padded_tokens")
 """Training metrics that follow from a silo's row count; shared only where `rows` is."""

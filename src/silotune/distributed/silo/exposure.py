@@ -19,7 +19,7 @@ from silotune.config import TrainConfig
 from silotune.data.rows import Splits
 from silotune.data.tokenized import TokenizedRows
 from silotune.distributed.silo.row_fingerprint import row_digests
-from silotune.methods.base import Phase
+from silotune.methods.phase import Phase
 from silotune.training.context import TrainingContext
 from silotune.training.silo import Silo
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from silotune.data.batching import batch_count
 from silotune.distributed.silo.exposure import phase_length, rounded_rows
-from silotune.methods.base import Phase
 from silotune.methods.parts import Scope
+from silotune.methods.phase import Phase
 from silotune.training.context import TrainingContext
 from silotune.training.silo import Silo
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from silotune.core.numeric import mean_ignoring_none
-from silotune.methods.base import EVENT_KEYS
+from silotune.methods.step import EVENT_KEYS
 
 _BYTES = ("bytes_up", "bytes_down")
 

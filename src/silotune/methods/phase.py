@@ -1,0 +1,99 @@
+"""`Phase`: parts that train, views, loss, rounds; `copies`, a phase that trains nothing; `odd` and `even` rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+
+from silotune.core.tensors import State, Tensors
+from silotune.methods.step import Loss
+from silotune.models.forward.mixing import Mix, trained_parts
+
+
+def every(number: int) -> bool:
+    """Return True: a phase of every round (`Phase.rounds`)."""
+    return True
+
+
+def odd(number: int) -> bool:
+    """Return whether the round's number is odd, as the first one's is (`Phase.rounds`)."""
+    return number % 2 == 1
+
+
+def even(number: int) -> bool:
+    """Return whether the round's number is even (`Phase.rounds`)."""
+    return number % 2 == 0
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One stretch of local training.
+
+    Args:
+        name: in logs and in the derivation of batches.
+        trains: the parts that take gradient steps; all others are constant. Empty: `start` alone (see `copies`).
+        views: name → mix; computed for every batch before the loss.
+        loss: the scalar to minimize; see `mean_over_rows`.
+        when: in every round, or once after the last round.
+        who: for `when="end"`: the silos that were ever sampled, or all.
+        from_round: for `when="round"`: the first round that may have the phase.
+        rounds: for `when="round"`: whether a round, counted from 1, has the phase; `odd` and `even` are such functions.
+        epochs: passes over the silo's rows; None: `train.epochs` or `train.steps`.
+        start: target part → source part; the target becomes a copy of the source before the phase.
+        skips_first: whether the phase is skipped in a silo's first participation (it has no `previous` parts yet).
+        also_first: whether a silo's first participation has the phase whatever the round, for silos that join late.
+        steps_per_batch: optimizer steps on each batch, one after the other (pFedMe's K).
+        then: part → function of the silo's parts that returns its new tensors; called without gradient when a batch's
+            steps are taken. A projection (APFL's α in [0, 1]), or a step that is no gradient step (pFedMe's w).
+        same_at_start: anchor's view → view. In the phase's first step the silo's parts are still those received; the
+            anchor's view is then the other one without gradient, to the bit. A loss whose terms have a gradient of 0
+            for equal views is then exactly stationary there; Adam would make whole steps of the rounding otherwise.
+    """
+
+    name: str
+    trains: tuple[str, ...]
+    views: Mapping[str, Mix]
+    loss: Loss
+    when: Literal["round", "end"] = "round"
+    who: Literal["sampled", "all"] = "sampled"
+    from_round: int = 1
+    rounds: Callable[[int], bool] = every
+    epochs: int | None = None
+    start: Mapping[str, str] = field(default_factory=dict)
+    steps_per_batch: int = 1
+    then: Mapping[str, Callable[[State], Tensors]] = field(default_factory=dict)
+    skips_first: bool = False
+    also_first: bool = False
+    same_at_start: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def changes(self) -> tuple[str, ...]:
+        """The parts that the phase changes: by training, at its start, or after a batch."""
+        return tuple(dict.fromkeys((*self.trains, *self.start, *self.then)))
+
+    @property
+    def by_row(self) -> bool:
+        """Whether the loss is marked by `mean_over_rows`."""
+        return bool(getattr(self.loss, "mean_over_rows", False))
+
+    def runs_in(self, number: int) -> bool:
+        """Return whether the local round of this number has the phase."""
+        return self.when == "round" and self.from_round <= number and self.rounds(number)
+
+    @property
+    def views_with_gradient(self) -> int:
+        """The most views that have a graph at once: those with trained parts or learned weights, equal ones once."""
+        trained = (
+            mix for mix in self.views.values() if trained_parts(mix, self.trains) or any(map(callable, mix.values()))
+        )
+        return len({frozenset(mix.items()) for mix in trained})
+
+
+def copies(
+    name: str, start: Mapping[str, str], rounds: Callable[[int], bool] = every, also_first: bool = False
+) -> Phase:
+    """Return a phase that trains nothing: every target part becomes a copy of its source (`Phase.start`)."""
+    return Phase(name, (), {}, lambda step: torch.zeros(()), start=start, rounds=rounds, also_first=also_first)
