@@ -1,4 +1,4 @@
-"""`cache_folder` (`SILOTUNE_CACHE`), and `kept_answer`: what a command computed before from this code and its words."""
+"""`kept_answer`: a command's answer, kept on disk until its words or the code change; `cache_folder`, the folder."""
 
 from __future__ import annotations
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from silotune.core.number_text import score_text
 from silotune.core.yaml_text import dump_yaml
 from silotune.data.metrics import lower_is_better
 
@@ -125,7 +126,7 @@ def _scores(about: dict[str, Any]) -> str:
         "## Data and scores\n",
         f"Silo {about['silo']}: {of_silo}. All {about['silos']} silos together: {of_all}.\n",
         "| metric | validation | test |\n|---|---|---|",
-        f"| {about['metric']}{unit} | {_score(about['validation'])} | {_score(about['test'])} |\n",
+        f"| {about['metric']}{unit} | {score_text(about['validation'])} | {score_text(about['test'])} |\n",
     ]
     if not about["whole"]:
         mix = ", ".join(f"{weight:g} · {name}" for name, weight in about["prediction"].items())
@@ -169,7 +170,3 @@ def _notes(about: dict[str, Any]) -> list[str]:
 
 def _shown(value: object) -> str:
     return ",".join(map(str, value)) if isinstance(value, list) else str(value)
-
-
-def _score(value: float | None) -> str:
-    return "–" if value is None else f"{value:.2f}"

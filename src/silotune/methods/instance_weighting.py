@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from silotune.core.randomness import sampler
 from silotune.core.tensors import Tensors
+from silotune.methods.similarity import row_cosine
 from silotune.models.forward.mixing import Mix
 
 Similarity = Literal["cosine", "l2", "pearson"]
@@ -37,11 +38,6 @@ SEED = "key"
 """Name of the seed with which rows are sampled for a text, shape ()."""
 
 
-def cosine(x: Tensor, y: Tensor) -> Tensor:
-    """Return the cosine similarity over the last dimension."""
-    return nn.functional.cosine_similarity(x, y, dim=-1)
-
-
 def l2(x: Tensor, y: Tensor) -> Tensor:
     """Return `1 / (1 + ‖x − y‖)` over the last dimension."""
     return 1 / (1 + (x - y).square().sum(-1).sqrt())
@@ -49,10 +45,10 @@ def l2(x: Tensor, y: Tensor) -> Tensor:
 
 def pearson(x: Tensor, y: Tensor) -> Tensor:
     """Return the Pearson correlation over the last dimension."""
-    return cosine(x - x.mean(-1, keepdim=True), y - y.mean(-1, keepdim=True))
+    return row_cosine(x - x.mean(-1, keepdim=True), y - y.mean(-1, keepdim=True))
 
 
-TEXT_SIMILARITIES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"cosine": cosine, "l2": l2, "pearson": pearson}
+TEXT_SIMILARITIES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"cosine": row_cosine, "l2": l2, "pearson": pearson}
 
 
 @dataclass(frozen=True)

@@ -49,7 +49,7 @@ def _unit(x: Tensor) -> Tensor:
 
 def cosine(x: Tensor, y: Tensor) -> Tensor:
     """Return the mean over rows of the cosine of x's and y's rows (FedMCP, Figure 4), shape ()."""
-    return nn.functional.cosine_similarity(x, y, dim=-1).mean()
+    return row_cosine(x, y).mean()
 
 
 SIMILARITIES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"cka": cka, "cosine": cosine}
@@ -60,7 +60,7 @@ RowSimilarity = Callable[[Tensor, Tensor], Tensor]
 
 
 def row_cosine(x: Tensor, y: Tensor) -> Tensor:
-    """Return the cosine of x's and y's rows, shape (rows,)."""
+    """Return the cosine of x's and y's rows, shape (rows,); in general, over the last dimension."""
     return nn.functional.cosine_similarity(x, y, dim=-1)
 
 

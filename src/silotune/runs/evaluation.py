@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from silotune.config.tables import Table
 from silotune.core.html_table import html_table
+from silotune.core.number_text import score_text
 from silotune.data.metrics import metric_title
 from silotune.runs.labeled_file import score_rows
 from silotune.runs.run_result import Run
@@ -92,7 +93,7 @@ class Evaluation(Mapping[str, Any]):
             bounds = self["intervals"].get(name)
             interval = "–" if bounds is None else f"{bounds[0]:.2f} to {bounds[1]:.2f}"
             title = metric_title(name, self.get("positive", ""))
-            rows.append([title, "–" if value is None else f"{value:.2f}", interval])
+            rows.append([title, score_text(value), interval])
         return rows
 
     def __repr__(self) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from silotune.core.html_table import html_table
+from silotune.core.number_text import score_text
 from silotune.data.metrics import lower_is_better
 from silotune.errors import unknown_name_error
 from silotune.runs.callbacks import RoundEnd
@@ -106,21 +107,17 @@ class Run:
         )
 
     def _scores(self) -> str:
-        scores = [f"{name} {_score(entry['test'])}" for name, entry in list(self.silos.items())[:8]]
+        scores = [f"{name} {score_text(entry['test'])}" for name, entry in list(self.silos.items())[:8]]
         more = ", …" if len(self.silos) > len(scores) else ""
-        return f"test average {_score(self.summary['average'])} ({', '.join(scores)}{more})"
+        return f"test average {score_text(self.summary['average'])} ({', '.join(scores)}{more})"
 
     def _repr_html_(self) -> str:
         """Return the table that a notebook shows: a row for each silo."""
         rows = [
-            (name, str(entry["metric"]), *(_score(entry.get(key)) for key in ("validation", "test")))
+            (name, str(entry["metric"]), *(score_text(entry.get(key)) for key in ("validation", "test")))
             for name, entry in self.silos.items()
         ]
-        rows.append(("average", "", "", _score(self.summary["average"])))
+        rows.append(("average", "", "", score_text(self.summary["average"])))
         better = "lower" if all(lower_is_better(entry["metric"]) for entry in self.silos.values()) else "higher"
         caption = f"{self._heading()}; {better} is better"
         return html_table(caption, ("silo", "metric", "validation", "test"), rows)
-
-
-def _score(value: float | None) -> str:
-    return "–" if value is None else f"{value:.2f}"

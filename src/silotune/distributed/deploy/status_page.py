@@ -7,10 +7,11 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from silotune.core.number_text import clock_text
 from silotune.distributed.deploy.curves import COLORS, curve_chart
 from silotune.distributed.deploy.federation_metrics import FAILURE_EVENTS
 from silotune.distributed.deploy.run_queue import QueuedRun
-from silotune.distributed.deploy.status_words import busy, clock, short_time, size
+from silotune.distributed.deploy.status_words import busy, short_time, size
 from silotune.runs.storage.readers import events
 
 REFRESH = 10
@@ -102,7 +103,7 @@ def _run(run: QueuedRun, active: Mapping[str, Any] | None, log: Sequence[Mapping
         )
         parts += [f"<div>{''.join(charts)}</div><p>{key}</p>"]
     if rounds:
-        rows = [(event["round"], ", ".join(event.get("silos") or []), clock(event.get("seconds"))) for event in rounds]
+        rows = [(event["round"], ", ".join(event.get("silos") or []), _time(event.get("seconds"))) for event in rounds]
         parts += [
             "<h2>Rounds</h2>",
             table(("round", "silos that contributed", "time since the start"), rows[: -SHOWN - 1 : -1]),
@@ -146,6 +147,10 @@ def _runs(runs: Sequence[QueuedRun]) -> str:
         for run in runs
     ]
     return table(("run", "state", "method", "silos", "began (UTC)", "ended"), rows[: -SHOWN - 1 : -1])
+
+
+def _time(seconds: float | None) -> str | None:
+    return None if seconds is None else clock_text(seconds)
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[object]]) -> str:

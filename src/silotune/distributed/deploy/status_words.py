@@ -1,4 +1,4 @@
-"""What a status says in words, on a terminal or a page: `busy`, `size` of a disk, `short_time`, `clock`."""
+"""What a status says in words, on a terminal or a page: `busy`, `size` of a disk, `short_time`."""
 
 from __future__ import annotations
 
@@ -23,11 +23,3 @@ def size(count: int | None) -> str:
 def short_time(time: str) -> str:
     """Return a time in ISO format to the second, e.g. `2026-01-02 03:04:05`."""
     return time[:19].replace("T", " ")
-
-
-def clock(seconds: float | None) -> str | None:
-    """Return seconds as hours, minutes and seconds."""
-    if seconds is None:
-        return None
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"

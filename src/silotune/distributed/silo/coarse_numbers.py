@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from silotune.communication.privacy.laplace import laplace_number
 from silotune.core.randomness import sampler
 from silotune.distributed.protocol.disclosure import COUNTS
 from silotune.distributed.silo.exposure import rounded_rows
@@ -53,8 +53,7 @@ class CoarseNumbers:
         if value is None or not self.noise:
             return self._rounded(value, split, percent=split not in self.losses)
         whole = 1.0 if split in self.losses else 100.0
-        share = sampler(*self.drawn_for, split, repr(value)).random() - 0.5
-        drawn = -math.copysign(math.log1p(-2 * abs(share)), share) if abs(share) < 0.5 else 0.0
+        drawn = laplace_number(sampler(*self.drawn_for, split, repr(value)).random())
         noised = value + self.noise * drawn * whole / max(rounded_rows(self.rows.get(split, 0)), 1)
         rounded = self._rounded(noised, split, percent=split not in self.losses)
         assert rounded is not None, "there is a score"

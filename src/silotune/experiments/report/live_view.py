@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from silotune.core.locking import is_locked
+from silotune.core.number_text import clock_text
 from silotune.core.yaml_text import load_yaml
 from silotune.errors import InputError
 from silotune.experiments.report.result_table import mebibytes
@@ -96,7 +97,7 @@ def _head(run: Path, method: str, rounds: int, log: list[dict[str, Any]]) -> Tex
     words = [f"{run.name}: {method}", f"{'━' * filled}{'╌' * (30 - filled)} round {done}/{rounds}"]
     if rounds_ended:
         elapsed = float(rounds_ended[-1]["seconds"])
-        words.append(f"{_clock(elapsed)} gone, {_clock(elapsed / done * (rounds - done))} left")
+        words.append(f"{clock_text(elapsed)} gone, {clock_text(elapsed / done * (rounds - done))} left")
     words.append(f"sent {mebibytes(up)}, received {mebibytes(down)}")
     return Text("   ".join(words))
 
@@ -137,8 +138,3 @@ def _finished(run: Path) -> str:
 
 def _number(value: float | None, form: str) -> str:
     return "–" if value is None else format(value, form)
-
-
-def _clock(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}" if minutes >= 60 else f"{minutes}:{rest:02d}"

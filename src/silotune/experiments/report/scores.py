@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from silotune.core.number_text import score_text
 from silotune.data.metrics import metric_title
 from silotune.data.tasks import METRICS_OF
 from silotune.experiments.report.entries import ReportEntry
@@ -97,9 +98,9 @@ def average_text(summary: Mapping[str, Any]) -> str:
     """Return a run's mean test score for display; where silos have unlike metrics, that of each metric."""
     metrics = metrics_of(summary)
     if len(metrics) <= 1:
-        return "–" if summary["average"] is None else f"{summary['average']:.2f}"
+        return score_text(summary["average"])
     means = averages(summary["silos"])
-    texts = {metric: "–" if mean is None else f"{mean:.2f}" for metric, mean in means.items()}
+    texts = {metric: score_text(mean) for metric, mean in means.items()}
     return ", ".join(f"{metric_title(metric)} {text}" for metric, text in texts.items())
 
 

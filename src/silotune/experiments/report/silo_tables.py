@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from silotune.core.number_text import score_text
 from silotune.data.metrics import NUMBER_METRICS, metric_title
 from silotune.evaluation.baselines import MEAN
 from silotune.experiments.report.baseline_rows import TITLES, baseline_of
@@ -54,7 +55,7 @@ def rows_table(entries: Sequence[ReportEntry]) -> ResultTable | None:
         *(TITLES[key] for key in baselines),
     ]
     cells = [
-        (name, [*map(TableCell, texts), *(TableCell(_number(of[key])) for key in baselines)])
+        (name, [*map(TableCell, texts), *(TableCell(score_text(of[key])) for key in baselines)])
         for name, texts, of in rows
     ]
     return ResultTable(
@@ -79,9 +80,9 @@ def metrics_table(run: FinishedRun) -> ResultTable | None:
     rows = []
     for label, details in found.items():
         bounds = details["intervals"].get(details["metric"])
-        texts = [metric_title(details["metric"], details.get("positive", "")), _number(details["score"])]
+        texts = [metric_title(details["metric"], details.get("positive", "")), score_text(details["score"])]
         texts.append("–" if bounds is None else f"{bounds[0]:.1f} to {bounds[1]:.1f}")
-        texts += [_number(details["metrics"].get(name)) for name in names]
+        texts += [score_text(details["metrics"].get(name)) for name in names]
         rows.append((label, [TableCell(text) for text in texts]))
     header = ["metric", "score", "95 % interval", *map(metric_title, names)]
     return ResultTable(f"test rows in all metrics, seed {run.seed}", header, rows, "silo", {}, list(found))
@@ -107,7 +108,7 @@ def classes_table(entries: Sequence[ReportEntry]) -> ResultTable | None:
         ]
         counts = sorted({of_class["rows"] for of_entry in per_entry for of_class in of_entry})
         number = f"{counts[0]:,}" if len(counts) == 1 else f"{counts[0]:,} to {counts[-1]:,}"
-        scores = [_number(statistics.fmean(c["f1"] for c in classes) if classes else None) for classes in per_entry]
+        scores = [score_text(statistics.fmean(c["f1"] for c in classes) if classes else None) for classes in per_entry]
         rows.append((f"{silo}: {label}", [TableCell(number), *map(TableCell, scores)]))
     title = "F1 per label (%), mean over seeds"
     header = ["test rows", *(entry.label for entry in entries)]
@@ -155,7 +156,3 @@ def _details(run: FinishedRun) -> dict[str, Mapping[str, Any]]:
         return {"all silos": content["global"]}
     silos: dict[str, Mapping[str, Any]] = content.get("silos") or {}
     return silos if len(silos) <= MOST_SILOS else {}
-
-
-def _number(value: float | None) -> str:
-    return "–" if value is None else f"{value:.2f}"
